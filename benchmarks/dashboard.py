@@ -101,9 +101,11 @@ def make(root: Path) -> None:
 def child(what: str, root: Path, **environment: str) -> dict[str, float]:
     """Run a part of this file in a process of its own; the JSON of its last line."""
     done = subprocess.run(
-        [sys.executable, __file__, what, str(root)], env=_environment(root, **environment), capture_output=True,
+        [sys.executable, __file__, what, str(root)],
+        env=_environment(root, **environment),
+        capture_output=True,
         text=True,
-    )  # fmt: skip
+    )
     if done.returncode:
         raise SystemExit(f"{what} failed:\n{done.stderr[-3000:]}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

@@ -69,8 +69,11 @@ with timed():
 """
     size = subprocess.run(
         [sys.executable, "-c", f"import workbench as wb; print(wb.open({str(folder)!r}, cache=False).catalog.nbytes)"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     regex = best({"regex": probe}, 3)["regex"]
     print(f"Catalog: {int(size) / 1e6:,.0f} MB of columns. A regex over the names: {regex['wall'] * 1e3:.1f} ms.\n")
 

@@ -46,8 +46,11 @@ class Server:
     def __init__(self, folder: Path, latency: float, bandwidth: float) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", SERVE, str(folder), str(latency), str(bandwidth)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
         assert self._process.stdout is not None and self._process.stdin is not None
         self.url = self._process.stdout.readline().strip()
 

@@ -46,10 +46,13 @@ def main(scratch: Path) -> None:
     root = scratch / "soak"
     make(root)
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.soak_server", str(root)], cwd=ROOT, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True,
+        [sys.executable, "-m", "tests.soak_server", str(root)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT), "WORKBENCH_CACHE": str(scratch / "cache")},
-    )  # fmt: skip
+    )
     assert server.stdout is not None
     try:
         url = next(line.split()[1] for line in server.stdout if line.startswith("ready"))

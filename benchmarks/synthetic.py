@@ -71,8 +71,14 @@ def write_llama(folder: str | Path, nbytes: int, ranks: int = 4, moved: str | No
     shapes = {"embed.weight": (16000, 2048)}
     layer = 0
     while sum(2 * a * b for a, b in shapes.values()) < nbytes:
-        for name, shape in (("q", (2048, 2048)), ("k", (512, 2048)), ("o", (2048, 2048)), ("up", (5632, 2048)),
-                            ("down", (2048, 5632)), ("norm", (2048, 1))):  # fmt: skip
+        for name, shape in (
+            ("q", (2048, 2048)),
+            ("k", (512, 2048)),
+            ("o", (2048, 2048)),
+            ("up", (5632, 2048)),
+            ("down", (2048, 5632)),
+            ("norm", (2048, 1)),
+        ):
             shapes[f"layers.{layer}.{name}.weight"] = shape
         layer += 1
     state, storage = {}, {}

@@ -13,9 +13,17 @@ from collections import OrderedDict
 from pathlib import Path
 
 LAYER = {
-    "q": (512, 512), "k": (128, 512), "v": (128, 512), "o": (512, 512), "gate": (1792, 512), "up": (1792, 512),
-    "down": (512, 1792), "norm_1": (512,), "norm_2": (512,), "odd": (77, 13),
-}  # fmt: skip
+    "q": (512, 512),
+    "k": (128, 512),
+    "v": (128, 512),
+    "o": (512, 512),
+    "gate": (1792, 512),
+    "up": (1792, 512),
+    "down": (512, 1792),
+    "norm_1": (512,),
+    "norm_2": (512,),
+    "odd": (77, 13),
+}
 HOLE = 4096  #: zeros that become a hole
 
 
@@ -33,23 +41,37 @@ def write_zero3(folder: str | Path, layers: int = 200, ranks: int = 512) -> int:
     module = OrderedDict((name, torch.empty(0, dtype=torch.bfloat16)) for name in shapes)
     module["rotary.inv_freq"] = torch.ones(64)
     model = {
-        "module": module, "buffer_names": ["rotary.inv_freq"], "optimizer": None, "param_shapes": [shapes],
-        "frozen_param_shapes": OrderedDict(), "shared_params": {}, "frozen_param_fragments": OrderedDict(),
-        "lr_scheduler": None, "skipped_steps": 0, "global_steps": 4, "global_samples": 4 * ranks,
-        "dp_world_size": ranks, "mp_world_size": 1, "ds_config": {"zero_optimization": {"stage": 3}},
+        "module": module,
+        "buffer_names": ["rotary.inv_freq"],
+        "optimizer": None,
+        "param_shapes": [shapes],
+        "frozen_param_shapes": OrderedDict(),
+        "shared_params": {},
+        "frozen_param_fragments": OrderedDict(),
+        "lr_scheduler": None,
+        "skipped_steps": 0,
+        "global_steps": 4,
+        "global_samples": 4 * ranks,
+        "dp_world_size": ranks,
+        "mp_world_size": 1,
+        "ds_config": {"zero_optimization": {"stage": 3}},
         "ds_version": "0.19.8",
-    }  # fmt: skip
+    }
     length = sum(-(-shape.numel() // ranks) for shape in shapes.values())
     state = {name: torch.zeros(length) for name in ("exp_avg", "exp_avg_sq")}
     optim = {
         "optimizer_state_dict": {
-            "zero_stage": 3, "partition_count": ranks, "fp32_flat_groups": [torch.zeros(length)],
+            "zero_stage": 3,
+            "partition_count": ranks,
+            "fp32_flat_groups": [torch.zeros(length)],
             "optimizer_state_dict": {
-                "state": {0: {"step": torch.tensor(4.0), **state}}, "param_groups": [{"params": [0]}],
+                "state": {0: {"step": torch.tensor(4.0), **state}},
+                "param_groups": [{"params": [0]}],
             },
         },
-        "ds_config": model["ds_config"], "ds_version": "0.19.8",
-    }  # fmt: skip
+        "ds_config": model["ds_config"],
+        "ds_version": "0.19.8",
+    }
     for content, name in (
         (model, "zero_pp_rank_{}_mp_rank_00_model_states.pt"),
         (optim, "bf16_zero_pp_rank_{}_mp_rank_00_optim_states.pt"),

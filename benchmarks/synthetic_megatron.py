@@ -58,19 +58,40 @@ def write_torch_dist(
         model = f"{prefix}decoder.layers."
         grid = [(n, t) for n in range(layers) for t in range(tp)]
         rows = HIDDEN // 2
-        tensor(f"{model}self_attention.linear_proj.weight", (layers, HIDDEN, rows * tp),
-               [((n, 0, t * rows), (1, HIDDEN, rows), n % 64 * tp + t) for n, t in grid], half)  # fmt: skip
+        tensor(
+            f"{model}self_attention.linear_proj.weight",
+            (layers, HIDDEN, rows * tp),
+            [((n, 0, t * rows), (1, HIDDEN, rows), n % 64 * tp + t) for n, t in grid],
+            half,
+        )
         if experts:
             cells = [(n, e, t) for n in range(layers) for e in range(experts) for t in range(tp)]
-            tensor(f"{model}mlp.experts.experts.linear_fc1.weight", (layers, experts, 2 * FFN * tp, HIDDEN),
-                   [((n, e, (g * tp + t) * FFN, 0), (1, 1, FFN, HIDDEN), e % 64 * tp + t)
-                    for n, e, t in cells for g in (0, 1)], half)  # fmt: skip
-            tensor(f"{model}mlp.experts.experts.linear_fc2.weight", (layers, experts, HIDDEN, FFN * tp),
-                   [((n, e, 0, t * FFN), (1, 1, HIDDEN, FFN), e % 64 * tp + t) for n, e, t in cells], half)  # fmt: skip
+            tensor(
+                f"{model}mlp.experts.experts.linear_fc1.weight",
+                (layers, experts, 2 * FFN * tp, HIDDEN),
+                [
+                    ((n, e, (g * tp + t) * FFN, 0), (1, 1, FFN, HIDDEN), e % 64 * tp + t)
+                    for n, e, t in cells
+                    for g in (0, 1)
+                ],
+                half,
+            )
+            tensor(
+                f"{model}mlp.experts.experts.linear_fc2.weight",
+                (layers, experts, HIDDEN, FFN * tp),
+                [((n, e, 0, t * FFN), (1, 1, HIDDEN, FFN), e % 64 * tp + t) for n, e, t in cells],
+                half,
+            )
     args: dict[str, Any] = {
-        "num_layers": layers, "tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp, "swiglu": True,
-        "num_experts": experts, "world_size": tp * pp * dp, "data_parallel_size": dp, "iteration": 7,
-    }  # fmt: skip
+        "num_layers": layers,
+        "tensor_model_parallel_size": tp,
+        "pipeline_model_parallel_size": pp,
+        "swiglu": True,
+        "num_experts": experts,
+        "world_size": tp * pp * dp,
+        "data_parallel_size": dp,
+        "iteration": 7,
+    }
     if buckets:
         proj = HIDDEN * HIDDEN // 2
         numel = layers // pp * proj

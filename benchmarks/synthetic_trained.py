@@ -53,9 +53,15 @@ def _shapes(elements: int) -> dict[str, tuple[int, ...]]:
     left, layer = elements - VOCAB * HIDDEN, 0
     while left > 0:
         here: dict[str, tuple[int, ...]] = {
-            "q": (HIDDEN, HIDDEN), "k": (HIDDEN // 4, HIDDEN), "v": (HIDDEN // 4, HIDDEN), "o": (HIDDEN, HIDDEN),
-            "gate": (FFN, HIDDEN), "up": (FFN, HIDDEN), "down": (HIDDEN, FFN), "norm": (HIDDEN,),
-        }  # fmt: skip
+            "q": (HIDDEN, HIDDEN),
+            "k": (HIDDEN // 4, HIDDEN),
+            "v": (HIDDEN // 4, HIDDEN),
+            "o": (HIDDEN, HIDDEN),
+            "gate": (FFN, HIDDEN),
+            "up": (FFN, HIDDEN),
+            "down": (HIDDEN, FFN),
+            "norm": (HIDDEN,),
+        }
         for name, shape in here.items():
             found[f"layers.{layer}.{name}.weight"] = shape
             left -= shape[0] * (shape[1] if len(shape) > 1 else 1)

@@ -64,8 +64,14 @@ def case_every_placement(out: Path) -> dict[str, Any]:
     meshes = [init_device_mesh("cpu", (ranks,))]
     if ranks == 4:
         meshes.append(init_device_mesh("cpu", (2, 2)))
-    shapes = [((515, 16), torch.float32), ((3, 7, 5), torch.bfloat16), ((1,), torch.int64),
-              ((2100, 1030), torch.float32), ((1030, 3000), torch.bfloat16), ((0, 4), torch.float32)]  # fmt: skip
+    shapes = [
+        ((515, 16), torch.float32),
+        ((3, 7, 5), torch.bfloat16),
+        ((1,), torch.int64),
+        ((2100, 1030), torch.float32),
+        ((1030, 3000), torch.bfloat16),
+        ((0, 4), torch.float32),
+    ]
     tensors = {}
     for at, mesh in enumerate(meshes):
         for number, (shape, dtype) in enumerate(shapes):
@@ -110,11 +116,10 @@ def case_fsdp(out: Path) -> dict[str, Any]:
         "lost": [one.message for one in lost if one.rule == "echo.state"],
         "prints": {name: healthy.echo.tensors[f"model.{name}"].fingerprint for name in state},
         "want": state,
-        "payload": payload.path == str(out / "echo") and torch.equal(
-            ckpt["model.1.weight"].torch(), weights["1.weight"].full_tensor()
-        ),
+        "payload": payload.path == str(out / "echo")
+        and torch.equal(ckpt["model.1.weight"].torch(), weights["1.weight"].full_tensor()),
         "steps": sorted({float(ckpt[key].torch()) for key in ckpt if key.endswith(".step") and "state" in key}),
-    }  # fmt: skip
+    }
 
 
 def case_untouched(out: Path) -> dict[str, Any]:
@@ -150,8 +155,12 @@ def case_stages(out: Path) -> dict[str, Any]:
     optimizer.step()
     report = wb.echo(model, optimizer, out / "stages", step=1)
     groups = report.echo.objects["optimizer"]["param_groups"]
-    return {"tensors": len(report.echo.tensors), "params": [len(group["params"]) for group in groups],
-            "counts": report.echo.counts, "findings": [one.rule for one in report]}  # fmt: skip
+    return {
+        "tensors": len(report.echo.tensors),
+        "params": [len(group["params"]) for group in groups],
+        "counts": report.echo.counts,
+        "findings": [one.rule for one in report],
+    }
 
 
 def case_an_error_is_raised_on_all(out: Path) -> dict[str, Any]:

@@ -340,8 +340,9 @@ def other_step(case: Case) -> Injected:
         _earlier(case, row, data)
     path.write_bytes(data)
     case.reseal(name)
-    return Injected(f"`{name}` is of a save one step earlier (weights 0.1 % less, checksums fit)",
-                    (path.name, *case.keys_in(name)))  # fmt: skip
+    return Injected(
+        f"`{name}` is of a save one step earlier (weights 0.1 % less, checksums fit)", (path.name, *case.keys_in(name))
+    )
 
 
 def nan(case: Case) -> Injected:

@@ -40,8 +40,9 @@ def lost_chunk(case: Case) -> Injected:
         with _edited(case.folder / "0.metadata") as document:
             key = "model.embed.weight"
             gone = document.state_dict_metadata[key].pop()
-            index = next(i for i in document.storage_metadata if i.tensor_key == key
-                         and i.global_offset == gone.global_offset)  # fmt: skip
+            index = next(
+                i for i in document.storage_metadata if i.tensor_key == key and i.global_offset == gone.global_offset
+            )
             del document.storage_metadata[index]
         return Injected("a chunk is in the metadata no more", (key,))
     if kind == "safetensors":
@@ -116,8 +117,9 @@ def overlapping_chunk(case: Case) -> Injected:
         with _edited(case.folder / "0.metadata") as document:
             key = "model.embed.weight"
             chunk = document.state_dict_metadata[key][-1]
-            index = next(i for i in document.storage_metadata if i.tensor_key == key
-                         and i.global_offset == chunk.global_offset)  # fmt: skip
+            index = next(
+                i for i in document.storage_metadata if i.tensor_key == key and i.global_offset == chunk.global_offset
+            )
             where = document.storage_metadata.pop(index)
             moved = (chunk.global_offset[0] - 1, *chunk.global_offset[1:])
             for one in (chunk, index):  # paddle's own index is frozen
@@ -285,8 +287,9 @@ def stale_metadata(case: Case) -> Injected:
         (case.root / "latest").write_text("global_step3")
         return Injected("the run's tracker names another step, which is not there", ("latest",))
     if kind == "torch_checkpointing":
-        return Injected("the metadata is of a save of the day before, laid out alike", ("metadata.pkl",),
-                        older="metadata.pkl")  # fmt: skip
+        return Injected(
+            "the metadata is of a save of the day before, laid out alike", ("metadata.pkl",), older="metadata.pkl"
+        )
     raise DoesNotApply("the data are their own metadata")
 
 

@@ -19,19 +19,43 @@ LAYERS, HIDDEN, INNER, HEADS, GROUPS, ROWS, VOCAB, PAD, EXPERTS = 2, 32, 24, 4, 
 
 #: What Megatron-LM stores of a model like Llama, with the names of megatron-core 0.16.1's arguments.
 ARGS = {
-    "num_layers": LAYERS, "hidden_size": HIDDEN, "ffn_hidden_size": INNER, "num_attention_heads": HEADS,
-    "num_query_groups": GROUPS, "group_query_attention": True, "kv_channels": ROWS, "swiglu": True,
-    "normalization": "RMSNorm", "norm_epsilon": 1e-5, "position_embedding_type": "rope", "rotary_base": 50_000,
-    "rotary_percent": 1.0, "rotary_interleaved": False, "max_position_embeddings": 64, "vocab_size": VOCAB,
-    "padded_vocab_size": VOCAB + PAD, "untie_embeddings_and_output_weights": True, "use_rope_scaling": False,
-    "apply_layernorm_1p": False, "window_size": None,
-}  # fmt: skip
+    "num_layers": LAYERS,
+    "hidden_size": HIDDEN,
+    "ffn_hidden_size": INNER,
+    "num_attention_heads": HEADS,
+    "num_query_groups": GROUPS,
+    "group_query_attention": True,
+    "kv_channels": ROWS,
+    "swiglu": True,
+    "normalization": "RMSNorm",
+    "norm_epsilon": 1e-5,
+    "position_embedding_type": "rope",
+    "rotary_base": 50_000,
+    "rotary_percent": 1.0,
+    "rotary_interleaved": False,
+    "max_position_embeddings": 64,
+    "vocab_size": VOCAB,
+    "padded_vocab_size": VOCAB + PAD,
+    "untie_embeddings_and_output_weights": True,
+    "use_rope_scaling": False,
+    "apply_layernorm_1p": False,
+    "window_size": None,
+}
 SIZES = {
-    "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS, "num_key_value_heads": GROUPS, "head_dim": ROWS, "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5, "rope_theta": 50_000, "tie_word_embeddings": False,
-    "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": GROUPS,
+    "head_dim": ROWS,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 50_000,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 ROUTED = {"num_experts": EXPERTS, "moe_router_topk": 2, "moe_router_pre_softmax": False}
 MOE = {"num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": INNER, "decoder_sparse_step": 1}
 SHARED = {"shared_expert_intermediate_size": 16, "norm_topk_prob": False}
@@ -39,10 +63,16 @@ SHARED = {"shared_expert_intermediate_size": 16, "norm_topk_prob": False}
 CLASSES = {
     "Llama": ({}, {}),
     "Llama tied, scaled": (
-        {"tie_word_embeddings": True, "rope_scaling": {
-            "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        }},
+        {
+            "tie_word_embeddings": True,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+        },
         {"untie_embeddings_and_output_weights": False, "use_rope_scaling": True, "rope_scaling_factor": 4.0},
     ),
     "Llama biased": ({"attention_bias": True, "mlp_bias": True}, {}),
@@ -51,7 +81,7 @@ CLASSES = {
     "Mixtral": ({"num_local_experts": EXPERTS, "num_experts_per_tok": 2}, ROUTED),
     "Qwen3Moe": (MOE | {"norm_topk_prob": True}, ROUTED),
     "Qwen2Moe": (MOE | SHARED, ROUTED | {"moe_router_pre_softmax": True}),
-}  # fmt: skip
+}
 
 
 def twin(folder: Path, name: str) -> Path:

@@ -136,9 +136,14 @@ class Trial:
 
     def run(self, letter: str) -> str:
         report = export(
-            self.sources[letter], self.target, self.format, overwrite=True, resume=self.resume, threads=2,
+            self.sources[letter],
+            self.target,
+            self.format,
+            overwrite=True,
+            resume=self.resume,
+            threads=2,
             max_shard_size=90_000,
-        )  # fmt: skip
+        )
         return "\n".join(report.notes)
 
     def succeed(self, letter: str, *, count: bool = False) -> str:

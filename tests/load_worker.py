@@ -157,8 +157,11 @@ def _every_sample(*, broadcast: bool) -> dict[str, Any]:
                 if "zstd" in path.name or path.parent.name in ("zarr", "orbax"):
                     needed, once = _chunks(ckpt, {keys[name]: one for name, one in state.items()})
                 told[f"{path.parent.name}/{path.name}/{mesh.ndim}"] = [
-                    report.read_nbytes, report.received_nbytes, needed, once,
-                ]  # fmt: skip
+                    report.read_nbytes,
+                    report.received_nbytes,
+                    needed,
+                    once,
+                ]
     return told
 
 
@@ -350,21 +353,33 @@ def case_targets_of_every_kind(out: Path) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(1)
     truth = {
-        "wide": torch.randn(6, 40), "tied": torch.randn(7, 3), "same": torch.randn(2, 9), "one": torch.randn(1, 4),
-        "scalar": torch.tensor(2.5), "none": torch.zeros(0, 3), "pairs": torch.randn(5, dtype=torch.complex64),
-        "flags": torch.tensor([True, False, True]), "long": torch.randn(300_000),
-    }  # fmt: skip
+        "wide": torch.randn(6, 40),
+        "tied": torch.randn(7, 3),
+        "same": torch.randn(2, 9),
+        "one": torch.randn(1, 4),
+        "scalar": torch.tensor(2.5),
+        "none": torch.zeros(0, 3),
+        "pairs": torch.randn(5, dtype=torch.complex64),
+        "flags": torch.tensor([True, False, True]),
+        "long": torch.randn(300_000),
+    }
     folder = _saved(out, "kinds", truth)
     mesh = init_device_mesh("cpu", (ranks,))
     for broadcast in (False, True):
         wide = torch.zeros(40, 6).T  # not contiguous
         tied = torch.zeros(7, 3)
         state = {
-            "wide": wide, "tied": tied, "again": tied, "same": torch.zeros(4, 9)[::2], "scalar": torch.tensor(0.0),
-            "none": torch.zeros(0, 3), "pairs": torch.zeros(5, dtype=torch.complex64),
-            "flags": torch.zeros(3, dtype=torch.bool), "one": placed(truth["one"], mesh, [Shard(0)])[0],
+            "wide": wide,
+            "tied": tied,
+            "again": tied,
+            "same": torch.zeros(4, 9)[::2],
+            "scalar": torch.tensor(0.0),
+            "none": torch.zeros(0, 3),
+            "pairs": torch.zeros(5, dtype=torch.complex64),
+            "flags": torch.zeros(3, dtype=torch.bool),
+            "one": placed(truth["one"], mesh, [Shard(0)])[0],
             "long": torch.zeros(300_000) if rank == 0 else placed(truth["long"], mesh, [Shard(0)])[0],
-        }  # fmt: skip
+        }
         one = state["one"]  # an empty shard on most ranks; tied to a name that the checkpoint lacks
         state["one_too"] = DTensor.from_local(
             one.to_local(), mesh, [Shard(0)], run_check=False, shape=one.shape, stride=(4, 1)

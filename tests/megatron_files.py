@@ -84,15 +84,31 @@ class Model:
 
     def args(self, **more: Any) -> Namespace:
         facts: dict[str, Any] = {
-            "num_layers": self.layers, "hidden_size": self.hidden, "num_attention_heads": self.heads,
-            "num_query_groups": self.groups, "group_query_attention": True, "kv_channels": self.kv, "swiglu": True,
-            "untie_embeddings_and_output_weights": not self.tied, "num_experts": self.experts or None,
-            "moe_grouped_gemm": self.grouped, "transformer_impl": "transformer_engine" if self.te else "local",
-            "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "expert_model_parallel_size": 1,
-            "virtual_pipeline_model_parallel_size": None, "context_parallel_size": 1, "data_parallel_size": 1,
-            "world_size": 1, "rank": 0, "vocab_size": self.vocab - 3, "padded_vocab_size": self.vocab,
-            "consumed_train_samples": 80, "overlap_grad_reduce": False, "iteration": 10,
-        }  # fmt: skip
+            "num_layers": self.layers,
+            "hidden_size": self.hidden,
+            "num_attention_heads": self.heads,
+            "num_query_groups": self.groups,
+            "group_query_attention": True,
+            "kv_channels": self.kv,
+            "swiglu": True,
+            "untie_embeddings_and_output_weights": not self.tied,
+            "num_experts": self.experts or None,
+            "moe_grouped_gemm": self.grouped,
+            "transformer_impl": "transformer_engine" if self.te else "local",
+            "tensor_model_parallel_size": 1,
+            "pipeline_model_parallel_size": 1,
+            "expert_model_parallel_size": 1,
+            "virtual_pipeline_model_parallel_size": None,
+            "context_parallel_size": 1,
+            "data_parallel_size": 1,
+            "world_size": 1,
+            "rank": 0,
+            "vocab_size": self.vocab - 3,
+            "padded_vocab_size": self.vocab,
+            "consumed_train_samples": 80,
+            "overlap_grad_reduce": False,
+            "iteration": 10,
+        }
         return Namespace(**(facts | more))
 
     def truth(self) -> dict[tuple[str, str], torch.Tensor]:
@@ -241,10 +257,20 @@ def coalesced(params: list[Held], dp: int, bucket_size: int | None) -> dict[str,
 
 
 def write_legacy(
-    root: Path, model: Model, *, tp: int = 1, pp: int = 1, ep: int = 1, stages: list[list[list[int]]] | None = None,
-    optimizer: str = "float16", attributes: bool = True, bucket_size: int | None = None, dp: int = 2,
-    args: dict[str, Any] | None = None, no_args: bool = False,
-) -> Path:  # fmt: skip
+    root: Path,
+    model: Model,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    ep: int = 1,
+    stages: list[list[list[int]]] | None = None,
+    optimizer: str = "float16",
+    attributes: bool = True,
+    bucket_size: int | None = None,
+    dp: int = 2,
+    args: dict[str, Any] | None = None,
+    no_args: bool = False,
+) -> Path:
     """``mp_rank_…`` folders in ``root``; optimizer ``float16``, ``fp32``, ``flat`` or ``none``."""
     stages = stages or [even(model.layers, pp)]
     told = _sizes(tp, pp, ep, dp, stages) | {"use_distributed_optimizer": optimizer == "flat"}
@@ -253,9 +279,9 @@ def write_legacy(
             for e in range(ep):
                 chunks = held(model, stages, tp, pp, ep, (t, p, e))
                 name = f"mp_rank_{t:02d}" + (f"_{p:03d}" if pp > 1 else "") + (f"_{e:03d}" if ep > 1 else "")
-                state: dict[str, Any] = {} if no_args else {
-                    "args": model.args(**told, **(args or {}), rank=t + tp * (e + ep * p))
-                }  # fmt: skip
+                state: dict[str, Any] = (
+                    {} if no_args else {"args": model.args(**told, **(args or {}), rank=t + tp * (e + ep * p))}
+                )
                 state |= {"checkpoint_version": 3.0, "iteration": 10}
                 for k, chunk in enumerate(chunks):
                     tensors = OrderedDict((h.local, h.param) for h in chunk)
@@ -292,10 +318,13 @@ def write_legacy(
 def _sizes(tp: int, pp: int, ep: int, dp: int, stages: list[list[list[int]]]) -> dict[str, Any]:
     """The mesh as ``args`` say it."""
     return {
-        "tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp, "expert_model_parallel_size": ep,
-        "data_parallel_size": dp, "world_size": tp * pp * dp,
+        "tensor_model_parallel_size": tp,
+        "pipeline_model_parallel_size": pp,
+        "expert_model_parallel_size": ep,
+        "data_parallel_size": dp,
+        "world_size": tp * pp * dp,
         "virtual_pipeline_model_parallel_size": len(stages) if len(stages) > 1 else None,
-    }  # fmt: skip
+    }
 
 
 def even(layers: int, pp: int) -> list[list[int]]:
@@ -430,10 +459,22 @@ def put_tensor(
 
 
 def write_dist(
-    root: Path, model: Model, *, tp: int = 1, pp: int = 1, ep: int = 1, dp: int = 2,
-    stages: list[list[list[int]]] | None = None, optimizer: str = "fully", layered: bool = False, common: str = "file",
-    bucket_size: int | None = None, args: dict[str, Any] | None = None, edit: Any = None, order: Any = list,
-) -> Path:  # fmt: skip
+    root: Path,
+    model: Model,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    ep: int = 1,
+    dp: int = 2,
+    stages: list[list[list[int]]] | None = None,
+    optimizer: str = "fully",
+    layered: bool = False,
+    common: str = "file",
+    bucket_size: int | None = None,
+    args: dict[str, Any] | None = None,
+    edit: Any = None,
+    order: Any = list,
+) -> Path:
     """A ``torch_dist`` folder; optimizer ``float16``, ``fully``, ``dp`` (buckets) or ``none``."""
     stages = stages or [even(model.layers, pp)]
     told = _sizes(tp, pp, ep, dp, stages)
@@ -468,9 +509,12 @@ def write_dist(
         key = f"decoder.layers.mlp.linear_fc1._extra_state/shard_{n}_{model.layers}"
         saver.object(key, None if n else b"state of layer 0")
     content: dict[str, Any] = {
-        "args": model.args(**told, **(args or {})), "checkpoint_version": 3.0, "iteration": 10,
-        "opt_param_scheduler": {"num_steps": 80}, "content_metadata": {"distrib_optim_sharding_type": optimizer},
-    }  # fmt: skip
+        "args": model.args(**told, **(args or {})),
+        "checkpoint_version": 3.0,
+        "iteration": 10,
+        "opt_param_scheduler": {"num_steps": 80},
+        "content_metadata": {"distrib_optim_sharding_type": optimizer},
+    }
     if optimizer == "float16":
         content["optimizer"] = {
             "optimizer": {"state": {"common_step": torch.tensor(10.0)}, "param_groups": [{"lr": 0.1}]}

@@ -98,9 +98,16 @@ def manifest(
 
 
 def database(
-    folder: Path, values: Mapping[str, bytes], *, inline: int = 1024, leaf_keys: int = 0, compress: bool = True,
-    numbered: bool = False, data: str = "d/values", prefix: int = 0,
-) -> Path:  # fmt: skip
+    folder: Path,
+    values: Mapping[str, bytes],
+    *,
+    inline: int = 1024,
+    leaf_keys: int = 0,
+    compress: bool = True,
+    numbered: bool = False,
+    data: str = "d/values",
+    prefix: int = 0,
+) -> Path:
     """Write a database: leaves of ``leaf_keys`` keys below one inner node, or one leaf, in ``d/nodes``."""
     stored, nodes, entries = b"", b"", {}
     for key, value in sorted((key.encode(), value) for key, value in values.items()):
@@ -137,9 +144,16 @@ BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 def zarr2(name: str, array: np.ndarray, chunk: Sequence[int], dtype: str = "") -> dict[str, bytes]:
     """As Orbax writes it: chunks in zstd, of their full size."""
     told = {
-        "zarr_format": 2, "shape": array.shape, "chunks": chunk, "dtype": dtype or array.dtype.str, "order": "C",
-        "fill_value": None, "filters": None, "compressor": {"id": "zstd", "level": 1}, "dimension_separator": ".",
-    }  # fmt: skip
+        "zarr_format": 2,
+        "shape": array.shape,
+        "chunks": chunk,
+        "dtype": dtype or array.dtype.str,
+        "order": "C",
+        "fill_value": None,
+        "filters": None,
+        "compressor": {"id": "zstd", "level": 1},
+        "dimension_separator": ".",
+    }
     out = {f"{name}/.zarray": json.dumps(told).encode()}
     for at, part in chunks(array, chunk):
         out[f"{name}/{'.'.join(map(str, at)) or '0'}"] = zstandard.compress(part.tobytes())
@@ -147,15 +161,29 @@ def zarr2(name: str, array: np.ndarray, chunk: Sequence[int], dtype: str = "") -
 
 
 def zarr3(
-    name: str, array: np.ndarray, chunk: Sequence[int], codecs: list[dict[str, Any]], *, encode: Any = bytes,
-    inside: Sequence[int] | None = None, first: bool = False, absent: Sequence[int] = (), dtype: str = "", **more: Any,
-) -> dict[str, bytes]:  # fmt: skip
+    name: str,
+    array: np.ndarray,
+    chunk: Sequence[int],
+    codecs: list[dict[str, Any]],
+    *,
+    encode: Any = bytes,
+    inside: Sequence[int] | None = None,
+    first: bool = False,
+    absent: Sequence[int] = (),
+    dtype: str = "",
+    **more: Any,
+) -> dict[str, bytes]:
     """Chunks through ``encode``; with ``inside``, shards of inner chunks of that shape with their index."""
     told = {
-        "zarr_format": 3, "node_type": "array", "shape": array.shape, "data_type": dtype or array.dtype.name,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}}, "fill_value": 0,
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}}, "codecs": codecs,
-    }  # fmt: skip
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": array.shape,
+        "data_type": dtype or array.dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+        "fill_value": 0,
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "codecs": codecs,
+    }
     if inside is not None:
         index = {"chunk_shape": inside, "codecs": codecs, "index_codecs": [BYTES, {"name": "crc32c"}]}
         index["index_location"] = "start" if first else "end"

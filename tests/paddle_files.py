@@ -73,9 +73,15 @@ class DistSave:
         self.storage: dict[Any, str] = {}
 
     def shard(
-        self, key: str, whole: np.ndarray, offset: tuple[int, ...], shape: tuple[int, ...], file: str,
-        flat_range: tuple[int, int] | None = None, **more: Any,
-    ) -> None:  # fmt: skip
+        self,
+        key: str,
+        whole: np.ndarray,
+        offset: tuple[int, ...],
+        shape: tuple[int, ...],
+        file: str,
+        flat_range: tuple[int, int] | None = None,
+        **more: Any,
+    ) -> None:
         local = whole[tuple(slice(a, a + n) for a, n in zip(offset, shape, strict=True))]
         if flat_range is not None:
             local = local.reshape(-1)[slice(*flat_range)]

@@ -135,7 +135,8 @@ def case_ddp(folder: Path) -> Any:
     tied = torch.randn(300, 101, generator=generator)
     tensors = {
         "model.big": torch.randn(1201, 300, generator=generator),
-        "model.tied": tied, "model.head": tied,
+        "model.tied": tied,
+        "model.head": tied,
         "model.bf16": torch.randn(999, 151, generator=generator).bfloat16(),
         "model.bool": torch.tensor([True, False, True]),
         "model.fp8": torch.randn(7, 9, generator=generator).to(torch.float8_e4m3fn),
@@ -143,7 +144,7 @@ def case_ddp(folder: Path) -> Any:
         "model.none": torch.empty(0, 4),
         "model.view": torch.randn(8, 6, generator=generator).t(),
         "model.complex": torch.randn(5, dtype=torch.complex64, generator=generator),
-    }  # fmt: skip
+    }
     tensors |= {f"model.w{n}": torch.randn(60 + n, 300, generator=generator) for n in range(30)}
     state = {"model": {key[6:]: one for key, one in tensors.items()}, "lr": 0.5, "rng": [1, {"a": torch.arange(3)}]}
     planner = save(folder, state, wb.dcp.Planner(split_above=128 << 10))

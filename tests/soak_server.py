@@ -34,12 +34,20 @@ class Soak(RequestHandler):
         if what == "collect":
             gc.collect()
             _trim()
-        self.finish({
-            "rss": _rss(), "threads": threading.active_count(), "files": len(os.listdir("/proc/self/fd")),
-            "pages": len(here), "kept": len(opened), "shared": len(shared),
-            "status": [one.state.status for one in here], "error": [safe(one.state.error) for one in here],
-            "notice": [one.state.notice for one in here], "jobs": [_job(one) for one in here],
-        })  # fmt: skip
+        self.finish(
+            {
+                "rss": _rss(),
+                "threads": threading.active_count(),
+                "files": len(os.listdir("/proc/self/fd")),
+                "pages": len(here),
+                "kept": len(opened),
+                "shared": len(shared),
+                "status": [one.state.status for one in here],
+                "error": [safe(one.state.error) for one in here],
+                "notice": [one.state.notice for one in here],
+                "jobs": [_job(one) for one in here],
+            }
+        )
 
 
 def _job(workbench: Workbench) -> dict[str, Any]:

@@ -30,15 +30,21 @@ VIEWS = {
     "run": View({"run": "loss_spike", "heat": "update"}, "All signs, pictures and what was not checked"),
     "overview": View({"ckpt": "titan_run/step-4"}, "Bytes by role"),
     "tensors": View({"ckpt": "titan_run/step-4", "tensor": "layers.1.feed_forward.w2.weight"}, "Most extreme elements"),
-    "layout": View({"ckpt": "dcp_tp2_fsdp2_vocab515", "tensor": "model.tok_embeddings.weight", "view": "tensor"},
-                   "[515, 32] of f32"),
+    "layout": View(
+        {"ckpt": "dcp_tp2_fsdp2_vocab515", "tensor": "model.tok_embeddings.weight", "view": "tensor"},
+        "[515, 32] of f32",
+    ),
     "integrity": View({"ckpt": "hf_llama_bf16_sharded"}, "Not checked", "Verify"),
-    "diff": View({"ckpt": "titan_run/step-2", "b": "titan_run/step-4", "tensor": "layers.1.feed_forward.w2.weight"},
-                 "Values before and after"),
-    "doctor": View({"ckpt": "loss_spike/step-240.pt", "b": "loss_spike/step-245.pt",
-                    "echo": "loss_spike/step-240-echo.pt"}, "The fp32 master weights do not match the weights"),
+    "diff": View(
+        {"ckpt": "titan_run/step-2", "b": "titan_run/step-4", "tensor": "layers.1.feed_forward.w2.weight"},
+        "Values before and after",
+    ),
+    "doctor": View(
+        {"ckpt": "loss_spike/step-240.pt", "b": "loss_spike/step-245.pt", "echo": "loss_spike/step-240-echo.pt"},
+        "The fp32 master weights do not match the weights",
+    ),
     "export": View({"ckpt": "dcp_fsdp2", "mesh": "tp=2,pp=2"}, "model-rank-00000-of-00004.safetensors"),
-}  # fmt: skip
+}
 
 
 def visit(page: Page, url: str, tab: str) -> None:

@@ -191,9 +191,17 @@ def test_cookies_stay_on_this_site_and_with_tls_in_it(base):
 
 
 GOOD_HOSTS = ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST:{port}", "localhost", "localhost:8080"]
-EVIL_HOSTS = ["evil.example:{port}", "evil.example", "127.0.0.1.evil.example:{port}", "localhost.evil.example",
-              "evil.example@127.0.0.1:{port}", "192.0.2.1:{port}", "localhost:{port},evil.example", "a b",
-              "[::1"]  # fmt: skip
+EVIL_HOSTS = [
+    "evil.example:{port}",
+    "evil.example",
+    "127.0.0.1.evil.example:{port}",
+    "localhost.evil.example",
+    "evil.example@127.0.0.1:{port}",
+    "192.0.2.1:{port}",
+    "localhost:{port},evil.example",
+    "a b",
+    "[::1",
+]
 
 
 @pytest.mark.parametrize(
@@ -240,8 +248,20 @@ def test_hosts_of_the_command_line_are_known(tmp_path, options, good):
             assert status == 403 and "'evil.example'" in body and "--allow-websocket-origin" in body
 
 
-@pytest.mark.parametrize("path", ["", "login", "logout", "liveness", "static/js/bokeh.min.js", "x", "metadata", "ws",
-                                  "autoload.js?bokeh-autoload-element=x"])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "login",
+        "logout",
+        "liveness",
+        "static/js/bokeh.min.js",
+        "x",
+        "metadata",
+        "ws",
+        "autoload.js?bokeh-autoload-element=x",
+    ],
+)
 def test_every_response_keeps_other_sites_out(base, path):
     _, headers, _ = _ask(base, path, headers={"Origin": "http://evil.example", "Cookie": "a=b"})
     assert headers["X-Content-Type-Options"] == "nosniff" and headers["X-Frame-Options"] == "SAMEORIGIN"

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 import workbench as wb
 from workbench.app import jobs, plots
 from workbench.app.found import checkpoints
-from workbench.app.glance import Glance
+from workbench.app.glance import Glance, bytes_by_module, module_of
 from workbench.app.jail import Jail, jail_of, relative_words
 from workbench.app.jobs import WORKERS, Job
 from workbench.app.look import look
@@ -32,7 +32,7 @@ from workbench.app.search import Search
 from workbench.app.serve import serve
 from workbench.app.state import WorkbenchState, parse_query, query_of
 from workbench.app.tabs.detail import statistics, worst_table
-from workbench.app.tabs.overview import bytes_by_module, charts, module_of
+from workbench.app.tabs.overview import charts
 from workbench.app.tabs.report_view import finding_rows
 from workbench.core import executors
 from workbench.errors import MissingFileError, OpenError, UnsafeError, UsageError, WriteError

@@ -98,8 +98,11 @@ def test_flat_tensors_stay_reachable_as_views_and_are_not_listed():
     norm = ckpt["model.layers.0.input_layernorm.weight"].torch()
     same_bits(view[:64], norm, "the first parameter of the flat tensor")
     assert ckpt.catalog.meta["flat_parameters"][-1] == {
-        "key": "_flat_param", "numel": 65600, "padding": 0, "parameters": 3,
-    }  # fmt: skip
+        "key": "_flat_param",
+        "numel": 65600,
+        "padding": 0,
+        "parameters": 3,
+    }
 
 
 def test_a_parameters_boxes_come_from_the_ranks_that_flat_ranges_give_them():
@@ -702,19 +705,23 @@ def test_ranks_of_several_processes_in_one_log_are_told_apart():
         return f"[2026-01-02 03:04:05][INFO][x.py:1][x][pid:{pid}] - {text}\n"
 
     text = (
-        line(7, "Start save function call. ") + line(8, "Start save function call. ")
-        + line(8, "[Rank = 3] Finish planning. Time cost: 0.5 s") + "noise\n"
+        line(7, "Start save function call. ")
+        + line(8, "Start save function call. ")
+        + line(8, "[Rank = 3] Finish planning. Time cost: 0.5 s")
+        + "noise\n"
         + line(7, "[Rank = 12] Finish planning. Time cost: 2e-06 s")
         + line(7, "End save function call. Total time cost: 1.5 s")
         + line(8, "FSDP got model shard state dict, cost time: 0.25 s")
         + line(8, "[Rank = 3] Finish planning. Time cost: broken s")
-    )  # fmt: skip
+    )
     found = log.parse([("log.txt", text)])
     assert found["lines"] == 7
     assert [(s["rank"], s["seconds"], s["end"] is None) for s in found["saves"]] == [(12, 1.5, False), (3, None, True)]
     assert [(d["save"], d["rank"], d["phase"], d["part"], d["seconds"]) for d in found["durations"]] == [
-        (1, 3, "planning", None, 0.5), (0, 12, "planning", None, 2e-06), (1, 3, "model_state_dict", "model", 0.25),
-    ]  # fmt: skip
+        (1, 3, "planning", None, 0.5),
+        (0, 12, "planning", None, 2e-06),
+        (1, 3, "model_state_dict", "model", 0.25),
+    ]
     assert log.parse([("log.txt", "[x\n\0\xff")])["lines"] == 0
 
 

@@ -38,9 +38,28 @@ def columns(catalog):
 
 
 Compared = {
-    "format", "keys", "dtype", "ndim", "shape", "row_ptr", "offsets", "sizes", "file", "start", "stop", "codec", "rank",
-    "replica", "inner", "strides", "files", "file_stats", "metadata_files", "fqns", "roles",
-}  # fmt: skip
+    "format",
+    "keys",
+    "dtype",
+    "ndim",
+    "shape",
+    "row_ptr",
+    "offsets",
+    "sizes",
+    "file",
+    "start",
+    "stop",
+    "codec",
+    "rank",
+    "replica",
+    "inner",
+    "strides",
+    "files",
+    "file_stats",
+    "metadata_files",
+    "fqns",
+    "roles",
+}
 
 
 def test_the_cached_catalog_is_the_catalog(folder, cache_dir):

@@ -285,9 +285,13 @@ def test_bad_input_is_3_and_one_line(call, tmp_path: Path, one: Path) -> None:
     one_line(call("ls", "esc\x1b[2J\n\u202e"), 3)
     line = one_line(call("show", one, "halv"), 3)
     assert "did you mean 'half'" in line
-    for wrong, meant in [("verfy x", "verify"), (f"ls {one} --format safetensor", "safetensors"),
-                         (f"stats {one} --by modul", "module"), (f"stats {one} --sort nor", "norm"),
-                         (f"ls {one} --role parm", "param")]:  # fmt: skip
+    for wrong, meant in [
+        ("verfy x", "verify"),
+        (f"ls {one} --format safetensor", "safetensors"),
+        (f"stats {one} --by modul", "module"),
+        (f"stats {one} --sort nor", "norm"),
+        (f"ls {one} --role parm", "param"),
+    ]:
         assert f"did you mean '{meant}'" in one_line(call(*wrong.split()), 64)
 
 
@@ -462,9 +466,13 @@ def test_a_stream_that_cannot_be_written_has_one_exit_code(tmp_path):
         command = f"{sys.executable} -m workbench {words}"
         path = os.pathsep.join([str(Path(wb.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
         done = subprocess.run(
-            ["sh", "-c", command], capture_output=True, text=True, timeout=120, cwd=tmp_path,
+            ["sh", "-c", command],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": path},
-        )  # fmt: skip
+        )
         assert done.returncode == code and "Traceback" not in done.stderr, (words, done)
 
 

@@ -27,8 +27,16 @@ ENGINES = [
     False,
     pytest.param(True, marks=pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")),
 ]
-FLOATS = ["bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
-          "float8_e5m2fnuz"]  # fmt: skip
+FLOATS = [
+    "bfloat16",
+    "float16",
+    "float32",
+    "float64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+]
 OTHERS = ["int8", "uint8", "int16", "int32", "int64", "bool", "complex64", "complex128", "float8_e8m0fnu"]
 
 
@@ -85,8 +93,13 @@ def check(got, a, b, name):
         return
     good = np.isfinite(x) & np.isfinite(y)
     with np.errstate(all="ignore"):
-        delta = np.abs(y.astype(object) - x.astype(object)) if x.dtype.kind in "iu" else np.abs(y ^ x) if (
-            x.dtype.kind == "b") else np.abs(y - x)  # fmt: skip
+        delta = (
+            np.abs(y.astype(object) - x.astype(object))
+            if x.dtype.kind in "iu"
+            else np.abs(y ^ x)
+            if (x.dtype.kind == "b")
+            else np.abs(y - x)
+        )
     delta = np.where(good, delta, 0)
     assert got.nan_a == np.isnan(x).sum() and got.nan_b == np.isnan(y).sum()
     assert got.nan_new == (np.isnan(y) & ~np.isnan(x)).sum()
@@ -197,8 +210,19 @@ def test_ordinary_weights_some_steps_apart(tmp_path, name, fast):
 def test_both_engines_agree(tmp_path, name):
     a, b = patterns(300_000, name, 1), patterns(300_000, name, 2)
     slow, fast = (one(tmp_path, a, b, name, fast=chosen) for chosen in (False, True))
-    for field in ("changed", "same_number", "finite", "nan_a", "nan_b", "nan_new", "inf_a", "inf_b", "max_at",
-                  "max_abs", "chunks"):  # fmt: skip
+    for field in (
+        "changed",
+        "same_number",
+        "finite",
+        "nan_a",
+        "nan_b",
+        "nan_new",
+        "inf_a",
+        "inf_b",
+        "max_at",
+        "max_abs",
+        "chunks",
+    ):
         assert getattr(slow, field) == getattr(fast, field), field
     for field in ("ulps", "octaves", "bands"):
         assert (getattr(slow, field) == getattr(fast, field)).all(), field

@@ -22,8 +22,16 @@ from workbench import errors
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIANTS = [
-    "fsdp1", "fsdp2", "hf_sharded", "hsdp", "many_files", "no_collectives", "safetensors_format", "two_d", "zstd",
-]  # fmt: skip
+    "fsdp1",
+    "fsdp2",
+    "hf_sharded",
+    "hsdp",
+    "many_files",
+    "no_collectives",
+    "safetensors_format",
+    "two_d",
+    "zstd",
+]
 
 
 @pytest.fixture(scope="session")
@@ -64,8 +72,11 @@ def test_two_d_uneven_boxes_are_those_of_torch(fresh):
     """Vocab 515 over dp 2 × tp 2: _StridedShard leaves 129, 129, 129 and 128 rows, not in the order of the ranks."""
     chunks = wb.open(fresh / "two_d")["model.embed.weight"].chunks
     assert sorted(zip(chunks["offsets"], chunks["sizes"], strict=True)) == [
-        ((0, 0), (129, 16)), ((129, 0), (129, 16)), ((258, 0), (129, 16)), ((387, 0), (128, 16)),
-    ]  # fmt: skip
+        ((0, 0), (129, 16)),
+        ((129, 0), (129, 16)),
+        ((258, 0), (129, 16)),
+        ((387, 0), (128, 16)),
+    ]
 
 
 def test_no_collectives_keeps_every_ranks_copy(fresh):

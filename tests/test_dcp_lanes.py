@@ -93,10 +93,19 @@ def check(data: bytes, *, taken: bool = True) -> None:
 
 
 def metadata(
-    rng: random.Random, *, tensors: int = 6, chunks: int = 12, dims: int | None = None, numbers: str = "small",
-    share: str = "", hint: str = "right", zstd: bool = False, blobs: int = 2, names: list[str] | None = None,
+    rng: random.Random,
+    *,
+    tensors: int = 6,
+    chunks: int = 12,
+    dims: int | None = None,
+    numbers: str = "small",
+    share: str = "",
+    hint: str = "right",
+    zstd: bool = False,
+    blobs: int = 2,
+    names: list[str] | None = None,
     files: int = 3,
-) -> Metadata:  # fmt: skip
+) -> Metadata:
     """A Metadata of torch's classes. ``share``: what is one object in several places, n(ames), f(iles), s(izes)."""
 
     def number() -> int:
@@ -249,13 +258,17 @@ def test_huge_metadata_goes_through_the_lanes_by_itself(monkeypatch):
 @st.composite
 def settings_of_a_save(draw):
     return {
-        "tensors": draw(st.integers(1, 5)), "chunks": draw(st.sampled_from([0, 1, 2, 3, 7, 20])),
-        "dims": draw(st.sampled_from([None, 0, 1, 2, 4])), "numbers": draw(st.sampled_from(["small", "odd"])),
+        "tensors": draw(st.integers(1, 5)),
+        "chunks": draw(st.sampled_from([0, 1, 2, 3, 7, 20])),
+        "dims": draw(st.sampled_from([None, 0, 1, 2, 4])),
+        "numbers": draw(st.sampled_from(["small", "odd"])),
         "share": "".join(draw(st.sets(st.sampled_from("nfs")))),
         "hint": draw(st.sampled_from(["right", "wrong", "none"])),
-        "zstd": draw(st.booleans()), "blobs": draw(st.integers(0, 5)), "files": draw(st.integers(1, 9)),
+        "zstd": draw(st.booleans()),
+        "blobs": draw(st.integers(0, 5)),
+        "files": draw(st.integers(1, 9)),
         "names": draw(st.lists(st.text(max_size=40), min_size=1, max_size=5, unique=True)),
-    }  # fmt: skip
+    }
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))

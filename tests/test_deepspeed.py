@@ -217,9 +217,17 @@ def test_frozen_parameters_and_client_tensors_of_stage_1(tmp_path):
     module["emb.weight"] = frozen["emb.weight"]  # the bias was left out of the module
     state = torch.get_rng_state()
     like.save_zero12(
-        tmp_path, NAMES, SHAPES, truth, 2, module=module, frozen_param_fragments=OrderedDict(frozen),
-        frozen_param_shapes=OrderedDict((n, t.shape) for n, t in frozen.items()), rng={"torch": state}, epoch=3,
-    )  # fmt: skip
+        tmp_path,
+        NAMES,
+        SHAPES,
+        truth,
+        2,
+        module=module,
+        frozen_param_fragments=OrderedDict(frozen),
+        frozen_param_shapes=OrderedDict((n, t.shape) for n, t in frozen.items()),
+        rng={"torch": state},
+        epoch=3,
+    )
     ckpt = wb.open(tmp_path, cache=False)
     check_states(ckpt, meanings(truth) | {("param", n): t for n, t in frozen.items()})
     same_bits(ckpt["client.rng.torch"].torch(), state, "rng")
@@ -299,9 +307,16 @@ def test_stage_3_frozen_persistent_shared_and_buffers(tmp_path):
     buffers = {"mask": torch.ones(5, 5), "empty_buffer": torch.empty(0)}
     whole = {"ln.weight": truth["fp32"]["ln.weight"].bfloat16()}  # below stage3_param_persistence_threshold
     like.save_zero3(
-        tmp_path, NAMES, SHAPES, truth, 4, frozen=frozen, buffers=buffers, whole=whole,
+        tmp_path,
+        NAMES,
+        SHAPES,
+        truth,
+        4,
+        frozen=frozen,
+        buffers=buffers,
+        whole=whole,
         shared_params={"head.weight": "wte.weight"},
-    )  # fmt: skip
+    )
     ckpt = wb.open(tmp_path, cache=False)
     more = {("param", n): t for n, t in [*frozen.items(), *whole.items()]} | {
         ("buffer", n): t for n, t in buffers.items()
@@ -341,12 +356,17 @@ INFO = {
     "parameter_with_row_parallelism_patterns": [r".*dense_4h_to_h\.weight"],
     "parameter_with_2_sub_params_cat_dim_0": [r"\d+\.h_to_4h\.weight"],
     "parameter_with_sub_params": [{"patterns": [r".*qkv\.weight"], "shape": [[8, 4, 4], -1], "partition_dim": 0}],
-    "vocabulary_parameter_patterns": [r"embed\.weight"], "original_vocab_size": 9,
-}  # fmt: skip
+    "vocabulary_parameter_patterns": [r"embed\.weight"],
+    "original_vocab_size": 9,
+}
 WHOLE = {
-    "embed.weight": (10, 6), "0.qkv.weight": (16, 6), "0.dense.bias": (8,), "0.h_to_4h.weight": (12, 6),
-    "0.dense_4h_to_h.weight": (6, 8), "0.norm.weight": (6,),
-}  # fmt: skip
+    "embed.weight": (10, 6),
+    "0.qkv.weight": (16, 6),
+    "0.dense.bias": (8,),
+    "0.h_to_4h.weight": (12, 6),
+    "0.dense_4h_to_h.weight": (6, 8),
+    "0.norm.weight": (6,),
+}
 
 
 def tp_piece(name: str, tensor: torch.Tensor, tp: int, rank: int) -> torch.Tensor:
@@ -422,8 +442,11 @@ def test_pipeline_stages_layers_and_tied_embeddings(tmp_path):
     for stage, names in enumerate(stages):
         like.save_zero12(tmp_path, [names], shapes, truth, 2, mp=stage, style="bf16", module=None, **dims)
     rounded = {n: t.bfloat16() for n, t in truth["fp32"].items()}
-    layers = {0: {"weight": rounded["tied_modules.embed.weight"]}, 1: {"weight": rounded["1.weight"]},
-              2: {"weight": rounded["2.weight"], "bias": rounded["2.bias"]}}  # fmt: skip
+    layers = {
+        0: {"weight": rounded["tied_modules.embed.weight"]},
+        1: {"weight": rounded["1.weight"]},
+        2: {"weight": rounded["2.weight"], "bias": rounded["2.bias"]},
+    }
     for layer, content in layers.items():
         like.save(OrderedDict(content), tmp_path / f"layer_{layer:02d}-model_states.pt")
     ckpt = wb.open(tmp_path, cache=False)
@@ -744,9 +767,28 @@ def test_nothing_of_deepspeed_is_imported_or_needed(zero1):
 
 
 ODD = [
-    None, 5, -1, 2**70, 1.5, "x", "", [], {}, (), True, b"y", [[1]], {"a": 1}, torch.ones(3), torch.ones(2, 2), (1, 2),
-    torch.Size((5,)), {0: []}, [torch.ones(4)], [None],
-]  # fmt: skip
+    None,
+    5,
+    -1,
+    2**70,
+    1.5,
+    "x",
+    "",
+    [],
+    {},
+    (),
+    True,
+    b"y",
+    [[1]],
+    {"a": 1},
+    torch.ones(3),
+    torch.ones(2, 2),
+    (1, 2),
+    torch.Size((5,)),
+    {0: []},
+    [torch.ones(4)],
+    [None],
+]
 
 
 def places(value):

@@ -182,9 +182,17 @@ def test_any_chunks_on_any_mesh_in_any_ring_are_the_dense_slices(tmp_path_factor
         patch.setattr(device_loads, "SURPLUS", data.draw(st.sampled_from([1, 2, 100])))
         patch.setattr(device_loads, "RUN", data.draw(st.sampled_from([1, 8, 1 << 20])))
         got = to_device(
-            ckpt, "cpu", role=None, mesh=mesh, rules=rules, rank=rank, dtype=data.draw(st.sampled_from([None, "bf16"])),
-            buffer=data.draw(st.sampled_from([64, 100, 4096])), buffers=data.draw(st.integers(1, 4)), threads=2,
-        )  # fmt: skip
+            ckpt,
+            "cpu",
+            role=None,
+            mesh=mesh,
+            rules=rules,
+            rank=rank,
+            dtype=data.draw(st.sampled_from([None, "bf16"])),
+            buffer=data.draw(st.sampled_from([64, 100, 4096])),
+            buffers=data.draw(st.integers(1, 4)),
+            threads=2,
+        )
     want = split_by_torch(torch.from_numpy(dense), placements, sizes, mesh.coordinates([rank])[0].tolist())
     assert got["t"].shape == want.shape and got["t"].dtype == torch.int32 and torch.equal(got["t"], want)
 
@@ -277,9 +285,14 @@ def test_long_tensors_take_many_rounds_of_the_ring(tmp_path, tp, late, monkeypat
     rules = Rules((PlacementRule("t", {"tp": Shard(1)}),))
     seen = []
     got = to_device(
-        opened(tmp_path, catalog), "cpu", mesh=Mesh(tp=tp), rules=rules, rank=tp - 1,
-        buffer=1 << 20, progress=seen.append,
-    )  # fmt: skip
+        opened(tmp_path, catalog),
+        "cpu",
+        mesh=Mesh(tp=tp),
+        rules=rules,
+        rank=tp - 1,
+        buffer=1 << 20,
+        progress=seen.append,
+    )
     assert (got["t.weight"].numpy() == np.split(dense, tp, axis=1)[-1]).all()
     assert seen == sorted(set(seen)) and seen[-1] == 1.0 and len(seen) >= 16 // tp
     assert seen == sorted(set(seen)) and seen[-1] == 1.0 and len(seen) >= 16 // tp
@@ -457,7 +470,7 @@ def test_free_memory_of_a_gpu_counts_what_torch_keeps(monkeypatch):
         ("cpu", {"mesh": Mesh(tp=2), "mesh_coord": {"pp": 0}}, "'pp'"),
         ("cpu", {"dtype": "int8"}, "int8"),
     ],
-)  # fmt: skip
+)
 def test_wrong_arguments_are_told(samples, device, options, told):
     with pytest.raises((errors.UsageError, errors.UnsupportedFormatError), match=told):
         to_device(wb.open(samples / "hf_llama_tied_fp32"), device, **options)

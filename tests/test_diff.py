@@ -133,8 +133,15 @@ def test_fused_weights_are_compared_through_a_name_map(tmp_path):
 
     hf = hf_weights()
     (tmp_path / "a").mkdir()
-    config = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 3, "vocab_size": 21,
-              "hidden_size": HIDDEN, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}  # fmt: skip
+    config = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 3,
+        "vocab_size": 21,
+        "hidden_size": HIDDEN,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+    }
     (tmp_path / "a" / "config.json").write_text(json.dumps(config))
     save_file(hf, str(tmp_path / "a" / "model.safetensors"))
     other = megatron_weights(hf, "local")
@@ -365,9 +372,13 @@ def test_objects_are_told_path_by_path():
     a = {"step": 1, "args": {"lr": 0.1, "betas": [0.9, 0.99], "old": "x"}, "same": {"x": [1, {"y": 2}]}}
     b = {"step": 2, "args": {"lr": 0.2, "betas": [0.9, 0.95], "new": None}, "same": {"x": [1, {"y": 2}]}, "more": 3}
     assert texts(a, b) == {
-        "step": "1 → 2", "args.lr": "0.1 → 0.2", "args.betas[1]": "0.99 → 0.95", "args.old": "only in a: 'x'",
-        "args.new": "only in b: None", "more": "only in b: 3",
-    }  # fmt: skip
+        "step": "1 → 2",
+        "args.lr": "0.1 → 0.2",
+        "args.betas[1]": "0.99 → 0.95",
+        "args.old": "only in a: 'x'",
+        "args.new": "only in b: None",
+        "more": "only in b: 3",
+    }
 
 
 def test_how_files_are_laid_out_is_no_object():

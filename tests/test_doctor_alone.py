@@ -232,8 +232,11 @@ def trained(path: Path, optimizer: type = torch.optim.AdamW, steps: int = 3, **o
             x = layer(x).tanh() * torch.logspace(-1, 1, 32)
         x.square().mean().backward()
         made.step()
-    return {"model": {f"layers.{n}": w for n, w in layers.state_dict().items()}, "optimizer": made.state_dict(),
-            "step": steps}  # fmt: skip
+    return {
+        "model": {f"layers.{n}": w for n, w in layers.state_dict().items()},
+        "optimizer": made.state_dict(),
+        "step": steps,
+    }
 
 
 def saved(path: Path, content: dict) -> Alone:
@@ -273,10 +276,14 @@ def test_decay_on_the_biases_alone(tmp_path):
     group, names = content["optimizer"]["param_groups"][0], list(content["model"])
     for decays, wanted in (((0.1, 0.0), False), ((0.0, 0.1), True)):
         groups = [
-            {**group, "weight_decay": decay, "params": [n for n, name in enumerate(names) if name.endswith(end)],
-             "param_names": [name for name in names if name.endswith(end)]}
+            {
+                **group,
+                "weight_decay": decay,
+                "params": [n for n, name in enumerate(names) if name.endswith(end)],
+                "param_names": [name for name in names if name.endswith(end)],
+            }
             for decay, end in zip(decays, (".weight", ".bias"), strict=True)
-        ]  # fmt: skip
+        ]
         content["optimizer"]["param_groups"] = groups
         assert ("N27" in graver(saved(tmp_path / f"{wanted}.pt", content))) == wanted
 
@@ -288,9 +295,14 @@ def test_a_loss_scale_that_began_anew():
         return State(one.ckpt, replace(one.facts, told={**one.facts.told, "loss_scale": (Statement(scale, "scaler"),)}))
 
     for before, after, wanted in (
-        (256.0, 65536.0, True), (32768.0, 65536.0, False), (256.0, 2048.0, False), (65536.0, 1.0, True),
-        (65536.0, 4096.0, False), (65536.0, -1.0, False), (math.inf, 1.0, False),
-    ):  # fmt: skip
+        (256.0, 65536.0, True),
+        (32768.0, 65536.0, False),
+        (256.0, 2048.0, False),
+        (65536.0, 1.0, True),
+        (65536.0, 4096.0, False),
+        (65536.0, -1.0, False),
+        (math.inf, 1.0, False),
+    ):
         found = check_alone(scaled(after), scaled(before), files=False, threads=1)
         assert ("N14" in graver(found)) == wanted
 

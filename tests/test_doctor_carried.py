@@ -22,9 +22,13 @@ WIDTH, FIRST = 24, 80
 def model() -> Any:
     torch.manual_seed(0)
     return torch.nn.Sequential(
-        torch.nn.Linear(WIDTH, WIDTH), torch.nn.BatchNorm1d(WIDTH), torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU(),
-        torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, WIDTH),
-    )  # fmt: skip
+        torch.nn.Linear(WIDTH, WIDTH),
+        torch.nn.BatchNorm1d(WIDTH),
+        torch.nn.Linear(WIDTH, WIDTH),
+        torch.nn.GELU(),
+        torch.nn.LayerNorm(WIDTH),
+        torch.nn.Linear(WIDTH, WIDTH),
+    )
 
 
 def adamw(params: Any) -> Any:
@@ -55,11 +59,13 @@ class Run:
     def save(self, path: Path) -> Path:
         torch.save(
             {
-                "model": self.net.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
+                "model": self.net.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "step": self.step,
                 "ema": copy.deepcopy(self.average),
             },
             path,
-        )  # fmt: skip
+        )
         return path
 
 
@@ -162,13 +168,23 @@ def test_a_healthy_run_breaks_none(tmp_path: Path, k: int) -> None:
 @pytest.mark.parametrize(
     ("spoil", "k", "cause", "rule"),
     [
-        (times, 5, "B6", "P21"), (root, 5, "B6", "P21"), (first_lost, 1, "B3", "P04"), (first_lost, 5, "B3", "P04"),
-        (exchanged, 1, "B5", "P17"), (exchanged, 10, "B5", "P17"), (half_lost, 5, "G5", "P03"),
-        (average_restarted, 5, "F4", "P23"), (average_of_another, 5, "F4", "P22"), (average_loaded, 1, "F4", "P05"),
-        (second_lost_in_part, 1, "G5", "P04"), (summed, 1, "B6", "P04"),
-        (statistics_lost, 3, "A5", "P24"), (transposed, 3, "E1", "P17"), (vectors_exchanged, 3, "E9", "P17"),
+        (times, 5, "B6", "P21"),
+        (root, 5, "B6", "P21"),
+        (first_lost, 1, "B3", "P04"),
+        (first_lost, 5, "B3", "P04"),
+        (exchanged, 1, "B5", "P17"),
+        (exchanged, 10, "B5", "P17"),
+        (half_lost, 5, "G5", "P03"),
+        (average_restarted, 5, "F4", "P23"),
+        (average_of_another, 5, "F4", "P22"),
+        (average_loaded, 1, "F4", "P05"),
+        (second_lost_in_part, 1, "G5", "P04"),
+        (summed, 1, "B6", "P04"),
+        (statistics_lost, 3, "A5", "P24"),
+        (transposed, 3, "E1", "P17"),
+        (vectors_exchanged, 3, "E9", "P17"),
     ],
-)  # fmt: skip
+)
 def test_each_is_named(tmp_path: Path, spoil: Callable[[Run], None], k: int, cause: str, rule: str) -> None:
     found = resumed(tmp_path, spoil, k)
     assert found.causes[0].cause == cause, found.verdict
@@ -227,13 +243,16 @@ def test_other_optimizers_that_go_on_are_healthy(tmp_path: Path, name: str, k: i
 @pytest.mark.parametrize(
     ("name", "state", "k", "cause", "rule"),
     [
-        ("Adagrad", "sum", 1, "B1", "P25"), ("Adagrad", "sum", 7, "B1", "P25"),
+        ("Adagrad", "sum", 1, "B1", "P25"),
+        ("Adagrad", "sum", 7, "B1", "P25"),
         ("RMSprop", "square_avg", 7, "B4", "P25"),
-        ("Adadelta", "square_avg", 2, "B1", "P25"), ("Adamax", "exp_inf", 3, "B4", "P25"),
-        ("Adafactor", "row_var", 2, "B1", "P25"), ("AMSGrad", "max_exp_avg_sq", 1, "B11", "P25"),
+        ("Adadelta", "square_avg", 2, "B1", "P25"),
+        ("Adamax", "exp_inf", 3, "B4", "P25"),
+        ("Adafactor", "row_var", 2, "B1", "P25"),
+        ("AMSGrad", "max_exp_avg_sq", 1, "B11", "P25"),
         ("SGD", "momentum_buffer", 1, "B1", "P26"),
     ],
-)  # fmt: skip
+)
 def test_a_pair_shows_state_that_other_optimizers_lost(
     tmp_path: Path, name: str, state: str, k: int, cause: str, rule: str
 ) -> None:
@@ -245,10 +264,16 @@ def test_a_pair_shows_state_that_other_optimizers_lost(
 @pytest.mark.parametrize(
     ("name", "state"),
     [
-        ("Adagrad", "sum"), ("RMSprop", "square_avg"), ("Adadelta", "acc_delta"), ("Adamax", "exp_inf"),
-        ("Adafactor", "col_var"), ("AMSGrad", "max_exp_avg_sq"), ("SGD", "momentum_buffer"), ("ASGD", "ax"),
+        ("Adagrad", "sum"),
+        ("RMSprop", "square_avg"),
+        ("Adadelta", "acc_delta"),
+        ("Adamax", "exp_inf"),
+        ("Adafactor", "col_var"),
+        ("AMSGrad", "max_exp_avg_sq"),
+        ("SGD", "momentum_buffer"),
+        ("ASGD", "ax"),
     ],
-)  # fmt: skip
+)
 def test_an_echo_compares_all_state_that_is_stored(tmp_path: Path, name: str, state: str) -> None:
     assert not resumed(tmp_path, None, 0, OPTIMIZERS[name]).causes
 
@@ -361,9 +386,10 @@ def test_a_step_in_which_nothing_was_trained_is_a_warning(tmp_path: Path) -> Non
     assert found.causes[0].severity == "warn" and "N25" in {one.rule for one in found}, found.verdict
 
 
-@pytest.mark.parametrize(("strides", "cause", "words"), [
-    ((1, 1), None, ""), ((2, 1), "C3", "more often"), ((0, 1), "C3", "less often"), ((1, 0), "C6", "did not advance"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("strides", "cause", "words"),
+    [((1, 1), None, ""), ((2, 1), "C3", "more often"), ((0, 1), "C3", "less often"), ((1, 0), "C6", "did not advance")],
+)
 def test_a_schedule_and_data_that_leave_the_step_show_after_one_update(
     tmp_path: Path, strides: tuple[int, int], cause: str | None, words: str
 ) -> None:

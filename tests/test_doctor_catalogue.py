@@ -28,8 +28,19 @@ FLAGGED, RIGHT, ALONE = 40, 36, 26  #: of 42, as issue 6 wants it
 #: Fault → layouts whose files hold nothing of it.
 SILENT = {"w09_loader_reset": {"megatron"}}
 #: Kinds of faults whose mixed pair is compared with the plain one.
-MIXED = ("f01_drop_opt", "f02_step_reset", "f03_drop_v", "f07_random_master", "f08_gate_up_swap", "f13_layer_swap",
-         "f16_missing_layer", "f17_missing_norm", "f23_lr_rewarm", "h0_exact", "h1_data_order")  # fmt: skip
+MIXED = (
+    "f01_drop_opt",
+    "f02_step_reset",
+    "f03_drop_v",
+    "f07_random_master",
+    "f08_gate_up_swap",
+    "f13_layer_swap",
+    "f16_missing_layer",
+    "f17_missing_norm",
+    "f23_lr_rewarm",
+    "h0_exact",
+    "h1_data_order",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -39,9 +39,11 @@ class Stored:
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8)) if (
-        a.ndim
-    ) else torch.equal(a, b)  # fmt: skip
+    return (
+        a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+        if (a.ndim)
+        else torch.equal(a, b)
+    )
 
 
 def number(text: str) -> int:
@@ -67,9 +69,11 @@ def zero_now(before: Stored, echo: Stored, got: re.Match[str]) -> None:
     """``exp_avg and exp_avg_sq of 52 of 52 parameters are zero now``."""
     roles = re.split(r", | and ", got[1])
     lost = {
-        name for role in roles for name, tensor in echo.role(role).items()
+        name
+        for role in roles
+        for name, tensor in echo.role(role).items()
         if not tensor.any() and before.role(role)[name].any()
-    }  # fmt: skip
+    }
     assert number(got[2]) == len(lost) and number(got[3]) == len(before.role(roles[0]))
 
 
@@ -92,8 +96,10 @@ def counters(before: Stored, echo: Stored, got: re.Match[str]) -> None:
 
 def not_finite(before: Stored, echo: Stored, got: re.Match[str]) -> None:
     """``3 elements of 'x' are NaN or infinite``, of the echo."""
-    every = [*echo.weights.values(), *(t for role in ("exp_avg", "exp_avg_sq", "the masters") for t in
-                                       echo.role(role).values())]  # fmt: skip
+    every = [
+        *echo.weights.values(),
+        *(t for role in ("exp_avg", "exp_avg_sq", "the masters") for t in echo.role(role).values()),
+    ]
     assert number(got[1]) == sum(int((~torch.isfinite(t.float())).sum()) for t in every if t.is_floating_point())
 
 
@@ -129,10 +135,25 @@ def sentences(found: Any) -> Iterator[str]:
     yield from (f"{one.what}: {one.message}" for one in found.ruled_out if not one.what.endswith(" (before)"))
 
 
-FAULTS = ["h0_exact", "f01_drop_opt", "f02_step_reset", "f03_drop_v", "f04_drop_mv_keep_step", "f06_stale_master",
-          "f07_random_master", "f16_missing_layer", "f17_missing_norm", "f21_ema_loaded", "c13_nan_m",
-          "u20c_step_reset_vectors", "u27b_older_moments", "u27c_older_weights", "u28b_infinite_weight",
-          "u39_exp_avg_lost", "u53_state_lost_vectors"]  # fmt: skip
+FAULTS = [
+    "h0_exact",
+    "f01_drop_opt",
+    "f02_step_reset",
+    "f03_drop_v",
+    "f04_drop_mv_keep_step",
+    "f06_stale_master",
+    "f07_random_master",
+    "f16_missing_layer",
+    "f17_missing_norm",
+    "f21_ema_loaded",
+    "c13_nan_m",
+    "u20c_step_reset_vectors",
+    "u27b_older_moments",
+    "u27c_older_weights",
+    "u28b_infinite_weight",
+    "u39_exp_avg_lost",
+    "u53_state_lost_vectors",
+]
 
 
 def every_fault() -> dict[str, Any]:

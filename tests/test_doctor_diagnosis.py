@@ -29,12 +29,22 @@ from workbench.names.weights import parse
 SMALL = lab.Config(layers=2, batch=4, warmup=20, total=120, resume=60)
 #: Fault → layouts; each with echo and early pair.
 FIRST = {
-    "f01_drop_opt": ("dcp", "deepspeed"), "f02_step_reset": ("megatron",), "f03_drop_v": ("torch_save",),
-    "f05_master_from_bf16": ("dcp_sharded",), "f08_gate_up_swap": ("megatron",), "f12_rope_layout": ("dcp",),
-    "f15_pg_perm_qo": ("torch_save",), "f17_missing_norm": ("deepspeed",), "f23_lr_rewarm": ("dcp",),
-    "f26_wd_groups": ("dcp",), "c02_bitflip_low_exp_master": ("megatron",), "c07_stale_shard": ("megatron",),
-    "c10_zero_page_v": ("dcp",), "w06_expert_bias": ("dcp",), "w18_late_step": ("dcp", "megatron"),
-}  # fmt: skip
+    "f01_drop_opt": ("dcp", "deepspeed"),
+    "f02_step_reset": ("megatron",),
+    "f03_drop_v": ("torch_save",),
+    "f05_master_from_bf16": ("dcp_sharded",),
+    "f08_gate_up_swap": ("megatron",),
+    "f12_rope_layout": ("dcp",),
+    "f15_pg_perm_qo": ("torch_save",),
+    "f17_missing_norm": ("deepspeed",),
+    "f23_lr_rewarm": ("dcp",),
+    "f26_wd_groups": ("dcp",),
+    "c02_bitflip_low_exp_master": ("megatron",),
+    "c07_stale_shard": ("megatron",),
+    "c10_zero_page_v": ("dcp",),
+    "w06_expert_bias": ("dcp",),
+    "w18_late_step": ("dcp", "megatron"),
+}
 #: Of these, what may be meant: a whole optimizer or schedule that began anew, weight decay of other parameters.
 ASKED = {"f01_drop_opt", "f23_lr_rewarm", "f26_wd_groups"}
 
@@ -87,8 +97,10 @@ def test_too_little_evidence_is_said():
     assert found.exit_code == 0 and "With 200 updates in between, a load is no longer visible" in found.verdict
 
 
-@pytest.mark.parametrize("fault, after", [("f01_drop_opt", "megatron"), ("f08_gate_up_swap", "torch_save"),
-                                          ("f17_missing_norm", "deepspeed")])  # fmt: skip
+@pytest.mark.parametrize(
+    "fault, after",
+    [("f01_drop_opt", "megatron"), ("f08_gate_up_swap", "torch_save"), ("f17_missing_norm", "deepspeed")],
+)
 def test_a_mixed_pair_gives_the_same_verdict(fault, after):
     plain, mixed = (lab.case(fault, SMALL, "dcp", k=5, after_format=other) for other in (None, after))
     one, two = told(plain), told(mixed)
@@ -281,8 +293,23 @@ def test_json_is_plain_and_whole():
     assert "N22" in there["not_applicable"] and not there["not_applicable"].keys() & there["not_checked"].keys()
     assert there["facts"]["before"]["betas"]["value"] == [0.9, 0.95]
     assert len(there["findings"]) == len(found) == len(found.findings)
-    assert {"cause", "title", "severity", "certainty", "signs", "excludes", "since", "tensors", "affected", "share",
-            "damage", "remedy", "settle", "question", "runner_up"} == set(there["causes"][0])  # fmt: skip
+    assert {
+        "cause",
+        "title",
+        "severity",
+        "certainty",
+        "signs",
+        "excludes",
+        "since",
+        "tensors",
+        "affected",
+        "share",
+        "damage",
+        "remedy",
+        "settle",
+        "question",
+        "runner_up",
+    } == set(there["causes"][0])
     assert {"coverage", "ledger"} <= set(there) and there["coverage"] == found.coverage
     assert {"leg", "quantity", "status", "form", "count", "names", "elements", "why", "exact"} == set(
         there["ledger"][0]
@@ -315,8 +342,19 @@ def test_tables_name_causes_and_rules_that_there_are():
 def test_every_cause_that_is_seen_in_files_has_a_pattern():
     """What no file shows, or a rule names by itself, has none."""
     assert {cause.id for cause in CAUSES.values() if cause.pattern is None} <= {
-        "B9", "B10", "C5", "D5", "D6", "D10", "F3", "F6", "G10", "H2", "H3", "H4",
-    }  # fmt: skip
+        "B9",
+        "B10",
+        "C5",
+        "D5",
+        "D6",
+        "D10",
+        "F3",
+        "F6",
+        "G10",
+        "H2",
+        "H3",
+        "H4",
+    }
 
 
 @pytest.mark.parametrize("betas", [(0.9, 0.95), (0.9, 0.98), (0.9, 0.999), (0.8, 0.95)])
@@ -332,21 +370,24 @@ def test_damage_has_the_runs_numbers(betas):
     assert not CAUSES["B2"].expected(TrainingState())[:-1]  # without betas, no numbers
 
 
-@pytest.mark.parametrize("name, layer, block, kinds", [
-    ("model.layers.3.self_attn.q_proj.weight", 3, "attn", ("q",)),
-    ("decoder.layers.3.self_attention.linear_qkv.weight", 3, "attn", ("q", "k", "v")),
-    ("decoder.layers.3.self_attention.linear_qkv.layer_norm_weight", 3, "norm", ("norm",)),
-    ("decoder.layers.3.self_attention.linear_proj.weight", 3, "attn", ("o",)),
-    ("decoder.layers.3.mlp.linear_fc1.weight", 3, "mlp", ("gate", "up")),
-    ("model.layers.0.mlp.gate.weight", 0, "mlp", ("router",)),
-    ("model.layers.0.mlp.experts.11.down_proj.weight", 0, "mlp", ("down",)),
-    ("transformer.h.3.mlp.c_proj.weight", 3, "mlp", ("down",)),
-    ("layers.0.attention.wq.weight", 0, "attn", ("q",)),
-    ("model.embed_tokens.weight", None, "embed", ("embed",)),
-    ("lm_head.weight", None, "embed", ("head",)),
-    ("model.norm.weight", None, "norm", ("norm",)),
-    ("something.else", None, "other", ("other",)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, layer, block, kinds",
+    [
+        ("model.layers.3.self_attn.q_proj.weight", 3, "attn", ("q",)),
+        ("decoder.layers.3.self_attention.linear_qkv.weight", 3, "attn", ("q", "k", "v")),
+        ("decoder.layers.3.self_attention.linear_qkv.layer_norm_weight", 3, "norm", ("norm",)),
+        ("decoder.layers.3.self_attention.linear_proj.weight", 3, "attn", ("o",)),
+        ("decoder.layers.3.mlp.linear_fc1.weight", 3, "mlp", ("gate", "up")),
+        ("model.layers.0.mlp.gate.weight", 0, "mlp", ("router",)),
+        ("model.layers.0.mlp.experts.11.down_proj.weight", 0, "mlp", ("down",)),
+        ("transformer.h.3.mlp.c_proj.weight", 3, "mlp", ("down",)),
+        ("layers.0.attention.wq.weight", 0, "attn", ("q",)),
+        ("model.embed_tokens.weight", None, "embed", ("embed",)),
+        ("lm_head.weight", None, "embed", ("head",)),
+        ("model.norm.weight", None, "norm", ("norm",)),
+        ("something.else", None, "other", ("other",)),
+    ],
+)
 def test_places_of_parameters(name, layer, block, kinds):
     weight = parse(name)
     assert (weight.layer, weight.block, weight.parts) == (layer, block, kinds)

@@ -32,17 +32,36 @@ from workbench.doctor.rules.load_signs import ECHO
 
 #: Faults of counters, schedules, data and names alone: facts' rules show them, no tensor differs.
 OF_FACTS = {
-    "f02_step_reset", "f18_untied_init", "f19_untied_copy", "f23_lr_rewarm", "f25_lr_double_step", "f28_data_replay",
-    "c14_step_mixed", "w09_loader_reset", "w17_truncated", "w18_late_step",
-}  # fmt: skip
+    "f02_step_reset",
+    "f18_untied_init",
+    "f19_untied_copy",
+    "f23_lr_rewarm",
+    "f25_lr_double_step",
+    "f28_data_replay",
+    "c14_step_mixed",
+    "w09_loader_reset",
+    "w17_truncated",
+    "w18_late_step",
+}
 FAULTS = [name for name, fault in {**lab.FAULTS, **lab.WIDER}.items() if "echo" in fault.seen and name not in OF_FACTS]
 #: Fault → cause that rows of before and after tell, one and twenty updates after the load.
 ROWS = {
-    "f08_gate_up_swap": "E3", "f09_gate_up_naive": "E2", "f10_qkv_contig": "E4", "f11_tp_order": "E1",
-    "f12_rope_layout": "E5", "f13_layer_swap": "E9", "f14_layer_dup": "E9", "f16_missing_layer": "A2",
-    "f20_vocab_shift": "F7", "w02_expert_permutation": "E10", "w03_zero_shift": "E7", "w04_round_robin": "E13",
-    "w05_padded_vocab": "E11", "w14_nothing_matched": "A1", "w15_head_permutation": "E6",
-}  # fmt: skip
+    "f08_gate_up_swap": "E3",
+    "f09_gate_up_naive": "E2",
+    "f10_qkv_contig": "E4",
+    "f11_tp_order": "E1",
+    "f12_rope_layout": "E5",
+    "f13_layer_swap": "E9",
+    "f14_layer_dup": "E9",
+    "f16_missing_layer": "A2",
+    "f20_vocab_shift": "F7",
+    "w02_expert_permutation": "E10",
+    "w03_zero_shift": "E7",
+    "w04_round_robin": "E13",
+    "w05_padded_vocab": "E11",
+    "w14_nothing_matched": "A1",
+    "w15_head_permutation": "E6",
+}
 
 
 def state(path: object) -> State:
@@ -154,8 +173,9 @@ def test_the_block_structure_is_named():
     _, found = echo("f09_gate_up_naive", SMALL, "megatron")
     (sign,) = (sign for sign in found.signs if "exp_avg" not in sign.evidence["roles"])
     assert sign.rule == "R13" and sign.evidence["blocks"] == [
-        [0, 96, "layers.0.mlp.gate_proj.weight", 0], [96, 192, "layers.0.mlp.up_proj.weight", 0],
-    ]  # fmt: skip
+        [0, 96, "layers.0.mlp.gate_proj.weight", 0],
+        [96, 192, "layers.0.mlp.up_proj.weight", 0],
+    ]
     assert "rows 96:192 are 'layers.0.mlp.up_proj.weight' 0:96" in sign.message
     assert sign.tensors[0] == "decoder.layers.0.mlp.linear_fc1.weight"
     _, found = echo("f20_vocab_shift", SMALL, "dcp")

@@ -168,9 +168,7 @@ def test_a_shard_of_another_save_is_named():
 
 
 #: Warnings that are true of healthy resumes: what the operator changed.
-TRUE = {
-    "h4_lower_lr": {"P15"}, "h5_skip_data": {"S18", "R11", "P20"}, "h6_higher_lr": {"P15"},
-}  # fmt: skip
+TRUE = {"h4_lower_lr": {"P15"}, "h5_skip_data": {"S18", "R11", "P20"}, "h6_higher_lr": {"P15"}}
 
 
 @pytest.mark.parametrize("format", ["torch_save", "dcp", "megatron", "deepspeed"])
@@ -330,10 +328,14 @@ def test_two_optimizers_of_lightning_share_a_step(tmp_path):
     one = {"step": torch.tensor(25.0), "exp_avg": torch.ones(shape), "exp_avg_sq": torch.ones(shape)}
     group = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "params": [0]}
     content = {
-        "epoch": 1, "global_step": 50, "pytorch-lightning_version": "2.5", "callbacks": {}, "lr_schedulers": [],
+        "epoch": 1,
+        "global_step": 50,
+        "pytorch-lightning_version": "2.5",
+        "callbacks": {},
+        "lr_schedulers": [],
         "state_dict": {"a.weight": torch.ones(shape), "b.weight": torch.ones(shape)},
         "optimizer_states": [{"state": {0: one}, "param_groups": [group | {"lr": lr}]} for lr in (1e-3, 1e-4)],
-    }  # fmt: skip
+    }
     torch.save(content, tmp_path / "gan.ckpt")
     found, whole = signs(tmp_path / "gan.ckpt")
     assert not found and "S07" in whole.checked
@@ -408,11 +410,15 @@ def test_rates_of_a_schedule_that_does_not_say_them_are_not_known(kind):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"gamma": 1e300}, {"gamma": -0.5, "step_size": 1e-9}, {"power": -1.0, "total_iters": 3},
-        {"T_max": float("nan"), "eta_min": 0.0}, {"T_max": 5, "eta_min": float("inf")}, {"gamma": "x"},
+        {"gamma": 1e300},
+        {"gamma": -0.5, "step_size": 1e-9},
+        {"power": -1.0, "total_iters": 3},
+        {"T_max": float("nan"), "eta_min": 0.0},
+        {"T_max": 5, "eta_min": float("inf")},
+        {"gamma": "x"},
         {"start_factor": 1e308, "end_factor": -1e308, "total_iters": 9},
     ],
-)  # fmt: skip
+)
 def test_a_schedule_of_absurd_arguments_has_finite_rates_or_none(settings):
     for count in (3, 10**6):
         state = {"last_epoch": count, "base_lrs": [0.1], "_last_lr": [0.1], **settings}

@@ -40,9 +40,25 @@ ROLES = ("master", "exp_avg", "exp_avg_sq")
 NAMES = [(side, role) for side in (0, 1) for role in ROLES]
 #: NaN with either sign, infinities, zeros, ones, the largest and smallest numbers, subnormals.
 ODD = np.array(
-    [0x7FC00001, 0xFFC00000, 0x7F800000, 0xFF800000, 0, 0x80000000, 0x3F800000, 0xBF800000, 0x7F7FFFFF, 1, 0x80000001,
-     0x00800000, 0x007FFFFF, 0x3F801000, 0x3F810000], np.uint32
-)  # fmt: skip
+    [
+        0x7FC00001,
+        0xFFC00000,
+        0x7F800000,
+        0xFF800000,
+        0,
+        0x80000000,
+        0x3F800000,
+        0xBF800000,
+        0x7F7FFFFF,
+        1,
+        0x80000001,
+        0x00800000,
+        0x007FFFFF,
+        0x3F801000,
+        0x3F810000,
+    ],
+    np.uint32,
+)
 UPDATES = [
     Update(1, (0.9, 0.95), 1e-8, 99, 100, (1e-3, 1e-3), True, (0.0, 0.1)),
     Update(1, (0.9, 0.999), 1e-8, 0, 1, (1e-3, 1.1e-3), True, (0.1,), decoupled=True),
@@ -51,7 +67,7 @@ UPDATES = [
     Update(1, (0.9, 0.95), 1e-8, 99, 100, (0.0, 0.0), True, (0.1,)),
     Update(0, (0.9, 0.95), 1e-8, 99, 99, (1e-3, 1e-3), True),
     Update(3, None, None, None, None, None),
-]  # fmt: skip
+]
 
 
 class Plain:
@@ -108,8 +124,13 @@ def same(a: Any, b: Any, where: str = "") -> None:
         assert a.keys() == b.keys()
         for key in a:
             if key == "du" or key == "dw" or key == "uw" or key == "ab" or key == "xy":  # terms cancel
-                squares = {"du": ("dd", "uu"), "dw": ("dd", "ww"), "uw": ("uu", "ww"), "ab": ("aa", "bb"),
-                           "xy": ("xx", "yy")}[key]  # fmt: skip
+                squares = {
+                    "du": ("dd", "uu"),
+                    "dw": ("dd", "ww"),
+                    "uw": ("uu", "ww"),
+                    "ab": ("aa", "bb"),
+                    "xy": ("xx", "yy"),
+                }[key]
                 size = np.sqrt(a[squares[0]]) * np.sqrt(a[squares[1]])
                 np.testing.assert_allclose(a[key], b[key], rtol=1e-10, atol=1e-10 * size if np.isfinite(size) else 0)
             else:

@@ -62,9 +62,15 @@ def save(path: Path, net: Any, optimizer: Any, step: int, schedule: Any = None) 
 
 
 def resumed(
-    folder: Path, make: Make, *, k: int = 3, first: int = 20, schedule: Make | None = None, spoil: Make | None = None,
+    folder: Path,
+    make: Make,
+    *,
+    k: int = 3,
+    first: int = 20,
+    schedule: Make | None = None,
+    spoil: Make | None = None,
     **kind: bool,
-) -> Any:  # fmt: skip
+) -> Any:
     """A run saved at ``first``, spoilt or not as a load might, and saved again ``k`` updates later."""
     net = model(**kind)
     optimizer = make(net.parameters())

@@ -18,10 +18,18 @@ N = 96
 
 
 def run(
-    betas: tuple[float, float], steps: list[int], *, seed: int = 0, lr: float = 1e-2, decay: float = 0.1,
-    kind: Any = torch.optim.AdamW, dtype: torch.dtype = torch.float32, tail: float = 1.0, clip: float = 0.0,
+    betas: tuple[float, float],
+    steps: list[int],
+    *,
+    seed: int = 0,
+    lr: float = 1e-2,
+    decay: float = 0.1,
+    kind: Any = torch.optim.AdamW,
+    dtype: torch.dtype = torch.float32,
+    tail: float = 1.0,
+    clip: float = 0.0,
     amsgrad: bool = False,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """States of torch's optimizer after those numbers of steps, on gradients with wide tails, zeros and sparse rows."""
     rng = np.random.default_rng(seed)
     w = torch.from_numpy(rng.normal(size=N)).to(dtype).requires_grad_(True)
@@ -39,10 +47,14 @@ def run(
         optimizer.step()
         if number in steps:
             state = optimizer.state[w]
-            found.append({
-                "w": w.detach().numpy().copy(), "m": state["exp_avg"].numpy().copy(),
-                "v": state["exp_avg_sq"].numpy().copy(), "step": number,
-            })  # fmt: skip
+            found.append(
+                {
+                    "w": w.detach().numpy().copy(),
+                    "m": state["exp_avg"].numpy().copy(),
+                    "v": state["exp_avg_sq"].numpy().copy(),
+                    "step": number,
+                }
+            )
     return found
 
 
@@ -51,11 +63,17 @@ BETAS = st.tuples(st.sampled_from([0.0, 0.5, 0.8, 0.9, 0.95]), st.sampled_from([
 
 @settings(max_examples=60, deadline=None)
 @given(
-    betas=BETAS, first=st.integers(1, 60), k=st.integers(1, 120), seed=st.integers(0, 10**6),
-    lr=st.sampled_from([1e-5, 1e-3, 0.1]), decay=st.sampled_from([0.0, 0.1]), clip=st.sampled_from([0.0, 1.0]),
-    kind=st.sampled_from([torch.optim.AdamW, torch.optim.Adam]), amsgrad=st.booleans(),
+    betas=BETAS,
+    first=st.integers(1, 60),
+    k=st.integers(1, 120),
+    seed=st.integers(0, 10**6),
+    lr=st.sampled_from([1e-5, 1e-3, 0.1]),
+    decay=st.sampled_from([0.0, 0.1]),
+    clip=st.sampled_from([0.0, 1.0]),
+    kind=st.sampled_from([torch.optim.AdamW, torch.optim.Adam]),
+    amsgrad=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.float64]),
-)  # fmt: skip
+)
 def test_no_run_of_torchs_optimizers_breaks_a_law(betas, first, k, seed, lr, decay, clip, kind, amsgrad, dtype):
     a, b = run(
         betas, [first, first + k], seed=seed, lr=lr, decay=decay, clip=clip, kind=kind, amsgrad=amsgrad, dtype=dtype
@@ -77,9 +95,12 @@ def test_no_run_of_torchs_optimizers_breaks_a_law(betas, first, k, seed, lr, dec
 
 @settings(max_examples=40, deadline=None)
 @given(
-    betas=BETAS, first=st.integers(1, 200), seed=st.integers(0, 10**6), lr=st.sampled_from([1e-4, 1e-2]),
+    betas=BETAS,
+    first=st.integers(1, 200),
+    seed=st.integers(0, 10**6),
+    lr=st.sampled_from([1e-4, 1e-2]),
     decay=st.sampled_from([0.0, 0.1]),
-)  # fmt: skip
+)
 def test_one_update_is_replayed_and_its_learning_rate_read_off(betas, first, seed, lr, decay):
     a, b = run(betas, [first, first + 1], seed=seed, lr=lr, decay=decay)
     sums = laws_exact.replay(a["w"], b["w"], b["m"], b["v"], betas, 1e-8, first + 1)

@@ -189,8 +189,14 @@ ODD: dict[str, Callable[[dict[str, Any]], None]] = {
     ),
     "args": lambda held: held.update(
         args={
-            "lr": HUGE, "clip_grad": 1e300, "global_batch_size": HUGE, "gradient_accumulation_steps": "auto",
-            "adam_beta1": 1.0, "adam_beta2": 1.0, "max_grad_norm": "x", "min_lr": HUGE,
+            "lr": HUGE,
+            "clip_grad": 1e300,
+            "global_batch_size": HUGE,
+            "gradient_accumulation_steps": "auto",
+            "adam_beta1": 1.0,
+            "adam_beta2": 1.0,
+            "max_grad_norm": "x",
+            "min_lr": HUGE,
         }
     ),
     "batch auto": lambda held: held.update(consumed_samples=7, args={"global_batch_size": "auto"}),
@@ -198,7 +204,7 @@ ODD: dict[str, Callable[[dict[str, Any]], None]] = {
     "scaler nan": lambda held: held.update(scaler={"scale": NAN}),
     "samples": lambda held: held.update(consumed_samples=HUGE),
     "epoch": lambda held: held.update(epoch=HUGE),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ODD)

@@ -86,8 +86,15 @@ def test_the_transition_shows_the_elements_of_the_files(fault, k):
 
 
 def test_what_has_no_logarithm_stands_on_the_edge():
-    cloud = Cloud(("w",), np.zeros(4, int), np.array([-99.0, 0, 1, 99]), np.array([-99.0, -1, 99, 2]),
-                  np.array([True, False, True, True]), (-0.4, -0.4), (20, 20))  # fmt: skip
+    cloud = Cloud(
+        ("w",),
+        np.zeros(4, int),
+        np.array([-99.0, 0, 1, 99]),
+        np.array([-99.0, -1, 99, 2]),
+        np.array([True, False, True, True]),
+        (-0.4, -0.4),
+        (20, 20),
+    )
     points = elements(transition_picture(cloud), hv.Points)[0]
     assert np.isfinite(points.array([0, 1]).astype(float)).all() and len(points) == 3
     assert draw(transition_picture(replace(cloud, broken=np.ones(4, bool)))) is not None  # nothing obeys
@@ -133,8 +140,10 @@ def test_experts_of_a_layer_are_one_cell():
 # ---- shards and rows -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault, format", [("c07_stale_shard", "deepspeed"), ("f08_gate_up_swap", "dcp_sharded"),
-                                           ("c09_zero_page_master", "dcp")])  # fmt: skip
+@pytest.mark.parametrize(
+    "fault, format",
+    [("c07_stale_shard", "deepspeed"), ("f08_gate_up_swap", "dcp_sharded"), ("c09_zero_page_master", "dcp")],
+)
 def test_the_shard_map_tells_the_pieces_apart(fault, format):
     pair = evidence(fault, format).pair("before", "echo")
     shards = shard_map(pair)
@@ -155,8 +164,11 @@ def test_the_shard_map_tells_the_pieces_apart(fault, format):
 
 def test_a_piece_of_an_older_step_is_told_from_another_one(tmp_path):
     held = {"old": torch.arange(600.0), "new": torch.arange(600.0) + 1}
-    tensors = {"before": {"x": held["new"], "y": held["new"]}, "older": {"x": held["old"], "y": held["old"]},
-               "echo": {"x": held["old"], "y": held["new"] * 2}}  # fmt: skip
+    tensors = {
+        "before": {"x": held["new"], "y": held["new"]},
+        "older": {"x": held["old"], "y": held["old"]},
+        "echo": {"x": held["old"], "y": held["new"] * 2},
+    }
     for name, made in tensors.items():
         torch.save(made, tmp_path / f"{name}.pt")
     older, before, echo = (state(tmp_path / f"{name}.pt") for name in ("older", "before", "echo"))

@@ -388,8 +388,11 @@ def test_each_counter_says_who_counts(tmp_path: Path) -> None:
     torch.save(content | {"step": 7}, tmp_path / "step-8.pt")
     counters = state(tmp_path / "step-8.pt").facts.counters
     assert {who: count for who, (count, _) in counters.items()} == {
-        "trainer": 7, "optimizer": 4.0, "schedule": 6, "folder": 8,
-    }  # fmt: skip
+        "trainer": 7,
+        "optimizer": 4.0,
+        "schedule": 6,
+        "folder": 8,
+    }
     assert counters["optimizer"][1] == "optimizer.state.0.step" and counters["schedule"][1] == "scheduler"
 
 

@@ -46,9 +46,14 @@ class Trainer:
     def __init__(self, seed: int = 0, wrap: Callable[[nn.Module], nn.Module] = lambda model: model) -> None:
         torch.manual_seed(seed)
         body = nn.ModuleDict(
-            {"embed": nn.Embedding(60, 16), "up": nn.Linear(16, 24), "norm": nn.LayerNorm(24),
-             "down": nn.Linear(24, 16), "head": nn.Linear(16, 60, bias=False)}
-        )  # fmt: skip
+            {
+                "embed": nn.Embedding(60, 16),
+                "up": nn.Linear(16, 24),
+                "norm": nn.LayerNorm(24),
+                "down": nn.Linear(24, 16),
+                "head": nn.Linear(16, 60, bias=False),
+            }
+        )
         body["head"].weight = body["embed"].weight
         body.forward = lambda ids: body["head"](  # type: ignore[method-assign]
             body["down"](body["norm"](body["up"](body["embed"](ids))))
@@ -262,8 +267,10 @@ def test_wrappers_are_no_part_of_names(trained, saved, wrap):
 
 
 def test_tied_weights_are_hashed_once_and_may_be_stored_once(trained, saved, tmp_path):
-    save_file({name: one.clone() for name, one in trained.model.state_dict().items() if name != "head.weight"},
-              tmp_path / "model.safetensors")  # fmt: skip
+    save_file(
+        {name: one.clone() for name, one in trained.model.state_dict().items() if name != "head.weight"},
+        tmp_path / "model.safetensors",
+    )
     report = wb.echo(trained.model, None, tmp_path / "echo.json", payload=False, against=tmp_path / "model.safetensors")
     assert grave(report) == {}
     assert report.echo.tensors["model.head.weight"].tied == "model.embed.weight"
@@ -280,8 +287,11 @@ def test_an_optimizer_that_was_not_loaded_is_found(trained, saved, tmp_path):
     assert f"workbench doctor {saved} --echo {tmp_path / 'echo'}" in report[0].hint
     with pytest.raises(errors.EchoError, match="optimizer has no state"):
         report.raise_for_errors()
-    evidence = Evidence(State(wb.open(saved), gather(wb.open(saved))), None,
-                        State(wb.open(tmp_path / "echo"), gather(wb.open(tmp_path / "echo"))))  # fmt: skip
+    evidence = Evidence(
+        State(wb.open(saved), gather(wb.open(saved))),
+        None,
+        State(wb.open(tmp_path / "echo"), gather(wb.open(tmp_path / "echo"))),
+    )
     assert "S06" in {one.rule for one in check_facts(evidence).signs if one.severity == "error"}
 
 
@@ -308,8 +318,11 @@ def test_state_that_went_to_another_parameter_is_named(trained, saved):
         wrong.optimizer.state[down]["exp_avg"] = wrong.optimizer.state[up]["exp_avg"].clone().reshape(down.shape)
     norm, bias = wrong.model["norm"].weight, wrong.model["norm"].bias
     wrong.optimizer.state[norm], wrong.optimizer.state[bias] = wrong.optimizer.state[bias], wrong.optimizer.state[norm]
-    found = {(one.evidence["role"], one.evidence["holds"]): one for one in wrong.echo(against=saved)
-             if one.rule == "echo.values"}  # fmt: skip
+    found = {
+        (one.evidence["role"], one.evidence["holds"]): one
+        for one in wrong.echo(against=saved)
+        if one.rule == "echo.values"
+    }
     crossed = found["exp_avg", "other"].evidence
     assert set(crossed["others"]) == {"optimizer.state.norm.bias.exp_avg", "optimizer.state.norm.weight.exp_avg"}
     assert found["exp_avg", "unknown"].evidence["tensors"] == ["optimizer.state.down.weight.exp_avg"]
@@ -342,8 +355,9 @@ def test_one_flipped_bit_and_a_norm_left_at_one_are_found(trained, saved):
     with torch.no_grad():
         wrong.model["up"].weight.view(torch.int32)[3, 5] ^= 1
         wrong.model["norm"].weight.fill_(1.0)
-    found = {one.evidence["holds"]: one.evidence["tensors"] for one in wrong.echo(against=saved)
-             if one.rule == "echo.values"}  # fmt: skip
+    found = {
+        one.evidence["holds"]: one.evidence["tensors"] for one in wrong.echo(against=saved) if one.rule == "echo.values"
+    }
     assert found == {"unknown": ["model.up.weight"], "ones": ["model.norm.weight"]}
 
 
@@ -450,8 +464,14 @@ def test_a_trainer_callback_compares_what_the_trainer_resumed(tmp_path, monkeypa
     transformers = pytest.importorskip("transformers")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     warnings.simplefilter("ignore")  # transformers' and accelerate's own
-    config = transformers.LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-                                      num_attention_heads=2, max_position_embeddings=32)  # fmt: skip
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+    )
     rows = [{"input_ids": torch.arange(8) % 64, "labels": torch.arange(8) % 64} for _ in range(16)]
     reports = []
 
@@ -459,15 +479,31 @@ def test_a_trainer_callback_compares_what_the_trainer_resumed(tmp_path, monkeypa
         def on_train_begin(self, args, state, control, model=None, optimizer=None, lr_scheduler=None, **kwargs):
             if state.global_step:
                 against = f"{args.output_dir}/checkpoint-{state.global_step}"
-                reports.append(wb.echo(model, optimizer, f"{args.output_dir}/echo.json", scheduler=lr_scheduler,
-                                       step=state.global_step, payload=False, against=against))  # fmt: skip
+                reports.append(
+                    wb.echo(
+                        model,
+                        optimizer,
+                        f"{args.output_dir}/echo.json",
+                        scheduler=lr_scheduler,
+                        step=state.global_step,
+                        payload=False,
+                        against=against,
+                    )
+                )
 
     def trainer(steps: int) -> Any:
         torch.manual_seed(0)
         args = transformers.TrainingArguments(
-            output_dir=str(tmp_path), max_steps=steps, save_steps=3, per_device_train_batch_size=4, report_to=[],
-            disable_tqdm=True, use_cpu=True, learning_rate=1e-3, logging_strategy="no",
-        )  # fmt: skip
+            output_dir=str(tmp_path),
+            max_steps=steps,
+            save_steps=3,
+            per_device_train_batch_size=4,
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=True,
+            learning_rate=1e-3,
+            logging_strategy="no",
+        )
         model = transformers.LlamaForCausalLM(config)
         return transformers.Trainer(model=model, args=args, train_dataset=rows, callbacks=[Echo()])
 

@@ -86,8 +86,13 @@ def test_errors_of_parts_add_up():
 
 def test_what_can_be_asked_for():
     assert [target(name).name for name in ("bf16", "fp16", "fp32", torch.bfloat16, "half", "F32")] == [
-        "bfloat16", "float16", "float32", "bfloat16", "float16", "float32",
-    ]  # fmt: skip
+        "bfloat16",
+        "float16",
+        "float32",
+        "bfloat16",
+        "float16",
+        "float32",
+    ]
     for name in ("float64", "float8_e4m3fn", "int8", "no such"):
         with pytest.raises(errors.UnsupportedFormatError):
             target(name)

@@ -84,9 +84,12 @@ def with_literals(catalog):
         Literal("none", by_name("int64"), (0, 3), b""),
     ]
     truth = {
-        "scale": torch.arange(6.0).reshape(2, 3), "big": torch.from_numpy(big), "one": torch.tensor(1.0).bfloat16(),
-        "none": torch.empty(0, 3, dtype=torch.int64), "t": torch.arange(35, dtype=torch.int32).reshape(5, 7),
-    }  # fmt: skip
+        "scale": torch.arange(6.0).reshape(2, 3),
+        "big": torch.from_numpy(big),
+        "one": torch.tensor(1.0).bfloat16(),
+        "none": torch.empty(0, 3, dtype=torch.int64),
+        "t": torch.arange(35, dtype=torch.int32).reshape(5, 7),
+    }
     return join([literals(items[:2], 2), Pieces.whole(catalog, np.array([0])), literals(items[2:], 2)]), truth
 
 
@@ -109,8 +112,11 @@ def test_literals_are_tensors_as_any_other(tmp_path, format):
     assert found.keys() == truth.keys()
     for name, tensor in truth.items():
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
-    results = {name: one for file, made in zip(maps, written, strict=True)
-               for name, one in zip(file.pieces.names, made, strict=True)}  # fmt: skip
+    results = {
+        name: one
+        for file, made in zip(maps, written, strict=True)
+        for name, one in zip(file.pieces.names, made, strict=True)
+    }
     assert results["big"].target.hex == fingerprint(truth["big"].numpy(), "float32")
     assert results["none"].target.hex == fingerprint(truth["none"].numpy(), "int64")
     assert results["scale"].cast is None and results["scale"].source == results["scale"].target

@@ -32,8 +32,11 @@ def chaos(folder: Path, format: str, points: int) -> tuple[str, list[dict[str, A
             *("--result-cmd", " ".join([*JOB, "digest", "{out}", format])),
             *("--", *JOB, "run", str(sources), "{out}", format),
         ],
-        cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return done.stdout, [json.loads(path.read_text()) for path in sorted(work.glob("pt_*/result.json"))]
 

@@ -27,8 +27,10 @@ def adapter(folder, seed):
     folder.mkdir()
     torch.manual_seed(seed)
     up, down = torch.randint(-8, 9, (128, 2)).float(), torch.randint(-8, 9, (2, 256)).float()
-    save_file({f"base_model.model.a.q_proj.lora_{k}.weight": v for k, v in (("A", down), ("B", up))},
-              folder / "adapter_model.safetensors")  # fmt: skip
+    save_file(
+        {f"base_model.model.a.q_proj.lora_{k}.weight": v for k, v in (("A", down), ("B", up))},
+        folder / "adapter_model.safetensors",
+    )
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2}))
     return wb.open(folder), up @ down
 
@@ -97,9 +99,15 @@ def test_a_plan_tells_one_change_from_another(tmp_path):
     ckpt, _ = base(tmp_path / "base")
     one, two = adapter(tmp_path / "one", 1)[0], adapter(tmp_path / "two", 2)[0]
     bf16, fp16 = by_name("bfloat16"), by_name("float16")
-    asked = [{"dtype": bf16}, {"dtype": fp16}, {"dtype": bf16, "adapters": [one]}, {"dtype": bf16, "adapters": [two]},
-             {"dtype": bf16, "adapters": [one], "recipe": "fp8"}, {"dtype": bf16, "adapters": [two], "recipe": "fp8"},
-             {"dtype": bf16, "recipe": "fp8-tensor"}]  # fmt: skip
+    asked = [
+        {"dtype": bf16},
+        {"dtype": fp16},
+        {"dtype": bf16, "adapters": [one]},
+        {"dtype": bf16, "adapters": [two]},
+        {"dtype": bf16, "adapters": [one], "recipe": "fp8"},
+        {"dtype": bf16, "adapters": [two], "recipe": "fp8"},
+        {"dtype": bf16, "recipe": "fp8-tensor"},
+    ]
 
     def identity(options):
         edited = edit(ckpt, range(3), **options)

@@ -96,9 +96,11 @@ def model(dtype=torch.bfloat16, seed=0) -> dict[str, torch.Tensor]:
 
 
 QUANTISED = {
-    "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.kv_a_proj_with_mqa.weight",
-    "model.layers.0.mlp.down_proj.weight", "model.layers.0.mlp.experts.gate_up_proj",
-}  # fmt: skip
+    "model.layers.0.self_attn.q_proj.weight",
+    "model.layers.0.self_attn.kv_a_proj_with_mqa.weight",
+    "model.layers.0.mlp.down_proj.weight",
+    "model.layers.0.mlp.experts.gate_up_proj",
+}
 
 
 def opened(folder, tensors, config=None):
@@ -212,11 +214,17 @@ def test_what_is_quantised_is_said_in_the_configuration(tmp_path):
     made = configured(config, edited, names, "fp8")
     left = made["quantization_config"].pop("modules_to_not_convert")
     assert left == [
-        "lm_head", "model.layers.0.mlp.experts.7.up_proj", "model.layers.0.mlp.gate", "model.layers.0.something",
-    ]  # fmt: skip
+        "lm_head",
+        "model.layers.0.mlp.experts.7.up_proj",
+        "model.layers.0.mlp.gate",
+        "model.layers.0.something",
+    ]
     assert made["quantization_config"] == {
-        "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic",
-    }  # fmt: skip
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "weight_block_size": [128, 128],
+        "activation_scheme": "dynamic",
+    }
     from transformers import FineGrainedFP8Config
     from transformers.quantizers.quantizers_utils import should_convert_module
 
@@ -236,9 +244,14 @@ def test_transformers_loads_what_was_quantised(tmp_path):
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=64, hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=4, dtype="bfloat16",
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        dtype="bfloat16",
+    )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "in")
     ckpt = wb.open(tmp_path / "in")
     edits = Edits(ckpt, range(len(ckpt)))
@@ -306,29 +319,42 @@ def test_scales_of_every_kind(tmp_path, dtype):
     rows = torch.rand(96, 1) + 0.5
     powers = torch.tensor([[0, 1, 2], [3, 4, 5]], dtype=torch.uint8) + 122
     tensors = {
-        "a.weight": weight.clone(), "a.weight_scale": torch.tensor(0.25), "a.input_scale": torch.tensor(1.0),
-        "b.weight": weight.clone(), "b.weight_scale": torch.tensor([3.0], dtype=torch.bfloat16),
-        "c.weight": weight.clone(), "c.weight_scale": rows,
-        "d.weight": weight.clone(), "d.weight_scale": rows[:, 0].clone(),
-        "e.weight": codes((192, 384), dtype), "e.weight_scale_inv": powers.view(torch.float8_e8m0fnu),
-        "f.weight": weight.clone(), "f.weight_scale": (torch.rand(96, 2) + 1).half(),  # blocks of (1, 32)
-        "g.down_proj": codes((2, 130, 64), dtype), "g.down_proj_scale_inv": torch.rand(2, 2, 1) + 1,
-        "h.weight": codes((5,), dtype), "h.weight_scale": torch.tensor(2.0),
+        "a.weight": weight.clone(),
+        "a.weight_scale": torch.tensor(0.25),
+        "a.input_scale": torch.tensor(1.0),
+        "b.weight": weight.clone(),
+        "b.weight_scale": torch.tensor([3.0], dtype=torch.bfloat16),
+        "c.weight": weight.clone(),
+        "c.weight_scale": rows,
+        "d.weight": weight.clone(),
+        "d.weight_scale": rows[:, 0].clone(),
+        "e.weight": codes((192, 384), dtype),
+        "e.weight_scale_inv": powers.view(torch.float8_e8m0fnu),
+        "f.weight": weight.clone(),
+        "f.weight_scale": (torch.rand(96, 2) + 1).half(),  # blocks of (1, 32)
+        "g.down_proj": codes((2, 130, 64), dtype),
+        "g.down_proj_scale_inv": torch.rand(2, 2, 1) + 1,
+        "h.weight": codes((5,), dtype),
+        "h.weight_scale": torch.tensor(2.0),
         "norm.weight": torch.ones(3, dtype=torch.bfloat16),
-    }  # fmt: skip
+    }
     ckpt = opened(tmp_path / "in", tensors)
     edits = Edits(ckpt, range(len(ckpt)))
     dequantize(edits)
     found, _ = write_edited(edits, tmp_path / "out.safetensors")
     w = weight.float()
     want = {
-        "a.weight": w * 0.25, "b.weight": w * 3, "c.weight": w * rows, "d.weight": w * rows,
+        "a.weight": w * 0.25,
+        "b.weight": w * 3,
+        "c.weight": w * rows,
+        "d.weight": w * rows,
         "e.weight": tensors["e.weight"].float() * full(2.0 ** (powers.float() - 127), (192, 384), 128),
         "f.weight": w * tensors["f.weight_scale"].float().repeat_interleave(32, 1),
         "g.down_proj": tensors["g.down_proj"].float()
         * tensors["g.down_proj_scale_inv"].repeat_interleave(128, 1)[:, :130],
-        "h.weight": tensors["h.weight"].float() * 2, "norm.weight": tensors["norm.weight"],
-    }  # fmt: skip
+        "h.weight": tensors["h.weight"].float() * 2,
+        "norm.weight": tensors["norm.weight"],
+    }
     assert found.keys() == want.keys()
     for name, tensor in want.items():
         assert found[name].dtype == torch.bfloat16 and torch.equal(found[name], tensor.bfloat16()), name
@@ -382,8 +408,10 @@ def test_local_tensors_are_changed_by_the_place_of_their_boxes(tmp_path):
     edited = edits.done()
     catalog = edited.ckpt.catalog
     tensor = catalog.index["x.weight"]
-    boxes_ = [((192, 70), [((0, 90), (192, 70), (0, 0))]), ((100, 160), [((92, 0), (50, 160), (50, 0)),
-              ((0, 0), (50, 160), (0, 0))])]  # fmt: skip
+    boxes_ = [
+        ((192, 70), [((0, 90), (192, 70), (0, 0))]),
+        ((100, 160), [((92, 0), (50, 160), (50, 0)), ((0, 0), (50, 160), (0, 0))]),
+    ]
     pieces = cut_pieces(catalog, boxes_, tensor)
     pieces.dtype[:] = BF16.code
     one = laid(edited.applied(pieces))

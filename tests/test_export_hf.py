@@ -86,14 +86,17 @@ def dense(params: dict[str, torch.Tensor], heads: int, groups: int, rows: int, v
         elif rest == "mlp.linear_fc1.weight":
             found[p + "mlp.gate_proj.weight"], found[p + "mlp.up_proj.weight"] = weight.chunk(2)
         else:
-            found[p + {
-                "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
-                "mlp.linear_fc2.weight": "mlp.down_proj.weight",
-                "input_layernorm.weight": "input_layernorm.weight",
-                "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
-                "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
-                "mlp.linear_fc1.layer_norm_weight": "post_attention_layernorm.weight",
-            }[rest]] = weight  # fmt: skip
+            found[
+                p
+                + {
+                    "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
+                    "mlp.linear_fc2.weight": "mlp.down_proj.weight",
+                    "input_layernorm.weight": "input_layernorm.weight",
+                    "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
+                    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
+                    "mlp.linear_fc1.layer_norm_weight": "post_attention_layernorm.weight",
+                }[rest]
+            ] = weight
     return found
 
 
@@ -205,11 +208,12 @@ def test_rotary_pairs_are_permuted_as_transformers_does(tmp_path_factory, data):
     groups, each, half = (data.draw(st.integers(1, 4)) for _ in range(3))
     heads, rows, width = groups * each, 2 * half, data.draw(st.integers(1, 5))
     weights = {
-        "tok_embeddings.weight": torch.randn(9, width), "norm.weight": torch.randn(width),
+        "tok_embeddings.weight": torch.randn(9, width),
+        "norm.weight": torch.randn(width),
         "layers.0.attention.wq.weight": torch.randn(heads * rows, width),
         "layers.0.attention.wk.weight": torch.randn(groups * rows, width),
         "rope.freqs": torch.randn(half),  # what a head's rows are told from
-    }  # fmt: skip
+    }
     folder = tmp_path_factory.mktemp("meta")
     save_file(weights, folder / "consolidated.safetensors")
     found = as_hf(wb.open(folder))
@@ -234,11 +238,18 @@ def test_meta_with_its_params(tmp_path):
     hf = twins.twin(tmp_path / "twin", "Llama")
     truth = load_file(hf / "model.safetensors")
     back = {
-        "self_attn.q_proj": "attention.wq", "self_attn.k_proj": "attention.wk", "self_attn.v_proj": "attention.wv",
-        "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
-        "mlp.down_proj": "feed_forward.w2", "input_layernorm": "attention_norm", "embed_tokens": "tok_embeddings",
-        "post_attention_layernorm": "ffn_norm", "lm_head": "output",
-    }  # fmt: skip
+        "self_attn.q_proj": "attention.wq",
+        "self_attn.k_proj": "attention.wk",
+        "self_attn.v_proj": "attention.wv",
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+        "input_layernorm": "attention_norm",
+        "embed_tokens": "tok_embeddings",
+        "post_attention_layernorm": "ffn_norm",
+        "lm_head": "output",
+    }
     made = {}
     for key, value in truth.items():
         name = key.removeprefix("model.")

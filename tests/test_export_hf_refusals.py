@@ -168,9 +168,11 @@ def test_names_of_no_convention():
 def test_experts_fused_in_memory_of_a_class_that_is_not_known(tmp_path):
     at = "model.model.layers.0.mlp."
     weights = {
-        at + "experts.gate_up_proj": torch.zeros(2, 8, 4), at + "experts.down_proj": torch.zeros(2, 4, 4),
-        at + "router.weight": torch.zeros(2, 4), "model.model.layers.0.self_attn.q_proj.weight": torch.zeros(4, 4),
-    }  # fmt: skip
+        at + "experts.gate_up_proj": torch.zeros(2, 8, 4),
+        at + "experts.down_proj": torch.zeros(2, 4, 4),
+        at + "router.weight": torch.zeros(2, 4),
+        "model.model.layers.0.self_attn.q_proj.weight": torch.zeros(4, 4),
+    }
     with pytest.raises(UsageError, match=r"mlp.router.weight': not a weight of the Llama family"):
         as_hf(twins.plain(tmp_path / "m", weights))
 
@@ -193,11 +195,15 @@ def before_core(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     found = {}
     for name, weight in weights.items():
         for new, old in (
-            ("decoder.", "language_model.encoder."), ("embedding.", "language_model.embedding."),
-            ("output_layer", "language_model.output_layer"), ("linear_qkv", "query_key_value"),
-            ("linear_proj", "dense"), ("linear_fc1", "dense_h_to_4h"), ("linear_fc2", "dense_4h_to_h"),
+            ("decoder.", "language_model.encoder."),
+            ("embedding.", "language_model.embedding."),
+            ("output_layer", "language_model.output_layer"),
+            ("linear_qkv", "query_key_value"),
+            ("linear_proj", "dense"),
+            ("linear_fc1", "dense_h_to_4h"),
+            ("linear_fc2", "dense_4h_to_h"),
             ("pre_mlp_layernorm", "post_attention_layernorm"),
-        ):  # fmt: skip
+        ):
             name = name.replace(new, old)
         found[name] = weight
     return found

@@ -20,8 +20,11 @@ def told(folder: Path, *args: str) -> list[dict[str, Any]]:
     """What the worker says; its own assertions are this test's."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.kill_worker", str(folder), *args],
-        cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -33,10 +33,17 @@ pytestmark = [  # of peft, on transformers and on embeddings that it saves
 
 
 def llama(**more):
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=48, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, **more,
-    ))  # fmt: skip
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=48,
+            hidden_size=32,
+            intermediate_size=40,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            **more,
+        )
+    )
 
 
 def gpt2():
@@ -93,16 +100,22 @@ def case(tmp_path, model, config, dtype, *, exact=True, adapter=torch.float32):
 
 CASES = {
     "attention": (llama, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])),
-    "patterns": (llama, LoraConfig(
-        r=4, lora_alpha=8, target_modules="all-linear", rank_pattern={"down_proj": 2, "0.self_attn.q_proj": 8},
-        alpha_pattern={"^model.layers.1.mlp.up_proj": 4, r".*\.k_proj": 16},
-    )),
+    "patterns": (
+        llama,
+        LoraConfig(
+            r=4,
+            lora_alpha=8,
+            target_modules="all-linear",
+            rank_pattern={"down_proj": 2, "0.self_attn.q_proj": 8},
+            alpha_pattern={"^model.layers.1.mlp.up_proj": 4, r".*\.k_proj": 16},
+        ),
+    ),
     "rslora": (llama, LoraConfig(r=4, lora_alpha=6, use_rslora=True, target_modules=["o_proj"])),
     "saved": (llama, LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj"], modules_to_save=["lm_head", "norm"])),
     "embedding": (llama, LoraConfig(r=4, lora_alpha=4, target_modules=["embed_tokens", "k_proj"])),
     "gpt2": (gpt2, LoraConfig(r=4, lora_alpha=8, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)),
     "convolution": (Convolutions, LoraConfig(r=2, lora_alpha=4, target_modules=["proj", "fc"])),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -124,8 +137,11 @@ def test_merged_weights_are_pefts_to_the_last_bit(tmp_path, monkeypatch, name, d
             changed += 1
             assert written[key].source.hex != written[key].target.hex
     pairs = sum("lora_A" in key or "lora_embedding_A" in key for key in adapter)
-    saved = sum("lora_" not in key and not torch.equal(adapter[key].torch().float(), base[key[17:]].float())
-                for key in adapter if key[17:] in base)  # fmt: skip
+    saved = sum(
+        "lora_" not in key and not torch.equal(adapter[key].torch().float(), base[key[17:]].float())
+        for key in adapter
+        if key[17:] in base
+    )
     assert changed == pairs + saved > 0
     assert found.keys() == base.keys()
 
@@ -196,8 +212,10 @@ def test_into_fp8_and_out_of_it(tmp_path):
     folder.mkdir()
     save_file({"a.q_proj.weight": weight, "a.q_proj.weight_scale_inv": scale}, base / "model.safetensors")
     up, down = torch.randint(-8, 9, (128, 2)).float(), torch.randint(-8, 9, (2, 256)).float()
-    save_file({f"base_model.model.a.q_proj.lora_{k}.weight": v for k, v in (("A", down), ("B", up))},
-              folder / "adapter_model.safetensors")  # fmt: skip
+    save_file(
+        {f"base_model.model.a.q_proj.lora_{k}.weight": v for k, v in (("A", down), ("B", up))},
+        folder / "adapter_model.safetensors",
+    )
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 1}))
     ckpt = wb.open(base)
     with pytest.raises(errors.UnsupportedFormatError, match=r"'a.q_proj.weight' has type float8_e4m3fn; cast it"):
@@ -294,17 +312,25 @@ def test_adapters_that_cannot_be_merged_are_refused_by_name(tmp_path, samples, c
 def test_a_real_adapter_is_what_peft_loads(tmp_path, samples):
     """The sample adapter on a base of its shape."""
     adapter = wb.open(samples / "hf_peft_lora")
-    shapes = {key[17:].rpartition(".lora")[0]: (adapter[key], adapter[key.replace("lora_A", "lora_B")])
-              for key in adapter if "lora_A" in key}  # fmt: skip
+    shapes = {
+        key[17:].rpartition(".lora")[0]: (adapter[key], adapter[key.replace("lora_A", "lora_B")])
+        for key in adapter
+        if "lora_A" in key
+    }
     hidden = next(iter(shapes.values()))[0].shape[1]
     queries = next(b.shape[0] for name, (_, b) in shapes.items() if "q_proj" in name)
     values = next(b.shape[0] for name, (_, b) in shapes.items() if "v_proj" in name)
     layers = 1 + max(int(name.split(".")[2]) for name in shapes)
     head = 8
     config = LlamaConfig(
-        vocab_size=16, hidden_size=hidden, intermediate_size=16, num_hidden_layers=layers,
-        num_attention_heads=queries // head, num_key_value_heads=values // head, head_dim=head,
-    )  # fmt: skip
+        vocab_size=16,
+        hidden_size=hidden,
+        intermediate_size=16,
+        num_hidden_layers=layers,
+        num_attention_heads=queries // head,
+        num_key_value_heads=values // head,
+        head_dim=head,
+    )
     model = fill(LlamaForCausalLM(config), torch.bfloat16)
     (tmp_path / "base").mkdir()
     save_file({k: v.clone() for k, v in model.state_dict().items()}, tmp_path / "base" / "model.safetensors")

@@ -41,9 +41,15 @@ def test_what_is_there_when_power_is_back(tmp_path, monkeypatch, format, old, he
 
     def run(seed: int, folder: Path):
         return export(
-            sources[seed], folder / name, format, overwrite=True, resume=True, manifest=False, threads=2,
+            sources[seed],
+            folder / name,
+            format,
+            overwrite=True,
+            resume=True,
+            manifest=False,
+            threads=2,
             max_shard_size=50_000,
-        )  # fmt: skip
+        )
 
     folder = tmp_path / "targets"
     folder.mkdir()

@@ -65,8 +65,11 @@ def temp(target: Path) -> Path:
 
 def contents(target: Path) -> dict[str, bytes]:
     files = [target] if target.is_file() else [path for path in target.rglob("*") if path.is_file()]
-    return {"" if path == target else str(path.relative_to(target)): path.read_bytes() for path in files
-            if path.name != LAST}  # fmt: skip
+    return {
+        "" if path == target else str(path.relative_to(target)): path.read_bytes()
+        for path in files
+        if path.name != LAST
+    }
 
 
 def check(source, target: Path, format: str = "safetensors", **options):

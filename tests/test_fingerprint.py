@@ -108,8 +108,16 @@ def test_blocks_of_the_real_size_in_rows_columns_and_one_chunk(tmp_path, threads
 def test_dtype_and_shape_are_part_of_it(tmp_path):
     builder = CatalogBuilder("test", Place(tmp_path))
     (tmp_path / "data.bin").write_bytes(bytes(range(48)))
-    forms = [("float32", (12,)), ("int32", (12,)), ("int32", (3, 4)), ("int32", (4, 3)), ("bfloat16", (24,)),
-             ("complex128", (3,)), ("float4_e2m1fn", (96,)), ("float6_e2m3fn", (64,))]  # fmt: skip
+    forms = [
+        ("float32", (12,)),
+        ("int32", (12,)),
+        ("int32", (3, 4)),
+        ("int32", (4, 3)),
+        ("bfloat16", (24,)),
+        ("complex128", (3,)),
+        ("float4_e2m1fn", (96,)),
+        ("float6_e2m3fn", (64,)),
+    ]
     for number, (dtype, shape) in enumerate(forms):
         builder.tensor(str(number), by_name(dtype), shape)
         builder.chunk(str(number), (0,) * len(shape), shape, "data.bin", 0, 48)
@@ -212,8 +220,10 @@ def test_items_inside_torch_archives_and_zstd_streams(tmp_path):
     pieces = [dense[:4].clone(), dense[4:].t().contiguous().t(), dense[:, :2].clone(), dense[:, 2:].clone()]
     assert not pieces[1].is_contiguous()
     for number, codec in enumerate((codecs.TORCH_ZIP, codecs.ZSTD_TORCH_ZIP)):
-        for name, parts in (("rows", [((0, 0), pieces[0]), ((4, 0), pieces[1])]),
-                            ("columns", [((0, 0), pieces[2]), ((0, 2), pieces[3])])):  # fmt: skip
+        for name, parts in (
+            ("rows", [((0, 0), pieces[0]), ((4, 0), pieces[1])]),
+            ("columns", [((0, 0), pieces[2]), ((0, 2), pieces[3])]),
+        ):
             folder = tmp_path / f"{number}{name}"
             folder.mkdir()
             builder = CatalogBuilder("test", Place(folder))

@@ -140,7 +140,7 @@ ARRAY = pack(torch.zeros(4))
         (pack({"w": {"__msgpack_chunked_array__": True}}), CorruptError, "no shape"),
         (pack({"a.b": torch.zeros(1), "a": {"b": torch.zeros(1)}}), CorruptError, "two arrays"),
     ],
-)  # fmt: skip
+)
 def test_a_hostile_file_is_refused(tmp_path: Path, content: bytes, kind: Any, words: str) -> None:
     (tmp_path / "x.msgpack").write_bytes(content)
     refused(kind, tmp_path / "x.msgpack", words)

@@ -122,8 +122,10 @@ def test_every_command_knows_it(run: Path, tmp_path: Path, call: Call) -> None:
 def test_a_process_of_its_own_finds_it(run: Path, site: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "workbench", "ls", str(run / "step-5.toy")],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])},
+    )
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("toy ")
 
 

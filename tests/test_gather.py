@@ -67,9 +67,11 @@ def test_boxes_go_to_any_place_of_any_buffer_and_nothing_else_is_touched(tmp_pat
         buffers.append(room)
         views.append((view, dense[tuple(slice(a, a + n) for a, n in zip(low, size, strict=True))]))
         asked += view.nbytes
-    columns = [np.array(column, np.int64) for column in zip(*wanted, strict=True)] if wanted else [
-        np.zeros((0, width) if k in (1, 2, 5) else 0, np.int64) for k in range(6)
-    ]  # fmt: skip
+    columns = (
+        [np.array(column, np.int64) for column in zip(*wanted, strict=True)]
+        if wanted
+        else [np.zeros((0, width) if k in (1, 2, 5) else 0, np.int64) for k in range(6)]
+    )
     side = payloads(folder, catalog, data.draw(st.sampled_from(["mmap", "pread"])))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather, "MIN_PIECE", data.draw(st.integers(1, 50)))

@@ -148,9 +148,12 @@ HOSTILE = {
     "twice": (W.file([*ONE, *ONE], {}), CorruptError, "occurs twice"),
     "name": (W.file([("é", 0, (1,), b"1234")], {}).replace("é".encode(), b"\xff\xff"), CorruptError, "UTF-8"),
     "end": (W.file(ONE, {})[:-24], TruncatedError, "'w'"),
-    "key": (W.file(ONE, {"k": scalar(4, 1), "l": scalar(4, 1)}).replace(b"\1\0\0\0\0\0\0\0l", b"\1\0\0\0\0\0\0\0k"),
-            CorruptError, "'k' occurs twice"),
-}  # fmt: skip
+    "key": (
+        W.file(ONE, {"k": scalar(4, 1), "l": scalar(4, 1)}).replace(b"\1\0\0\0\0\0\0\0l", b"\1\0\0\0\0\0\0\0k"),
+        CorruptError,
+        "'k' occurs twice",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -303,8 +306,10 @@ def test_a_hundred_thousand_tensors_open_in_seconds(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not OUTSIDE, reason="WORKBENCH_SAMPLES names no folder of further samples")
-@pytest.mark.parametrize("name", ["llama/llama-q8_0", "quant/llama-iq4_nl", "quant/llama-q4_0", "quant/llama-q4_1",
-                                  "quant/llama_tied-q4_k_m"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    ["llama/llama-q8_0", "quant/llama-iq4_nl", "quant/llama-q4_0", "quant/llama-q4_1", "quant/llama_tied-q4_k_m"],
+)
 def test_files_of_llama_cpp_equal_ggml(name: str) -> None:
     path = Path(str(OUTSIDE)) / "round2" / "gguf" / name
     check_reader(path.with_suffix(".gguf"), load_file(path.with_suffix(".truth.safetensors")), decoded=True)

@@ -56,20 +56,37 @@ def model(kind: str, dtype: torch.dtype) -> tuple[State, dict[str, Any]]:
     tied = kind != "llama"
     if not tied:
         state["lm_head.weight"] = draw(VOCAB, HIDDEN)
-    config = {"num_attention_heads": HEADS, "num_key_value_heads": GROUPS, "head_dim": ROWS, "vocab_size": VOCAB,
-              "hidden_size": HIDDEN, "tie_word_embeddings": tied}  # fmt: skip
+    config = {
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": GROUPS,
+        "head_dim": ROWS,
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "tie_word_embeddings": tied,
+    }
     return state, config
 
 
 NAMES = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    "block_sparse_moe.gate": "ffn_gate_inp", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-}  # fmt: skip
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+}
 WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-GEMMA3 = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
-          "post_feedforward_layernorm": "post_ffw_norm"}  # fmt: skip
+GEMMA3 = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 
 
 def converted(kind: str, state: State) -> dict[str, np.ndarray]:
@@ -123,16 +140,21 @@ def q4_k(x: np.ndarray) -> bytes:
     scale, least = (d * s)[:, :, None], (dmin * m)[:, :, None]
     q = np.clip(np.rint((x + least) / np.where(scale == 0, 1, scale)), 0, 15).astype(np.uint8)
     s, m = s.astype(np.uint8), m.astype(np.uint8)
-    packed = np.concatenate([s[:, :4] | s[:, 4:] >> 4 << 6, m[:, :4] | m[:, 4:] >> 4 << 6,
-                             s[:, 4:] & 15 | (m[:, 4:] & 15) << 4], axis=1)  # fmt: skip
+    packed = np.concatenate(
+        [s[:, :4] | s[:, 4:] >> 4 << 6, m[:, :4] | m[:, 4:] >> 4 << 6, s[:, 4:] & 15 | (m[:, 4:] & 15) << 4], axis=1
+    )
     codes = (q[:, ::2] | q[:, 1::2] << 4).reshape(len(x), -1)
     return np.concatenate([f16(d).view(np.uint8), f16(dmin).view(np.uint8), packed, codes], axis=1).tobytes()
 
 
 PACK = {
-    F32: lambda x: x.astype("<f4").tobytes(), F16: lambda x: f16(x).tobytes(), Q4_0: q4_0, Q8_0: q8_0, Q4_K: q4_k,
+    F32: lambda x: x.astype("<f4").tobytes(),
+    F16: lambda x: f16(x).tobytes(),
+    Q4_0: q4_0,
+    Q8_0: q8_0,
+    Q4_K: q4_k,
     BF16: lambda x: torch.from_numpy(np.ascontiguousarray(x)).bfloat16().view(torch.int16).numpy().tobytes(),
-}  # fmt: skip
+}
 
 
 def pair(folder: Path, kind: str, to: int, dtype: torch.dtype = torch.float32, **more: Any) -> tuple[Path, Path]:
@@ -174,9 +196,16 @@ def test_every_tensor_is_mapped_and_the_same_in_both_directions(tmp_path: Path, 
 
 @pytest.mark.parametrize(
     "to, dtype",
-    [(F16, torch.bfloat16), (F16, torch.float32), (BF16, torch.float16), (Q8_0, torch.float16), (Q4_0, torch.bfloat16),
-     (Q4_K, torch.bfloat16), (Q4_K, torch.float32)],
-)  # fmt: skip
+    [
+        (F16, torch.bfloat16),
+        (F16, torch.float32),
+        (BF16, torch.float16),
+        (Q8_0, torch.float16),
+        (Q4_0, torch.bfloat16),
+        (Q4_K, torch.bfloat16),
+        (Q4_K, torch.float32),
+    ],
+)
 def test_what_rounding_explains_is_no_difference(tmp_path: Path, to: int, dtype: torch.dtype) -> None:
     hf, gguf = pair(tmp_path, "llama", to, dtype)
     for found in (wb.diff(hf, gguf), wb.diff(gguf, hf)):  # the source is always a
@@ -327,9 +356,19 @@ def test_types_without_a_bound_are_said_to_have_none(tmp_path: Path) -> None:
 
 #: Bytes of a block that are scales; the others are codes.
 SCALES = {
-    "Q4_0": (0, 2), "Q4_1": (0, 4), "Q5_0": (0, 2), "Q5_1": (0, 4), "Q8_0": (0, 2), "Q4_K": (0, 16), "Q5_K": (0, 16),
-    "Q6_K": (192, 210), "Q3_K": (96, 110), "IQ4_NL": (0, 2), "IQ4_XS": (0, 8), "MXFP4": (0, 1),
-}  # fmt: skip
+    "Q4_0": (0, 2),
+    "Q4_1": (0, 4),
+    "Q5_0": (0, 2),
+    "Q5_1": (0, 4),
+    "Q8_0": (0, 2),
+    "Q4_K": (0, 16),
+    "Q5_K": (0, 16),
+    "Q6_K": (192, 210),
+    "Q3_K": (96, 110),
+    "IQ4_NL": (0, 2),
+    "IQ4_XS": (0, 8),
+    "MXFP4": (0, 1),
+}
 
 
 @pytest.mark.parametrize("name", SCALES)

@@ -22,8 +22,9 @@ import pytest
 
 from workbench.core.jsonable import jsonable
 from workbench.core.pickles import arrays, standins, unpickle
+from workbench.core.pickles.constructors import torch_storage
 from workbench.core.pickles.standins import Call, DTypeRef, Opaque, PickledDict
-from workbench.core.pickles.unpickle import TABLE, loads, loads_with_globals, torch_storage
+from workbench.core.pickles.unpickle import TABLE, loads, loads_with_globals
 from workbench.core.ziparchive import read_directory
 from workbench.errors import CorruptError, UnsafeError, WorkbenchError
 
@@ -85,35 +86,62 @@ def attacks(command: str) -> dict[str, bytes]:
         "newobj_ex": b"\x80\x04" + glob("subprocess", "Popen") + pair + b"}\x92.",
         "stack_global": b"\x80\x04" + text("os") + text("system") + b"\x93" + call + b".",
         "dotted": b"\x80\x04" + text("workbench.core.pickles.unpickle") + text("gc.__class__.__base__") + b"\x93)R.",
-        "nested getattr": glob("builtins", "getattr") + b"(" + glob("builtins", "__import__")
-        + text("os") + b"\x85R" + text("system")
-        + b"tR" + call + b".",
-        "own functions": b"\x80\x04" + text("workbench.core.pickles.unpickle") + text("os.system") + b"\x93"
-        + call + b".",
-        "functools.partial": glob("functools", "partial") + b"(" + glob("os", "system") + text(command)
-        + b"tR)R.",
+        "nested getattr": glob("builtins", "getattr")
+        + b"("
+        + glob("builtins", "__import__")
+        + text("os")
+        + b"\x85R"
+        + text("system")
+        + b"tR"
+        + call
+        + b".",
+        "own functions": b"\x80\x04"
+        + text("workbench.core.pickles.unpickle")
+        + text("os.system")
+        + b"\x93"
+        + call
+        + b".",
+        "functools.partial": glob("functools", "partial") + b"(" + glob("os", "system") + text(command) + b"tR)R.",
         "map": glob("builtins", "map") + b"(" + glob("os", "system") + b"(" + text(command) + b"ltR.",
-        "set of a generator": glob("builtins", "set") + glob("builtins", "map") + b"(" + glob("os",
-        "system") + b"(" + text(command)
+        "set of a generator": glob("builtins", "set")
+        + glob("builtins", "map")
+        + b"("
+        + glob("os", "system")
+        + b"("
+        + text(command)
         + b"ltR\x85R.",
-        "rebuild_from_type": glob("torch._tensor", "_rebuild_from_type_v2") + b"(" + glob("os", "system")
-        + b"N(" + text(command)
+        "rebuild_from_type": glob("torch._tensor", "_rebuild_from_type_v2")
+        + b"("
+        + glob("os", "system")
+        + b"N("
+        + text(command)
         + b"tNtR.",
-        "defaultdict factory": glob("collections", "defaultdict") + glob("os", "getcwd") + b"\x85R"
-        + text("k") + b"Ns.",
-        "build setstate": glob("os", "system") + b")R" + b"}" + text("__setstate__") + glob("os",
-        "system") + b"sb" + text(command) + b"b.",
+        "defaultdict factory": glob("collections", "defaultdict")
+        + glob("os", "getcwd")
+        + b"\x85R"
+        + text("k")
+        + b"Ns.",
+        "build setstate": glob("os", "system")
+        + b")R"
+        + b"}"
+        + text("__setstate__")
+        + glob("os", "system")
+        + b"sb"
+        + text(command)
+        + b"b.",
         "build on class": glob("a", "b") + b"N}" + text("__reduce__") + glob("os", "system") + b"s\x86b.",
         "sleep": glob("time", "sleep") + b"J\xff\xff\xff\x7f\x85R.",
         "load_from_bytes": glob("torch.storage", "_load_from_bytes") + b"C\x04N.N.\x85R.",
         "numpy load": glob("numpy", "load") + call + b".",
         "bdb, runpy": glob("runpy", "run_path") + call + b".",
         "pickle in pickle": glob("pickle", "loads") + b"C\x12cos\nsystem\nX\x01\0\0\0x.\x85R.",
-        "copyreg newobj": glob("copyreg", "__newobj__") + b"(" + glob("os", "system") + text(command)
-        + b"tR.",
-        "reconstructor": glob("copyreg", "_reconstructor") + b"(" + glob("os", "system") + glob("builtins",
-        "object") + b"NtR.",
-    }  # fmt: skip
+        "copyreg newobj": glob("copyreg", "__newobj__") + b"(" + glob("os", "system") + text(command) + b"tR.",
+        "reconstructor": glob("copyreg", "_reconstructor")
+        + b"("
+        + glob("os", "system")
+        + glob("builtins", "object")
+        + b"NtR.",
+    }
 
 
 @pytest.mark.parametrize("name", attacks("x"))
@@ -144,10 +172,16 @@ def test_foreign_globals_are_listed_even_when_only_named() -> None:
     assert all(repr(item).isprintable() for item in found.value)
 
 
-STATES = [b"}" + text("x") + b"K\x01s", b"N}" + text("x") + b"K\x01s\x86",
-          b"N}" + text("__defaults__") + b"(K\x01ts\x86", b"}" + text("__class__") + b"Ns", b"K\x05",
-          b"N}" + text("function") + b"Ns\x86",
-          b"N}" + text("__init__") + b"Ns\x86", b"N}" + text("__setstate__") + b"Ns\x86"]  # fmt: skip
+STATES = [
+    b"}" + text("x") + b"K\x01s",
+    b"N}" + text("x") + b"K\x01s\x86",
+    b"N}" + text("__defaults__") + b"(K\x01ts\x86",
+    b"}" + text("__class__") + b"Ns",
+    b"K\x05",
+    b"N}" + text("function") + b"Ns\x86",
+    b"N}" + text("__init__") + b"Ns\x86",
+    b"N}" + text("__setstate__") + b"Ns\x86",
+]
 
 
 def test_build_changes_no_class_and_no_function_of_ours() -> None:
@@ -182,15 +216,29 @@ def test_build_changes_no_class_and_no_function_of_ours() -> None:
 
 def test_everything_in_the_table_survives_any_call_and_item() -> None:
     rng = random.Random(3)
-    values = [b"N", b"K\x05", b"J\xff\xff\xff\xff", text("9" * 300), b"]", b"}", b")", b"\x8f",
-              b"G\x7f\xf8\0\0\0\0\0\0",
-              b"C\x03abc", b"\x8a\x0a" + b"\xff" * 9 + b"\x7f", text("latin1"), text("f8"), glob("torch",
-              "float32"),
-              glob("torch", "FloatStorage"), glob("numpy", "dtype"), glob("builtins", "range")
-              + b"J\xff\xff\xff\x7f\x85R",
-              glob("os", "system"), glob("os", "system") + b")R", b"(K\x01K\x02t",
-              b"(" + text("storage") + glob("torch", "FloatStorage") + text("0") + text("cpu")
-              + b"K\x05tQ"]  # fmt: skip
+    values = [
+        b"N",
+        b"K\x05",
+        b"J\xff\xff\xff\xff",
+        text("9" * 300),
+        b"]",
+        b"}",
+        b")",
+        b"\x8f",
+        b"G\x7f\xf8\0\0\0\0\0\0",
+        b"C\x03abc",
+        b"\x8a\x0a" + b"\xff" * 9 + b"\x7f",
+        text("latin1"),
+        text("f8"),
+        glob("torch", "float32"),
+        glob("torch", "FloatStorage"),
+        glob("numpy", "dtype"),
+        glob("builtins", "range") + b"J\xff\xff\xff\x7f\x85R",
+        glob("os", "system"),
+        glob("os", "system") + b")R",
+        b"(K\x01K\x02t",
+        b"(" + text("storage") + glob("torch", "FloatStorage") + text("0") + text("cpu") + b"K\x05tQ",
+    ]
     tails = [
         b"",
         b"K\x01a",
@@ -241,7 +289,8 @@ BOMBS: dict[str, bytes] = {
     "long4": b"\x80\x02\x8b\xff\xff\xff\x7f.",
     "bytearray(10**12)": glob("builtins", "bytearray") + b"\x8a\x06\x00\x10\xa5\xd4\xe8\x00\x85R.",
     "bytes(10**12)": glob("__builtin__", "bytes") + b"\x8a\x06\x00\x10\xa5\xd4\xe8\x00\x85R.",
-    "tuple(range)": glob("builtins", "tuple") + glob("builtins", "range")
+    "tuple(range)": glob("builtins", "tuple")
+    + glob("builtins", "range")
     + b"\x8a\x06\x00\x10\xa5\xd4\xe8\x00\x85R\x85R.",
     "int of a million digits": b"I" + b"9" * 1_000_000 + b"\n.",
     "out of band": b"\x80\x05\x97.",
@@ -263,14 +312,26 @@ BOMBS: dict[str, bytes] = {
     "negative shape": glob("torch._utils", "_rebuild_tensor") + b"(NK\x00(J\xff\xff\xff\xfft(K\x01ttR.",
     "a million sets": b"\x80\x04" + b"\x8f" * 1_000_000 + b".",
     "no opcode": b"\x80\x04\xee.",
-}  # fmt: skip
+}
 BOMBS["numpy of a lying shape"] = pickle.dumps(np.zeros(3), 2).replace(b"K\x03\x85", b"J\xff\xff\xff\x7f\x85")
 
 
-LONG = ["memo, LONG_BINPUT", "memo, PUT", "memo, PUT of nonsense", "extension 1", "extension 4",
-        "binbytes8", "binbytes8, 2**63",
-        "binunicode8", "bytearray8", "binbytes", "long4", "out of band", "protocol 9",
-        "no opcode"]  # fmt: skip
+LONG = [
+    "memo, LONG_BINPUT",
+    "memo, PUT",
+    "memo, PUT of nonsense",
+    "extension 1",
+    "extension 4",
+    "binbytes8",
+    "binbytes8, 2**63",
+    "binunicode8",
+    "bytearray8",
+    "binbytes",
+    "long4",
+    "out of band",
+    "protocol 9",
+    "no opcode",
+]
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -370,10 +431,16 @@ def mutate(rng: random.Random, data: bytes) -> bytes:
 @pytest.mark.parametrize("protocol", range(6))
 def test_damaged_pickles_raise_our_errors_only(protocol: int) -> None:
     rng = random.Random(protocol)
-    value = {"a": [1, 2.5, None, "text", b"bytes", (1, (2, 3))], "n": np.arange(5), "s": {1, 2},
-             "o": collections.OrderedDict(x=1),
-             "f": frozenset([3]), "d": np.float32(1), "c": collections.Counter("ab"),
-             "p": Path("a")}  # fmt: skip
+    value = {
+        "a": [1, 2.5, None, "text", b"bytes", (1, (2, 3))],
+        "n": np.arange(5),
+        "s": {1, 2},
+        "o": collections.OrderedDict(x=1),
+        "f": frozenset([3]),
+        "d": np.float32(1),
+        "c": collections.Counter("ab"),
+        "p": Path("a"),
+    }
     data = pickle.dumps(value, protocol)
     refusals = 0
     tracemalloc.start()

@@ -123,9 +123,11 @@ def model(*layers: Any, **optimizer: Any) -> dict[str, Any]:
 
 
 SHAPES = {
-    "layers/dense/vars/0": (3, 4), "layers/dense/vars/1": (4,), "layers/dense_1/vars/0": (4, 2),
+    "layers/dense/vars/0": (3, 4),
+    "layers/dense/vars/1": (4,),
+    "layers/dense_1/vars/0": (4, 2),
     "layers/dense_1/vars/1": (2,),
-}  # fmt: skip
+}
 
 
 def slots(*shapes: tuple[int, ...], first: int = 2) -> dict[str, tuple[int, ...]]:
@@ -353,7 +355,7 @@ def many_keys(made: bytes, at: int) -> bytes:
         (lambda at: ([(200, b"")], b""), CorruptError, "neither a group nor a data set"),
         (lambda at: ([(2, struct.pack("<BBQQ", 0, 0, 512, 512))], b""), TruncatedError, "bytes 512 to 550"),
     ],
-)  # fmt: skip
+)
 def test_a_hostile_file_is_refused(tmp_path: Path, part: Part, kind: Any, words: str) -> None:
     write(tmp_path / "x.h5", {"w": part})
     refused(kind, tmp_path / "x.h5", words)

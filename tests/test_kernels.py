@@ -74,8 +74,11 @@ def package(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("code, words", [(STATS, "1.0 6.0 3.0"), (COMPARE, "1 1.0"), (DOCTOR, "300 300 300.0")],
-                         ids=["stats", "compare", "doctor"])  # fmt: skip
+@pytest.mark.parametrize(
+    "code, words",
+    [(STATS, "1.0 6.0 3.0"), (COMPARE, "1 1.0"), (DOCTOR, "300 300 300.0")],
+    ids=["stats", "compare", "doctor"],
+)
 def test_nothing_has_to_be_written(package, code, words):
     nowhere = str(package / "__pycache__" / "home")  # below a file
     before = sorted(package.rglob("*"))

@@ -74,8 +74,12 @@ def test_the_catalogue_is_that_of_the_first_lab_and_more():
     counts = Counter(kind for fault in lab.FAULTS.values() for kind in fault.seen)
     assert len(lab.FAULTS) == 42 and len(lab.WIDER) >= 10 and len(lab.CONTROLS) >= 10
     assert {kind: counts[kind] for kind in ("alone", "echo", "next", "early", "late")} == {
-        "alone": 28, "echo": 38, "next": 35, "early": 33, "late": 12,
-    }  # fmt: skip
+        "alone": 28,
+        "echo": 38,
+        "next": 35,
+        "early": 33,
+        "late": 12,
+    }
     for fault in (*lab.FAULTS.values(), *lab.WIDER.values()):
         assert all(re.fullmatch("[A-H][0-9]{1,2}", cause) for cause in (fault.cause, *fault.also)) and fault.seen
         assert sum(how is not None for how in (fault.restore, fault.second, fault.damage)) == 1

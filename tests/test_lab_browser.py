@@ -17,12 +17,24 @@ pytestmark = [pytest.mark.browser, pytest.mark.notebook, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 WAIT = 240_000  #: ms
-FLAGS = ["--no-browser", "--ip=127.0.0.1", "--IdentityProvider.token=", "--ServerApp.password=",
-         "--ServerApp.disable_check_xsrf=True", "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None",
-         "--allow-root"]  # fmt: skip
+FLAGS = [
+    "--no-browser",
+    "--ip=127.0.0.1",
+    "--IdentityProvider.token=",
+    "--ServerApp.password=",
+    "--ServerApp.disable_check_xsrf=True",
+    "--LabApp.expose_app_in_browser=True",
+    "--LabApp.news_url=None",
+    "--allow-root",
+]
 #: How many plots a notebook draws at least.
-PLOTS = {"01_open_and_look": 1, "02_layouts_and_meshes": 3, "03_debug_a_loss_spike": 3, "04_diff_two_runs": 3,
-         "05_reshard_and_load_on_gpu": 1}  # fmt: skip
+PLOTS = {
+    "01_open_and_look": 1,
+    "02_layouts_and_meshes": 3,
+    "03_debug_a_loss_spike": 3,
+    "04_diff_two_runs": 3,
+    "05_reshard_and_load_on_gpu": 1,
+}
 KERNEL = "() => window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
 #: ``[number of cells without a count, text of errors]`` of the notebook that is open.
 STATE = """() => {
@@ -45,8 +57,12 @@ def lab(tmp_path_factory, free_port):
     settings.mkdir(parents=True)
     # Cells that are off the screen would not be in the page.
     (settings / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')
-    places = {"JUPYTER_CONFIG_DIR": "config", "JUPYTERLAB_SETTINGS_DIR": "settings",
-              "JUPYTERLAB_WORKSPACES_DIR": "spaces", "JUPYTER_RUNTIME_DIR": "runtime"}  # fmt: skip
+    places = {
+        "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTERLAB_SETTINGS_DIR": "settings",
+        "JUPYTERLAB_WORKSPACES_DIR": "spaces",
+        "JUPYTER_RUNTIME_DIR": "runtime",
+    }
     environment = os.environ | {name: str(folder / place) for name, place in places.items()}
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-m", "jupyterlab", f"--port={port}", f"--ServerApp.root_dir={folder}", *FLAGS]

@@ -94,8 +94,10 @@ def test_flat_parameters_of_fsdp1_are_ranges() -> None:
 
 def test_zero1_has_flat_states_and_says_nothing_of_copies_of_weights() -> None:
     assert counts("deepspeed_zero1") == {
-        ("dp Flat()", "proven"): 162, ("dp ?", "unknown"): 55, ("dp Replicate()", "proven"): 2,
-    }  # fmt: skip
+        ("dp Flat()", "proven"): 162,
+        ("dp ?", "unknown"): 55,
+        ("dp Replicate()", "proven"): 2,
+    }
 
 
 def test_megatron_gate_and_up_are_told_from_a_plain_shard() -> None:

@@ -52,13 +52,25 @@ def trainer_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("trainer")
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=32, hidden_size=8, intermediate_size=12, num_hidden_layers=1,
-                         num_attention_heads=2, num_key_value_heads=1)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
     rows = [{"input_ids": torch.randint(0, 32, (6,)), "labels": torch.randint(0, 32, (6,))} for _ in range(8)]
     arguments = TrainingArguments(
-        str(folder), max_steps=4, save_steps=2, per_device_train_batch_size=2, use_cpu=True, report_to=[],
-        disable_tqdm=True, save_total_limit=None,
-    )  # fmt: skip
+        str(folder),
+        max_steps=4,
+        save_steps=2,
+        per_device_train_batch_size=2,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        save_total_limit=None,
+    )
     Trainer(LlamaForCausalLM(config), arguments, train_dataset=rows).train()
     return folder
 
@@ -258,11 +270,16 @@ def lightning_state() -> dict[str, Any]:
     """The dict that Lightning 2.6 passes to ``torch.save`` (``dump_checkpoint``)."""
     model, optimizer = small()
     return {
-        "epoch": 3, "global_step": 100, "pytorch-lightning_version": "2.6.0", "loops": {"fit_loop": {"state_dict": {}}},
+        "epoch": 3,
+        "global_step": 100,
+        "pytorch-lightning_version": "2.6.0",
+        "loops": {"fit_loop": {"state_dict": {}}},
         "state_dict": {f"model.{name}": value for name, value in model.state_dict().items()},
-        "callbacks": {}, "optimizer_states": [optimizer.state_dict()], "lr_schedulers": [],
+        "callbacks": {},
+        "optimizer_states": [optimizer.state_dict()],
+        "lr_schedulers": [],
         "hyper_parameters": {"lr": 0.01},
-    }  # fmt: skip
+    }
 
 
 def test_a_lightning_file_has_its_fqns_and_joined_ids(tmp_path: Path) -> None:

@@ -108,9 +108,7 @@ def test_boxes_of_any_dtensor_are_those_of_torch(fake_ranks, data):
         size, first = compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
         whole = torch.arange(int(np.prod(shape)), dtype=torch.int64).reshape(shape)
         local = torch.zeros(tuple(size), dtype=torch.int64)
-        made = DTensor.from_local(
-            local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
-        )  # fmt: skip
+        made = DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
         tensors.append(held(str(number), made))
         part = whole
         for axis, placement in enumerate(placements):  # the pieces, by torch itself
@@ -323,8 +321,11 @@ def test_a_part_of_a_fused_weight_is_a_view_and_what_is_behind_it_is_expected(sa
     truth = load_file(samples / "truth" / "megatron_dp_reshardable.safetensors")
     fused = [name for name in ckpt if name.endswith("linear_qkv.weight") and not name.startswith("optimizer")]
     rest = {name: one.torch() for name, one in ckpt.select(role="param").items() if name not in fused}
-    views = [name for name in ckpt.views if any(name.endswith(f"linear_{part}.weight") for part in "qkv")
-             and name.startswith("decoder.layers.0.")]  # fmt: skip
+    views = [
+        name
+        for name in ckpt.views
+        if any(name.endswith(f"linear_{part}.weight") for part in "qkv") and name.startswith("decoder.layers.0.")
+    ]
     assert len(views) == 3
     state = zeros(rest) | {name: torch.zeros(ckpt[name].shape, dtype=ckpt[name].dtype) for name in views}
     report = load(state, ckpt, strict=False)
@@ -388,11 +389,15 @@ def test_state_dicts_are_flattened_as_dcp_does():
     from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
     state = {
-        "model": {"a.b": torch.zeros(1), "c": [torch.zeros(2), {"d": 3}]}, "list": [1, 2, [3]],
+        "model": {"a.b": torch.zeros(1), "c": [torch.zeros(2), {"d": 3}]},
+        "list": [1, 2, [3]],
         "pair": (torch.ones(1), 2),
         "optim": {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": [{"lr": 0.1, "params": [0, 1]}]},
-        "empty": {}, "nothing": [], "deep": [[{"x": 1}], 2], "none": None,
-    }  # fmt: skip
+        "empty": {},
+        "nothing": [],
+        "deep": [[{"x": 1}], 2],
+        "none": None,
+    }
     want, paths = flatten_state_dict(state)
     found = flatten(state)
     assert [leaf.name for leaf in found] == list(want)

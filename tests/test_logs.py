@@ -86,8 +86,10 @@ def test_resumes_of_a_sample_are_those_of_its_truth(kind):
     (want,) = truth(kind)["resumes"]
     (got,) = joined.resumes
     assert (got.stopped_after, got.first_after, got.repeated) == (
-        want["stopped_after"], want["first_step_after"], want["repeated_steps"],
-    )  # fmt: skip
+        want["stopped_after"],
+        want["first_step_after"],
+        want["repeated_steps"],
+    )
     assert got.loaded in (None, want["loaded_checkpoint_step"])
     assert got.difference < 0.05  # the same data: the scripted noise is 0.01
     curve = joined.loss
@@ -108,13 +110,21 @@ def test_the_line_that_names_the_loaded_step_is_read(kind):
 # ---- values, against other code ---------------------------------------------------------------------------------
 
 PRINTED = {
-    "composer": r"loss/train/total: (\S+)", "deepspeed": r"loss: (\S+)", "fairseq2": r"NLL Loss: (\S+)",
-    "levanter": r'"train/loss": ([\d.]+)', "maxtext": r" loss: ([\d.]+)", "megatron": r"lm loss: (\S+)",
-    "nanogpt": r"loss ([\d.]+)", "nemo": r"train_loss: (\S+)", "openrlhf": r" loss=([\d.]+)",
-    "paddlenlp": r"loss: ([\d.]+)", "torchtitan": r"loss: *([\d.]+)", "verl": r"pg_loss:(\S+)",
+    "composer": r"loss/train/total: (\S+)",
+    "deepspeed": r"loss: (\S+)",
+    "fairseq2": r"NLL Loss: (\S+)",
+    "levanter": r'"train/loss": ([\d.]+)',
+    "maxtext": r" loss: ([\d.]+)",
+    "megatron": r"lm loss: (\S+)",
+    "nanogpt": r"loss ([\d.]+)",
+    "nemo": r"train_loss: (\S+)",
+    "openrlhf": r" loss=([\d.]+)",
+    "paddlenlp": r"loss: ([\d.]+)",
+    "torchtitan": r"loss: *([\d.]+)",
+    "verl": r"pg_loss:(\S+)",
     "vescale": r"loss (\S+)",
     "torchtune": r"loss:(\S+)",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", PRINTED)
@@ -214,16 +224,27 @@ def test_events_are_the_floats_in_the_file():
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("lm loss", "loss"), ("train/loss", "loss"), ("Train/Samples/train_loss", "loss"),
+        ("lm loss", "loss"),
+        ("train/loss", "loss"),
+        ("Train/Samples/train_loss", "loss"),
         ("run 7 - train/loss", "loss"),
-        ("learning rate", "lr"), ("lr-AdamW/group0", "lr"), ("grad norm", "grad_norm"),
+        ("learning rate", "lr"),
+        ("lr-AdamW/group0", "lr"),
+        ("grad norm", "grad_norm"),
         ("Gradient Norm", "grad_norm"),
-        ("throughput(tps)", "throughput"), ("my/loss", "loss"),
-        ("eval_loss", None), ("val/loss", None), ("lm loss validation", None), ("loss scale", None),
+        ("throughput(tps)", "throughput"),
+        ("my/loss", "loss"),
+        ("eval_loss", None),
+        ("val/loss", None),
+        ("lm loss validation", None),
+        ("loss scale", None),
         ("test_loss", None),
-        ("load_balancing_loss", None), ("epoch", None), ("loss_scale", None), ("color", None),
+        ("load_balancing_loss", None),
+        ("epoch", None),
+        ("loss_scale", None),
+        ("color", None),
     ],
-)  # fmt: skip
+)
 def test_names_mean_what_programs_log_under_them(name, what):
     known = meaning(name)
     assert (known and known[0]) == what

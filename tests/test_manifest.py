@@ -35,8 +35,16 @@ from workbench.core.place import Place
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_ckpts"
 RUNS = (
-    "gguf", "loss_spike", "orbax", "quantised", "titan_run", "torch_checkpointing", "trainer_run", "torch_save", "zarr",
-)  # fmt: skip
+    "gguf",
+    "loss_spike",
+    "orbax",
+    "quantised",
+    "titan_run",
+    "torch_checkpointing",
+    "trainer_run",
+    "torch_save",
+    "zarr",
+)
 #: every committed sample; folders of several hold each of them
 ALL = sorted(
     str(path.relative_to(SAMPLES))
@@ -101,8 +109,10 @@ def test_any_flipped_bit_is_found_and_located(name, flips, tmp_path):
         # what lies there, by the catalog: raw elements must be called by their tensor, whose other bytes are as told
         rows = np.flatnonzero(
             (ckpt.catalog.file == (ckpt.catalog.files.index(file) if file in ckpt.catalog.files else -1))
-            & (ckpt.catalog.start <= at) & (at < ckpt.catalog.stop) & (elements > 0)
-        )  # fmt: skip
+            & (ckpt.catalog.start <= at)
+            & (at < ckpt.catalog.stop)
+            & (elements > 0)
+        )
         keys = {ckpt.catalog.keys[ckpt.catalog.tensor[row]] for row in rows.tolist()}
         if keys and entry.kind == "data":
             kind, *named = evidence["parts"][0]

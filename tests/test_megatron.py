@@ -123,8 +123,12 @@ LEGACY = {
     "vpp2_flat": ({"layers": 8}, {"pp": 2, "optimizer": "flat", "stages": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]}),
     "uneven_ends": (
         {"layers": 7},
-        {"tp": 2, "pp": 3, "stages": [[[0], [1, 2, 3, 4], [5, 6]]],
-             "args": {"decoder_first_pipeline_num_layers": 1, "decoder_last_pipeline_num_layers": 2}},
+        {
+            "tp": 2,
+            "pp": 3,
+            "stages": [[[0], [1, 2, 3, 4], [5, 6]]],
+            "args": {"decoder_first_pipeline_num_layers": 1, "decoder_last_pipeline_num_layers": 2},
+        },
     ),
     "own_layout": (
         {"layers": 5},
@@ -132,8 +136,11 @@ LEGACY = {
     ),
     "embedding_counts_as_a_layer": (
         {"layers": 6},
-        {"pp": 4, "stages": [[[0], [1, 2], [3, 4], [5]]], "args": {"account_for_embedding_in_pipeline_split": True,
-             "account_for_loss_in_pipeline_split": True}},
+        {
+            "pp": 4,
+            "stages": [[[0], [1, 2], [3, 4], [5]]],
+            "args": {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True},
+        },
     ),
     "flat": ({}, {"tp": 2, "optimizer": "flat"}),
     "flat_dp3": ({}, {"tp": 2, "pp": 2, "optimizer": "flat", "dp": 3}),
@@ -141,8 +148,12 @@ LEGACY = {
     "float16_tied": ({"tied": True}, {"tp": 2, "pp": 2}),
     "flat_buckets": (
         {},
-        {"tp": 2, "optimizer": "flat", "bucket_size": 700,
-         "args": {"overlap_grad_reduce": True, "ddp_bucket_size": 700}},
+        {
+            "tp": 2,
+            "optimizer": "flat",
+            "bucket_size": 700,
+            "args": {"overlap_grad_reduce": True, "ddp_bucket_size": 700},
+        },
     ),
     "experts": ({"experts": 4}, {"tp": 2, "ep": 2}),
     "experts_pp": ({"experts": 4}, {"pp": 2, "ep": 2}),
@@ -153,9 +164,18 @@ LEGACY = {
     "no_attributes": ({}, {"tp": 2, "attributes": False}),
     "fp32": ({}, {"tp": 2, "optimizer": "fp32"}),
     "weights_only": ({}, {"tp": 2, "pp": 2, "optimizer": "none"}),
-}  # fmt: skip
-RULED = {"vpp2_flat": 0, "no_attributes": 1, "fp32": 1, "weights_only": 1, "flat": 1, "flat_dp3": 1, "flat_tied": 1,
-         "flat_buckets": 1, "experts_flat": 1}  # fmt: skip
+}
+RULED = {
+    "vpp2_flat": 0,
+    "no_attributes": 1,
+    "fp32": 1,
+    "weights_only": 1,
+    "flat": 1,
+    "flat_dp3": 1,
+    "flat_tied": 1,
+    "flat_buckets": 1,
+    "experts_flat": 1,
+}
 
 
 @pytest.mark.parametrize("name", LEGACY)
@@ -262,10 +282,16 @@ def test_a_missing_tp_rank_is_named_and_the_rest_can_be_read(tmp_path):
     (grid,) = [one for one in wb.verify(ckpt) if one.rule == "ranks.grid"]
     assert grid.message.startswith("1 of 4 ranks") and grid.evidence["lost"] == [{"pp": 1, "tp": 1}]
     assert any("(tp 1, pp 1, ep 0)" in note for note in ckpt.notes)
-    same_bits(ckpt.param("decoder.layers.1.mlp.linear_fc1.weight").torch(),
-              model.params["decoder.layers.1.mlp.linear_fc1.weight"], "other stage")  # fmt: skip
-    same_bits(ckpt.param("decoder.layers.3.input_layernorm.weight").torch(),
-              model.params["decoder.layers.3.input_layernorm.weight"], "replica")  # fmt: skip
+    same_bits(
+        ckpt.param("decoder.layers.1.mlp.linear_fc1.weight").torch(),
+        model.params["decoder.layers.1.mlp.linear_fc1.weight"],
+        "other stage",
+    )
+    same_bits(
+        ckpt.param("decoder.layers.3.input_layernorm.weight").torch(),
+        model.params["decoder.layers.3.input_layernorm.weight"],
+        "replica",
+    )
     half = ckpt["decoder.layers.3.self_attention.linear_qkv.weight"][:24]
     same_bits(half, model.params["decoder.layers.3.self_attention.linear_qkv.weight"][:24], "half")
     with pytest.raises(wb.errors.MissingFileError, match="mp_rank_01_001"):
@@ -474,7 +500,7 @@ DIST = {
     "dp_experts_grouped": ({"experts": 6, "grouped": True}, {"tp": 2, "ep": 2, "optimizer": "dp"}),
     "dp_layered": ({}, {"tp": 2, "pp": 2, "optimizer": "dp", "layered": True}),
     "weights_only": ({}, {"tp": 2, "optimizer": "none"}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DIST)
@@ -506,8 +532,11 @@ def test_dist_layouts(tmp_path, name):
         same_bits(ckpt[key].torch(), stack, key)
         assert key not in list(ckpt)
     if name == "dp_tied":  # the last stage's copy has a state of its own, as its buffer does
-        same_bits(ckpt.param("output_layer.weight", role="exp_avg").torch(),
-                  model.states["embedding.word_embeddings.weight"]["exp_avg"], "copy")  # fmt: skip
+        same_bits(
+            ckpt.param("output_layer.weight", role="exp_avg").torch(),
+            model.states["embedding.word_embeddings.weight"]["exp_avg"],
+            "copy",
+        )
 
 
 def test_a_chunk_of_several_layers(tmp_path):
@@ -768,10 +797,14 @@ def test_layers_of_a_stage_are_megatrons(pp, vp, each, data):
         embedding, loss = data.draw(st.booleans()), data.draw(st.booleans())
         layers -= embedding + loss
     args = {
-        "num_layers": layers, "pipeline_model_parallel_size": pp, "decoder_first_pipeline_num_layers": first,
-        "virtual_pipeline_model_parallel_size": vp if vp > 1 else None, "decoder_last_pipeline_num_layers": last,
-        "account_for_embedding_in_pipeline_split": embedding, "account_for_loss_in_pipeline_split": loss,
-    }  # fmt: skip
+        "num_layers": layers,
+        "pipeline_model_parallel_size": pp,
+        "decoder_first_pipeline_num_layers": first,
+        "virtual_pipeline_model_parallel_size": vp if vp > 1 else None,
+        "decoder_last_pipeline_num_layers": last,
+        "account_for_embedding_in_pipeline_split": embedding,
+        "account_for_loss_in_pipeline_split": loss,
+    }
     table = layout.stage_layers(RunArgs(args))
     if layers < 1:
         return
@@ -800,8 +833,13 @@ def test_a_layout_written_out(text, pp, layers, want):
 
 
 def test_rank_coordinates_follow_megatrons_order():
-    args = {"tensor_model_parallel_size": 2, "context_parallel_size": 2, "data_parallel_size": 2,
-            "pipeline_model_parallel_size": 2, "world_size": 16}  # fmt: skip
+    args = {
+        "tensor_model_parallel_size": 2,
+        "context_parallel_size": 2,
+        "data_parallel_size": 2,
+        "pipeline_model_parallel_size": 2,
+        "world_size": 16,
+    }
     ranks = RunArgs(args).mesh["ranks"]
     # generate_masked_orthogonal_rank_groups(16, …) for order tp-cp-ep-dp-pp
     for name, groups in {"tp": [[0, 1], [14, 15]], "cp": [[0, 2]], "dp": [[0, 4]], "pp": [[0, 8], [7, 15]]}.items():

@@ -110,9 +110,13 @@ def test_plain_models_and_torchtitan() -> None:
     found = meaning("model.layers.0.w", "optim.state.layers.0.w.exp_avg")
     assert found["model.layers.0.w"] == ("layers.0.w", "param")
     found = meaning(
-        "layers.0.w", "optimizer.state.layers.0.w.exp_avg", "optimizer.param_groups.layers.0.w.lr",
-        "train_state.step", "lr_scheduler.last_epoch", "dataloader.dp_rank_0",
-    )  # fmt: skip
+        "layers.0.w",
+        "optimizer.state.layers.0.w.exp_avg",
+        "optimizer.param_groups.layers.0.w.lr",
+        "train_state.step",
+        "lr_scheduler.last_epoch",
+        "dataloader.dp_rank_0",
+    )
     assert found["layers.0.w"] == ("layers.0.w", "param")
     assert [role for _, role in found.values()].count("other") == 4
     assert found["optimizer.param_groups.layers.0.w.lr"] == (None, "other")

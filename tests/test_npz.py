@@ -136,7 +136,7 @@ def header(text: str, version: int = 1, length: int | None = None) -> bytes:
         (header("{}", 1, 400), TruncatedError, "398 bytes"),
         (header("{}", 9), CorruptError, "version 9.0"),
     ],
-)  # fmt: skip
+)
 def test_a_hostile_header_is_refused(tmp_path: Path, content: bytes, kind: Any, words: str) -> None:
     (tmp_path / "x.npy").write_bytes(content)
     refused(kind, tmp_path / "x.npy", words)

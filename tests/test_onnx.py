@@ -17,8 +17,15 @@ from tests.tensorflow_files import message, number, varint
 from workbench.core.source import PreadSource
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, WorkbenchError
 
-KINDS = {torch.float32: 1, torch.int8: 3, torch.int32: 6, torch.int64: 7, torch.bool: 9, torch.float16: 10,
-         torch.bfloat16: 16}  # fmt: skip
+KINDS = {
+    torch.float32: 1,
+    torch.int8: 3,
+    torch.int32: 6,
+    torch.int64: 7,
+    torch.bool: 9,
+    torch.float16: 10,
+    torch.bfloat16: 16,
+}
 
 
 def tensor(name: str, kind: int, shape: tuple[int, ...], *fields: bytes) -> bytes:
@@ -116,7 +123,7 @@ W = torch.zeros(2)
         (model(inside("w", W))[:-8], CorruptError, "ends in the middle"),
         (model(message(5, message(8, b"\xff"))), CorruptError, "not UTF-8"),
     ],
-)  # fmt: skip
+)
 def test_a_hostile_model_is_refused(tmp_path: Path, content: bytes, kind: Any, words: str) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "secret").write_bytes(bytes(8))

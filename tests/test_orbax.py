@@ -107,9 +107,11 @@ def test_a_real_save_of_two_processes_can_be_read_without_its_merge(tmp_path: Pa
     shutil.copytree(source / "ckpt" / "1" / "default", tmp_path / "default", ignore=kept, copy_function=shutil.copyfile)
     for process in ("ocdbt.process_0", "ocdbt.process_1"):
         shutil.copytree(
-            source / "ckpt" / "1" / "default" / process, tmp_path / "default" / process, dirs_exist_ok=True,
+            source / "ckpt" / "1" / "default" / process,
+            tmp_path / "default" / process,
+            dirs_exist_ok=True,
             copy_function=shutil.copyfile,
-        )  # fmt: skip
+        )
     ckpt = wb.open(tmp_path, partial=True)
     for key, want in load_file(source / "truth.safetensors").items():
         same_bits(ckpt[key].torch(), want, key)
@@ -121,9 +123,12 @@ def test_a_real_save_of_two_processes_can_be_read_without_its_merge(tmp_path: Pa
 def arrays() -> tuple[dict[str, bytes], dict[str, torch.Tensor]]:
     """Values of a database, and its arrays: scalars, inline values, values apart, an odd grid, names with slashes."""
     held = {
-        "step": (numbers(dtype="<i8"), ()), "params.w": (numbers(40, 30), (16, 16)), "params.a.b/c": (numbers(9), (4,)),
-        "params.big": (numbers(600), (300,)), "opt_state.0.mu.w": (numbers(40, 30), (20, 30)),
-    }  # fmt: skip
+        "step": (numbers(dtype="<i8"), ()),
+        "params.w": (numbers(40, 30), (16, 16)),
+        "params.a.b/c": (numbers(9), (4,)),
+        "params.big": (numbers(600), (300,)),
+        "opt_state.0.mu.w": (numbers(40, 30), (20, 30)),
+    }
     values: dict[str, bytes] = {}
     for name, (array, chunk) in held.items():
         values |= zarr2(name, array, chunk)
@@ -138,10 +143,17 @@ def arrays() -> tuple[dict[str, bytes], dict[str, torch.Tensor]]:
 @pytest.mark.parametrize(
     "how",
     [
-        {}, {"leaf_keys": 3}, {"leaf_keys": 2, "prefix": 6}, {"inline": 0}, {"inline": 1 << 20}, {"compress": False},
-        {"compress": False, "inline": 0, "leaf_keys": 5}, {"numbered": True}, {"data": "ocdbt.process_3/d/0"},
+        {},
+        {"leaf_keys": 3},
+        {"leaf_keys": 2, "prefix": 6},
+        {"inline": 0},
+        {"inline": 1 << 20},
+        {"compress": False},
+        {"compress": False, "inline": 0, "leaf_keys": 5},
+        {"numbered": True},
+        {"data": "ocdbt.process_3/d/0"},
     ],
-)  # fmt: skip
+)
 def test_every_form_of_a_database_is_read(tmp_path: Path, how: dict[str, Any]) -> None:
     values, truth = arrays()
     path = database(tmp_path / "7", values, **how)
@@ -466,7 +478,7 @@ HOSTILE: dict[str, tuple[Damage, type[WorkbenchError], str]] = {
     "value through a dot": (reference("d/./x"), UnsafeError, "not inside"),
     "node up and out": (reference("d/../../nodes", value=False), UnsafeError, "not inside"),
     "node with NUL": (reference("d/no\0des", value=False), UnsafeError, "not inside"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)

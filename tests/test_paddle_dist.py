@@ -236,9 +236,11 @@ def test_a_shard_without_a_file_is_a_hole_that_is_told(tmp_path: Path, metadata:
 
 def test_parts_of_paddleformers(tmp_path: Path, metadata: types.SimpleNamespace) -> None:
     for folder, key, seed in (
-        ("model_state", "fc.weight", 1), ("optimizer_state", "fc.weight.moment1_0", 2),
-        ("master_weight", "fc.weight.w_0", 3), ("ema_state", "fc.weight", 4),
-    ):  # fmt: skip
+        ("model_state", "fc.weight", 1),
+        ("optimizer_state", "fc.weight.moment1_0", 2),
+        ("master_weight", "fc.weight.w_0", 3),
+        ("ema_state", "fc.weight", 4),
+    ):
         out = DistSave(metadata, tmp_path / folder)
         out.shard(key, numbers(4, 3, seed=seed), (0, 0), (4, 3), "0_0.distcp", (0, 7))
         out.shard(key, numbers(4, 3, seed=seed), (0, 0), (4, 3), "1_0.distcp", (7, 12))

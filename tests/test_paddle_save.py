@@ -212,8 +212,11 @@ def test_powers_of_beta_tell_the_step_or_nothing(step: int, beta2: float) -> Non
 
 def test_powers_that_disagree_tell_no_step(tmp_path: Path) -> None:
     def opt(steps: list[int]) -> dict[str, Any]:
-        return {f"linear_{n}.w_0_beta{b}_pow_acc_0": np.array([beta ** (t + 1)], np.float32)
-                for n, t in enumerate(steps) for b, beta in ((1, 0.9), (2, 0.999))}  # fmt: skip
+        return {
+            f"linear_{n}.w_0_beta{b}_pow_acc_0": np.array([beta ** (t + 1)], np.float32)
+            for n, t in enumerate(steps)
+            for b, beta in ((1, 0.9), (2, 0.999))
+        }
 
     agreed = wb.open(save(tmp_path / "a.pdopt", opt([7, 7])))
     assert agreed.step == 7 and agreed.objects["beta_pow"]["steps"] == {"7": 2}

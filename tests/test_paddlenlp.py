@@ -33,10 +33,13 @@ CONFIG = {
     "num_key_value_heads": 2,
 }
 SHAPES = {
-    "llama.embed_tokens.weight": ((20, 8), 0), "llama.layers.0.self_attn.q_proj.weight": ((8, 8), 1),
-    "llama.layers.0.self_attn.k_proj.weight": ((8, 4), 1), "llama.layers.0.mlp.down_proj.weight": ((12, 8), 0),
-    "llama.norm.weight": ((8,), None), "llama.layers.0.mlp.gate_up_fused_proj.weight": ((8, 24), 1),
-}  # fmt: skip
+    "llama.embed_tokens.weight": ((20, 8), 0),
+    "llama.layers.0.self_attn.q_proj.weight": ((8, 8), 1),
+    "llama.layers.0.self_attn.k_proj.weight": ((8, 4), 1),
+    "llama.layers.0.mlp.down_proj.weight": ((12, 8), 0),
+    "llama.norm.weight": ((8,), None),
+    "llama.layers.0.mlp.gate_up_fused_proj.weight": ((8, 24), 1),
+}
 
 
 def whole_of(name: str, seed: int = 0) -> np.ndarray:

@@ -106,13 +106,19 @@ def test_of_many_ranks_a_column_is_the_slowest_of_its_ranks():
 @pytest.mark.parametrize(
     "stored",
     [
-        7, "ab", [7], [{}], [{"rank": -1, "name": "data", "start": 0, "seconds": 1}],
-        [{"rank": 0, "name": "data", "start": "x", "seconds": 1}], [{"rank": 1 << 40, "name": "d", "start": 0,
-        "seconds": 1}], [{"rank": 0, "name": "data", "start": 0, "seconds": -1}], [{"rank": 0, "name": 4, "start": 0,
-        "seconds": 1}], [{"rank": True, "name": "data", "start": 0, "seconds": 1}],
+        7,
+        "ab",
+        [7],
+        [{}],
+        [{"rank": -1, "name": "data", "start": 0, "seconds": 1}],
+        [{"rank": 0, "name": "data", "start": "x", "seconds": 1}],
+        [{"rank": 1 << 40, "name": "d", "start": 0, "seconds": 1}],
+        [{"rank": 0, "name": "data", "start": 0, "seconds": -1}],
+        [{"rank": 0, "name": 4, "start": 0, "seconds": 1}],
+        [{"rank": True, "name": "data", "start": 0, "seconds": 1}],
         [{"rank": 0, "name": f"p{n}", "start": 0, "seconds": 1} for n in range(40)],
     ],
-)  # fmt: skip
+)
 def test_a_record_that_is_none(stored):
     with pytest.raises(CorruptError, match="'a' has phases that are none"):
         phases_of({"phases": stored}, "a")

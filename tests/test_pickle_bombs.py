@@ -82,9 +82,13 @@ def binary(size: int) -> bytes:
 
 
 TENSOR = (
-    b"ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu")
+    b"ctorch._utils\n_rebuild_tensor_v2\n(("
+    + text("storage")
+    + b"ctorch\nFloatStorage\n"
+    + text("0")
+    + text("cpu")
     + b"K\x10tQK\x00(K\x04K\x04t(K\x04K\x01t\x89}tR"
-)  # fmt: skip
+)
 PAD = text("pad") + binary(3 * MEGABYTE) + b"s"  # beyond any size up to which a reader looks closer
 
 
@@ -155,15 +159,28 @@ WORDS = text("a" * MEGABYTE)
 ARGUMENTS = b"cfoo\nbar\nq\x010(" + b"N" * 200_000 + b"tq\x020]("
 ARRAY = (
     b"cnumpy._core.multiarray\n_reconstruct\nq\x010cnumpy\nndarray\nK\x00\x85C\x01b\x87q\x020"
-    + b"cnumpy\ndtype\n" + text("f8") + b"\x89\x88\x87R(K\x03" + text(">") + b"NNNJ\xff\xff\xff\xff"
+    + b"cnumpy\ndtype\n"
+    + text("f8")
+    + b"\x89\x88\x87R(K\x03"
+    + text(">")
+    + b"NNNJ\xff\xff\xff\xff"
     + b"J\xff\xff\xff\xffK\x00tbq\x030"
-    + b"(K\x01" + number(125_000) + b"\x85h\x03\x89" + binary(MEGABYTE) + b"tq\x040]("
-    + b"h\x01h\x02Rh\x04b" * 5000 + b"e"
-)  # fmt: skip
+    + b"(K\x01"
+    + number(125_000)
+    + b"\x85h\x03\x89"
+    + binary(MEGABYTE)
+    + b"tq\x040]("
+    + b"h\x01h\x02Rh\x04b" * 5000
+    + b"e"
+)
 PARAMETER = (
-    TENSOR + b"q\x010" + DICT + b"q\x020ctorch._utils\n_rebuild_parameter_with_state\nq\x030]("
-    + b"h\x03(h\x01\x88}h\x02tR" * 5000 + b"e"
-)  # fmt: skip
+    TENSOR
+    + b"q\x010"
+    + DICT
+    + b"q\x020ctorch._utils\n_rebuild_parameter_with_state\nq\x030]("
+    + b"h\x03(h\x01\x88}h\x02tR" * 5000
+    + b"e"
+)
 
 BOMBS: dict[str, Body] = {
     "int keys of one hash, 20,000": lambda: keys(collide(20_000)),
@@ -174,10 +191,12 @@ BOMBS: dict[str, Body] = {
     "a set of ints of one hash": lambda: b"\x8f(" + b"".join(collide(100_000)) + b"\x90",
     "a frozenset of ints of one hash": lambda: b"(" + b"".join(collide(100_000)) + b"\x91",
     "set(ints of one hash)": lambda: b"cbuiltins\nset\n](" + b"".join(collide(100_000)) + b"e\x85R",
-    "dict(ints of one hash)": lambda: b"ccollections\nOrderedDict\n](" + b"".join(
-        key + b"N\x86" for key in collide(100_000)) + b"e\x85R",
-    "int('…') keys of one hash": lambda: b"cbuiltins\nint\nq\x010" + keys(
-        [b"h\x01" + text(str(k * PRIME)) + b"\x85R" for k in range(1, 100_001)]),
+    "dict(ints of one hash)": lambda: (
+        b"ccollections\nOrderedDict\n](" + b"".join(key + b"N\x86" for key in collide(100_000)) + b"e\x85R"
+    ),
+    "int('…') keys of one hash": lambda: (
+        b"cbuiltins\nint\nq\x010" + keys([b"h\x01" + text(str(k * PRIME)) + b"\x85R" for k in range(1, 100_001)])
+    ),
     "tuple keys of one hash": lambda: keys(equal_hashes(60_000)),
     "tuple keys of one hash, one batch": lambda: keys(equal_hashes(60_000), 1 << 30),
     "small int keys in one row of slots": lambda: keys(walk_of_slots(16)),
@@ -199,8 +218,13 @@ BOMBS: dict[str, Body] = {
     "copies of a path": lambda: copies("pathlib PosixPath", WORDS, 5000),
     "copies of arguments": lambda: ARGUMENTS + b"h\x01h\x02R" * 5000 + b"e",
     "copies of arguments, NEWOBJ": lambda: ARGUMENTS + b"h\x01h\x02\x81" * 5000 + b"e",
-    "copies of keyword arguments": lambda: b"cfoo\nbar\nq\x010}(" + b"".join(
-        text(f"k{i}") + b"N" for i in range(50_000)) + b"uq\x020](" + b"h\x01)h\x02\x92" * 5000 + b"e",
+    "copies of keyword arguments": lambda: (
+        b"cfoo\nbar\nq\x010}("
+        + b"".join(text(f"k{i}") + b"N" for i in range(50_000))
+        + b"uq\x020]("
+        + b"h\x01)h\x02\x92" * 5000
+        + b"e"
+    ),
     "copies of swapped arrays": lambda: ARRAY,
     "copies of attributes": lambda: PARAMETER,
     "ints of 4,300 digits": lambda: copies("builtins int", text("9" * 4300), 200_000),
@@ -218,15 +242,27 @@ BOMBS: dict[str, Body] = {
     "1,000,000 instances": lambda: b"cfoo\nbar\nq\x010](" + b"h\x01)R" * 1_000_000 + b"e",
     "250,000 classes": lambda: b"](" + b"".join(b"c%x\na\n" % i for i in range(250_000)) + b"e",
     "classes of one call": lambda: copies("torch._utils _rebuild_parameter", b"N", 500_000),
-    "lists of 2**80 paths": lambda: b"]q\x010" + b"".join(
-        b"]q%c(h%ch%ce0" % (i + 1, i, i) for i in range(1, 80)) + b"h\x50",
-    "tensors of 2**40 paths": lambda: b"}q\x01" + text("t") + TENSOR + b"s0" + b"".join(
-        b"}q%c" % (i + 1) + text("a") + b"h%cs" % i + text("b") + b"h%cs0" % i for i in range(1, 40)) + b"h\x28",
-    "100 tensors below 190 keys of 20,000 characters": lambda: (b"}" + text("k" * 20_000)) * 190 + b"}(" + b"".join(
-        text(f"w{i}") + TENSOR for i in range(100)) + b"u" + b"s" * 190,
+    "lists of 2**80 paths": lambda: (
+        b"]q\x010" + b"".join(b"]q%c(h%ch%ce0" % (i + 1, i, i) for i in range(1, 80)) + b"h\x50"
+    ),
+    "tensors of 2**40 paths": lambda: (
+        b"}q\x01"
+        + text("t")
+        + TENSOR
+        + b"s0"
+        + b"".join(b"}q%c" % (i + 1) + text("a") + b"h%cs" % i + text("b") + b"h%cs0" % i for i in range(1, 40))
+        + b"h\x28"
+    ),
+    "100 tensors below 190 keys of 20,000 characters": lambda: (
+        (b"}" + text("k" * 20_000)) * 190
+        + b"}("
+        + b"".join(text(f"w{i}") + TENSOR for i in range(100))
+        + b"u"
+        + b"s" * 190
+    ),
     "a step of 1 MB": lambda: BIG + b"s" + text("step") + BIG + b"s" + text("global_step") + BIG,
     "an int of 500,000 digits": lambda: b"L" + b"9" * 500_000 + b"L\n",
-}  # fmt: skip
+}
 #: Refused for what they are rather than for what they cost.
 NO_BOMBS = {"tuples 1,500,000 deep", "dicts 200,000 deep", "calls 200,000 deep", "an int of 500,000 digits"}
 

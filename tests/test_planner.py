@@ -30,10 +30,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tor
     for n in range(layers):
         at = f"model.layers.{n}"
         for name, shape in {
-            "self_attn.q_proj": (30, hidden), "self_attn.k_proj": (10, hidden), "self_attn.v_proj": (10, hidden),
-            "self_attn.o_proj": (hidden, 30), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+            "self_attn.q_proj": (30, hidden),
+            "self_attn.k_proj": (10, hidden),
+            "self_attn.v_proj": (10, hidden),
+            "self_attn.o_proj": (hidden, 30),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
             "mlp.down_proj": (hidden, inner),
-        }.items():  # fmt: skip
+        }.items():
             weights[f"{at}.{name}.weight"] = torch.empty(shape)
         weights[f"{at}.input_layernorm.weight"] = torch.empty(hidden)
         weights[f"{at}.post_attention_layernorm.weight"] = torch.empty(hidden)
@@ -167,9 +171,12 @@ def test_precision_of_each_part(llama: Any) -> None:
 
 def test_fp8_weights_have_scales_and_the_others_stay_wide(tmp_path: Path) -> None:
     shapes = {
-        "model.embed_tokens.weight": (300, 200), "model.layers.0.self_attn.q_proj.weight": (300, 200),
-        "model.layers.0.mlp.down_proj.weight": (200, 150), "model.norm.weight": (200,), "lm_head.weight": (300, 200),
-    }  # fmt: skip
+        "model.embed_tokens.weight": (300, 200),
+        "model.layers.0.self_attn.q_proj.weight": (300, 200),
+        "model.layers.0.mlp.down_proj.weight": (200, 150),
+        "model.norm.weight": (200,),
+        "lm_head.weight": (300, 200),
+    }
     save_file(
         {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}, tmp_path / "m.safetensors"
     )
@@ -251,13 +258,19 @@ def test_frozen_parameters_have_no_states() -> None:
     assert found.chosen.parts[3] == 8 * trained and any("counted as frozen" in note for note in found.notes)
 
 
-@pytest.mark.parametrize(("asked", "words"), [
-    ({"gpus": 0}, "not a number of GPUs"), ({"memory_gb": 0}, "leaves no memory"),
-    ({"memory_gb": float("inf")}, "is not the memory of a GPU"), ({"memory_gb": float("nan")}, "is not the memory of a "
-    "GPU"), ({"reserve_gb": 2}, "leaves no memory"),
-    ({"stage": 4}, "not one of 0, 1, 2, 3"), ({"tp": 3}, "does not give a layout"),
-    ({"dp": 3, "gpus": 8}, "does not give a layout"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"gpus": 0}, "not a number of GPUs"),
+        ({"memory_gb": 0}, "leaves no memory"),
+        ({"memory_gb": float("inf")}, "is not the memory of a GPU"),
+        ({"memory_gb": float("nan")}, "is not the memory of a GPU"),
+        ({"reserve_gb": 2}, "leaves no memory"),
+        ({"stage": 4}, "not one of 0, 1, 2, 3"),
+        ({"tp": 3}, "does not give a layout"),
+        ({"dp": 3, "gpus": 8}, "does not give a layout"),
+    ],
+)
 def test_what_makes_no_layout_is_refused(llama: Any, asked: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         wb.plan_memory(wb.open(llama[0]), **{"gpus": 4, "memory_gb": 1, **asked})

@@ -163,8 +163,11 @@ def test_parts_that_do_not_fit_are_refused(samples: Path, tmp_path: Path, name: 
     for way in (values[key], ckpt.decoded(key), ckpt[key].decoded(), pickle.loads(pickle.dumps(values))[key]):
         with pytest.raises(CorruptError, match=word):
             way.torch()
-    (row,) = [row for row in wb.diff(ckpt, samples / "quantised" / name).rows if row.key_b.startswith(f"{KEY}.weight")
-              and row.status == "unread"] or [None]  # fmt: skip
+    (row,) = [
+        row
+        for row in wb.diff(ckpt, samples / "quantised" / name).rows
+        if row.key_b.startswith(f"{KEY}.weight") and row.status == "unread"
+    ] or [None]
     assert row is None or word in row.why
 
 
@@ -181,8 +184,11 @@ def test_packed_integers_of_any_width_are_read_or_left_as_they_are(
     packed = [sum(int(code) << width * at for at, code in enumerate(row)) for row in codes]
     data = np.array([list(row.to_bytes(4 * words, "little")) for row in packed], np.uint8).view(np.int32)
     scale = torch.tensor([[0.5], [2.0], [-1.0], [0.25]])
-    tensors = {"w.weight_packed": torch.from_numpy(data), "w.weight_scale": scale,
-               "w.weight_shape": torch.tensor([4, columns])}  # fmt: skip
+    tensors = {
+        "w.weight_packed": torch.from_numpy(data),
+        "w.weight_scale": scale,
+        "w.weight_shape": torch.tensor([4, columns]),
+    }
     save_file(tensors, tmp_path / "model.safetensors")
     if bits:
         config = {"quantization_config": {"config_groups": {"group_0": {"weights": {"num_bits": bits}}}}}
@@ -206,8 +212,11 @@ def test_a_zero_point_is_not_ignored(samples: Path, tmp_path: Path) -> None:
     save_file(tensors | {f"{KEY}.weight_zero_point": zero}, path / "model.safetensors")
     code, scale = tensors[f"{KEY}.weight"].int(), tensors[f"{KEY}.weight_scale"]
     same_bits(wb.open(path).decode()[f"{KEY}.weight"].torch(), (code - zero).to(scale.dtype) * scale, "zero point")
-    fp8 = {"w.weight": torch.ones(4, 8).to(torch.float8_e4m3fn), "w.weight_scale": torch.ones(4, 1),
-           "w.weight_zero_point": torch.ones(4, 1, dtype=torch.int8)}  # fmt: skip
+    fp8 = {
+        "w.weight": torch.ones(4, 8).to(torch.float8_e4m3fn),
+        "w.weight_scale": torch.ones(4, 1),
+        "w.weight_zero_point": torch.ones(4, 1, dtype=torch.int8),
+    }
     (tmp_path / "fp8").mkdir()
     save_file(fp8, tmp_path / "fp8" / "model.safetensors")
     assert wb.open(tmp_path / "fp8").decode()["w.weight"].dtype == torch.float8_e4m3fn
@@ -231,23 +240,34 @@ def down(numbers: np.ndarray, bits: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "bits, version, act_order",
-    [(2, "gptq", True), (3, "gptq", False), (3, "gptq_v2", True), (4, "gptq", True), (4, "gptq_v2", False),
-     (8, "gptq", False)],
-)  # fmt: skip
+    [
+        (2, "gptq", True),
+        (3, "gptq", False),
+        (3, "gptq_v2", True),
+        (4, "gptq", True),
+        (4, "gptq_v2", False),
+        (8, "gptq", False),
+    ],
+)
 def test_gptq_is_code_less_zero_times_scale(tmp_path: Path, bits: int, version: str, act_order: bool) -> None:
     """``W[o, i] = scales[g[i], o] · (q[i, o] - z[g[i], o])``; AutoGPTQ stores z - 1."""
     rng, (inputs, outputs, group) = np.random.default_rng(bits), (128, 96, 32)
     q, z = rng.integers(0, 1 << bits, (inputs, outputs)), rng.integers(1, 1 << bits, (inputs // group, outputs))
     scales = torch.from_numpy(rng.uniform(0.001, 0.02, z.shape).astype(np.float16))
     g = rng.permutation(np.arange(inputs) // group) if act_order else np.arange(inputs) // group
-    tensors = {"l.qweight": down(q, bits), "l.qzeros": down((z - (version == "gptq")).T, bits).T, "l.scales": scales,
-               "l.bias": torch.ones(outputs)}  # fmt: skip
+    tensors = {
+        "l.qweight": down(q, bits),
+        "l.qzeros": down((z - (version == "gptq")).T, bits).T,
+        "l.scales": scales,
+        "l.bias": torch.ones(outputs),
+    }
     if act_order:
         tensors["l.g_idx"] = torch.from_numpy(g.astype(np.int32))
     config = {"quant_method": "gptq", "bits": bits, "group_size": group, "checkpoint_format": version}
     want = torch.from_numpy((q - z[g]).T.astype(np.float16)) * scales[torch.from_numpy(g)].T
-    check_reader(stored(tmp_path, tensors, config), {"l.weight": want.contiguous(), "l.bias": torch.ones(outputs)},
-                 decoded=True)  # fmt: skip
+    check_reader(
+        stored(tmp_path, tensors, config), {"l.weight": want.contiguous(), "l.bias": torch.ones(outputs)}, decoded=True
+    )
 
 
 def test_awq_is_code_less_zero_times_scale_in_its_order_of_columns(tmp_path: Path) -> None:
@@ -268,8 +288,11 @@ def test_awq_is_code_less_zero_times_scale_in_its_order_of_columns(tmp_path: Pat
 
 
 def test_words_whose_configuration_is_unknown_stay_as_they_are_stored(tmp_path: Path) -> None:
-    tensors = {"l.qweight": torch.ones(8, 32, dtype=torch.int32), "l.qzeros": torch.ones(2, 4, dtype=torch.int32),
-               "l.scales": torch.ones(2, 32, dtype=torch.float16)}  # fmt: skip
+    tensors = {
+        "l.qweight": torch.ones(8, 32, dtype=torch.int32),
+        "l.qzeros": torch.ones(2, 4, dtype=torch.int32),
+        "l.scales": torch.ones(2, 32, dtype=torch.float16),
+    }
     for config in (
         {},
         {"quant_method": "gptq", "checkpoint_format": "marlin"},
@@ -293,9 +316,13 @@ def test_packed_integers_with_zero_points_and_activation_order(tmp_path: Path, b
     q, z = rng.integers(0, 1 << bits, (rows, columns)), rng.integers(0, 1 << bits, (rows, columns // group))
     scale = torch.from_numpy(rng.uniform(0.01, 0.02, z.shape)).bfloat16()
     g = rng.permutation(np.arange(columns) // group) if ordered else np.arange(columns) // group
-    tensors = {"w.weight_packed": down(q.T, bits).T, "w.weight_zero_point": down(z, bits), "w.weight_scale": scale,
-               "w.weight_shape": torch.tensor([rows, columns]),
-               "w.weight_g_idx": torch.from_numpy((g if ordered else g * 0 - 1).astype(np.int32))}  # fmt: skip
+    tensors = {
+        "w.weight_packed": down(q.T, bits).T,
+        "w.weight_zero_point": down(z, bits),
+        "w.weight_scale": scale,
+        "w.weight_shape": torch.tensor([rows, columns]),
+        "w.weight_g_idx": torch.from_numpy((g if ordered else g * 0 - 1).astype(np.int32)),
+    }
     want = torch.from_numpy(q - z[:, g]).bfloat16() * scale[:, torch.from_numpy(g)]
     groups = {"group_0": {"weights": {"num_bits": bits}}}
     check_reader(stored(tmp_path, tensors, {"config_groups": groups}), {"w.weight": want}, decoded=True)
@@ -314,8 +341,9 @@ def test_nvfp4_of_modelopt_multiplies_where_compressed_tensors_divides(tmp_path:
     total = torch.tensor(0.00037)
     tensors = {"l.weight": packed, "l.weight_scale": scale, "l.weight_scale_2": total, "l.input_scale": total.clone()}
     want = value * (scale.float() * total).repeat_interleave(16, 1)
-    values = check_reader(stored(tmp_path, tensors, {"quant_algo": "NVFP4"}),
-                          {"l.weight": want, "l.input_scale": total}, decoded=True)  # fmt: skip
+    values = check_reader(
+        stored(tmp_path, tensors, {"quant_algo": "NVFP4"}), {"l.weight": want, "l.input_scale": total}, decoded=True
+    )
     assert values["l.weight"].dtype == torch.float32
     again = {"l.weight_packed": packed, "l.weight_scale": scale, "l.weight_global_scale": total.reshape(1)}
     divided = (value * (scale.float() / total).repeat_interleave(16, 1)).bfloat16()
@@ -343,12 +371,24 @@ def test_scales_of_bitsandbytes_that_are_quantised_themselves(tmp_path: Path, of
     code, table = rng.integers(0, 16, rows * columns), rng.uniform(-1, 1, 16).astype(np.float32)
     scale, numbers = rng.integers(0, 256, rows * columns // size), rng.uniform(-1, 1, 256).astype(np.float32)
     nested = rng.uniform(0.1, 1, 2).astype(np.float32)
-    state = {"quant_type": "nf4", "blocksize": size, "dtype": "bfloat16", "shape": [rows, columns],
-             "nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}  # fmt: skip
+    state = {
+        "quant_type": "nf4",
+        "blocksize": size,
+        "dtype": "bfloat16",
+        "shape": [rows, columns],
+        "nested_blocksize": 256,
+        "nested_dtype": "float32",
+        "nested_offset": offset,
+    }
     said = np.frombuffer(json.dumps(state).encode(), np.uint8)
-    tensors = {"l.weight": (code[::2] << 4 | code[1::2]).astype(np.uint8)[:, None], "l.weight.quant_map": table,
-               "l.weight.absmax": scale.astype(np.uint8), "l.weight.nested_quant_map": numbers,
-               "l.weight.nested_absmax": nested, "l.weight.quant_state.bitsandbytes__nf4": said}  # fmt: skip
+    tensors = {
+        "l.weight": (code[::2] << 4 | code[1::2]).astype(np.uint8)[:, None],
+        "l.weight.quant_map": table,
+        "l.weight.absmax": scale.astype(np.uint8),
+        "l.weight.nested_quant_map": numbers,
+        "l.weight.nested_absmax": nested,
+        "l.weight.quant_state.bitsandbytes__nf4": said,
+    }
     absmax = numbers[scale] * nested.repeat(256)[: len(scale)] + np.float32(offset)
     want = torch.from_numpy((table[code] * absmax.repeat(size)).reshape(rows, columns)).bfloat16()
     folder = stored(tmp_path, {key: torch.from_numpy(value.copy()) for key, value in tensors.items()}, {})

@@ -34,9 +34,20 @@ def placed(tmp_path, shapes, mesh, rules=None, facts=None, roles=None):
 
 
 PLANS = [
-    "LlamaConfig", "Qwen2Config", "Qwen3Config", "Qwen3MoeConfig", "MixtralConfig", "DeepseekV3Config", "GemmaConfig",
-    "Gemma2Config", "MistralConfig", "Qwen2MoeConfig", "CohereConfig", "GPTNeoXConfig", "Llama4TextConfig",
-]  # fmt: skip
+    "LlamaConfig",
+    "Qwen2Config",
+    "Qwen3Config",
+    "Qwen3MoeConfig",
+    "MixtralConfig",
+    "DeepseekV3Config",
+    "GemmaConfig",
+    "Gemma2Config",
+    "MistralConfig",
+    "Qwen2MoeConfig",
+    "CohereConfig",
+    "GPTNeoXConfig",
+    "Llama4TextConfig",
+]
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -138,14 +149,22 @@ def test_states_scales_and_adapters_follow_their_parameter(tmp_path):
     found, notes = placed(
         tmp_path,
         {
-            column: (256, 512), f"{column}@exp_avg": (256, 512), f"{column}@step": (),
-            f"{column}@scale": (2, 4), f"{column}@momentum": (256,),
-            row: (256, 512), f"{row}@scale": (2, 4), f"{row}@lora_A": (8, 512), f"{row}@lora_B": (256, 8),
-            "layers.0.self_attn.k_proj.weight": (256, 512), "layers.0.self_attn.k_proj.weight@scale": (256, 1),
-            "layers.0.self_attn.v_proj.weight": (300, 512), "layers.0.self_attn.v_proj.weight@scale": (3, 4),
+            column: (256, 512),
+            f"{column}@exp_avg": (256, 512),
+            f"{column}@step": (),
+            f"{column}@scale": (2, 4),
+            f"{column}@momentum": (256,),
+            row: (256, 512),
+            f"{row}@scale": (2, 4),
+            f"{row}@lora_A": (8, 512),
+            f"{row}@lora_B": (256, 8),
+            "layers.0.self_attn.k_proj.weight": (256, 512),
+            "layers.0.self_attn.k_proj.weight@scale": (256, 1),
+            "layers.0.self_attn.v_proj.weight": (300, 512),
+            "layers.0.self_attn.v_proj.weight@scale": (3, 4),
         },
         Mesh(fsdp=2, tp=2),
-    )  # fmt: skip
+    )
     cut = {"tp": Shard(0), "fsdp": Shard(0)}
     assert found[column] == found[f"{column}@exp_avg"] == found[f"{column}@scale"] == cut
     assert list(found[column]) == ["tp", "fsdp"], "fsdp cuts what tp left"
@@ -186,11 +205,13 @@ def test_stacks_of_experts_are_told_by_their_shapes(tmp_path):
     oss, notes = placed(
         tmp_path,
         {
-            head + "gate_up_proj": (8, 16, 24), head + "gate_up_proj_bias": (8, 24),
-            head + "down_proj": (8, 12, 16), head + "down_proj_bias": (8, 16),
+            head + "gate_up_proj": (8, 16, 24),
+            head + "gate_up_proj_bias": (8, 24),
+            head + "down_proj": (8, 12, 16),
+            head + "down_proj_bias": (8, 16),
         },
         mesh,
-    )  # fmt: skip
+    )
     assert oss[head + "gate_up_proj"] == {"ep": Shard(0), "tp": Shard(2)}, "gate and up row by row"
     assert oss[head + "gate_up_proj_bias"] == {"ep": Shard(0), "tp": Shard(1)}
     assert oss[head + "down_proj"] == {"ep": Shard(0), "tp": Shard(1)}

@@ -105,9 +105,7 @@ def test_a_plan_reads_another_checkpoint_of_the_same_tensors(tmp_path):
     w, b = np.arange(24, dtype=np.int32).reshape(6, 4), np.arange(6, dtype=np.int32)
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     small = stored(tmp_path / "a", {"b": b}, {"b": [((0,), (6,))]})
-    large = stored(
-        tmp_path / "b", {"w": w, "b": b}, {"w": grid(w.shape, 2), "b": [((4,), (2,)), ((0,), (4,))]}
-    )  # fmt: skip
+    large = stored(tmp_path / "b", {"w": w, "b": b}, {"w": grid(w.shape, 2), "b": [((4,), (2,)), ((0,), (4,))]})
     target = Target.of(small.catalog, Mesh(fsdp=4))
     for payloads in (small, large):
         got = assembled(payloads, target.plan(payloads.catalog))
@@ -153,9 +151,11 @@ def test_what_a_plan_would_do_is_told_before_it_does_it():
     ckpt = open_checkpoint("sample_ckpts/hf_llama_bf16_sharded")
     told = Target.of(ckpt, Mesh(dp=2, tp=2)).explain()
     stored_bytes = sum(t.nbytes for t in ckpt.values())
-    assert told.unique_nbytes == told.ranks["nbytes"][:2].sum() - sum(
-        t.nbytes for k, t in ckpt.items() if "norm" in k
-    ) == stored_bytes  # fmt: skip
+    assert (
+        told.unique_nbytes
+        == told.ranks["nbytes"][:2].sum() - sum(t.nbytes for k, t in ckpt.items() if "norm" in k)
+        == stored_bytes
+    )
     assert told.nbytes == told.ranks["nbytes"].sum() == told.tensors["nbytes"].sum() == told.files["nbytes"].sum()
     assert told.ranks["copies"].sum() == told.copies == told.files["copies"].sum()
     row = told.tensors.set_index("key").loc["model.layers.0.self_attn.q_proj.weight"]

@@ -42,8 +42,10 @@ def test_resumes_and_spikes_of_a_sample_are_those_of_its_truth(kind):
         return
     (resume,), (got,) = want["resumes"], run.resumes.to_dict("records")
     assert (got["step"], got["stopped_after"], got["repeated"]) == (
-        resume["first_step_after"], resume["stopped_after"], resume["repeated_steps"],
-    )  # fmt: skip
+        resume["first_step_after"],
+        resume["stopped_after"],
+        resume["repeated_steps"],
+    )
     assert row["resume"] == resume["first_step_after"]
     assert run.metrics.index.is_unique and run.metrics["loss"].notna().all()
     assert set(run.ghosts[run.ghosts["metric"] == "loss"]["step"]) == set(

@@ -132,10 +132,20 @@ def test_an_abandoned_branch_is_drawn_and_belongs_to_one_run_only():
 def layers(names: list[str], steps: int) -> pd.DataFrame:
     random = np.random.default_rng(1)
     rows = [
-        {"step": step, "path": f"s{step}", "key": name, "fqn": name, "role": "param", "norm": random.random() + 0.1,
-         "absmean": 0.1, "nan": 0, "change": random.random()}
-        for step in range(steps) for name in names
-    ]  # fmt: skip
+        {
+            "step": step,
+            "path": f"s{step}",
+            "key": name,
+            "fqn": name,
+            "role": "param",
+            "norm": random.random() + 0.1,
+            "absmean": 0.1,
+            "nan": 0,
+            "change": random.random(),
+        }
+        for step in range(steps)
+        for name in names
+    ]
     return pd.DataFrame(rows)
 
 
@@ -383,8 +393,9 @@ def test_runs_are_compared_by_step(tmp_path):
             both.metrics["loss", name].dropna(), one.metrics["loss"].dropna(), check_names=False
         )
     assert both.spikes.groupby("run")["step"].apply(list).to_dict() == {
-        "torchtitan": a.spikes["step"].tolist(), "megatron": b.spikes["step"].tolist(),
-    }  # fmt: skip
+        "torchtitan": a.spikes["step"].tolist(),
+        "megatron": b.spikes["step"].tolist(),
+    }
     assert len(both.plot(["loss"]).axes[0].lines) >= 2 and "torchtitan" in repr(both)
     with pytest.raises(wb.errors.UsageError, match="at least two runs"):
         wb.compare([a])

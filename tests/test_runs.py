@@ -42,12 +42,24 @@ def by_path(root: Path, **more: int) -> dict[str, Found]:
 @pytest.mark.parametrize(
     ("name", "step"),
     [
-        ("step-48000", 48000), ("step_12", 12), ("checkpoint-6", 6), ("iter_0000100", 100), ("global_step3", 3),
-        ("epoch_2", 2), ("epoch=3-step=100.ckpt", 100), ("runs/step-4/model", 4), ("checkpoint_0", 0),
-        ("llama-ckpt-7.pt", 7), ("model", None), ("footstep-3x", None), ("v2", None), ("step-", None),
-        ("step-5/epoch", 5), ("global_step" + "9" * 30, None),
+        ("step-48000", 48000),
+        ("step_12", 12),
+        ("checkpoint-6", 6),
+        ("iter_0000100", 100),
+        ("global_step3", 3),
+        ("epoch_2", 2),
+        ("epoch=3-step=100.ckpt", 100),
+        ("runs/step-4/model", 4),
+        ("checkpoint_0", 0),
+        ("llama-ckpt-7.pt", 7),
+        ("model", None),
+        ("footstep-3x", None),
+        ("v2", None),
+        ("step-", None),
+        ("step-5/epoch", 5),
+        ("global_step" + "9" * 30, None),
     ],
-)  # fmt: skip
+)
 def test_steps_are_read_off_names(name: str, step: int | None) -> None:
     assert step_of(name) == step
 

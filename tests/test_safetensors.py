@@ -49,10 +49,26 @@ def entry(shape: list[int], start: int, stop: int, dtype: str = "F32", **more: A
 
 
 DTYPES = [
-    "float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
-    "float8_e5m2fnuz", "float8_e8m0fnu", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
-    "bool", "complex64",
-]  # fmt: skip
+    "float32",
+    "bfloat16",
+    "float16",
+    "float64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "bool",
+    "complex64",
+]
 
 
 def random_tensor(name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -106,8 +122,10 @@ def test_offsets_are_absolute_whatever_the_order_of_the_header() -> None:
     assert [e.name for e in header.entries] == ["b", "a", "e"]
     assert header.data_start == len(data) - 12
     assert {e.name: (e.start - header.data_start, e.stop - header.data_start) for e in header.entries} == {
-        "b": (4, 12), "a": (0, 4), "e": (4, 4),
-    }  # fmt: skip
+        "b": (4, 12),
+        "a": (0, 4),
+        "e": (4, 4),
+    }
 
 
 # ---- what must not pass --------------------------------------------------------------------------------------
@@ -120,22 +138,29 @@ BROKEN: dict[str, tuple[bytes, type[OpenError], str]] = {
     "header beyond the file": (document({}, length=1000), TruncatedError, r"'x'.*ends at byte 10, 998 bytes too"),
     "not UTF-8": (document(b'{"\xff": 1}'), CorruptError, r"header of 'x' is not UTF-8 at byte 2"),
     "half a character": (
-        document(b'{"\\ud800": {"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"\0"), CorruptError,
+        document(b'{"\\ud800": {"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"\0"),
+        CorruptError,
         r"'x'.*'\\ud800' has a name that is not Unicode",
     ),
     "not JSON": (document(b'{"a": '), CorruptError, r"header of 'x' is not JSON.*at character 6"),
     "deep JSON": (document(b'{"a": ' + b"[" * 200_000), CorruptError, r"header of 'x' has brackets nested too deeply"),
     "a list": (document(b"[]"), CorruptError, r"header of 'x' is a JSON list"),
     "same name twice": (
-        document(b'{"a": {"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
-                 b' "a": {"dtype":"U8","shape":[1],"data_offsets":[1,2]}}', b"\0\0"), CorruptError,
+        document(
+            b'{"a": {"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
+            b' "a": {"dtype":"U8","shape":[1],"data_offsets":[1,2]}}',
+            b"\0\0",
+        ),
+        CorruptError,
         r"header of 'x' has the key 'a' twice",
     ),
     "no object": (document({"a": 3}), CorruptError, r"'x'.*'a' is described by a int"),
     "no dtype": (document({"a": {"shape": [], "data_offsets": [0, 0]}}), CorruptError, r"'x'.*'a' has no dtype"),
     "odd dtype": (document({"a": entry([1], 0, 4, ["F32"])}, bytes(4)), CorruptError, r"'x'.*'a'.*\['F32'\]"),
     "unknown dtype": (
-        document({"a": entry([1], 0, 4, "F128")}, bytes(4)), UnsupportedFormatError, r"'x'.*'a'.*'F128'.*newer"
+        document({"a": entry([1], 0, 4, "F128")}, bytes(4)),
+        UnsupportedFormatError,
+        r"'x'.*'a'.*'F128'.*newer",
     ),
     "negative size": (document({"a": entry([-1], 0, 4)}, bytes(4)), CorruptError, r"'x'.*'a' has the shape \[-1\]"),
     "no number": (document({"a": entry([True], 0, 4)}, bytes(4)), CorruptError, r"'a' has the shape \[True\]"),
@@ -150,24 +175,29 @@ BROKEN: dict[str, tuple[bytes, type[OpenError], str]] = {
     "too few": (document({"a": entry([2], 0, 4)}, bytes(4)), CorruptError, r"'a'.*needs 8 bytes.*has 4, 4 too few"),
     "too many": (document({"a": entry([1], 0, 8)}, bytes(8)), CorruptError, r"'a'.*needs 4.*has 8, 4 too many"),
     "overlap": (
-        document({"a": entry([2], 0, 8), "b": entry([2], 4, 12)}, bytes(12)), CorruptError,
+        document({"a": entry([2], 0, 8), "b": entry([2], 4, 12)}, bytes(12)),
+        CorruptError,
         r"'x'.*'b' begins at byte \d+, 4 bytes before the end of tensor 'a'",
     ),
     "hole": (
-        document({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, bytes(12)), CorruptError,
+        document({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, bytes(12)),
+        CorruptError,
         r"'x': 4 bytes from byte \d+ on, between tensor 'a' and tensor 'b', belong to no tensor",
     ),
     "hole first": (document({"a": entry([1], 4, 8)}, bytes(8)), CorruptError, r"4 bytes.*between the header and"),
     "trailing": (
-        document({"a": entry([1], 0, 4)}, bytes(9)), CorruptError, r"'x': 5 bytes from byte \d+ on, after tensor 'a'"
+        document({"a": entry([1], 0, 4)}, bytes(9)),
+        CorruptError,
+        r"'x': 5 bytes from byte \d+ on, after tensor 'a'",
     ),
     "cut": (
-        document({"a": entry([4], 0, 16)}, bytes(9)), TruncatedError,
+        document({"a": entry([4], 0, 16)}, bytes(9)),
+        TruncatedError,
         r"'x'.*'a' ends at byte \d+, 7 bytes beyond the end of the file at \d+",
     ),
     "metadata": (document({"__metadata__": {"n": 3}}), CorruptError, r"'x'.*__metadata__ 'n' is a int"),
     "metadata list": (document({"__metadata__": []}), CorruptError, r"'x'.*__metadata__ is a list"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BROKEN)
@@ -281,8 +311,14 @@ TWO = {
 def test_transformers_own_sharded_save_opens_whole(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
-                         num_attention_heads=2, num_key_value_heads=1)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
     model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(tmp_path, max_shard_size="4KB")
     place = Place(tmp_path)
@@ -390,8 +426,14 @@ def test_an_adapter_keeps_its_facts(tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
-                         num_attention_heads=2, num_key_value_heads=1)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
     model = get_peft_model(LlamaForCausalLM(config), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"]))
     model.save_pretrained(tmp_path)
     catalog = reader.read_catalog(Place(tmp_path))
@@ -492,8 +534,9 @@ def test_consolidated_files_beside_pieces_are_the_checkpoint(tmp_path: Path) -> 
     assert catalog.files == ["model-00001-of-00001.safetensors"] and "2 pieces" in catalog.meta["notes"][0]
 
 
-@pytest.mark.parametrize("info", ['{"w": {}}', '{"w": {"saved_offsets": [0]}}', '{"w": {"saved_offsets": [-1, 0]}}',
-                                  "{}", "[]", "nonsense"])  # fmt: skip
+@pytest.mark.parametrize(
+    "info", ['{"w": {}}', '{"w": {"saved_offsets": [0]}}', '{"w": {"saved_offsets": [-1, 0]}}', "{}", "[]", "nonsense"]
+)
 def test_pieces_without_a_place_are_refused(tmp_path: Path, info: str) -> None:
     name = "shard-00001-model-00001-of-00001.safetensors"
     save_file({"w": torch.ones(2, 3)}, tmp_path / name, {"DCP_SHARDING_INFO": info})

@@ -55,14 +55,20 @@ def everything() -> dict[str, Any]:
     tied = torch.randn(30, 40, generator=made)
     return {
         "model": {
-            "tied": tied, "head": tied, "large": torch.randn(2500, 900, generator=made),
-            "bf16": torch.randn(3, 5, generator=made).bfloat16(), "bool": torch.tensor([True, False]),
-            "fp8": torch.randn(5, 7, generator=made).to(torch.float8_e4m3fn), "scalar": torch.tensor(3.5),
-            "none": torch.empty(0, 4), "view": torch.randn(4, 5, generator=made).t()[1:],
+            "tied": tied,
+            "head": tied,
+            "large": torch.randn(2500, 900, generator=made),
+            "bf16": torch.randn(3, 5, generator=made).bfloat16(),
+            "bool": torch.tensor([True, False]),
+            "fp8": torch.randn(5, 7, generator=made).to(torch.float8_e4m3fn),
+            "scalar": torch.tensor(3.5),
+            "none": torch.empty(0, 4),
+            "view": torch.randn(4, 5, generator=made).t()[1:],
             "complex": torch.randn(3, dtype=torch.complex64, generator=made),
         },
-        "optim": {"lr": 0.1, "betas": (0.9, 0.95), "rng": torch.arange(4)}, "step": 3,
-    }  # fmt: skip
+        "optim": {"lr": 0.1, "betas": (0.9, 0.95), "rng": torch.arange(4)},
+        "step": 3,
+    }
 
 
 def zeros(state: Any) -> Any:
@@ -484,9 +490,12 @@ def test_overwrite_false(tmp_path, commit):
 
 def test_arguments_that_are_refused(tmp_path):
     for options in (
-        {"commit": "now"}, {"thread_count": 0}, {"serialization_format": SerializationFormat.SAFETENSORS},
-        {"_extensions": [object()]}, {"speed": 3},
-    ):  # fmt: skip
+        {"commit": "now"},
+        {"thread_count": 0},
+        {"serialization_format": SerializationFormat.SAFETENSORS},
+        {"_extensions": [object()]},
+        {"speed": 3},
+    ):
         with pytest.raises(errors.UsageError):
             wb.dcp.Writer(tmp_path, **options)
     with pytest.raises(errors.UsageError, match="can be written to"):
@@ -595,9 +604,13 @@ if __name__ == "__main__":
 """
     (tmp_path / "job.py").write_text(code)
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "job.py"), str(tmp_path / "a")], cwd=ROOT, capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, timeout=300,
-    )  # fmt: skip
+        [sys.executable, str(tmp_path / "job.py"), str(tmp_path / "a")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
     assert done.stdout.endswith("saved\n"), done.stdout + done.stderr[-3000:]
 
 
@@ -609,8 +622,12 @@ def test_a_state_dict_is_flattened_as_torch_does_it():
     nested = {
         "model": {"a": one, "b.c": two, 7: one, "empty": {}, "none": None},
         "optim": {"state": {0: {"exp_avg": one, "step": 3.0}, "x": OrderedDict(y=one)}, "groups": [{"lr": 0.1}, 5]},
-        "lists": [one, [2, {"k": two}], (one, 3)], "plain": [1, 2], "tuple": (one, {"q": 1}), "nothing": [], 3: "text",
-    }  # fmt: skip
+        "lists": [one, [2, {"k": two}], (one, 3)],
+        "plain": [1, 2],
+        "tuple": (one, {"q": 1}),
+        "nothing": [],
+        3: "text",
+    }
     ours, theirs = wb.dcp.Planner(), DefaultSavePlanner()
     for planner in (ours, theirs):
         planner.set_up_planner(nested, None, True)
@@ -792,9 +809,10 @@ def test_the_doctor_tells_a_bad_load_from_a_bad_save(tmp_path):
         optimizer.step()
     names = dict(enumerate(name for name, _ in model.named_parameters()))
     state = {
-        "model": model.state_dict(), "train_state": {"step": 3},
+        "model": model.state_dict(),
+        "train_state": {"step": 3},
         "optimizer": {"state": {names[k]: one for k, one in optimizer.state_dict()["state"].items()}},
-    }  # fmt: skip
+    }
     save(tmp_path / "step-3", state, echo=True)
     with torch.no_grad():
         for parameter in model.parameters():

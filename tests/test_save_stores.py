@@ -167,8 +167,12 @@ def test_several_ranks(s3, tmp_path):
     store = json.dumps([url, {key: one for key, one in s3.options.items() if key != "retry_config"}])
     done = subprocess.run(
         [sys.executable, "-m", "tests.save_store_worker", "2", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=200, env=os.environ | {"STORE": store},
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=os.environ | {"STORE": store},
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     for rank in range(2):
         told = json.loads((tmp_path / f"rank{rank}.json").read_text())
@@ -203,8 +207,11 @@ dcp.save({"w": torch.ones(9)}, storage_writer=wb.dcp.Writer(sys.argv[1], storage
     options = {key: one for key, one in s3.options.items() if key != "retry_config"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, f"{s3.url}/a", json.dumps(options)],
-        cwd=ROOT, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert "ZeroDivisionError" in done.stderr and done.returncode == 1, done.stderr
     assert [path for path in s3.puts() if ".distcp" in path] and not names(f"{s3.url}/a", s3.options)
 

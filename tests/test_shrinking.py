@@ -132,8 +132,10 @@ def run(path, folder, code):
     """Run a program of the tests above, which ends by itself."""
     done = subprocess.run(
         [sys.executable, "-c", PREAMBLE + textwrap.dedent(code), os.fspath(path), os.fspath(folder)],
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode >= 0, f"ended by signal {-done.returncode}: {done.stderr[-2000:]}"
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout
     return done.stdout
@@ -143,8 +145,10 @@ def ends(path, folder, reads, prepare):
     """How each read ended, where that was not well: its exit code, or a signal below zero; and what was said."""
     done = subprocess.run(
         [sys.executable, "-c", PREAMBLE + f"each({reads!r}, {prepare!r})", os.fspath(path), os.fspath(folder)],
-        capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
     found = dict(json.loads(line[2:]) for line in done.stdout.splitlines() if line.startswith("@@"))
     assert set(found) == set(reads), done.stderr[-3000:]
     bad = {name: status for name, status in found.items() if status}

@@ -113,8 +113,10 @@ def test_a_norm_over_nan_is_nan(by, quantiles, dtype, tmp_path):
     values[2] = torch.nan
     large = torch.ones(8, dtype=dtype)
     large[1] = -torch.inf
-    save_file({"m.bad": values, "n.inf": large, "o.fine": torch.ones(4, dtype=dtype), "p.all": values[2:3].clone()},
-              tmp_path / "model.safetensors")  # fmt: skip
+    save_file(
+        {"m.bad": values, "n.inf": large, "o.fine": torch.ones(4, dtype=dtype), "p.all": values[2:3].clone()},
+        tmp_path / "model.safetensors",
+    )
     frame = stats(wb.open(tmp_path), by, quantiles=quantiles and by != "module")
     rows = frame.set_index("module" if by == "module" else "key")
     for name in ("norm", "rms"):
@@ -126,8 +128,10 @@ def test_a_norm_over_nan_is_nan(by, quantiles, dtype, tmp_path):
 
 
 def test_modules_count_integers_but_do_not_mix_them_in(tmp_path):
-    save_file({"m.w": torch.tensor([1.0, 3.0]), "m.steps": torch.tensor([10_000]), "n.ids": torch.arange(4)},
-              tmp_path / "model.safetensors")  # fmt: skip
+    save_file(
+        {"m.w": torch.tensor([1.0, 3.0]), "m.steps": torch.tensor([10_000]), "n.ids": torch.arange(4)},
+        tmp_path / "model.safetensors",
+    )
     frame = stats(wb.open(tmp_path), "module").set_index("module")
     assert frame.loc["m", "numel"] == 3 and frame.loc["m", "max"] == 3 and frame.loc["m", "mean"] == 2
     assert frame.loc["n", "numel"] == 4 and np.isnan(frame.loc["n", "max"])
@@ -241,8 +245,10 @@ def test_torch_is_not_imported_for_types_that_numpy_can_do():
 @pytest.mark.parametrize("quantiles", [False, True])
 def test_memory_does_not_grow_with_the_checkpoint(tmp_path, quantiles):
     """1 GiB in 512 tensors (a sparse file) takes less than 64 MiB of anonymous memory over what imports take."""
-    shapes = {f"layers.{k}.w": {"dtype": "BF16", "shape": [1 << 20], "data_offsets": [k << 21, (k + 1) << 21]}
-              for k in range(512)}  # fmt: skip
+    shapes = {
+        f"layers.{k}.w": {"dtype": "BF16", "shape": [1 << 20], "data_offsets": [k << 21, (k + 1) << 21]}
+        for k in range(512)
+    }
     header = json.dumps(shapes).encode()
     header += b" " * (-len(header) % 8)
     with open(tmp_path / "model.safetensors", "wb") as out:
@@ -270,9 +276,20 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path, quantiles):
 
 
 def options(path, **more):
-    given = {"path": str(path), "pattern": [], "by": "tensor", "quantiles": False, "role": None, "sort": None,
-             "threads": None, "json": False, "format": None, "no_cache": False, "io": "mmap",
-             "partial": False}  # fmt: skip
+    given = {
+        "path": str(path),
+        "pattern": [],
+        "by": "tensor",
+        "quantiles": False,
+        "role": None,
+        "sort": None,
+        "threads": None,
+        "json": False,
+        "format": None,
+        "no_cache": False,
+        "io": "mmap",
+        "partial": False,
+    }
     given |= {"workers": None, "dask": None, "part": None}
     return argparse.Namespace(**(given | more))
 
@@ -330,8 +347,16 @@ def test_json_has_a_row_each_and_no_nan(capsys):
 def test_the_sick_are_marked_in_words(tmp_path, capsys):
     bad = torch.ones(8)
     bad[:3], bad[3] = torch.nan, torch.inf
-    save_file({"bad": bad, "zero": torch.zeros(4), "all": torch.full((2,), torch.nan), "fine": torch.ones(2),
-               "one": torch.zeros(1)}, tmp_path / "model.safetensors")  # fmt: skip
+    save_file(
+        {
+            "bad": bad,
+            "zero": torch.zeros(4),
+            "all": torch.full((2,), torch.nan),
+            "fine": torch.ones(2),
+            "one": torch.zeros(1),
+        },
+        tmp_path / "model.safetensors",
+    )
     assert cli_stats.stats(options(tmp_path)) == 0
     out = capsys.readouterr().out
     assert "NaN! ×3, +Inf!" in out and "all zeros" in out and "all NaN!" in out

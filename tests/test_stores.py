@@ -63,9 +63,12 @@ class S3:
         self.endpoint = f"http://127.0.0.1:{port}"
         self.url = "s3://bucket"
         self.options: dict[str, Any] = {
-            "endpoint": self.endpoint, "access_key_id": "AKTEST", "secret_access_key": SECRET, "region": "us-east-1",
+            "endpoint": self.endpoint,
+            "access_key_id": "AKTEST",
+            "secret_access_key": SECRET,
+            "region": "us-east-1",
             "retry_config": {"max_retries": 1},
-        }  # fmt: skip
+        }
         self.log: list[tuple[str, str, dict[str, str]]] = []
 
     def call(self, method: str, path: str, data: bytes | None = None) -> bytes:
@@ -152,8 +155,9 @@ def upload(s3: S3, folder: Path, key: str) -> None:
     import obstore
     from obstore.store import from_url
 
-    bucket: Any = from_url(s3.url, client_options={"allow_http": True},
-                           **{k: v for k, v in s3.options.items() if k != "retry_config"})  # fmt: skip
+    bucket: Any = from_url(
+        s3.url, client_options={"allow_http": True}, **{k: v for k, v in s3.options.items() if k != "retry_config"}
+    )
     for path in folder.rglob("*"):
         if path.is_file():
             obstore.put(bucket, f"{key}/{path.relative_to(folder)}", path.read_bytes())
@@ -212,8 +216,9 @@ def test_a_sample_in_s3_is_the_same_as_on_disk(s3, sample):
     for key in near:
         assert same_bits(state[key], near[key].torch()), key
     key = max(near, key=lambda name: near[name].nbytes)
-    assert same_bits(far[key][1:3].contiguous() if isinstance(far[key][1:3], torch.Tensor) else far[key][1:3],
-                     near[key][1:3])  # fmt: skip
+    assert same_bits(
+        far[key][1:3].contiguous() if isinstance(far[key][1:3], torch.Tensor) else far[key][1:3], near[key][1:3]
+    )
     report = wb.diff(url, ROOT / sample, storage_options=s3.options)
     assert report.summary["changed"] == report.summary["unread"] == 0
     rules = [
@@ -346,8 +351,11 @@ def test_large_files_go_in_parts_that_the_store_checks(s3, tmp_path, monkeypatch
     assert report.verified and seen == sorted(seen) and seen[-1] == 1.0
     parts = [(path, headers) for method, path, headers in s3.log if method == "PUT" and "partNumber" in path]
     assert len(parts) == 4 and all("HTTP_X_AMZ_CHECKSUM_SHA256" in headers for _, headers in parts)
-    whole = [headers for method, path, headers in s3.log if method == "PUT" and path.endswith("manifest.json")
-             and "HTTP_X_AMZ_COPY_SOURCE" not in headers]  # fmt: skip
+    whole = [
+        headers
+        for method, path, headers in s3.log
+        if method == "PUT" and path.endswith("manifest.json") and "HTTP_X_AMZ_COPY_SOURCE" not in headers
+    ]
     assert whole and all("HTTP_X_AMZ_CHECKSUM_SHA256" in headers for headers in whole)
     assert wb.diff(f"{s3.url}/big", tmp_path, storage_options=s3.options).summary["equal"] == 2
 
@@ -590,9 +598,10 @@ def equal_or_not(url: str, ckpt: wb.Checkpoint, options: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    "how", [pytest.param({}, marks=pytest.mark.slow), {"verify": True}, {"overwrite": True}],
+    "how",
+    [pytest.param({}, marks=pytest.mark.slow), {"verify": True}, {"overwrite": True}],
     ids=["new", "verify", "overwrite"],
-)  # fmt: skip
+)
 def test_an_export_may_be_cut_off_at_every_call(memory, small, how):
     """Nothing incomplete opens; the next run resumes; nothing is left behind."""
     sweep("memory://b/run", objects._Memory, small, None, step=1 if SLOW else 7, first=0, **how)
@@ -743,8 +752,10 @@ def test_no_secret_is_shown_logged_or_pickled(s3, small, caplog, tmp_path, capfd
     ckpt = wb.open(url, storage_options=s3.options)
     texts += [repr(ckpt), ckpt.path, repr(vars(ckpt.place)), pickle.dumps(ckpt).decode("latin-1")]
     stored = Destination(f"{s3.url}/out", s3.options)
-    texts += [(data or b"").decode("latin-1") for data in stored.read_all(
-        {f"out/{name}": stat for name, stat in stored.files("out").items()})]  # fmt: skip
+    texts += [
+        (data or b"").decode("latin-1")
+        for data in stored.read_all({f"out/{name}": stat for name, stat in stored.files("out").items()})
+    ]
     texts += [caplog.text, *capfd.readouterr()]
     assert not [text for text in texts if SECRET in text]
 

@@ -149,9 +149,12 @@ def test_what_has_no_relative_change_has_a_kind_of_its_own(root):
     grid = board.grid(board.matching("^layers", ""))
     kinds = {found.rows[cell.at].key_b: cell.kind for cell in grid.cells}
     assert kinds == {
-        "layers.0.q": "changed", "layers.1.q": "NaN in B only", "layers.0.up": "different shape",
-        "layers.1.up": "changed", **{f"layers.{n}.{m}": "equal" for n in range(2) for m in ("k", "down")},
-    }  # fmt: skip
+        "layers.0.q": "changed",
+        "layers.1.q": "NaN in B only",
+        "layers.0.up": "different shape",
+        "layers.1.up": "changed",
+        **{f"layers.{n}.{m}": "equal" for n in range(2) for m in ("k", "down")},
+    }
     labels = {layer.label for layer in heat_picture(grid, found.rows)}
     assert {"equal", "NaN in B only", "different shape"} <= labels
 

@@ -73,8 +73,10 @@ def test_with_its_echo_the_cause_is_that_of_the_sample(root, page):
     found = tab.view.diagnosis
     assert [one.cause for one in found.causes] == ["D2"] and found.causes[0].certainty == "certain"
     assert [(one.which, one.path, one.step) for one in found.subjects] == [
-        ("before", BEFORE, 240), ("echo", ECHO, 240), ("after", AFTER, 245),
-    ]  # fmt: skip
+        ("before", BEFORE, 240),
+        ("echo", ECHO, 240),
+        ("after", AFTER, 245),
+    ]
     assert {"transition", "reach", "shards", "low bits"} <= set(tab.view.pictures)
     panes = tab.body.select(pn.pane.HoloViews)
     assert len(panes) == len(tab.view.pictures) and not any(pane.linked_axes for pane in panes)
@@ -157,8 +159,11 @@ def test_typed_facts_are_in_the_link_and_reach_the_doctor(root, page):
     assert facts["betas"][0] == (0.8, 0.9) and "values" in tab.view.diagnosis.not_checked
     state.close()
     assert parse_given("betas=0.8:0.9,lr=3e-4,wd=0.1,quick") == {
-        "betas": (0.8, 0.9), "lr": 3e-4, "weight_decay": 0.1, "deep": False,
-    }  # fmt: skip
+        "betas": (0.8, 0.9),
+        "lr": 3e-4,
+        "weight_decay": 0.1,
+        "deep": False,
+    }
     for text in ("betas=1:1", "wd=-1", "lr=nan", "lr=inf", "speed=3"):
         with pytest.raises(UsageError):
             parse_given(text)

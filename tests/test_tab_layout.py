@@ -148,9 +148,12 @@ def broken():
     """w0 lacks one element of a million, w1 has one twice."""
     big = (1000, 1000)
     chunks = [
-        (0, 0, ((0, 0), (999, 1000))), (0, 1, ((999, 0), (1, 999))),
-        (1, 0, ((0, 0), (500, 1000))), (1, 1, ((500, 0), (500, 1000))), (1, 1, ((499, 999), (1, 1))),
-    ]  # fmt: skip
+        (0, 0, ((0, 0), (999, 1000))),
+        (0, 1, ((999, 0), (1, 999))),
+        (1, 0, ((0, 0), (500, 1000))),
+        (1, 1, ((500, 0), (500, 1000))),
+        (1, 1, ((499, 999), (1, 1))),
+    ]
     return wb.layout(saved([big, big, (4, 4)], [*chunks, (2, 0, ((0, 0), (4, 4)))]))
 
 
@@ -238,10 +241,14 @@ def crowd(tensors, files=16, seed=0):
     sizes = rng.integers(1, 9000, (files, per))
     stop = np.cumsum(sizes, axis=1)
     catalog = SimpleNamespace(
-        files=[f"f{n}" for n in range(files)], file=np.repeat(np.arange(files), per), start=(stop - sizes).ravel(),
-        stop=stop.ravel(), tensor=np.arange(files * per), tensor_nbytes=sizes.ravel(),
+        files=[f"f{n}" for n in range(files)],
+        file=np.repeat(np.arange(files), per),
+        start=(stop - sizes).ravel(),
+        stop=stop.ravel(),
+        tensor=np.arange(files * per),
+        tensor_nbytes=sizes.ravel(),
         file_stats=[SimpleNamespace(size=-1)] * files,
-    )  # fmt: skip
+    )
     roles = np.array(["param", "exp_avg", "exp_avg_sq", "step"])[rng.integers(0, 4, files * per)]
     return SimpleNamespace(catalog=catalog, roles=roles.tolist()), roles
 

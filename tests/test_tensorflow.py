@@ -119,11 +119,14 @@ def one(row: bytes, shards: int = 1) -> dict[bytes, bytes]:
         (one(b"\x0a\xff"), CorruptError, "is not a message"),
         (one(b"", shards=0), CorruptError, "0 data files"),
         ({b"w": b""}, CorruptError, "not the header's"),
-        (one(made.number(1, 1) + made.message(2, made.shape_of((2,))) + made.message(7, made.message(1, b""))),
-         CorruptError, "has no entry"),
+        (
+            one(made.number(1, 1) + made.message(2, made.shape_of((2,))) + made.message(7, made.message(1, b""))),
+            CorruptError,
+            "has no entry",
+        ),
         (one(made.number(1, 1) + made.message(2, made.shape_of((2,))) + made.message(7, b"")), CorruptError, "0 axes"),
     ],
-)  # fmt: skip
+)
 def test_a_hostile_entry_is_refused(tmp_path: Path, rows: dict[bytes, bytes], kind: Any, words: str) -> None:
     (tmp_path / "c.index").write_bytes(made.table(rows))
     (tmp_path / "c.data-00000-of-00001").write_bytes(bytes(8))

@@ -62,10 +62,15 @@ def trained() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         optimizer.step()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     state = {
-        "model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
-        "epoch": 3, "global_step": 17, "args": argparse.Namespace(lr=0.01), "rng": {"torch": torch.get_rng_state(),
-        "python": random.getstate()}, "history": [1.5, {"loss": 0.5}],
-    }  # fmt: skip
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict(),
+        "epoch": 3,
+        "global_step": 17,
+        "args": argparse.Namespace(lr=0.01),
+        "rng": {"torch": torch.get_rng_state(), "python": random.getstate()},
+        "history": [1.5, {"loss": 0.5}],
+    }
     truth = {f"model.{name}": value for name, value in model.state_dict().items()}
     for number, moments in optimizer.state_dict()["state"].items():
         truth |= {f"optimizer.state.{number}.{name}": value for name, value in moments.items()}
@@ -111,13 +116,25 @@ def views() -> dict[str, torch.Tensor]:
     base = torch.arange(60.0).reshape(6, 10)
     shared = torch.randn(8)
     return {
-        "base": base, "transposed": base.t(), "strided": base[1::2, 3:9:3], "row": base[2], "scalar": base[3, 4],
-        "expanded": torch.tensor([[5.0]]).expand(3, 4), "empty": base[6:], "zero_d": torch.tensor(7),
-        "tied_a": shared, "tied_b": shared, "half": shared[4:], "reshaped": shared.view(2, 4),
-        "bf16": torch.randn(3, 5).bfloat16().t(), "fp8": torch.randn(7).to(torch.float8_e4m3fn),
-        "u16": torch.arange(5).to(torch.uint16), "complex": torch.randn(3, dtype=torch.complex64),
-        "bool": torch.tensor([True, False]), "param": torch.nn.Parameter(torch.randn(2, 2)),
-    }  # fmt: skip
+        "base": base,
+        "transposed": base.t(),
+        "strided": base[1::2, 3:9:3],
+        "row": base[2],
+        "scalar": base[3, 4],
+        "expanded": torch.tensor([[5.0]]).expand(3, 4),
+        "empty": base[6:],
+        "zero_d": torch.tensor(7),
+        "tied_a": shared,
+        "tied_b": shared,
+        "half": shared[4:],
+        "reshaped": shared.view(2, 4),
+        "bf16": torch.randn(3, 5).bfloat16().t(),
+        "fp8": torch.randn(7).to(torch.float8_e4m3fn),
+        "u16": torch.arange(5).to(torch.uint16),
+        "complex": torch.randn(3, dtype=torch.complex64),
+        "bool": torch.tensor([True, False]),
+        "param": torch.nn.Parameter(torch.randn(2, 2)),
+    }
 
 
 def test_views_and_shared_storages_keep_offset_and_stride(tmp_path: Path) -> None:
@@ -523,8 +540,12 @@ def test_a_quantised_tensor_does_not_keep_the_others_from_opening(tmp_path: Path
         assert (ckpt["q.int_repr"].fqn, ckpt["q.int_repr"].role) == ("q", "param")
         assert {ckpt[f"p.q_per_channel_{name}"].role for name in ("scales", "zero_points")} == {"scale", "zero_point"}
         assert ckpt.objects["q"] == {
-            "dtype": "quint8", "qscheme": "per_tensor_affine", "shape": (3, 4), "scale": 0.1, "zero_point": 0
-        }  # fmt: skip
+            "dtype": "quint8",
+            "qscheme": "per_tensor_affine",
+            "shape": (3, 4),
+            "scale": 0.1,
+            "zero_point": 0,
+        }
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per", "ignore:.*quantized", "ignore:TypedStorage")

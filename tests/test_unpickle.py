@@ -25,9 +25,10 @@ from hypothesis import strategies as st
 
 from workbench.core.jsonable import jsonable
 from workbench.core.pickles import guard as pickle_guard
+from workbench.core.pickles.constructors import torch_storage
 from workbench.core.pickles.guard import Ends, follow
 from workbench.core.pickles.standins import DTypeRef, Opaque, Record, TensorRef, not_run
-from workbench.core.pickles.unpickle import load_prefix, loads, loads_with_globals, nested, torch_storage
+from workbench.core.pickles.unpickle import load_prefix, loads, loads_with_globals, nested
 from workbench.errors import CorruptError, TruncatedError, UnsafeError
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)

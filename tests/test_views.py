@@ -151,8 +151,13 @@ def test_layers_that_are_alike_fold_and_odd_ones_stay_apart() -> None:
 def test_a_name_that_is_also_a_module_keeps_both() -> None:
     top = build(["a", "a.b", "c.d", "c"], [(1,)] * 4, ["bool"] * 4, [1] * 4)
     assert [(depth, node.name) for depth, node in walk(top)] == [
-        (0, "a"), (1, "(itself)"), (1, "b"), (0, "c"), (1, "d"), (1, "(itself)"),
-    ]  # fmt: skip
+        (0, "a"),
+        (1, "(itself)"),
+        (1, "b"),
+        (0, "c"),
+        (1, "d"),
+        (1, "(itself)"),
+    ]
 
 
 def test_deep_names_and_many_names_are_no_burden() -> None:

@@ -32,10 +32,17 @@ def state(path: object) -> State:
 def suspect(cause: str, signs: tuple[Sign, ...], **said: object) -> Suspect:
     made = {
         "title": "the optimizer state was not loaded",
-        "severity": signs[0].severity, "certainty": "certain", "excludes": {"A1": "weights are equal bit for bit"},
-        "since": 60, "tensors": signs[0].tensors, "affected": len(signs[0].tensors), "share": 1.0,
-        "damage": ("about 60 updates are too large",), "remedy": "load the optimizer", "settle": "an echo",
-    }  # fmt: skip
+        "severity": signs[0].severity,
+        "certainty": "certain",
+        "excludes": {"A1": "weights are equal bit for bit"},
+        "since": 60,
+        "tensors": signs[0].tensors,
+        "affected": len(signs[0].tensors),
+        "share": 1.0,
+        "damage": ("about 60 updates are too large",),
+        "remedy": "load the optimizer",
+        "settle": "an echo",
+    }
     return Suspect(cause, signs=signs, **{**made, **said})  # type: ignore[arg-type]
 
 
@@ -43,9 +50,10 @@ def diagnosis(suspects: list[Suspect], **said: object) -> Diagnosis:
     found = [Finding(s.rule, s.severity, "", s.message, s.evidence) for one in suspects for s in one.signs]
     made = {
         "subjects": (Subject("before", "run/step-60", "dcp", 60), Subject("after", "run/step-61", "dcp", 61)),
-        "verdict": "The optimizer state did not survive the load.", "causes": tuple(suspects),
+        "verdict": "The optimizer state did not survive the load.",
+        "causes": tuple(suspects),
         "ruled_out": (Cleared("weights", "40 of 40 equal bit for bit", ("A1", "A2", "E1", "E2", "E3", "F7")),),
-    }  # fmt: skip
+    }
     checked, not_checked = {"S01": "after"}, {"S18": "no data position is stored", "N11": "no data position is stored"}
     plain = Diagnosis.of("run/step-60", found, checked, not_checked)
     return replace(plain, **{**made, **said})  # type: ignore[arg-type]
@@ -94,8 +102,15 @@ def evil() -> Diagnosis:
 def test_the_first_lines_say_what_why_since_when_what_to_do_and_how_sure(dropped):
     lines = diagnosis_text(dropped).split("\n")
     assert len(lines) <= SCREEN and max(map(len, lines)) <= WIDTH
-    heads = ["RESUME DOCTOR", "ERROR  the optimizer state was not loaded", "  since     step 60", "  proof", "  expect",
-             "  do        load the optimizer", "  sure      certain"]  # fmt: skip
+    heads = [
+        "RESUME DOCTOR",
+        "ERROR  the optimizer state was not loaded",
+        "  since     step 60",
+        "  proof",
+        "  expect",
+        "  do        load the optimizer",
+        "  sure      certain",
+    ]
     at = [next(i for i, line in enumerate(lines) if line.startswith(head)) for head in heads]
     assert at == sorted(at) and at[1] == 1 + len(dropped.subjects)
     assert "weights are equal bit for bit" in "\n".join(lines)

@@ -500,8 +500,11 @@ def test_the_command_prints_lines_or_json_and_its_exit_code_says_what_was_found(
     assert main(["watch", str(ROOT / "titan_run"), *AT_ONCE]) == 0
     out, err = capsys.readouterr()
     assert [line.split()[1:3] for line in out.splitlines()] == [
-        ["step", "step-2"], ["step", "step-4"], ["checked", "step-4"], ["checked", "step-2"],
-    ]  # fmt: skip
+        ["step", "step-2"],
+        ["step", "step-4"],
+        ["checked", "step-4"],
+        ["checked", "step-2"],
+    ]
     assert err.endswith("titan_run: 2 steps\n")
     (tmp_path / "log.csv").write_bytes(b"step,loss\n" + rows(spiky(61), range(1, 121)))
     assert main(["watch", str(tmp_path), *AT_ONCE, "--json"]) == 1

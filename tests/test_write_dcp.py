@@ -282,8 +282,11 @@ def test_objects_are_flattened_as_torch_flattens_them(every_type, tmp_path):
     write(selection, dcp_files(selection), tmp_path / "ours")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save({**nested, "train": {**nested["train"], "empty": "torch drops empty dicts"}},
-                 checkpoint_id=tmp_path / "theirs", no_dist=True)  # fmt: skip
+        dcp.save(
+            {**nested, "train": {**nested["train"], "empty": "torch drops empty dicts"}},
+            checkpoint_id=tmp_path / "theirs",
+            no_dist=True,
+        )
     ours, theirs = metadata_of(tmp_path / "ours"), metadata_of(tmp_path / "theirs")
     added = set(ours.state_dict_metadata) - set(catalog.keys)
     assert added == set(theirs.state_dict_metadata)

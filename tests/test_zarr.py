@@ -36,9 +36,15 @@ def write(
 ) -> Path:
     """An array after the specification of zarr 2: each chunk of its full size, in C or F order."""
     told: dict[str, Any] = {
-        "zarr_format": 2, "shape": array.shape, "chunks": chunk, "dtype": array.dtype.str, "order": "C",
-        "fill_value": None, "filters": None, "compressor": compressor and {"id": compressor},
-    } | more  # fmt: skip
+        "zarr_format": 2,
+        "shape": array.shape,
+        "chunks": chunk,
+        "dtype": array.dtype.str,
+        "order": "C",
+        "fill_value": None,
+        "filters": None,
+        "compressor": compressor and {"id": compressor},
+    } | more
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ".zarray").write_text(json.dumps(told))
     separator = told.get("dimension_separator", ".")
@@ -174,8 +180,16 @@ def test_a_small_file_does_not_become_a_large_one(tmp_path: Path, monkeypatch, c
     data = zstandard.compress(zeros) if compressor == "zstd" else gzip.compress(zeros)
     folder = tmp_path / "params.w"
     folder.mkdir()
-    told = {"zarr_format": 2, "shape": [10], "chunks": [2 << 20], "dtype": "<f4", "compressor": {"id": compressor},
-            "order": "C", "fill_value": None, "filters": None}  # fmt: skip
+    told = {
+        "zarr_format": 2,
+        "shape": [10],
+        "chunks": [2 << 20],
+        "dtype": "<f4",
+        "compressor": {"id": compressor},
+        "order": "C",
+        "fill_value": None,
+        "filters": None,
+    }
     (folder / ".zarray").write_text(json.dumps(told))
     (folder / "0").write_bytes(data)
     assert not wb.open(tmp_path)["params.w"].torch().any()

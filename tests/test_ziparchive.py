@@ -19,19 +19,33 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from workbench.core import zipdirectory
+from workbench.core.pickles.constructors import torch_storage
 from workbench.core.pickles.standins import TensorRef
-from workbench.core.pickles.unpickle import loads, torch_storage
+from workbench.core.pickles.unpickle import loads
 from workbench.core.ziparchive import Archive, Item, read_directory, single_tensor
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError, WorkbenchError
 
 CASES = 3000 if os.environ.get("WORKBENCH_SLOW") == "1" else 200
 DTYPES = [
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
     torch.float8_e8m0fnu,
-    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32,
-    torch.uint64, torch.bool,
-    torch.complex64, torch.complex128,
-]  # fmt: skip
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+]
 
 
 def save(value: object, **options: object) -> bytes:
@@ -170,10 +184,15 @@ def test_no_checksums_is_said_and_is_not_corruption(no_checksums: None) -> None:
 def test_zip64_comment_data_descriptors_and_plain_headers() -> None:
     tensor = torch.randn(4, 5)
     data = save(tensor)
-    for options in ({}, {"comment": b"a comment"}, {"comment": b"PK\x05\x06" * 9000}, {"zip64": True},
-    {"streamed": True},
-                    {"compress": ("archive/data.pkl", "archive/byteorder")}, {"streamed": True,
-                    "zip64": True}):  # fmt: skip
+    for options in (
+        {},
+        {"comment": b"a comment"},
+        {"comment": b"PK\x05\x06" * 9000},
+        {"zip64": True},
+        {"streamed": True},
+        {"compress": ("archive/data.pkl", "archive/byteorder")},
+        {"streamed": True, "zip64": True},
+    ):
         packed = repack(data, **options)
         assert same(view(packed, single_tensor(packed, what="x")), tensor), options
 

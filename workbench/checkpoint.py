@@ -493,9 +493,19 @@ class Checkpoint(Shown, Mapping[str, LazyTensor]):
         """
         read = above(self, "followed")(above(self, "to_device"), "to_device")
         loaded: dict[str, torch.Tensor] = read(
-            self, device, select=select, role=role, mesh=mesh, mesh_coord=mesh_coord, rank=rank, rules=rules,
-            device_mesh=device_mesh, dtype=dtype, threads=threads, progress=progress,
-        )  # fmt: skip
+            self,
+            device,
+            select=select,
+            role=role,
+            mesh=mesh,
+            mesh_coord=mesh_coord,
+            rank=rank,
+            rules=rules,
+            device_mesh=device_mesh,
+            dtype=dtype,
+            threads=threads,
+            progress=progress,
+        )
         return loaded
 
     # ---- life ----------------------------------------------------------------------------------------------------

@@ -133,8 +133,12 @@ def worker(rank: int, out_name: str, port: int) -> None:
     save(out, "zstd", state, lambda p: FileSystemWriter(p, _extensions=[ZStandard()]))
     save(out, "no_collectives", state, use_collectives=False)
     weights = dict(state["model"])
-    save(out, "safetensors_format", dict(weights),
-         lambda p: FileSystemWriter(p, serialization_format=SerializationFormat.SAFETENSORS))  # fmt: skip
+    save(
+        out,
+        "safetensors_format",
+        dict(weights),
+        lambda p: FileSystemWriter(p, serialization_format=SerializationFormat.SAFETENSORS),
+    )
     save(out, "hf_sharded", dict(weights), lambda p: HuggingFaceStorageWriter(p, save_distributed=True))
 
     hsdp, optimizer = fsdp2(init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))

@@ -55,13 +55,24 @@ def save(content: Any, path: Path) -> None:
 
 def model_states(names: list[list[str]], shapes: dict[str, tuple[int, ...]], module: Any, dp: int, **more: Any) -> dict:
     found = {
-        "module": module, "buffer_names": [], "optimizer": None,
+        "module": module,
+        "buffer_names": [],
+        "optimizer": None,
         "param_shapes": [OrderedDict((n, torch.Size(shapes[n])) for n in group) for group in names],
-        "frozen_param_shapes": None, "shared_params": {}, "frozen_param_fragments": None,
-        "lr_scheduler": {"last_batch_iteration": 3}, "data_sampler": None, "random_ltd": None, "skipped_steps": 0,
-        "global_steps": 4, "global_samples": 16, "dp_world_size": dp, "mp_world_size": 1,
-        "ds_config": {"zero_optimization": {"stage": 1}}, "ds_version": "0.19.8",
-    }  # fmt: skip
+        "frozen_param_shapes": None,
+        "shared_params": {},
+        "frozen_param_fragments": None,
+        "lr_scheduler": {"last_batch_iteration": 3},
+        "data_sampler": None,
+        "random_ltd": None,
+        "skipped_steps": 0,
+        "global_steps": 4,
+        "global_samples": 16,
+        "dp_world_size": dp,
+        "mp_world_size": 1,
+        "ds_config": {"zero_optimization": {"stage": 1}},
+        "ds_version": "0.19.8",
+    }
     return found | more
 
 
@@ -83,11 +94,20 @@ def lean(part: torch.Tensor, padding: int) -> torch.Tensor:
 
 
 def optim_12(
-    groups: list[dict[str, list[torch.Tensor]]], rank: int, dp: int, *, needs: list[int],
-    counts: list[int] | None = None, places: list[int] | None = None, stage: int = 1, style: str = "zero",
-    order: list[list[str]] | None = None, aligned: list[list[int]] | None = None, step: Any = None,
+    groups: list[dict[str, list[torch.Tensor]]],
+    rank: int,
+    dp: int,
+    *,
+    needs: list[int],
+    counts: list[int] | None = None,
+    places: list[int] | None = None,
+    stage: int = 1,
+    style: str = "zero",
+    order: list[list[str]] | None = None,
+    aligned: list[list[int]] | None = None,
+    step: Any = None,
     moe: list[bool] | None = None,
-) -> dict:  # fmt: skip
+) -> dict:
     """One rank's optimizer file. ``groups``: state → partitions; ``style``: zero, bf16 or elastic."""
     counts, places = counts or [dp] * len(groups), places or [rank] * len(groups)
     paddings = []
@@ -95,11 +115,12 @@ def optim_12(
         part = len(group["fp32"][0])
         paddings.append(min(part, max(0, (place + 1) * part - need)))
     base: Any = {
-        "state": {}, "param_groups": [
+        "state": {},
+        "param_groups": [
             {"lr": 0.1, "params": [g], **({"moe": True, "name": "ep_size_2"} if moe and moe[g] else {})}
             for g in range(len(groups))
         ],
-    }  # fmt: skip
+    }
     for g, (group, place, padding) in enumerate(zip(groups, places, paddings, strict=True)):
         base["state"][g] = {"step": torch.tensor(4.0) if step is None else step}
         for state in ("exp_avg", "exp_avg_sq"):
@@ -116,9 +137,13 @@ def optim_12(
         scaler.cur_scale = 1.0
         fragment = made["deepspeed.utils.tensor_fragment"].fragment_address()
     found = {
-        "base_optimizer_state": base, "single_partition_of_fp32_groups": masters, "group_paddings": paddings,
-        "partition_count": counts, "ds_version": "0.19.8", "clip_grad": 1.0,
-    }  # fmt: skip
+        "base_optimizer_state": base,
+        "single_partition_of_fp32_groups": masters,
+        "group_paddings": paddings,
+        "partition_count": counts,
+        "ds_version": "0.19.8",
+        "clip_grad": 1.0,
+    }
     if style != "bf16":
         found |= {"zero_stage": stage, "loss_scaler": scaler, "dynamic_loss_scale": False, "overflow": False}
     if order is not None:
@@ -143,10 +168,21 @@ def save_optim(content: Any, path: Path) -> None:
 
 
 def save_zero12(
-    folder: Path, names: list[list[str]], shapes: dict[str, tuple[int, ...]], truth: dict, dp: int, *, mp: int = 0,
-    style: str = "zero", pads: int = 0, prefix: str = "bf16_", order: list[list[str]] | None = None, align: int = 2,
-    module: Any = True, **more: Any,
-) -> None:  # fmt: skip
+    folder: Path,
+    names: list[list[str]],
+    shapes: dict[str, tuple[int, ...]],
+    truth: dict,
+    dp: int,
+    *,
+    mp: int = 0,
+    style: str = "zero",
+    pads: int = 0,
+    prefix: str = "bf16_",
+    order: list[list[str]] | None = None,
+    align: int = 2,
+    module: Any = True,
+    **more: Any,
+) -> None:
     """All files of one model-parallel rank."""
     aligned = [[pads * (i % 2) for i in range(len(group))] for group in names] if pads else None
     groups, needs = [], []
@@ -186,10 +222,20 @@ def pieces(tensor: torch.Tensor, dp: int) -> list[torch.Tensor]:
 
 
 def save_zero3(
-    folder: Path, names: list[list[str]], shapes: dict[str, tuple[int, ...]], truth: dict, dp: int, *,
-    sub_groups: list[int] | None = None, frozen: dict[str, torch.Tensor] | None = None, whole: dict | None = None,
-    buffers: dict | None = None, prefix: str = "", tp: int = 0, **more: Any,
-) -> None:  # fmt: skip
+    folder: Path,
+    names: list[list[str]],
+    shapes: dict[str, tuple[int, ...]],
+    truth: dict,
+    dp: int,
+    *,
+    sub_groups: list[int] | None = None,
+    frozen: dict[str, torch.Tensor] | None = None,
+    whole: dict | None = None,
+    buffers: dict | None = None,
+    prefix: str = "",
+    tp: int = 0,
+    **more: Any,
+) -> None:
     """``sub_groups`` cuts a rank's flat line at other lengths than those of ``names``."""
     frozen, whole, buffers = frozen or {}, whole or {}, buffers or {}
     order = [n for group in names for n in group]
@@ -197,19 +243,27 @@ def save_zero3(
         module = OrderedDict((n, torch.empty(0, dtype=torch.bfloat16)) for n in [*order, *frozen])
         module |= {**whole, **buffers}
         states = model_states(
-            names, shapes, module, dp, buffer_names=list(buffers),
+            names,
+            shapes,
+            module,
+            dp,
+            buffer_names=list(buffers),
             frozen_param_shapes=OrderedDict((n, t.shape) for n, t in frozen.items()),
-            frozen_param_fragments=OrderedDict((n, pieces(t, dp)[rank].clone()) for n, t in frozen.items()), **more,
-        )  # fmt: skip
+            frozen_param_fragments=OrderedDict((n, pieces(t, dp)[rank].clone()) for n, t in frozen.items()),
+            **more,
+        )
         save(states, folder / f"zero_pp_rank_{rank}_mp_rank_{tp:02d}_model_states.pt")
         line = {s: torch.cat([pieces(truth[s][n], dp)[rank] for n in order]) for s in STATES}
         lengths = sub_groups or [sum(-(-truth["fp32"][n].numel() // dp) for n in group) for group in names]
         cut = {s: [part.clone() for part in line[s].split(lengths)] for s in STATES}
         state = {g: {"step": torch.tensor(4.0), **{s: cut[s][g] for s in STATES[1:]}} for g in range(len(lengths))}
         optim = {
-            "zero_stage": 3, "partition_count": dp, "fp32_flat_groups": cut["fp32"], "overflow": False,
+            "zero_stage": 3,
+            "partition_count": dp,
+            "fp32_flat_groups": cut["fp32"],
+            "overflow": False,
             "optimizer_state_dict": {"state": state, "param_groups": [{"params": list(range(len(lengths)))}]},
-        }  # fmt: skip
+        }
         save(
             {"optimizer_state_dict": optim, "ds_config": {}, "ds_version": "0.19.8"},
             folder / f"{prefix}zero_pp_rank_{rank}_mp_rank_{tp:02d}_optim_states.pt",

@@ -34,8 +34,12 @@ def main() -> int:
                 _tell(worker.case(seed, chosen.keep.absolute()))
         return 0
     loud = chosen.all or len(seeds) < 20
-    found = pool.run(seeds, chosen.workers, *(["quick"] if chosen.quick else []),
-                     tell=lambda one: _tell(one) if loud or one["failures"] else None)  # fmt: skip
+    found = pool.run(
+        seeds,
+        chosen.workers,
+        *(["quick"] if chosen.quick else []),
+        tell=lambda one: _tell(one) if loud or one["failures"] else None,
+    )
     steps = Counter(f"{name}: {how}" for one in found for name, how in one.get("steps", {}).items())
     print(json.dumps(dict(sorted(steps.items())), indent=1))
     failed = [one for one in found if one["failures"]]

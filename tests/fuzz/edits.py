@@ -16,21 +16,79 @@ from typing import Any
 Edited = tuple[bytes, str]
 
 NUMBERS: tuple[Any, ...] = (
-    0, -1, 1, 2, 3, 255, -(1 << 31), (1 << 31) - 1, 1 << 32, 1 << 40, (1 << 62) + 1, (1 << 63) - 1, -(1 << 63),
-    1 << 63, (1 << 64) - 1, 1 << 200, 10**400, 0.5, -0.0, 1e308, 5e-324, float("nan"), float("inf"), float("-inf"),
-)  # fmt: skip
+    0,
+    -1,
+    1,
+    2,
+    3,
+    255,
+    -(1 << 31),
+    (1 << 31) - 1,
+    1 << 32,
+    1 << 40,
+    (1 << 62) + 1,
+    (1 << 63) - 1,
+    -(1 << 63),
+    1 << 63,
+    (1 << 64) - 1,
+    1 << 200,
+    10**400,
+    0.5,
+    -0.0,
+    1e308,
+    5e-324,
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+)
 WORDS = (
-    "", "\ud800", "\udcff.safetensors", "a\0b", "\x1b[31m", "\u202e", "a\nb", "../../outside", "/etc/passwd", "..",
-    ".", "~", "C:\\x", "a" * 70_000, "<script>window.pwned=1</script>", "layers.99999999999999999999.weight",
-    "layers.-1.weight", "F32", "BOOL", "F4", "float32", "nan", "1e999", "9" * 5000, "model", "optimizer", "[", "%s{}",
-    "canary_module", "os", "system",
-)  # fmt: skip
+    "",
+    "\ud800",
+    "\udcff.safetensors",
+    "a\0b",
+    "\x1b[31m",
+    "\u202e",
+    "a\nb",
+    "../../outside",
+    "/etc/passwd",
+    "..",
+    ".",
+    "~",
+    "C:\\x",
+    "a" * 70_000,
+    "<script>window.pwned=1</script>",
+    "layers.99999999999999999999.weight",
+    "layers.-1.weight",
+    "F32",
+    "BOOL",
+    "F4",
+    "float32",
+    "nan",
+    "1e999",
+    "9" * 5000,
+    "model",
+    "optimizer",
+    "[",
+    "%s{}",
+    "canary_module",
+    "os",
+    "system",
+)
 ODD: tuple[Any, ...] = (None, True, False, [], {}, "", [[]], {"a": {}}, [None], [-1], [0, 0])
 GLOBALS = (
-    b"cos\nsystem\n", b"cbuiltins\neval\n", b"ccanary_module\nboom\n", b"csubprocess\nPopen\n", b"cbuiltins\ngetattr\n",
-    b"ctorch\nFloatStorage\n", b"ccollections\nOrderedDict\n", b"cnumpy\nndarray\n", b"ctorch\nSize\n",
-    b"cbuiltins\nint\n", b"ctransformers.nothing\nx\n", b"ctorch._utils\n_rebuild_tensor_v2\n",
-)  # fmt: skip
+    b"cos\nsystem\n",
+    b"cbuiltins\neval\n",
+    b"ccanary_module\nboom\n",
+    b"csubprocess\nPopen\n",
+    b"cbuiltins\ngetattr\n",
+    b"ctorch\nFloatStorage\n",
+    b"ccollections\nOrderedDict\n",
+    b"cnumpy\nndarray\n",
+    b"ctorch\nSize\n",
+    b"cbuiltins\nint\n",
+    b"ctransformers.nothing\nx\n",
+    b"ctorch._utils\n_rebuild_tensor_v2\n",
+)
 LONGEST = 1 << 20  #: bytes of a list that is made long: memory in proportion to what is stored is no fault
 TWICE = "\x7ftwice"  #: stands for a key that an object has a second time
 
@@ -233,14 +291,30 @@ def _zipped(data: bytes, chance: Random) -> Edited | None:
 
 #: Signature → name, and offset and size of each field.
 FIELDS: dict[bytes, tuple[str, tuple[tuple[int, int], ...]]] = {
-    b"PK\x01\x02": ("entry", ((4, 2), (8, 2), (10, 2), (16, 4), (20, 4), (24, 4), (28, 2), (30, 2), (32, 2), (34, 2),
-                              (42, 4), (46, 1), (50, 4))),
+    b"PK\x01\x02": (
+        "entry",
+        (
+            (4, 2),
+            (8, 2),
+            (10, 2),
+            (16, 4),
+            (20, 4),
+            (24, 4),
+            (28, 2),
+            (30, 2),
+            (32, 2),
+            (34, 2),
+            (42, 4),
+            (46, 1),
+            (50, 4),
+        ),
+    ),
     b"PK\x03\x04": ("record", ((6, 2), (8, 2), (14, 4), (18, 4), (22, 4), (26, 2), (28, 2), (30, 1), (34, 4))),
     b"PK\x05\x06": ("end", ((4, 2), (6, 2), (8, 2), (10, 2), (12, 4), (16, 4), (20, 2))),
     b"PK\x06\x06": ("end64", ((4, 8), (24, 8), (32, 8), (40, 8), (48, 8))),
     b"PK\x06\x07": ("locator", ((4, 4), (8, 8), (16, 4))),
     b"PK\x07\x08": ("descriptor", ((4, 4), (8, 4), (12, 4), (16, 4))),
-}  # fmt: skip
+}
 VALUES = (0, 1, 8, 9, 99, 0x8000, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 40, (1 << 63) - 1, (1 << 64) - 1)
 
 

@@ -84,9 +84,17 @@ class Look:
     """
 
     def __init__(
-        self, path: Path, base: Path, original: Original, target: Target, out: Path, chance: Random, *,
-        spared: tuple[str, ...], quick: bool,
-    ) -> None:  # fmt: skip
+        self,
+        path: Path,
+        base: Path,
+        original: Original,
+        target: Target,
+        out: Path,
+        chance: Random,
+        *,
+        spared: tuple[str, ...],
+        quick: bool,
+    ) -> None:
         self.folder = target.root / Path(original.ckpt.place.root).relative_to(base)  # what the original's files lie in
         self.path, self.original, self.target, self.out, self.spared = path, original, target, out, spared
         self.threads = chance.choice((1, 1, 1, None))

@@ -15,14 +15,38 @@ from tests.fuzz.edits import edit_json, edit_pickle, edit_text, edit_zip
 
 SIZES = (1, 2, 16, 512, 4096, 70_000)
 NUMBERS = (
-    0, 1, 2, 7, 255, 1 << 15, (1 << 16) - 1, 1 << 31, (1 << 31) - 1,
-    (1 << 32) - 1, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1,
-)  # fmt: skip
+    0,
+    1,
+    2,
+    7,
+    255,
+    1 << 15,
+    (1 << 16) - 1,
+    1 << 31,
+    (1 << 31) - 1,
+    (1 << 32) - 1,
+    1 << 40,
+    (1 << 63) - 1,
+    1 << 63,
+    (1 << 64) - 1,
+)
 ODD_NAMES = (
-    "a\nb.pt", "\x1b[31mred.bin", "x\u202etxt.safetensors", os.fsdecode(b"\xff\xfe.pt"), " ", "-rf", "a" * 200,
-    "model.safetensors", "model-00001-of-00009.safetensors", ".metadata", "__9_9.distcp", "<img src=x>.pdparams",
-    "mp_rank_09_model_states.pt", "trainer_state.json", "latest",
-)  # fmt: skip
+    "a\nb.pt",
+    "\x1b[31mred.bin",
+    "x\u202etxt.safetensors",
+    os.fsdecode(b"\xff\xfe.pt"),
+    " ",
+    "-rf",
+    "a" * 200,
+    "model.safetensors",
+    "model-00001-of-00009.safetensors",
+    ".metadata",
+    "__9_9.distcp",
+    "<img src=x>.pdparams",
+    "mp_rank_09_model_states.pt",
+    "trainer_state.json",
+    "latest",
+)
 LOSSES = ("cut", "empty", "gone")
 
 
@@ -249,9 +273,12 @@ def _link(target: Target, path: Path, chance: Random) -> str:
     shutil.copyfile(path, outside)
     path.unlink()
     to = {
-        "relative": os.path.relpath(outside, path.parent), "secret": _secret(target), "nowhere": "/nonexistent/x",
-        "itself": path.name, "device": "/dev/zero",
-    }.get(how, os.fspath(outside))  # fmt: skip
+        "relative": os.path.relpath(outside, path.parent),
+        "secret": _secret(target),
+        "nowhere": "/nonexistent/x",
+        "itself": path.name,
+        "device": "/dev/zero",
+    }.get(how, os.fspath(outside))
     path.symlink_to(to)
     return f"a link, {how}"
 

@@ -28,15 +28,21 @@ class Process:
         self.folder = tempfile.mkdtemp(prefix="workbench-fuzz-")
         self._said = open(os.path.join(self.folder, "said"), "w+")  # noqa: SIM115
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "OMP_NUM_THREADS": "1",
-            "TMPDIR": os.path.join(self.folder, "work", "out"), "PYTHONDONTWRITEBYTECODE": "1",
-        }  # fmt: skip
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": os.path.join(self.folder, "work", "out"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         work = os.path.join(self.folder, "work")
         os.mkdir(work)
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "tests.fuzz.worker", work, *options], env=environment, cwd=ROOT,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said,
-        )  # fmt: skip
+            [sys.executable, "-m", "tests.fuzz.worker", work, *options],
+            env=environment,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+        )
         self._read = b""
         first = self._answer(START)
         if first is None or "ready" not in first:

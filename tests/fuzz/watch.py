@@ -18,17 +18,53 @@ from tests.faults import SAMPLES_ROOT
 
 #: Nothing of these belongs into reading a checkpoint.
 FORBIDDEN = (
-    "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.startfile", "os.kill",
-    "os.killpg", "subprocess.Popen", "pty.spawn", "socket.connect", "socket.bind", "socket.send",
-    "socket.getaddrinfo", "socket.gethostby", "socket.__new__", "urllib.Request", "webbrowser.open", "ftplib.",
-    "smtplib.", "http.client.", "ctypes.dlopen", "ctypes.dlsym", "code.__new__", "pickle.find_class",
-    "builtins.input", "syslog.",
-)  # fmt: skip
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.startfile",
+    "os.kill",
+    "os.killpg",
+    "subprocess.Popen",
+    "pty.spawn",
+    "socket.connect",
+    "socket.bind",
+    "socket.send",
+    "socket.getaddrinfo",
+    "socket.gethostby",
+    "socket.__new__",
+    "urllib.Request",
+    "webbrowser.open",
+    "ftplib.",
+    "smtplib.",
+    "http.client.",
+    "ctypes.dlopen",
+    "ctypes.dlsym",
+    "code.__new__",
+    "pickle.find_class",
+    "builtins.input",
+    "syslog.",
+)
 CHANGES = (
-    "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown",
-    "os.utime", "os.setxattr", "shutil.rmtree", "shutil.move", "shutil.copyfile", "tempfile.mkstemp",
+    "os.remove",
+    "os.rename",
+    "os.mkdir",
+    "os.rmdir",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+    "os.chmod",
+    "os.chown",
+    "os.utime",
+    "os.setxattr",
+    "shutil.rmtree",
+    "shutil.move",
+    "shutil.copyfile",
+    "tempfile.mkstemp",
     "tempfile.mkdtemp",
-)  # fmt: skip
+)
 LOOKS = ("os.listdir", "os.scandir", "os.walk", "glob.glob")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 SYSTEM = (

@@ -96,10 +96,16 @@ class Worker:
         if grown > GROWTH:
             failures.append(f"memory: {grown >> 20:,} MB above what the process has")
         return {
-            "case": seed, "sample": sample.title, "done": target.done, "steps": found.steps, "failures": failures,
-            "lost": found.lost, "cpu": round(_cpu() - start, 2), "wall": round(time.monotonic() - wall, 2),
+            "case": seed,
+            "sample": sample.title,
+            "done": target.done,
+            "steps": found.steps,
+            "failures": failures,
+            "lost": found.lost,
+            "cpu": round(_cpu() - start, 2),
+            "wall": round(time.monotonic() - wall, 2),
             "grown": grown >> 20,
-        }  # fmt: skip
+        }
 
     def trap(self, name: str) -> dict[str, Any]:
         """Do what no case may, and tell what was noticed."""

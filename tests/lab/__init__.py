@@ -21,6 +21,26 @@ from tests.lab.state import State
 from tests.lab.train import train
 
 __all__ = [
-    "ALL", "CONTROLS", "EVERY", "EVIDENCE", "FAULTS", "FORMATS", "HALVES", "LAYOUTS", "WIDER", "Case", "Config",
-    "Facts", "Fault", "Run", "State", "case", "random_config", "random_pair", "restored", "run", "series", "train",
-]  # fmt: skip
+    "ALL",
+    "CONTROLS",
+    "EVERY",
+    "EVIDENCE",
+    "FAULTS",
+    "FORMATS",
+    "HALVES",
+    "LAYOUTS",
+    "WIDER",
+    "Case",
+    "Config",
+    "Facts",
+    "Fault",
+    "Run",
+    "State",
+    "case",
+    "random_config",
+    "random_pair",
+    "restored",
+    "run",
+    "series",
+    "train",
+]

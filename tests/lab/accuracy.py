@@ -37,13 +37,9 @@ from tests.lab.fault import Fault
 __all__ = ["WAYS", "Told", "Trial", "chosen", "main", "totals", "tried"]
 
 #: Ways of looking, and the kinds of evidence (`fault.EVIDENCE`) that each has.
-WAYS = {
-    "both": ("echo", "early"), "echo": ("echo",), "pair1": ("next",), "pair20": ("early",), "alone": ("alone",),
-}  # fmt: skip
+WAYS = {"both": ("echo", "early"), "echo": ("echo",), "pair1": ("next",), "pair20": ("early",), "alone": ("alone",)}
 NOTHING = ("No fault found", "The files are healthy", "Nothing wrong")  #: how a verdict without a cause begins
-MARKS = {
-    "right": "+", "wrong": "x", "missed": "-", "blind": ".", "guess": "?", "crash": "~", "refused": "#",
-}  # fmt: skip
+MARKS = {"right": "+", "wrong": "x", "missed": "-", "blind": ".", "guess": "?", "crash": "~", "refused": "#"}
 
 
 @dataclass(frozen=True)
@@ -118,9 +114,9 @@ class Trial:
         return "missed" if self.shows(way) else "blind"
 
 
-def chosen(half: str, cases: int, seed: int, prefixes: Sequence[str] = (), formats: Sequence[str] = ()) -> list[
-    tuple[Fault, int]
-]:  # fmt: skip
+def chosen(
+    half: str, cases: int, seed: int, prefixes: Sequence[str] = (), formats: Sequence[str] = ()
+) -> list[tuple[Fault, int]]:
     """Which cases to make: every one of the half once, in an order of the seed's, and again with the next seed."""
     able = [one for one in HALVES[half].values() if not prefixes or one.id.startswith(tuple(prefixes))]
     able = [one for one in able if fitting(one, formats)]
@@ -134,13 +130,17 @@ def chosen(half: str, cases: int, seed: int, prefixes: Sequence[str] = (), forma
 
 def tried(
     fault: Fault, seed: int, formats: Sequence[str] = (), ways: Iterable[str] = WAYS, k: int | None = EARLY
-) -> Trial:  # fmt: skip
+) -> Trial:
     """Make a case, and have it diagnosed in every way; ``k`` is of a fault's later checkpoint, ``None`` draws it."""
     begun = time.process_time()
     facts: dict[str, Any] = {
-        "fault": fault.id, "kind": fault.kind, "cause": fault.cause, "answers": sorted(fault.answers),
-        "visible": fault.visible, "seed": seed,
-    }  # fmt: skip
+        "fault": fault.id,
+        "kind": fault.kind,
+        "cause": fault.cause,
+        "answers": sorted(fault.answers),
+        "visible": fault.visible,
+        "seed": seed,
+    }
     try:
         case = draw(fault, seed, formats, k if fault.kind == "fault" else None)
     except (Exception, CheckpointException):  # the lab's own mistake, which must not end a run of hundreds
@@ -179,16 +179,19 @@ def totals(trials: Sequence[Trial], ways: Sequence[str]) -> dict[str, Any]:
         told = [(one, one.outcome(way)) for one in ill]
         found = Counter(outcome for _, outcome in told)
         counts["faults"][way] = {
-            "shown": sum(one.shows(way) for one in ill), "right first": sum(
-                outcome == "right" and one.shows(way) for one, outcome in told),
+            "shown": sum(one.shows(way) for one in ill),
+            "right first": sum(outcome == "right" and one.shows(way) for one, outcome in told),
             "wrong first": found["wrong"],
             "wrong and certain": sum(outcome == "wrong" and one.told[way].certain for one, outcome in told),
             "missed": found["missed"],
             "missed, told no fault": sum(
-                outcome == "missed" and one.told[way].verdict.startswith(NOTHING) for one, outcome in told),
-            "refused": found["refused"], "not shown": sum(not one.shows(way) for one in ill),
-            "not shown, wrong": found["guess"], "crash": found["crash"],
-        }  # fmt: skip
+                outcome == "missed" and one.told[way].verdict.startswith(NOTHING) for one, outcome in told
+            ),
+            "refused": found["refused"],
+            "not shown": sum(not one.shows(way) for one in ill),
+            "not shown, wrong": found["guess"],
+            "crash": found["crash"],
+        }
         for kind in ("healthy", "deliberate"):
             well = [(one, one.told[way]) for one in trials if one.kind == kind and not one.failed]
             counts[kind][way] = {
@@ -196,11 +199,12 @@ def totals(trials: Sequence[Trial], ways: Sequence[str]) -> dict[str, Any]:
                 "errors": sum(told.error for _, told in well),
                 "warnings": sum(told.code == 1 for _, told in well),
                 "warnings, of them not true": sum(
-                    told.code == 1 and not told.loud <= set(one.answers) for one, told in well),
+                    told.code == 1 and not told.loud <= set(one.answers) for one, told in well
+                ),
                 "certain": sum(told.sure for _, told in well),
                 "certain and not true": sum(told.sure and not told.loud <= set(one.answers) for one, told in well),
                 "crash": sum(bool(told.crash) for _, told in well),
-            }  # fmt: skip
+            }
         counts["calibration"][way] = _calibration(trials, way)
         if way in ("both", "pair20"):
             table = Counter((one.cause, one.told[way].first or "-") for one, outcome in told if one.shows(way))
@@ -214,10 +218,11 @@ def _calibration(trials: Sequence[Trial], way: str) -> dict[str, int]:
     sure = [one for one in made if one.told[way].certain]
     quiet = [one for one in made if one.told[way].verdict.startswith(NOTHING)]
     return {
-        "certain": len(sure), "certain and right": sum(one.told[way].first in one.answers for one in sure),
+        "certain": len(sure),
+        "certain and right": sum(one.told[way].first in one.answers for one in sure),
         "no fault found": len(quiet),
         "no fault found, but shown": sum(one.kind == "fault" and one.shows(way) for one in quiet),
-    }  # fmt: skip
+    }
 
 
 def _line(one: Trial, ways: Sequence[str]) -> str:

@@ -29,9 +29,12 @@ from tests.lab.train import train
 __all__ = ["Case", "Facts", "case", "checked", "differs", "opened", "restored", "write_echo"]
 
 ELSEWHERE = {
-    "torch_save": "dcp", "dcp": "dcp_sharded", "dcp_sharded": "torch_save", "megatron": "deepspeed",
+    "torch_save": "dcp",
+    "dcp": "dcp_sharded",
+    "dcp_sharded": "torch_save",
+    "megatron": "deepspeed",
     "deepspeed": "megatron",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,14 @@ class Case:
 
 
 def case(
-    fault: str, config: Config | None = None, format: str = "dcp", *, k: int = 20, after_format: str | None = None,
+    fault: str,
+    config: Config | None = None,
+    format: str = "dcp",
+    *,
+    k: int = 20,
+    after_format: str | None = None,
     seed: int = 0,
-) -> Case:  # fmt: skip
+) -> Case:
     """A resume with that fault or control, made on first use.
 
     Args:

@@ -13,9 +13,30 @@ from tests.lab.model import initial, is_norm
 from tests.lab.state import Named, State
 
 __all__ = [
-    "ALIKE", "ARGUED", "BARE", "EXTRA", "FLAT", "MOMENTS", "WEIGHTS", "Restore", "anything", "both", "ends", "fields",
-    "layered", "mapped", "matrices", "moved", "of_layers", "reborn", "set_weights", "steps", "told", "vectors", "with_",
-]  # fmt: skip
+    "ALIKE",
+    "ARGUED",
+    "BARE",
+    "EXTRA",
+    "FLAT",
+    "MOMENTS",
+    "WEIGHTS",
+    "Restore",
+    "anything",
+    "both",
+    "ends",
+    "fields",
+    "layered",
+    "mapped",
+    "matrices",
+    "moved",
+    "of_layers",
+    "reborn",
+    "set_weights",
+    "steps",
+    "told",
+    "vectors",
+    "with_",
+]
 
 Restore = Callable[[State, Lab], State]
 Pick = Callable[[str], bool]
@@ -59,9 +80,7 @@ def fields(state: State, names: Sequence[str]) -> list[Named]:
     return [found for found in (getattr(state, name) for name in names) if found]
 
 
-def mapped(
-    how: Callable[[torch.Tensor], torch.Tensor], pick: Pick = anything, where: Sequence[str] = ALIKE
-) -> Restore:  # fmt: skip
+def mapped(how: Callable[[torch.Tensor], torch.Tensor], pick: Pick = anything, where: Sequence[str] = ALIKE) -> Restore:
     """Every tensor that is picked becomes what ``how`` makes of it."""
 
     def restore(state: State, lab: Lab) -> State:

@@ -108,12 +108,25 @@ def random_config(seed: int) -> Config:
     vocab = rng.randrange(70, 120)
     lr = rng.choice([1e-3, 2e-3, 4e-3])
     return Config(
-        seed=rng.randrange(1 << 20), layers=rng.choice([2, 2, 3]), hidden=hidden, ffn=ffn,
-        heads=heads, groups=groups, vocab=vocab, padded=(vocab // 16 + 1) * 16, experts=rng.choice([0, 0, 0, 4]),
-        tied=rng.random() < 0.6, precision=rng.choice(["mixed", "mixed", "mixed", "fp32"]),
+        seed=rng.randrange(1 << 20),
+        layers=rng.choice([2, 2, 3]),
+        hidden=hidden,
+        ffn=ffn,
+        heads=heads,
+        groups=groups,
+        vocab=vocab,
+        padded=(vocab // 16 + 1) * 16,
+        experts=rng.choice([0, 0, 0, 4]),
+        tied=rng.random() < 0.6,
+        precision=rng.choice(["mixed", "mixed", "mixed", "fp32"]),
         optimizer=rng.choice(["adamw", "adamw", "adamw", "adam"]),
         betas=rng.choice([(0.9, 0.95), (0.9, 0.95), (0.9, 0.98), (0.9, 0.999), (0.8, 0.95)]),
-        lr=lr, min_lr=lr / 10, weight_decay=rng.choice([0.1, 0.05, 0.01]), clip=rng.choice([1.0, 1.0, 0.5, 0.0]),
-        batch=rng.choice([4, 8]), warmup=rng.randrange(20, 40), total=rng.randrange(250, 450),
+        lr=lr,
+        min_lr=lr / 10,
+        weight_decay=rng.choice([0.1, 0.05, 0.01]),
+        clip=rng.choice([1.0, 1.0, 0.5, 0.0]),
+        batch=rng.choice([4, 8]),
+        warmup=rng.randrange(20, 40),
+        total=rng.randrange(250, 450),
         resume=rng.randrange(80, 160),
-    )  # fmt: skip
+    )

@@ -106,7 +106,7 @@ NOISES: dict[str, Callable[[int, Random], Array]] = {
     "AR(1)": _ar,
     "skewed": lambda n, r: (r.gamma(2, 1, n) - 2) / np.sqrt(2),
     "varying": lambda n, r: r.normal(0, 1, n) * (1 + np.sin(2 * np.pi * np.arange(n) / r.uniform(40, 300))),
-}  # fmt: skip
+}
 
 
 def curves(seed: int, each: int = 6, even: bool = False) -> Iterator[Curve]:

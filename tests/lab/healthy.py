@@ -33,9 +33,10 @@ def skip_batches(state: State, lab: Lab) -> State:
     told = state.trainer
     skipped = 200
     return state.told(
-        data_index=told.data_index + skipped, loader=told.loader + skipped,
+        data_index=told.data_index + skipped,
+        loader=told.loader + skipped,
         samples=told.samples + skipped * state.config.batch,
-    )  # fmt: skip
+    )
 
 
 def longer(state: State, lab: Lab) -> State:

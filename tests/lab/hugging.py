@@ -24,9 +24,17 @@ from tests.lab.fault import Fault
 __all__ = ["HUGGING", "SIZE", "Rows", "made", "mixtral_resumed", "trained"]
 
 SIZE: dict[str, Any] = {
-    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 
 
 def made(name: str, seed: int) -> Any:
@@ -35,8 +43,9 @@ def made(name: str, seed: int) -> Any:
 
     torch.manual_seed(seed)
     if name == "gpt2":
-        config = hf.GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=1,
-                               eos_token_id=2)  # fmt: skip
+        config = hf.GPT2Config(
+            vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2
+        )
         return hf.GPT2LMHeadModel(config)
     more = {"num_local_experts": 4, "num_experts_per_tok": 2} if name == "Mixtral" else {"tie_word_embeddings": False}
     return getattr(hf, f"{name}ForCausalLM")(getattr(hf, f"{name}Config")(**SIZE | more))
@@ -61,18 +70,35 @@ def _trainer(model: Any, out: Path, seed: int, saves: int, **more: Any) -> Any:
 
     os.environ.setdefault("WANDB_DISABLED", "true")
     arguments: dict[str, Any] = {
-        "output_dir": str(out), "max_steps": 100, "save_steps": saves, "per_device_train_batch_size": 4,
-        "learning_rate": 2e-3, "warmup_steps": 5, "lr_scheduler_type": "cosine", "logging_steps": 5, "report_to": [],
-        "seed": seed, "use_cpu": True, "disable_tqdm": True, "weight_decay": 0.05,
-    }  # fmt: skip
+        "output_dir": str(out),
+        "max_steps": 100,
+        "save_steps": saves,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 2e-3,
+        "warmup_steps": 5,
+        "lr_scheduler_type": "cosine",
+        "logging_steps": 5,
+        "report_to": [],
+        "seed": seed,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "weight_decay": 0.05,
+    }
     return hf.Trainer(model=model, args=hf.TrainingArguments(**arguments | more), train_dataset=Rows(seed))
 
 
 def trained(
-    build: Callable[[int], Any], folder: Path, rng: random.Random, k: int, *, resumes: bool = True,
-    spoil: Callable[[Path], None] | None = None, loaded: Callable[[Any], None] | None = None,
-    other_args: dict[str, Any] | None = None, **more: Any,
-) -> None:  # fmt: skip
+    build: Callable[[int], Any],
+    folder: Path,
+    rng: random.Random,
+    k: int,
+    *,
+    resumes: bool = True,
+    spoil: Callable[[Path], None] | None = None,
+    loaded: Callable[[Any], None] | None = None,
+    other_args: dict[str, Any] | None = None,
+    **more: Any,
+) -> None:
     """Save, resume with another process's model, save as soon as all is loaded, and ``k`` updates later.
 
     Args:
@@ -177,12 +203,25 @@ def _case(id: str, text: str, name: str, **more: Any) -> Fault:
 HUGGING = [
     _case("v40_trainer_llama", "transformers' Trainer: Llama", "Llama"),
     _case("v41_trainer_qwen2", "transformers' Trainer: Qwen2, fused AdamW", "Qwen2", optim="adamw_torch_fused"),
-    _case("v42_trainer_gpt2", "transformers' Trainer: GPT-2, accumulated, without clipping", "gpt2",
-          gradient_accumulation_steps=2, max_grad_norm=0.0),
+    _case(
+        "v42_trainer_gpt2",
+        "transformers' Trainer: GPT-2, accumulated, without clipping",
+        "gpt2",
+        gradient_accumulation_steps=2,
+        max_grad_norm=0.0,
+    ),
     _case("v43_trainer_adafactor", "transformers' Trainer: Llama by Adafactor", "Llama", optim="adafactor"),
     _case("v44_trainer_sgd", "transformers' Trainer: Qwen2 by SGD", "Qwen2", optim="sgd"),
-    _case("v45_trainer_mixtral", "transformers' Trainer: Mixtral, saved twice without a resume", "Mixtral",
-          resumes=False),
-    Fault("v46_accelerate", "healthy", "accelerate's save_state and load_state", frozenset(), live=_accelerated,
-          formats=("live",), kind="healthy"),
-]  # fmt: skip
+    _case(
+        "v45_trainer_mixtral", "transformers' Trainer: Mixtral, saved twice without a resume", "Mixtral", resumes=False
+    ),
+    Fault(
+        "v46_accelerate",
+        "healthy",
+        "accelerate's save_state and load_state",
+        frozenset(),
+        live=_accelerated,
+        formats=("live",),
+        kind="healthy",
+    ),
+]

@@ -206,10 +206,16 @@ class Loop:
         states = rest.pop("optimizers", None) or [rest.pop("optimizer")]
         told = rest.pop("schedulers", None) or ([rest.pop("scheduler")] if "scheduler" in rest else [])
         return {
-            "epoch": 0, "global_step": rest.pop("step"), "pytorch-lightning_version": "2.6.0", "loops": {},
+            "epoch": 0,
+            "global_step": rest.pop("step"),
+            "pytorch-lightning_version": "2.6.0",
+            "loops": {},
             "state_dict": {f"net.{name}": tensor for name, tensor in rest.pop("model").items()},
-            "optimizer_states": states, "lr_schedulers": told, "callbacks": rest, "hyper_parameters": {},
-        }  # fmt: skip
+            "optimizer_states": states,
+            "lr_schedulers": told,
+            "callbacks": rest,
+            "hyper_parameters": {},
+        }
 
 
 def _single(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -227,9 +233,18 @@ def _config(rng: random.Random) -> Config:
     hidden = heads * rng.choice([8, 12])
     warmup, total = rng.randrange(5, 20), rng.randrange(90, 250)
     return drawn.but(
-        heads=heads, groups=groups, hidden=hidden, ffn=hidden * rng.choice([2, 3]), layers=2, precision="fp32",
-        batch=4, length=16, warmup=warmup, total=total, experts=0,
-    )  # fmt: skip
+        heads=heads,
+        groups=groups,
+        hidden=hidden,
+        ffn=hidden * rng.choice([2, 3]),
+        layers=2,
+        precision="fp32",
+        batch=4,
+        length=16,
+        warmup=warmup,
+        total=total,
+        experts=0,
+    )
 
 
 def _made(kind: type[Loop], needs: dict[str, Any], folder: Path, rng: random.Random, k: int) -> None:
@@ -280,9 +295,16 @@ def _load(other: Loop, loop: Loop, before: Path, layout: str) -> None:
 
 
 def variant(
-    id: str, text: str, *, base: type[Loop] = Loop, kind: str = "healthy", needs: dict[str, Any] | None = None,
-    why: str = "", true: tuple[str, ...] = (), **changes: Any,
-) -> Fault:  # fmt: skip
+    id: str,
+    text: str,
+    *,
+    base: type[Loop] = Loop,
+    kind: str = "healthy",
+    needs: dict[str, Any] | None = None,
+    why: str = "",
+    true: tuple[str, ...] = (),
+    **changes: Any,
+) -> Fault:
     """A healthy way to train, or a deliberate change: a subclass of ``base`` with these methods and attributes.
 
     Args:
@@ -295,9 +317,18 @@ def variant(
 
 
 def fault(
-    id: str, cause: str, text: str, where: str, *, base: type[Loop] = Loop, also: tuple[str, ...] = (), why: str = "",
-    needs: dict[str, Any] | None = None, visible: bool = True, **changes: Any,
-) -> Fault:  # fmt: skip
+    id: str,
+    cause: str,
+    text: str,
+    where: str,
+    *,
+    base: type[Loop] = Loop,
+    also: tuple[str, ...] = (),
+    why: str = "",
+    needs: dict[str, Any] | None = None,
+    visible: bool = True,
+    **changes: Any,
+) -> Fault:
     """A fault of a loop; ``where`` are the kinds of evidence that can show it."""
     made = type(id, (base,), {"exact": False, "faulty": True, **changes})
     return Fault(

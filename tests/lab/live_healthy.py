@@ -106,8 +106,12 @@ class Sheltered(Loop):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.extra["scaler"] = {
-            "scale": 65536.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 10, "_growth_tracker": 0,
-        }  # fmt: skip
+            "scale": 65536.0,
+            "growth_factor": 2.0,
+            "backoff_factor": 0.5,
+            "growth_interval": 10,
+            "_growth_tracker": 0,
+        }
 
     def apply(self) -> None:
         told = self.extra["scaler"]

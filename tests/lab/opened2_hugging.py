@@ -39,11 +39,19 @@ def opt(seed: int) -> Any:
     torch.manual_seed(seed)
     return hf.OPTForCausalLM(
         hf.OPTConfig(
-            vocab_size=96, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4,
-            max_position_embeddings=64, word_embed_proj_dim=32, dropout=0.1, pad_token_id=0, bos_token_id=1,
+            vocab_size=96,
+            hidden_size=32,
+            ffn_dim=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=64,
+            word_embed_proj_dim=32,
+            dropout=0.1,
+            pad_token_id=0,
+            bos_token_id=1,
             eos_token_id=2,
         )
-    )  # fmt: skip
+    )
 
 
 def neox(seed: int) -> Any:
@@ -180,9 +188,12 @@ class Process:
 
 
 def accelerated(
-    folder: Path, rng: random.Random, k: int, kind: Any = torch.optim.AdamW,
+    folder: Path,
+    rng: random.Random,
+    k: int,
+    kind: Any = torch.optim.AdamW,
     loaded: Callable[[Process], None] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     seed, start = rng.randrange(1 << 16), rng.randrange(8, 40)
     rows = Rows(seed).rows
     one = Process(seed, kind)
@@ -225,26 +236,52 @@ def momentum_of_others(process: Process) -> None:
 
 def well(id: str, text: str, build: Build, also: tuple[str, ...] = (), **more: Any) -> Fault:
     return Fault(
-        id, "healthy", text, frozenset(), live=partial(trained, build, **more), formats=("live",), kind="healthy",
+        id,
+        "healthy",
+        text,
+        frozenset(),
+        live=partial(trained, build, **more),
+        formats=("live",),
+        kind="healthy",
         also=also,
-    )  # fmt: skip
+    )
 
 
 def meant(id: str, text: str, build: Build, true: tuple[str, ...], **more: Any) -> Fault:
     return Fault(
-        id, "healthy", text, frozenset(), live=partial(trained, build, **more), formats=("live",), kind="deliberate",
+        id,
+        "healthy",
+        text,
+        frozenset(),
+        live=partial(trained, build, **more),
+        formats=("live",),
+        kind="deliberate",
         also=true,
-    )  # fmt: skip
+    )
 
 
 def ill(
-    id: str, cause: str, text: str, where: str, build: Build, also: tuple[str, ...] = (), why: str = "",
-    visible: bool = True, **more: Any,
-) -> Fault:  # fmt: skip
+    id: str,
+    cause: str,
+    text: str,
+    where: str,
+    build: Build,
+    also: tuple[str, ...] = (),
+    why: str = "",
+    visible: bool = True,
+    **more: Any,
+) -> Fault:
     return Fault(
-        id, cause, text, seen(where), live=partial(trained, build, **more), formats=("live",), also=also, why=why,
+        id,
+        cause,
+        text,
+        seen(where),
+        live=partial(trained, build, **more),
+        formats=("live",),
+        also=also,
+        why=why,
         visible=visible,
-    )  # fmt: skip
+    )
 
 
 def model(name: str) -> Build:

@@ -267,9 +267,10 @@ def transformer(dropout: float) -> Callable[[int], nn.Module]:
 
 def spectral(width: int) -> nn.Module:
     return nn.Sequential(
-        nn.utils.parametrizations.weight_norm(nn.Linear(width, 48)), nn.GELU(),
+        nn.utils.parametrizations.weight_norm(nn.Linear(width, 48)),
+        nn.GELU(),
         nn.utils.parametrizations.weight_norm(nn.Linear(48, width)),
-    )  # fmt: skip
+    )
 
 
 def qat(width: int) -> nn.Module:
@@ -458,8 +459,9 @@ class Rounding(Loop):
             bits = exact.view(torch.int32) + torch.randint(0, 1 << 16, w.shape, dtype=torch.int32)
             w.copy_((bits & -65536).view(torch.float32).bfloat16())
 
-        made = ruled(lambda w: {"step": 0, "exp_avg": torch.zeros(w.shape), "exp_avg_sq": torch.zeros(w.shape)},
-                     update, **ADAM)  # fmt: skip
+        made = ruled(
+            lambda w: {"step": 0, "exp_avg": torch.zeros(w.shape), "exp_avg_sq": torch.zeros(w.shape)}, update, **ADAM
+        )
         return made(groups, self.config.lr)
 
 

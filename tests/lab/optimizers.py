@@ -24,7 +24,7 @@ __all__ = [
     "ScheduleFreeAdamW",
     "StableAdamW",
     "Yogi",
-]  # fmt: skip
+]
 
 Tensor = torch.Tensor
 
@@ -96,9 +96,18 @@ class ADOPT(Optimizer):
 
     def __init__(self, params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.9999)) -> None:
         super().__init__(
-            params, lr=lr, betas=betas, eps=1e-6, weight_decay=0.0, decouple=True, maximize=False, foreach=None,
-            capturable=False, differentiable=False, fused=None,
-        )  # fmt: skip
+            params,
+            lr=lr,
+            betas=betas,
+            eps=1e-6,
+            weight_decay=0.0,
+            decouple=True,
+            maximize=False,
+            foreach=None,
+            capturable=False,
+            differentiable=False,
+            fused=None,
+        )
 
     def begin(self, weight: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         return super().begin(weight, group) | {"step": torch.tensor(0.0)}
@@ -150,9 +159,10 @@ class Yogi(Optimizer):
 
     def begin(self, weight: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         return {
-            "step": 0, "exp_avg": torch.full_like(weight, group["initial_accumulator"]),
+            "step": 0,
+            "exp_avg": torch.full_like(weight, group["initial_accumulator"]),
             "exp_avg_sq": torch.full_like(weight, group["initial_accumulator"]),
-        }  # fmt: skip
+        }
 
     def update(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         first, second = group["betas"]
@@ -229,9 +239,21 @@ class ScheduleFreeAdamW(Optimizer):
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(
-            params, lr=lr, betas=(0.9, 0.999), eps=1e-8, r=0.0, k=0, warmup_steps=10, train_mode=True, weight_sum=0.0,
-            lr_max=-1.0, scheduled_lr=0.0, weight_lr_power=2.0, weight_decay=0.0, foreach=False,
-        )  # fmt: skip
+            params,
+            lr=lr,
+            betas=(0.9, 0.999),
+            eps=1e-8,
+            r=0.0,
+            k=0,
+            warmup_steps=10,
+            train_mode=True,
+            weight_sum=0.0,
+            lr_max=-1.0,
+            scheduled_lr=0.0,
+            weight_lr_power=2.0,
+            weight_decay=0.0,
+            foreach=False,
+        )
 
     def begin(self, weight: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         return {"z": weight.clone(), "exp_avg_sq": torch.zeros_like(weight)}
@@ -261,17 +283,35 @@ class Prodigy(Optimizer):
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(
-            params, lr=lr, betas=(0.9, 0.999), beta3=None, eps=1e-8, weight_decay=0.0, d=1e-4, d0=1e-4, d_max=1e-4,
-            d_numerator=0.0, d_coef=1.0, k=0, growth_rate=math.inf, use_bias_correction=False, decouple=True,
-            safeguard_warmup=False, fsdp_in_use=False, slice_p=1,
-        )  # fmt: skip
+            params,
+            lr=lr,
+            betas=(0.9, 0.999),
+            beta3=None,
+            eps=1e-8,
+            weight_decay=0.0,
+            d=1e-4,
+            d0=1e-4,
+            d_max=1e-4,
+            d_numerator=0.0,
+            d_coef=1.0,
+            k=0,
+            growth_rate=math.inf,
+            use_bias_correction=False,
+            decouple=True,
+            safeguard_warmup=False,
+            fsdp_in_use=False,
+            slice_p=1,
+        )
 
     def begin(self, weight: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         flat = weight.detach().flatten()[:: group["slice_p"]]
         return {
-            "step": 0, "s": torch.zeros_like(flat), "p0": flat.clone(), "exp_avg": torch.zeros_like(weight),
+            "step": 0,
+            "s": torch.zeros_like(flat),
+            "p0": flat.clone(),
+            "exp_avg": torch.zeros_like(weight),
             "exp_avg_sq": torch.zeros_like(weight),
-        }  # fmt: skip
+        }
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -335,9 +375,10 @@ class AdamW8bit(Optimizer):
             table = _qmap(signed)
             code = int((table == 0).nonzero()[0])
             found |= {
-                f"state{number}": torch.full(weight.shape, code, dtype=torch.uint8), f"qmap{number}": table,
+                f"state{number}": torch.full(weight.shape, code, dtype=torch.uint8),
+                f"qmap{number}": table,
                 f"absmax{number}": torch.zeros(blocks),
-            }  # fmt: skip
+            }
         return found
 
     def update(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:

@@ -25,9 +25,19 @@ from typing import Any
 import numpy as np
 
 KINDS = (
-    "hf", "hf_bars", "hf_state", "jsonl", "factory", "csv", "megatron", "titan", "nanogpt", "deepspeed", "fairseq2",
+    "hf",
+    "hf_bars",
+    "hf_state",
+    "jsonl",
+    "factory",
+    "csv",
+    "megatron",
+    "titan",
+    "nanogpt",
+    "deepspeed",
+    "fairseq2",
     "lightning",
-)  # fmt: skip
+)
 #: What a program prints when it goes on; ``None``: nothing.
 LINES = {
     "hf": (
@@ -46,7 +56,7 @@ LINES = {
     ),
     "deepspeed": ("[Torch] Loading checkpoint from out/global_step{at}/mp_rank_00_model_states.pt...",),
     "fairseq2": ("[Rank 0] T INFO fairseq2 - Training restored. Resuming from step {at}.",),
-}  # fmt: skip
+}
 BEFORE = ("Loading checkpoint shards: 100%|####| 4/4 [00:01<00:00, 3.9it/s]", "loading dataset from /data/step 4", "")
 
 
@@ -98,10 +108,17 @@ def make(folder: Path, seed: int) -> Made:
         for step in range(-(-start.first // interval) * interval, start.last + 1, interval):
             clock += interval * 0.9 + (r.uniform(60, 300) if r.random() < 0.02 else 0)
             loss = 2 + 3 * np.exp(-step / 100) + noise[step] + jitter * r.normal()
-            start.rows.append({
-                "step": step, "loss": float(loss), "lr": 1e-3 * (1 - step / (starts[-1].last + 1)),
-                "epoch": step / per_epoch, "elapsed": clock - began, "tokens": step * 4096, "time": clock,
-            })  # fmt: skip
+            start.rows.append(
+                {
+                    "step": step,
+                    "loss": float(loss),
+                    "lr": 1e-3 * (1 - step / (starts[-1].last + 1)),
+                    "epoch": step / per_epoch,
+                    "elapsed": clock - began,
+                    "tokens": step * 4096,
+                    "time": clock,
+                }
+            )
     starts = [one for one in starts if one.rows]
     made = Made(kind, [one.rows[0]["step"] for one in starts[1:]])
     traced = write(folder, kind, starts, interval, r)

@@ -32,15 +32,23 @@ def save(folder: Path, state: State, second: State | None = None) -> Path:
     shapes = {name: tuple(tensor.shape) for name, tensor in state.params.items()}
     names = [names for _, names in state.groups()]
     client: dict[str, Any] = {
-        "args": facts.arguments(state), "config": facts.model_config(state), "dataloader": facts.loader(state),
+        "args": facts.arguments(state),
+        "config": facts.model_config(state),
+        "dataloader": facts.loader(state),
         "rng_state": facts.random_state(state),
-    }  # fmt: skip
+    }
     content = like.model_states(
-        names, shapes, OrderedDict(state.params | state.buffers), DP,
-        buffer_names=list(state.buffers), global_steps=state.trainer.step, global_samples=state.trainer.samples,
-        lr_scheduler=None if "scheduler" in state.config.unstored else _scheduler(state), ds_config=_config(state),
+        names,
+        shapes,
+        OrderedDict(state.params | state.buffers),
+        DP,
+        buffer_names=list(state.buffers),
+        global_steps=state.trainer.step,
+        global_samples=state.trainer.samples,
+        lr_scheduler=None if "scheduler" in state.config.unstored else _scheduler(state),
+        ds_config=_config(state),
         **client,
-    )  # fmt: skip
+    )
     folder = folder / f"global_step{state.trainer.step}"
     like.save(content, folder / "mp_rank_00_model_states.pt")
     for rank, own in enumerate((state, second or state)):
@@ -104,8 +112,10 @@ def _config(state: State) -> dict[str, Any]:
     params = {"lr": c.lr, "betas": list(c.betas), "eps": c.eps, "weight_decay": c.weight_decay}
     schedule = {"total_num_steps": c.total, "warmup_num_steps": c.warmup, "cos_min_ratio": c.min_lr / c.lr}
     return {
-        "train_batch_size": c.batch, "gradient_clipping": c.clip, "bf16": {"enabled": c.precision != "fp32"},
+        "train_batch_size": c.batch,
+        "gradient_clipping": c.clip,
+        "bf16": {"enabled": c.precision != "fp32"},
         "zero_optimization": {"stage": 1},
         "optimizer": {"type": "AdamW" if c.optimizer == "adamw" else "Adam", "params": params},
         "scheduler": {"type": "WarmupCosineLR", "params": schedule},
-    }  # fmt: skip
+    }

@@ -156,8 +156,14 @@ def _scheduler(state: State) -> dict[str, Any]:
     """``OptimizerParamScheduler.state_dict()``: it counts samples."""
     c = state.config
     return {
-        "max_lr": c.lr, "min_lr": c.min_lr, "lr_warmup_steps": c.warmup * c.batch, "lr_decay_style": "cosine",
-        "lr_decay_steps": c.total * c.batch, "num_steps": state.trainer.scheduler * c.batch,
-        "start_wd": c.weight_decay, "end_wd": c.weight_decay, "wd_incr_style": "constant",
+        "max_lr": c.lr,
+        "min_lr": c.min_lr,
+        "lr_warmup_steps": c.warmup * c.batch,
+        "lr_decay_style": "cosine",
+        "lr_decay_steps": c.total * c.batch,
+        "num_steps": state.trainer.scheduler * c.batch,
+        "start_wd": c.weight_decay,
+        "end_wd": c.weight_decay,
+        "wd_incr_style": "constant",
         "wd_incr_steps": c.total * c.batch,
-    }  # fmt: skip
+    }

@@ -29,9 +29,14 @@ __all__ = ["save_accelerate", "save_folder", "save_lightning", "save_masters", "
 ROWS = 1000  #: batches in an epoch
 #: What a param group of torch 2.13's AdamW holds beside its numbers.
 GROUP = {
-    "amsgrad": False, "maximize": False, "foreach": None, "capturable": False, "differentiable": False, "fused": None,
+    "amsgrad": False,
+    "maximize": False,
+    "foreach": None,
+    "capturable": False,
+    "differentiable": False,
+    "fused": None,
     "decoupled_weight_decay": True,
-}  # fmt: skip
+}
 
 
 def save_folder(folder: Path, state: State, second: State | None = None) -> Path:
@@ -64,12 +69,16 @@ def save_lightning(folder: Path, state: State, second: State | None = None) -> P
     folder.mkdir(parents=True)
     step = state.trainer.step
     whole = {
-        "epoch": 0, "global_step": step, "pytorch-lightning_version": "2.6.0",
+        "epoch": 0,
+        "global_step": step,
+        "pytorch-lightning_version": "2.6.0",
         "state_dict": {f"model.{name}": tensor for name, tensor in (state.params | state.buffers).items()},
-        "loops": {"fit_loop": {"epoch_loop.state_dict": {"_batches_that_stepped": step}}}, "callbacks": {},
-        "optimizer_states": [spelt_out(state)], "lr_schedulers": [facts.scheduler(state)],
+        "loops": {"fit_loop": {"epoch_loop.state_dict": {"_batches_that_stepped": step}}},
+        "callbacks": {},
+        "optimizer_states": [spelt_out(state)],
+        "lr_schedulers": [facts.scheduler(state)],
         "hyper_parameters": facts.arguments(state),
-    }  # fmt: skip
+    }
     names = {"optimizer": "optimizer_states", "scheduler": "lr_schedulers", "args": "hyper_parameters"}
     for name in state.config.unstored:
         whole.pop(names.get(name, name), None)
@@ -114,8 +123,21 @@ def _trainer_state(state: State) -> dict[str, Any]:
     c, told, epoch = state.config, state.trainer, state.trainer.step / ROWS
     last = {"step": told.step, "learning_rate": state.lr, "grad_norm": 0.5, "loss": 2.0, "epoch": epoch}
     return {
-        "best_metric": None, "best_model_checkpoint": None, "epoch": epoch, "eval_steps": 500,
-        "global_step": told.step, "is_local_process_zero": True, "is_world_process_zero": True, "log_history": [last],
-        "logging_steps": 10, "max_steps": c.total, "num_train_epochs": 1, "save_steps": 20, "stateful_callbacks": {},
-        "total_flos": 0.0, "train_batch_size": c.batch, "trial_name": None, "trial_params": None,
-    }  # fmt: skip
+        "best_metric": None,
+        "best_model_checkpoint": None,
+        "epoch": epoch,
+        "eval_steps": 500,
+        "global_step": told.step,
+        "is_local_process_zero": True,
+        "is_world_process_zero": True,
+        "log_history": [last],
+        "logging_steps": 10,
+        "max_steps": c.total,
+        "num_train_epochs": 1,
+        "save_steps": 20,
+        "stateful_callbacks": {},
+        "total_flos": 0.0,
+        "train_batch_size": c.batch,
+        "trial_name": None,
+        "trial_params": None,
+    }

@@ -63,7 +63,7 @@ def chosen(fault: str, seed: int, format: str | None = None) -> tuple[lab.Config
 
 def score(
     fault: str, seed: int = 0, format: str | None = None, ways: Sequence[str] = WAYS, after_format: str | None = None
-) -> Score:  # fmt: skip
+) -> Score:
     """Diagnose one fault in the ways that are asked for: with echo and pair, with either, from the echo alone."""
     config, layout = chosen(fault, seed, format)
     case = lab.case(fault, config, layout, k=EARLY, seed=seed, after_format=after_format)

@@ -19,9 +19,7 @@ EMA_DECAY = 0.99
 BIAS_RATE = 1e-3  #: of the experts' balance, as in DeepSeek-V3
 #: What a trainer may do and say nothing of: factors of the learning rate and of the gradient; decay of the vectors;
 #: how far an update moves the schedule, the data and what the loader says of itself; decay of the average.
-SILENT = {
-    "lr": 1.0, "gradient": 1.0, "vector_decay": 0.0, "schedule": 1, "data": 1, "loader": 1, "ema": EMA_DECAY,
-}  # fmt: skip
+SILENT = {"lr": 1.0, "gradient": 1.0, "vector_decay": 0.0, "schedule": 1, "data": 1, "loader": 1, "ema": EMA_DECAY}
 
 
 def train(state: State, steps: int, *, micro: int = 1) -> tuple[State, list[float], list[float]]:
@@ -91,11 +89,15 @@ def _step(state: State, optimizer: torch.optim.Optimizer, updated: Named, micro:
     for name, average in state.ema.items():
         average.lerp_(updated[name].detach().float(), 1 - quiet["ema"])
     state.trainer = replace(
-        trainer, step=trainer.step + 1, scheduler=trainer.scheduler + int(quiet["schedule"]),
-        data_index=trainer.data_index + int(quiet["data"]), samples=trainer.samples + config.batch,
-        loader=trainer.loader + int(quiet["loader"]), growth=(trainer.growth + 1) % GROWTH,
+        trainer,
+        step=trainer.step + 1,
+        scheduler=trainer.scheduler + int(quiet["schedule"]),
+        data_index=trainer.data_index + int(quiet["data"]),
+        samples=trainer.samples + config.batch,
+        loader=trainer.loader + int(quiet["loader"]),
+        growth=(trainer.growth + 1) % GROWTH,
         scale=min(2.0**30, trainer.scale * (2 if trainer.growth + 1 == GROWTH else 1)),
-    )  # fmt: skip
+    )
     return total
 
 

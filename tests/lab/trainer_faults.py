@@ -35,17 +35,39 @@ def replay_data(state: State, lab: Lab) -> State:
 
 
 TRAINER_FAULTS = [
-    Fault("f23_lr_rewarm", "C1", "the schedule starts again: warm-up repeated",
-          seen("alone echo next early late"), rewarm),
-    Fault("f24_lr_peak", "C2", "the schedule is lost: constant at five times the peak",
-          seen("alone next early"), constant_peak, also=("H1",),
-          why="arguments of the new launch say the other lr"),
-    Fault("f25_lr_double_step", "C3", "the schedule is at twice the step",
-          seen("alone echo next early late"), double_steps),
-    Fault("f26_wd_groups", "B7", "param groups exchanged: norms decay, matrices do not",
-          seen("next early"), exchange_groups),
+    Fault(
+        "f23_lr_rewarm", "C1", "the schedule starts again: warm-up repeated", seen("alone echo next early late"), rewarm
+    ),
+    Fault(
+        "f24_lr_peak",
+        "C2",
+        "the schedule is lost: constant at five times the peak",
+        seen("alone next early"),
+        constant_peak,
+        also=("H1",),
+        why="arguments of the new launch say the other lr",
+    ),
+    Fault(
+        "f25_lr_double_step",
+        "C3",
+        "the schedule is at twice the step",
+        seen("alone echo next early late"),
+        double_steps,
+    ),
+    Fault(
+        "f26_wd_groups",
+        "B7",
+        "param groups exchanged: norms decay, matrices do not",
+        seen("next early"),
+        exchange_groups,
+    ),
     Fault("f27_beta2", "H1", "another beta2, from a new default", seen("next early"), other_beta2),
-    Fault("f28_data_replay", "C6", "the data loader starts again at batch 0",
-          seen("alone echo late"), replay_data,
-          formats=("torch_save", "dcp", "dcp_sharded", "deepspeed", "megatron")),
-]  # fmt: skip
+    Fault(
+        "f28_data_replay",
+        "C6",
+        "the data loader starts again at batch 0",
+        seen("alone echo late"),
+        replay_data,
+        formats=("torch_save", "dcp", "dcp_sharded", "deepspeed", "megatron"),
+    ),
+]

@@ -31,7 +31,7 @@ from tests.lab.changes import (
     told,
     vectors,
     with_,
-)  # fmt: skip
+)
 from tests.lab.config import Config
 from tests.lab.fault import Fault, Lab, masters, seen
 from tests.lab.loader_faults import masters_from_weights, stale_masters

@@ -18,17 +18,6 @@ from workbench.core.dtypes import DType
 if TYPE_CHECKING:
     from workbench.analysis.moment import Moment
 
-__all__ = [
-    "LAYOUTS",
-    "FloatBits",
-    "float_steps",
-    "fold_counts",
-    "pattern_counts",
-    "pattern_value",
-    "pattern_values",
-    "raw_only",
-]
-
 COUNTED = 31 << 10  #: elements that torch counts at a time: from 32 Ki on it starts threads of its own
 CONVERTED = 128 << 10  #: elements that numpy counts at a time, as 8 bytes each: they stay in a core's cache
 WORTH_TORCH = 1 << 20  #: bytes of one piece from which importing torch to count them pays

@@ -16,8 +16,6 @@ import numpy as np
 from workbench.core.runs import Runs
 from workbench.tensor import LazyTensor
 
-__all__ = ["MatrixBlock", "MatrixBlocks"]
-
 READ = 1 << 20  #: elements of one read when everything is read
 PIECES = 64  #: reads that a sample is spread over
 KEEP = 2 << 20  #: elements of a sample that are kept for a second pass

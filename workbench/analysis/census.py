@@ -26,8 +26,6 @@ from workbench.core.dtypes import DType, by_name
 from workbench.core.parts import storable
 from workbench.core.scan import Piece
 
-__all__ = ["BOUND", "Census", "Counts"]
-
 BOUND = 2.0**-8 + 2.0**-23  #: relative, of quantiles of types wider than 16 bits
 _F32 = by_name("float32")
 _MOST = float(np.finfo(np.float32).max)

@@ -33,8 +33,6 @@ from workbench.core.payload import Payloads
 from workbench.core.scan import PIECE, OnError, Piece, Progress, scan
 from workbench.core.work import pair_work
 
-__all__ = ["Compare", "compare"]
-
 
 def compare(
     a: Payloads,
@@ -221,9 +219,7 @@ class Compare:
         return mask[:size]
 
 
-_ODD = {
-    "nan_a": flat.NAN_A, "nan_b": flat.NAN_B, "nan_new": flat.NAN_NEW, "inf_a": flat.INF_A, "inf_b": flat.INF_B,
-}  # fmt: skip
+_ODD = {"nan_a": flat.NAN_A, "nan_b": flat.NAN_B, "nan_new": flat.NAN_NEW, "inf_a": flat.INF_A, "inf_b": flat.INF_B}
 _COUNTED = ("seen", "changed", "same_number", "looked", "finite", "zeros", "unread", *_ODD)
 
 

@@ -25,8 +25,6 @@ from workbench.analysis.numbers import Decoder
 from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 
-__all__ = ["COUNTS", "OCTAVES", "ULPS", "Numpy", "how"]
-
 Scaled = tuple[int, float, int]
 
 BLOCK = 32 << 10  #: elements at a time

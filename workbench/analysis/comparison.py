@@ -17,9 +17,6 @@ import numpy as np
 from workbench.core.arrays import Ints
 from workbench.core.dtypes import DType
 
-__all__ = ["Comparison", "exact", "ratio_of"]
-
-
 _UNIT = 4800  #: sums are integers in units of 2**-_UNIT; even, so their roots have whole units too
 
 

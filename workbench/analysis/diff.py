@@ -46,8 +46,6 @@ from workbench.errors import UsageError, WorkbenchError
 from workbench.names.gguf import LEFT_OUT, MADE, conversion
 from workbench.tensor import LazyTensor
 
-__all__ = ["Diff", "TensorDiff", "diff"]
-
 PATTERN_TENSORS = 64  #: maximum number of changed tensors searched for a pattern
 PATTERN_BYTES = 1 << 30  #: maximum bytes of them
 SIBLINGS = 64  #: tensors of the same dtype and shape with which a changed one may have been swapped
@@ -164,9 +162,20 @@ class _Differ:
         if self.progress is not None:
             self.progress(1.0)
         return Diff(
-            a.path, b.path, (a.format, b.format), (a.step, b.step), tuple(rows), found.only_b, found.only_a, objects,
-            self.values, tuple(notes), self.checked, self.not_checked, tuple(skipped),
-        )  # fmt: skip
+            a.path,
+            b.path,
+            (a.format, b.format),
+            (a.step, b.step),
+            tuple(rows),
+            found.only_b,
+            found.only_a,
+            objects,
+            self.values,
+            tuple(notes),
+            self.checked,
+            self.not_checked,
+            tuple(skipped),
+        )
 
     def _decode(self) -> list[str]:
         """View both sides as numbers if no tensor of both is quantised in the same way."""
@@ -181,8 +190,9 @@ class _Differ:
         words = [", ".join(sorted({scheme for _, scheme in side})) for side in schemes]
         return [
             f"{letter} is quantised ({said}): its tensors are compared as the numbers that they stand for"
-            for letter, said in zip("ab", words, strict=True) if said
-        ]  # fmt: skip
+            for letter, said in zip("ab", words, strict=True)
+            if said
+        ]
 
     def _left_out(self, only_a: dict[str, str], only_b: dict[str, str]) -> None:
         """Take what a conversion adds and leaves out by design off the differences."""
@@ -257,8 +267,13 @@ class _Differ:
             share = sum(rows[at].nbytes for at in group) / total
             errors: dict[tuple[int, int], str] = {}
 
-            def on_error(side: int, row: int, error: WorkbenchError, left: Checkpoint = left,
-                         errors: dict[tuple[int, int], str] = errors) -> None:  # fmt: skip
+            def on_error(
+                side: int,
+                row: int,
+                error: WorkbenchError,
+                left: Checkpoint = left,
+                errors: dict[tuple[int, int], str] = errors,
+            ) -> None:
                 catalog = (left, self.b)[side].catalog
                 errors.setdefault((side, int(catalog.tensor[row])), str(error))
 
@@ -331,9 +346,10 @@ class _Differ:
         """Find damaged tensors that are the source without what the converter should have done to it."""
         done, undone = (conversion(self.b.objects, plain=plain) for plain in (False, True))
         damaged = [
-            at for at, row in enumerate(rows)
+            at
+            for at, row in enumerate(rows)
             if row.status == "changed" and done.links(row.key_b, row.shape_b) != undone.links(row.key_b, row.shape_b)
-        ]  # fmt: skip
+        ]
         if not damaged:
             return
         names = mapped(self.a, self.b, plain=True)

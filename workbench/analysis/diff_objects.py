@@ -25,8 +25,6 @@ from workbench.core.jsonable import jsonable
 from workbench.core.pickles.standins import Opaque, PickledDict, Record, StorageRef, short
 from workbench.errors import WorkbenchError
 
-__all__ = ["ObjectChange", "object_changes"]
-
 NODES = 200_000  #: maximum number of values compared, over all objects
 DEPTH = 64
 TOO_MANY = "nested too deeply, or too many values to compare"

@@ -24,8 +24,6 @@ from workbench.core.fingerprint import tensor_fingerprints
 from workbench.core.scan import Progress
 from workbench.errors import WorkbenchError
 
-__all__ = ["KEY", "MAP", "MEANING", "RENAMED", "Alignment", "TensorPair", "align", "renamed"]
-
 ENOUGH = 16  #: minimum elements for equal content to be significant: all step counters are equal
 KEY, MEANING, MAP, RENAMED = "key", "fqn and role", "name map", "fingerprint"
 
@@ -103,9 +101,14 @@ def align(a: Checkpoint, b: Checkpoint, names: NameMap | None = None) -> Alignme
 
 
 def renamed(
-    a: Checkpoint, b: Checkpoint, only_a: Iterable[str], only_b: Iterable[str], *, threads: int | None = None,
+    a: Checkpoint,
+    b: Checkpoint,
+    only_a: Iterable[str],
+    only_b: Iterable[str],
+    *,
+    threads: int | None = None,
     progress: Progress | None = None,
-) -> tuple[list[TensorPair], list[str]]:  # fmt: skip
+) -> tuple[list[TensorPair], list[str]]:
     """Return tensors with equal content under different names, and sentences on ambiguous ones.
 
     Only tensors whose dtype and shape remain on both sides are read.

@@ -11,8 +11,6 @@ from workbench.checkpoint import Checkpoint
 from workbench.core.arrays import Array
 from workbench.core.catalog import Catalog
 
-__all__ = ["moved"]
-
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from panel.viewable import Viewer
 
-__all__ = ["Diff"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Diff(Shown):

@@ -25,12 +25,30 @@ from workbench.tensor import LazyTensor
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["COLUMNS", "TensorDiff", "chunk_table", "tensor_table"]
-
 COLUMNS = (
-    "key_a", "key_b", "by", "role", "dtype", "shape", "numel", "status", "source", "changed", "share", "max_abs", "at",
-    "l2", "rel_l2", "cosine", "ulp_max", "nan_a", "nan_b", "nan_new", "pattern", "moved",
-)  # fmt: skip
+    "key_a",
+    "key_b",
+    "by",
+    "role",
+    "dtype",
+    "shape",
+    "numel",
+    "status",
+    "source",
+    "changed",
+    "share",
+    "max_abs",
+    "at",
+    "l2",
+    "rel_l2",
+    "cosine",
+    "ulp_max",
+    "nan_a",
+    "nan_b",
+    "nan_new",
+    "pattern",
+    "moved",
+)
 DIFFERENT = ("changed", "type", "shape")
 
 
@@ -108,9 +126,18 @@ class TensorDiff(Shown):
         dtypes = p.dtype_of(t).name, q.dtype_of(u).name
         status = "shape" if shapes[0] != shapes[1] else "type" if dtypes[0] != dtypes[1] else "unread"
         return cls(
-            pair.keys_a, pair.key_b, pair.by, b.roles[u], *dtypes, *shapes, int(q.numel[u]), int(q.tensor_nbytes[u]),
-            status, catalog=q, fqn=b.fqns[u],
-        )  # fmt: skip
+            pair.keys_a,
+            pair.key_b,
+            pair.by,
+            b.roles[u],
+            *dtypes,
+            *shapes,
+            int(q.numel[u]),
+            int(q.tensor_nbytes[u]),
+            status,
+            catalog=q,
+            fqn=b.fqns[u],
+        )
 
     @property
     def key_a(self) -> str:
@@ -191,8 +218,10 @@ class TensorDiff(Shown):
             found["tail"] = [list(point) for point in more.tail()]
         if self.rounding is not None:
             found["rounding"] = {
-                "type": self.rounding.scheme, "beyond": self.rounding.beyond, "why": self.rounding.sentence,
-            }  # fmt: skip
+                "type": self.rounding.scheme,
+                "beyond": self.rounding.beyond,
+                "why": self.rounding.sentence,
+            }
         if self.why:
             found["why"] = self.why
         if self.catalog is not None and self.chunk_rows:

@@ -40,8 +40,6 @@ from workbench.core.source import FileStat, Source, cannot_open, no_descriptor
 from workbench.core.storage import SourcePool
 from workbench.errors import CorruptError, NotACheckpointError, UnsafeError, UnsupportedFormatError
 
-__all__ = ["INSIDE", "SMALL", "Echo", "EchoTensor", "is_echo", "open_echo", "read_echo", "write_echo"]
-
 INSIDE = "workbench-echo.json"  #: its name in a folder
 SMALL = 64  #: maximum bytes of a tensor whose bytes are stored
 FORMAT, VERSION = "workbench-echo", 1
@@ -187,10 +185,15 @@ def _file(path: str | os.PathLike[str]) -> str:
 
 def _encode(echo: Echo) -> bytes:
     head = {
-        "format": FORMAT, "version": VERSION, "made": echo.made, "world_size": echo.world_size,
-        "payload": echo.payload, "counts": dict(echo.counts), "objects": dict(echo.objects),
+        "format": FORMAT,
+        "version": VERSION,
+        "made": echo.made,
+        "world_size": echo.world_size,
+        "payload": echo.payload,
+        "counts": dict(echo.counts),
+        "objects": dict(echo.objects),
         "copies": {key: dict(ranks) for key, ranks in echo.copies.items()},
-    }  # fmt: skip
+    }
     parts = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
     lines = [f" {json.dumps(key)}: {json.dumps(_row(one))}" for key, one in echo.tensors.items()]
     parts.append('"tensors": {\n' + ",\n".join(lines) + "}")

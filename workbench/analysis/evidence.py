@@ -27,9 +27,6 @@ from workbench.core.catalog import Catalog
 from workbench.core.checksums import StoredCrcs, stored_crcs
 from workbench.errors import MissingFileError, WorkbenchError
 
-__all__ = ["CRC", "MANIFEST", "ONE_FILE", "PairVerdicts", "Verdict", "gather"]
-
-
 CRC, MANIFEST, ONE_FILE = "stored CRC-32", "manifest", "one file"
 EQUAL, CHANGED, UNKNOWN = "equal", "changed", "unknown"
 
@@ -87,9 +84,14 @@ def gather(
 
 
 def _by_chunks(
-    a: Checkpoint, b: Checkpoint, left: Ints, right: Ints, replicas: tuple[int, int], checked: dict[str, str],
+    a: Checkpoint,
+    b: Checkpoint,
+    left: Ints,
+    right: Ints,
+    replicas: tuple[int, int],
+    checked: dict[str, str],
     not_checked: dict[str, str],
-) -> list[Verdict]:  # fmt: skip
+) -> list[Verdict]:
     p, q = a.catalog, b.catalog
     pair, i, j = _same_boxes(p, q, left, right, replicas)
     crcs = stored_crcs(a.payloads), stored_crcs(b.payloads)
@@ -219,9 +221,14 @@ def _is_decoded(catalog: Catalog, tensor: int) -> bool:
 
 
 def _by_manifest(
-    a: Checkpoint, b: Checkpoint, left: Ints, right: Ints, manifests: tuple[Manifest, Manifest],
-    verdicts: list[Verdict], checked: dict[str, str],
-) -> list[Verdict]:  # fmt: skip
+    a: Checkpoint,
+    b: Checkpoint,
+    left: Ints,
+    right: Ints,
+    manifests: tuple[Manifest, Manifest],
+    verdicts: list[Verdict],
+    checked: dict[str, str],
+) -> list[Verdict]:
     found, told = [], 0
     for t, u, verdict in zip(left.tolist(), right.tolist(), verdicts, strict=True):
         one = manifests[0].tensors.get(a.catalog.keys[t])

@@ -16,8 +16,6 @@ from workbench.core import fast_numbers
 from workbench.core.arrays import Array
 from workbench.core.kernels import kernel, loop, ready, reordered
 
-__all__ = ["TALLIES", "tally"]
-
 BLOCK = 1024
 _NO_TABLE = np.zeros(0, np.float32)
 _CHANGED, _NAN_NAN, _NAN_A, _NAN_B, _NAN_NEW = flat.CHANGED, flat.NAN_NAN, flat.NAN_A, flat.NAN_B, flat.NAN_NEW

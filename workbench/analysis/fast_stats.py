@@ -22,8 +22,6 @@ from workbench.core.kernels import kernel, loop, ready, reordered
 if TYPE_CHECKING:
     from workbench.analysis.moment import Moment
 
-__all__ = ["FOLDS", "count8", "count16", "fold"]
-
 RUN = 4096  #: elements of a run
 LANES = 8  #: elements that are added in float32: three roundings
 

@@ -18,8 +18,6 @@ from workbench.core.place import Place
 from workbench.core.source import cannot_open
 from workbench.errors import WorkbenchError
 
-__all__ = ["files_of", "walk"]
-
 MAX_DEPTH = 16  #: nested folders; layouts use three
 
 

@@ -20,8 +20,6 @@ from workbench.core.scan import Progress
 from workbench.errors import WorkbenchError
 from workbench.runs import Found
 
-__all__ = ["StepHealth", "check_step", "unseen"]
-
 
 @dataclass(frozen=True)
 class StepHealth:

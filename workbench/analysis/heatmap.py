@@ -21,8 +21,6 @@ from workbench.analysis.numbers import BLOCK, Decoder
 from workbench.core.arrays import Array
 from workbench.tensor import LazyTensor
 
-__all__ = ["Heat", "heatmap"]
-
 
 @dataclass(frozen=True, eq=False)
 class Heat:

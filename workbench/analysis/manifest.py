@@ -39,8 +39,6 @@ from workbench.core.scan import Progress
 from workbench.core.source import needs_descriptors
 from workbench.errors import ChangedError, MissingFileError, UsageError
 
-__all__ = ["Known", "Manifest", "beside", "computed", "find", "is_manifest", "load", "write"]
-
 Known = Mapping[str, Mapping[tuple[int, int], bytes]]  #: by file and block ``(start, stop)``, the block's xxh3_128
 MARKER = ".metadata"  #: the commit marker of the only format that is overwritten in place, DCP
 BUDGET = 1 << 18  #: approximate number of digests of a manifest: 6 MB of JSON

@@ -25,8 +25,6 @@ from workbench.core.scan import Progress
 from workbench.core.source import needs_descriptors
 from workbench.errors import UnsafeError
 
-__all__ = ["check"]
-
 NAMED = 4  #: names in a sentence; the evidence has more
 LISTED = 100  #: findings per file, and names in the evidence of one
 
@@ -75,8 +73,14 @@ def check(
         hashed += int((one.stops - one.starts).sum())
         bad = (digests != entry.digests[: len(digests)]).any(axis=1)
         bad[list(failed)] = True
-        found += _flipped(name, entry, manifest, one.starts[bad], one.stops[bad],
-                          [failed.get(k, "") for k in np.flatnonzero(bad).tolist()])  # fmt: skip
+        found += _flipped(
+            name,
+            entry,
+            manifest,
+            one.starts[bad],
+            one.stops[bad],
+            [failed.get(k, "") for k in np.flatnonzero(bad).tolist()],
+        )
     checked = {
         "files": f"{len(there):,} of {len(manifest.files):,} files of the manifest, {hashed:,} of "
         f"{manifest.nbytes:,} bytes compared with their digests"

@@ -10,8 +10,6 @@ import numpy as np
 
 from workbench.analysis.manifest_entries import Manifest, TensorEntry
 
-__all__ = ["ManifestDiff", "compare"]
-
 
 @dataclass(frozen=True)
 class ManifestDiff:

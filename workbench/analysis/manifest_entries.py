@@ -20,8 +20,6 @@ from workbench.core.arrays import Array, Ints
 from workbench.core.blocks import FileBlocks
 from workbench.core.fingerprint import BLOCK
 
-__all__ = ["FileEntry", "Manifest", "TensorEntry", "cut", "grain_for", "runs"]
-
 
 @dataclass(frozen=True, eq=False)
 class FileEntry:

@@ -20,9 +20,6 @@ from workbench.core.dtypes import by_name
 from workbench.core.fingerprint import BLOCK
 from workbench.errors import CorruptError, UnsafeError
 
-__all__ = ["LIMIT", "ManifestFields"]
-
-
 LIMIT = 1 << 30  #: maximum bytes of a manifest
 SPARE = 1_000_000  #: number of segments allowed in a manifest of any length
 FILE_KINDS = ("data", "metadata", "other")

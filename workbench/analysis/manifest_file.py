@@ -46,8 +46,6 @@ from workbench.errors import (
     UsageError,
 )
 
-__all__ = ["INSIDE", "decode", "encode", "holds_other", "is_pending", "pending", "read", "save", "write_whole"]
-
 INSIDE = ".workbench-manifest.json"  #: its name inside the checkpoint's folder
 #: … while its commit marker is being replaced: with the digest of the marker that it belongs to
 _PENDING = re.compile(r"\.workbench-manifest\.[0-9a-f]{32}\.json")

@@ -12,8 +12,6 @@ import numpy as np
 from workbench.core.dtypes import DType
 from workbench.core.parts import storable
 
-__all__ = ["Moment"]
-
 
 @storable
 @dataclass

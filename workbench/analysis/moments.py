@@ -25,8 +25,6 @@ from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 from workbench.core.scan import Piece
 
-__all__ = ["ACCURACY", "Moments"]
-
 ACCURACY = 1e-6  #: relative, of sums of floats of 16 and 32 bits
 
 

@@ -22,8 +22,6 @@ from workbench.names.gguf import Conversion, conversion
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["NameMap", "name_map"]
-
 
 @dataclass(frozen=True, eq=False)
 class NameMap:

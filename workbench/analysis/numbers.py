@@ -26,8 +26,6 @@ import numpy as np
 from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 
-__all__ = ["BLOCK", "Decoder", "fp8_table"]
-
 BLOCK = 128 << 10  #: elements converted at a time: 1 MiB of float64, which stays in a core's cache
 
 # name: exponent bits, mantissa bits, bias, has infinities, is FNUZ

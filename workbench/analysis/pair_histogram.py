@@ -11,8 +11,6 @@ from workbench.core.arrays import Array
 from workbench.core.scan import Progress
 from workbench.tensor import LazyTensor
 
-__all__ = ["PairHistogram", "pair_histogram"]
-
 LIMIT = 1 << 24  #: maximum elements read per side; from longer tensors, evenly spaced blocks
 
 

@@ -27,8 +27,6 @@ from workbench.errors import CorruptError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["PARTS", "SavePhase", "SavePhases", "Slowest", "phases", "phases_of"]
-
 PARTS = ("serialise", "hash", "write", "sync")  #: of ``data``, added up over threads
 ORDER = ("stage", "plan", "echo", *PARTS, "data", "gather", "metadata")
 NAMES = 32  #: different phases in a manifest that are believed

@@ -25,8 +25,6 @@ from workbench.core.dtypes import DType
 if TYPE_CHECKING:
     from workbench.analysis.moment import Moment
 
-__all__ = ["fold", "ordered"]
-
 BLOCK = 32 << 10  #: elements at a time: 256 KiB of float64 stay in a core's cache
 SMALL, HUGE = 1e-140, 1e140  #: magnitudes beyond which squares may leave float64
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from panel.viewable import Viewer
 
-__all__ = ["SEVERITIES", "Finding", "Report"]
-
 SEVERITIES = ("error", "warn", "info")
 COLUMNS = ("rule", "severity", "where", "message", "evidence", "hint")
 

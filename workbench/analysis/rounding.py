@@ -27,8 +27,6 @@ from workbench.core.payload import Payloads
 from workbench.core.scan import OnError, Piece, scan
 from workbench.core.work import pair_work
 
-__all__ = ["CellCheck", "has_bound", "roundings"]
-
 ON_THE_WAY = (2.0**-9, 2.0**-25)  #: what rounding to bfloat16 costs of a number; what float16 loses of the smallest
 #: With an importance matrix, the scale is fitted after the codes were chosen: they need not be the nearest.
 _WEIGHTED = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS"}
@@ -78,9 +76,13 @@ def has_bound(name: str, weighted: bool) -> bool:
 
 
 def roundings(
-    source: Payloads, stored: Payloads, pairs: list[tuple[int, int]], *, threads: int | None = None,
+    source: Payloads,
+    stored: Payloads,
+    pairs: list[tuple[int, int]],
+    *,
+    threads: int | None = None,
     on_error: OnError | None = None,
-) -> Iterator[tuple[int, CellCheck]]:  # fmt: skip
+) -> Iterator[tuple[int, CellCheck]]:
     """Compare sources with what is stored; yields the number of the pair and what was found.
 
     Args:

@@ -36,25 +36,22 @@ from workbench.runs.logs.joined import JoinedLog, Resume, join
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "NO_LOG",
-    "CheckpointPair",
-    "Run",
-    "RunComparison",
-    "after_resume",
-    "compare",
-    "is_echo_save",
-    "open_run",
-    "records",
-    "run",
-    "spike_rank",
-]
-
 RESUMES = ("step", "from_step", "why", "stopped_after", "repeated", "difference", "path")
 SPIKES = (
-    "step", "height", "sigma", "kind", "recovered", "peak_step", "end_step", "points", "suspected", "resume", "before",
-    "after", "advice",
-)  # fmt: skip
+    "step",
+    "height",
+    "sigma",
+    "kind",
+    "recovered",
+    "peak_step",
+    "end_step",
+    "points",
+    "suspected",
+    "resume",
+    "before",
+    "after",
+    "advice",
+)
 #: Where it is shown, what to do is added: text names an option, a page the folder.
 NO_LOG = "no log was found beside or above the checkpoints"
 NEAR = 50  #: steps after a resume within which a jump is mentioned together with it

@@ -19,8 +19,6 @@ from workbench.core.remote.url import with_options
 from workbench.core.scan import Progress
 from workbench.errors import CorruptError, WorkbenchError
 
-__all__ = ["seal"]
-
 NAMED = 3  #: findings in an error
 
 

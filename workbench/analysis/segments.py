@@ -31,8 +31,6 @@ from workbench.core.ziparchive import read_directory
 from workbench.core.ziprecord import locate
 from workbench.errors import WorkbenchError
 
-__all__ = ["KINDS", "Label", "Labels", "Segments", "cut_files"]
-
 Label = tuple[str, ...]
 
 KINDS = ("tensor", "archive", "object", "record", "header", "rest")

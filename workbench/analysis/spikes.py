@@ -26,8 +26,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Spike", "find_spikes"]
-
 BASE, SHORT, FEW = 24, 12, 100  #: quiet points of the baseline; of a log of fewer than 100 points
 RECENT, LONG = 72, 192  #: residuals that give the scale
 FLOOR = 0.0015  #: of sigma, in nats

@@ -42,8 +42,6 @@ from workbench.errors import UsageError, WorkbenchError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["BY", "NUMBERS", "QUANTILES", "stats"]
-
 VERSION = 2  #: of what is computed; part of the cache's key
 WORTH_KEEPING = 1.0  #: seconds from which a result is kept
 BY = ("tensor", "shard", "module")

@@ -17,12 +17,9 @@ from typing import Any
 import numpy as np
 
 from workbench.analysis.blocks import MatrixBlocks
-from workbench.analysis.heatmap import Heat, heatmap
 from workbench.analysis.numbers import BLOCK, Decoder
 from workbench.core.arrays import Array
 from workbench.tensor import LazyTensor
-
-__all__ = ["Heat", "Histogram", "Profile", "Summary", "heatmap", "histogram", "profile", "summarise"]
 
 HUGE = 1e140  #: magnitudes whose squares may leave float64
 

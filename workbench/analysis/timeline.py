@@ -36,14 +36,22 @@ from workbench.runs import discover
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["timeline"]
-
 ROLES = ("param", "exp_avg", "exp_avg_sq")
 BOTH = 3  #: readings of a step that takes part in a change: its statistics, and it and the step before, compared
 STEP_COLUMNS = (
-    "step", "path", "format", "complete", "why", "tensors", "nbytes", "norm_param", "norm_exp_avg", "norm_exp_avg_sq",
-    "change", "nan",
-)  # fmt: skip
+    "step",
+    "path",
+    "format",
+    "complete",
+    "why",
+    "tensors",
+    "nbytes",
+    "norm_param",
+    "norm_exp_avg",
+    "norm_exp_avg_sq",
+    "change",
+    "nan",
+)
 TENSOR_COLUMNS = ("step", "path", "key", "fqn", "role", "norm", "absmean", "nan", "change")
 
 

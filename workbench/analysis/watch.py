@@ -45,8 +45,6 @@ from workbench.errors import (
 from workbench.runs import Found, discover, grouped
 from workbench.runs.logs import ABOVE, GrownLogs, is_log
 
-__all__ = ["CHECKS", "KINDS", "WatchEvent", "Watcher"]
-
 CHECKS = ("verify", "deep", "doctor")
 #: Of events.
 KINDS = ("step", "rewritten", "removed", "incomplete", "checked", "finding", "resume", "spike", "note")

@@ -17,9 +17,6 @@ import numpy as np
 
 from workbench.core.arrays import Array, Ints
 
-__all__ = ["BANDS", "add_bands", "band_width"]
-
-
 BANDS = 64  #: maximum bands along an axis
 WIDE = 256  #: minimum elements of a row; shorter inner axes are flattened together
 

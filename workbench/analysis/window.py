@@ -18,8 +18,6 @@ from workbench.core.slices import parse_slice
 from workbench.errors import UsageError
 from workbench.tensor import LazyTensor
 
-__all__ = ["COLS", "ROWS", "Window", "moved", "window"]
-
 ROWS, COLS = 50, 20  #: maximum rows and columns of a window
 FIRST = 20  #: rows and columns if no slice is given
 _LIMITS = (ROWS, COLS)

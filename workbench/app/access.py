@@ -29,8 +29,6 @@ from typing import Any
 
 from workbench.errors import UsageError
 
-__all__ = ["PASSWORD", "Access", "Lockout", "options_of", "read_password"]
-
 PASSWORD = "WORKBENCH_PASSWORD"  #: environment variable that can contain the password
 SHORTEST = 8  #: minimum length of a password
 WAIT = 1.0  #: seconds until the answer to a wrong password
@@ -208,8 +206,10 @@ def _basic(access: Access, login: str, refused: str) -> Any:
                 self._refuse(wait)
                 return
             name, word = self.get_argument("username", ""), self.get_argument("password", "", strip=False)
-            right = [hmac.compare_digest(a.encode("utf-8", "surrogatepass"), b.encode()) for a, b in
-                     ((name, access.user), (word, access.password))]  # fmt: skip
+            right = [
+                hmac.compare_digest(a.encode("utf-8", "surrogatepass"), b.encode())
+                for a, b in ((name, access.user), (word, access.password))
+            ]
             if all(right):
                 lockout.right(client)
                 lockout.right(proxy)

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import panel as pn
 
-__all__ = ["Aria"]
-
 
 class Aria(pn.custom.JSComponent):
     """Invisible; fixes the page that contains it."""

@@ -31,8 +31,6 @@ from workbench.core.remote.url import is_url
 from workbench.errors import UsageError
 from workbench.notebook import enabled
 
-__all__ = ["Cell", "RunCell", "view", "view_run", "view_runs"]
-
 #: Tabs that need nothing but one checkpoint.
 ALONE = tuple(name for name in TABS if name in ("overview", "tensors", "layout", "integrity") and name in MAKERS)
 

@@ -30,14 +30,16 @@ if TYPE_CHECKING:
     from workbench.app.state import WorkbenchState
     from workbench.export.report import ExportReport
 
-__all__ = ["CASTS", "NAMES", "ROLES", "TARGETS", "ExportChoice", "default_name"]
-
 #: Choices on the page: word in the URL → label. The first is the default, and empty in the URL.
 TARGETS = {name: writer.title for name, writer in WRITERS.items()}
 CASTS = {
-    "": "as stored", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32",
-    "fp8": "FP8, one scale per 128 × 128 block", "fp8-tensor": "FP8, one scale per weight",
-}  # fmt: skip
+    "": "as stored",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp8": "FP8, one scale per 128 × 128 block",
+    "fp8-tensor": "FP8, one scale per weight",
+}
 NAMES = {"": "as stored", "fqn": "parameter names (fqn)", "hf": "transformers names (hf)"}
 ROLES = {"": "what a model loads", "all": "all tensors and plain objects"}
 MOST_RANKS = 4096  #: largest mesh that the page plans for
@@ -70,9 +72,17 @@ class ExportChoice:
         to, into = state.target or next(iter(TARGETS)), state.into.strip()
         into = into or default_name(state.path, to, bool(state.mesh.strip()))
         return cls(
-            state.path, into, to, state.role, state.pattern, state.mesh.strip(), state.cast, state.rename, overwrite,
+            state.path,
+            into,
+            to,
+            state.role,
+            state.pattern,
+            state.mesh.strip(),
+            state.cast,
+            state.rename,
+            overwrite,
             verify,
-        )  # fmt: skip
+        )
 
     def run(
         self, ckpt: Checkpoint, outlet: Outlet, progress: Callable[[float], None], *, dry_run: bool = False
@@ -89,8 +99,10 @@ class ExportChoice:
         if not dry_run and not outlet.open:
             raise UsageError("this server does not write: it was started without --allow-export")
         for word, known, what in (
-            (self.to, TARGETS, "format"), (self.cast, CASTS, "type"), (self.rename, NAMES, "naming"),
-        ):  # fmt: skip
+            (self.to, TARGETS, "format"),
+            (self.cast, CASTS, "type"),
+            (self.rename, NAMES, "naming"),
+        ):
             if word not in known:
                 raise UsageError(f"there is no {what} {word!r}; choose one of {', '.join(filter(None, known))}")
         mesh = Mesh.parse(self.mesh) if self.mesh else None
@@ -123,9 +135,12 @@ class ExportChoice:
         words = ["workbench", "export", _plain(path), _plain(os.path.normpath(os.path.join(under, self.into)))]
         words += ["--to", self.to]
         for option, value in (
-            ("--select", self.pattern), ("--role", self.role), ("--rename", self.rename), ("--dtype", self.cast),
+            ("--select", self.pattern),
+            ("--role", self.role),
+            ("--rename", self.rename),
+            ("--dtype", self.cast),
             ("--mesh", self.mesh),
-        ):  # fmt: skip
+        ):
             words += [f"{option}={value}"] if value else []
         return command([*words, *["--overwrite"] * self.overwrite, *["--verify"] * self.verify])
 

@@ -13,8 +13,6 @@ from workbench.views import units
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["FoundCheckpoints", "checkpoints", "found_before"]
-
 
 class FoundCheckpoints(NamedTuple):
     """The checkpoints under ROOT, and a row of texts for each: ``path``, ``about``, ``state``."""

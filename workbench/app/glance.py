@@ -10,8 +10,6 @@ from workbench.app.words import count, html, size
 from workbench.checkpoint import Checkpoint
 from workbench.views import facts as shared
 
-__all__ = ["Glance", "bytes_by_module", "facts", "glance", "module_of"]
-
 DEPTH = 3  #: components of a module name, unless a layer number comes earlier
 Bytes = list[tuple[str, int]]
 

@@ -27,8 +27,6 @@ from tornado.httputil import (
     ResponseStartLine,
 )
 
-__all__ = ["HEADERS", "Guard"]
-
 _HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 _SAFE = ("GET", "HEAD", "OPTIONS")  # methods that change nothing
 

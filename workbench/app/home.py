@@ -38,8 +38,6 @@ from workbench.views.run import run_sentence, worst_spike
 from workbench.views.run_html import SMALL
 from workbench.views.run_pictures import thinned
 
-__all__ = ["Home", "health_strip"]
-
 OPENED = 100  #: runs whose logs and steps are read for the cards; the others say so when they are opened
 STEPS = 24  #: newest steps of a run in a card, and the number of them that is checked
 ALARMS = 3  #: findings of the watch that are shown

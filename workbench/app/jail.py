@@ -16,8 +16,6 @@ from typing import Any
 from workbench.core.remote.url import is_url, parse
 from workbench.errors import MissingFileError, NotACheckpointError, UnsafeError, UsageError
 
-__all__ = ["BucketJail", "Jail", "jail_of", "relative_values", "relative_words"]
-
 _roots: set[str] = set()  # of this process
 
 

@@ -28,8 +28,6 @@ import param
 from workbench.core.executors import SharedThreads, using
 from workbench.errors import WorkbenchError
 
-__all__ = ["Cancelled", "Job", "Progress", "scan_on", "steady"]
-
 Progress = Callable[[float], None]
 Schedule = Callable[[Callable[[], None]], None]
 

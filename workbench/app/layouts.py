@@ -16,8 +16,6 @@ from workbench.checkpoint import Checkpoint
 from workbench.errors import WorkbenchError
 from workbench.views.layout_bytes import Bytes
 
-__all__ = ["ReadyLayout", "found", "found_of"]
-
 PLACE = "_app_layout"
 PATIENCE = 0.1  #: seconds between two checks whether the result is still wanted
 _lock = threading.Lock()

@@ -11,8 +11,6 @@ import param
 from workbench.app import style
 from workbench.app.state import parse_query
 
-__all__ = ["Linked"]
-
 
 class Linked(pn.custom.JSComponent):
     """Shows HTML whose links ``<a href="?…">`` are followed without loading the page again.

@@ -14,8 +14,6 @@ from workbench.analysis.summary import Profile, profile
 from workbench.app.jobs import Progress
 from workbench.tensor import LazyTensor
 
-__all__ = ["Look", "look"]
-
 ROWS, COLS = 96, 128  #: maximum number of cells of the heat map
 PASSES = 3  #: passes over the elements: range and moments, histogram, heat map
 

@@ -19,8 +19,6 @@ from workbench.app.jail import Jail
 from workbench.app.jobs import Job, Schedule
 from workbench.app.words import safe
 
-__all__ = ["Others"]
-
 
 class Others:
     """The checkpoints that a tab offers in addition to the one on the page.

@@ -21,8 +21,6 @@ from workbench.core.place import Place
 from workbench.errors import OpenError, UnsafeError, UsageError, WriteError
 from workbench.views.names import safe
 
-__all__ = ["Outlet", "command"]
-
 
 class Outlet:
     """The folder that exports go to.

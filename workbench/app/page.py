@@ -35,8 +35,6 @@ from workbench.app.words import html
 if TYPE_CHECKING:
     from workbench.app.tabs.integrity import Integrity
 
-__all__ = ["Workbench", "create_app"]
-
 LOCAL_RESOURCES = "static/extensions/panel/"
 BREAKPOINTS = {"xs": 0, "sm": 1000, "md": 1100, "lg": 1300, "xl": 1600}  #: below ``sm``, the list is a drawer
 SETTLED = 10_000  #: milliseconds after which a page counts as loaded whatever its views say; 800 are usual

@@ -19,8 +19,6 @@ import panel as pn
 
 from workbench.app.rows import Positions, RowOrder
 
-__all__ = ["Paged"]
-
 
 class Paged(pn.widgets.Tabulator):
     """A read-only table with remote paging over a frame with a range index.

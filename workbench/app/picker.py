@@ -13,8 +13,6 @@ from workbench.app.jobs import Job, Schedule
 from workbench.app.state import WorkbenchState
 from workbench.app.words import count
 
-__all__ = ["Picker"]
-
 PAGE = 10
 CELL = (
     '<div class="ckpt" title="<%- value %>"><b><%- value %></b><br><small><%- about %></small>'

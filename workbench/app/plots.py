@@ -19,8 +19,6 @@ from workbench.analysis.heatmap import Heat
 from workbench.analysis.summary import Histogram, Summary
 from workbench.views.picture import OKABE_ITO
 
-__all__ = ["ODD", "ZERO", "heat_map", "histogram", "worst_points"]
-
 ZERO = "#F0E442"  #: exactly zero
 ODD = "#CC79A7"  #: NaN and infinities
 CLIP = 99.9  #: percentile of the cells' magnitudes at which a signed colour scale is clipped

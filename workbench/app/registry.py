@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from workbench.app.glance import Glance
     from workbench.app.rows import RowOrder
 
-__all__ = ["Lease", "Registry", "shared"]
-
 Stamp = tuple[tuple[str, FileStat], ...]
 
 

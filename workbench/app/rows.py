@@ -21,8 +21,6 @@ from workbench.views import units
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["EVERY_ROLE", "RowOrder", "shape_text", "tensor_rows", "with_role"]
-
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 EVERY_ROLE = ""  #: the role filter's value that keeps every row
 

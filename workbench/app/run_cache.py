@@ -28,8 +28,6 @@ from workbench.errors import NotACheckpointError, OpenError
 from workbench.runs import Found, discover
 from workbench.runs.logs import ABOVE, GrownLogs
 
-__all__ = ["RunCache", "shared_runs"]
-
 KEPT = 200  #: runs in memory
 ANSWERS = 8  #: of each run: the diagnoses last asked for, and its layers
 FAR = 60  #: seconds after which the logs of a run in a store are read again

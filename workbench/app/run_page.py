@@ -61,8 +61,6 @@ if TYPE_CHECKING:
 
     from workbench.doctor.reasoning.diagnosis import Diagnosis
 
-__all__ = ["RunPage", "cause_html", "step_rows"]
-
 CHECKED = 200  #: newest steps whose structure is checked without being asked to
 OTHERS = 12  #: runs that are offered for comparison
 WIDE: dict[str, Any] = {"sizing_mode": "stretch_width", "margin": (5, 10)}

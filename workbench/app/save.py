@@ -15,8 +15,6 @@ import panel_material_ui as pmui
 
 from workbench.app.jail import relative_values, relative_words
 
-__all__ = ["csv_button", "json_button", "text_button"]
-
 
 def csv_button(name: str, frame: Callable[[], Any], label: str = "CSV") -> pmui.FileDownload:
     """Return a button for a CSV of ``frame()``. Cells that a spreadsheet would execute begin with a quote."""

@@ -26,8 +26,6 @@ import regex
 from workbench.errors import UsageError
 from workbench.views.names import safe, shorten
 
-__all__ = ["LIMIT", "Search"]
-
 LIMIT = 5.0  #: seconds that a search may take in total
 REPEATS = 20_000  #: maximum product of the counts in a pattern's braces
 BLOCK = 64  #: names between two checks of the clock

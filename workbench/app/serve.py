@@ -25,8 +25,6 @@ from workbench.core.place import Place
 from workbench.core.remote.url import current_options, keep_options
 from workbench.errors import UsageError
 
-__all__ = ["Serving", "serve", "start"]
-
 BUNDLES = 8  #: pages' scripts and style sheets that are kept: by prefix, and by what is loaded
 CHECK = 500  #: milliseconds between two checks for sessions whose page was closed
 
@@ -191,9 +189,14 @@ def _bundle(roots: Any, resources: Any) -> Any:
 
     config = pn.config
     key = (
-        resources.mode, resources.root_url, pn.state.rel_path, config.design, config.theme,
-        len(Model.model_class_reverse_map), *map(tuple, (pn.state._extensions or (), config.css_files, config.raw_css)),
-    )  # fmt: skip
+        resources.mode,
+        resources.root_url,
+        pn.state.rel_path,
+        config.design,
+        config.theme,
+        len(Model.model_class_reverse_map),
+        *map(tuple, (pn.state._extensions or (), config.css_files, config.raw_css)),
+    )
     if key not in _bundles:
         while len(_bundles) >= BUNDLES:
             _bundles.pop(next(iter(_bundles)))

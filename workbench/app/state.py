@@ -26,16 +26,35 @@ from workbench.app.registry import Lease, Registry, shared
 from workbench.checkpoint import Checkpoint
 from workbench.errors import UsageError
 
-__all__ = ["RUN", "TABS", "URL", "WorkbenchState", "joined", "link", "parse_query", "query_of", "separated"]
-
 TABS = ("overview", "tensors", "layout", "integrity", "diff", "doctor", "export")
 #: What a link restores: name in the state → name in the URL.
 URL = {
-    "run": "run", "at": "at", "metrics": "metrics", "versus": "with", "measure": "heat",
-    "path": "ckpt", "tensor": "tensor", "tab": "tab", "pattern": "q", "role": "role", "other": "b", "echo": "echo",
-    "view": "view", "rank": "rank", "depth": "depth", "target": "to", "mesh": "mesh", "place": "slice",
-    "given": "given", "axes": "axes", "by": "by", "fit": "fit", "cast": "dtype", "rename": "rename", "into": "into",
-}  # fmt: skip
+    "run": "run",
+    "at": "at",
+    "metrics": "metrics",
+    "versus": "with",
+    "measure": "heat",
+    "path": "ckpt",
+    "tensor": "tensor",
+    "tab": "tab",
+    "pattern": "q",
+    "role": "role",
+    "other": "b",
+    "echo": "echo",
+    "view": "view",
+    "rank": "rank",
+    "depth": "depth",
+    "target": "to",
+    "mesh": "mesh",
+    "place": "slice",
+    "given": "given",
+    "axes": "axes",
+    "by": "by",
+    "fit": "fit",
+    "cast": "dtype",
+    "rename": "rename",
+    "into": "into",
+}
 #: The part of the selection that belongs to a run.
 RUN = ("run", "at", "metrics", "versus", "measure")
 #: The part of the selection that belongs to a checkpoint.

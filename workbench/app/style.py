@@ -13,8 +13,6 @@ from bokeh.models.widgets.tables import HTMLTemplateFormatter
 
 from workbench.app.words import THIN, html
 
-__all__ = ["HTML", "LINKS", "ONE_LINE", "message", "pane", "progress", "table", "two_columns"]
-
 HTML = """
 :host { color: inherit; }
 .facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(125px, 1fr)); gap: 8px 18px; margin: 4px 0; }

@@ -21,8 +21,6 @@ from workbench.app.jobs import NICE, Cancelled
 from workbench.app.run_cache import shared_runs
 from workbench.errors import WorkbenchError
 
-__all__ = ["Watching", "recent"]
-
 KEPT = 200  #: events
 _log = logging.getLogger(__name__)
 

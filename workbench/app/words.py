@@ -7,8 +7,6 @@ from html import escape
 from workbench.app.jail import relative_words
 from workbench.views import names, units
 
-__all__ = ["count", "html", "number", "safe", "size"]
-
 THIN = "\u2009"
 
 

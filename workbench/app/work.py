@@ -20,8 +20,6 @@ import panel_material_ui as pmui
 from workbench.app import style
 from workbench.app.jobs import Job, Progress, Schedule
 
-__all__ = ["JobButton"]
-
 
 class JobButton(pn.viewable.Viewer):
     """A job with its controls.

@@ -15,8 +15,6 @@ from workbench.errors import UsageError
 from workbench.views import units
 from workbench.views.names import safe
 
-__all__ = ["narrow", "note", "open_as", "paint", "print_json", "table_width", "tell"]
-
 _COLOURS = {"bad": "31", "head": "1"}
 
 

@@ -11,8 +11,6 @@ from workbench.errors import UsageError
 from workbench.views.diff import SHOWN, diff_lines, tensor_text
 from workbench.views.progress import progress_bar
 
-__all__ = ["diff"]
-
 CANNOT_READ = 3
 
 

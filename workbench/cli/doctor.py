@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from workbench.analysis.run import Run
     from workbench.doctor.reasoning.diagnosis import Diagnosis
 
-__all__ = ["doctor"]
-
 HEADS = ("RESUMED", "LEVEL SHIFT", "LOG", "VERDICT", "RULED OUT", "NOT CHECKED", "ALSO SEEN")
 
 

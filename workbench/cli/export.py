@@ -21,8 +21,6 @@ from workbench.views.export import export_text
 from workbench.views.names import safe
 from workbench.views.progress import progress_bar
 
-__all__ = ["AXES", "export"]
-
 #: Mesh axes that have their own option, outermost first.
 AXES = ("pp", "dp", "fsdp", "ep", "tp")
 

@@ -19,8 +19,6 @@ from workbench.views.phases import phases_text
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["layout"]
-
 BROKEN = 2
 DIGITS = 10  #: maximum length of a GPU count or a rank number
 
@@ -53,20 +51,33 @@ def _tensor(found: Layout, options: argparse.Namespace) -> None:
         print("\n".join(tensor_lines(found, options.tensor)))
         return
     placed = found.placed(options.tensor)
-    print_json({
-        "key": options.tensor, "placement": str(placed), "status": placed.status, "kind": placed.kind,
-        "why": placed.why, "torch": placed.torch, "pieces": _records(found.pieces(options.tensor)),
-    })  # fmt: skip
+    print_json(
+        {
+            "key": options.tensor,
+            "placement": str(placed),
+            "status": placed.status,
+            "kind": placed.kind,
+            "why": placed.why,
+            "torch": placed.torch,
+            "pieces": _records(found.pieces(options.tensor)),
+        }
+    )
 
 
 def _rank(found: Layout, options: argparse.Namespace) -> None:
     number = int(options.rank) if options.rank.isdecimal() and len(options.rank) < DIGITS else options.rank
     view = found.rank(number)
     if options.json:
-        print_json({
-            "label": view.label, "rank": view.rank, "coordinates": dict(view.coordinates), "peers": dict(view.peers),
-            "nbytes": view.nbytes, "pieces": _records(view.pieces),
-        })  # fmt: skip
+        print_json(
+            {
+                "label": view.label,
+                "rank": view.rank,
+                "coordinates": dict(view.coordinates),
+                "peers": dict(view.peers),
+                "nbytes": view.nbytes,
+                "pieces": _records(view.pieces),
+            }
+        )
     else:
         print(holder_text(view, None if options.all else ROWS, width=table_width()))
 
@@ -96,9 +107,17 @@ def _fit(options: argparse.Namespace) -> int:
         else Precision(options.weights, options.grads, options.master, options.moments)
     )
     found = plan_memory(
-        open_as(options, options.path), int(gpus), size, tp=options.tp, pp=options.pp, dp=options.dp, ep=options.ep,
-        stage=options.stage, precision=precision, reserve_gb=options.reserve,
-    )  # fmt: skip
+        open_as(options, options.path),
+        int(gpus),
+        size,
+        tp=options.tp,
+        pp=options.pp,
+        dp=options.dp,
+        ep=options.ep,
+        stage=options.stage,
+        precision=precision,
+        reserve_gb=options.reserve,
+    )
     if options.json:
         print_json(found.to_dict())
     else:

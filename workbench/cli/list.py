@@ -22,8 +22,6 @@ from workbench.views.text import tree_lines
 if TYPE_CHECKING:
     from workbench.runs import Found
 
-__all__ = ["formats", "ls"]
-
 
 def formats(options: argparse.Namespace) -> None:
     """Print the table of formats."""

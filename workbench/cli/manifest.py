@@ -26,8 +26,6 @@ from workbench.views.names import safe, shorten
 from workbench.views.progress import progress_bar
 from workbench.views.report import report_text
 
-__all__ = ["manifest"]
-
 SHOWN = 20  #: names shown of each kind
 _TAKES = {"write": (1, 1), "check": (1, 2), "diff": (2, 2)}
 
@@ -54,10 +52,17 @@ def _write(options: argparse.Namespace) -> int:
     digests = sum(len(entry.digests) for entry in made.files.values())
     lost = sum(entry.fingerprint is None for entry in made.tensors.values())
     if options.json:
-        print_json({
-            "manifest": made.path, "files": len(made.files), "nbytes": made.nbytes, "tensors": len(made.tensors),
-            "without_fingerprint": lost, "digests": digests, "left_out": dict(made.left_out),
-        })  # fmt: skip
+        print_json(
+            {
+                "manifest": made.path,
+                "files": len(made.files),
+                "nbytes": made.nbytes,
+                "tensors": len(made.tensors),
+                "without_fingerprint": lost,
+                "digests": digests,
+                "left_out": dict(made.left_out),
+            }
+        )
         return 0
     print(f"{safe(str(made.path))}")
     print(

@@ -11,8 +11,6 @@ from workbench.cli.verify import verify
 from workbench.core.parts import read_parts
 from workbench.errors import UsageError
 
-__all__ = ["merge"]
-
 _COMMANDS = {"manifest": manifest, "stats": stats, "verify": verify}
 
 

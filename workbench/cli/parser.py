@@ -16,8 +16,6 @@ from workbench.cli.common import tell
 from workbench.core.near import did_you_mean
 from workbench.views.names import safe
 
-__all__ = ["USAGE", "parser"]
-
 USAGE = 64
 CHECKS = ("verify", "deep", "doctor")  #: of ``workbench.analysis.watch``, which takes long to import
 

@@ -24,8 +24,6 @@ from workbench.views.names import safe
 from workbench.views.pages import page_of, page_path, write_page
 from workbench.views.progress import progress_bar
 
-__all__ = ["report"]
-
 
 def report(options: argparse.Namespace) -> int:
     """Write the file, and print a note with its path.

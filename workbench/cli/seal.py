@@ -13,8 +13,6 @@ from workbench.views import units
 from workbench.views.names import safe
 from workbench.views.progress import progress_bar
 
-__all__ = ["seal"]
-
 
 def seal(options: argparse.Namespace) -> int:
     """Seal a checkpoint and print where the manifest is."""

@@ -6,8 +6,6 @@ import argparse
 
 from workbench.cli.workers import workers
 
-__all__ = ["serve"]
-
 
 def serve(options: argparse.Namespace) -> None:
     """Run the dashboard until it is interrupted."""

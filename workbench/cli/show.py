@@ -22,8 +22,6 @@ from workbench.views.rows import chunk_rows
 from workbench.views.text import BINS, anomalies, distribution, tensor_heading
 from workbench.views.values import json_values, values_text
 
-__all__ = ["locate", "objects", "parse_slice", "show"]
-
 QUICK = 1 << 26  #: most elements that statistics read without --exact (about half a second)
 CHUNKS = 20  #: most chunks printed
 LINES = 2000  #: most lines printed of an object

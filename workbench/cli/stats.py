@@ -22,8 +22,6 @@ from workbench.views.stats import anomaly_words, stats_lines
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["stats"]
-
 CANNOT_READ = 3
 OF_ALL = ("norm", "rms")
 

@@ -14,8 +14,6 @@ from workbench.errors import UsageError
 from workbench.views.progress import progress_bar
 from workbench.views.report import report_text
 
-__all__ = ["verify"]
-
 
 def verify(options: argparse.Namespace) -> int:
     """Print the report; return the exit code: 0 clean, 1 warnings, 2 errors.

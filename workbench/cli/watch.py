@@ -32,8 +32,6 @@ from workbench.errors import UsageError
 from workbench.views import units
 from workbench.views.names import safe
 
-__all__ = ["watch"]
-
 COMMAND = 60  #: seconds that a command may take
 POST, RETRIES, PAUSE = 5, 2, 1.0  #: seconds of a request; further attempts; seconds before the first of them
 GRACE = 0.7  #: seconds between a signal and the end of the process
@@ -177,8 +175,14 @@ def _calls(options: argparse.Namespace) -> list[Any]:
 
 def _command(words: list[str], event: WatchEvent) -> None:
     """Run a command with the event on stdin and in its environment, never on its command line."""
-    found = {"event": event.kind, "path": event.path, "step": event.step, "severity": event.severity,
-             "words": event.words, "check": event.check}  # fmt: skip
+    found = {
+        "event": event.kind,
+        "path": event.path,
+        "step": event.step,
+        "severity": event.severity,
+        "words": event.words,
+        "check": event.check,
+    }
     texts = {f"WORKBENCH_{name.upper()}": "" if value is None else str(value) for name, value in found.items()}
     env = {**os.environ, **{name: text.replace("\0", " ") for name, text in texts.items()}}
     name = os.path.basename(words[0])

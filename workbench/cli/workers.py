@@ -21,8 +21,6 @@ from workbench.core.place import stat_or_absent
 from workbench.errors import ChangedError, MissingExtraError, UsageError, WorkerError
 from workbench.views.names import safe
 
-__all__ = ["check_pins", "run_part", "workers"]
-
 CONNECT = 10  #: seconds to wait for a scheduler
 #: Options that say where and how a command runs, not what it computes.
 _HOW = {"run", "workers", "dask", "part", "part_file", "threads", "json", "merged", "no_cache", "cache_dir", "io"}

@@ -25,8 +25,6 @@ from workbench.core.storage import SourcePool
 from workbench.core.ziparchive import read_directory
 from workbench.errors import WorkbenchError
 
-__all__ = ["ArchiveRange", "ItemArchives", "fetch_headers", "file_archives", "looks_like_one"]
-
 NOT_ONE = (".distcp", ".safetensors", ".json")  #: ends of names of files that are not one archive
 FILES = 512  #: files of a folder whose headers are fetched before they are read
 

@@ -21,9 +21,6 @@ from workbench.core.scan import Progress
 from workbench.core.source import Source
 from workbench.errors import OpenError, WorkbenchError
 
-__all__ = ["DIGEST", "FileBlocks", "file_digests"]
-
-
 DIGEST = 16  #: bytes of a digest
 WINDOW = 1 << 20  #: bytes read at a time: they are still in a core's cache when they are hashed
 TASK = 32 << 20  #: bytes that a thread takes at a time
@@ -52,9 +49,13 @@ def file_digests(
     failed: dict[int, str] = {}
     run = _HashBlocks(place, files)
     results = ordered(
-        run, _tasks(files), total, threads=threads or max(cores(), place.at_once),
-        at_once=threads or place.at_once, name="workbench-blocks",
-    )  # fmt: skip
+        run,
+        _tasks(files),
+        total,
+        threads=threads or max(cores(), place.at_once),
+        at_once=threads or place.at_once,
+        name="workbench-blocks",
+    )
     with closing(results):
         for task, (found, errors) in results:
             number, first, stop = task

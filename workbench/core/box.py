@@ -21,10 +21,6 @@ import numpy as np
 
 from workbench.core.arrays import Ints
 
-__all__ = [
-    "Tangled", "distinct", "flat_ranges", "group_join", "intersect", "missing", "overlapping", "owned", "volume",
-]  # fmt: skip
-
 JOIN = 4_000_000  #: pairs that are looked at in one go where not all are wanted
 REGION = 400  #: boxes that are tested in the time that a region takes besides
 REGIONS = 20  #: regions looked at for each box: a millisecond a box, where a grid with holes takes two of them
@@ -259,8 +255,9 @@ def _sweep(
     ga: Ints, low_a: Ints, size_a: Ints, gb: Ints, low_b: Ints, size_b: Ints, groups: int, axis: Ints
 ) -> tuple[Ints, Ints, bool]:
     """Pairs whose intervals on their group's axis may meet; ``exact`` says that they do."""
-    begin_a, begin_b, end_a, end_b = (_pick(column, axis, g) for column, g in (
-        (low_a, ga), (low_b, gb), (size_a, ga), (size_b, gb)))  # fmt: skip
+    begin_a, begin_b, end_a, end_b = (
+        _pick(column, axis, g) for column, g in ((low_a, ga), (low_b, gb), (size_a, ga), (size_b, gb))
+    )
     end_a, end_b = end_a + begin_a, end_b + begin_b
     begin_a, begin_b, end_a, end_b, span = _fit(begin_a, begin_b, end_a, end_b, groups)
     # group · span + coordinate keeps the groups apart on one number line

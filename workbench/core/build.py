@@ -18,8 +18,6 @@ from workbench.core.dtypes import DType
 from workbench.core.place import Place, stat_or_absent
 from workbench.errors import CorruptError
 
-__all__ = ["CatalogBuilder", "merge", "row_major"]
-
 
 class CatalogBuilder:
     """Collects tensors, chunks and objects; :meth:`build` sorts and packs them.

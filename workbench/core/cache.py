@@ -30,8 +30,6 @@ from workbench.core.catalog import Catalog, ObjectTable
 from workbench.core.place import FileStat, Place, stat_or_absent
 from workbench.errors import WorkbenchError
 
-__all__ = ["MIN_CHUNKS", "cache_folder", "load", "save"]
-
 MAGIC = b"CKWB\0\0\0\3"
 MIN_CHUNKS = 20_000  #: smaller catalogs are rebuilt faster than a cache file is worth
 ALIGN = 64
@@ -95,9 +93,14 @@ def _encode(out: Any, place: Place, catalog: Catalog) -> None:
         crc = zlib.crc32(block, crc)
         blocks.append(block)
     header = {
-        "root": place.root, "file": place.file, "format": catalog.format, "meta": catalog.meta, "columns": places,
-        "names": _names(place), "stats": [_stat(place, name) for name in catalog.metadata_files],
-    }  # fmt: skip
+        "root": place.root,
+        "file": place.file,
+        "format": catalog.format,
+        "meta": catalog.meta,
+        "columns": places,
+        "names": _names(place),
+        "stats": [_stat(place, name) for name in catalog.metadata_files],
+    }
     text = json.dumps(header).encode()
     text += b" " * (-(24 + len(text)) % ALIGN)
     sums = zlib.crc32(text).to_bytes(4, "little") + crc.to_bytes(4, "little")

@@ -31,8 +31,6 @@ from workbench.core.dtypes import ALL, DType, nbytes_of_codes
 from workbench.core.place import FileStat
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, OpenError, TruncatedError
 
-__all__ = ["Catalog", "ObjectTable", "inflates"]
-
 MAX_ELEMENTS = 1 << 55  #: number of elements beyond which a shape is impossible
 INFLATED = 64  #: times the stored bytes beyond which a chunk's elements are not read …
 INFLATED_LEAST = 64 << 20  #: … if they are more bytes than this

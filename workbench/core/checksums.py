@@ -40,9 +40,6 @@ from workbench.core.ziparchive import Archive, read_directory
 from workbench.core.ziprecord import STORED, ZipRecord, inflate, inflated_crc, locate
 from workbench.errors import WorkbenchError
 
-__all__ = ["RecordCheck", "StoredCrcs", "archives_nbytes", "check_archives", "stored_crcs"]
-
-
 TASK = 32 << 20  #: bytes that a thread takes at a time; longer records are cut and their parts' CRCs combined
 ITEM_COST = 128 << 10  #: bytes that reading one more directory is worth
 
@@ -115,9 +112,13 @@ def check_archives(
     total, done, crc = max(items.nbytes + sum(one.stop for one in files), 1), 0, 0
     lost: tuple[ArchiveRange, int] | None = None
     tasks = ordered(
-        _CheckRecords(), _tasks(chain(items, files)), total, threads=workers(payloads.pool, threads),
-        at_once=threads or payloads.pool.at_once, name="workbench-crc",
-    )  # fmt: skip
+        _CheckRecords(),
+        _tasks(chain(items, files)),
+        total,
+        threads=workers(payloads.pool, threads),
+        at_once=threads or payloads.pool.at_once,
+        name="workbench-crc",
+    )
     with payloads.pool.keeping(), closing(tasks):
         for (nbytes, task), results in tasks:
             for part, result in zip(task, results, strict=True):
@@ -399,8 +400,11 @@ def _from_file(payloads: Payloads, file: int, rows: Ints, result: StoredCrcs) ->
         directory = read_directory(payloads.pool.window(file, 0, archive.stop), what=repr(archive.name))
         if directory.prefix is None or not directory.has_checksums or directory.byteorder != "little":
             return
-        records = {locate(directory.view, record, directory.what): record.crc
-                   for record in directory.records.values() if record.method == STORED}  # fmt: skip
+        records = {
+            locate(directory.view, record, directory.what): record.crc
+            for record in directory.records.values()
+            if record.method == STORED
+        }
     except WorkbenchError:
         return
     for row in rows.tolist():

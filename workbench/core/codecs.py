@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CODECS", "TABLE", "Codec"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
@@ -74,11 +72,16 @@ _FILTERED = tuple(
     (filters, big)
     for big in (False, True)
     for filters in (
-        ("gzip",), ("shuffle",), ("fletcher32",), ("shuffle", "gzip"), ("shuffle", "fletcher32"),
-        ("gzip", "fletcher32"), ("shuffle", "gzip", "fletcher32"),
+        ("gzip",),
+        ("shuffle",),
+        ("fletcher32",),
+        ("shuffle", "gzip"),
+        ("shuffle", "fletcher32"),
+        ("gzip", "fletcher32"),
+        ("shuffle", "gzip", "fletcher32"),
     )
     if big or filters != ("gzip",)
-)  # fmt: skip
+)
 TABLE = (
     Codec(name="raw", raw=True),  # the payload itself, little endian
     Codec(name="raw_be", raw=True, big=True),  # the payload, big endian

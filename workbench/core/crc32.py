@@ -17,8 +17,6 @@ import numpy as np
 
 from workbench.core.arrays import Array
 
-__all__ = ["crc32", "crc32_of_two", "crc32c", "crc32c_rows", "fletcher32", "masked"]
-
 PIECE = 1 << 20  #: bytes given to zlib at a time; it lets go of the interpreter meanwhile
 _POLYNOMIAL = 0xEDB88320
 _CASTAGNOLI = 0x82F63B78

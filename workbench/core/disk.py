@@ -15,8 +15,6 @@ from functools import cached_property
 from workbench.core.source import FileStat, PreadSource, Source, cannot_open
 from workbench.errors import MissingFileError, NotACheckpointError, UnsafeError
 
-__all__ = ["Disk"]
-
 
 class Disk:
     """A folder, or the folder of a single file together with that file's name.

@@ -25,8 +25,6 @@ import numpy as np
 from workbench.core.arrays import Array
 from workbench.errors import UnsupportedFormatError
 
-__all__ = ["ALL", "BLOCKS", "ITEMSIZE", "PACKED", "DType", "by_code", "by_name", "nbytes_of", "nbytes_of_codes"]
-
 
 @dataclass(frozen=True, slots=True)
 class DType:
@@ -148,12 +146,32 @@ ALL: tuple[DType, ...] = tuple(
 )
 #: Blocks of ggml: elements and bytes of each.
 BLOCKS: dict[str, tuple[int, int]] = {
-    "Q1_0": (128, 18), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
-    "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176),
-    "Q6_K": (256, 210), "Q8_K": (256, 292), "IQ1_S": (256, 50), "IQ1_M": (256, 56), "IQ2_XXS": (256, 66),
-    "IQ2_XS": (256, 74), "IQ2_S": (256, 82), "IQ3_XXS": (256, 98), "IQ3_S": (256, 110), "IQ4_NL": (32, 18),
-    "IQ4_XS": (256, 136), "TQ1_0": (256, 54), "TQ2_0": (256, 66), "MXFP4": (32, 17), "NVFP4": (64, 36),
-}  # fmt: skip
+    "Q1_0": (128, 18),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    "Q8_K": (256, 292),
+    "IQ1_S": (256, 50),
+    "IQ1_M": (256, 56),
+    "IQ2_XXS": (256, 66),
+    "IQ2_XS": (256, 74),
+    "IQ2_S": (256, 82),
+    "IQ3_XXS": (256, 98),
+    "IQ3_S": (256, 110),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+    "TQ1_0": (256, 54),
+    "TQ2_0": (256, 66),
+    "MXFP4": (32, 17),
+    "NVFP4": (64, 36),
+}
 ALL += tuple(
     DType(name, *sizes, "f", None, None, None, len(ALL) + position)
     for position, (name, sizes) in enumerate(BLOCKS.items())
@@ -185,8 +203,17 @@ _STORAGES = {
     "QUInt8Storage": "quint8",
     "QInt32Storage": "qint32",
 }
-_ALIASES = {"float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32",
-            "short": "int16", "cfloat": "complex64", "cdouble": "complex128", "chalf": "complex32"}  # fmt: skip
+_ALIASES = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "long": "int64",
+    "int": "int32",
+    "short": "int16",
+    "cfloat": "complex64",
+    "cdouble": "complex128",
+    "chalf": "complex32",
+}
 
 _BY_NAME: dict[str, DType] = {}
 for _dtype in ALL:

@@ -11,8 +11,6 @@ import sys
 
 from workbench.errors import MissingExtraError
 
-__all__ = ["WORTH_NUMBA", "compiled_in_use", "engine"]
-
 WORTH_NUMBA = 256 << 20  #: bytes of a pass from which importing numba and its compiled code (half a second) pays
 
 

@@ -35,8 +35,6 @@ from workbench.core.place import Place
 from workbench.core.source import needs_descriptors
 from workbench.errors import UsageError, WorkbenchError, WorkerError
 
-__all__ = ["LEAST", "Ordering", "Reference", "SharedThreads", "TaskRunner", "cores", "in_order", "ordered", "using"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 Task = TypeVar("Task", contravariant=True)

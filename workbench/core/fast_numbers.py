@@ -16,8 +16,6 @@ from numba.extending import intrinsic
 
 from workbench.core.kernels import loop
 
-__all__ = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float16", "float32", "looked_up"]
-
 
 @loop
 def float32(bits, table):

@@ -39,8 +39,6 @@ from workbench.core.source import Source
 from workbench.core.stream import BLOCK, TASK, StreamLayout, StreamPart, runs
 from workbench.errors import CorruptError, UnsupportedFormatError, WorkbenchError
 
-__all__ = ["BLOCK", "BlockDigests", "Fingerprint", "combine", "range_digests", "tensor_fingerprints"]
-
 OnError = Callable[[int, WorkbenchError], None]  #: tensor, why
 
 STEP = 1 << 20  #: bytes gathered, or read, at a time: they are still in a core's cache when they are hashed
@@ -98,9 +96,13 @@ def tensor_fingerprints(
     unfinished: dict[int, list[bytes]] = {}
     failed: dict[int, WorkbenchError] = {}
     tasks = ordered(
-        _HashRun(payloads, layout, max(1, min(4, GATHER // count))), runs(payloads, layout), total, threads=count,
-        at_once=threads or payloads.pool.at_once, name="workbench-hash",
-    )  # fmt: skip
+        _HashRun(payloads, layout, max(1, min(4, GATHER // count))),
+        runs(payloads, layout),
+        total,
+        threads=count,
+        at_once=threads or payloads.pool.at_once,
+        name="workbench-hash",
+    )
     with closing(tasks):
         for parts, results in tasks:
             for part, found in zip(parts, results, strict=True):

@@ -14,8 +14,6 @@ from workbench.core.dtypes import ALL
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["chunk_frame", "distinct_files", "group_max", "tensor_frame"]
-
 
 def tensor_frame(catalog: Catalog, fqns: Sequence[str | None], roles: Sequence[str]) -> pd.DataFrame:
     """Return one row per tensor: key fqn role dtype shape numel nbytes chunks files replicas.

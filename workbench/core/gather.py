@@ -30,8 +30,6 @@ from workbench.core.read import read_selection
 from workbench.core.select import Selection
 from workbench.errors import UnsafeError
 
-__all__ = ["PIECE", "BoxRequests", "Filling", "gather"]
-
 PIECE = 32 << 20  #: bytes a thread reads before it takes the next piece
 MIN_PIECE = 1 << 20  #: bytes below which handing a piece over costs more than reading it
 ROUNDS = 8  #: pieces a thread of a small job so that all threads end together

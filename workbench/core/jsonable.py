@@ -19,8 +19,6 @@ import numpy as np
 
 from workbench.core.pickles.standins import DTypeRef, Inert, Opaque, TensorRef, short
 
-__all__ = ["finite", "jsonable"]
-
 TEXT, ARRAY = 10_000, 1000  # characters of a string and elements of an array that are shown
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from workbench.errors import CorruptError, OpenError, UnsafeError, UsageError
 
-__all__ = ["loads", "read_own"]
-
 VALUES = 8_000_000  #: a safetensors header of the greatest length holds as many; three bytes can become 64 of memory
 
 

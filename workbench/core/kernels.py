@@ -24,8 +24,6 @@ from numba.core.caching import FunctionCache
 
 from workbench.core.arrays import Array
 
-__all__ = ["kernel", "loop", "ready", "reordered"]
-
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 _njit: Any = numba.njit  # whose stubs know only some of the options
 _REORDERED = {"reassoc", "contract"}  # NaN, infinities and signed zeros are what they are

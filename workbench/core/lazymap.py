@@ -13,8 +13,6 @@ from typing import Any
 from workbench.core.near import no_such
 from workbench.errors import ObjectNotFoundError
 
-__all__ = ["LazyMap"]
-
 
 class LazyMap(Mapping[str, Any]):
     """Values by name, each made by its own function on first access.

@@ -21,8 +21,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["HUGE_PAGE", "empty", "map_file"]
-
 HUGE_PAGE = 2 << 20  #: bytes; x86-64's, and with 4 KiB pages also arm64's
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named in Python 3.12 only; Linux' value
 _FAILED = ctypes.c_void_p(-1).value

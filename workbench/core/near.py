@@ -12,8 +12,6 @@ import heapq
 import os
 from collections.abc import Collection
 
-__all__ = ["did_you_mean", "near", "no_such"]
-
 MOST = 2000  #: most names that are compared letter by letter, about 0.1 ms each
 SHORT = 3  #: letters; shorter text is contained in too many names
 

@@ -20,11 +20,10 @@ from workbench.core.dtypes import by_name
 from workbench.core.lazymap import LazyMap
 from workbench.core.payload import decompress
 from workbench.core.pickles import unpickle
+from workbench.core.pickles.constructors import torch_storage
 from workbench.core.pickles.standins import Opaque, StorageRef, TensorRef
 from workbench.core.place import Place
 from workbench.errors import CorruptError, TruncatedError
-
-__all__ = ["archive_objects", "decode_archive"]
 
 OBJECT_LIMIT = 1 << 30  #: bytes to which a compressed object may grow
 
@@ -45,7 +44,7 @@ def decode_archive(data: Array, *, what: str) -> Any:
     if record is None:
         raise CorruptError(f"{what} is an archive without data.pkl, so it is not a torch.save object")
     content = archive.read(record)
-    value = unpickle.loads(content, what=f"{what} (data.pkl)", persistent_load=unpickle.torch_storage)
+    value = unpickle.loads(content, what=f"{what} (data.pkl)", persistent_load=torch_storage)
 
     @cache  # tensors may share a storage; its CRC is computed once
     def storage(record: ziparchive.ZipRecord) -> bytearray:

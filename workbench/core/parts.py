@@ -34,8 +34,6 @@ from workbench.core.dtypes import DType, by_name
 from workbench.core.executors import Ordering, TaskRunner, in_order
 from workbench.errors import CorruptError, MissingFileError, UsageError, WorkbenchError, WriteError
 
-__all__ = ["MergedParts", "PartialRun", "read_parts", "storable", "write_part"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 C = TypeVar("C", bound=type)

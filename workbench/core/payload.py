@@ -35,8 +35,6 @@ from workbench.core.storage import SourcePool
 from workbench.core.ziparchive import Item, single_tensor
 from workbench.errors import CorruptError, MissingExtraError, UnsafeError, UnsupportedFormatError, WorkbenchError
 
-__all__ = ["Payloads", "decompress", "inflate", "unfilter"]
-
 EXPANDED = 1024  #: times its stored bytes that a compressed stream may become …
 EXPANDED_LEAST = 1 << 30  #: … if that is more bytes than this
 

@@ -19,8 +19,6 @@ from workbench.core.remote.url import is_url
 from workbench.core.source import FileStat, LazyBytes, Source, compared
 from workbench.errors import MissingFileError, TruncatedError, UnsafeError, UsageError
 
-__all__ = ["UNFINISHED", "FileStat", "Place", "lacking", "stat_or_absent"]
-
 UNFINISHED = ".workbench-unfinished"  #: in a folder of a store while an export into it is not complete
 METADATA_LIMIT = 4 << 30  #: bytes of the largest metadata file that is read whole
 JSON_LIMIT = 512 << 20  #: bytes of the largest JSON file (an index of 1M tensors has ~100 MB)

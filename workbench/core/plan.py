@@ -25,8 +25,6 @@ from workbench.core.arrays import Ints
 from workbench.core.catalog import Catalog
 from workbench.errors import CorruptError, HoleError
 
-__all__ = ["ReadItem", "ReadPlan", "plan_reads", "tangled"]
-
 
 class ReadItem(NamedTuple):
     """One copy: a box of a stored chunk to a box of a request."""

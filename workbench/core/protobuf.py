@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["BadMessage", "fields", "signed", "spans", "varint"]
-
 
 class BadMessage(Exception):
     """The bytes are not a message."""

@@ -12,8 +12,6 @@ from typing import Any
 from workbench import errors
 from workbench.errors import UsageError, WorkbenchError
 
-__all__ = ["Ranks"]
-
 
 class Ranks:
     """A process group, or one process alone.

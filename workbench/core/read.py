@@ -21,8 +21,6 @@ from workbench.core.region import Axis, Region
 from workbench.core.select import Selection, whole
 from workbench.errors import UnsafeError
 
-__all__ = ["read_boxes", "read_selection", "single_chunk"]
-
 
 def read_selection(payloads: Payloads, tensor: int, selection: Selection, *, replica: int = 0) -> Array:
     """The selected elements in the raw type, contiguous, in memory of their own.

@@ -26,8 +26,6 @@ from workbench.core.build import row_major
 from workbench.core.catalog import Catalog, ObjectTable
 from workbench.core.dtypes import ITEMSIZE
 
-__all__ = ["ComposedBox", "Composition", "compose"]
-
 
 @dataclass(frozen=True, slots=True)
 class ComposedBox:

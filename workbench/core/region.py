@@ -25,8 +25,6 @@ from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 from workbench.core.source import Source
 
-__all__ = ["Axis", "Region", "resolved", "swapped"]
-
 Axis = range | Array  #: positions along an axis; an array is ascending, without repeats
 
 

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ElementRun", "Key", "Runs"]
-
 Key = tuple[Any, ...]  #: an index of a tensor
 
 

@@ -30,7 +30,7 @@ from workbench.core import box
 from workbench.core.arrays import Array, Ints
 from workbench.core.build import row_major
 from workbench.core.dtypes import ITEMSIZE, DType
-from workbench.core.executors import cores, in_order, ordered
+from workbench.core.executors import cores, ordered
 from workbench.core.parts import storable
 from workbench.core.region import Region
 from workbench.core.runs import Runs
@@ -38,8 +38,6 @@ from workbench.core.source import Source
 from workbench.core.storage import SourcePool
 from workbench.core.work import ReadWork, Side, cut, tasks
 from workbench.errors import UnsupportedFormatError, WorkbenchError
-
-__all__ = ["PIECE", "Announcer", "Piece", "Progress", "Reducer", "cores", "in_order", "scan", "workers"]
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -121,9 +119,13 @@ def scan(
     open_states: dict[int, S] = {}
     pools = [side.payloads.pool for side in work.sides]
     results = ordered(
-        _Task(work, reducer), runs, total, threads=max(workers(pool, threads) for pool in pools),
-        at_once=threads or max(pool.at_once for pool in pools), name="workbench-scan",
-    )  # fmt: skip
+        _Task(work, reducer),
+        runs,
+        total,
+        threads=max(workers(pool, threads) for pool in pools),
+        at_once=threads or max(pool.at_once for pool in pools),
+        name="workbench-scan",
+    )
     with closing(results):
         for number, (_, result) in enumerate(results):
             for side, row, error in result.errors:

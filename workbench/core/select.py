@@ -13,8 +13,6 @@ import numpy as np
 
 from workbench.errors import SelectionError
 
-__all__ = ["Selection", "whole"]
-
 Axis = int | range | np.ndarray[Any, Any]
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = ["Shown", "above"]
-
 #: Class → functions of higher packages that show it as text, HTML or a widget, or do its work.
 ABOVE: dict[str, dict[str, str]] = {
     "Budget": {"text": "views.budget:budget_text", "html": "views.budget:budget_html"},

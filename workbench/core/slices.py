@@ -7,8 +7,6 @@ from types import EllipsisType
 
 from workbench.errors import UsageError
 
-__all__ = ["Part", "parse_slice"]
-
 Part = int | slice | list[int] | EllipsisType
 _INT = re.compile(r"\s*([+-]?\d{1,19})\s*")
 _SLICE = re.compile(r"\s*([+-]?\d{1,19})?\s*:\s*([+-]?\d{1,19})?\s*(?::\s*([+-]?\d{1,19})?\s*)?")

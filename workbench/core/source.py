@@ -20,19 +20,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from workbench.core.arrays import Array
 from workbench.errors import ChangedError, MissingFileError, OpenError, TruncatedError, WorkbenchError
 
-__all__ = [
-    "FileStat",
-    "LazyBytes",
-    "PreadSource",
-    "Source",
-    "cannot_open",
-    "changed",
-    "compared",
-    "needs_descriptors",
-    "no_descriptor",
-    "rewritten",
-]
-
 BLOCK = 8 << 10  #: bytes that are read around a small request
 SMALL = 512  #: bytes of a run below which runs that are near each other are read together
 _MOST = 1 << 30  #: bytes of one system call; Linux gives at most 2 GiB

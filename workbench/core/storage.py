@@ -22,9 +22,6 @@ from workbench.core.place import Place
 from workbench.core.source import FileStat, LazyBytes, PreadSource, Source, compared
 from workbench.errors import UsageError, WorkbenchError
 
-__all__ = ["LazyBytes", "PreadSource", "Source", "SourcePool"]
-
-
 KEPT = 32  #: files that stay open between two reads of one operation
 
 

@@ -20,8 +20,6 @@ from workbench.core.place import Place
 from workbench.core.source import FileStat, LazyBytes, Source
 from workbench.errors import CorruptError, MissingFileError, TruncatedError, UnsafeError
 
-__all__ = ["TarFiles", "TarMember", "read_members"]
-
 BLOCK = 512
 NAME_LIMIT = 64 << 10  #: bytes of a long name or of a pax header
 MAX_MEMBERS = 4_000_000

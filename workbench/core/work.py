@@ -28,9 +28,6 @@ from workbench.core.plan import tangled
 from workbench.core.runs import Runs
 from workbench.errors import CorruptError
 
-__all__ = ["ReadWork", "Side", "chunk_work", "cut", "pair_work", "tasks"]
-
-
 TASK = 32 << 20  #: bytes that a thread takes at a time; larger boxes are cut
 BOX_COST = 64 << 10  #: bytes that one more box is worth: what finding it takes, at the speed of reading
 
@@ -117,9 +114,10 @@ def pair_work(
 
     Elements that one side stores nowhere are in no box: compare volumes to find them.
     """
-    first, second = chunk_work(a, tensors=tensors_a, replica=replicas[0]), chunk_work(
-        b, tensors=tensors_b, replica=replicas[1]
-    )  # fmt: skip
+    first, second = (
+        chunk_work(a, tensors=tensors_a, replica=replicas[0]),
+        chunk_work(b, tensors=tensors_b, replica=replicas[1]),
+    )
     left, right = _renamed(first, tensors_a), _renamed(second, tensors_b)
     dims = max(left.offsets.shape[1], right.offsets.shape[1])
     low_a, size_a = _widened(left.offsets, dims, 0), _widened(left.sizes, dims, 1)

@@ -24,14 +24,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from workbench.core.dtypes import by_name
+from workbench.core.pickles.constructors import torch_storage
 from workbench.core.pickles.standins import Opaque, StorageRef, TensorRef, short
-from workbench.core.pickles.unpickle import loads, torch_storage
+from workbench.core.pickles.unpickle import loads
 from workbench.core.source import LazyBytes
 from workbench.core.zipdirectory import find_directory, read_records
 from workbench.core.ziprecord import DEFLATED, STORED, ZipRecord, inflate, locate
 from workbench.errors import CorruptError, UnsupportedFormatError
-
-__all__ = ["Archive", "Item", "ZipRecord", "lazy_view", "read_directory", "single_tensor"]
 
 # Records that are never empty so that a CRC of 0 was never computed.
 MARKERS = ("byteorder", "version", ".format_version", ".storage_alignment")

@@ -21,8 +21,6 @@ from workbench.core.source import LazyBytes
 from workbench.core.ziprecord import ENCRYPTED, STORED, UTF8, ZipRecord
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
 
-__all__ = ["find_directory", "read_records"]
-
 # signature, disk, disk of the directory, records here, records, size, offset, length of the comment
 _END = struct.Struct("<4s4H2LH")
 # signature, size, made by, needed, disk, disk of the directory, records here, records, size, offset

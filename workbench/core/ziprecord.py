@@ -20,8 +20,6 @@ from typing import NamedTuple
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, UnsafeError
 
-__all__ = ["ZipRecord", "inflate", "inflated_crc", "locate"]
-
 # signature, needed, flags, method, time, date, CRC, both sizes, length of the name, of the extra field
 _LOCAL = struct.Struct("<4s5H3L2H")
 STORED, DEFLATED = 0, 8

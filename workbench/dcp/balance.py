@@ -17,8 +17,6 @@ from typing import NamedTuple
 
 from workbench.core.fingerprint import BLOCK
 
-__all__ = ["Cut", "cut", "spread"]
-
 PARTS = 4  #: a part of a cut tensor has about this fraction of the bytes above which tensors are cut
 
 

@@ -31,8 +31,6 @@ from workbench.export.atomic.owners import DAY, locked
 from workbench.export.atomic.writing import sync_folder, writing
 from workbench.formats.dcp.metadata import decode
 
-__all__ = ["METADATA", "TAIL", "DiskFolder", "SaveFolder", "abandoned", "data_file", "of_generation", "referenced"]
-
 METADATA = ".metadata"
 TAIL = 4096  #: bytes at the end of the metadata that have the id of the save
 _DATA = re.compile(r"__\d+_\d+(\.[0-9a-f]{8})?\.distcp")

@@ -32,8 +32,6 @@ from workbench.dcp.outputs import Output
 from workbench.errors import UnsupportedFormatError
 from workbench.export.writers.tensor_archive import TensorArchive
 
-__all__ = ["OBJECT", "OPAQUE", "TENSOR", "DataFile", "WrittenItem", "archive_of", "bytes_of"]
-
 TENSOR, OBJECT, OPAQUE = range(3)  #: an archive made here; a pickled object; an archive that ``torch.save`` made
 PIECE = 1 << 20  #: bytes hashed at a time: they stay in a core's cache for the second hash
 WRITE = 8 << 20  #: bytes written at a time

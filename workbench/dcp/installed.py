@@ -20,8 +20,6 @@ from workbench.dcp.planner import Planner
 from workbench.dcp.writer import Writer
 from workbench.errors import UsageError
 
-__all__ = ["install", "uninstall"]
-
 TESTED = ("2.13",)  #: versions of torch whose modules were looked through
 _LOCK = threading.Lock()
 _REPLACED: list[tuple[Any, str, type, type]] = []  #: module, name, torch's class, ours

@@ -19,8 +19,6 @@ from torch.distributed.checkpoint.logger import _dcp_logger
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Monitor", "MonitoredPhase"]
-
 
 @dataclass(frozen=True)
 class MonitoredPhase:

@@ -25,8 +25,6 @@ from workbench.core.remote.destination import CanceledError, Destination
 from workbench.export.atomic.syscalls import allocate, start_writeback
 from workbench.export.atomic.writing import write_all
 
-__all__ = ["DirectOutput", "DiskOutput", "Output", "StoreOutput"]
-
 ALIGNED = 4096  #: direct writes begin and end at multiples of this, in the file and in memory
 DIRECT = 8 << 20  #: bytes of a direct write
 AHEAD = 2  #: writes that wait to be sent

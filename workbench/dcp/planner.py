@@ -48,8 +48,6 @@ from workbench.dcp.datafile import bytes_of
 from workbench.errors import UsageError, WriteError
 from workbench.load.boxes import cut_held, held
 
-__all__ = ["Planner"]
-
 UNKNOWN = bytes(16)  #: the digest of what was not hashed
 NAMED = 4  #: names in a warning
 KEPT = 4  #: structures whose plans a rank keeps; rank 0 keeps more, since it must know every plan that a rank knows
@@ -431,10 +429,11 @@ def _items(state_dict: Mapping[str, Any]) -> tuple[list[WriteItem], dict[str, li
             chunk = ChunkStorageMetadata(offsets=torch.Size(begin), sizes=torch.Size(extent))
             by_name[one.name].append(
                 WriteItem(
-                    MetadataIndex(one.name, chunk.offsets), WriteItemType.SHARD,
+                    MetadataIndex(one.name, chunk.offsets),
+                    WriteItemType.SHARD,
                     tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=size),
                 )
-            )  # fmt: skip
+            )
     items = [item for several in by_name.values() for item in several]
     return items, boxes, [at for at, item in enumerate(items) if item.index.fqn in fixed]
 

@@ -34,8 +34,6 @@ from workbench.dcp.datafile import OPAQUE, TENSOR, WrittenItem, archive_of
 from workbench.errors import UnsupportedFormatError, WriteError
 from workbench.names.steps import step_of
 
-__all__ = ["Phase", "RankRecord", "live_of", "manifest_of", "names_digest", "packed", "storage_data"]
-
 LIVE = 0x80  #: added to the kind of an item whose bytes are known to be those of the trainer
 NAMED = 100  #: tensors named in the record of a save
 _ITEM = np.dtype(

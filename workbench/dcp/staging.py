@@ -33,8 +33,6 @@ from workbench.core.fingerprint import BlockDigests
 from workbench.dcp.datafile import bytes_of
 from workbench.errors import WriteError
 
-__all__ = ["Digests", "digests_of", "stage"]
-
 COPIED = 16 << 20  #: bytes that are copied from a device at a time to be hashed
 
 #: by fqn: bytes of the local tensor, the digests of its blocks, and its address; 0 if it is not contiguous there

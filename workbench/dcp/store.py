@@ -26,8 +26,6 @@ from workbench.dcp.commit import METADATA, TAIL, abandoned, of_generation, refer
 from workbench.dcp.outputs import StoreOutput
 from workbench.errors import WorkbenchError, WriteError
 
-__all__ = ["StoreFolder"]
-
 TRIES = 20  #: other saves that may become visible while one tries to
 
 

@@ -54,8 +54,6 @@ from workbench.export.atomic.writing import writing
 from workbench.export.writers.dcp_metadata import VERSION
 from workbench.names.steps import find_step
 
-__all__ = ["Writer"]
-
 FILE = 8 << 20  #: bytes that a rank has for each of its files before it writes another one
 
 
@@ -339,9 +337,14 @@ class Writer(FileSystemWriter):
         return written
 
     def _record(
-        self, items: Sequence[WriteItem], planner: SavePlanner, folder: str, files: _Files,
-        written: list[list[tuple[int, WrittenItem]]], begun: float,
-    ) -> RankRecord:  # fmt: skip
+        self,
+        items: Sequence[WriteItem],
+        planner: SavePlanner,
+        folder: str,
+        files: _Files,
+        written: list[list[tuple[int, WrittenItem]]],
+        begun: float,
+    ) -> RankRecord:
         data = [file.data for file in files.opened]
         rows = [(at, number, one) for number, found in enumerate(written) for at, one in found]
         nbytes = sum(one.size for one in data)

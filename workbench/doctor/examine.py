@@ -47,8 +47,6 @@ from workbench.doctor.rules.shards import check_shards
 from workbench.doctor.rules.values import PassValues, check_pair
 from workbench.errors import WorkbenchError, WorkerError
 
-__all__ = ["doctor", "examine"]
-
 LOADED, PAIRED, TRAINED = "before → echo", "before → after", "echo → after"
 #: Rules on the values of a pair; where the values of their parameters came from is then examined.
 OF_PAIRS = frozenset({"P03", "P04", "P05", "P06", "P08", "P12"})
@@ -134,11 +132,21 @@ def examine(
     told = (*given.notes, *_right_save(outcome))
     notes = "".join(f" ({note})" for note in told)
     return Diagnosis(
-        given.paths.get("before", evidence.before.ckpt.path), tuple(found), dict(outcome.checked),
-        missed, _subjects(evidence), words + notes, causes, tuple(outcome.cleared),
-        {which: _facts(evidence.state(which).facts) for which in _given(evidence)}, pictured, absent,
-        coverage(case), work.ledger, told,
-    )  # fmt: skip
+        given.paths.get("before", evidence.before.ckpt.path),
+        tuple(found),
+        dict(outcome.checked),
+        missed,
+        _subjects(evidence),
+        words + notes,
+        causes,
+        tuple(outcome.cleared),
+        {which: _facts(evidence.state(which).facts) for which in _given(evidence)},
+        pictured,
+        absent,
+        coverage(case),
+        work.ledger,
+        told,
+    )
 
 
 def _right_save(outcome: Outcome) -> list[str]:

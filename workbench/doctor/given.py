@@ -30,8 +30,6 @@ from workbench.doctor.rules.prints import echo_state
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, UsageError
 from workbench.runs import TRACKERS, Found, discover
 
-__all__ = ["Given", "Source", "choose"]
-
 Source = str | os.PathLike[str] | Checkpoint
 Look = Callable[[State, State], int]
 FOREIGN = 0.1  #: share of parameters in common below which two checkpoints come from different models
@@ -137,9 +135,14 @@ def _alike(a: State, b: State) -> bool:
     """Whether some small second moments are equal bit for bit, which proves that no update was made in between."""
     pair = Evidence(a, b).pair("before", "after")
     small = sorted(
-        ((pair.a.ckpt.catalog.numel[one], one, two) for _, roles in pair.shared() for role, (one, two) in roles.items()
-         if role == "exp_avg_sq"), key=lambda each: int(each[0]),
-    )[:SMALLEST]  # fmt: skip
+        (
+            (pair.a.ckpt.catalog.numel[one], one, two)
+            for _, roles in pair.shared()
+            for role, (one, two) in roles.items()
+            if role == "exp_avg_sq"
+        ),
+        key=lambda each: int(each[0]),
+    )[:SMALLEST]
     if not small:
         return True
     sides = [

@@ -22,8 +22,6 @@ from workbench.doctor.examine import doctor
 from workbench.doctor.reasoning.diagnosis import Diagnosis
 from workbench.errors import UsageError
 
-__all__ = ["diagnose_run"]
-
 AROUND = 3  #: logged points before and after a checkpoint whose learning rates may be the stored one
 EARLIER = 4 << 30  #: bytes of the checkpoints around earlier resumes that are compared unasked
 APART = 0.02  #: relative difference that rounding in the log explains

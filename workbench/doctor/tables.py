@@ -16,8 +16,6 @@ from workbench.doctor.causes.cause import Cause
 from workbench.doctor.causes.table import CAUSES, CHAPTERS
 from workbench.doctor.ledger.sign import NEEDS, RULES, Rule
 
-__all__ = ["all_rules", "rendered"]
-
 INTRODUCTION = """\
 # Causes and rules of the doctor
 
@@ -89,9 +87,16 @@ def _rules(rules: list[Rule]) -> Iterator[str]:
 
 def _rule(rule: Rule) -> tuple[str, ...]:
     return (
-        f"**{rule.id}**", rule.title, rule.law, rule.threshold, f"`{rule.severity}`", " ".join(rule.causes), rule.risk,
-        rule.remedy, rule.source,
-    )  # fmt: skip
+        f"**{rule.id}**",
+        rule.title,
+        rule.law,
+        rule.threshold,
+        f"`{rule.severity}`",
+        " ".join(rule.causes),
+        rule.risk,
+        rule.remedy,
+        rule.source,
+    )
 
 
 def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:

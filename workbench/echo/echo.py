@@ -32,8 +32,6 @@ from workbench.echo.save import save
 from workbench.errors import UsageError
 from workbench.names.roles import resolve
 
-__all__ = ["compare_echo", "echo"]
-
 NOW = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -133,11 +131,17 @@ def _take(
     fqns, roles = resolve(keys, {"paths": paths})
     made = {
         key: EchoTensor(
-            row.dtype, row.shape, fqn, role, contents[key].hex if key in contents else None,
-            listing.why.get(key, ""), row.tied, small.get(row.tied or key),
+            row.dtype,
+            row.shape,
+            fqn,
+            role,
+            contents[key].hex if key in contents else None,
+            listing.why.get(key, ""),
+            row.tied,
+            small.get(row.tied or key),
         )
         for key, fqn, role, row in zip(keys, fqns, roles, listing.every.values(), strict=True)
-    }  # fmt: skip
+    }
     groups, counts = _merged(live, objects, ranks)
     if groups is not None:
         objects.setdefault("optimizer", {})["param_groups"] = groups
@@ -181,9 +185,13 @@ def _before(against: Checkpoint | str | os.PathLike[str]) -> tuple[State, Echo |
 
 
 def _report(
-    found: Echo, given: tuple[State, Echo | None] | None, path: str | None, ranks: Ranks | None,
-    listing: Listing | None, threads: int | None = None,
-) -> EchoReport:  # fmt: skip
+    found: Echo,
+    given: tuple[State, Echo | None] | None,
+    path: str | None,
+    ranks: Ranks | None,
+    listing: Listing | None,
+    threads: int | None = None,
+) -> EchoReport:
     before, known = given if given is not None else (None, None)
     findings = own(found, before)
     checked: dict[str, str] = {}

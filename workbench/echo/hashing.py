@@ -32,8 +32,6 @@ from workbench.load.exchange import device_of
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Content", "fingerprints"]
-
 WINDOW = 8  #: blocks that a rank puts together at a time
 STEP = 16 << 20  #: bytes that come from a device at a time
 
@@ -177,9 +175,7 @@ class _Exchange:
                 self._hash(key, local, unit, streams)
         self._open = []
 
-    def _hash(
-        self, key: tuple[str, int], local: torch.Tensor, unit: Unit, streams: Mapping[int, _SentStream]
-    ) -> None:  # fmt: skip
+    def _hash(self, key: tuple[str, int], local: torch.Tensor, unit: Unit, streams: Mapping[int, _SentStream]) -> None:
         self._found[key][unit.block] = xxhash.xxh3_128_digest(_together(local, unit, self._me, streams))
 
 

@@ -25,8 +25,6 @@ from workbench.load.boxes import HeldTensor, held
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ListedTensor", "Listing", "gather_alike", "list_all"]
-
 
 class ListedTensor(NamedTuple):
     """One tensor of one rank.
@@ -88,8 +86,11 @@ def list_all(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Listing:
             if row.why:
                 why.setdefault(name, row.why)
             elif (row.dtype, row.shape) != (first.dtype, first.shape):
-                why.setdefault(name, f"is {first.dtype} {first.shape} on one rank and {row.dtype} {row.shape} on "
-                               f"rank {min(who)}: shards that are not DTensors cannot be joined")  # fmt: skip
+                why.setdefault(
+                    name,
+                    f"is {first.dtype} {first.shape} on one rank and {row.dtype} {row.shape} on "
+                    f"rank {min(who)}: shards that are not DTensors cannot be joined",
+                )
             elif row.mesh is not None and not set(row.mesh) <= holders[name, row]:
                 why.setdefault(
                     name,
@@ -111,7 +112,7 @@ def gather_alike(value: Any, ranks: Ranks) -> list[Any]:
 
 def _row(
     name: str, tensor: torch.Tensor, own: dict[str, HeldTensor], memories: dict[Any, str], ranks: Ranks
-) -> ListedTensor:  # fmt: skip
+) -> ListedTensor:
     dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
     try:
         if by_name(dtype).packed:

@@ -26,8 +26,6 @@ from workbench.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Live", "collect", "leaves"]
-
 Path = tuple[str, ...]
 #: What ``torch.compile``, FSDP and activation checkpointing put into names.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}

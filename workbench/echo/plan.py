@@ -24,8 +24,6 @@ from workbench.core.fingerprint import BLOCK
 from workbench.core.mesh.cut import cut
 from workbench.core.mesh.placement import Placement
 
-__all__ = ["BlockPiece", "Copy", "Unit", "copies", "units"]
-
 AT_ONCE = 1024  #: blocks that are planned at a time
 
 
@@ -107,16 +105,27 @@ def units(copy: Copy, shape: tuple[int, ...], itemsize: int) -> Iterator[Unit]:
         stops = np.minimum(starts + each, numel)
         block, offsets, sizes, at = box.flat_ranges(np.repeat(whole, len(starts), axis=0), starts, stops)
         i, j = box.group_join(
-            np.zeros(len(block), np.int64), offsets, sizes, np.zeros(len(copy.owner), np.int64), copy.offsets,
+            np.zeros(len(block), np.int64),
+            offsets,
+            sizes,
+            np.zeros(len(copy.owner), np.int64),
+            copy.offsets,
             copy.sizes,
-        )  # fmt: skip
+        )
         low, extent = box.intersect(offsets[i], sizes[i], copy.offsets[j], copy.sizes[j])
         local = _unravel(copy.at[j], copy.local[copy.owner[j]]) + low - copy.offsets[j]
         inside = low - offsets[i]
         pieces: list[list[BlockPiece]] = [[] for _ in starts]
         columns = (
-            block[i], copy.owner[j], local, extent, at[i] - starts[block[i]], sizes[i], inside, box.volume(extent),
-        )  # fmt: skip
+            block[i],
+            copy.owner[j],
+            local,
+            extent,
+            at[i] - starts[block[i]],
+            sizes[i],
+            inside,
+            box.volume(extent),
+        )
         ndim = len(shape)
         for number, member, source, size, begin, outer, dest, count in zip(*(c.tolist() for c in columns), strict=True):
             pieces[number].append(

@@ -15,8 +15,6 @@ from workbench.doctor.rules.facts import check_facts
 from workbench.doctor.rules.prints import ComparedPrints
 from workbench.errors import EchoError
 
-__all__ = ["EchoReport", "differences", "facts", "own"]
-
 LISTED = 50  #: names in the evidence
 NAMED = 3  #: … and in a sentence
 _HOLDS = {
@@ -159,10 +157,13 @@ def facts(before: State, after: State, pair: Pair) -> tuple[list[Finding], dict[
         message = f"the optimizer's lr is {lrs[1]:.6g}, but {lrs[0]:.6g} ({before.facts.source('lr')}) is stored"
         made.append(Finding("echo.lr", "warn", "optimizer", message, {"lr": lrs[1], "stored": lrs[0]}, remedy))
     decays = [
-        name for group in after.facts.groups for name in group.params or ()
+        name
+        for group in after.facts.groups
+        for name in group.params or ()
         if (one := before.facts.group_of(name)) is not None
-        and None not in (one.weight_decay, group.weight_decay) and one.weight_decay != group.weight_decay
-    ]  # fmt: skip
+        and None not in (one.weight_decay, group.weight_decay)
+        and one.weight_decay != group.weight_decay
+    ]
     if decays:
         message = f"weight decay differs for {len(decays):,} parameters: {_named(decays)}"
         made.append(Finding("echo.decay", "warn", decays[0], message, {"tensors": decays[:LISTED]}))

@@ -21,8 +21,6 @@ from workbench.analysis.echo_file import INSIDE, Echo, is_echo, write_echo
 from workbench.core.ranks import Ranks
 from workbench.errors import UsageError, WriteError
 
-__all__ = ["save"]
-
 _OWN = re.compile(r"__\d+_\d+\.distcp|\.metadata|" + re.escape(INSIDE))
 
 
@@ -47,9 +45,7 @@ def save(state: dict[str, Any], echo: Echo, path: str, ranks: Ranks) -> str:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process is no mistake
         try:
-            dcp.save(
-                state, checkpoint_id=unfinished, process_group=ranks.group, no_dist=ranks.size == 1
-            )  # fmt: skip
+            dcp.save(state, checkpoint_id=unfinished, process_group=ranks.group, no_dist=ranks.size == 1)
         except OSError as error:
             raise WriteError(f"cannot write the echo into {unfinished!r}: {error}") from None
     with ranks.together():

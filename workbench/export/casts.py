@@ -23,8 +23,6 @@ from workbench.core.arrays import Array
 from workbench.core.dtypes import DType, by_name
 from workbench.errors import UnsupportedFormatError
 
-__all__ = ["FLOATS", "SOURCES", "CastError", "cast", "cast_codes", "costs", "narrowed", "target", "widened"]
-
 GRAIN = 32_768  #: elements up to which torch starts no threads of its own (``at::internal::GRAIN_SIZE``)
 FLOATS = ("bfloat16", "float16", "float32")  #: what can be written
 SOURCES = (*FLOATS, "float64")  #: what is cast; integers and the 8-bit floats (which have scales) stay as they are

@@ -18,8 +18,6 @@ from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 from workbench.export.casts import CastError, cast
 
-__all__ = ["Cast", "Change"]
-
 
 class Change(Protocol):
     """A change of a piece's elements.

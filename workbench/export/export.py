@@ -51,12 +51,19 @@ from workbench.export.writers.safetensors import MAX_SHARD_SIZE
 if TYPE_CHECKING:
     from workbench.export.hf.convert import Renamed
 
-__all__ = ["export"]
-
 #: Objects that say how the source is stored or was written, nothing of the model or its training.
 _HOW_STORED = re.compile(r"__metadata__|save_log|.*\.safetensors\.index")
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-          "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}  # fmt: skip
+_UNITS = {
+    "": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "TIB": 1 << 40,
+}
 
 
 def export(
@@ -181,9 +188,19 @@ def export(
             room_for(maps)
             if not dry_run:
                 written, found = _send(
-                    store, made_by, selection, job, job.plan(_identity(ckpt)), threads, progress,
-                    folder=folder, overwrite=overwrite, resume=resume, verify=verify, manifest=manifest,
-                )  # fmt: skip
+                    store,
+                    made_by,
+                    selection,
+                    job,
+                    job.plan(_identity(ckpt)),
+                    threads,
+                    progress,
+                    folder=folder,
+                    overwrite=overwrite,
+                    resume=resume,
+                    verify=verify,
+                    manifest=manifest,
+                )
                 notes += found
         elif dry_run:
             check_room(os.path.dirname(real), job.nbytes)
@@ -471,10 +488,21 @@ def _tensors(
                 continue
             result = written[file][at] if written is not None else None
             error = None if result is None else result.cast
-            found.append((tensor, TensorReport(
-                catalog.keys[tensor], called[tensor], one.name, ALL[catalog.dtype[tensor]].name,
-                pieces.dtype_of(at).name, pieces.shape_of(at), int(pieces.nbytes[at]),
-                None if result is None else result.source.hex, None if result is None else result.target.hex,
-                *((error.changed, error.overflowed, error.max_abs) if error is not None else ()),
-            )))  # fmt: skip
+            found.append(
+                (
+                    tensor,
+                    TensorReport(
+                        catalog.keys[tensor],
+                        called[tensor],
+                        one.name,
+                        ALL[catalog.dtype[tensor]].name,
+                        pieces.dtype_of(at).name,
+                        pieces.shape_of(at),
+                        int(pieces.nbytes[at]),
+                        None if result is None else result.source.hex,
+                        None if result is None else result.target.hex,
+                        *((error.changed, error.overflowed, error.max_abs) if error is not None else ()),
+                    ),
+                )
+            )
     return tuple(one for _, one in sorted(found, key=lambda pair: pair[0]))

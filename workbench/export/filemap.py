@@ -33,8 +33,6 @@ from workbench.core.dtypes import ALL, DType, nbytes_of_codes
 from workbench.errors import UsageError
 from workbench.export.change import Cast, Change
 
-__all__ = ["FileMap", "Finish", "Literal", "Pieces", "join", "literals", "no_pieces"]
-
 #: CRC-32 of each piece as written → the bytes that depend on them: ``(start, bytes)``
 Finish = Callable[[Sequence[int]], list[tuple[int, bytes]]]
 

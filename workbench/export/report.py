@@ -8,8 +8,6 @@ from typing import Any
 
 from workbench.core.shown import Shown
 
-__all__ = ["ExportReport", "FileReport", "TensorReport"]
-
 
 @dataclass(frozen=True)
 class FileReport:

@@ -23,8 +23,6 @@ from workbench.export.values.edits import Edited
 from workbench.export.values.fp8 import RECIPES
 from workbench.names.roles import has_role
 
-__all__ = ["ExportSelection", "Rename", "choose", "with_objects"]
-
 Rename = Mapping[str, str] | Callable[[str], str] | str
 
 

@@ -52,17 +52,33 @@ GUARDED = ("read_catalog", "read_objects", "missing", "stored_step", "is_collect
 MODULES = {
     name: f"workbench.formats.{module}"
     for name, module in (
-        ("paddlenlp", "paddle.nlp"), ("hf_trainer", "layered.hf_trainer"), ("accelerate", "layered.accelerate"),
-        ("orbax", "zarr.orbax"), ("zarr", "zarr.reader"), ("megatron_dist", "megatron.dist"),
+        ("paddlenlp", "paddle.nlp"),
+        ("hf_trainer", "layered.hf_trainer"),
+        ("accelerate", "layered.accelerate"),
+        ("orbax", "zarr.orbax"),
+        ("zarr", "zarr.reader"),
+        ("megatron_dist", "megatron.dist"),
         ("megatron_legacy", "megatron.legacy"),
-        ("deepspeed_universal", "deepspeed.universal"), ("deepspeed", "deepspeed.reader"),
-        ("lightning", "layered.lightning"), ("bytecheckpoint", "bytecheckpoint.reader"), ("vescale", "vescale"),
-        ("dcp", "dcp.reader"), ("torch_checkpointing", "torch_checkpointing.reader"), ("paddle_dist", "paddle.dist"),
-        ("paddle_save", "paddle.save"), ("safetensors", "safetensors.reader"), ("gguf", "gguf.reader"),
-        ("torch_save", "torch.save"), ("nemo", "layered.nemo"), ("tensorflow", "tensorflow"), ("flax", "flax"),
-        ("onnx", "onnx"), ("npz", "npz"), ("keras", "keras.reader"),
+        ("deepspeed_universal", "deepspeed.universal"),
+        ("deepspeed", "deepspeed.reader"),
+        ("lightning", "layered.lightning"),
+        ("bytecheckpoint", "bytecheckpoint.reader"),
+        ("vescale", "vescale"),
+        ("dcp", "dcp.reader"),
+        ("torch_checkpointing", "torch_checkpointing.reader"),
+        ("paddle_dist", "paddle.dist"),
+        ("paddle_save", "paddle.save"),
+        ("safetensors", "safetensors.reader"),
+        ("gguf", "gguf.reader"),
+        ("torch_save", "torch.save"),
+        ("nemo", "layered.nemo"),
+        ("tensorflow", "tensorflow"),
+        ("flax", "flax"),
+        ("onnx", "onnx"),
+        ("npz", "npz"),
+        ("keras", "keras.reader"),
     )
-}  # fmt: skip
+}
 
 
 class _Table(Mapping[str, Format]):

@@ -48,12 +48,34 @@ _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.msgpack")
 _CHECKPOINT = re.compile(r"(?:.*[_-])?checkpoint_(\d+)")
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3
 #: First bytes with a fixed layout: struct's code of a number …
-_NUMBERS = {0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i",
-            0xD3: ">q"}  # fmt: skip
+_NUMBERS = {
+    0xCA: ">f",
+    0xCB: ">d",
+    0xCC: ">B",
+    0xCD: ">H",
+    0xCE: ">I",
+    0xCF: ">Q",
+    0xD0: ">b",
+    0xD1: ">h",
+    0xD2: ">i",
+    0xD3: ">q",
+}
 #: … and what has a length, with the bytes of that length.
-_SIZED = {0xC4: ("bin", 1), 0xC5: ("bin", 2), 0xC6: ("bin", 4), 0xC7: ("ext", 1), 0xC8: ("ext", 2), 0xC9: ("ext", 4),
-          0xD9: ("text", 1), 0xDA: ("text", 2), 0xDB: ("text", 4), 0xDC: ("list", 2), 0xDD: ("list", 4),
-          0xDE: ("map", 2), 0xDF: ("map", 4)}  # fmt: skip
+_SIZED = {
+    0xC4: ("bin", 1),
+    0xC5: ("bin", 2),
+    0xC6: ("bin", 4),
+    0xC7: ("ext", 1),
+    0xC8: ("ext", 2),
+    0xC9: ("ext", 4),
+    0xD9: ("text", 1),
+    0xDA: ("text", 2),
+    0xDB: ("text", 4),
+    0xDC: ("list", 2),
+    0xDD: ("list", 4),
+    0xDE: ("map", 2),
+    0xDF: ("map", 4),
+}
 _FIXED_EXT = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 
 

@@ -12,8 +12,6 @@ from workbench.core.decoding.values import Recipe
 from workbench.core.place import Place
 from workbench.errors import NotACheckpointError
 
-__all__ = ["Format"]
-
 
 def _no_catalog(place: Place) -> Catalog:
     raise NotACheckpointError(f"{place.path!r} has a format without a reader")

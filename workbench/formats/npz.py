@@ -51,10 +51,23 @@ NOTED = 5  #: arrays that have a note each
 _TOKEN = re.compile(r"""\s*('(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"|\d{1,20}L?|True|False|[()\[\]{},:])""")
 _DESCR = re.compile(r"([<>|=]?)([biufcVSUO])(\d{1,18})?")
 _DTYPES = {
-    "b1": "bool", "i1": "int8", "i2": "int16", "i4": "int32", "i8": "int64", "u1": "uint8", "u2": "uint16",
-    "u4": "uint32", "u8": "uint64", "f2": "float16", "f4": "float32", "f8": "float64", "c8": "complex64",
-    "c16": "complex128", "V1": "bits8", "V2": "bits16",
-}  # fmt: skip
+    "b1": "bool",
+    "i1": "int8",
+    "i2": "int16",
+    "i4": "int32",
+    "i8": "int64",
+    "u1": "uint8",
+    "u2": "uint16",
+    "u4": "uint32",
+    "u8": "uint64",
+    "f2": "float16",
+    "f4": "float32",
+    "f8": "float64",
+    "c8": "complex64",
+    "c16": "complex128",
+    "V1": "bits8",
+    "V2": "bits16",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,9 +300,8 @@ def _add(builder: CatalogBuilder, file: str, one: _Member) -> str:
             start, inner = start + inner, 0
             codec = codecs.RAW_BE if field.big else codecs.RAW
         builder.chunk(
-            key, [0] * len(shape), shape, file, start, max(one.stop, start), codec=codec, inner=inner,
-            strides=steps,
-        )  # fmt: skip
+            key, [0] * len(shape), shape, file, start, max(one.stop, start), codec=codec, inner=inner, strides=steps
+        )
     return why
 
 
@@ -314,7 +326,7 @@ def _text(place: Place, file: str, key: str) -> Any:
     texts = [
         data[at : at + item].decode(spell, "backslashreplace").rstrip("\0")
         for at in range(one.npy.data, one.npy.data + count * item, item or 1)
-    ] or [""] * count  # fmt: skip
+    ] or [""] * count
     array = np.array(texts, object)
     return (array.reshape(one.npy.shape[::-1]).T if one.npy.fortran else array.reshape(one.npy.shape)).tolist()
 

@@ -39,12 +39,30 @@ TEXT_LIMIT = 1 << 20  #: bytes of a name, or of what the model says of itself
 NOTED = 5
 #: Types by number, and the fields beside ``raw_data`` that may hold their elements.
 _TYPES = {
-    1: ("float32", 4), 2: ("uint8", 5), 3: ("int8", 5), 4: ("uint16", 5), 5: ("int16", 5), 6: ("int32", 5),
-    7: ("int64", 7), 9: ("bool", 5), 10: ("float16", 5), 11: ("float64", 10), 12: ("uint32", 11), 13: ("uint64", 11),
-    14: ("complex64", 4), 15: ("complex128", 10), 16: ("bfloat16", 5), 17: ("float8_e4m3fn", 5),
-    18: ("float8_e4m3fnuz", 5), 19: ("float8_e5m2", 5), 20: ("float8_e5m2fnuz", 5), 21: ("uint4", 5), 22: ("int4", 5),
-    23: ("float4_e2m1fn", 5), 24: ("float8_e8m0fnu", 5),
-}  # fmt: skip
+    1: ("float32", 4),
+    2: ("uint8", 5),
+    3: ("int8", 5),
+    4: ("uint16", 5),
+    5: ("int16", 5),
+    6: ("int32", 5),
+    7: ("int64", 7),
+    9: ("bool", 5),
+    10: ("float16", 5),
+    11: ("float64", 10),
+    12: ("uint32", 11),
+    13: ("uint64", 11),
+    14: ("complex64", 4),
+    15: ("complex128", 10),
+    16: ("bfloat16", 5),
+    17: ("float8_e4m3fn", 5),
+    18: ("float8_e4m3fnuz", 5),
+    19: ("float8_e5m2", 5),
+    20: ("float8_e5m2fnuz", 5),
+    21: ("uint4", 5),
+    22: ("int4", 5),
+    23: ("float4_e2m1fn", 5),
+    24: ("float8_e8m0fnu", 5),
+}
 _RAW, _PLAIN = 9, (4, 10)
 _FACTS = {1: "ir_version", 2: "producer_name", 3: "producer_version", 4: "domain", 5: "model_version", 6: "doc_string"}
 

@@ -56,14 +56,40 @@ NOTED = 5
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 ATTRIBUTE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _SLOT = re.compile(r"(.+)/\.OPTIMIZER_SLOT/.+/([^/]+)", re.DOTALL)
-_ROLES = {"m": "exp_avg", "v": "exp_avg_sq", "vhat": "max_exp_avg_sq", "momentum": "momentum", "Adam": "exp_avg",
-          "Adam_1": "exp_avg_sq", "Momentum": "momentum"}  # fmt: skip
+_ROLES = {
+    "m": "exp_avg",
+    "v": "exp_avg_sq",
+    "vhat": "max_exp_avg_sq",
+    "momentum": "momentum",
+    "Adam": "exp_avg",
+    "Adam_1": "exp_avg_sq",
+    "Momentum": "momentum",
+}
 _TEXT = 7
 _TYPES = {
-    1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 8: "complex64", 9: "int64", 10: "bool",
-    11: "qint8", 12: "quint8", 13: "qint32", 14: "bfloat16", 17: "uint16", 18: "complex128", 19: "float16",
-    22: "uint32", 23: "uint64", 24: "float8_e5m2", 25: "float8_e4m3fn", 26: "float8_e4m3fnuz", 28: "float8_e5m2fnuz",
-}  # fmt: skip
+    1: "float32",
+    2: "float64",
+    3: "int32",
+    4: "uint8",
+    5: "int16",
+    6: "int8",
+    8: "complex64",
+    9: "int64",
+    10: "bool",
+    11: "qint8",
+    12: "quint8",
+    13: "qint32",
+    14: "bfloat16",
+    17: "uint16",
+    18: "complex128",
+    19: "float16",
+    22: "uint32",
+    23: "uint64",
+    24: "float8_e5m2",
+    25: "float8_e4m3fn",
+    26: "float8_e4m3fnuz",
+    28: "float8_e5m2fnuz",
+}
 
 
 @dataclass(slots=True)

@@ -20,8 +20,6 @@ from workbench.load.boxes import HeldTensor, cut_held, held
 from workbench.load.fill import Batch, batches
 from workbench.load.names import NamedTensors, Renaming, StateLeaf, find_object, flatten, renamed
 
-__all__ = ["Asked"]
-
 
 @dataclass(frozen=True, eq=False)
 class Asked:

@@ -27,8 +27,6 @@ from workbench.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["HeldTensor", "boxes_of", "cut_held", "held"]
-
 
 @dataclass(frozen=True, eq=False)
 class HeldTensor:
@@ -53,9 +51,14 @@ class HeldTensor:
         """Key that is equal for tensors with the same memory (tied weights), including their empty shards."""
         local = self.local  # an empty tensor has no data address, but its storage has one
         return (
-            local.untyped_storage()._cdata, local.storage_offset(), tuple(local.shape), local.stride(), local.dtype,
-            self.shape, self.steps,
-        )  # fmt: skip
+            local.untyped_storage()._cdata,
+            local.storage_offset(),
+            tuple(local.shape),
+            local.stride(),
+            local.dtype,
+            self.shape,
+            self.steps,
+        )
 
     @property
     def nbytes(self) -> int:
@@ -158,6 +161,10 @@ def boxes_of(found: Locals, members: Sequence[int], positions: Ints) -> BoxReque
     owner = found.tensor[found.owner]
     rows = np.flatnonzero(number[owner] >= 0)
     return BoxRequests(
-        positions[owner[rows]], found.offsets[rows], found.sizes[rows], number[owner[rows]], found.at[rows],
+        positions[owner[rows]],
+        found.offsets[rows],
+        found.sizes[rows],
+        number[owner[rows]],
+        found.at[rows],
         found.strides[rows],
-    )  # fmt: skip
+    )

@@ -12,8 +12,6 @@ from workbench.core.ranks import Ranks
 from workbench.errors import TensorNotFoundError, UsageError
 from workbench.load.names import NamedTensors
 
-__all__ = ["RankSummary", "agree"]
-
 SHOWN = 8  #: names of each kind in a message
 
 
@@ -52,9 +50,15 @@ class RankSummary:
         few = list(missing.items())[:SHOWN]
         near = {name: why + stored.near(name) for name, why in few} if strict else dict(few)
         return cls(
-            stored.title, stored.digest, np.packbits(bits).tobytes(), near, dict(list(mismatched.items())[:SHOWN]),
-            (len(missing), len(mismatched)), strict, broadcast,
-        )  # fmt: skip
+            stored.title,
+            stored.digest,
+            np.packbits(bits).tobytes(),
+            near,
+            dict(list(mismatched.items())[:SHOWN]),
+            (len(missing), len(mismatched)),
+            strict,
+            broadcast,
+        )
 
 
 def agree(ranks: Ranks, told: RankSummary, stored: NamedTensors) -> list[str]:

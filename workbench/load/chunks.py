@@ -29,8 +29,6 @@ from workbench.load.boxes import HeldTensor, boxes_of
 from workbench.load.exchange import WISH, exchange, share
 from workbench.load.fill import STAGE, batches
 
-__all__ = ["Handing", "undone_whole"]
-
 
 def undone_whole(catalog: Catalog) -> Array:
     """Return ``(T,)``: whether reading a part of a tensor requires decoding whole chunks."""
@@ -42,9 +40,8 @@ class Handing:
     """This rank's tensors with such chunks; planned, not read."""
 
     def __init__(
-        self, payloads: Payloads, found: Locals, positions: Ints, tensors: Sequence[HeldTensor],
-        members: Sequence[int],
-    ) -> None:  # fmt: skip
+        self, payloads: Payloads, found: Locals, positions: Ints, tensors: Sequence[HeldTensor], members: Sequence[int]
+    ) -> None:
         """Take the arguments of :func:`batches`.
 
         Raises:

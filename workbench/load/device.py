@@ -40,8 +40,6 @@ from workbench.load.onto_device.windows import Filled, windows
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["BUFFER", "BUFFERS", "to_device"]
-
 BUFFER = 32 << 20  #: bytes of a buffer: long copies, and four buffers are small compared with the tensors
 BUFFERS = 4
 PARTS = 4  #: fewest loads that fill a buffer: its end stays empty if the next load does not fit

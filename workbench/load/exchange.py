@@ -30,8 +30,6 @@ from workbench.load.fill import flat
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Sharing", "describe", "device_of", "exchange", "share"]
-
 MESSAGE = 32 << 20  #: bytes
 WISH = np.dtype([("digest", "S16"), ("tensor", "<i8"), ("nbytes", "<i8")])
 

@@ -26,8 +26,6 @@ from workbench.load.boxes import HeldTensor, boxes_of
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Batch", "batches", "flat"]
-
 STAGE = 256 << 20  #: host bytes through which other tensors are read; a larger tensor is read alone
 
 
@@ -77,9 +75,14 @@ class Batch:
 
 
 def batches(
-    payloads: Payloads, found: Locals, positions: Ints, tensors: Sequence[HeldTensor],
-    members: Sequence[int], *, compare: bool = False,
-) -> list[Batch]:  # fmt: skip
+    payloads: Payloads,
+    found: Locals,
+    positions: Ints,
+    tensors: Sequence[HeldTensor],
+    members: Sequence[int],
+    *,
+    compare: bool = False,
+) -> list[Batch]:
     """Plan the reads of some of the tensors.
 
     Args:
@@ -106,10 +109,11 @@ def batches(
         Batch(
             tuple(tensors[at] for at in group),
             Filling.plan(payloads, boxes_of(found, group, positions)),
-            staged, compare,
+            staged,
+            compare,
         )
         for staged, group in groups
-    ]  # fmt: skip
+    ]
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -33,8 +33,6 @@ from workbench.load.fill import Batch
 from workbench.load.names import Renaming
 from workbench.load.report import LoadReport
 
-__all__ = ["load"]
-
 
 def load(
     state_dict: Mapping[str, Any],

@@ -28,8 +28,6 @@ from workbench.core.near import near
 from workbench.errors import UsageError
 from workbench.names.roles import resolve
 
-__all__ = ["NamedTensors", "Renaming", "StateLeaf", "find_object", "flatten", "renamed"]
-
 Renaming = Mapping[str, str] | Callable[[str], str]
 
 

@@ -18,8 +18,6 @@ from workbench.memory.precision import Precision
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["PARTS", "Budget", "Choice", "rank_bytes"]
-
 PARTS = ("weights", "grads", "master", "moments")
 #: The lowest sharding stage at which each of PARTS is shared out over data parallel ranks.
 SHARED_FROM = (3, 2, 1, 1)
@@ -90,21 +88,24 @@ class Budget(Shown):
         """``choices``, one row each: gpus tp pp dp ep stage fits largest mean weights grads master moments."""
         import pandas as pd
 
-        rows = [
-            (c.gpus, c.tp, c.pp, c.dp, c.ep, c.stage, c.fits, c.largest, c.mean, *c.parts) for c in self.choices
-        ]  # fmt: skip
+        rows = [(c.gpus, c.tp, c.pp, c.dp, c.ep, c.stage, c.fits, c.largest, c.mean, *c.parts) for c in self.choices]
         names = ["gpus", "tp", "pp", "dp", "ep", "stage", "fits", "largest", "mean", *PARTS]
         return pd.DataFrame(rows, columns=names)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; ``choices`` and ``ranks`` as lists of rows."""
         return {
-            "gpus": self.gpus, "memory": self.memory, "reserve": self.reserve, "fits": self.fits,
+            "gpus": self.gpus,
+            "memory": self.memory,
+            "reserve": self.reserve,
+            "fits": self.fits,
             "parameters": self.parameters,
             "precision": {name: getattr(self.precision, name) for name in self.precision.__slots__},
             "chosen": self.frame().iloc[self.choices.index(self.chosen)].to_dict(),
-            "choices": self.frame().to_dict("records"), "ranks": self.ranks.to_dict("records"), "notes": self.notes,
-        }  # fmt: skip
+            "choices": self.frame().to_dict("records"),
+            "ranks": self.ranks.to_dict("records"),
+            "notes": self.notes,
+        }
 
 
 def rank_bytes(pieces: Sequence[LocalPieces], mesh: Mesh, dp: int, stage: int) -> tuple[Ints, Ints]:

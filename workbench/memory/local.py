@@ -23,8 +23,6 @@ from workbench.memory.precision import BLOCK, Precision, itemsize
 from workbench.names.frameworks import Geometry, geometry
 from workbench.names.weights import parse
 
-__all__ = ["LocalPieces", "MemoryModel"]
-
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 PREFERRED = ("param", "master", "exp_avg")  #: whose shape is the parameter's, where weights are not stored
 NO_FP8 = ("same", "vocab", "unknown")  #: kinds that stay in bf16 in FP8 training

@@ -20,8 +20,6 @@ from workbench.memory.precision import Precision
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["plan_memory"]
-
 NODE = 8  #: GPUs that tensor parallelism is tried over, unless asked for: those of one machine
 STAGES = (0, 1, 2, 3)
 TRIED = 4096  #: layouts that are looked at, about
@@ -102,9 +100,16 @@ def plan_memory(
     chosen = order[0]
     mesh, mine, notes = pieces(chosen.tp, chosen.pp, chosen.ep)
     return Budget(
-        gpus, int(memory_gb * 1e9), int(reserve_gb * 1e9), precision, int(model.catalog.numel.sum()), order, chosen,
-        _frame(mine, mesh, chosen), [*model.notes, *notes, *thinned, NOT_COUNTED],
-    )  # fmt: skip
+        gpus,
+        int(memory_gb * 1e9),
+        int(reserve_gb * 1e9),
+        precision,
+        int(model.catalog.numel.sum()),
+        order,
+        chosen,
+        _frame(mine, mesh, chosen),
+        [*model.notes, *notes, *thinned, NOT_COUNTED],
+    )
 
 
 def _layouts(model: MemoryModel, gpus: int, fixed: Sequence[int | None]) -> Iterator[tuple[int, int, int, int]]:
@@ -148,9 +153,16 @@ def _choice(pieces: list[LocalPieces], mesh: Mesh, dp: int, stage: int, room: in
     top = int(np.argmax(total))
     a, b, c, d = parts[top].tolist()
     return Choice(
-        mesh.size("tp"), mesh.size("pp"), dp, mesh.size("ep"), stage, int(total[top]), float(total.mean()),
-        (a, b, c, d), int(total[top]) <= room,
-    )  # fmt: skip
+        mesh.size("tp"),
+        mesh.size("pp"),
+        dp,
+        mesh.size("ep"),
+        stage,
+        int(total[top]),
+        float(total.mean()),
+        (a, b, c, d),
+        int(total[top]) <= room,
+    )
 
 
 def _preferred(one: Choice) -> tuple[float, ...]:

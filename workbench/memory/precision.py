@@ -6,13 +6,21 @@ from dataclasses import dataclass
 
 from workbench.errors import UsageError
 
-__all__ = ["BLOCK", "Precision", "itemsize"]
-
 BLOCK = 128  #: rows and columns that share one float32 scale in FP8
 _BYTES = {
-    "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "none": 0,
-    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2,
-}  # fmt: skip
+    "fp64": 8,
+    "fp32": 4,
+    "tf32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "fp8": 1,
+    "int8": 1,
+    "none": 0,
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+}
 
 
 def itemsize(name: str) -> int:

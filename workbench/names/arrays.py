@@ -20,8 +20,6 @@ from collections.abc import Sequence
 
 from workbench.names.roles import resolve
 
-__all__ = ["meaning"]
-
 _OPTAX = re.compile(
     r"(?:[a-z_]+\.)?(?:opt_state|optimizer_state|optimizer|opt)"
     r"((?:\.(?:\d+|inner_opt_state|inner_state|inner_states\.[^.]+))*)\.(mu|nu|trace|count)(?:\.(.+))?",

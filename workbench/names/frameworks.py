@@ -108,23 +108,33 @@ _MEGATRON: list[tuple[re.Pattern[str], str]] = [
         (_LAYER + r"self_attention\.linear_qkv\.(?P<leaf>weight|bias)", "qkv"),
         (_LAYER + r"self_attention\.linear_proj\.(?P<leaf>weight|bias)", "layers.{layer}.self_attn.o_proj.{leaf}"),
         (_LAYER + r"self_attention\.(?P<side>[qk])_layernorm\.weight", "layers.{layer}.self_attn.{side}_norm.weight"),
-        (_LAYER + r"(?:input_layernorm\.|self_attention\.linear_qkv\.layer_norm_)(?P<leaf>weight|bias)",
-         "layers.{layer}.input_layernorm.{leaf}"),
-        (_LAYER + r"(?:pre_mlp_layernorm\.|mlp\.linear_fc1\.layer_norm_)(?P<leaf>weight|bias)",
-         "layers.{layer}.post_attention_layernorm.{leaf}"),
+        (
+            _LAYER + r"(?:input_layernorm\.|self_attention\.linear_qkv\.layer_norm_)(?P<leaf>weight|bias)",
+            "layers.{layer}.input_layernorm.{leaf}",
+        ),
+        (
+            _LAYER + r"(?:pre_mlp_layernorm\.|mlp\.linear_fc1\.layer_norm_)(?P<leaf>weight|bias)",
+            "layers.{layer}.post_attention_layernorm.{leaf}",
+        ),
         (_LAYER + r"mlp\.linear_fc1\.(?P<leaf>weight|bias)", "gate_up"),
         (_LAYER + r"mlp\.linear_fc2\.(?P<leaf>weight|bias)", "layers.{layer}.mlp.down_proj.{leaf}"),
         (_LAYER + r"mlp\.router\.weight", "layers.{layer}.mlp.gate.weight"),
         (_LAYER + r"mlp\.shared_experts\.linear_fc1\.(?P<leaf>weight)", "shared_gate_up"),
         (_LAYER + r"mlp\.shared_experts\.linear_fc2\.weight", "layers.{layer}.mlp.shared_expert.down_proj.weight"),
         (_LAYER + r"mlp\.shared_experts\.gate_weight", "layers.{layer}.mlp.shared_expert_gate.weight"),
-        (_LAYER + r"mlp\.experts\.(?:local_experts\.(?P<expert>\d+)\.linear_fc1\.weight|linear_fc1\.weight(?P<te>\d+))",
-         "expert_gate_up"),
-        (_LAYER + r"mlp\.experts\.(?:local_experts\.(?P<expert>\d+)\.linear_fc2\.weight|linear_fc2\.weight(?P<te>\d+))",
-         "layers.{layer}.mlp.experts.{expert}.w2.weight"),
+        (
+            _LAYER
+            + r"mlp\.experts\.(?:local_experts\.(?P<expert>\d+)\.linear_fc1\.weight|linear_fc1\.weight(?P<te>\d+))",
+            "expert_gate_up",
+        ),
+        (
+            _LAYER
+            + r"mlp\.experts\.(?:local_experts\.(?P<expert>\d+)\.linear_fc2\.weight|linear_fc2\.weight(?P<te>\d+))",
+            "layers.{layer}.mlp.experts.{expert}.w2.weight",
+        ),
         (_LAYER + r"mlp\.experts\.experts\.linear_fc(?P<fc>[12])\.weight", "stacked_experts"),
     )
-]  # fmt: skip
+]
 _FUSED_EXPERTS = re.compile(r"(?:model\.)?layers\.(?P<layer>\d+)\.mlp\.experts\.(?P<what>gate_up_proj|down_proj)")
 _MIXTRAL = re.compile(r"(?:model\.)?layers\.(?P<layer>\d+)\.block_sparse_moe\.(?P<rest>.+)")
 _QWEN_EXPERT = re.compile(r"(?P<head>layers\.\d+\.mlp\.experts\.\d+\.)(?P<what>gate_proj|up_proj|down_proj)\.weight")

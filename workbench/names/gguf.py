@@ -25,33 +25,48 @@ from typing import Any
 
 from workbench.names.frameworks import Link
 
-__all__ = ["ARCHITECTURES", "LEFT_OUT", "MADE", "Conversion", "conversion"]
-
 #: Tensors that the converter computes from the configuration.
 MADE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 LEFT_OUT = ".rotary_emb.inv_freq"  #: a tensor that it leaves out, as old checkpoints have it in every layer
 
 _GLOBAL = {"token_embd": "embed_tokens", "output": "lm_head", "output_norm": "norm"}
 _LLAMA = {
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate", "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj", "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}  # fmt: skip
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
 _GEMMA2 = _LLAMA | {
-    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
-}  # fmt: skip
+}
 _PHI3 = _LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 #: Names in a block; whether q and k are permuted; what is added to norms.
 _KNOWN: dict[str, tuple[Mapping[str, str], bool, float]] = {
-    "llama": (_LLAMA, True, 0), "mistral3": (_LLAMA, True, 0), "qwen2": (_LLAMA, False, 0),
-    "qwen3": (_LLAMA, False, 0), "qwen2moe": (_LLAMA, False, 0), "qwen3moe": (_LLAMA, False, 0),
-    "gemma": (_LLAMA, False, 1), "gemma2": (_GEMMA2, False, 1), "gemma3": (_GEMMA2, False, 1),
+    "llama": (_LLAMA, True, 0),
+    "mistral3": (_LLAMA, True, 0),
+    "qwen2": (_LLAMA, False, 0),
+    "qwen3": (_LLAMA, False, 0),
+    "qwen2moe": (_LLAMA, False, 0),
+    "qwen3moe": (_LLAMA, False, 0),
+    "gemma": (_LLAMA, False, 1),
+    "gemma2": (_GEMMA2, False, 1),
+    "gemma3": (_GEMMA2, False, 1),
     "phi3": (_PHI3, False, 0),
-}  # fmt: skip
+}
 ARCHITECTURES = tuple(_KNOWN)  #: values of ``general.architecture`` whose conversion is known
 
 MOST = 1 << 20  #: rows of q or k, and experts, up to which they are mapped
@@ -118,10 +133,17 @@ class Conversion:
         half, rest, axes = rows // heads // 2, shape[1:], tuple(range(len(shape)))
         zeros, ones = (0,) * len(rest), (1,) * len(rest)
         return [
-            Link(atom, (start + 2 * half * head + side, *zeros), (half, *rest),
-                 (2 * half * head + half * side, *zeros), axes, (2, *ones))
-            for head in range(heads) for side in (0, 1)
-        ]  # fmt: skip
+            Link(
+                atom,
+                (start + 2 * half * head + side, *zeros),
+                (half, *rest),
+                (2 * half * head + half * side, *zeros),
+                axes,
+                (2, *ones),
+            )
+            for head in range(heads)
+            for side in (0, 1)
+        ]
 
     def _qkv(self, key: str, shape: tuple[int, ...], prefix: str, leaf: str, permuted: bool) -> list[Link] | str:
         if self.heads is None or self.groups is None or self.head_dim is None:

@@ -18,14 +18,27 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-__all__ = ["MEANINGS", "STEP_NAMES", "counter", "is_validation", "meaning", "normalised", "pick_metric"]
-
 MEANINGS = ("loss", "lr", "grad_norm", "throughput")
 #: Names of the step in rows of JSON or CSV, best first. A row's own number (``_step``) can begin again at 0.
 STEP_NAMES = (
-    "global_step", "train/global_step", "trainer/global_step", "current_steps", "step", "iteration", "iter", "steps",
-    "_step", "num_steps", "update", "num_updates", "batch", "samples", "consumed_samples", "num_tokens", "tokens",
-)  # fmt: skip
+    "global_step",
+    "train/global_step",
+    "trainer/global_step",
+    "current_steps",
+    "step",
+    "iteration",
+    "iter",
+    "steps",
+    "_step",
+    "num_steps",
+    "update",
+    "num_updates",
+    "batch",
+    "samples",
+    "consumed_samples",
+    "num_tokens",
+    "tokens",
+)
 
 _VALIDATION = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|validate|eval|evaluation|test|dev)(?:[^a-z]|$)")
 #: Meaning → exact names, normalised, best first; then a pattern for the names that users invent.

@@ -42,18 +42,39 @@ from workbench.errors import UsageError
 ROLE_GROUPS = ("model", "optimizer", "all")
 
 #: Roles of what a model loads. Optimizers invent names for their state, so what is not listed is not the model's.
-MODEL_ROLES: frozenset[str] = frozenset({
-    "param", "buffer", "scale", "zero_point", "amax_history", "lora_A", "lora_B", "lora_magnitude_vector", "ia3_l",
-})  # fmt: skip
+MODEL_ROLES: frozenset[str] = frozenset(
+    {"param", "buffer", "scale", "zero_point", "amax_history", "lora_A", "lora_B", "lora_magnitude_vector", "ia3_l"}
+)
 
 #: What optimizers call their tensors, and the role it has here.
 STATES: dict[str, str] = {
-    **{name: name for name in ("exp_avg", "exp_avg_sq", "step", "max_exp_avg_sq", "square_avg", "grad_avg", "acc_delta",
-                               "sum", "exp_inf", "exp_avg_slow", "exp_avg_diff", "exp_avg_sq_row",
-                               "exp_avg_sq_col", "mu_product", "eta", "mu", "ax", "prev")},
-    "momentum_buffer": "momentum", "momentum": "momentum",
+    **{
+        name: name
+        for name in (
+            "exp_avg",
+            "exp_avg_sq",
+            "step",
+            "max_exp_avg_sq",
+            "square_avg",
+            "grad_avg",
+            "acc_delta",
+            "sum",
+            "exp_inf",
+            "exp_avg_slow",
+            "exp_avg_diff",
+            "exp_avg_sq_row",
+            "exp_avg_sq_col",
+            "mu_product",
+            "eta",
+            "mu",
+            "ax",
+            "prev",
+        )
+    },
+    "momentum_buffer": "momentum",
+    "momentum": "momentum",
     **dict.fromkeys(("master_param", "master_params", "master_weight", "master_weights", "fp32_param"), "master"),
-}  # fmt: skip
+}
 #: Those that say so by themselves, wherever they stand.
 UNMISTAKABLE = {"exp_avg", "exp_avg_sq", "momentum_buffer", "max_exp_avg_sq", "square_avg", "exp_avg_slow"}
 
@@ -62,16 +83,51 @@ CERTAIN = ("state_dict.", "model_state_dict.")  #: containers that no module is 
 EMA = {"ema", "ema_model", "model_ema", "ema_state_dict", "ema_params", "ema_net", "ema_weights"}
 OUTER = {"app", "app_state", "checkpoint", "trainer"}  #: dicts around the whole
 REST = {
-    "lr_scheduler", "lr_schedulers", "scheduler", "schedulers", "train_state", "trainer_state", "dataloader",
-    "dataloaders", "scaler", "grad_scaler", "amp", "loops", "callbacks", "client_state", "hyper_parameters", "args",
-    "optim", "optimizer", "optimizers", "optimizer_states", "step", "global_step", "epoch", "iteration", "iter",
-    "loss", "losses",
-}  # fmt: skip
+    "lr_scheduler",
+    "lr_schedulers",
+    "scheduler",
+    "schedulers",
+    "train_state",
+    "trainer_state",
+    "dataloader",
+    "dataloaders",
+    "scaler",
+    "grad_scaler",
+    "amp",
+    "loops",
+    "callbacks",
+    "client_state",
+    "hyper_parameters",
+    "args",
+    "optim",
+    "optimizer",
+    "optimizers",
+    "optimizer_states",
+    "step",
+    "global_step",
+    "epoch",
+    "iteration",
+    "iter",
+    "loss",
+    "losses",
+}
 BUFFERS = {
-    "running_mean", "running_var", "num_batches_tracked", "inv_freq", "original_inv_freq", "position_ids",
-    "token_type_ids", "freqs_cis", "cos_cached", "sin_cached", "cos_sin_cache", "masked_bias", "expert_bias",
-    "tokens_per_expert", "relative_position_index",
-}  # fmt: skip
+    "running_mean",
+    "running_var",
+    "num_batches_tracked",
+    "inv_freq",
+    "original_inv_freq",
+    "position_ids",
+    "token_type_ids",
+    "freqs_cis",
+    "cos_cached",
+    "sin_cached",
+    "cos_sin_cache",
+    "masked_bias",
+    "expert_bias",
+    "tokens_per_expert",
+    "relative_position_index",
+}
 
 _OPTIMIZER = re.compile(r"(?:(?:app|app_state|checkpoint|trainer)\.)?(?:\w*optim\w*|opt)(?:\.\d+)?\.(.+)", re.S)
 _WRAPPER = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_fpw_module)\.")

@@ -40,8 +40,11 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("token_type", r"token_?type_embeddings"),
         ("token", r"(?:cls|class|mask|dist|reg|register)_tokens?|class_embedding"),
         ("patch", r"patch_embed[^.]*(?:\.proj|\.projection)?"),
-        ("head", r"lm_head(?:\.decoder)?|output_layer|embed_out|word_embeddings_for_head|proj_out"
-                 r"|predictions\.decoder"),
+        (
+            "head",
+            r"lm_head(?:\.decoder)?|output_layer|embed_out|word_embeddings_for_head|proj_out"
+            r"|predictions\.decoder",
+        ),
         ("embed", r"embed_tokens|embed_in|wte|word_embeddings|tok\w*_emb[^.]*|emb|embed|embeddings?"),
         ("pooler", r"pooler(?:\.dense)?"),
         ("classifier", r"classifier|score|qa_outputs|seq_relationship"),
@@ -69,24 +72,33 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("gate_up", r"gate_up(?:_fused)?_proj|gate_and_up_proj|w13|wi_fused|wi|ff_proj"),
         ("fc1", r"linear_fc1|dense_h_to_4h"),
         ("down", r"(?:mlp|ffn|feed_forward|DenseReluDense|DenseGatedActDense)\.wo"),
-        ("o", r"o_proj|wo|out_proj|linear_proj|out_lin|attn_out|to_out(?:\.0)?"
-              r"|[^.]*att[^.]*\.(?:dense|c_proj|proj|out|o|output\.dense)"),
+        (
+            "o",
+            r"o_proj|wo|out_proj|linear_proj|out_lin|attn_out|to_out(?:\.0)?"
+            r"|[^.]*att[^.]*\.(?:dense|c_proj|proj|out|o|output\.dense)",
+        ),
         ("down", r"down_proj|w2|linear_fc2|dense_4h_to_h|c_proj|fc2|fc_out|output\.dense|lin2|linear2|ff_out"),
     )
-)  # fmt: skip
+)
 #: Kinds by modules that stand outside of the layers; inside they mean something else, or nothing.
 _OUTER = {"output": "head", "head": "head", "shared": "embed", "ff_out": "head"}
 #: What weights that fuse several hold, in the order stored; of a few modules it is another one.
 _PARTS = {
-    "qkv": ("q", "k", "v"), "kv": ("k", "v"), "kv_a": ("kv_a", "k_rope"), "kv_b": ("k", "v"),
-    "gate_up": ("gate", "up"), "fc1": ("gate", "up"),
-}  # fmt: skip
+    "qkv": ("q", "k", "v"),
+    "kv": ("k", "v"),
+    "kv_a": ("kv_a", "k_rope"),
+    "kv_b": ("k", "v"),
+    "gate_up": ("gate", "up"),
+    "fc1": ("gate", "up"),
+}
 _PARTS_OF = {"ff_proj": ("up", "gate")}
 _BLOCKS = {
     **dict.fromkeys(("q", "k", "v", "o", "qkv", "kv", "q_a", "q_b", "kv_a", "kv_b"), "attn"),
     **dict.fromkeys(("gate", "up", "down", "gate_up", "fc1", "router", "shared_gate"), "mlp"),
-    "norm": "norm", "embed": "embed", "head": "embed",
-}  # fmt: skip
+    "norm": "norm",
+    "embed": "embed",
+    "head": "embed",
+}
 
 _FC1 = re.compile(r"(.*\.)(linear_fc1|dense_h_to_4h)\.(weight|bias)(\d*)", re.S)
 _FC2 = {"linear_fc1": "linear_fc2", "dense_h_to_4h": "dense_4h_to_h"}

@@ -9,8 +9,6 @@ from workbench.memory import Budget
 from workbench.memory.budget import PARTS
 from workbench.views import units
 
-__all__ = ["budget_html", "budget_text"]
-
 WIDTH = 100
 SHOWN = 8  #: layouts and ranks that are listed
 

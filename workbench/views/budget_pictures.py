@@ -14,8 +14,6 @@ from workbench.views.picture import FRAME, OKABE_ITO, legend
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["bars", "budget_picture"]
-
 COLOURS = dict(zip(PARTS, OKABE_ITO, strict=False))
 LIMIT = OKABE_ITO[5]
 MOST = 96  #: bars
@@ -47,16 +45,25 @@ def budget_picture(found: Budget) -> hv.Overlay:
         if not any(sizes):
             continue
         data = [
-            (n + 0.08, low, n + 0.92, low + size, _who(row), f"{part}: {units.nbytes(int(row[part]))}",
-             f"{units.nbytes(int(row['nbytes']))} of {units.nbytes(room)}")
+            (
+                n + 0.08,
+                low,
+                n + 0.92,
+                low + size,
+                _who(row),
+                f"{part}: {units.nbytes(int(row[part]))}",
+                f"{units.nbytes(int(row['nbytes']))} of {units.nbytes(room)}",
+            )
             for n, (row, low, size) in enumerate(zip(rows, base, sizes, strict=True))
-        ]  # fmt: skip
+        ]
         layers.append(
             hv.Rectangles(data, ["at", "memory", "right", "top"], ["who", "part", "all"], label=part).opts(
-                color=COLOURS[part], line_width=0, tools=["hover"],
+                color=COLOURS[part],
+                line_width=0,
+                tools=["hover"],
                 hover_tooltips=[("", "@who"), ("", "@part"), ("total", "@all")],
             )
-        )  # fmt: skip
+        )
         base = [low + size for low, size in zip(base, sizes, strict=True)]
     line = hv.Curve([(0, room / divisor), (max(len(rows), 6), room / divisor)], "at", "memory", label="GPU memory")
     layers.append(line.opts(color=LIMIT, line_width=2.5, line_dash="dashed"))

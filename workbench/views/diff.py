@@ -27,8 +27,6 @@ from workbench.views import units
 from workbench.views.names import columns, safe, shorten, shorten_all
 from workbench.views.spark import spark
 
-__all__ = ["diff_html", "diff_lines", "diff_text", "headline", "tensor_text"]
-
 WIDTH = 100
 SHOWN = 20  #: rows of a repr; the command line's ``--all`` shows all
 NAMED = 8  #: added and removed tensors that are named
@@ -85,10 +83,14 @@ def headline(diff: Diff) -> str:
         types = sorted({row.rounding.scheme for row in diff.rows if row.status == "rounded" and row.rounding})
         parts.append(f"{s['rounded']:,} equal up to rounding ({', '.join(map(units.dtype, types))})")
     for name, words in (
-        ("unknown", "unknown (not read)"), ("unread", "could not be compared"), ("removed", "only in a"),
-        ("added", "only in b"), ("renamed", "renamed"), ("moved", "stored elsewhere"),
+        ("unknown", "unknown (not read)"),
+        ("unread", "could not be compared"),
+        ("removed", "only in a"),
+        ("added", "only in b"),
+        ("renamed", "renamed"),
+        ("moved", "stored elsewhere"),
         ("objects", "changed in objects"),
-    ):  # fmt: skip
+    ):
         if s[name]:
             parts.append(f"{s[name]:,} {words}")
     if diff.skipped:
@@ -117,8 +119,11 @@ def tensor_text(row: TensorDiff, *, width: int | None = WIDTH) -> str:
             lines.append(f"  max |Δ| {_number(c.max_abs)} at {place}: {_number(c.max_a)} → {_number(c.max_b)}")
         if c.rel_l2 is not None:
             lines.append(f"  L2 {_number(c.l2)}, relative {_number(c.rel_l2)}, cosine {_cosine(c.cosine)}")
-        odd = [f"{words} {before:,} → {after:,}" for words, before, after in
-               (("NaN", c.nan_a, c.nan_b), ("Inf", c.inf_a, c.inf_b)) if before or after]  # fmt: skip
+        odd = [
+            f"{words} {before:,} → {after:,}"
+            for words, before, after in (("NaN", c.nan_a, c.nan_b), ("Inf", c.inf_a, c.inf_b))
+            if before or after
+        ]
         lines += [f"  {', '.join(odd)}; {c.nan_new:,} newly NaN"] if odd else []
         if c.ulps is not None:
             top = int(np.flatnonzero(c.ulps)[-1]) + 1 if c.ulps.any() else 1

@@ -25,8 +25,6 @@ from workbench.analysis.diff_rows import TensorDiff
 from workbench.core.arrays import Array
 from workbench.views.names import safe
 
-__all__ = ["KINDS", "Board", "Grid", "GridCell", "layer_and_module"]
-
 COLUMNS, ROWS = 96, 48  #: maximum number of cells of a picture, each way
 NO_LAYER = "–"
 #: What a cell shows, in rising order of precedence: a later kind hides an earlier one.

@@ -27,11 +27,14 @@ from workbench.views.diff_grid import Grid, GridCell
 from workbench.views.names import safe, shorten_all
 from workbench.views.picture import FRAME, GREY, OKABE_ITO, legend, ticks
 
-__all__ = ["Frame", "band_picture", "heat_picture", "side_names", "tail_picture", "value_picture"]
-
 BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, _ = OKABE_ITO
-KINDS = {"equal": GREY, "not compared": ORANGE, "changed, not measured": SKY, "NaN in B only": PINK,
-         "different shape": RED}  # fmt: skip
+KINDS = {
+    "equal": GREY,
+    "not compared": ORANGE,
+    "changed, not measured": SKY,
+    "NaN in B only": PINK,
+    "different shape": RED,
+}
 TOOLS = ["pan", "box_zoom", "wheel_zoom", "reset", "save"]
 DIMS = ["layer", "module", "right", "bottom"]
 GAP = 0.04
@@ -114,9 +117,16 @@ class Frame:
             source = plot.handles["frame"] = ColumnDataSource(self._data())
             for width, colour in ((5, "#FFFFFF"), (2.5, "#000000")):  # a halo, visible on any colour
                 plot.state.quad(
-                    left="left", right="right", top="top", bottom="bottom", source=source, fill_alpha=0,
-                    line_color=colour, line_width=width, level="overlay",
-                )  # fmt: skip
+                    left="left",
+                    right="right",
+                    top="top",
+                    bottom="bottom",
+                    source=source,
+                    fill_alpha=0,
+                    line_color=colour,
+                    line_width=width,
+                    level="overlay",
+                )
             self._drawn.append(source)
 
     def show(self, cell: GridCell | None) -> None:
@@ -165,9 +175,11 @@ def tail_picture(found: Comparison) -> hv.Overlay | None:
     line = hv.Curve((t, share), "change", "share").opts(color=BLUE, line_width=2.2)
     words = [units.plural(round(value / one), "element") for value in share.tolist()]
     marks = hv.Scatter((t, share, words), "change", ["share", "words"]).opts(
-        color=BLUE, size=6, tools=["hover"],
+        color=BLUE,
+        size=6,
+        tools=["hover"],
         hover_tooltips=[("|Δ| at least", "@change{0.00e+0}"), ("share", "@share{0.00e+0} %"), ("elements", "@words")],
-    )  # fmt: skip
+    )
     return hv.Overlay([line, marks]).opts(
         **{**FRAME, "default_tools": TOOLS[:2] + TOOLS[3:], "active_tools": [], "show_legend": False},
         logx=True,
@@ -199,9 +211,15 @@ def band_picture(found: Comparison, shape: tuple[int, ...]) -> hv.Overlay | None
             rows.append((low / size, place + 0.1, high / size, place + 0.9, share, words))
     there = hv.Dimension("share", label="changed, %")
     cells = hv.Rectangles(rows, ["along", "axis", "right", "bottom"], [there, "words"]).opts(
-        color="share", cmap="cividis", clim=(0, max(row[4] for row in rows)), line_width=0, colorbar=True,
-        colorbar_opts={"width": 10, "title": "changed, %"}, tools=["hover"], hover_tooltips=[("", "@words")],
-    )  # fmt: skip
+        color="share",
+        cmap="cividis",
+        clim=(0, max(row[4] for row in rows)),
+        line_width=0,
+        colorbar=True,
+        colorbar_opts={"width": 10, "title": "changed, %"},
+        tools=["hover"],
+        hover_tooltips=[("", "@words")],
+    )
     return hv.Overlay([cells]).opts(
         **{**FRAME, "default_tools": TOOLS[:2] + TOOLS[3:], "active_tools": [], "show_legend": False},
         xlim=(0, 1),

@@ -16,16 +16,18 @@ from workbench.analysis.diff_rows import TensorDiff
 from workbench.views import units
 from workbench.views.names import safe
 
-__all__ = ["lists_html", "objects_html", "sides_html", "tensor_html"]
-
 MOST = 300  #: entries of one list
 OPEN = 40  #: object changes up to which everything is shown expanded
 THIN = "\u2009"
 STATUS = {
-    "equal": "bitwise equal", "rounded": "equal up to rounding", "changed": "values changed", "type": "different dtype",
-    "shape": "different shape: values were not compared", "unknown": "not read, no other evidence",
+    "equal": "bitwise equal",
+    "rounded": "equal up to rounding",
+    "changed": "values changed",
+    "type": "different dtype",
+    "shape": "different shape: values were not compared",
+    "unknown": "not read, no other evidence",
     "unread": "could not be compared",
-}  # fmt: skip
+}
 
 
 def sides_html(diff: Diff, names: tuple[str, str] | None = None) -> str:

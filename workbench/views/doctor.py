@@ -26,11 +26,6 @@ from workbench.doctor.reasoning.diagnosis import Diagnosis, Subject, Suspect
 from workbench.views import units
 from workbench.views.names import pad, safe, shorten
 
-__all__ = [
-    "MARK", "also_seen", "cleared_sentence", "diagnosis_lines", "diagnosis_text", "most_excluding", "reasons",
-    "suspect_rows", "suspect_title",
-]  # fmt: skip
-
 WIDTH = 100  #: columns
 SCREEN = 40  #: lines of the first screen
 MARK = {"error": "ERROR", "warn": "WARN", "info": "info"}
@@ -41,13 +36,18 @@ MANY = 10_000  #: lines; in effect all
 PROOFS, FURTHER, SECTION = 3, 3, 4  #: lines of proof; further causes; lines of a section, on the first screen
 #: Where a sign was observed → how a sentence about it begins.
 PLACES = {
-    "before → echo": "in the load", "before → after": "since the resume", "echo → after": "after the load",
-    "before": "in the checkpoint", "echo": "in the echo", "after": "in the later checkpoint",
-}  # fmt: skip
+    "before → echo": "in the load",
+    "before → after": "since the resume",
+    "echo → after": "after the load",
+    "before": "in the checkpoint",
+    "echo": "in the echo",
+    "after": "in the later checkpoint",
+}
 SURE = {
-    "certain": "certain", "likely": "likely: it fits the measurements best",
+    "certain": "certain",
+    "likely": "likely: it fits the measurements best",
     "possible": "possible: it rests on a statistic, or the change may be intended",
-}  # fmt: skip
+}
 
 
 def diagnosis_text(d: Diagnosis) -> str:

@@ -26,8 +26,6 @@ from workbench.views.doctor import (
 from workbench.views.names import safe, shorten
 from workbench.views.pages import page_of
 
-__all__ = ["diagnosis_html", "diagnosis_page", "fact_words"]
-
 CELL = 'style="text-align:left;padding:0 1em 0 0;vertical-align:top;white-space:pre-wrap"'
 BAR = {"error": "4px solid", "warn": "4px dotted", "info": "1px dotted"}  #: beside a cause, in the colour of the text
 LABEL = CELL.replace("pre-wrap", "nowrap;overflow-wrap:normal")

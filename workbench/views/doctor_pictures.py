@@ -30,11 +30,6 @@ from workbench.views.picture import GREY, OKABE_ITO, boxes, curves, legend, tick
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "doctor_drawers", "doctor_pictures", "low_bit_picture", "reach_picture", "row_picture", "shard_picture",
-    "timeline_picture", "transition_picture",
-]  # fmt: skip
-
 BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, _ = OKABE_ITO
 WINDOW = (-8.0, 4.0), (-8.0, 4.0)  #: log10, beyond which elements are drawn on the edge
 BINS = 120

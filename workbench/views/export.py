@@ -9,8 +9,6 @@ from workbench.export.report import ExportReport, TensorReport
 from workbench.views import units
 from workbench.views.names import pad, safe, shorten
 
-__all__ = ["export_facts", "export_html", "export_text"]
-
 WIDTH = 100
 FILES = 20  #: files that are listed
 CASTS = 10  #: casts that are listed

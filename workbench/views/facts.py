@@ -17,8 +17,6 @@ from workbench.views import units
 from workbench.views.names import safe, shorten
 from workbench.views.tree import Node, build
 
-__all__ = ["Share", "by_dtype", "by_rank", "by_role", "describe", "heading", "nodes", "oddities"]
-
 
 @dataclass(frozen=True, slots=True)
 class Share:

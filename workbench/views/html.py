@@ -22,8 +22,6 @@ from workbench.views.spark import bars
 from workbench.views.text import SAMPLE, anomalies, distribution
 from workbench.views.tree import Node
 
-__all__ = ["checkpoint_html", "tensor_html"]
-
 BUDGET = 40_000  #: characters of a tree; nodes beyond are counted, not shown
 SIBLINGS = 40  #: children of one module that are shown
 LEVELS = 12  #: depth to which modules are shown

@@ -17,8 +17,6 @@ from workbench.analysis.layout.mesh import HolderView
 from workbench.views import units
 from workbench.views.names import pad, safe, shorten
 
-__all__ = ["holder_text", "layout_html", "layout_lines", "layout_text", "tensor_lines"]
-
 WIDTH = 100
 PLACEMENTS = 12  #: placements that are listed
 ROWS = 16  #: ranks and files that are listed
@@ -36,7 +34,7 @@ def layout_lines(found: Layout, most: int | None = None, *, width: int | None = 
     for name, words in _heading(found):
         lines += textwrap.wrap(
             words, WIDTH, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14, break_long_words=False
-        )  # fmt: skip
+        )
     lines += _placements(found, width)
     lines += _ranks(found, most, width)
     lines += _wrong(found, width)
@@ -62,8 +60,10 @@ def tensor_lines(found: Layout, key: str) -> list[str]:
 def holder_text(view: HolderView, most: int | None = ROWS, *, width: int | None = WIDTH) -> str:
     """Return the position of a rank on the mesh, its peers, and what it stores, largest first."""
     at = ", ".join(f"{axis}={value}" for axis, value in view.coordinates.items())
-    lines = [f"{safe(view.label)}{f' at {at}' if at else ''}: {units.nbytes(view.nbytes)} in "
-             f"{units.plural(len(view.pieces), 'chunk')}"]  # fmt: skip
+    lines = [
+        f"{safe(view.label)}{f' at {at}' if at else ''}: {units.nbytes(view.nbytes)} in "
+        f"{units.plural(len(view.pieces), 'chunk')}"
+    ]
     for axis, peers in view.peers.items():
         shown = ", ".join(safe(peer) for peer in peers[:8]) + (f", … {len(peers) - 8:,} more" if len(peers) > 8 else "")
         lines.append(f"  along {axis:<7} {shown}")
@@ -113,9 +113,12 @@ def _heading(found: Layout) -> list[tuple[str, str]]:
     lines = [
         ("mesh", mesh),
         ("placements", f"{known} of {units.plural(s['tensors'], 'tensor')}"),
-        ("stored", f"{units.nbytes(s['stored'])} in {units.plural(s['chunks'], 'chunk')} of "
-                   f"{units.plural(s['files'], 'file')}, by {units.plural(s['holders'], noun)}"),
-    ]  # fmt: skip
+        (
+            "stored",
+            f"{units.nbytes(s['stored'])} in {units.plural(s['chunks'], 'chunk')} of "
+            f"{units.plural(s['files'], 'file')}, by {units.plural(s['holders'], noun)}",
+        ),
+    ]
     if spread.count > 1:
         even = f"the largest is {spread.ratio:.2f} × the mean"
         lines.append(("balance", f"{units.nbytes(spread.smallest)} to {units.nbytes(spread.largest)}; {even}"))

@@ -18,8 +18,6 @@ from workbench.analysis.layout import Layout
 from workbench.core.arrays import Array
 from workbench.views.layout_canvas import PaintBoxes, PaintWindow, raster
 
-__all__ = ["GAP", "OTHER", "Bytes"]
-
 CLASSES = 5  #: roles that have their own colour
 OTHER = "other roles"
 BLOCK = 16  #: pixels
@@ -185,8 +183,9 @@ class Bytes:
             start = base[self.file[mine]] + self.start[mine]
             total = np.concatenate([[0.0], np.cumsum(length)])
             # a sentinel at the end: an empty role has one chunk of zero bytes
-            found.append((base, start, length, total[:-1]) if len(mine) else (base, np.zeros(1), np.zeros(1),
-                                                                              np.zeros(1)))  # fmt: skip
+            found.append(
+                (base, start, length, total[:-1]) if len(mine) else (base, np.zeros(1), np.zeros(1), np.zeros(1))
+            )
         return found
 
 

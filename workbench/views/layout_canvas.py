@@ -23,27 +23,6 @@ import numpy as np
 from workbench.core.arrays import Array
 from workbench.views.picture import FRAME, OKABE_ITO
 
-__all__ = [
-    "CLASSES",
-    "HOLE",
-    "NO_TENSOR",
-    "OVERLAP",
-    "SIDES",
-    "TOOLS",
-    "Marks",
-    "PaintBoxes",
-    "PaintWindow",
-    "colours",
-    "ink",
-    "lighter",
-    "options_of",
-    "painted",
-    "palette",
-    "raster",
-    "rgba",
-    "unit_of",
-]
-
 BOXES = 65_536  #: painted at a time: intermediate results stay in a core's cache
 PIXELS = 4_000_000  #: written at a time, or those of one box: stacked boxes do not need memory for each
 
@@ -169,9 +148,16 @@ class Marks:
         source = plot.handles["marks"] = ColumnDataSource(self._data())
         for width, colour in ((5, "#FFFFFF"), (2.5, "#000000")):  # a halo, visible on any colour
             plot.state.quad(
-                left="left", right="right", top="top", bottom="bottom", source=source, fill_alpha=0,
-                line_color=colour, line_width=width, level="overlay",
-            )  # fmt: skip
+                left="left",
+                right="right",
+                top="top",
+                bottom="bottom",
+                source=source,
+                fill_alpha=0,
+                line_color=colour,
+                line_width=width,
+                level="overlay",
+            )
         self._drawn.append(source)
 
     def show(self, boxes: Sequence[tuple[float, float, float, float]]) -> None:

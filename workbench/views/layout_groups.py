@@ -20,8 +20,6 @@ from workbench.analysis.layout import Layout
 from workbench.core.arrays import Array
 from workbench.views.names import safe
 
-__all__ = ["GroupShares", "TensorGroup", "groups", "shares"]
-
 ROWS = 40  #: maximum number of groups
 BUNDLED = 8  #: neighbours are merged if there are this many
 COLUMNS = 1024  #: maximum number of columns; beyond, neighbouring holders share one

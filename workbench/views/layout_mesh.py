@@ -22,8 +22,6 @@ from workbench.views.layout_canvas import CLASSES, NO_TENSOR, SIDES, Marks, ink,
 from workbench.views.names import safe
 from workbench.views.picture import GREY, ticks
 
-__all__ = ["Standing", "mesh_picture", "peer_colours", "standing"]
-
 WIDEST = 32
 GAP = 0.35  #: of a row, between blocks of the outer axes
 
@@ -127,33 +125,46 @@ def mesh_picture(
     if peers is None:
         low, high = float(nbytes.min(initial=0)), float(nbytes.max(initial=1))
         unit, divisor = unit_of(high)
-        data = [(*cell, size / divisor, safe(label), tip) for cell, size, label, tip in
-                zip(cells, nbytes.tolist(), who.label, words, strict=True)]  # fmt: skip
+        data = [
+            (*cell, size / divisor, safe(label), tip)
+            for cell, size, label, tip in zip(cells, nbytes.tolist(), who.label, words, strict=True)
+        ]
         # starts at zero: balanced ranks should look alike
         low = 0.0 if low >= 0.5 * high else low
         layers.append(
             hv.Rectangles(data, SIDES, [hv.Dimension("stored", label="stored"), "who", "words"]).opts(
-                color="stored", cmap="cividis", clim=(low / divisor, high / divisor or 1.0), colorbar=True,
-                line_width=0, colorbar_opts={"width": 10, "title": f"stored, {unit}"}, tools=["hover"],
+                color="stored",
+                cmap="cividis",
+                clim=(low / divisor, high / divisor or 1.0),
+                colorbar=True,
+                line_width=0,
+                colorbar_opts={"width": 10, "title": f"stored, {unit}"},
+                tools=["hover"],
                 hover_tooltips=tips,
             )
-        )  # fmt: skip
-        fills = [_cividis((size / divisor - low / divisor) / max(high / divisor - low / divisor, 1e-9))
-                 for size in nbytes.tolist()]  # fmt: skip
+        )
+        fills = [
+            _cividis((size / divisor - low / divisor) / max(high / divisor - low / divisor, 1e-9))
+            for size in nbytes.tolist()
+        ]
     else:
         paint = peer_colours(peers)
         role = {label: axis for axis, labels in reversed(list(peers.items())) for label in labels}
         fills = [paint.get(role.get(label, ""), NO_TENSOR) for label in who.label]
-        data = [(*cell, fill, safe(label), tip) for cell, fill, label, tip in
-                zip(cells, fills, who.label, words, strict=True)]  # fmt: skip
+        data = [
+            (*cell, fill, safe(label), tip)
+            for cell, fill, label, tip in zip(cells, fills, who.label, words, strict=True)
+        ]
         layers.append(
             hv.Rectangles(data, SIDES, ["fill", "who", "words"]).opts(
                 color=hv.dim("fill"), line_width=0, tools=["hover"], hover_tooltips=tips
             )
         )
     if len(who) <= 256 and all(int(rank) >= 0 for rank in who.rank):
-        middles = [(x + 0.5, y + 0.5, str(rank), ink(fill)) for x, y, rank, fill in
-                   zip(at.x.tolist(), at.y.tolist(), who.rank.tolist(), fills, strict=True)]  # fmt: skip
+        middles = [
+            (x + 0.5, y + 0.5, str(rank), ink(fill))
+            for x, y, rank, fill in zip(at.x.tolist(), at.y.tolist(), who.rank.tolist(), fills, strict=True)
+        ]
         layers.append(
             hv.Labels(middles, SIDES[:2], ["text", "ink"]).opts(
                 text_color=hv.dim("ink"), text_font_size="9pt", text_align="center", text_baseline="middle"

@@ -38,16 +38,11 @@ from workbench.views.layout_canvas import (
     palette,
     raster,
     rgba,
-)  # fmt: skip
+)
 from workbench.views.layout_groups import GroupShares
 from workbench.views.layout_shards import SEVERAL, TensorShards
 from workbench.views.names import safe, shorten_all
 from workbench.views.picture import ticks
-
-__all__ = [
-    "FEW", "HOLE", "NO_TENSOR", "OVERLAP", "Marks", "bytes_picture", "owner_colours", "role_colours", "shards_picture",
-    "shares_picture",
-]  # fmt: skip
 
 FEW = 10_000  #: boxes that are drawn one by one
 LABELS = 64  #: boxes up to which each is labelled with its owner
@@ -71,17 +66,29 @@ def shares_picture(share: GroupShares, labels: Sequence[str], marks: Marks | Non
     there = np.argwhere(share.nbytes > 0)
     top = max(float(percent.max(initial=0)), 1e-9)
     scale: dict[str, Any] = {
-        "cmap": "cividis", "clim": (0, top), "colorbar": True, "colorbar_opts": {"width": 10, "title": "% of module"},
-    }  # fmt: skip
+        "cmap": "cividis",
+        "clim": (0, top),
+        "colorbar": True,
+        "colorbar_opts": {"width": 10, "title": "% of module"},
+    }
     layers: list[Any] = []
     value = hv.Dimension("share", label="share, %")
     if len(there) <= FEW:
         gap = 0.04 if columns <= 64 else 0.0
         data = [
-            (c + gap, r + 0.05, c + 1 - gap, r + 0.95, percent[r, c], share.groups[r].name, heads[c],
-             f"{units.nbytes(int(share.nbytes[r, c]))} of {units.nbytes(int(share.whole[r]))}, {percent[r, c]:.3g} %")
+            (
+                c + gap,
+                r + 0.05,
+                c + 1 - gap,
+                r + 0.95,
+                percent[r, c],
+                share.groups[r].name,
+                heads[c],
+                f"{units.nbytes(int(share.nbytes[r, c]))} of {units.nbytes(int(share.whole[r]))}, "
+                f"{percent[r, c]:.3g} %",
+            )
             for r, c in there.tolist()
-        ]  # fmt: skip
+        ]
         tips = [("", "@module"), ("", "@who"), ("stores", "@words")]
         layers.append(
             hv.Rectangles(data, SIDES, [value, "module", "who", "words"]).opts(
@@ -92,8 +99,11 @@ def shares_picture(share: GroupShares, labels: Sequence[str], marks: Marks | Non
         grid = np.where(share.nbytes > 0, percent, np.nan).astype(np.float32)
         image = hv.Image(grid[::-1], bounds=(0, 0, columns, rows), kdims=["left", "upper"], vdims=[value])
         layers.append(image.opts(**scale))
-    wrong = [(0.0, r + 0.0, float(columns), r + 1.0, f"{n:,} holes or overlaps in {share.groups[r].name}")
-             for r, n in enumerate(share.wrong.tolist()) if n]  # fmt: skip
+    wrong = [
+        (0.0, r + 0.0, float(columns), r + 1.0, f"{n:,} holes or overlaps in {share.groups[r].name}")
+        for r, n in enumerate(share.wrong.tolist())
+        if n
+    ]
     if wrong:
         layers.append(
             hv.Rectangles(wrong, SIDES, ["words"]).opts(
@@ -157,13 +167,18 @@ def shards_picture(shown: TensorShards, marks: Marks | None = None) -> Any:
     tips = [("", "@who"), ("down, across", "@words"), ("chunks", "@count")]
     layers: list[Any] = [
         hv.Rectangles(data, SIDES, ["fill", "who", "words", "count"]).opts(
-            color=hv.dim("fill"), line_color="#FFFFFF" if len(data) <= 400 else None, line_width=1, tools=["hover"],
+            color=hv.dim("fill"),
+            line_color="#FFFFFF" if len(data) <= 400 else None,
+            line_width=1,
+            tools=["hover"],
             hover_tooltips=tips,
         )
-    ]  # fmt: skip
+    ]
     if 0 < len(data) <= LABELS:
-        middles = [((a + c) / 2, (t + d) / 2, _initial(safe(n)), ink(paint[n])) for (a, t, c, d, *_), n in
-                   zip(data, names, strict=True)]  # fmt: skip
+        middles = [
+            ((a + c) / 2, (t + d) / 2, _initial(safe(n)), ink(paint[n]))
+            for (a, t, c, d, *_), n in zip(data, names, strict=True)
+        ]
         layers.append(
             hv.Labels(middles, SIDES[:2], ["text", "ink"]).opts(
                 text_color=hv.dim("ink"), text_font_size="9pt", text_align="center", text_baseline="middle"
@@ -222,31 +237,51 @@ def bytes_picture(found: Layout, index: Bytes, marks: Marks | None = None) -> An
             return colours(raster(last, window, 2, index.paint(window)), table)
 
         return painted(drawn, (0, longest, 0, files), options)
-    whole = [(0.0, n + 0.1, float(max(size, 1)), n + 0.9, safe(index.files[n])) for n, size in
-             enumerate(index.size.tolist())]  # fmt: skip
+    whole = [
+        (0.0, n + 0.1, float(max(size, 1)), n + 0.9, safe(index.files[n])) for n, size in enumerate(index.size.tolist())
+    ]
     layers: list[Any] = [
         hv.Rectangles(whole, SIDES, ["file"]).opts(
-            color=NO_TENSOR, line_color=None, tools=["hover"],
+            color=NO_TENSOR,
+            line_color=None,
+            tools=["hover"],
             hover_tooltips=[("", "@file"), ("", "no tensor data: header, objects or padding")],
         )
-    ]  # fmt: skip
+    ]
     b, catalog = index.boxes, found.catalog
     shades = paint, {role: lighter(colour) for role, colour in paint.items()}
     data = [
-        (float(left), top, float(right), bottom, shades[n % 2][index.roles[code]],
-         safe(catalog.keys[int(catalog.tensor[row])]),
-         f"bytes {left:,}–{right:,}, {units.nbytes(right - left)}",
-         safe(found.holders.label[int(found.holders.of_chunk[row])]))
-        for n, (left, top, right, bottom, code, row) in enumerate(zip(
-            b.left.tolist(), b.top.tolist(), b.right.tolist(), b.bottom.tolist(), b.code.tolist(), index.rows.tolist(),
-            strict=True))
-    ]  # fmt: skip
+        (
+            float(left),
+            top,
+            float(right),
+            bottom,
+            shades[n % 2][index.roles[code]],
+            safe(catalog.keys[int(catalog.tensor[row])]),
+            f"bytes {left:,}–{right:,}, {units.nbytes(right - left)}",
+            safe(found.holders.label[int(found.holders.of_chunk[row])]),
+        )
+        for n, (left, top, right, bottom, code, row) in enumerate(
+            zip(
+                b.left.tolist(),
+                b.top.tolist(),
+                b.right.tolist(),
+                b.bottom.tolist(),
+                b.code.tolist(),
+                index.rows.tolist(),
+                strict=True,
+            )
+        )
+    ]
     layers.append(
         hv.Rectangles(data, SIDES, ["fill", "tensor", "words", "who"]).opts(
-            color=hv.dim("fill"), line_color=hv.dim("fill"), line_width=1, tools=["hover"],
+            color=hv.dim("fill"),
+            line_color=hv.dim("fill"),
+            line_width=1,
+            tools=["hover"],
             hover_tooltips=[("", "@tensor"), ("", "@words"), ("", "@who")],
         )
-    )  # fmt: skip
+    )
     if len(twice):
         edges = zip(twice.left.tolist(), twice.top.tolist(), twice.right.tolist(), twice.bottom.tolist(), strict=True)
         layers.append(

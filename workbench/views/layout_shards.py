@@ -22,8 +22,6 @@ from workbench.core.arrays import Array
 from workbench.errors import UsageError
 from workbench.views.layout_canvas import PaintBoxes
 
-__all__ = ["BY", "SEVERAL", "TensorShards", "axes_of", "chunks_at", "shards"]
-
 BY = ("rank", "file")  #: what the colour of a box means
 SEVERAL = "several"
 
@@ -90,9 +88,16 @@ def shards(
     holes = [(low, size) for t, low, size in found.covered.holes if t == tensor]
     twice = [(low, size) for t, low, size, *_ in found.covered.overlaps if t == tensor]
     return TensorShards(
-        key, shape, down, across, boxes, names, chunks, _listed(holes, len(shape), down, across),
+        key,
+        shape,
+        down,
+        across,
+        boxes,
+        names,
+        chunks,
+        _listed(holes, len(shape), down, across),
         _listed(twice, len(shape), down, across),
-    )  # fmt: skip
+    )
 
 
 def axes_of(text: str, ndim: int) -> tuple[int | None, int | None] | None:

@@ -11,17 +11,6 @@ from workbench.views import units
 from workbench.views.layout_groups import GroupShares
 from workbench.views.names import safe
 
-__all__ = [
-    "chunk_words",
-    "group_words",
-    "head",
-    "holder_words",
-    "key_of_colours",
-    "mesh_words",
-    "tensor_words",
-    "wrong",
-]
-
 MOST = 6  #: items of a list that are shown
 
 
@@ -41,9 +30,11 @@ def head(found: Layout) -> str:
     if s["copies"]:
         facts["stored again"] = f"{_size(s['copies'])}, {units.percent(s['copies'], s['stored'])}"
     cells = "".join(f"<div><small>{escape(k)}</small><span>{escape(v)}</span></div>" for k, v in facts.items())
-    source_line = f'<p class="muted">The mesh comes from {_html(found.mesh_source)}.</p>' if found.mesh.axes else (
-        f'<p class="muted">{_html(found.mesh_source[:1].upper() + found.mesh_source[1:])}.</p>'
-    )  # fmt: skip
+    source_line = (
+        f'<p class="muted">The mesh comes from {_html(found.mesh_source)}.</p>'
+        if found.mesh.axes
+        else (f'<p class="muted">{_html(found.mesh_source[:1].upper() + found.mesh_source[1:])}.</p>')
+    )
     return f'<div class="facts">{cells}</div>{source_line}'
 
 

@@ -14,8 +14,6 @@ import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-__all__ = ["columns", "pad", "safe", "shorten", "shorten_all"]
-
 _NUMBER = re.compile(r"(?<![^\W_])\d+(?![^\W_])")  #: a number by itself; not that in ``float32``
 
 

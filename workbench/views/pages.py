@@ -10,8 +10,6 @@ from typing import Any
 
 from workbench.errors import WriteError
 
-__all__ = ["page_of", "page_path", "write_page"]
-
 MARK = b"<!DOCTYPE html>"
 STYLE = """
 :root { color-scheme: light dark; }

@@ -17,8 +17,6 @@ from workbench.analysis.phases import SavePhases
 from workbench.views import units
 from workbench.views.names import pad, safe
 
-__all__ = ["phases_html", "phases_text", "rank_words", "sentences", "shown_ranks"]
-
 WIDTH = 100
 ROWS = 16  #: ranks that are listed
 

@@ -19,8 +19,6 @@ from workbench.views.names import safe
 from workbench.views.phases import shown_ranks
 from workbench.views.picture import ticks
 
-__all__ = ["COLUMNS", "gantt_picture", "heat_picture", "phase_colours"]
-
 COLUMNS = 512  #: ranks, or groups of them, beside each other
 LABELS = 8  #: ranks up to which each cell has its seconds
 ROWS = 48  #: ranks in a Gantt chart
@@ -50,28 +48,44 @@ def heat_picture(found: SavePhases, marks: Marks | None = None) -> hv.Overlay:
     ]
     layers: list[Any] = [
         hv.Rectangles(data, SIDES, [unit, "who", "phase", "words"]).opts(
-            color=unit, cmap="cividis", clim=(0, scale * top), colorbar=True, line_width=0, tools=["hover"],
-            colorbar_opts={"width": 10, "title": unit}, hover_tooltips=[("", "@who"), ("@phase", "@words")],
+            color=unit,
+            cmap="cividis",
+            clim=(0, scale * top),
+            colorbar=True,
+            line_width=0,
+            tools=["hover"],
+            colorbar_opts={"width": 10, "title": unit},
+            hover_tooltips=[("", "@who"), ("@phase", "@words")],
         )
-    ]  # fmt: skip
+    ]
     if columns <= LABELS:
         layers.append(_labels(data, scale * top))
     heads = [str(column * per) for column in range(columns)]
     return hv.Overlay(layers).opts(
-        **options_of(marks), xlim=(0, columns), ylim=(0, len(names)), xticks=ticks(heads, 16 if columns < 100 else 8),
-        invert_yaxis=True, yticks=ticks(names), xlabel="rank" if per == 1 else f"first of {per} ranks", ylabel="",
+        **options_of(marks),
+        xlim=(0, columns),
+        ylim=(0, len(names)),
+        xticks=ticks(heads, 16 if columns < 100 else 8),
+        invert_yaxis=True,
+        yticks=ticks(names),
+        xlabel="rank" if per == 1 else f"first of {per} ranks",
+        ylabel="",
         height=100 + 26 * len(names),
-    )  # fmt: skip
+    )
 
 
 def _labels(cells: Sequence[tuple[Any, ...]], top: float) -> hv.Labels:
     from bokeh.palettes import Cividis256
 
     rows = [
-        ((left + right) / 2, (upper + lower) / 2, f"{value:.{0 if value >= 9.95 else 1 if value >= 0.995 else 2}f}",
-         ink(Cividis256[min(int(255 * value / top), 255)]))
+        (
+            (left + right) / 2,
+            (upper + lower) / 2,
+            f"{value:.{0 if value >= 9.95 else 1 if value >= 0.995 else 2}f}",
+            ink(Cividis256[min(int(255 * value / top), 255)]),
+        )
         for left, upper, right, lower, value, *_ in cells
-    ]  # fmt: skip
+    ]
     return hv.Labels(rows, SIDES[:2], ["text", "ink"]).opts(
         text_color=hv.dim("ink"), text_font_size="8pt", text_align="center", text_baseline="middle"
     )
@@ -85,21 +99,36 @@ def gantt_picture(found: SavePhases) -> hv.Overlay:
     begin = min((row.start for row in rows), default=0.0)
     end = max((row.start + row.seconds - begin for row in rows), default=0.0) or 1e-9
     data = [
-        (row.start - begin, at[row.rank] + 0.12, row.start + row.seconds - begin, at[row.rank] + 0.88,
-         paint[safe(row.name)], f"rank {row.rank}", safe(row.name), _bar(found, row))
+        (
+            row.start - begin,
+            at[row.rank] + 0.12,
+            row.start + row.seconds - begin,
+            at[row.rank] + 0.88,
+            paint[safe(row.name)],
+            f"rank {row.rank}",
+            safe(row.name),
+            _bar(found, row),
+        )
         for row in rows
-    ]  # fmt: skip
+    ]
     tips = [("", "@who"), ("@phase", "@words")]
     slow = found.slowest
-    names = [f"slowest: {rank}" if slow is not None and not slow.even and rank == slow.rank else str(rank)
-             for rank in ranks]  # fmt: skip
+    names = [
+        f"slowest: {rank}" if slow is not None and not slow.even and rank == slow.rank else str(rank) for rank in ranks
+    ]
     bars = hv.Rectangles(data, SIDES, ["fill", "who", "phase", "words"]).opts(
         color=hv.dim("fill"), line_width=0, tools=["hover"], hover_tooltips=tips
     )
     return hv.Overlay([bars]).opts(
-        **options_of(None), xlim=(0, end * 1.01), ylim=(0, len(ranks)), yticks=ticks(names), invert_yaxis=True,
-        xlabel="seconds", ylabel="rank", height=100 + 22 * max(len(ranks), 3),
-    )  # fmt: skip
+        **options_of(None),
+        xlim=(0, end * 1.01),
+        ylim=(0, len(ranks)),
+        yticks=ticks(names),
+        invert_yaxis=True,
+        xlabel="seconds",
+        ylabel="rank",
+        height=100 + 22 * max(len(ranks), 3),
+    )
 
 
 def _bar(found: SavePhases, row: SavePhase) -> str:

@@ -13,8 +13,6 @@ import holoviews as hv
 import holoviews.plotting.bokeh  # registers the renderer without loading a notebook extension
 import numpy as np
 
-__all__ = ["FRAME", "GREY", "OKABE_ITO", "boxes", "curves", "legend", "ticks"]
-
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 LINE = 80  #: characters of a legend that fit on one line of 800 pixels
 GREY = "#777777"  #: 4.5 : 1 on white, 4.1 : 1 on black
@@ -54,9 +52,13 @@ def _model(name: str) -> Any:
 
 
 FRAME: dict[str, Any] = {
-    "responsive": True, "min_width": 320, "toolbar": "right", "default_tools": ["pan", "box_zoom", "reset"],
-    "show_grid": False, "hooks": [_page],
-}  # fmt: skip
+    "responsive": True,
+    "min_width": 320,
+    "toolbar": "right",
+    "default_tools": ["pan", "box_zoom", "reset"],
+    "show_grid": False,
+    "hooks": [_page],
+}
 
 
 def legend(**more: Any) -> dict[str, Any]:
@@ -78,7 +80,7 @@ def ticks(names: Sequence[str], most: int = 60) -> list[tuple[float, str]]:
 
 def boxes(
     cells: Mapping[str, Sequence[tuple[Any, ...]]], colours: Mapping[str, str], axes: tuple[str, str], says: str
-) -> hv.Overlay:  # fmt: skip
+) -> hv.Overlay:
     """Draw unit cells of a grid by class; each class has a colour and a legend entry.
 
     Args:
@@ -95,7 +97,7 @@ def boxes(
 
 def curves(
     lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], axes: tuple[str, str], colours: Mapping[str, str]
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """Draw lines with a mark at every point, which makes single points visible, too."""
     made: list[Any] = []
     for words, (x, y) in lines.items():

@@ -23,8 +23,6 @@ from typing import Any, ParamSpec, TextIO, TypeVar
 from workbench.views import units
 from workbench.views.names import columns, safe, shorten
 
-__all__ = ["followed", "progress_bar"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -9,8 +9,6 @@ from workbench.analysis.report import Finding, Report
 from workbench.views import units
 from workbench.views.names import safe, shorten
 
-__all__ = ["headline", "report_html", "report_text"]
-
 WIDTH = 100  #: columns of the text
 SHOWN = 50  #: findings that are shown; the rest are counted
 _MARK = {"error": "ERROR", "warn": "WARN ", "info": "info "}

@@ -10,8 +10,6 @@ from workbench.core.codecs import CODECS
 from workbench.core.dtypes import ALL
 from workbench.core.frames import distinct_files, group_max
 
-__all__ = ["chunk_rows", "tensor_rows"]
-
 
 def tensor_rows(ckpt: Checkpoint) -> list[dict[str, Any]]:
     """Return a row per tensor (``Checkpoint.tensors``): key fqn role dtype shape numel nbytes chunks files replicas."""

@@ -19,8 +19,6 @@ from workbench.analysis.run import NEAR, NO_LOG, Run, RunComparison, spike_rank
 from workbench.views import units
 from workbench.views.names import pad, safe, shorten
 
-__all__ = ["comparison_text", "event_lines", "run_lines", "run_sentence", "run_text", "spike_sentence", "worst_spike"]
-
 WIDTH, HEAD = 100, 15
 SHOWN = 6  #: resumes and spikes that are listed; the tables have all
 

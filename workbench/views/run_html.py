@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     from workbench.doctor.reasoning.diagnosis import Diagnosis
 
-__all__ = ["SMALL", "run_html", "run_page", "write_run"]
-
 ROWS = 40  #: of a table in a notebook; a page has all steps up to PAGE_ROWS
 PAGE_ROWS = 500
 SMALL = 256 << 20  #: bytes of all checkpoints up to which their values are read without being asked to

@@ -26,17 +26,6 @@ from workbench.views.picture import GREY, OKABE_ITO
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "LAYER_MEASURES",
-    "Curves",
-    "MetricLine",
-    "curves_of",
-    "layer_grid",
-    "layers_figure",
-    "run_figure",
-    "thinned",
-]
-
 MOST = 20_000  #: points of a line that are sent to a browser
 RATIO = 30.0  #: of the largest to the smallest value from which the loss is drawn on a log scale
 WRONG, DOUBT = OKABE_ITO[5], OKABE_ITO[1]  #: findings and jumps; suspected ones

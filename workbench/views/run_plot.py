@@ -17,8 +17,6 @@ from workbench.views.names import safe
 from workbench.views.picture import OKABE_ITO
 from workbench.views.run_pictures import DOUBT, RATIO, RUNS, WRONG, MetricLine, curves_of
 
-__all__ = ["run_plot"]
-
 WIDTH, FIRST, MORE, SAVED = 9.0, 2.8, 1.2, 0.5  #: inches: of the picture, and heights of its parts
 POINTS = 4_000
 MARKERS = {"sound": "o", "unseen": "o", "incomplete": "o", "finding": "^"}

@@ -20,8 +20,6 @@ from workbench.views.names import columns, pad, safe, shorten, shorten_all
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["anomaly_words", "stats_lines"]
-
 WIDTH = 100
 NAME = 34  #: minimum width of the name column; numeric columns are dropped first
 _NUMBERS = ("mean", "std", "min", "max", "norm")

@@ -16,8 +16,6 @@ from workbench.views.names import columns, pad, safe, shorten
 from workbench.views.spark import spark
 from workbench.views.tree import Node, walk
 
-__all__ = ["anomalies", "checkpoint_text", "tensor_line", "tree_lines"]
-
 WIDTH = 100  #: columns of the reprs
 BIGGEST = 4  #: modules that a checkpoint's repr lists
 ODD = 4  #: oddities that it lists
@@ -123,8 +121,9 @@ def _field(name: str, value: str) -> str:
 def _wrapped(name: str, value: str) -> list[str]:
     # sizes and their units, and roles and their sizes, stay on one line
     whole = re.sub(r"(?<! ·) (?!·)", "\u00a0", value) if " · " in value else value
-    lines = textwrap.wrap(whole, WIDTH, initial_indent=f"  {name:<11} ", subsequent_indent=" " * 14, max_lines=2,
-                          placeholder=" …")  # fmt: skip
+    lines = textwrap.wrap(
+        whole, WIDTH, initial_indent=f"  {name:<11} ", subsequent_indent=" " * 14, max_lines=2, placeholder=" …"
+    )
     return [line.replace("\u00a0", " ") for line in lines]
 
 

@@ -20,8 +20,6 @@ from typing import Any
 from workbench.views.names import safe
 from workbench.views.units import ranges
 
-__all__ = ["Node", "build", "walk"]
-
 ITSELF = "(itself)"  #: a tensor whose name is also that of a module
 DEPTH = 24  #: levels of a name that become modules; deeper levels stay one name
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import re
 
-__all__ = ["age", "count", "dtype", "nbytes", "number", "percent", "plural", "ranges", "shape"]
-
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = (("", 1), (" K", 10**3), (" M", 10**6), (" B", 10**9), (" T", 10**12), (" Q", 10**15))
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 _SIZED = re.compile(r"(float|bfloat|int|uint|complex)(\d.*)")
-_AGES = ((60, 1, "s"), (3600, 60, "min"), (86_400, 3600, "h"), (30 * 86_400, 86_400, "d"),
-         (730 * 86_400, 30.44 * 86_400, "months"), (math.inf, 365.25 * 86_400, "years"))  # fmt: skip
+_AGES = (
+    (60, 1, "s"),
+    (3600, 60, "min"),
+    (86_400, 3600, "h"),
+    (30 * 86_400, 86_400, "d"),
+    (730 * 86_400, 30.44 * 86_400, "months"),
+    (math.inf, 365.25 * 86_400, "years"),
+)
 
 
 def nbytes(value: int) -> str:

@@ -17,8 +17,6 @@ from workbench.core.dtypes import DType
 from workbench.core.jsonable import finite
 from workbench.tensor import LazyTensor
 
-__all__ = ["elements", "json_values", "values_text"]
-
 WHOLE = 200  #: elements up to which everything is printed
 LONG_AXES = 6  #: maximum number of axes that are abbreviated to their edges
 

@@ -13,8 +13,6 @@ from workbench.analysis.window import Window
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["window_frame", "window_html"]
-
 _BOX = "overflow-x:auto;max-width:100%;padding-bottom:6px"
 
 

@@ -13,8 +13,6 @@ import numpy as np
 from workbench.core.arrays import Ints
 from workbench.core.catalog import Catalog
 
-__all__ = ["alike"]
-
 
 def alike(catalog: Catalog, holder: Ints) -> tuple[Ints, Ints]:
     """Group tensors by shape, and the boxes and holders of their chunks.

@@ -12,8 +12,6 @@ from workbench.core.catalog import Catalog
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Coverage", "coverage"]
-
 LISTED = 1024  #: maximum number of holes, and of overlaps, listed per tensor
 ALL = 20_000  #: the same for all tensors together
 
@@ -37,10 +35,16 @@ class Coverage(NamedTuple):
 
         holes = [(catalog.keys[t], low, size, int(np.prod(size, dtype=np.int64))) for t, low, size in self.holes]
         twice = [
-            (catalog.keys[t], low, size, int(np.prod(size, dtype=np.int64)),
-             catalog.files[catalog.file[a]], catalog.files[catalog.file[b]])
+            (
+                catalog.keys[t],
+                low,
+                size,
+                int(np.prod(size, dtype=np.int64)),
+                catalog.files[catalog.file[a]],
+                catalog.files[catalog.file[b]],
+            )
             for t, low, size, a, b in self.overlaps
-        ]  # fmt: skip
+        ]
         columns = ["key", "offsets", "sizes", "numel"]
         return pd.DataFrame(holes, columns=columns), pd.DataFrame(twice, columns=[*columns, "file_a", "file_b"])
 

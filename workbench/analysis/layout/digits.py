@@ -19,8 +19,6 @@ import numpy as np
 
 from workbench.core.arrays import Ints
 
-__all__ = ["coordinates", "finer", "radices", "refine"]
-
 MOST = 64  #: maximum number of splits of axes to try
 
 

@@ -19,8 +19,6 @@ from workbench.names.weights import parse
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Balance", "balance", "chunk_rows", "distinct", "file_frame", "known", "labels", "rank_frame", "shares"]
-
 
 @dataclass(frozen=True, slots=True)
 class Balance:

@@ -23,8 +23,6 @@ from math import prod
 from workbench.analysis.layout.runs import AxisCut, Run, cut_axis, joined
 from workbench.core.arrays import Ints
 
-__all__ = ["Fit", "ShardingPattern", "fits", "product_of", "sharding_pattern_of"]
-
 Box = tuple[tuple[Run, ...], ...]  #: runs of each axis; their product is the box or boxes
 AXES = 4  #: maximum number of mesh axes; more do not occur
 TRIED = 4096  #: maximum number of placements tried per sharding pattern

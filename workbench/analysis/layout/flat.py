@@ -18,8 +18,6 @@ from workbench.core import box
 from workbench.core.arrays import Bools, Ints
 from workbench.core.build import row_major
 
-__all__ = ["FlatRanges", "flat_parts", "ranges_of"]
-
 
 class FlatRanges(NamedTuple):
     """Ranges of flattened tensors, by tensor and start; ``(P,)`` each."""

@@ -17,8 +17,6 @@ import numpy as np
 from workbench.checkpoint import Checkpoint
 from workbench.core.arrays import Ints
 
-__all__ = ["Holders", "holders"]
-
 
 @dataclass(frozen=True, eq=False)
 class Holders:

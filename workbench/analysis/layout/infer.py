@@ -25,8 +25,6 @@ from workbench.analysis.layout.simple import Ground, Table, called, flat_roles, 
 from workbench.checkpoint import Checkpoint
 from workbench.core.arrays import Ints
 
-__all__ = ["Inferred", "infer"]
-
 
 @dataclass(frozen=True, eq=False)
 class Inferred:

@@ -14,8 +14,6 @@ from workbench.analysis.layout.placed import PARTLY, PROVEN, UNKNOWN, InferredMe
 from workbench.analysis.layout.runs import Run, joined
 from workbench.core.arrays import Ints
 
-__all__ = ["STAGES", "divided", "index_of", "place"]
-
 STAGES = ("pp", "ep")  #: axes whose coordinates store different tensors rather than copies
 
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 from workbench.analysis.layout.runs import AxisCut
 
-__all__ = ["PARTLY", "PROVEN", "UNKNOWN", "InferredMesh", "Placed"]
-
 PROVEN, PARTLY, UNKNOWN = "proven", "partly", "unknown"
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from panel.viewable import Viewer
 
-__all__ = ["Layout"]
-
 BY = ("role", "dtype", "layer", "stage")
 
 
@@ -187,13 +185,20 @@ class Layout(Shown):
         copies = int(self.catalog.chunk_nbytes[self.catalog.replica > 0].sum())
         spread = self.balance
         return {
-            "tensors": len(self.catalog), "chunks": self.catalog.chunks, "holders": len(self.holders),
-            "files": len(self.catalog.files), "world_size": self.world_size,
-            "nbytes": int(self.catalog.tensor_nbytes.sum()), "stored": int(self.catalog.chunk_nbytes.sum()),
-            "copies": copies, "balance": spread.ratio, "largest": spread.largest,
+            "tensors": len(self.catalog),
+            "chunks": self.catalog.chunks,
+            "holders": len(self.holders),
+            "files": len(self.catalog.files),
+            "world_size": self.world_size,
+            "nbytes": int(self.catalog.tensor_nbytes.sum()),
+            "stored": int(self.catalog.chunk_nbytes.sum()),
+            "copies": copies,
+            "balance": spread.ratio,
+            "largest": spread.largest,
             **{name: status.count(name) for name in ("proven", "partly", "unknown")},
-            "holes": len(self.covered.holes), "overlaps": len(self.covered.overlaps),
-        }  # fmt: skip
+            "holes": len(self.covered.holes),
+            "overlaps": len(self.covered.overlaps),
+        }
 
     def placements(self) -> list[tuple[Placed, list[int]]]:
         """Return the distinct placements, each with its tensors, most bytes first."""
@@ -216,12 +221,18 @@ class Layout(Shown):
 
         mesh = dict(zip(self.mesh.axes, self.mesh.shape, strict=True))
         return {
-            "path": self.path, "format": self.format, "mesh": mesh,
-            "mesh_source": self.mesh_source, "summary": self.summary,
-            "ranks": rows(self.ranks), "files": rows(self.files), "tensors": rows(self.tensors),
-            "holes": rows(self.holes), "overlaps": rows(self.overlaps),
+            "path": self.path,
+            "format": self.format,
+            "mesh": mesh,
+            "mesh_source": self.mesh_source,
+            "summary": self.summary,
+            "ranks": rows(self.ranks),
+            "files": rows(self.files),
+            "tensors": rows(self.tensors),
+            "holes": rows(self.holes),
+            "overlaps": rows(self.overlaps),
             "tangled": [self.catalog.keys[tensor] for tensor in self.covered.tangled],
-        }  # fmt: skip
+        }
 
     def view(self) -> Viewer:
         """Return the pictures of the dashboard's Layout tab, for a notebook cell."""
@@ -256,6 +267,12 @@ class Layout(Shown):
         for at in sorted(set(stage.tolist())):
             mine = stage == at
             first = mine & (self.catalog.replica == 0)
-            found.append((at if at >= 0 else pd.NA, int(np.unique(self.catalog.tensor[mine]).size),
-                          int(nbytes[first].sum()), int(nbytes[mine].sum())))  # fmt: skip
+            found.append(
+                (
+                    at if at >= 0 else pd.NA,
+                    int(np.unique(self.catalog.tensor[mine]).size),
+                    int(nbytes[first].sum()),
+                    int(nbytes[mine].sum()),
+                )
+            )
         return pd.DataFrame(found, columns=["stage", "tensors", "nbytes", "stored"]).astype({"stage": "Int64"})

@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["AxisCut", "Run", "chunk", "cut_axis"]
-
 Run = tuple[int, int]
 
 

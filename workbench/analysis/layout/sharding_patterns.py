@@ -12,8 +12,6 @@ from workbench.core import box
 from workbench.core.arrays import Bools, Ints
 from workbench.core.catalog import Catalog
 
-__all__ = ["ragged", "rows_of", "sharding_patterns"]
-
 
 def ragged(catalog: Catalog, who: Holders, tensors: Ints) -> Bools:
     """Return tensors whose chunks are ranges in the order of holders that break inside a row: these must be flat."""

@@ -18,8 +18,6 @@ from workbench.core.arrays import Bools, Ints
 from workbench.core.catalog import Catalog
 from workbench.formats import record
 
-__all__ = ["Ground", "Table", "called", "flat_roles", "put_flat", "put_singles"]
-
 FLAT_STATES = ("param", "exp_avg", "exp_avg_sq", "momentum")  #: of FSDP1's flat parameters
 
 

@@ -18,9 +18,6 @@ import numpy as np
 
 from workbench.core.arrays import Array
 
-__all__ = ["MARGIN", "choose", "entropy", "multinomial", "pairs", "steps"]
-
-
 MARGIN = 40.0  #: bits
 SAMPLE = 1 << 16  #: maximum values from which an entropy is estimated
 

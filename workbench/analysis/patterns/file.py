@@ -16,8 +16,6 @@ import numpy as np
 from workbench.core import codecs
 from workbench.tensor import LazyTensor
 
-__all__ = ["PAGE", "chunk_boxes", "place_of"]
-
 PAGE = 4096
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]

@@ -23,8 +23,6 @@ from workbench.analysis.patterns.read import bits, runs_of
 from workbench.core.arrays import Array
 from workbench.tensor import LazyTensor
 
-__all__ = ["filled"]
-
 
 def filled(seen: Difference) -> Pattern | None:
     """Return a pattern if all changed elements became one value that fills the run or block between them."""

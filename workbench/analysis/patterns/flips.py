@@ -15,8 +15,6 @@ import numpy as np
 from workbench.analysis.numbers import Decoder
 from workbench.core.dtypes import DType
 
-__all__ = ["flip_text", "number_text", "one_flip"]
-
 # mantissa bits; the sign is the top bit, the exponent is between them. E8M0 has only an exponent.
 _MANTISSA = {
     "float64": 52,

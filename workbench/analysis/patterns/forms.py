@@ -29,9 +29,6 @@ from workbench.analysis.patterns.index import anchors, assign, cycles, divisors,
 from workbench.analysis.patterns.read import fold
 from workbench.core.arrays import Array, Ints
 
-__all__ = ["Form", "find_form"]
-
-
 BLOCKS = 64  #: maximum equal blocks whose order is listed
 MOVES = 8  #: maximum moves listed of a general order
 FACTORS = 20_000  #: maximum factorizations tried
@@ -112,8 +109,13 @@ def _swap(order: Ints) -> Form | None:
 def _halves(n: int) -> Form:
     half = n // 2
     order = np.roll(np.arange(n), half)
-    return Form("halves", order, 4.0, lambda row, rows: f"the two halves of the {n:,} {rows} are exchanged",
-                {"n": 2, "size": half, "order": [1, 0]})  # fmt: skip
+    return Form(
+        "halves",
+        order,
+        4.0,
+        lambda row, rows: f"the two halves of the {n:,} {rows} are exchanged",
+        {"n": 2, "size": half, "order": [1, 0]},
+    )
 
 
 def _rolls(before: Array, order: Ints) -> list[Form]:

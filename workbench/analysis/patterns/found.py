@@ -11,17 +11,33 @@ import numpy as np
 from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 
-__all__ = ["NAMES", "Pattern", "axis_words", "box_text", "made"]
-
 Make = Callable[[Array, "Array | None"], Array]
 
 #: All names of patterns.
 NAMES = (
-    "halves", "swap", "rolled", "reversed", "interleave", "regroup", "blocks", "order",
-    "shift", "resized", "transposed", "reshaped", "sibling",
-    "ratio", "rounded", "cast", "byteswap",
-    "bit_flip", "bit_flips", "zero_run", "fill", "replaced",
-)  # fmt: skip
+    "halves",
+    "swap",
+    "rolled",
+    "reversed",
+    "interleave",
+    "regroup",
+    "blocks",
+    "order",
+    "shift",
+    "resized",
+    "transposed",
+    "reshaped",
+    "sibling",
+    "ratio",
+    "rounded",
+    "cast",
+    "byteswap",
+    "bit_flip",
+    "bit_flips",
+    "zero_run",
+    "fill",
+    "replaced",
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,9 +8,6 @@ import numpy as np
 
 from workbench.core.arrays import Array, Ints
 
-__all__ = ["anchors", "assign", "cycles", "divisors", "factors", "parted", "source"]
-
-
 ANCHORS = 8  #: rows on which a form is tested first
 
 

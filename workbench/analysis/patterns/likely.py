@@ -10,8 +10,6 @@ from workbench.analysis.patterns.found import Pattern
 from workbench.names.weights import Weight, parse
 from workbench.tensor import LazyTensor
 
-__all__ = ["likely"]
-
 _VOCABULARY = ("embed", "head")
 _REORDERED = {"halves", "swap", "rolled", "interleave", "blocks", "regroup", "order"}
 

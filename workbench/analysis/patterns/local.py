@@ -27,9 +27,6 @@ from workbench.core.arrays import Array
 from workbench.core.runs import ElementRun
 from workbench.tensor import LazyTensor
 
-__all__ = ["Difference", "PatternWatcher", "flipped", "replaced"]
-
-
 SMALL = 1 << 16  #: elements of a tensor that is compared without a first look at a few boxes
 SPREAD = 16  #: such boxes; a power of two
 FLIPS = 8  #: maximum flipped bits listed

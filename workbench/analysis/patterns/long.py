@@ -17,9 +17,6 @@ from workbench.analysis.patterns.read import bits, differing, fold, runs_of
 from workbench.core.arrays import Array, Ints
 from workbench.tensor import LazyTensor
 
-__all__ = ["LONGEST", "reordered_units"]
-
-
 LONGEST = 1 << 19  #: longest axis searched for an order, as some numbers are kept per index
 
 

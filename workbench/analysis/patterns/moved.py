@@ -23,9 +23,6 @@ from workbench.analysis.patterns.read import bits, differing, keys, runs_of, sla
 from workbench.core.arrays import Array, Ints
 from workbench.tensor import LazyTensor
 
-__all__ = ["moved", "reordered"]
-
-
 SOME = 64  #: sampled rows; one or more must have existed before
 FEW = 16  #: elements by which they are sought
 

@@ -25,9 +25,6 @@ from workbench.analysis.patterns.rounding import FLOATS, encode, half_step, numb
 from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 
-__all__ = ["Ratio"]
-
-
 PLAIN = 4096  #: largest numerator or denominator of a factor shown as a fraction
 NEIGHBOURS = 16  #: maximum numbers of a type in the interval to test them one by one
 

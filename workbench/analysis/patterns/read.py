@@ -21,9 +21,6 @@ from workbench.core.arrays import Array
 from workbench.core.runs import Key, Runs
 from workbench.tensor import LazyTensor
 
-__all__ = ["READ", "bits", "corner", "differing", "fold", "keys", "parts", "readable", "runs_of", "slab"]
-
-
 READ = 4 << 20  #: approximate bytes of one tensor in memory at a time
 ELEMENTS = 1 << 20  #: maximum elements at a time; their positions take 8 MiB
 SLAB = 256  #: elements of each row that are read first

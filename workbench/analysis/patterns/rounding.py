@@ -20,8 +20,6 @@ from workbench.analysis.numbers import fp8_table
 from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 
-__all__ = ["FLOATS", "encode", "half_step", "numbers", "rounded"]
-
 
 class Kind(NamedTuple):
     """A floating-point type: bits of its mantissa, exponent of its smallest normal number, largest number."""

@@ -16,9 +16,6 @@ from workbench.analysis.patterns.read import bits, corner, runs_of
 from workbench.core.arrays import Array
 from workbench.tensor import LazyTensor
 
-__all__ = ["Sibling", "reshaped", "sibling", "transposed"]
-
-
 AXES = 5  #: maximum axes to try in every order
 
 

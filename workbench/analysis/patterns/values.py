@@ -28,9 +28,6 @@ from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 from workbench.tensor import LazyTensor
 
-__all__ = ["cast", "elementwise"]
-
-
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 _WORDS = {"nearest": "", "truncated": ", truncated instead of rounded", "saturating": ", saturating at its largest"}
 

@@ -22,8 +22,6 @@ from workbench.core import box, codecs
 from workbench.core.build import row_major
 from workbench.formats import record
 
-__all__ = ["check_boxes"]
-
 HOLES = 4  #: boxes listed per tensor
 
 

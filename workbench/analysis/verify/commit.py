@@ -13,8 +13,6 @@ from workbench.analysis.verify.log import Examined
 from workbench.errors import WorkbenchError
 from workbench.names.steps import step_of
 
-__all__ = ["check_commit"]
-
 
 def check_commit(subject: Examined) -> None:
     """Check the format's commit marker, and the tracker of the checkpoint's run."""

@@ -22,8 +22,6 @@ from workbench.core.dtypes import DType
 from workbench.core.parts import storable
 from workbench.core.scan import Piece
 
-__all__ = ["SQUARES", "ChunkCounts", "NumberScan"]
-
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq")  #: running means of squares
 
 # |bits| mask and the |bits| of infinity (None: the dtype has none, and the first value is NaN)

@@ -23,8 +23,6 @@ from workbench.core.arrays import Array
 from workbench.core.place import Place
 from workbench.errors import WorkbenchError
 
-__all__ = ["check_files"]
-
 SECTOR = 512
 
 

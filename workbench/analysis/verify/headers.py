@@ -30,8 +30,6 @@ from workbench.errors import ChangedError, MissingFileError, UnsupportedFormatEr
 from workbench.formats.safetensors import header as safetensors_header
 from workbench.formats.safetensors.weight_index import read_index
 
-__all__ = ["check_headers", "check_index", "check_objects", "headers_nbytes"]
-
 BATCH = 512  #: items that a thread processes at a time
 MAX_OBJECTS = 20_000  #: maximum number of objects decoded
 HEADER = 1 << 10  #: approximate number of bytes read per item

@@ -23,8 +23,6 @@ from workbench.core.payload import Payloads
 from workbench.core.place import Place
 from workbench.errors import ChangedError, CorruptError, HoleError, MissingFileError, WorkbenchError
 
-__all__ = ["MOST", "Examined", "Log", "advice", "names", "plural"]
-
 Progress = Callable[[float], None]
 MOST = 20  #: findings listed per rule
 NAMED = 4  #: names listed in one sentence

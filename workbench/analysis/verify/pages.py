@@ -31,8 +31,6 @@ from workbench.core.scan import PIECE, Piece
 from workbench.core.source import Source
 from workbench.errors import WorkbenchError
 
-__all__ = ["PAGE", "Pages", "check_pages"]
-
 PAGE = 4096  #: bytes; file systems lose whole pages
 FUZZ = 16  #: bytes by which natural zeros next to a lost page can extend the run
 ALARM = 1 / 50

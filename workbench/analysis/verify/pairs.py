@@ -31,8 +31,6 @@ from workbench.core.work import ReadWork, pair_work
 from workbench.errors import CorruptError, WorkbenchError
 from workbench.names.weights import tied_pairs
 
-__all__ = ["BitCounter", "Rounding", "check_pairs", "pairs_nbytes"]
-
 
 @storable
 @dataclass(slots=True)

@@ -25,8 +25,6 @@ from workbench.core.place import Place
 from workbench.core.source import no_descriptor
 from workbench.errors import WorkbenchError
 
-__all__ = ["check_folder", "check_siblings", "leftovers", "listed"]
-
 HOUR = 3_600_000_000_000  #: nanoseconds
 APART = 5  #: minimum ratio of a time gap to the age range of the rest of the family
 #: Suffixes of files that are never empty (a rank without tensors writes an empty .distcp).

@@ -24,8 +24,6 @@ from workbench.analysis.verify.siblings import listed
 from workbench.core.dtypes import ALL
 from workbench.names.weights import parse
 
-__all__ = ["check_ranks", "check_state"]
-
 STATES = {
     "exp_avg",
     "exp_avg_sq",

@@ -23,8 +23,6 @@ from workbench.analysis.verify.log import Examined, advice, names, plural
 from workbench.errors import WorkbenchError
 from workbench.names.steps import parse_name
 
-__all__ = ["check_steps"]
-
 MAX_SCALARS = 200_000  #: maximum number of step scalars read
 _STEPS = ("global_step", "global_steps", "iteration", "step")
 _HINT = "the parts are from different saves, or a shard is left over from an older one: restore those that differ"

@@ -40,8 +40,6 @@ from workbench.core.scan import Progress
 from workbench.core.source import Source, no_descriptor
 from workbench.errors import MissingFileError, WorkbenchError, WorkerError
 
-__all__ = ["StoredSums", "check_manifest", "manifest_nbytes"]
-
 BLOCK = 8 << 20  #: bytes hashed at a time
 HUB = ".cache/huggingface/download"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -76,9 +74,13 @@ class StoredSums:
         covered = _archives(self._subject, of_archives)
         run, threads = _Sha256(self._subject.place, self._sizes), self._subject.threads
         digests = ordered(
-            run, list(self._digests), sum(self._sizes.values()), threads=threads or cores(), at_once=threads,
+            run,
+            list(self._digests),
+            sum(self._sizes.values()),
+            threads=threads or cores(),
+            at_once=threads,
             name="workbench-sha256",
-        )  # fmt: skip
+        )
         with closing(digests):
             for name, result in digests:
                 _digest(self._subject, name, *self._digests[name], result, covered)

@@ -25,8 +25,6 @@ from workbench.core.scan import Progress, scan
 from workbench.core.work import chunk_work
 from workbench.errors import UnsupportedFormatError, WorkbenchError
 
-__all__ = ["check_values", "values_nbytes"]
-
 LOW_SHARE = 0.01  #: share of masters with zero low bits above which chance is excluded
 LOW_LEAST = 1024  #: minimum number of elements for a meaningful share
 SECTION = 4096

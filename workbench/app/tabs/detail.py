@@ -24,8 +24,6 @@ from workbench.views import units
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Detail", "chunk_rows", "statistics", "worst_table"]
-
 CHUNK_ROWS = 5_000  #: maximum number of chunks in the table
 
 CHUNKS: dict[str, tuple[str, str, int | None]] = {

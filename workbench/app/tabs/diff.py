@@ -21,8 +21,6 @@ from workbench.app.tabs.tab import JobTab
 from workbench.app.words import html
 from workbench.views.diff_grid import Board
 
-__all__ = ["DiffTab"]
-
 AT_ONCE = 256 << 20  #: bytes of A up to which a comparison from a link starts automatically
 NONE = "choose a checkpoint"
 SELECTED = ("tensor", "pattern", "role")

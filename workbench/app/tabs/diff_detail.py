@@ -17,8 +17,6 @@ from workbench.app.work import JobButton
 from workbench.views.diff_pictures import band_picture, tail_picture, value_picture
 from workbench.views.diff_words import tensor_html
 
-__all__ = ["PairDetail", "PairRead", "see"]
-
 AT_ONCE = 256 << 20  #: bytes of a tensor up to which it is read automatically
 
 

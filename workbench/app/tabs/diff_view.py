@@ -35,8 +35,6 @@ from workbench.views.diff_words import lists_html, objects_html, sides_html
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DiffView", "table_rows"]
-
 PAGE = 10
 OFFERED = 500  #: tensors in the drop-down list; the table has all
 NUMBER = (

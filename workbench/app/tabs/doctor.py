@@ -30,8 +30,6 @@ from workbench.errors import CorruptError, IncompleteError, MissingFileError, Us
 if TYPE_CHECKING:
     from workbench.doctor.reasoning.diagnosis import Diagnosis
 
-__all__ = ["Doctor", "parse_given"]
-
 AT_ONCE = 256 << 20  #: bytes of the checkpoint up to which a diagnosis from a link starts automatically
 OTHERS = {
     "other": ("After", "the first checkpoint that the resumed run saved; the earlier, the more certain"),
@@ -74,9 +72,13 @@ class Doctor(JobTab):
             ("Facts and depth", facts), active=[], title_variant="body2", sizing_mode="stretch_width", margin=(5, 10)
         )
         self._run = pmui.Button(
-            label="Diagnose the run of this checkpoint", variant="outlined", color="primary", size="small",
-            margin=(5, 10), on_click=self._whole,
-        )  # fmt: skip
+            label="Diagnose the run of this checkpoint",
+            variant="outlined",
+            color="primary",
+            size="small",
+            margin=(5, 10),
+            on_click=self._whole,
+        )
         self._controls = [style.two_columns(*self._choices.values(), least=440), more, self._words]
 
     def draw(self) -> None:
@@ -110,9 +112,15 @@ class Doctor(JobTab):
     def _choice(self, which: str) -> pmui.Select:
         label, about = OTHERS[which]
         made = pmui.Select(
-            label=label, description=about, options={NONE: ""}, value="", searchable=True, size="small",
-            sizing_mode="stretch_width", margin=(10, 10),
-        )  # fmt: skip
+            label=label,
+            description=about,
+            options={NONE: ""},
+            value="",
+            searchable=True,
+            size="small",
+            sizing_mode="stretch_width",
+            margin=(10, 10),
+        )
         made.param.watch(lambda event: self.state.param.update(**{which: event.new}), "value")
         return made
 

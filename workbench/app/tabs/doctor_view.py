@@ -24,8 +24,6 @@ from workbench.doctor.reasoning.diagnosis import Diagnosis
 from workbench.views.doctor_html import diagnosis_html, diagnosis_page
 from workbench.views.doctor_pictures import doctor_drawers
 
-__all__ = ["DiagnosisView", "renamed"]
-
 AT_ONCE = 256 << 20  #: bytes of a checkpoint up to which its pictures are read automatically
 PAGE = 8
 

@@ -29,8 +29,6 @@ from workbench.errors import UsageError
 if TYPE_CHECKING:
     from workbench.export.report import ExportReport
 
-__all__ = ["Export"]
-
 AT_ONCE = 20_000  #: chunks up to which a dry run starts automatically
 CHOSEN = ("role", "pattern", "target", "mesh", "cast", "rename", "into")
 COMMAND = (
@@ -102,9 +100,12 @@ class Export(Tab):
 
     def _select(self, name: str, label: str, options: Mapping[str, str]) -> pmui.Select:
         made = pmui.Select(
-            label=label, options={title: word for word, title in options.items()}, size="small",
-            sizing_mode="stretch_width", margin=(8, 10),
-        )  # fmt: skip
+            label=label,
+            options={title: word for word, title in options.items()},
+            size="small",
+            sizing_mode="stretch_width",
+            margin=(8, 10),
+        )
         made.param.watch(lambda event: self._set(name, event.new), "value")
         return made
 

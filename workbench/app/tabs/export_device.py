@@ -23,8 +23,6 @@ from workbench.errors import UsageError
 if TYPE_CHECKING:
     from workbench.export.report import ExportReport
 
-__all__ = ["OnDevice", "devices"]
-
 FILES = ("/dev/nvidiactl", "/dev/kfd")
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from workbench.export.report import ExportReport
 
-__all__ = ["ExportView", "file_rows", "proof", "tensor_rows"]
-
 FILES: dict[str, tuple[str, str, int | None]] = {
     "file": ("File", "text", None),
     "nbytes": ("Bytes", "bytes", 110),

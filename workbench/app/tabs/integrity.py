@@ -15,8 +15,6 @@ from workbench.app.words import html
 if TYPE_CHECKING:
     from workbench.analysis.report import Report
 
-__all__ = ["DEPTHS", "Integrity"]
-
 #: Depths: word in the URL → label, what is checked and its cost.
 DEPTHS = {
     "structure": ("Structure", "names, sizes, headers, boxes, steps; no payload is read; takes seconds at any size"),
@@ -32,9 +30,13 @@ class Integrity(JobTab):
 
     def build(self) -> None:
         self._depth = pmui.RadioButtonGroup(
-            options={title: name for name, (title, _) in DEPTHS.items()}, value=self._depth_chosen(), label="Depth",
-            size="small", color="primary", margin=(10, 10),
-        )  # fmt: skip
+            options={title: name for name, (title, _) in DEPTHS.items()},
+            value=self._depth_chosen(),
+            label="Depth",
+            size="small",
+            color="primary",
+            margin=(10, 10),
+        )
         self._depth.param.watch(lambda event: self.state.param.update(depth=event.new), "value")
         self.state.param.watch(self._follow, "depth")
         self._about = style.pane("")

@@ -33,8 +33,6 @@ from workbench.app.tabs.tab import JobTab
 from workbench.checkpoint import Checkpoint
 from workbench.views import layout_words
 
-__all__ = ["SELECTED", "VIEWS", "LayoutTab", "LayoutView"]
-
 #: Word in the URL → label and class.
 VIEWS: dict[str, tuple[str, type[LayoutPart]]] = {
     "all": ("All tensors", SharesPart),
@@ -71,9 +69,14 @@ class LayoutView(Looked):
         self._made: dict[str, LayoutPart] = {}
         self._stale: set[str] = set()
         self._choice = pmui.RadioButtonGroup(
-            options={VIEWS[name][0]: name for name in self.views}, value=self.looked_at, label="Picture",
-            size="small", color="primary", margin=(10, 10), sx=style.ONE_LINE,
-        )  # fmt: skip
+            options={VIEWS[name][0]: name for name in self.views},
+            value=self.looked_at,
+            label="Picture",
+            size="small",
+            color="primary",
+            margin=(10, 10),
+            sx=style.ONE_LINE,
+        )
         self._choice.param.watch(lambda event: self.param.update(view=event.new), "value")
         self._part = pn.Column(sizing_mode="stretch_width")
         self.param.watch(self._changed, list(SELECTED))

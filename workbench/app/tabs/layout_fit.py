@@ -19,16 +19,19 @@ from workbench.memory import Budget, Precision, plan_memory
 from workbench.views import budget_pictures
 from workbench.views.budget import headline
 
-__all__ = ["FitPart", "asked", "request_of"]
-
 SIZES = ("tp", "pp", "dp", "ep")
 WEIGHTS = ("stored", "fp32", "bf16", "fp16", "fp8")
 USES = {"training, Adam": "train", "inference": "infer"}
 #: Fields of a link, with their defaults.
 DEFAULTS: dict[str, str] = {
-    "gpus": "8", "gb": "80", "reserve": "0", **dict.fromkeys(SIZES, ""), "stage": "", "weights": "stored",
+    "gpus": "8",
+    "gb": "80",
+    "reserve": "0",
+    **dict.fromkeys(SIZES, ""),
+    "stage": "",
+    "weights": "stored",
     "use": "train",
-}  # fmt: skip
+}
 CHOICES: dict[str, tuple[str, str, int | None]] = {
     "gpus": ("GPUs", "count", 65),
     "tp": ("tp", "count", 50),

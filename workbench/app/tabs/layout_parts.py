@@ -55,18 +55,6 @@ from workbench.views.layout_shards import TensorShards, axes_of, chunks_at, shar
 from workbench.views.phases import rank_words, sentences
 from workbench.views.phases_pictures import COLUMNS, ROWS, gantt_picture, heat_picture, phase_colours
 
-__all__ = [
-    "MARKED",
-    "WIDE",
-    "BytesPart",
-    "LayoutPart",
-    "Looked",
-    "MeshPart",
-    "PhasesPart",
-    "ShardsPart",
-    "SharesPart",
-]
-
 MARKED = 2_000  #: maximum number of framed chunks
 WIDE: dict[str, Any] = {"size": "small", "margin": (10, 10, 5, 10)}
 
@@ -188,9 +176,12 @@ class SharesPart(LayoutPart):
         self._group: TensorGroup | None = None
         self.share: GroupShares | None = None
         self.body[:] = [
-            pn.Row(self._pattern, self._role, sizing_mode="stretch_width"), self._words, self._plot, self.said,
+            pn.Row(self._pattern, self._role, sizing_mode="stretch_width"),
+            self._words,
+            self._plot,
+            self.said,
             pn.Row(self._inside, self._back),
-        ]  # fmt: skip
+        ]
 
     def draw(self) -> None:
         view, found = self.view, self.found
@@ -278,9 +269,14 @@ class ShardsPart(LayoutPart):
             label="Tensor", min_characters=0, restrict=False, sizing_mode="stretch_width", **WIDE
         )
         self._by = pmui.RadioButtonGroup(
-            options={"by rank": "rank", "by file": "file"}, value="rank", label="Colour", size="small", color="primary",
-            margin=(10, 10, 5, 10), sx=style.ONE_LINE,
-        )  # fmt: skip
+            options={"by rank": "rank", "by file": "file"},
+            value="rank",
+            label="Colour",
+            size="small",
+            color="primary",
+            margin=(10, 10, 5, 10),
+            sx=style.ONE_LINE,
+        )
         self._down = pmui.Select(label="Vertical axis", width=110, **WIDE)
         self._across = pmui.Select(label="Horizontal axis", width=110, **WIDE)
         catalog = self.found.catalog

@@ -11,7 +11,7 @@ import panel as pn
 import panel_material_ui as pmui
 
 from workbench.app import style
-from workbench.app.glance import Glance, bytes_by_module, facts, module_of
+from workbench.app.glance import Glance
 from workbench.app.jobs import Progress
 from workbench.app.save import csv_button
 from workbench.app.tabs.run import RunTab
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from workbench.analysis.report import Report
     from workbench.doctor.facts.state import TrainingState
-
-__all__ = ["Overview", "bytes_by_module", "charts", "facts", "health", "module_of"]
 
 BARS = 10  #: bars of one chart; the last one sums up the rest
 NAME = 44  #: characters of a bar's name; longer names are cut in the middle
@@ -54,9 +52,13 @@ class Overview(Tab):
         self.work = JobButton("Check the structure", self._verify, self._done, verb="checking", schedule=self.schedule)
         self.badge = style.pane("")
         self._more = pmui.Button(
-            label="Open Integrity", variant="outlined", color="primary", size="small", margin=(5, 10),
+            label="Open Integrity",
+            variant="outlined",
+            color="primary",
+            size="small",
+            margin=(5, 10),
             on_click=lambda _: self.state.param.update(tab="integrity"),
-        )  # fmt: skip
+        )
         self._health = pn.Column(sizing_mode="stretch_width")
         self._training = style.pane("")
         self.run = RunTab(self.state, self.schedule)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from workbench.analysis.report import Finding, Report
 
-__all__ = ["Findings", "ReportView", "finding_frame", "finding_rows"]
-
 COLUMNS: dict[str, tuple[str, str, int | None]] = {
     "severity": ("Severity", "text", 90),
     "message": ("Finding", "text", None),

@@ -20,8 +20,6 @@ from workbench.core.remote.url import is_url
 from workbench.errors import WorkbenchError
 from workbench.runs import Found, discover
 
-__all__ = ["RunTab", "siblings"]
-
 _NUMBER = re.compile(r"\d+")
 
 

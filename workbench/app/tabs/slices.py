@@ -19,8 +19,6 @@ from workbench.tensor import LazyTensor
 from workbench.views.values import elements
 from workbench.views.window import window_frame, window_html
 
-__all__ = ["Slices"]
-
 MOVES = {"↑ rows": (-1, 0), "↓ rows": (1, 0), "← columns": (0, -1), "→ columns": (0, 1)}
 
 

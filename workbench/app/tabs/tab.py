@@ -24,8 +24,6 @@ from workbench.app.work import JobButton
 from workbench.checkpoint import Checkpoint
 from workbench.errors import UsageError
 
-__all__ = ["JobTab", "LazyTabs", "Tab"]
-
 
 class Tab(pn.viewable.Viewer):
     """Base of the tabs.

@@ -23,8 +23,6 @@ from workbench.errors import UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Tensors"]
-
 PAGE = 10  #: rows per page of the table
 QUICK = 0.1  #: seconds that a filter may block the page; longer searches continue in a job
 #: Column → title, kind, pixels; in a narrow window, the last ones are hidden first.

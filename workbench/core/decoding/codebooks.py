@@ -19,8 +19,6 @@ import numpy as np
 
 from workbench.core.arrays import Array
 
-__all__ = ["SIGNS", "codebook"]
-
 #: Signs of eight values by an index of seven bits: the eighth sign makes their number even.
 SIGNS = np.array([index | (index.bit_count() & 1) << 7 for index in range(128)], np.uint8)
 

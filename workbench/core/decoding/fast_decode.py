@@ -8,8 +8,6 @@ from workbench.core.arrays import Array
 from workbench.core.fast_numbers import float16
 from workbench.core.kernels import kernel, ready
 
-__all__ = ["by_column", "looked_up", "rounded", "spread", "unpacked", "widened"]
-
 
 def spread(codes: Array, table: Array, scale: Array, zero: Array | None = None, more: Array | None = None) -> Array:
     """Return ``scale · (table[codes] - zero) + more`` as ``float32`` of the shape of ``codes``.

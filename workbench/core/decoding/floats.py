@@ -19,8 +19,6 @@ from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 from workbench.errors import UnsupportedFormatError
 
-__all__ = ["E2M1", "E8M0", "rounded", "widened"]
-
 
 def _e4m3() -> Array:
     code = np.arange(256)

@@ -40,8 +40,6 @@ from workbench.core.decoding.codebooks import SIGNS, codebook
 from workbench.core.dtypes import BLOCKS, by_name
 from workbench.errors import CorruptError
 
-__all__ = ["CODES", "HAS_CELLS", "cells", "decode"]
-
 CODES = np.array([by_name(name).code for name in BLOCKS], np.uint8)  #: codes of the block types
 HALF = (2.0**-11, 2.0**-25)  #: what rounding to float16 may cost: of the number itself, or of any subnormal one
 _NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
@@ -307,8 +305,19 @@ def _fitted(
         return _CodeGrid(d[:, :, None], codes, table, ends, times[:, :, None], loose=None, again=True)
     lost = np.abs(dmin) / 2 + (np.abs(dmin) * HALF[0] + HALF[1]) * (least + 1)
     ranges = 2 if ends == (0, 3) else 1  # Q2_K fits by the weight |x|: zeros have none
-    return _CodeGrid(d[:, :, None], codes, table, ends, times[:, :, None], (dmin * least)[:, :, None], None, None,
-                 lost[:, :, None], ranges, True)  # fmt: skip
+    return _CodeGrid(
+        d[:, :, None],
+        codes,
+        table,
+        ends,
+        times[:, :, None],
+        (dmin * least)[:, :, None],
+        None,
+        None,
+        lost[:, :, None],
+        ranges,
+        True,
+    )
 
 
 def _q2_k(blocks: Array) -> _CodeGrid:
@@ -451,12 +460,32 @@ def _eighths(negative: Array) -> Array:
 
 
 _GRIDS: dict[str, Callable[[Array], _CodeGrid]] = {
-    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q2_K": _q2_k, "Q3_K": _q3_k,
-    "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "Q8_K": _q8_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "TQ1_0": _tq1_0,
-    "TQ2_0": _tq2_0, "MXFP4": _mxfp4,
-}  # fmt: skip
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "Q8_K": _q8_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
+    "MXFP4": _mxfp4,
+}
 _OTHERS: dict[str, Callable[[Array], Array | _Codewords]] = {
-    "Q1_0": _q1_0, "IQ1_S": _iq1_s, "IQ1_M": _iq1_m, "IQ2_XXS": _iq2_xxs, "IQ2_XS": _iq2_xs, "IQ2_S": _iq2_s,
-    "IQ3_XXS": _iq3_xxs, "IQ3_S": _iq3_s, "NVFP4": _nvfp4,
-}  # fmt: skip
+    "Q1_0": _q1_0,
+    "IQ1_S": _iq1_s,
+    "IQ1_M": _iq1_m,
+    "IQ2_XXS": _iq2_xxs,
+    "IQ2_XS": _iq2_xs,
+    "IQ2_S": _iq2_s,
+    "IQ3_XXS": _iq3_xxs,
+    "IQ3_S": _iq3_s,
+    "NVFP4": _nvfp4,
+}
 HAS_CELLS = frozenset(_GRIDS)  #: types that choose the nearest code for each number

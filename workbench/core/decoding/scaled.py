@@ -32,9 +32,6 @@ from workbench.core.decoding.values import StoredParts
 from workbench.core.dtypes import by_name
 from workbench.errors import CorruptError
 
-__all__ = ["Codes", "Scaled", "Transposed", "unit_of"]
-
-
 _BYTES = np.arange(256, dtype=np.uint8)
 
 

@@ -37,8 +37,6 @@ from workbench.core.source import FileStat, Source
 from workbench.core.storage import SourcePool
 from workbench.errors import CorruptError
 
-__all__ = ["DecodedPayloads", "Decoding", "Recipe", "StoredParts", "cells", "shifted"]
-
 NEAR = 1 << 10  #: bytes between two elements up to which what is between them is decoded, too
 PIECE = 1 << 18  #: elements that are decoded at once, if a unit is not larger
 HALVES = ("float16", "bfloat16")
@@ -254,10 +252,17 @@ def shifted(payloads: Payloads, by: Mapping[int, float]) -> Payloads:
     """
     catalog, out = payloads.catalog, by_name("float32")
     recipes = [
-        Recipe(key := catalog.keys[t], "shifted", (key,), out, catalog.shape_of(t), 1,
-               _Shifted(key, catalog.dtype_of(t).name, more))
+        Recipe(
+            key := catalog.keys[t],
+            "shifted",
+            (key,),
+            out,
+            catalog.shape_of(t),
+            1,
+            _Shifted(key, catalog.dtype_of(t).name, more),
+        )
         for t, more in by.items()
-    ]  # fmt: skip
+    ]
     return _carried_out(payloads, recipes)
 
 
@@ -275,9 +280,16 @@ def cells(payloads: Payloads) -> Payloads:
         dtype = catalog.dtype_of(t)
         if dtype.name in ggml.HAS_CELLS or dtype.name in HALVES:
             recipes.append(
-                Recipe(key, "cells", (key,), by_name("complex64"), catalog.shape_of(t), dtype.block or 1,
-                       _Cells(key, dtype.name))
-            )  # fmt: skip
+                Recipe(
+                    key,
+                    "cells",
+                    (key,),
+                    by_name("complex64"),
+                    catalog.shape_of(t),
+                    dtype.block or 1,
+                    _Cells(key, dtype.name),
+                )
+            )
     return _carried_out(payloads, recipes)
 
 

@@ -19,8 +19,6 @@ from workbench.core.build import row_major
 from workbench.core.mesh.placement import Flat, Only, PartedShard, Placement, Replicate, Shard, StridedShard
 from workbench.errors import UsageError
 
-__all__ = ["Locals", "concatenate", "cut"]
-
 
 @dataclass(frozen=True, eq=False)
 class Locals:
@@ -107,9 +105,17 @@ def cut(shapes: Ints, ndim: int, steps: Sequence[tuple[Placement, int]], coordin
         local[:, dim] = axis.length
     owner, offsets, sizes, inside = _product(shapes[tensor], axes)
     found = Locals(
-        tensor, rank, copy, np.full(len(tensor), ndim), local, _pointers(owner, len(tensor)), offsets, sizes,
-        (inside * row_major(local)[owner]).sum(axis=1), row_major(local)[owner],
-    )  # fmt: skip
+        tensor,
+        rank,
+        copy,
+        np.full(len(tensor), ndim),
+        local,
+        _pointers(owner, len(tensor)),
+        offsets,
+        sizes,
+        (inside * row_major(local)[owner]).sum(axis=1),
+        row_major(local)[owner],
+    )
     return found if flat is None else _flatten(found, inside, *_flat_range(flat, found.numel))
 
 
@@ -264,9 +270,17 @@ def _flatten(found: Locals, inside: Ints, start: Ints, stop: Ints) -> Locals:
     shape = np.ones_like(found.shape)
     shape[:, 0] = stop - start
     return Locals(
-        found.tensor, found.rank, found.copy, np.ones_like(found.ndim), shape, _pointers(index[i], len(found)),
-        (found.offsets[j] + begin[order] - inside[j]), extent[order], at[order], strides[order],
-    )  # fmt: skip
+        found.tensor,
+        found.rank,
+        found.copy,
+        np.ones_like(found.ndim),
+        shape,
+        _pointers(index[i], len(found)),
+        (found.offsets[j] + begin[order] - inside[j]),
+        extent[order],
+        at[order],
+        strides[order],
+    )
 
 
 def _pointers(owner: Ints, count: int) -> Ints:

@@ -10,8 +10,6 @@ from workbench.core.mesh.mesh import Mesh
 from workbench.core.mesh.placement import Only, Placement
 from workbench.errors import UsageError
 
-__all__ = ["PlacementRule", "Steps", "TensorLayout"]
-
 Steps = tuple[tuple[str, Placement], ...]
 
 

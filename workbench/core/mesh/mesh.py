@@ -24,8 +24,6 @@ import numpy as np
 from workbench.core.arrays import Ints
 from workbench.errors import UsageError
 
-__all__ = ["MAX_RANKS", "Mesh"]
-
 MAX_RANKS = 1 << 20  #: ranks; more are a typing error
 
 

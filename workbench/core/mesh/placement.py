@@ -27,8 +27,6 @@ from typing import Any
 
 from workbench.errors import UsageError
 
-__all__ = ["Flat", "Only", "PartedShard", "Placement", "Replicate", "Shard", "StridedShard", "flat_buffer", "of_torch"]
-
 
 @dataclass(frozen=True, slots=True)
 class Replicate:

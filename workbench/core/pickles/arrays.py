@@ -22,8 +22,6 @@ import numpy as np
 from workbench.core.pickles.budget import charge
 from workbench.core.pickles.standins import Opaque, opaque_class, short
 
-__all__ = ["NumpyArray", "NumpyDType", "frombuffer", "reconstruct", "scalar"]
-
 ARRAY = 200  # bytes of an array beside its elements
 
 

@@ -21,8 +21,6 @@ from typing import Any, NoReturn
 
 from workbench.errors import CorruptError, UnsafeError
 
-__all__ = ["ACTIVE", "MAX_DEPTH", "Allowance", "allowed", "charge", "leaves", "refuse", "tick"]
-
 SPARE, DENSITY = 64 << 20, 24  # bytes of memory that any pickle may take, and more for each byte of it
 SECONDS = 0.4  # of CPU that any pickle may take
 MAX_DEPTH = 200  #: nested containers; modules nest some 30 deep

@@ -50,8 +50,6 @@ from workbench.core.pickles.standins import (
     short,
 )
 
-__all__ = ["OPAQUE", "RECORDS", "TABLE", "encode", "to_bytes", "torch_storage"]
-
 HASH_BUDGET = 1000  # elements that hashing one key may visit
 SLICE = 500  # keys hashed between two looks at the clock
 

@@ -22,8 +22,6 @@ from workbench.core.pickles.budget import allowed
 from workbench.core.pickles.opcodes import COUNTED, FIXED, LINES, TAKES, TO_MARK, end_of, line_end
 from workbench.errors import CorruptError, TruncatedError, UnsafeError
 
-__all__ = ["Ends", "Refused", "Walked", "follow", "walk"]
-
 MARK_LIMIT = 1000  # open marks: real picklers nest as deep as Python recurses
 KEY_LIMIT = 2000  # work of hashing one key: tuples of 1,000 levels, integers of 1,000 bytes (Python prints those)
 BATCH_LIMIT = 5000  # keys other than text that one opcode adds; CPython's pickler adds 1,000

@@ -13,17 +13,17 @@ from __future__ import annotations
 import pickletools
 from typing import Any
 
-__all__ = ["COUNTED", "FIXED", "LINES", "TAKES", "TO_MARK", "end_of"]
-
 FIXED = [-1] * 256  #: bytes that follow the opcode, -1 where that varies or there is no such opcode
 COUNTED = [0] * 256  #: bytes of the length that follows
 LINES = [0] * 256  #: lines that follow
 TAKES: list[tuple[int, int] | None] = [None] * 256  #: values taken and pushed; None where a mark is involved
 TO_MARK: dict[int, int] = {}  #: opcodes that take everything since the last mark: how many values they push
 _LENGTHS = {
-    pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT4: 4,
-    pickletools.TAKEN_FROM_ARGUMENT4U: 4, pickletools.TAKEN_FROM_ARGUMENT8U: 8,
-}  # fmt: skip
+    pickletools.TAKEN_FROM_ARGUMENT1: 1,
+    pickletools.TAKEN_FROM_ARGUMENT4: 4,
+    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
+    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
+}
 
 for _op in pickletools.opcodes:
     _code, _size = ord(_op.code), _op.arg.n if _op.arg else 0

@@ -29,24 +29,6 @@ from typing import Any
 from workbench.core.pickles.budget import charge
 from workbench.errors import CorruptError
 
-__all__ = [
-    "FAULTS",
-    "ByClass",
-    "Call",
-    "DTypeRef",
-    "Held",
-    "Inert",
-    "Opaque",
-    "PickledDict",
-    "Record",
-    "StorageRef",
-    "StorageType",
-    "TensorRef",
-    "opaque_class",
-    "short",
-    "state_of",
-]
-
 INSTANCE, CLASS = 300, 4000  # what an `Opaque` and a class of them count as, in bytes; a class takes 20 µs to make
 
 

@@ -24,21 +24,10 @@ from typing import Any, NamedTuple
 
 from workbench.core.pickles import guard
 from workbench.core.pickles.budget import ACTIVE, Allowance
-from workbench.core.pickles.constructors import OPAQUE, RECORDS, TABLE, torch_storage
+from workbench.core.pickles.constructors import OPAQUE, RECORDS, TABLE
 from workbench.core.pickles.opcodes import line_end
 from workbench.core.pickles.standins import Opaque, Record, opaque_class, short
 from workbench.errors import CorruptError, UnsafeError, WorkbenchError
-
-__all__ = [
-    "TABLE",
-    "Unpickled",
-    "load_prefix",
-    "loads",
-    "loads_with_globals",
-    "nested",
-    "short",
-    "torch_storage",
-]
 
 SLICE = 4096  # bytes that the C unpickler gets at once
 

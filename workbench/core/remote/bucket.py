@@ -27,8 +27,6 @@ from workbench.core.remote.url import Location, current_options, parse
 from workbench.core.source import FileStat, Source
 from workbench.errors import MissingFileError, NotACheckpointError, OpenError, UnsafeError
 
-__all__ = ["Bucket"]
-
 MANY = 20_000  #: objects up to which a folder is listed with everything below it
 AHEAD = 512  #: files up to which a checkpoint's ends are fetched before they are asked for
 WHOLE = 256 << 10  #: bytes up to which a file is fetched whole

@@ -18,8 +18,6 @@ from workbench.core.remote.requests import Traffic, alone
 from workbench.core.remote.url import Location
 from workbench.core.source import FileStat
 
-__all__ = ["Connection"]
-
 KEPT = 192 << 20  #: bytes of metadata blocks that are kept for each open checkpoint
 R = TypeVar("R")
 

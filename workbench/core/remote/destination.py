@@ -22,8 +22,6 @@ from workbench.core.remote.url import current_options, parse
 from workbench.core.source import FileStat
 from workbench.errors import ChangedError, MissingFileError, NotACheckpointError, OpenError, UsageError, WriteError
 
-__all__ = ["CanceledError", "Destination", "put_whole"]
-
 R = TypeVar("R")
 #: Time that a request may take: the answer to a part comes after all of it was sent, to a copy after it was made.
 PATIENCE = timedelta(minutes=5)

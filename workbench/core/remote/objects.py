@@ -32,17 +32,6 @@ from workbench.errors import (
     WriteError,
 )
 
-__all__ = [
-    "SENT_AT_ONCE",
-    "WRITABLE",
-    "ObjectStore",
-    "TakenError",
-    "TooManyFolders",
-    "Version",
-    "WritableStore",
-    "connect",
-]
-
 Options = Mapping[str, Any]
 #: Time without a byte after which a request is given up, and time for all tries of one request together.
 STALL, DEADLINE = timedelta(seconds=20), timedelta(seconds=60)
@@ -418,8 +407,11 @@ class _Hub:
             info = api.model_info(repo, revision=unquote(revision) or None, files_metadata=True)
         except HfHubHTTPError as error:
             status = error.response.status_code if error.response is not None else 0
-            why = {401: "it does not exist, or is private: set HF_TOKEN", 403: "access to it must be requested",
-                   404: "no such revision"}.get(status, f"the hub answered {status}")  # fmt: skip
+            why = {
+                401: "it does not exist, or is private: set HF_TOKEN",
+                403: "access to it must be requested",
+                404: "no such revision",
+            }.get(status, f"the hub answered {status}")
             raise NotACheckpointError(f"{at.shown!r} cannot be opened: {why}") from None
         except OSError as error:
             raise OpenError(f"{at.shown!r}: the hub could not be reached: {_words(error)}; try again later") from None

@@ -26,8 +26,6 @@ import numpy as np
 
 from workbench.errors import UsageError
 
-__all__ = ["PayloadCache", "cache_of"]
-
 DEFAULT_SIZE = 16 << 30  #: bytes that a folder may hold
 FOLDER = "workbench-payload"
 CRC = 4  #: bytes of the checksum at the end of a file

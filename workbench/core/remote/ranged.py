@@ -24,8 +24,6 @@ from workbench.core.remote.requests import ahead, together
 from workbench.core.source import FileStat, Source
 from workbench.errors import OpenError, TruncatedError
 
-__all__ = ["BLOCK", "GAP", "PART", "RangedSource"]
-
 AHEAD_PART = 8 << 20  #: bytes of a request of those made ahead
 AHEAD_MOST = 64 << 20  #: bytes that one announcement fetches; what is beyond is read where it is needed
 PART = 16 << 20  #: bytes of the largest request

@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 from workbench.errors import UsageError
 
-__all__ = ["AHEAD", "IN_FLIGHT", "Traffic", "ahead", "alone", "together"]
-
 IN_FLIGHT = 32  #: requests that run at the same time
 AHEAD = 192 << 20  #: bytes that all passes of the process together fetch before they are read
 ASKING = 8  #: threads in which callers wait for several of them

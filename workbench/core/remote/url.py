@@ -12,8 +12,6 @@ from urllib.parse import quote, unquote
 
 from workbench.errors import NotACheckpointError, UsageError
 
-__all__ = ["Location", "current_options", "is_url", "keep_options", "local_only", "parse", "with_options"]
-
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 #: Names that stores go by → the one used here.
 ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "azure": "az"}

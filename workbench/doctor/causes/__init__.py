@@ -1,3 +1,1 @@
 """The catalogue of causes: mechanism, symptom, remedy, expected damage."""
-
-__all__: list[str] = []

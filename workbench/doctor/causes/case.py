@@ -21,8 +21,6 @@ from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, WEIGH
 from workbench.doctor.ledger.rows import Ledger, LedgerLeg
 from workbench.doctor.ledger.sign import SAVED, Outcome, Sign, many
 
-__all__ = ["ALONE", "NEARLY_ALL", "Case", "Match", "where_of"]
-
 ALONE = ("before", "echo", "after")
 #: A sign's ``evidence["in"]`` → leg of the ledger.
 LEG_OF = {
@@ -170,9 +168,12 @@ class Case:
         kept = sets.get("equal", set()) | sets.get("within", set())
         by = next((float(row.detail["by"]) for row in rows if row.form in ("ahead", "behind")), 0.0)
         return Counters(
-            frozenset(kept), frozenset(sets.get("reset", ())), frozenset(sets.get("ahead", ())),
-            frozenset(sets.get("behind", ())), by,
-        )  # fmt: skip
+            frozenset(kept),
+            frozenset(sets.get("reset", ())),
+            frozenset(sets.get("ahead", ())),
+            frozenset(sets.get("behind", ())),
+            by,
+        )
 
     # ---- what was measured, in words ---------------------------------------------------------------------------------
 

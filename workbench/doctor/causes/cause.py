@@ -19,8 +19,6 @@ from workbench.formats import record
 if TYPE_CHECKING:
     from workbench.doctor.causes.case import Case, Match
 
-__all__ = ["Cause", "made"]
-
 
 @dataclass(frozen=True)
 class Cause:
@@ -65,13 +63,35 @@ class Cause:
 
 
 def made(
-    id: str, title: str, mechanism: str, symptom: str, remedy: str, settles: str = "", source: str = "", *,
-    explains: str = "", expects: str = "", losses: str = "", everywhere: bool = False,
+    id: str,
+    title: str,
+    mechanism: str,
+    symptom: str,
+    remedy: str,
+    settles: str = "",
+    source: str = "",
+    *,
+    explains: str = "",
+    expects: str = "",
+    losses: str = "",
+    everywhere: bool = False,
     pattern: Callable[[Case], Iterator[Match]] | None = None,
-    damage: Callable[[TrainingState], list[str]] | None = None, **others: str,
-) -> Cause:  # fmt: skip
+    damage: Callable[[TrainingState], list[str]] | None = None,
+    **others: str,
+) -> Cause:
     """Return a cause; keywords are remedies for single frameworks: ``megatron="drop --no-load-optim"``."""
     return Cause(
-        id, title, mechanism, symptom, {"": remedy, **others}, settles, source, frozenset(explains.split()),
-        tuple(expects.split()), losses, everywhere, pattern, damage,
-    )  # fmt: skip
+        id,
+        title,
+        mechanism,
+        symptom,
+        {"": remedy, **others},
+        settles,
+        source,
+        frozenset(explains.split()),
+        tuple(expects.split()),
+        losses,
+        everywhere,
+        pattern,
+        damage,
+    )

@@ -16,11 +16,6 @@ import math
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.laws.bounds import bias_factor
 
-__all__ = [
-    "counters_restarted", "fresh", "lost_updates", "moments_lost", "recovery", "reset_extremes", "second_lost",
-    "updates_lost", "wrong_steps",
-]  # fmt: skip
-
 Betas = tuple[float, float]
 HALF_LAST_BIT = 2.0**-9  #: half an ulp of a bf16 number, relative: smaller updates are rounded away
 LONG = 200_000  #: most updates to examine; β2 = .9999 has settled by then

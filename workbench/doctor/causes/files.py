@@ -13,8 +13,6 @@ from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import many
 from workbench.names.weights import kinds
 
-__all__ = ["CHANGES", "CORRUPTION"]
-
 HASHES = "content hashes of the save (workbench manifest), or an echo"
 RESTORE = "restore the file from a copy, or go back to the previous checkpoint"
 FLIPPED = 2  #: most tensors in which bits flip in one accident
@@ -58,8 +56,13 @@ def damaged(case: Case) -> Iterator[Match]:
         reasons = case.against(("B1 C1 C2", "the checkpoint that was resumed from already has it" if old else ""))
         # wrong moments make values NaN a few updates later
         began = any(change.hit(MOMENTS, *BEGINNINGS) for change in case.changes)
-        yield Match("before" if old else case.resumed, 0.3 if began and not old else 0.9,
-                    frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), reasons=reasons)  # fmt: skip
+        yield Match(
+            "before" if old else case.resumed,
+            0.3 if began and not old else 0.9,
+            frozenset(n for s in signs for n in s.tensors),
+            signs=tuple(signs),
+            reasons=reasons,
+        )
     if signs := case.fired("S02"):
         yield Match(case.resumed, 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -206,8 +209,12 @@ def settings(case: Case) -> Iterator[Match]:
     signs = [*case.fired("R12", info=True), *case.fired("P16", "R14", "P19", "N12", info=True)]
     signs = [one for one in signs if one.evidence.get("kind") not in ("groups", "lr")]
     if signs:
-        yield Match("train" if case.evidence.after is not None else case.resumed, 0.8, signs=tuple(signs),
-                    question="were the settings changed on purpose?")  # fmt: skip
+        yield Match(
+            "train" if case.evidence.after is not None else case.resumed,
+            0.8,
+            signs=tuple(signs),
+            question="were the settings changed on purpose?",
+        )
     train = case.change("train")
     idle = [one for one in case.fired("P01") if one.evidence.get("kind") == "still"]
     still = frozenset(train.hit(MOMENTS, "still") | {name for one in idle for name in one.tensors})
@@ -222,8 +229,13 @@ def settings(case: Case) -> Iterator[Match]:
     moved = [one for one in case.fired("S18", "R11", "P20") if one.evidence.get("kind") in kinds_of_data]
     ahead = [one for one in moved if _later(one.evidence)]
     if ahead:
-        yield Match(case.resumed, 0.9, signs=tuple(ahead), question="data was skipped: was that intended?",
-                    title="Data was skipped.")  # fmt: skip
+        yield Match(
+            case.resumed,
+            0.9,
+            signs=tuple(ahead),
+            question="data was skipped: was that intended?",
+            title="Data was skipped.",
+        )
     clip = case.fired("S19")
     if clip:
         yield Match(
@@ -307,21 +319,47 @@ CORRUPTION = (
 )  # fmt: skip
 
 CHANGES = (
-    made("H1", "Settings of the run changed.", "arguments of the new launch, or new defaults", "depends on the setting",
-         "compare the arguments with the intended ones; if they differ, resume again with the previous arguments",
-         "the arguments of both launches", "catalogue H1",
-         explains="R11 R12 P03 P04 P05 P08 P11 P12 P13 P15 P16 N10 N12 S16 S17 S18 N6 N14 S07",
-         losses="the loss depends on the setting",
-         everywhere=True,
-         pattern=settings),
-    made("H2", "The model's config changed in a way that no tensor shows.", "rope base, attention scale, ε of norms",
-         "a jump from the first loss on", "compare the model's config files", "both config.json files", "catalogue H2",
-         losses="the loss depends on the setting"),
-    made("H3", "The data has a stretch of bad samples.", "few tokens with large gradients",
-         "a spike that a resume does not cause", "inspect the batches of those steps", "the data's position and log",
-         "catalogue H3",
-         losses="the loss depends on the setting"),
-    made("H4", "The model itself becomes unstable.", "attention or output logits grow", "recurring spikes",
-         "add q/k norms or a z-loss, or lower the lr", "older checkpoints", "catalogue H4",
-         losses="the loss depends on the setting"),
-)  # fmt: skip
+    made(
+        "H1",
+        "Settings of the run changed.",
+        "arguments of the new launch, or new defaults",
+        "depends on the setting",
+        "compare the arguments with the intended ones; if they differ, resume again with the previous arguments",
+        "the arguments of both launches",
+        "catalogue H1",
+        explains="R11 R12 P03 P04 P05 P08 P11 P12 P13 P15 P16 N10 N12 S16 S17 S18 N6 N14 S07",
+        losses="the loss depends on the setting",
+        everywhere=True,
+        pattern=settings,
+    ),
+    made(
+        "H2",
+        "The model's config changed in a way that no tensor shows.",
+        "rope base, attention scale, ε of norms",
+        "a jump from the first loss on",
+        "compare the model's config files",
+        "both config.json files",
+        "catalogue H2",
+        losses="the loss depends on the setting",
+    ),
+    made(
+        "H3",
+        "The data has a stretch of bad samples.",
+        "few tokens with large gradients",
+        "a spike that a resume does not cause",
+        "inspect the batches of those steps",
+        "the data's position and log",
+        "catalogue H3",
+        losses="the loss depends on the setting",
+    ),
+    made(
+        "H4",
+        "The model itself becomes unstable.",
+        "attention or output logits grow",
+        "recurring spikes",
+        "add q/k norms or a z-loss, or lower the lr",
+        "older checkpoints",
+        "catalogue H4",
+        losses="the loss depends on the setting",
+    ),
+)

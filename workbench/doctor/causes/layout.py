@@ -14,8 +14,6 @@ from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import many
 from workbench.names.weights import kinds
 
-__all__ = ["COPIES", "LAYOUTS"]
-
 MANY_TAGS = 4  #: number of kinds of moves that only a flat line cut at other places explains
 FARTHER = 2.0  #: times the reach of the updates: about how far Lookahead, clipping or projection move weights
 FAR = 0.1  #: distance of a factor of norms from 1 that updates do not reach
@@ -23,13 +21,24 @@ OUTER = {"embed", "head"}  #: kinds with one row per token
 ECHO = "an echo, saved right after the load and before any update"
 #: Tag of where rows moved → how well each cause fits it.
 TAGS = {
-    "layer": {"E9": 1.0}, "expert": {"E10": 1.0}, "gate_up": {"E3": 1.0, "E2": 0.5}, "gate_up_mixed": {"E2": 1.0},
-    "qkv": {"E4": 1.0, "E1": 0.5}, "heads": {"E6": 1.0, "E1": 0.6}, "rope": {"E5": 1.0, "E6": 0.6},
-    "vocab": {"F7": 1.0, "E1": 0.5}, "uneven": {"E8": 1.0, "F7": 0.5}, "padding": {"E11": 0.9, "F7": 0.8},
-    "ranks": {"E1": 1.0}, "rows": {"E1": 0.6, "F7": 0.5},
-    "name": {"E9": 0.8, "A1": 0.7}, "mixed": {"E1": 0.9, "E13": 0.5}, "flat": {"E13": 0.9, "E7": 0.8},
-    "shift": {"E7": 1.0, "E13": 0.6}, "axis": {"E1": 1.0},
-}  # fmt: skip
+    "layer": {"E9": 1.0},
+    "expert": {"E10": 1.0},
+    "gate_up": {"E3": 1.0, "E2": 0.5},
+    "gate_up_mixed": {"E2": 1.0},
+    "qkv": {"E4": 1.0, "E1": 0.5},
+    "heads": {"E6": 1.0, "E1": 0.6},
+    "rope": {"E5": 1.0, "E6": 0.6},
+    "vocab": {"F7": 1.0, "E1": 0.5},
+    "uneven": {"E8": 1.0, "F7": 0.5},
+    "padding": {"E11": 0.9, "F7": 0.8},
+    "ranks": {"E1": 1.0},
+    "rows": {"E1": 0.6, "F7": 0.5},
+    "name": {"E9": 0.8, "A1": 0.7},
+    "mixed": {"E1": 0.9, "E13": 0.5},
+    "flat": {"E13": 0.9, "E7": 0.8},
+    "shift": {"E7": 1.0, "E13": 0.6},
+    "axis": {"E1": 1.0},
+}
 
 
 def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
@@ -90,8 +99,13 @@ def partition(cause: str) -> Callable[[Case], Iterator[Match]]:
                 words = case.equal(change, change.weights, "weights", names) if case.still(change, names) else ""
                 if change.leg == "train":
                     names |= {name for name in change.hit(MOMENTS) if is_numbered(name)}  # the owner is unknown
-                yield Match(change.leg, strength[cause], names, change.exact and strength[cause] == 1.0,
-                            reasons=case.against(("E1 E4 E9", words)))  # fmt: skip
+                yield Match(
+                    change.leg,
+                    strength[cause],
+                    names,
+                    change.exact and strength[cause] == 1.0,
+                    reasons=case.against(("E1 E4 E9", words)),
+                )
             if cause == "E13":
                 masters = frozenset(change.hit(MASTERS, "moved.") & change.clean(WEIGHTS))
                 if masters and change.leg == "load":
@@ -143,29 +157,53 @@ def untied(case: Case) -> Iterator[Match]:
         or (one.evidence.get("kind") in ("are new", "appeared") and one.tensors and kinds(one.tensors) <= OUTER)
     ]
     gone = [
-        one for one in case.fired("R01", "P02")
-        if one.evidence.get("kind") in ("are gone", "vanished") and one.tensors and kinds(one.tensors) <= {"head"}
+        one
+        for one in case.fired("R01", "P02")
+        if one.evidence.get("kind") in ("are gone", "vanished")
+        and one.tensors
+        and kinds(one.tensors) <= {"head"}
         and "param" in str(one.evidence.get("roles", "param"))
-    ]  # fmt: skip
+    ]
     if new or gone:
         names = frozenset(n for s in (*new, *gone) for n in s.tensors)
-        yield Match("load" if case.change("load").rows else "train", 1.0, names, signs=(*new, *gone),
-                    exact=any(one.rule == "R15" for one in new) and bool(case.change("load").rows))  # fmt: skip
+        yield Match(
+            "load" if case.change("load").rows else "train",
+            1.0,
+            names,
+            signs=(*new, *gone),
+            exact=any(one.rule == "R15" for one in new) and bool(case.change("load").rows),
+        )
 
 
 def averaged(case: Case) -> Iterator[Match]:
     stored = [one for one in case.fired("R16") if any(word in one.tensors[0].lower() for word in OF_AVERAGES)]
     if stored:
-        yield Match("load", 0.95, frozenset(n for s in stored for n in s.tensors), signs=tuple(stored),
-                    title="The averaged weights differ from the stored ones.")  # fmt: skip
+        yield Match(
+            "load",
+            0.95,
+            frozenset(n for s in stored for n in s.tensors),
+            signs=tuple(stored),
+            title="The averaged weights differ from the stored ones.",
+        )
     if signs := case.fired("P22", "P23"):
         question = "" if case.fired("P22") else "the averages restarted from the weights: was that intended?"
-        yield Match("train", 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs),
-                    question=question, title="The averaged weights did not continue from the stored ones.")  # fmt: skip
+        yield Match(
+            "train",
+            0.9,
+            frozenset(n for s in signs for n in s.tensors),
+            signs=tuple(signs),
+            question=question,
+            title="The averaged weights did not continue from the stored ones.",
+        )
     if signs := case.fired("P28"):
-        yield Match("train", 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs),
-                    question="the averaged weights do not change: are they updated less often?",
-                    title="The averaged weights are not updated.")  # fmt: skip
+        yield Match(
+            "train",
+            0.9,
+            frozenset(n for s in signs for n in s.tensors),
+            signs=tuple(signs),
+            question="the averaged weights do not change: are they updated less often?",
+            title="The averaged weights are not updated.",
+        )
     for change in case.changes:
         count = case.traits.get("averaged") if change.leg == "load" else None
         if count:
@@ -196,9 +234,15 @@ def averaged(case: Case) -> Iterator[Match]:
             reasons = case.against(("A1 A2", words), ("G7 B1", kept))
             worst = max(float(change.detail(change.weights, name).get("worst") or 0) for name in near)
             barely = change.leg == "train" and worst < FARTHER  # as of trainers that change weights in other ways too
-            yield Match(change.leg, 0.9 if whole else 0.4, near, False, reasons=reasons,
-                        question="does the trainer change weights outside the optimizer's update?" if barely else "",
-                        title="Averaged weights, or weights of another step, were loaded.")  # fmt: skip
+            yield Match(
+                change.leg,
+                0.9 if whole else 0.4,
+                near,
+                False,
+                reasons=reasons,
+                question="does the trainer change weights outside the optimizer's update?" if barely else "",
+                title="Averaged weights, or weights of another step, were loaded.",
+            )
     rows = [one for one in case.fired("P11") if one.evidence.get("even")]
     rows = [
         one
@@ -206,8 +250,13 @@ def averaged(case: Case) -> Iterator[Match]:
         if float(one.evidence.get("shrink", 0)) < one.evidence["allowed"][0] and not one.evidence.get("slow")
     ]
     if rows and not case.mastered:
-        yield Match("train", 0.75, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows),
-                    title="Averaged weights, or weights of another step, were loaded.")  # fmt: skip
+        yield Match(
+            "train",
+            0.75,
+            frozenset(n for s in rows for n in s.tensors),
+            signs=tuple(rows),
+            title="Averaged weights, or weights of another step, were loaded.",
+        )
     if signs := case.fired("N21"):
         yield Match(case.resumed, 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -220,8 +269,13 @@ def merged(case: Case) -> Iterator[Match]:
     for change in case.changes:
         if change.hit(("lora_A", "lora_B"), "absent"):
             touched = frozenset(change.hit((*WEIGHTS, *MASTERS, *MOMENTS)))
-            yield Match(change.leg, 1.0, touched, title="The adapters are gone.",
-                        question="were the adapters merged into the weights on purpose?")  # fmt: skip
+            yield Match(
+                change.leg,
+                1.0,
+                touched,
+                title="The adapters are gone.",
+                question="were the adapters merged into the weights on purpose?",
+            )
             return
     gone = [
         one
@@ -232,8 +286,14 @@ def merged(case: Case) -> Iterator[Match]:
     if gone:
         leg = "load" if case.change("load").rows else "train"
         all_names = case.change(leg).hit((*WEIGHTS, *MASTERS, *MOMENTS)) | {n for s in gone for n in s.tensors}
-        yield Match(leg, 1.0, frozenset(all_names), signs=tuple(gone), title="The adapters are gone.",
-                    question="were they merged into the weights on purpose?")  # fmt: skip
+        yield Match(
+            leg,
+            1.0,
+            frozenset(all_names),
+            signs=tuple(gone),
+            title="The adapters are gone.",
+            question="were they merged into the weights on purpose?",
+        )
         return
     for change in case.changes:
         names = frozenset(change.hit((*change.weights, *MASTERS)))
@@ -277,9 +337,14 @@ def vocabulary(case: Case) -> Iterator[Match]:
         if one.evidence.get("kind") in ("have another shape", "changed shape") and kinds(one.tensors) <= OUTER
     ]
     if shaped:
-        yield Match("train", 0.95, frozenset(n for s in shaped for n in s.tensors), signs=tuple(shaped),
-                    question="the vocabulary has a different size: was it extended on purpose?",
-                    title="The vocabulary has a different size.")  # fmt: skip
+        yield Match(
+            "train",
+            0.95,
+            frozenset(n for s in shaped for n in s.tensors),
+            signs=tuple(shaped),
+            question="the vocabulary has a different size: was it extended on purpose?",
+            title="The vocabulary has a different size.",
+        )
 
 
 # ---- the catalogue ---------------------------------------------------------------------------------------------------

@@ -12,8 +12,6 @@ from workbench.doctor.ledger.roles import MASTERS, MOMENTS, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import Sign
 
-__all__ = ["PRECISION", "SCHEDULES"]
-
 ECHO = "an echo, saved right after the load and before any update"
 ARGS = "the arguments of both launches"
 EARLY, LATE = 0.6, 1.5  #: share of the expected position below which it restarted; from which it was stepped twice
@@ -95,8 +93,13 @@ def schedule_restarted(case: Case) -> Iterator[Match]:
     elif slow and not case.fired("N6"):
         declared = _declared(case, slow)
         title = "The learning rate fell: its schedule was not restored, or a different one was set."
-        yield Match(leg, 0.5 if declared else 0.85, signs=tuple(slow), title=title,
-                    question="the learning rate is lower than before: was that intended?")  # fmt: skip
+        yield Match(
+            leg,
+            0.5 if declared else 0.85,
+            signs=tuple(slow),
+            title=title,
+            question="the learning rate is lower than before: was that intended?",
+        )
 
 
 def schedule_lost(case: Case) -> Iterator[Match]:
@@ -109,8 +112,12 @@ def schedule_lost(case: Case) -> Iterator[Match]:
         replayed = any(one.rule == "P13" for one in fast) and not case.fired("P12")
         if replayed:  # the weights are the old ones, moved along the update: only its length is another
             fast += case.fired("P05", "P11", where=where_of(fast[0]))
-        yield Match(leg, 0.4 if doubt else 0.85, signs=tuple(fast),
-                    question="the learning rate is higher than before: was that intended?")  # fmt: skip
+        yield Match(
+            leg,
+            0.4 if doubt else 0.85,
+            signs=tuple(fast),
+            question="the learning rate is higher than before: was that intended?",
+        )
     train = case.change("train")
     far = train.hit(train.weights)
     worst = [float(train.detail(train.weights, name).get("worst") or math.inf) for name in far]
@@ -202,14 +209,25 @@ def another_step(case: Case) -> Iterator[Match]:
             continue
         words = case.equal(change, MOMENTS, "moments")
         reasons = case.against(("B1 B3", words), ("G7 G6", case.equal(change, change.weights, "weights")))
-        yield Match(change.leg, 0.95 if words else 0.6, frozenset(names), bool(words) and change.exact, reasons=reasons,
-                    title="The optimizer's step counters were changed; the moments were kept.")  # fmt: skip
+        yield Match(
+            change.leg,
+            0.95 if words else 0.6,
+            frozenset(names),
+            bool(words) and change.exact,
+            reasons=reasons,
+            title="The optimizer's step counters were changed; the moments were kept.",
+        )
     if _step_is_off(case) and not case.counters("train").reset:
         off = case.fired("S07", "S16", "S17", "S18", "P01", "P15", "R11")
         exact = any(one.rule == "R11" and one.evidence.get("kind") == "step" for one in off)
         words = "the schedule and the optimizer's counters agree with each other"
-        yield Match("load" if exact else case.resumed, 1.0, exact=exact, signs=tuple(off),
-                    reasons=case.against(("C1 C3 B2", words)))  # fmt: skip
+        yield Match(
+            "load" if exact else case.resumed,
+            1.0,
+            exact=exact,
+            signs=tuple(off),
+            reasons=case.against(("C1 C3 B2", words)),
+        )
         return
     kinds = ("trainer", "stated", "folder", "step")
     signs = [one for one in case.fired("S07", "R11") if one.evidence.get("kind") in kinds]

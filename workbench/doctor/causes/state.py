@@ -14,8 +14,6 @@ from workbench.doctor.ledger.sign import Sign, many
 from workbench.doctor.passes.updates import passed
 from workbench.names.weights import kinds
 
-__all__ = ["NAMES", "OPTIMIZER"]
-
 ECHO = "an echo, saved right after the load and before any update"
 NEXT = "a checkpoint one update after the resume, because that update can be replayed exactly"
 FORGOTTEN = 0.2  #: β2^k below which fresh moments and old ones look alike
@@ -296,8 +294,13 @@ def other_groups(case: Case) -> Iterator[Match]:
     signs = [*stated, *played, *case.fired("N27")]
     if signs and not any("weight_decay" in name for name in case.declared):
         names = frozenset(n for s in signs for n in s.tensors)
-        yield Match("train", 1.0, names, question="the weight decay of these parameters changed: was that intended?",
-                    signs=(*signs, *_untouched(case)))  # fmt: skip
+        yield Match(
+            "train",
+            1.0,
+            names,
+            question="the weight decay of these parameters changed: was that intended?",
+            signs=(*signs, *_untouched(case)),
+        )
     elif rows := _untouched(case):
         yield Match("train", 0.5, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows))
 
@@ -312,8 +315,13 @@ def orphan_groups(case: Case) -> Iterator[Match]:
         follows = [one for one in case.fired("S16", "P15", "P13", "P19", "R14") if one.evidence.get("kind") != "jump"]
         yield Match(case.resumed, 0.95, signs=(*signs, *follows))
     if signs := [one for one in case.fired("P11") if one.evidence.get("slow")]:
-        yield Match("train", 0.8, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs),
-                    title="The updates were made with a lower learning rate than is stored.")  # fmt: skip
+        yield Match(
+            "train",
+            0.8,
+            frozenset(n for s in signs for n in s.tensors),
+            signs=tuple(signs),
+            title="The updates were made with a lower learning rate than is stored.",
+        )
 
 
 def gradients_scaled(case: Case) -> Iterator[Match]:
@@ -321,9 +329,14 @@ def gradients_scaled(case: Case) -> Iterator[Match]:
     if signs and not case.change("train").hit(MOMENTS):
         times = float(signs[0].evidence["times"])
         words = f"{times:.3g} times larger" if times > 1 else f"{1 / max(times, 1e-30):.3g} times smaller"
-        yield Match("train", 0.6, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs),
-                    question="were the loss, the batch or the data changed on purpose?",
-                    title=f"The gradients are {words} than those before.")  # fmt: skip
+        yield Match(
+            "train",
+            0.6,
+            frozenset(n for s in signs for n in s.tensors),
+            signs=tuple(signs),
+            question="were the loss, the batch or the data changed on purpose?",
+            title=f"The gradients are {words} than those before.",
+        )
 
 
 def compressed(case: Case) -> Iterator[Match]:
@@ -336,51 +349,76 @@ def compressed(case: Case) -> Iterator[Match]:
 # ---- the catalogue ---------------------------------------------------------------------------------------------------
 
 NAMES = (
-    made("A1", "The weights were renamed, so none of them were loaded.",
-         "a prefix (module., _orig_mod., model., base_model.model.) differs and the load was not strict",
-         "the loss is that of a new model, about ln(vocabulary)",
-         "load with the prefix mapped and strict=True; check the list of missing keys", ECHO,
-         "torchgeo 4036, lerobot 3459",
-         hf="call from_pretrained with output_loading_info=True and map the prefix; missing_keys must be empty",
-         deepspeed="load_checkpoint(load_module_strict=True); save the module inside the compile wrapper, if any",
-         lightning="load_from_checkpoint(strict=True); save the module inside torch.compile",
-         explains="P05 P06 P08 P11 P12 P13 P17 P18 N1 N29 R01 R09 P02 S13 S15 S08 N4",
-         losses="the first losses are wrong; they recover over 10² to 10³ updates",
-         everywhere=True,
-         pattern=renamed),
-    made("A2", "A tensor was not loaded and kept its initial value.",
-         "a key is missing and the load was not strict", "a jump that depends on the tensor's importance",
-         "list the keys that the load did not read, restore them from the older checkpoint, and load with strict=True",
-         ECHO, "catalogue A2",
-         dcp="dcp.load with a planner that refuses missing keys (DefaultLoadPlanner(allow_partial_load=False))",
-         megatron="--dist-ckpt-strictness raise_all", hf="check missing_keys of from_pretrained's loading info",
-         explains="P05 P06 P08 P11 P12 P13 P17 P18 N29 R01 R03 R09 P02 N3",
-         losses="the first losses are wrong; they recover over 10² to 10³ updates",
-         pattern=not_loaded),
-    made("A3", "Norm weights were not loaded and kept their initial value of 1.",
-         "their keys have other names or are not in the file", "a small jump; the loss recovers in hundreds of steps",
-         "restore the norms from the older checkpoint; the unread keys show which", ECHO,
-         "catalogue A3; Model-Optimizer 2322",
-         explains="P05 P06 P08 P11 P12 P13 P17 P18 S15 R09 N29 R08",
-         expects="S15",
-         losses="the first losses are wrong; they recover over 10² to 10³ updates",
-         pattern=norms_at_one),
-    made("A4", "Tensors that do not belong to the model were added.",
-         "a second adapter, an average or a copied head was saved as well", "none; the file grows",
-         "find the new keys and leave them out of the save", "the trainer's arguments of both saves",
-         "diffusers 6366",
-         explains="R01 P02 N3 S14 S06 R10 P01",
-         losses="the first losses are wrong; they recover over 10² to 10³ updates",
-         pattern=added),
-    made("A5", "Buffers were not saved or not restored.",
-         "persistent=False, or a list of keys without buffers (expert_bias, running statistics, fp8 extra state)",
-         "unbalanced routing, slow drift", "register the buffers as persistent and restore them", ECHO,
-         "FlagScale 411",
-         megatron="keep expert_bias and _extra_state in the state dict; --dist-ckpt-strictness raise_all",
-         explains="N4 R01 R09 R03 P24",
-         losses="the first losses are wrong; they recover over 10² to 10³ updates",
-         pattern=buffers_lost),
-)  # fmt: skip
+    made(
+        "A1",
+        "The weights were renamed, so none of them were loaded.",
+        "a prefix (module., _orig_mod., model., base_model.model.) differs and the load was not strict",
+        "the loss is that of a new model, about ln(vocabulary)",
+        "load with the prefix mapped and strict=True; check the list of missing keys",
+        ECHO,
+        "torchgeo 4036, lerobot 3459",
+        hf="call from_pretrained with output_loading_info=True and map the prefix; missing_keys must be empty",
+        deepspeed="load_checkpoint(load_module_strict=True); save the module inside the compile wrapper, if any",
+        lightning="load_from_checkpoint(strict=True); save the module inside torch.compile",
+        explains="P05 P06 P08 P11 P12 P13 P17 P18 N1 N29 R01 R09 P02 S13 S15 S08 N4",
+        losses="the first losses are wrong; they recover over 10² to 10³ updates",
+        everywhere=True,
+        pattern=renamed,
+    ),
+    made(
+        "A2",
+        "A tensor was not loaded and kept its initial value.",
+        "a key is missing and the load was not strict",
+        "a jump that depends on the tensor's importance",
+        "list the keys that the load did not read, restore them from the older checkpoint, and load with strict=True",
+        ECHO,
+        "catalogue A2",
+        dcp="dcp.load with a planner that refuses missing keys (DefaultLoadPlanner(allow_partial_load=False))",
+        megatron="--dist-ckpt-strictness raise_all",
+        hf="check missing_keys of from_pretrained's loading info",
+        explains="P05 P06 P08 P11 P12 P13 P17 P18 N29 R01 R03 R09 P02 N3",
+        losses="the first losses are wrong; they recover over 10² to 10³ updates",
+        pattern=not_loaded,
+    ),
+    made(
+        "A3",
+        "Norm weights were not loaded and kept their initial value of 1.",
+        "their keys have other names or are not in the file",
+        "a small jump; the loss recovers in hundreds of steps",
+        "restore the norms from the older checkpoint; the unread keys show which",
+        ECHO,
+        "catalogue A3; Model-Optimizer 2322",
+        explains="P05 P06 P08 P11 P12 P13 P17 P18 S15 R09 N29 R08",
+        expects="S15",
+        losses="the first losses are wrong; they recover over 10² to 10³ updates",
+        pattern=norms_at_one,
+    ),
+    made(
+        "A4",
+        "Tensors that do not belong to the model were added.",
+        "a second adapter, an average or a copied head was saved as well",
+        "none; the file grows",
+        "find the new keys and leave them out of the save",
+        "the trainer's arguments of both saves",
+        "diffusers 6366",
+        explains="R01 P02 N3 S14 S06 R10 P01",
+        losses="the first losses are wrong; they recover over 10² to 10³ updates",
+        pattern=added,
+    ),
+    made(
+        "A5",
+        "Buffers were not saved or not restored.",
+        "persistent=False, or a list of keys without buffers (expert_bias, running statistics, fp8 extra state)",
+        "unbalanced routing, slow drift",
+        "register the buffers as persistent and restore them",
+        ECHO,
+        "FlagScale 411",
+        megatron="keep expert_bias and _extra_state in the state dict; --dist-ckpt-strictness raise_all",
+        explains="N4 R01 R09 R03 P24",
+        losses="the first losses are wrong; they recover over 10² to 10³ updates",
+        pattern=buffers_lost,
+    ),
+)
 
 OPTIMIZER = (
     made("B1", "The optimizer state was not restored.",

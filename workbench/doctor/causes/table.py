@@ -18,14 +18,17 @@ from workbench.doctor.causes.layout import COPIES, LAYOUTS
 from workbench.doctor.causes.run import PRECISION, SCHEDULES
 from workbench.doctor.causes.state import NAMES, OPTIMIZER
 
-__all__ = ["CAUSES", "CHAPTERS"]
-
 #: First letter of an id → the topic of those causes.
 CHAPTERS = {
-    "A": "names that did not match", "B": "the optimizer's state", "C": "schedules, counters, data",
-    "D": "precision and masters", "E": "layouts of sharded tensors", "F": "copies, averages, adapters, vocabulary",
-    "G": "corruption and mixed saves", "H": "deliberate changes, and the model itself",
-}  # fmt: skip
+    "A": "names that did not match",
+    "B": "the optimizer's state",
+    "C": "schedules, counters, data",
+    "D": "precision and masters",
+    "E": "layouts of sharded tensors",
+    "F": "copies, averages, adapters, vocabulary",
+    "G": "corruption and mixed saves",
+    "H": "deliberate changes, and the model itself",
+}
 
 CAUSES: Mapping[str, Cause] = MappingProxyType(
     {

@@ -16,9 +16,6 @@ from workbench.core.kernels import kernel, loop, ready, reordered
 from workbench.doctor.compiled import NEARLY, RUN
 from workbench.doctor.laws import bounds
 
-__all__ = ["digest", "numbers", "rounding", "state_bound", "total"]
-
-
 _MAGNITUDE, _INFINITY, _ONE = 0x7FFFFFFF, 0x7F800000, 0x3F800000
 _SALT = 0x9E3779B97F4A7C15
 

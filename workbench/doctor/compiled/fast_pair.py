@@ -20,15 +20,25 @@ from workbench.core.kernels import kernel, loop, ready, reordered
 from workbench.doctor.compiled import NEARLY, RUN
 from workbench.doctor.laws import bounds
 
-__all__ = ["COUNTS", "LAWS", "SUMS", "fold"]
-
-
 #: What may be looked at, as bits of ``what``.
 LAWS = {"moments": 1, "floor": 2, "transition": 4, "weights": 8, "reach": 16, "replay": 32, "same": 64, "ruler": 128}
 #: Order of the counts and sums that are handed out.
 COUNTS = ("floor", "transition", "reach", "still", "nan", "count", "unchanged", "same", "replay", "ruler")
-SUMS = ("aa", "bb", "ab", "dd", "replay_dd", "replay_du", "replay_dw", "replay_uu", "replay_uw", "replay_ww",
-        "ruler_xx", "ruler_xy", "ruler_yy")  # fmt: skip
+SUMS = (
+    "aa",
+    "bb",
+    "ab",
+    "dd",
+    "replay_dd",
+    "replay_du",
+    "replay_dw",
+    "replay_uu",
+    "replay_uw",
+    "replay_ww",
+    "ruler_xx",
+    "ruler_xy",
+    "ruler_yy",
+)
 (_FLOOR, _TRANSITION, _REACH, _STILL, _NAN, _COUNT, _UNCHANGED, _SAME, _REPLAY, _RULER) = range(len(COUNTS))
 _MOMENTS, _WITH_FLOOR, _WITH_TRANSITION, _WEIGHTS, _WITH_REACH, _WITH_REPLAY, _WITH_SAME, _WITH_RULER = LAWS.values()
 _NONE = np.zeros(0, np.float32)
@@ -121,9 +131,18 @@ def _transition(m_a, v_a, m_b, v_b, c, start, worst, at):
     broken, fade_m, fade_v, limit, per_v, under, all_limit, per_m = 0, c[3], c[4], c[5], c[6], c[7], c[8], c[9]
     for i in range(len(m_a)):
         left, right, allowed = _transition_sides(
-            np.float64(m_a[i]), np.float64(v_a[i]), np.float64(m_b[i]), np.float64(v_b[i]),
-            fade_m, fade_v, limit, per_v, under, all_limit, per_m,
-        )  # fmt: skip
+            np.float64(m_a[i]),
+            np.float64(v_a[i]),
+            np.float64(m_b[i]),
+            np.float64(v_b[i]),
+            fade_m,
+            fade_v,
+            limit,
+            per_v,
+            under,
+            all_limit,
+            per_m,
+        )
         hit = left > allowed
         broken += hit
         _note(left / right, right > 0.0, hit, start + i, 1, worst, at)
@@ -288,9 +307,7 @@ def _fold(
             low = _lowest(least[0], worst[0], c[0], c[1])
             if what & _WITH_TRANSITION:
                 scale, room = _scale(worst[1])
-                fallen, above = _moments_above(
-                    ma, va, mb, vb, low, c[3], c[4], c[5], c[6], c[7], scale * scale, room
-                )  # fmt: skip
+                fallen, above = _moments_above(ma, va, mb, vb, low, c[3], c[4], c[5], c[6], c[7], scale * scale, room)
                 if above:
                     counts[_TRANSITION] += _transition(ma, va, mb, vb, c, start, worst, at)
             else:

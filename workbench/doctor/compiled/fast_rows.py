@@ -15,8 +15,6 @@ import numpy as np
 from workbench.core.arrays import Array
 from workbench.core.kernels import kernel, loop, ready, reordered
 
-__all__ = ["logs", "square_sums"]
-
 SHORT = 512  #: elements whose sums are float32: what that rounds is far below what any number of rows can tell
 
 

@@ -1,3 +1,1 @@
 """Facts from the trainer's state: counters, schedules, arguments and data, each with its source."""
-
-__all__: list[str] = []

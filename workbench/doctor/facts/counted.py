@@ -15,8 +15,6 @@ from fractions import Fraction
 
 from workbench.doctor.facts.state import NAME, TrainingState
 
-__all__ = ["accumulated", "per_step", "stated", "whole_ratio"]
-
 MOST = 128  #: most micro-batches per update that a single file makes likely
 LEAST = 3  #: updates from which an integer ratio is not a coincidence
 

@@ -22,8 +22,6 @@ from workbench.doctor.facts.groups import Names, is_numbered, number_of
 from workbench.doctor.facts.state import TrainingState
 from workbench.tensor import LazyTensor
 
-__all__ = ["Evidence", "Pair", "State", "is_numbered", "stripped"]
-
 SAME = 0.9  #: share of the names that must agree without their wrappers
 _MOVING = {"exp_avg", "exp_avg_sq", "momentum"}  #: roles of optimizer state that an update is computed from
 _WHOLE = {"param", "master"}

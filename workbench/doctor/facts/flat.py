@@ -20,8 +20,6 @@ from typing import Any
 from workbench.core.pickles.standins import Opaque, Record
 from workbench.errors import WorkbenchError
 
-__all__ = ["ObjectLeaf", "leaves", "plain"]
-
 NODES = 1_000_000  #: most values that are visited, over all objects
 DEPTH = 10
 BITS = 1000  #: most bits of an integer; a float holds 1023

@@ -31,8 +31,6 @@ from workbench.errors import WorkbenchError
 from workbench.names.steps import parse_name
 from workbench.runs import TRACKER_LIMIT, TRACKERS
 
-__all__ = ["FACTS", "gather"]
-
 #: Fact → its meaning.
 FACTS = {
     "step": "updates done, as the trainer's state counts",
@@ -68,9 +66,17 @@ _MODEL = {"model_type", "hidden_size", "num_hidden_layers", "num_attention_heads
 _NO_STATE = ("sched", "optim", "args", "config", "callback", "loader", "sampler", "history", "beta_pow", "dataset")
 #: Names of a data loader's position: torchdata's StatefulDataLoader, plain counters.
 _POSITION = (
-    "batches", "num_batches", "_num_yielded", "_num_batches_fetched", "samples_yielded", "batches_yielded",
-    "sample_idx", "_snapshot_step", "batch_idx", "position",
-)  # fmt: skip
+    "batches",
+    "num_batches",
+    "_num_yielded",
+    "_num_batches_fetched",
+    "samples_yielded",
+    "batches_yielded",
+    "sample_idx",
+    "_snapshot_step",
+    "batch_idx",
+    "position",
+)
 #: Fact → names of arguments.
 _FROM_ARGS = {
     "global_batch": ("global_batch_size", "train_batch_size"),
@@ -93,9 +99,13 @@ _FROM_ARGS = {
 }
 #: Fact → parser of its argument; all others are flags.
 _READ: Mapping[str, Callable[[Any], Any]] = {
-    "global_batch": step_of, "accumulation": step_of, "world_size": step_of, "data_seed": whole, "vocab_size": step_of,
+    "global_batch": step_of,
+    "accumulation": step_of,
+    "world_size": step_of,
+    "data_seed": whole,
+    "vocab_size": step_of,
     "clip": number,
-}  # fmt: skip
+}
 RNG_BYTES = 1 << 16  #: most bytes of one generator's state
 RNG_MANY = 4096
 
@@ -129,10 +139,17 @@ def gather(
     _deepspeed(told, found, args)
     _scaler(told, found)
     state = TrainingState(
-        {fact: tuple(statements) for fact, statements in told.items()}, groups, read_schedule(found),
-        read_steps(ckpt, groups, names, found), args, {n: args[n] for n in args if n in _MODEL}, _generators(ckpt),
-        unreadable, _wrote(groups, names, called), {name: frozenset(words) for name, words in names.state.items()},
-    )  # fmt: skip
+        {fact: tuple(statements) for fact, statements in told.items()},
+        groups,
+        read_schedule(found),
+        read_steps(ckpt, groups, names, found),
+        args,
+        {n: args[n] for n in args if n in _MODEL},
+        _generators(ckpt),
+        unreadable,
+        _wrote(groups, names, called),
+        {name: frozenset(words) for name, words in names.state.items()},
+    )
     return state.given(betas=betas, lr=lr, weight_decay=weight_decay)
 
 

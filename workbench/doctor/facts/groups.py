@@ -32,14 +32,34 @@ from workbench.doctor.facts.optimizer import recognise
 from workbench.doctor.facts.state import Group
 from workbench.names.roles import STATES
 
-__all__ = ["OF_AVERAGES", "Names", "is_numbered", "number_of", "read_groups"]
-
 _FIELDS = {
-    "lr", "betas", "eps", "weight_decay", "amsgrad", "decoupled_weight_decay", "initial_lr", "step", "params",
-    "maximize", "foreach", "capturable", "differentiable", "fused", "param_names", "wd_mult", "lr_mult",
-    "is_expert_parallel", "is_decoupled_lr", "default_config", "max_lr", "min_lr", "bias_correction", "beta1", "beta2",
+    "lr",
+    "betas",
+    "eps",
+    "weight_decay",
+    "amsgrad",
+    "decoupled_weight_decay",
+    "initial_lr",
+    "step",
+    "params",
+    "maximize",
+    "foreach",
+    "capturable",
+    "differentiable",
+    "fused",
+    "param_names",
+    "wd_mult",
+    "lr_mult",
+    "is_expert_parallel",
+    "is_decoupled_lr",
+    "default_config",
+    "max_lr",
+    "min_lr",
+    "bias_correction",
+    "beta1",
+    "beta2",
     "momentum",
-}  # fmt: skip
+}
 _NUMBERED = re.compile(r"(?:(.*?)\.)?state\.([0-9]{1,18})\.(.+)", re.S)
 _PSEUDO = re.compile(r"\S+ (state|master) ([0-9.]+)")
 #: Paths of a run's only or first optimizer, which pseudo-names omit, so two formats use the same names.
@@ -290,10 +310,19 @@ def _group(key: tuple[str, str, str], fields: Mapping[str, Any], names: Names) -
     eps, step = (_least(number(fields.get(name))) for name in ("eps", "step"))
     settings = {name: value for name, value in fields.items() if name not in ("params", "param_names")}
     return Group(
-        params, count, number(fields.get("lr")), pair, eps, number(fields.get("weight_decay")),
-        number(fields.get("initial_lr")), step, _flag(fields.get("amsgrad")),
-        _flag(fields.get("decoupled_weight_decay")), source, settings,
-    )  # fmt: skip
+        params,
+        count,
+        number(fields.get("lr")),
+        pair,
+        eps,
+        number(fields.get("weight_decay")),
+        number(fields.get("initial_lr")),
+        step,
+        _flag(fields.get("amsgrad")),
+        _flag(fields.get("decoupled_weight_decay")),
+        source,
+        settings,
+    )
 
 
 def _joined(groups: Iterable[Group]) -> list[Group]:

@@ -15,8 +15,6 @@ from typing import Any
 
 from workbench.errors import UsageError
 
-__all__ = ["BITS", "betas_of", "number", "step_of", "usable", "whole"]
-
 BITS = 63  #: most bits of a counter
 
 

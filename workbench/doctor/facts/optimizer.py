@@ -23,8 +23,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["ALL_LAWS", "UNKNOWN", "Optimizer", "claimed", "recognise", "together"]
-
 #: ``moments``: m² ≤ K·v, v_B ≥ β2^k·v_A and the transition; ``reach``: the lr bounds |ΔW|; ``replay``: an update
 #: follows from the moments after it; ``ruler``: elements without a gradient decay by one factor; ``counter``: each
 #: update of a parameter is one count.
@@ -36,11 +34,38 @@ _PLAIN = {"lr", "betas", "eps", "weight_decay"}
 _TORCH = {"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
 #: Fields of schedules, of Megatron's group builder, or notes of users; they do not affect updates.
 _NOTES = {
-    "step", "params", "param_names", "initial_lr", "max_lr", "min_lr", "base_lr", "base_momentum", "max_momentum",
-    "swa_lr", "wd_mult", "lr_mult", "pre_wd_mult", "pre_lr_mult", "start_wd", "end_wd", "is_expert_parallel",
-    "is_decoupled_lr", "default_config", "lr_scale", "wd_scale", "name", "names", "group_name", "group_names",
-    "param_group_name", "layer", "layer_id", "tag", "kind", "use_muon",
-}  # fmt: skip
+    "step",
+    "params",
+    "param_names",
+    "initial_lr",
+    "max_lr",
+    "min_lr",
+    "base_lr",
+    "base_momentum",
+    "max_momentum",
+    "swa_lr",
+    "wd_mult",
+    "lr_mult",
+    "pre_wd_mult",
+    "pre_lr_mult",
+    "start_wd",
+    "end_wd",
+    "is_expert_parallel",
+    "is_decoupled_lr",
+    "default_config",
+    "lr_scale",
+    "wd_scale",
+    "name",
+    "names",
+    "group_name",
+    "group_names",
+    "param_group_name",
+    "layer",
+    "layer_id",
+    "tag",
+    "kind",
+    "use_muon",
+}
 _ADAM_STATE = {"exp_avg", "exp_avg_sq"}
 #: State beside the moments that does not affect any law.
 _BESIDE = {"step", "master", "master_param", "max_exp_avg_sq", "beta1_pow", "beta2_pow"}
@@ -71,11 +96,25 @@ _BY_STATE: tuple[tuple[frozenset[str], str, frozenset[str]], ...] = tuple(
 )
 #: A field of the param groups → family. No law is proved here for these.
 _BY_FIELD = {
-    "weight_lr_power": "schedule-free", "train_mode": "schedule-free", "d_coef": "Prodigy", "d0": "D-Adaptation",
-    "ns_steps": "Muon", "ns_coefficients": "Muon", "momentum_decay": "NAdam", "lr_decay": "Adagrad", "rho": "Adadelta",
-    "lambd": "ASGD", "step_sizes": "Rprop", "beta2_decay": "Adafactor", "decay_rate": "Adafactor", "nus": "QHAdam",
-    "update_proj_gap": "GaLore", "shampoo_beta": "SOAP", "final_lr": "AdaBound", "grad_averaging": "LAMB",
-}  # fmt: skip
+    "weight_lr_power": "schedule-free",
+    "train_mode": "schedule-free",
+    "d_coef": "Prodigy",
+    "d0": "D-Adaptation",
+    "ns_steps": "Muon",
+    "ns_coefficients": "Muon",
+    "momentum_decay": "NAdam",
+    "lr_decay": "Adagrad",
+    "rho": "Adadelta",
+    "lambd": "ASGD",
+    "step_sizes": "Rprop",
+    "beta2_decay": "Adafactor",
+    "decay_rate": "Adafactor",
+    "nus": "QHAdam",
+    "update_proj_gap": "GaLore",
+    "shampoo_beta": "SOAP",
+    "final_lr": "AdaBound",
+    "grad_averaging": "LAMB",
+}
 
 
 @dataclass(frozen=True)

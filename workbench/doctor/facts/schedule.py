@@ -22,13 +22,9 @@ from workbench.doctor.facts.flat import ObjectLeaf
 from workbench.doctor.facts.numbers import number, whole
 from workbench.doctor.facts.state import Schedule, Statement
 
-__all__ = ["Plan", "plan_of", "rates_at", "read_schedule"]
-
 _NESTED = "_schedulers"  #: key of torch's SequentialLR and ChainedScheduler
 #: Keys in the state of every schedule of torch.
-_OF_ALL = {
-    "base_lrs", "last_epoch", "_step_count", "_is_initial", "_get_lr_called_within_step", "_last_lr", "verbose",
-}  # fmt: skip
+_OF_ALL = {"base_lrs", "last_epoch", "_step_count", "_is_initial", "_get_lr_called_within_step", "_last_lr", "verbose"}
 _STYLES = {"cosine", "linear", "constant"}
 SLACK = 1e-3  #: relative; neighbouring updates cover conventions of counting
 #: Arguments by trainer: (peak, floor, warm-up, total), in updates. nanoGPT; Megatron.
@@ -163,11 +159,19 @@ def _schedule(fields: Mapping[str, Any], source: str) -> Schedule | None:
         style = fields.get("lr_decay_style")
         decays = number(fields.get("start_wd")), number(fields.get("end_wd"))
         return Schedule(
-            "megatron", whole(fields["num_steps"]), None, (), (), number(fields["max_lr"]),
-            number(fields.get("min_lr")), whole(fields.get("lr_warmup_steps")), whole(fields.get("lr_decay_steps")),
+            "megatron",
+            whole(fields["num_steps"]),
+            None,
+            (),
+            (),
+            number(fields["max_lr"]),
+            number(fields.get("min_lr")),
+            whole(fields.get("lr_warmup_steps")),
+            whole(fields.get("lr_decay_steps")),
             style if isinstance(style, str) else None,
-            None if None in decays else (decays[0] or 0.0, decays[1] or 0.0), source,
-        )  # fmt: skip
+            None if None in decays else (decays[0] or 0.0, decays[1] or 0.0),
+            source,
+        )
     if whole(fields.get("last_batch_iteration")) is not None:
         # counts from 0: after the first update it is 0 (deepspeed 0.19.8, `step`)
         return Schedule("deepspeed", fields["last_batch_iteration"] + 1, False, source=source)

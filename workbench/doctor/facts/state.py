@@ -23,8 +23,6 @@ from typing import Any
 from workbench.doctor.facts.numbers import number
 from workbench.doctor.facts.optimizer import Optimizer, claimed
 
-__all__ = ["GIVEN", "NAME", "Group", "Schedule", "Statement", "Steps", "TrainingState"]
-
 GIVEN = "given"  #: source of a fact that the user passed
 NAME = "the name"  #: source of a step that only the folder's name states
 

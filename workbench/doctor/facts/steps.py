@@ -25,8 +25,6 @@ from workbench.doctor.facts.state import Group, Steps
 from workbench.doctor.ledger.sign import many
 from workbench.errors import WorkbenchError
 
-__all__ = ["read_steps"]
-
 MAX_SCALARS = 200_000  #: most counters to read
 
 

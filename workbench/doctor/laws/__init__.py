@@ -1,3 +1,1 @@
 """Laws of Adam and AdamW, bounds and equalities, as pure functions on flat arrays."""
-
-__all__: list[str] = []

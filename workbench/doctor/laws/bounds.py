@@ -39,12 +39,6 @@ import numpy as np
 
 from workbench.core.arrays import Array
 
-__all__ = [
-    "LONGEST", "UNITS", "Hits", "aged", "bias_factor", "bound", "floor", "floor_sides", "floor_terms", "has_slack",
-    "moved_by", "reach", "reach_sides", "reach_terms", "sound", "state_bound", "state_bound_sides",
-    "state_bound_terms", "transition", "transition_sides", "transition_terms",
-]  # fmt: skip
-
 Betas = tuple[float, float]
 Sides = tuple[Array, Any, Array]
 
@@ -146,9 +140,18 @@ def floor_sides(v_a: Array, v_b: Array, fade: float, lost: float, under: float) 
 
 
 def transition_sides(
-    m_a: Array, v_a: Array, m_b: Array, v_b: Array, fade_m: float, fade_v: float, limit: float, per_v: float,
-    under: float, all_limit: float, per_m: float,
-) -> Sides:  # fmt: skip
+    m_a: Array,
+    v_a: Array,
+    m_b: Array,
+    v_b: Array,
+    fade_m: float,
+    fade_v: float,
+    limit: float,
+    per_v: float,
+    under: float,
+    all_limit: float,
+    per_m: float,
+) -> Sides:
     """|m_B − β1^k·m_A| ≤ √(K_k·(v_B − β2^k·v_A)); at k = 1 both sides are equal."""
     size, gained = np.abs(v_b), np.maximum(v_b - fade_v * v_a, 0.0)
     room_m = per_m * (np.abs(m_a) + np.sqrt(all_limit * (size + under)))
@@ -195,9 +198,7 @@ def floor_terms(beta2: float, k: int, dtype: str) -> tuple[float, float, float]:
     return beta2**k, lost, 3 * TINY[dtype] * min(k, 1 / (1 - beta2))
 
 
-def transition(
-    m_a: Array, v_a: Array, m_b: Array, v_b: Array, betas: Betas, k: int, dtype: str = "float32"
-) -> Hits:  # fmt: skip
+def transition(m_a: Array, v_a: Array, m_b: Array, v_b: Array, betas: Betas, k: int, dtype: str = "float32") -> Hits:
     """(m_B − β1^k·m_A)² ≤ K_k·(v_B − β2^k·v_A)."""
     terms = transition_terms(betas, k, dtype)
     return _hits(*transition_sides(_wide(m_a), _wide(v_a), _wide(m_b), _wide(v_b), *terms))
@@ -215,9 +216,7 @@ def transition_terms(betas: Betas, k: int, dtype: str) -> tuple[float, ...]:
     return betas[0] ** k, betas[1] ** k, limit, ROUNDINGS * unit * k, under, bound(betas), per_m
 
 
-def reach(
-    w_a: Array, w_b: Array, most: float, decay: tuple[float, float], k: int, dtype: str = "float32"
-) -> Hits:  # fmt: skip
+def reach(w_a: Array, w_b: Array, most: float, decay: tuple[float, float], k: int, dtype: str = "float32") -> Hits:
     """|W_B − W_A·Π(1−lr·λ)| ≤ most.
 
     Args:

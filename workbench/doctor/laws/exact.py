@@ -21,8 +21,6 @@ from workbench.analysis.verify.pairs import Rounding
 from workbench.core.arrays import Array
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 
-__all__ = ["LOW", "Line", "Replay", "low_bits", "replay", "rounding", "ruler", "same_step"]
-
 Betas = tuple[float, float]
 LOW = {"bfloat16": 0xFFFF, "float16": 0x1FFF}  #: bits of a float32 that a 16-bit type cannot hold
 

@@ -1,3 +1,1 @@
 """Measurements: the signs of rules, and the ledger of every quantity."""
-
-__all__: list[str] = []

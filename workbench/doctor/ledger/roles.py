@@ -6,19 +6,25 @@ bit, and no law of updates is known for it.
 
 from __future__ import annotations
 
-__all__ = [
-    "AVERAGES", "BUFFERS", "FIRST", "MASTERS", "MOMENTS", "SECOND", "STATE", "WEIGHTS", "quantity",
-]  # fmt: skip
-
 WEIGHTS = ("param", "lora_A", "lora_B")
 MASTERS = ("master",)
 #: Averages of gradients: torch.optim (SGD, Adam, RMSprop), bitsandbytes, AdEMAMix.
 FIRST = ("exp_avg", "momentum", "momentum_buffer", "state1", "grad_avg", "exp_avg_slow", "exp_avg_diff")
 #: Sums and averages of squares: torch.optim (Adam, Adamax, RMSprop, Adagrad, Adadelta, Adafactor), bitsandbytes.
 SECOND = (
-    "exp_avg_sq", "max_exp_avg_sq", "state2", "square_avg", "sum", "exp_inf", "acc_delta", "row_var", "col_var",
-    "variance", "exp_avg_sq_row", "exp_avg_sq_col",
-)  # fmt: skip
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "state2",
+    "square_avg",
+    "sum",
+    "exp_inf",
+    "acc_delta",
+    "row_var",
+    "col_var",
+    "variance",
+    "exp_avg_sq_row",
+    "exp_avg_sq_col",
+)
 STATE = "state"  #: the quantity of every other tensor of an optimizer
 MOMENTS = (*FIRST, *SECOND)
 AVERAGES = ("ema",)

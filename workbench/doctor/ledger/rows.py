@@ -22,13 +22,15 @@ from typing import Any
 
 from workbench.doctor.ledger.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, STATE, WEIGHTS
 
-__all__ = ["GROUPS", "LEGS", "Ledger", "LedgerLeg", "Row", "Status"]
-
 #: Common names for several quantities together.
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "weights": WEIGHTS, "masters": MASTERS, "moments": MOMENTS, "averages": AVERAGES, "buffers": BUFFERS,
+    "weights": WEIGHTS,
+    "masters": MASTERS,
+    "moments": MOMENTS,
+    "averages": AVERAGES,
+    "buffers": BUFFERS,
     "other optimizer tensors": (STATE,),
-}  # fmt: skip
+}
 #: Where something was measured: one checkpoint, the load (before → echo), the updates after it.
 LEGS = ("before", "echo", "after", "load", "train")
 
@@ -195,9 +197,15 @@ class Ledger:
         """Return the rows in JSON's types, each with its count and up to a hundred names."""
         return [
             {
-                "leg": row.leg, "quantity": row.quantity, "status": str(row.status), "form": row.form,
-                "count": len(row.names), "names": list(row.names[:100]), "elements": row.elements, "why": row.why,
+                "leg": row.leg,
+                "quantity": row.quantity,
+                "status": str(row.status),
+                "form": row.form,
+                "count": len(row.names),
+                "names": list(row.names[:100]),
+                "elements": row.elements,
+                "why": row.why,
                 "exact": row.exact,
             }
             for row in self._rows
-        ]  # fmt: skip
+        ]

@@ -18,20 +18,6 @@ from typing import Any
 
 from workbench.analysis.report import SEVERITIES
 
-__all__ = [
-    "NEEDS",
-    "RULES",
-    "SAVED",
-    "Cleared",
-    "Inapplicable",
-    "Outcome",
-    "Rule",
-    "Sign",
-    "looked_at",
-    "many",
-    "register",
-]
-
 #: What a rule examines.
 NEEDS = {
     "one": "one checkpoint",

@@ -1,3 +1,1 @@
 """Where values moved: equal rows, columns and lines of two checkpoints, and the form of other changes."""
-
-__all__: list[str] = []

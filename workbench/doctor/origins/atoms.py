@@ -24,8 +24,6 @@ from workbench.doctor.ledger.roles import quantity
 from workbench.names.frameworks import Geometry, geometry, links
 from workbench.tensor import LazyTensor
 
-__all__ = ["Atom", "Atoms"]
-
 
 @dataclass(frozen=True)
 class Atom:

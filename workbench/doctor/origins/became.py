@@ -29,9 +29,6 @@ from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.tensor import LazyTensor
 
-__all__ = ["EXACT", "Became", "moments_became", "one_factor", "one_gradient", "weights_became"]
-
-
 FEW = 8  #: most elements with flipped bits
 PAGE = 512  #: elements from which zeros are a lost write, not a coincidence
 PARTLY = 0.98  #: share of elements that either follow or started from zero
@@ -185,9 +182,13 @@ def _first_gone(v_a: Array, m_b: Array, v_b: Array, update: Update, sums: PairSt
 def _hypotheses(m: Array, v: Array) -> list[tuple[str, tuple[Array, Array]]]:
     none = np.zeros_like(m)
     return [
-        ("zero", (none, none)), ("second_zero", (m, none)), ("first_zero", (none, v)), ("swapped", (v, m)),
-        ("rounded", (_bf16(m), _bf16(v))), *(("ratio", (n * m, n * v)) for n in FACTORS),
-    ]  # fmt: skip
+        ("zero", (none, none)),
+        ("second_zero", (m, none)),
+        ("first_zero", (none, v)),
+        ("swapped", (v, m)),
+        ("rounded", (_bf16(m), _bf16(v))),
+        *(("ratio", (n * m, n * v)) for n in FACTORS),
+    ]
 
 
 def one_gradient(m: Array, v: Array, m_b: Array, v_b: Array, betas: tuple[float, float]) -> float:

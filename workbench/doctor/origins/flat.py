@@ -20,9 +20,6 @@ from workbench.analysis.patterns.read import bits, runs_of
 from workbench.core.arrays import Array
 from workbench.tensor import LazyTensor
 
-__all__ = ["LINE", "FoundWindow", "find_windows"]
-
-
 WINDOW = 12  #: elements per window
 PLACES = 6  #: windows per tensor
 VARIED = 8  #: fewest different values in a window

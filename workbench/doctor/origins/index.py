@@ -27,9 +27,6 @@ from workbench.analysis.patterns.read import bits, fold
 from workbench.core.arrays import Array, Ints
 from workbench.tensor import LazyTensor
 
-__all__ = ["MovedRows", "Origins", "RowIndex", "blocks_text", "row_keys", "row_shape"]
-
-
 BLOCK = 4 << 20  #: approximate bytes of rows in memory at a time
 SHORT = 8  #: elements below which the last axis is not a row
 FREE, NOWHERE = -2, -1  #: a row without information; a row that is not in before

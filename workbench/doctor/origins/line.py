@@ -19,9 +19,6 @@ from workbench.analysis.patterns.read import runs_of
 from workbench.core.arrays import Array
 from workbench.tensor import LazyTensor
 
-__all__ = ["WINDOW", "Stood", "stood"]
-
-
 WINDOW = 256  #: elements
 PIECE = 1 << 17  #: elements of the line that are transformed at a time
 LINE = 256 << 20  #: most bytes of the line

@@ -36,8 +36,6 @@ from workbench.doctor.origins.tags import Move
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
-__all__ = ["NEAR", "AtomLook", "look", "rejoined"]
-
 NEAR = 0.9  #: cosine from which a tensor is the same one, changed
 SCALED = 0.98  #: cosine from which a common factor is searched
 PLAIN = 0.95  #: cosine from which a matrix's rows were certainly not permuted
@@ -50,8 +48,16 @@ SMALL = 1 << 20  #: elements below which a tensor may be too small to prove a fo
 SAMPLED = 48  #: rows that are searched first, before all of them
 SHARDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  #: numbers of shards of a matrix
 LARGE = 8 << 20  #: bytes of a tensor from which sampling is worthwhile
-_NAMED = {"bit_flip": "flip", "bit_flips": "flip", "zero_run": "zeros", "rounded": "rounded", "cast": "rounded",
-          "ratio": "ratio", "fill": "fill", "replaced": "part"}  # fmt: skip
+_NAMED = {
+    "bit_flip": "flip",
+    "bit_flips": "flip",
+    "zero_run": "zeros",
+    "rounded": "rounded",
+    "cast": "rounded",
+    "ratio": "ratio",
+    "fill": "fill",
+    "replaced": "part",
+}
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,9 +24,6 @@ from workbench.core.arrays import Array, Ints
 from workbench.doctor.origins.index import row_shape
 from workbench.tensor import LazyTensor
 
-__all__ = ["DIMS", "Matched", "match", "values"]
-
-
 DIMS = 64
 ROWS = 1024  #: most rows of a tensor that are matched, spread over it
 BYTES = 16 << 20  #: approximate bytes of those rows

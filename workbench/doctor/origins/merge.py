@@ -19,9 +19,6 @@ from workbench.doctor.origins.atoms import Atoms
 from workbench.doctor.origins.look import AtomLook
 from workbench.tensor import LazyTensor
 
-__all__ = ["adapters", "averaged", "changed_rank", "low_rank"]
-
-
 SAMPLED = 8  #: tensors whose rank is estimated
 SIDE = 384  #: rows and columns of a sample
 ENERGY = 0.9  #: share of the change in the leading directions; the rest is rounding

@@ -28,9 +28,6 @@ from workbench.doctor.passes.pair import Update
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
-__all__ = ["Descent", "descends"]
-
-
 SAMPLED = 1 << 15  #: elements of a tensor that are examined
 CANDIDATES = 256  #: most tensors of that shape
 FLIPS = 8  #: most elements beyond the law that single flipped bits explain

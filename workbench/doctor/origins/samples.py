@@ -8,9 +8,6 @@ from workbench.analysis.numbers import Decoder
 from workbench.core.arrays import Array
 from workbench.tensor import LazyTensor
 
-__all__ = ["SAMPLED", "sampled", "spread"]
-
-
 SAMPLED = 1 << 18  #: elements of a tensor that are sampled
 
 

@@ -29,9 +29,6 @@ from workbench.doctor.passes.pair import Update
 from workbench.names.weights import parse
 from workbench.tensor import LazyTensor
 
-__all__ = ["GAP", "SELF", "SURE", "SeenWeight", "others_stay", "out_of_reach", "see", "see_vector"]
-
-
 SELF = 0.9  #: cosine of a row with itself, a few updates later (catalogue, 3.2)
 GAP = 0.3  #: difference of the cosines with another row and with its own
 LIKE = 0.6  #: cosine from which a row may be another one

@@ -17,24 +17,27 @@ from workbench.doctor.origins.index import MovedRows, blocks_text
 from workbench.names.frameworks import Geometry
 from workbench.names.weights import parse
 
-__all__ = ["TAGS", "TOGETHER", "Move", "gathered", "own", "said", "tag_of", "whole"]
-
 T = TypeVar("T")
 RANKS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)  #: numbers of shards of a vocabulary
 ATTENTION = {"q", "k", "v", "qkv", "o"}
 #: Tag → words about such a move.
 TAGS: Mapping[str, str] = {
-    "layer": "hold another layer's values", "expert": "hold another expert's values",
-    "gate_up": "have gate and up swapped", "gate_up_mixed": "mix rows of gate and up",
-    "qkv": "mix rows of query, key and value", "heads": "have their heads in another order",
-    "rope": "have the rows within each head in another order", "vocab": "have rows of the vocabulary at other places",
+    "layer": "hold another layer's values",
+    "expert": "hold another expert's values",
+    "gate_up": "have gate and up swapped",
+    "gate_up_mixed": "mix rows of gate and up",
+    "qkv": "mix rows of query, key and value",
+    "heads": "have their heads in another order",
+    "rope": "have the rows within each head in another order",
+    "vocab": "have rows of the vocabulary at other places",
     "padding": "have padding rows among trained ones of the vocabulary",
     "uneven": "have the rows of the last, smaller shard at other places",
     "ranks": "have blocks of rows or columns in another order",
     "axis": "consist of shards that were joined along the wrong axis",
-    "rows": "have rows in another order", "name": "hold another tensor's values",
+    "rows": "have rows in another order",
+    "name": "hold another tensor's values",
     "mixed": "mix rows of several tensors",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, eq=False)

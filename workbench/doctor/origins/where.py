@@ -13,8 +13,6 @@ from workbench.analysis.where import band_width
 from workbench.doctor.origins.atoms import Atoms
 from workbench.doctor.origins.look import AtomLook
 
-__all__ = ["Where", "where"]
-
 MOST = 0.6  #: share of a file's elements; padding and frozen tensors are equal in any two saves
 
 

@@ -1,3 +1,1 @@
 """Streamed passes over one checkpoint's values, or two side by side, block by block."""
-
-__all__: list[str] = []

@@ -36,8 +36,6 @@ from workbench.core.scan import Progress
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
-__all__ = ["BLOCK", "WIDE", "Fold", "SlotBlock", "StoredTensors", "TensorSlot", "compiled", "stream"]
-
 Name = tuple[int, str]  #: side (0: A, 1: B) and role
 S = TypeVar("S")
 BLOCK = 1 << 16  #: elements of a block: half a megabyte as float64
@@ -178,9 +176,13 @@ def stream(
     whole: S | None = None  # state of the slot that is being merged; runs arrive in order
     failed = False
     tasks = ordered(
-        _SlotWork(fold), _runs(slots, getattr(fold, "block", BLOCK)), sum(slot.nbytes for slot in slots),
-        threads=threads or cores(), at_once=threads, name="workbench-doctor",
-    )  # fmt: skip
+        _SlotWork(fold),
+        _runs(slots, getattr(fold, "block", BLOCK)),
+        sum(slot.nbytes for slot in slots),
+        threads=threads or cores(),
+        at_once=threads,
+        name="workbench-doctor",
+    )
     with closing(tasks):
         for run, (state, error) in tasks:
             if run.first:

@@ -21,8 +21,6 @@ from workbench.doctor.laws.exact import LOW, low_bits, rounding
 from workbench.doctor.passes.blocks import BLOCK, WIDE, SlotBlock, TensorSlot
 from workbench.doctor.passes.profiles import MatrixProfile, Sums
 
-__all__ = ["Numbers", "OneFold", "OneState"]
-
 Betas = tuple[float, float]
 _SALT = np.uint64(0x9E3779B97F4A7C15)
 _HALF = {"float16": True, "bfloat16": False}

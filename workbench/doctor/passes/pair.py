@@ -34,8 +34,6 @@ from workbench.doctor.laws.bounds import (
 from workbench.doctor.laws.exact import Line, Replay, replay, ruler, same_step
 from workbench.doctor.passes.blocks import BLOCK, WIDE, SlotBlock, TensorSlot
 
-__all__ = ["PairFold", "PairState", "Update", "weight_role"]
-
 Betas = tuple[float, float]
 
 

@@ -22,8 +22,6 @@ from workbench.core.arrays import Array
 from workbench.doctor.passes.blocks import BLOCK, SlotBlock, TensorSlot
 from workbench.names.weights import parse
 
-__all__ = ["DRAWN", "Independence", "MatrixProfile", "Sums"]
-
 LEAST = 16  #: rows and columns below which a matrix has no profile
 WIDEST = 1 << 16  #: columns from which a block is not a run of rows
 BACKGROUND = 8  #: rows of a block from which a column's mean is meaningful

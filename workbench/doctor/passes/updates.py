@@ -24,8 +24,6 @@ from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.laws.bounds import LONGEST, bound, sound
 from workbench.doctor.passes.pair import Update
 
-__all__ = ["between", "limit_of", "lr_range", "passed", "scheduled"]
-
 Betas = tuple[float, float]
 #: Law of an optimizer → the laws of a pair that depend on it.
 _LAWS = {"moments": ("floor", "transition"), "reach": ("reach",), "replay": ("replay",), "ruler": ("ruler",)}

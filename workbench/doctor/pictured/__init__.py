@@ -1,3 +1,1 @@
 """Data for the pictures of a diagnosis: samples, shards, the run's history."""
-
-__all__: list[str] = []

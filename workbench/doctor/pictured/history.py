@@ -26,8 +26,6 @@ from workbench.errors import WorkbenchError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["history"]
-
 Source = str | os.PathLike[str] | Checkpoint
 
 

@@ -23,8 +23,6 @@ from workbench.doctor.passes.pair import Update
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
-__all__ = ["ENDS", "Cloud", "boxes_of", "low_bits", "sample_pair"]
-
 LIMIT = 4096  #: elements per tensor
 TOTAL = 1 << 20  #: elements of all tensors
 RUNS = 16

@@ -23,8 +23,6 @@ from workbench.doctor.pictured.samples import boxes_of
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
-__all__ = ["STATES", "Rows", "ShardProfile", "match_rows", "shard_map"]
-
 STATES = ("equal to before", "equal to an older step", "differs", "differs by zeros alone", "cannot be read")
 EQUAL, OLDER, DIFFERS, ZEROS, UNREAD = range(5)
 ROLES = ("param", "master", "exp_avg", "exp_avg_sq")

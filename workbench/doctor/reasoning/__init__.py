@@ -1,3 +1,1 @@
 """From the ledger to the report: ranked causes with certainty and reasons, and what was examined."""
-
-__all__: list[str] = []

@@ -20,8 +20,6 @@ from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.sign import RULES, Sign
 
-__all__ = ["CauseExplanation", "cover", "silent", "weight"]
-
 UNNAMED = 0.3  #: strength of a cause that only a rule names
 SILENT = 0.5  #: factor if a rule that should have fired did not
 REST = 0.2  #: share of a sign's names that may remain unexplained

@@ -13,8 +13,6 @@ from workbench.doctor.reasoning.cover import CauseExplanation, cover, places
 from workbench.doctor.reasoning.diagnosis import Suspect
 from workbench.doctor.reasoning.verdict import verdict
 
-__all__ = ["diagnose"]
-
 LIST = 100  #: tensors that a suspect names
 DOUBT = 0.3  #: share of a cause's score above which a rival is named
 CLOSE = 0.8  #: share of a cause's score above which a rival leaves doubt
@@ -100,11 +98,22 @@ def _suspect(one: CauseExplanation, case: Case) -> Suspect:
     title = match.title if match is not None and match.title else cause.title
     runner = CAUSES[one.second].title if one.second and one.rival > DOUBT * one.score and certainty != "certain" else ""
     return Suspect(
-        one.cause, title, severity, certainty, tuple(signs), dict(match.reasons) if match is not None else {},
-        _since(one, case), tuple(names[:LIST]), len(names), share, cause.expected(known),
-        cause.remedy(case.later.ckpt.format), "" if certainty == "certain" else _settles(cause.settles, case),
-        match.question if match is not None else "", runner,
-    )  # fmt: skip
+        one.cause,
+        title,
+        severity,
+        certainty,
+        tuple(signs),
+        dict(match.reasons) if match is not None else {},
+        _since(one, case),
+        tuple(names[:LIST]),
+        len(names),
+        share,
+        cause.expected(known),
+        cause.remedy(case.later.ckpt.format),
+        "" if certainty == "certain" else _settles(cause.settles, case),
+        match.question if match is not None else "",
+        runner,
+    )
 
 
 def _settles(words: str, case: Case) -> str:

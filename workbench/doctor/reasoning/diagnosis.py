@@ -18,8 +18,6 @@ from workbench.core.jsonable import finite
 from workbench.doctor.ledger.rows import Ledger
 from workbench.doctor.ledger.sign import Cleared, Sign
 
-__all__ = ["CERTAINTIES", "SCHEMA", "Diagnosis", "Subject", "Suspect"]
-
 #: Of :meth:`Diagnosis.to_dict`.
 SCHEMA = "workbench.doctor/1"
 #: How certain a suspect is.

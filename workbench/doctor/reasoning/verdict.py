@@ -17,8 +17,6 @@ from workbench.doctor.ledger.roles import MASTERS
 from workbench.doctor.ledger.rows import GROUPS, Status
 from workbench.doctor.reasoning.diagnosis import Suspect
 
-__all__ = ["coverage", "verdict", "weak"]
-
 FORGOTTEN = 0.05  #: β2^k below which a later checkpoint no longer shows the load
 COMPARED = (Status.EQUAL, Status.WITHIN, Status.BEYOND)
 SETTINGS = {"group.lr": "learning rate", "schedule": "schedule", "loader": "data position"}

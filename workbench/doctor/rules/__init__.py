@@ -1,3 +1,1 @@
 """Rules on values, files and layouts: sums of a pass turned into signs."""
-
-__all__: list[str] = []

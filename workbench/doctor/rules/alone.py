@@ -23,8 +23,6 @@ from workbench.doctor.rules.files import check_files
 from workbench.doctor.rules.layout import check_layout
 from workbench.doctor.rules.values import PassValues, check_one
 
-__all__ = ["Alone", "check_alone"]
-
 
 @dataclass
 class Alone(Outcome):

@@ -35,9 +35,6 @@ from workbench.doctor.rules.stated import NAMED
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
-__all__ = ["check_carried"]
-
-
 SAMPLED = 1 << 14  #: elements per tensor
 LOOKED = 64  #: parameters, spread over all
 GROWN = 2.0  #: least v_B/v_A over all elements of a parameter from which its profile is examined
@@ -67,57 +64,114 @@ LONG = 100_000  #: updates
 BATCHES = "num_batches_tracked"  #: torch.nn.BatchNorm*
 
 P21 = Rule(
-    "P21", "second moments that were transformed", ("B6",), "pair",
+    "P21",
+    "second moments that were transformed",
+    ("B6",),
+    "pair",
     "k gradients blur the profile of v, so v_B is not a function of v_A if every element grew",
-    f"every v_B/v_A ≥ {GROWN:g}, and log v_B within {SHARP:g} of a line over log v_A", "workbench.doctor.laws", "error",
-    "none known", "load exp_avg_sq as it was saved: unscaled and squared",
-)  # fmt: skip
+    f"every v_B/v_A ≥ {GROWN:g}, and log v_B within {SHARP:g} of a line over log v_A",
+    "workbench.doctor.laws",
+    "error",
+    "none known",
+    "load exp_avg_sq as it was saved: unscaled and squared",
+)
 P22 = Rule(
-    "P22", "an average that does not belong to these weights", ("F4",), "pair",
+    "P22",
+    "an average that does not belong to these weights",
+    ("F4",),
+    "pair",
     "an exponential average stays between its old value and the weights that it averaged, element by element",
-    f"more than {OUTSIDE:.0%} of the elements outside, allowing for the weights' reach", "convexity", "error",
-    "averages that are stored with a correction", "restore the averages with the weights",
-)  # fmt: skip
+    f"more than {OUTSIDE:.0%} of the elements outside, allowing for the weights' reach",
+    "convexity",
+    "error",
+    "averages that are stored with a correction",
+    "restore the averages with the weights",
+)
 P23 = Rule(
-    "P23", "an average that restarted from the weights", ("F4",), "pair",
+    "P23",
+    "an average that restarted from the weights",
+    ("F4",),
+    "pair",
     "in k updates, an average with decay d moves at most 1 − d^k of the way to the weights",
-    f"{CLEAR:g} more of the way than with d = min({DECAY:g}, (1+n)/(10+n))", "definition of the average", "warn",
-    "a decay that is smaller, or still rising", "restore the averages with the weights",
-)  # fmt: skip
+    f"{CLEAR:g} more of the way than with d = min({DECAY:g}, (1+n)/(10+n))",
+    "definition of the average",
+    "warn",
+    "a decay that is smaller, or still rising",
+    "restore the averages with the weights",
+)
 P24 = Rule(
-    "P24", "running statistics restarted", ("A5",), "pair", "num_batches_tracked never falls", "exact",
-    "torch.nn.BatchNorm", "error", "statistics that were reset on purpose", "restore the buffers of the norms",
-)  # fmt: skip
+    "P24",
+    "running statistics restarted",
+    ("A5",),
+    "pair",
+    "num_batches_tracked never falls",
+    "exact",
+    "torch.nn.BatchNorm",
+    "error",
+    "statistics that were reset on purpose",
+    "restore the buffers of the norms",
+)
 P25 = Rule(
-    "P25", "sums or averages of squares that fell", ("B1", "B3", "B4"), "pair",
+    "P25",
+    "sums or averages of squares that fell",
+    ("B1", "B3", "B4"),
+    "pair",
     "Adagrad's sum and AMSGrad's maximum never fall; averages of squares fall at most by their decay",
-    f"s_B < d·s_A in more than {FELL:.0%} of the elements, d = 1 or decay^k", "torch.optim: adagrad, adam, rmsprop, "
-    "adadelta, adamax, adafactor", "error", "none known", "restore the optimizer's state",
-)  # fmt: skip
+    f"s_B < d·s_A in more than {FELL:.0%} of the elements, d = 1 or decay^k",
+    "torch.optim: adagrad, adam, rmsprop, adadelta, adamax, adafactor",
+    "error",
+    "none known",
+    "restore the optimizer's state",
+)
 P26 = Rule(
-    "P26", "averages of gradients that lost their past", ("B1", "B3", "B5"), "pair",
+    "P26",
+    "averages of gradients that lost their past",
+    ("B1", "B3", "B5"),
+    "pair",
     "after k updates, an average of gradients keeps decay^k of its old value",
-    f"less than half of that, in {MOST:.0%} of the parameters", "torch.optim: sgd; Lion; Muon", "warn",
-    "gradients that reversed suddenly", "restore the optimizer's state",
-)  # fmt: skip
+    f"less than half of that, in {MOST:.0%} of the parameters",
+    "torch.optim: sgd; Lion; Muon",
+    "warn",
+    "gradients that reversed suddenly",
+    "restore the optimizer's state",
+)
 P27 = Rule(
-    "P27", "the base under adapters changed", ("F6", "F5", "D7", "G6"), "pair",
-    "weights without optimizer state do not change", "exact", "PEFT: base layers are frozen", "error",
-    "adapters merged on purpose", "load the base that the adapters were trained on",
-)  # fmt: skip
+    "P27",
+    "the base under adapters changed",
+    ("F6", "F5", "D7", "G6"),
+    "pair",
+    "weights without optimizer state do not change",
+    "exact",
+    "PEFT: base layers are frozen",
+    "error",
+    "adapters merged on purpose",
+    "load the base that the adapters were trained on",
+)
 P28 = Rule(
-    "P28", "averages that do not change", ("F4",), "pair", "an average of weights that change changes too",
-    f"equal bit for bit over {STANDS} updates or more", "definition of the average", "warn",
-    "averages that are updated less often", "update the averages after every step",
-)  # fmt: skip
+    "P28",
+    "averages that do not change",
+    ("F4",),
+    "pair",
+    "an average of weights that change changes too",
+    f"equal bit for bit over {STANDS} updates or more",
+    "definition of the average",
+    "warn",
+    "averages that are updated less often",
+    "update the averages after every step",
+)
 P30 = Rule(
-    "P30", "gradients of another scale", ("B10", "C10", "D8"), "pair",
+    "P30",
+    "gradients of another scale",
+    ("B10", "C10", "D8"),
+    "pair",
     "the mean square of the gradients since then, (v_B − β2^k·v_A)/(1 − β2^k), is about that of those before",
     f"more than {LARGER:g} times, or less than 1/{LARGER:g}, in the median parameter, and half that in "
     f"{MOST:.0%} of them; after {SETTLED} updates",
-    "definition of exp_avg_sq", "warn", "other data, another loss or batch on purpose; a spike in the loss itself",
+    "definition of exp_avg_sq",
+    "warn",
+    "other data, another loss or batch on purpose; a spike in the loss itself",
     "compare how the loss is scaled and averaged, and the clipping, before and after the resume",
-)  # fmt: skip
+)
 register(P21, P22, P23, P24, P25, P26, P27, P28, P30)
 
 
@@ -451,9 +505,15 @@ def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
             name, other = next(iter(others.items()))
             text += f"; the momentum of {name!r} holds that of {other!r}"
         found.signs.append(
-            P26.sign(text, {"kept": middle, "others": len(others)}, lost[:NAMED], hit=len(lost), of=len(kept),
-                     causes=("B5",) if turned else ("B1", "B3"))
-        )  # fmt: skip
+            P26.sign(
+                text,
+                {"kept": middle, "others": len(others)},
+                lost[:NAMED],
+                hit=len(lost),
+                of=len(kept),
+                causes=("B5",) if turned else ("B1", "B3"),
+            )
+        )
 
 
 def _parent(fqn: str, held: Mapping[str, tuple[Array, Array, float]]) -> str | None:
@@ -481,10 +541,13 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
         return
     numbered = any(map(is_numbered, held))
     bases = {
-        fqn: states[fqn] for fqn, roles in pair.shared()
-        if "param" in roles and fqn in states and fqn not in held
+        fqn: states[fqn]
+        for fqn, roles in pair.shared()
+        if "param" in roles
+        and fqn in states
+        and fqn not in held
         and (not numbered or any(role.startswith("lora_") for role in roles))
-    }  # fmt: skip
+    }
     if not bases:
         return
     found.checked["P27"] = many(len(bases), "weight")

@@ -21,8 +21,6 @@ from workbench.doctor.rules.settings import fields_changed, rates_moved, setting
 from workbench.doctor.rules.stated import NAMED, reset_meant, scaled
 from workbench.names.weights import parse
 
-__all__ = ["ECHO", "PAIR", "changed_arguments"]
-
 STILL = 5  #: updates in which a parameter that is not an expert gets a gradient
 SURELY = 10  #: updates in which an expert that had a gradient at every update gets one again
 NEAR = 1.5  #: a changed lr beyond this factor is a warning, within it a remark
@@ -38,59 +36,125 @@ _SCHEDULE = re.compile(
 )
 
 R10 = Rule(
-    "R10", "the optimizer's counters changed in the load", ("B2", "B1", "C9"), "echo",
-    "loading makes no update", "exact", "round trip", "error", "a reset on purpose (info if an argument states it)",
+    "R10",
+    "the optimizer's counters changed in the load",
+    ("B2", "B1", "C9"),
+    "echo",
+    "loading makes no update",
+    "exact",
+    "round trip",
+    "error",
+    "a reset on purpose (info if an argument states it)",
     "restore the counters with the moments",
-)  # fmt: skip
+)
 R11 = Rule(
-    "R11", "the trainer's state changed in the load", ("C1", "C3", "C6", "C8", "C9", "D8"), "echo",
-    "loading does not change a schedule, data loader, counter or generator", "exact", "round trip", "error",
-    "data skipped on purpose", "restore the named state",
-)  # fmt: skip
+    "R11",
+    "the trainer's state changed in the load",
+    ("C1", "C3", "C6", "C8", "C9", "D8"),
+    "echo",
+    "loading does not change a schedule, data loader, counter or generator",
+    "exact",
+    "round trip",
+    "error",
+    "data skipped on purpose",
+    "restore the named state",
+)
 R12 = Rule(
-    "R12", "arguments changed", ("H1", "B7", "C4", "C10"), "pair",
-    "a run keeps the arguments that it started with", "exact", "stored arguments and param groups", "warn",
+    "R12",
+    "arguments changed",
+    ("H1", "B7", "C4", "C10"),
+    "pair",
+    "a run keeps the arguments that it started with",
+    "exact",
+    "stored arguments and param groups",
+    "warn",
     "a change on purpose (reported as info); groups that change without an argument are a warning",
     "compare with the intended arguments",
-)  # fmt: skip
+)
 N10 = Rule(
-    "N10", "the data's seed or order changed", ("C7",), "pair",
-    "a resumed sampler keeps its seed", "exact", "catalogue C7", "warn",
-    "a new order on purpose (info if an argument states it)", "restore the sampler's seed and epoch",
-)  # fmt: skip
+    "N10",
+    "the data's seed or order changed",
+    ("C7",),
+    "pair",
+    "a resumed sampler keeps its seed",
+    "exact",
+    "catalogue C7",
+    "warn",
+    "a new order on purpose (info if an argument states it)",
+    "restore the sampler's seed and epoch",
+)
 N12 = Rule(
-    "N12", "the batch size changed", ("C10",), "pair",
-    "gradient noise depends on the batch size", "exact", "catalogue C10", "info", "a change on purpose",
+    "N12",
+    "the batch size changed",
+    ("C10",),
+    "pair",
+    "gradient noise depends on the batch size",
+    "exact",
+    "catalogue C10",
+    "info",
+    "a change on purpose",
     "expect exp_avg_sq to change by about the ratio",
-)  # fmt: skip
+)
 P01 = Rule(
-    "P01", "the optimizer's counters did not advance with the trainer", ("B1", "B2", "C9", "G6"), "pair",
-    "k steps of the trainer are k updates of every parameter", "exact", "torch 2.13 AdamW", "error",
+    "P01",
+    "the optimizer's counters did not advance with the trainer",
+    ("B1", "B2", "C9", "G6"),
+    "pair",
+    "k steps of the trainer are k updates of every parameter",
+    "exact",
+    "torch 2.13 AdamW",
+    "error",
     "fp16 steps skipped by the scaler, an intended reset (info); parameters frozen or unfrozen; micro-batches counted",
     "restore the counters with the moments",
-)  # fmt: skip
+)
 P15 = Rule(
-    "P15", "the learning rate left the earlier schedule", ("C1", "C2", "C3", "C4", "H1"), "pair",
+    "P15",
+    "the learning rate left the earlier schedule",
+    ("C1", "C2", "C3", "C4", "H1"),
+    "pair",
     "k updates later, the schedule is k updates further, and the lr follows the old schedule",
-    "a position that jumps: exact; an lr off the schedule beyond ×1.5: warn", "stored schedule and arguments", "error",
-    "an lr changed on purpose (reported as warn)", "restore the scheduler",
-)  # fmt: skip
+    "a position that jumps: exact; an lr off the schedule beyond ×1.5: warn",
+    "stored schedule and arguments",
+    "error",
+    "an lr changed on purpose (reported as warn)",
+    "restore the scheduler",
+)
 P16 = Rule(
-    "P16", "the optimizer's constants changed", ("H1",), "pair",
-    "betas, ε and the kind of Adam do not change", "exact", "stored param groups", "warn", "a change on purpose",
+    "P16",
+    "the optimizer's constants changed",
+    ("H1",),
+    "pair",
+    "betas, ε and the kind of Adam do not change",
+    "exact",
+    "stored param groups",
+    "warn",
+    "a change on purpose",
     "laws on values use the new constants from here on",
-)  # fmt: skip
+)
 P20 = Rule(
-    "P20", "the data's position did not advance with the updates", ("C6", "H1"), "pair",
-    "each update takes as much data as before", "more than one update's data apart", "counters", "warn",
-    "data skipped on purpose; a batch size that is not stored", "restore the data loader's state",
-)  # fmt: skip
+    "P20",
+    "the data's position did not advance with the updates",
+    ("C6", "H1"),
+    "pair",
+    "each update takes as much data as before",
+    "more than one update's data apart",
+    "counters",
+    "warn",
+    "data skipped on purpose; a batch size that is not stored",
+    "restore the data loader's state",
+)
 P29 = Rule(
-    "P29", "random states are no longer stored", ("C8",), "pair",
-    "a save holds everything that the previous one held", "none is stored", "catalogue C8", "warn",
+    "P29",
+    "random states are no longer stored",
+    ("C8",),
+    "pair",
+    "a save holds everything that the previous one held",
+    "none is stored",
+    "catalogue C8",
+    "warn",
     "a save without them on purpose",
     "save the generators' states",
-)  # fmt: skip
+)
 register(R10, R11, R12, N10, N12, P01, P15, P16, P20, P29)
 SCHEDULED = ("lr", "initial_lr", "weight_decay")  #: fields that a schedule changes, or that other rules compare
 CYCLED = ("betas", "momentum")
@@ -147,19 +211,22 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
         a.steps.usual if a.step is None else a.step
     ) or 0  # the counter of a parameter with a gradient in every update
     still = [
-        name for name in off
-        if moved[name] == 0 and not parse(name).routed
+        name
+        for name in off
+        if moved[name] == 0
+        and not parse(name).routed
         and (k >= STILL or (k > 0 and a.steps.by_name.get(name) == every and every >= SURELY))
         and (not (mixture and is_numbered(name)) or (k >= SURELY and a.steps.by_name.get(name) == a.steps.usual))
-    ]  # fmt: skip
+    ]
     still = still if behind and len(off) < len(moved) else []
     severity = "warn" if named or still else "info" if reset_meant(b) or behind else "error"
     first = moved[off[0]]
     words = f"advanced by {first:,.0f} instead of {k:,}" if k else f"changed by {first:,.0f} in the load"
     if first < 0 or new:
-        was, now = (one.get(off[0], usual) or 0.0 for one, usual in (
-            (dict(a.steps.by_name), a.steps.usual), (dict(b.steps.by_name), b.steps.usual),
-        ))  # fmt: skip
+        was, now = (
+            one.get(off[0], usual) or 0.0
+            for one, usual in ((dict(a.steps.by_name), a.steps.usual), (dict(b.steps.by_name), b.steps.usual))
+        )
         words = f"went from {was:,.0f} to {now:,.0f}; they should be at {was + k:,.0f}"
     if still and not reset_meant(b):
         words = f"did not advance in {many(k, 'update')}: were these parameters frozen?"
@@ -486,11 +553,29 @@ def _plain(value: Any) -> Any:
 
 
 ECHO: dict[str, Callable[[Pair], list[Sign] | str]] = {
-    "R01": same_tensors, "R10": same_counters, "R11": same_trainer, "R12": arguments, "N1": renamed,
-    "N4": same_buffers, "N10": same_seed, "R14": settings_kept, "R15": tied_kept,
-}  # fmt: skip
+    "R01": same_tensors,
+    "R10": same_counters,
+    "R11": same_trainer,
+    "R12": arguments,
+    "N1": renamed,
+    "N4": same_buffers,
+    "N10": same_seed,
+    "R14": settings_kept,
+    "R15": tied_kept,
+}
 PAIR: dict[str, Callable[[Pair], list[Sign] | str]] = {
-    "P01": counters_advance, "P02": same_parameters, "P15": lr_on_old_plan, "P16": same_constants, "R12": arguments,
-    "N1": renamed, "N3": same_size, "N4": same_buffers, "N10": same_seed, "N12": same_batch, "P20": data_advances,
-    "P19": rates_moved, "P29": generators_stored, "R15": tied_kept,
-}  # fmt: skip
+    "P01": counters_advance,
+    "P02": same_parameters,
+    "P15": lr_on_old_plan,
+    "P16": same_constants,
+    "R12": arguments,
+    "N1": renamed,
+    "N3": same_size,
+    "N4": same_buffers,
+    "N10": same_seed,
+    "N12": same_batch,
+    "P20": data_advances,
+    "P19": rates_moved,
+    "P29": generators_stored,
+    "R15": tied_kept,
+}

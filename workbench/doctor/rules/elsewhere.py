@@ -30,9 +30,6 @@ from workbench.doctor.passes.pair import Update
 from workbench.doctor.passes.updates import between
 from workbench.errors import WorkbenchError
 
-__all__ = ["check_rows"]
-
-
 MOSTLY = 0.85  #: share of the rows of a tensor
 SUSPECTS = 64  #: weights that are examined
 ALONE = 0.3  #: cosine below which a tensor has nothing in common with the old one
@@ -41,18 +38,29 @@ FRESH = 0.8  #: β2^k from which second moments are mostly the old ones
 LIST = 100
 
 P17 = Rule(
-    "P17", "values that come from other places", ("E1", "E2", "E3", "E4", "E5", "E6", "E9", "E10", "F7", "B5"), "pair",
+    "P17",
+    "values that come from other places",
+    ("E1", "E2", "E3", "E4", "E5", "E6", "E9", "E10", "F7", "B5"),
+    "pair",
     "a few updates turn a row of a weight only a little, and moments evolve from their own old values",
     f"error: {SURE:.0%} of the rows match others, cosine higher by {GAP:g} than with their own; or an exact law",
-    "catalogue, E1 and B5", "error", "a layout converted on purpose, together with the code that reads it",
+    "catalogue, E1 and B5",
+    "error",
+    "a layout converted on purpose, together with the code that reads it",
     "load with the layout that was written; assign the optimizer's state by name",
-)  # fmt: skip
+)
 P18 = Rule(
-    "P18", "values unlike any of before", ("A2", "A1", "D2"), "pair",
-    "a few updates turn a weight only a little", f"cosine < {ALONE:g}, and no row or column of before is in it",
-    "catalogue, A2", "warn", "very early in training; a learning rate much too high",
+    "P18",
+    "values unlike any of before",
+    ("A2", "A1", "D2"),
+    "pair",
+    "a few updates turn a weight only a little",
+    f"cosine < {ALONE:g}, and no row or column of before is in it",
+    "catalogue, A2",
+    "warn",
+    "very early in training; a learning rate much too high",
     "look for keys that the load did not read",
-)  # fmt: skip
+)
 register(P17, P18)
 
 
@@ -120,9 +128,13 @@ def check_rows(pair: Pair, suspects: Sequence[str], *, progress: Progress | None
 
 
 def _vectors(
-    atoms: Atoms, wanted: set[str], of_weights: set[str], role: str, updates: Mapping[str, Update],
+    atoms: Atoms,
+    wanted: set[str],
+    of_weights: set[str],
+    role: str,
+    updates: Mapping[str, Update],
     not_checked: dict[str, str],
-) -> Iterator[SeenWeight]:  # fmt: skip
+) -> Iterator[SeenWeight]:
     """Yield suspicious vectors that come from other places."""
     looked = [
         atom

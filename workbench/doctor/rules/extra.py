@@ -23,8 +23,6 @@ from workbench.doctor.passes.one import OneState
 from workbench.doctor.passes.updates import passed
 from workbench.errors import WorkbenchError
 
-__all__ = ["check_extra"]
-
 LIST = 100
 SMALL = 1 << 22  #: most elements to read from all buffers of a kind
 SKIPPED, OFTEN = 8, 100  #: updates that a healthy run may skip, plus one in this many; torch.amp halves at each
@@ -75,10 +73,16 @@ def check_extra(state: State, found: Mapping[str, OneState], earlier: State | No
     step = state.facts.step or state.facts.steps.usual or 0
     outcome = Outcome()
     for rule, result in (
-        ("N8", _largest(state, found)), ("N14", _loss_scale(state, earlier)), ("N15", _fp8(state, found, step)),
-        ("N16", _vanish(state, found)), ("N21", _average(found, step)), ("N22", _adapters(state, found, step)),
-        ("N26", _balance(state, step)), ("N27", _groups(state)), ("S19", _clip(state, found, earlier)),
-    ):  # fmt: skip
+        ("N8", _largest(state, found)),
+        ("N14", _loss_scale(state, earlier)),
+        ("N15", _fp8(state, found, step)),
+        ("N16", _vanish(state, found)),
+        ("N21", _average(found, step)),
+        ("N22", _adapters(state, found, step)),
+        ("N26", _balance(state, step)),
+        ("N27", _groups(state)),
+        ("S19", _clip(state, found, earlier)),
+    ):
         if isinstance(result, str):
             outcome.not_checked[rule] = result
             continue

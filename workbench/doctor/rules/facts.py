@@ -24,8 +24,6 @@ from workbench.doctor.rules import continued as facts_two
 from workbench.doctor.rules import stated as facts_one
 from workbench.doctor.rules.stated import reset_meant, scaled
 
-__all__ = ["check_facts"]
-
 _ONE: Mapping[str, Callable[[State], list[Sign] | str]] = facts_one.CHECKS
 _ECHO: Mapping[str, Callable[[Pair], list[Sign] | str]] = facts_two.ECHO
 _PAIR: Mapping[str, Callable[[Pair], list[Sign] | str]] = facts_two.PAIR

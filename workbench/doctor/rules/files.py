@@ -33,8 +33,6 @@ from workbench.core.scan import Progress
 from workbench.doctor.facts.evidence import State
 from workbench.doctor.ledger.sign import RULES, SAVED, Cleared, Inapplicable, Outcome, Rule, Sign, register
 
-__all__ = ["check_files"]
-
 LIST = 100
 VERIFY = "workbench.analysis.verify"
 
@@ -82,11 +80,19 @@ MEANS = {
 }  # fmt: skip
 #: Narrower causes of some findings.
 CAUSES = {
-    "values.all_zero": ("A2", "G5"), "files.missing": ("G8", "G4"), "commit.incomplete": ("G8",),
-    "commit.tracker": ("G8",), "files.leftover": ("G8",), "ranks.gap": ("G8", "G4"), "ranks.grid": ("G8", "G4"),
-    "files.truncated": ("G4",), "files.empty": ("G4",), "manifest.missing": ("G8", "G4"),
-    "manifest.truncated": ("G4",), "manifest.size": ("G4", "G6"),
-}  # fmt: skip
+    "values.all_zero": ("A2", "G5"),
+    "files.missing": ("G8", "G4"),
+    "commit.incomplete": ("G8",),
+    "commit.tracker": ("G8",),
+    "files.leftover": ("G8",),
+    "ranks.gap": ("G8", "G4"),
+    "ranks.grid": ("G8", "G4"),
+    "files.truncated": ("G4",),
+    "files.empty": ("G4",),
+    "manifest.missing": ("G8", "G4"),
+    "manifest.truncated": ("G4",),
+    "manifest.size": ("G4", "G6"),
+}
 
 
 def check_files(

@@ -27,8 +27,6 @@ from workbench.doctor.passes.one import OneState
 from workbench.doctor.passes.profiles import MatrixProfile
 from workbench.names.weights import parse
 
-__all__ = ["check_layout"]
-
 DRAWN, TRAINED = 4.0, 12.0  #: standard deviations from independent numbers: below, fresh; above, trained
 OTHER, MARGIN = 0.9, 0.2  #: correlation of a profile with another layer's, and its excess over its own
 EXPLAINED, BETTER = 0.3, 0.2  #: share of variance that a wrong order of rows explains, and above the right one's
@@ -72,9 +70,12 @@ def check_layout(state: State, found: Mapping[str, OneState]) -> Outcome:
     profiles = {fqn: sums.profile for fqn, sums in found.items() if sums.profile is not None}
     step = state.facts.step or state.facts.steps.usual or 0
     every: dict[str, Said] = {
-        "N29": _drawn(profiles, found, step), "N5": _gates(profiles), "N17": _queries(profiles, state.facts),
-        "N20": _padding(profiles, state.facts), "N28": _alone(profiles),
-    }  # fmt: skip
+        "N29": _drawn(profiles, found, step),
+        "N5": _gates(profiles),
+        "N17": _queries(profiles, state.facts),
+        "N20": _padding(profiles, state.facts),
+        "N28": _alone(profiles),
+    }
     for rule, result in every.items():
         if isinstance(result, str):
             outcome.not_checked[rule] = result
@@ -287,8 +288,13 @@ def _padding(profiles: Mapping[str, MatrixProfile], facts: TrainingState) -> Sai
             f"{trained:,} of the {pad:,} rows beyond the vocabulary ({int(vocab):,}) of {fqn!r} were trained (the "
             f"first is row {first:,}), and {below:,} rows below it were not (rows {_spans(profile.idle)})"
         )
-        evidence = {"vocabulary": int(vocab), "rows": rows, "trained": trained, "idle": below,
-                    "runs": [list(run) for run in profile.idle[:LIST]]}  # fmt: skip
+        evidence = {
+            "vocabulary": int(vocab),
+            "rows": rows,
+            "trained": trained,
+            "idle": below,
+            "runs": [list(run) for run in profile.idle[:LIST]],
+        }
         grave = "error" if proved and below >= trained else "warn"
         signs.append(RULES["N20"].sign(words, evidence, (fqn,), hit=trained, of=pad, severity=grave, causes=causes))
     return f"{len(tables):,} tables of {max(p.shape[0] for p in tables.values()):,} rows", signs

@@ -30,30 +30,54 @@ from workbench.doctor.origins.merge import averaged, low_rank
 from workbench.doctor.origins.where import where
 from workbench.doctor.rules.load_signs import ECHO, load_signs
 
-__all__ = ["EchoValues", "TensorStatus", "check_echo"]
-
 IN = "before → echo"
 VALUES = ("near", "other", "part", "fill")  #: kinds of change without a form
 #: Causes that equality bit for bit excludes.
 CLEARS = {
     "weights": (
         WEIGHTS,
-        ("A1", "A2", "A3", "D3", "D7", "E1", "E2", "E3", "E4", "E5", "E6", "E8", "E9", "E10", "E11", "E12",
-         "F4", "F5", "F7"),
+        (
+            "A1",
+            "A2",
+            "A3",
+            "D3",
+            "D7",
+            "E1",
+            "E2",
+            "E3",
+            "E4",
+            "E5",
+            "E6",
+            "E8",
+            "E9",
+            "E10",
+            "E11",
+            "E12",
+            "F4",
+            "F5",
+            "F7",
+        ),
     ),
     "masters": (MASTERS, ("D1", "D2")),
     "moments": (MOMENTS, ("B1", "B3", "B4", "B5", "B6", "D4", "E13")),
     "averages": (AVERAGES, ()),
     "buffers": (BUFFERS, ("A5", "D9")),
-}  # fmt: skip
+}
 OF_ALL = ("E7", "G1", "G2", "G3", "G5", "G6", "G7")  #: excluded if weights, masters and moments are equal
 
 
 R16 = Rule(
-    "R16", "a tensor beside the parameters changed in the load", ("A5", "F4"), "echo",
-    "a save right after the load holds what was loaded", "exact", "round trip", "warn",
-    "counters and tables that a launch resets", "restore the named tensor",
-)  # fmt: skip
+    "R16",
+    "a tensor beside the parameters changed in the load",
+    ("A5", "F4"),
+    "echo",
+    "a save right after the load holds what was loaded",
+    "exact",
+    "round trip",
+    "warn",
+    "counters and tables that a launch resets",
+    "restore the named tensor",
+)
 register(R16)
 
 

@@ -22,8 +22,6 @@ from workbench.doctor.origins.tags import TAGS, gathered, own, said, tag_of, who
 from workbench.doctor.origins.where import where
 from workbench.names.weights import parse
 
-__all__ = ["ECHO", "load_signs"]
-
 TRIP = "round trip"
 EQUAL = "loading makes no update: values stay equal bit for bit"
 
@@ -61,13 +59,17 @@ ECHO = {rule.id: rule for rule in _RULES}
 
 #: Form → rule and its words; ``{text}`` is the sentence of the first tensor.
 FORMS = {
-    "nan": ("R03", "are no longer finite: {text}"), "zero": ("R03", "are zero now"),
+    "nan": ("R03", "are no longer finite: {text}"),
+    "zero": ("R03", "are zero now"),
     "zeros": ("R08", "have a run of elements that became zero{text}"),
-    "flip": ("R06", "differ in single bits: {text}"), "fill": ("R09", "are constant: {text}"),
-    "ratio": ("R09", "are the old values times one factor: {text}"), "near": ("R09", "have different values"),
-    "swapped": ("R02", "are swapped: {text}"), "other": ("R09", "are unlike the old values"),
+    "flip": ("R06", "differ in single bits: {text}"),
+    "fill": ("R09", "are constant: {text}"),
+    "ratio": ("R09", "are the old values times one factor: {text}"),
+    "near": ("R09", "have different values"),
+    "swapped": ("R02", "are swapped: {text}"),
+    "other": ("R09", "are unlike the old values"),
     "part": ("R09", "differ only in a part{text}"),
-}  # fmt: skip
+}
 
 
 def load_signs(atoms: Atoms, looks: Sequence[AtomLook]) -> Iterator[Sign]:
@@ -158,8 +160,11 @@ def _rule(one: AtomLook) -> str:
 
 def _routers(atoms: Atoms, some: Sequence[AtomLook], looks: Sequence[AtomLook]) -> str:
     layers = {parse(one.atom.fqn).layer for one in some}
-    routers = [a.fqn for a in atoms.rows if a.role == "param" and parse(a.fqn).kind == "router"
-               and parse(a.fqn).layer in layers]  # fmt: skip
+    routers = [
+        a.fqn
+        for a in atoms.rows
+        if a.role == "param" and parse(a.fqn).kind == "router" and parse(a.fqn).layer in layers
+    ]
     went = {one.atom.fqn for one in looks}
     still = [name for name in routers if name not in went]
     return f"; the router's rows did not move ({still[0]!r})" if still else ""

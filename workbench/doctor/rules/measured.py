@@ -25,8 +25,6 @@ from workbench.doctor.passes.pair import PairState, Update
 from workbench.errors import WorkbenchError
 from workbench.names.weights import kinds
 
-__all__ = ["COUNTED", "counter_rows", "load_rows", "print_rows", "state_rows", "train_rows"]
-
 COUNTED = 2  #: most updates of a fresh optimizer between a load and an immediate save
 RENUMBERED = "the optimizers hold different numbers of parameters, so the owner of a number is unknown"
 FEW = 2  #: parameters
@@ -47,9 +45,17 @@ class _GatheredRows:
         self._detail: dict[tuple[str, Status, str, str, bool], dict[str, Any]] = {}
 
     def put(
-        self, quantity: str, status: Status, name: str, elements: int = 0, *, form: str = "", why: str = "",
-        exact: bool = True, detail: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        quantity: str,
+        status: Status,
+        name: str,
+        elements: int = 0,
+        *,
+        form: str = "",
+        why: str = "",
+        exact: bool = True,
+        detail: Mapping[str, Any] | None = None,
+    ) -> None:
         key = (quantity, status, form, why, exact)
         self._found.setdefault(key, []).append(name)
         self._elements[key] += elements
@@ -183,8 +189,12 @@ def train_rows(
     """
     found = _GatheredRows("train")
     moved, unlike = _origins(signs)
-    turned = {name for sign in signs if sign.rule in ("P08", "P12") and sign.severity != "info" and "old" not in
-              sign.evidence for name in sign.tensors}  # fmt: skip
+    turned = {
+        name
+        for sign in signs
+        if sign.rule in ("P08", "P12") and sign.severity != "info" and "old" not in sign.evidence
+        for name in sign.tensors
+    }
     looked = 0
     held = dict(pair.shared())
     # single elements are flipped bits if one or two parameters have them, but not if many do
@@ -291,9 +301,14 @@ def _weights(
 
 
 def _moment_rows(
-    pair: Pair, fqn: str, places: Mapping[str, tuple[int, int]], update: Update, sums: PairState,
-    moved: Mapping[str, str], look: bool,
-) -> tuple[list[tuple[str, Status, str, str, bool]], Mapping[str, Any]]:  # fmt: skip
+    pair: Pair,
+    fqn: str,
+    places: Mapping[str, tuple[int, int]],
+    update: Update,
+    sums: PairState,
+    moved: Mapping[str, str],
+    look: bool,
+) -> tuple[list[tuple[str, Status, str, str, bool]], Mapping[str, Any]]:
     both = ("exp_avg", "exp_avg_sq")
     if tag := moved.get(f"exp_avg:{fqn}"):
         return [(quantity, Status.BEYOND, f"moved.{tag}", "", True) for quantity in both], {}

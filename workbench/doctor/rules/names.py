@@ -6,41 +6,80 @@ from workbench.doctor.facts.evidence import Pair, State, stripped
 from workbench.doctor.ledger.sign import Rule, Sign, many, register
 from workbench.doctor.rules.stated import NAMED
 
-__all__ = ["renamed", "same_buffers", "same_parameters", "same_size", "same_tensors"]
-
 SAME_NAMES, RENAMED = 0.5, 0.95  #: shares of common names: below as stored, above without prefixes (catalogue A1)
 
 R01 = Rule(
-    "R01", "tensors appeared or vanished between load and save", ("A1", "A2", "A4", "F2", "B1"), "echo",
-    "a save right after the load holds the same tensors", "exact", "round trip", "error",
-    "another wrapper or format around the same weights", "list the keys that were not read; load with strict=True",
-)  # fmt: skip
+    "R01",
+    "tensors appeared or vanished between load and save",
+    ("A1", "A2", "A4", "F2", "B1"),
+    "echo",
+    "a save right after the load holds the same tensors",
+    "exact",
+    "round trip",
+    "error",
+    "another wrapper or format around the same weights",
+    "list the keys that were not read; load with strict=True",
+)
 P02 = Rule(
-    "P02", "parameters appeared or vanished", ("F2", "A4", "A2"), "pair",
-    "a resumed run trains the same parameters", "exact", "structure", "error",
-    "layers or adapters added on purpose (info if the tying is declared)", "compare the models' definitions",
-)  # fmt: skip
+    "P02",
+    "parameters appeared or vanished",
+    ("F2", "A4", "A2"),
+    "pair",
+    "a resumed run trains the same parameters",
+    "exact",
+    "structure",
+    "error",
+    "layers or adapters added on purpose (info if the tying is declared)",
+    "compare the models' definitions",
+)
 N1 = Rule(
-    "N1", "weights were renamed, not lost", ("A1",), "pair",
-    "two saves of one run use the same names", "under 50 % of names are shared as stored, over 95 % without prefixes",
-    "catalogue A1", "warn", "a wrapper (compile, DDP) that was switched on or off and is handled by the loader",
+    "N1",
+    "weights were renamed, not lost",
+    ("A1",),
+    "pair",
+    "two saves of one run use the same names",
+    "under 50 % of names are shared as stored, over 95 % without prefixes",
+    "catalogue A1",
+    "warn",
+    "a wrapper (compile, DDP) that was switched on or off and is handled by the loader",
     "map the prefix, and load with strict=True",
-)  # fmt: skip
+)
 N3 = Rule(
-    "N3", "the checkpoint grew or shrank", ("A4", "D7", "D4"), "pair",
-    "two saves of one run have equal bytes by role", "any difference", "diffusers 6366", "warn",
-    "tensors added on purpose; moments created after the first save", "find the new tensors or types",
-)  # fmt: skip
+    "N3",
+    "the checkpoint grew or shrank",
+    ("A4", "D7", "D4"),
+    "pair",
+    "two saves of one run have equal bytes by role",
+    "any difference",
+    "diffusers 6366",
+    "warn",
+    "tensors added on purpose; moments created after the first save",
+    "find the new tensors or types",
+)
 N30 = Rule(
-    "N30", "another model", ("H2",), "pair", "a resumed run trains the same model",
-    "a tenth of the parameters in common", "names and shapes", "warn",
-    "names that no known convention maps", "pass two checkpoints of one run",
-)  # fmt: skip
+    "N30",
+    "another model",
+    ("H2",),
+    "pair",
+    "a resumed run trains the same model",
+    "a tenth of the parameters in common",
+    "names and shapes",
+    "warn",
+    "names that no known convention maps",
+    "pass two checkpoints of one run",
+)
 N4 = Rule(
-    "N4", "buffers are gone", ("A5",), "pair",
-    "buffers that are saved once are saved again", "exact", "FlagScale 411", "warn", "persistent=False on purpose",
+    "N4",
+    "buffers are gone",
+    ("A5",),
+    "pair",
+    "buffers that are saved once are saved again",
+    "exact",
+    "FlagScale 411",
+    "warn",
+    "persistent=False on purpose",
     "register the buffer as persistent, and restore it",
-)  # fmt: skip
+)
 register(R01, P02, N1, N3, N4, N30)
 
 
@@ -72,11 +111,17 @@ def same_parameters(pair: Pair) -> list[Sign] | str:
         gone, new = _without(a, b), _without(b, a)
     tied = pair.a.facts.value("tied"), pair.b.facts.value("tied")
     found = []
-    shaped = [] if pair.mapped else [
-        fqn for fqn, roles in pair.a.params.items()
-        if "param" in roles and "param" in pair.b.params.get(fqn, {})
-        and pair.a.shape(roles["param"]) != pair.b.shape(pair.b.params[fqn]["param"])
-    ]  # fmt: skip
+    shaped = (
+        []
+        if pair.mapped
+        else [
+            fqn
+            for fqn, roles in pair.a.params.items()
+            if "param" in roles
+            and "param" in pair.b.params.get(fqn, {})
+            and pair.a.shape(roles["param"]) != pair.b.shape(pair.b.params[fqn]["param"])
+        ]
+    )
     if shaped:
         one, two = (side.shape(side.params[shaped[0]]["param"]) for side in (pair.a, pair.b))
         message = f"{many(len(shaped), 'parameter')} changed shape: {shaped[0]!r} from {list(one)} to {list(two)}"

@@ -15,8 +15,6 @@ from workbench.doctor.passes.one import Numbers, OneState
 from workbench.errors import WorkbenchError, WorkerError
 from workbench.names.weights import tied_pairs
 
-__all__ = ["judge_one"]
-
 OUTLIER = 300.0  #: times the median magnitude (catalogue, S02)
 GAP = 4  #: empty octaves below it: trained outliers form a tail, a flipped exponent bit is isolated
 LOW_SHARE = 0.01  #: share of numbers whose low bits are zero; by chance 2⁻¹⁶ (catalogue, D1)
@@ -223,10 +221,13 @@ def _masters(found: Mapping[str, OneState], step: float, earlier: State | None) 
     share_of = {"S09": LOW_SHARE, "S10": HALF}  # early moments use few bits
     for rule, roles in (("S09", ("master",)), ("S10", ("exp_avg", "exp_avg_sq"))):
         low = [
-            (fqn, role, sums.low[role][0]) for fqn, sums in found.items() for role in roles
+            (fqn, role, sums.low[role][0])
+            for fqn, sums in found.items()
+            for role in roles
             if not _was_narrow(earlier, fqn, role)
-            and sums.low.get(role, (0, 0))[0] >= LOW_LEAST and sums.low[role][0] > share_of[rule] * sums.low[role][1]
-        ]  # fmt: skip
+            and sums.low.get(role, (0, 0))[0] >= LOW_LEAST
+            and sums.low[role][0] > share_of[rule] * sums.low[role][1]
+        ]
         if low and step > 0:
             of = sum(found[fqn].low[role][1] for fqn, role, _ in low)
             share = sum(one[2] for one in low) / of
@@ -241,9 +242,8 @@ def narrowed(before: Mapping[str, OneState], after: Mapping[str, OneState]) -> O
         before, after: fqn → sums.
     """
     held = [
-        fqn for fqn in after
-        if fqn in before and "param" in after[fqn].low and before[fqn].low.get("param", (0, 0))[1]
-    ]  # fmt: skip
+        fqn for fqn in after if fqn in before and "param" in after[fqn].low and before[fqn].low.get("param", (0, 0))[1]
+    ]
     if not held:
         return Outcome(not_checked={"P31": Inapplicable("no float32 weights without masters are stored on both sides")})
     lost = []

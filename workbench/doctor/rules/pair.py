@@ -13,8 +13,6 @@ from workbench.doctor.passes.blocks import TensorSlot
 from workbench.doctor.passes.pair import PairState, Update, weight_role
 from workbench.doctor.rules.stated import scaled
 
-__all__ = ["adams", "judge_pair"]
-
 LAWS = "workbench.doctor.laws"
 REST = 1e-3  #: share of a replayed update's norm, 15 times the worst in healthy runs (catalogue, I5)
 BLUNT = 0.1  #: rounding from which a replay proves nothing

@@ -33,8 +33,6 @@ from workbench.doctor.facts.evidence import Pair, State, align
 from workbench.doctor.facts.gather import gather
 from workbench.errors import WorkbenchError
 
-__all__ = ["ComparedPrints", "Differing", "compare_prints", "echo_state", "paired"]
-
 _NUMBER = re.compile(r"(?:^|\.)state\.(\d{1,9})\.\w+$")
 
 

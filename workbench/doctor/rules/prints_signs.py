@@ -23,8 +23,6 @@ from workbench.doctor.rules import names as facts_names
 from workbench.doctor.rules.load_signs import ECHO
 from workbench.doctor.rules.prints import ComparedPrints, Differing, compare_prints
 
-__all__ = ["check_prints"]
-
 MOMENTS = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum"}
 LISTED = 50
 #: Causes that equality bit for bit excludes, by role.

@@ -18,8 +18,6 @@ from workbench.doctor.facts.state import Group, TrainingState
 from workbench.doctor.ledger.rows import Row, Status
 from workbench.doctor.ledger.sign import Rule, Sign, many, register
 
-__all__ = ["fields_changed", "rates_moved", "setting_rows", "settings_kept", "tied_kept"]
-
 STEEP = 1.5  #: factor by which any schedule may change an lr
 #: Fields that no schedule and no optimizer changes by itself.
 STABLE = frozenset(
@@ -45,28 +43,60 @@ FALL = 1 / 3
 #: Options of kernels, and fields that a schedule changes or that name the parameters.
 IGNORED = frozenset(
     {
-        "params", "param_names", "foreach", "fused", "capturable", "differentiable", "step", "default_config", "max_lr",
-        "min_lr", "lr_mult", "wd_mult", "is_expert_parallel", "is_decoupled_lr", "name",
+        "params",
+        "param_names",
+        "foreach",
+        "fused",
+        "capturable",
+        "differentiable",
+        "step",
+        "default_config",
+        "max_lr",
+        "min_lr",
+        "lr_mult",
+        "wd_mult",
+        "is_expert_parallel",
+        "is_decoupled_lr",
+        "name",
     }
-)  # fmt: skip
+)
 
 R14 = Rule(
-    "R14", "a setting of the optimizer changed in the load", ("C1", "C2", "H1"), "echo",
-    "loading changes no field of a param group", "exact", "torch 2.13 Optimizer.state_dict; torchtitan PR 275", "warn",
-    "settings that the new launch overrides on purpose", "restore the param groups with the optimizer",
-)  # fmt: skip
+    "R14",
+    "a setting of the optimizer changed in the load",
+    ("C1", "C2", "H1"),
+    "echo",
+    "loading changes no field of a param group",
+    "exact",
+    "torch 2.13 Optimizer.state_dict; torchtitan PR 275",
+    "warn",
+    "settings that the new launch overrides on purpose",
+    "restore the param groups with the optimizer",
+)
 R15 = Rule(
-    "R15", "tied tensors are stored separately", ("F2",), "echo",
-    "names that share one storage keep sharing it", "exact", "torch.save keeps shared storage", "error",
-    "a format that stores every name separately", "tie the weights before creating the optimizer",
-)  # fmt: skip
+    "R15",
+    "tied tensors are stored separately",
+    ("F2",),
+    "echo",
+    "names that share one storage keep sharing it",
+    "exact",
+    "torch.save keeps shared storage",
+    "error",
+    "a format that stores every name separately",
+    "tie the weights before creating the optimizer",
+)
 P19 = Rule(
-    "P19", "the learning rate changed more than a schedule changes it", ("C2", "C1", "H1"), "pair",
+    "P19",
+    "the learning rate changed more than a schedule changes it",
+    ("C2", "C1", "H1"),
+    "pair",
     "within few updates a schedule changes the lr by a small factor, or in proportion to the step (warm-up)",
     f"beyond ×{STEEP:g} and beyond the ratio of the steps; below a third within {SHORT:.0%} more steps",
-    "warm-up and decay formulas of torch, Megatron, DeepSpeed", "warn",
-    "cyclic schedules; a learning rate set by hand", "restore the schedule, or record the change in the arguments",
-)  # fmt: skip
+    "warm-up and decay formulas of torch, Megatron, DeepSpeed",
+    "warn",
+    "cyclic schedules; a learning rate set by hand",
+    "restore the schedule, or record the change in the arguments",
+)
 register(R14, R15, P19)
 
 
@@ -109,8 +139,12 @@ def settings_kept(pair: Pair) -> list[Sign] | str:
         evidence: dict[str, Any] = {"kind": kind, "field": field, "before": _plain(old), "after": _plain(new)}
         if kind == "lr" and _number(old) and _number(new):
             evidence["ratio"] = new / old if old else math.inf
-        names = [name for one, two in zip(a.groups, b.groups, strict=True) if _get(one, field) != _get(two, field)
-                 for name in two.params or ()]  # fmt: skip
+        names = [
+            name
+            for one, two in zip(a.groups, b.groups, strict=True)
+            if _get(one, field) != _get(two, field)
+            for name in two.params or ()
+        ]
         signs.append(R14.sign(words, evidence, names, hit=len(off), of=same + len(off)))
     return signs
 
@@ -147,13 +181,19 @@ def tied_kept(pair: Pair) -> list[Sign] | str:
         return "the two checkpoints are stored in different formats"
     if not held:
         return "no names share storage"
-    apart = [sorted(names) for names in held if not any(names <= other for other in now)
-             and all(name in pair.b.params for name in names)]  # fmt: skip
+    apart = [
+        sorted(names)
+        for names in held
+        if not any(names <= other for other in now) and all(name in pair.b.params for name in names)
+    ]
     if not apart:
         return []
     words = f"{' and '.join(map(repr, apart[0][:2]))} shared one tensor and are now stored as {len(apart[0])} tensors"
-    return [R15.sign(words, {"groups": len(apart)}, [name for names in apart for name in names], hit=len(apart),
-                     of=len(held))]  # fmt: skip
+    return [
+        R15.sign(
+            words, {"groups": len(apart)}, [name for names in apart for name in names], hit=len(apart), of=len(held)
+        )
+    ]
 
 
 # ---- fields ----------------------------------------------------------------------------------------------------------

@@ -23,20 +23,25 @@ from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.ledger.sign import RULES, Cleared, Inapplicable, Outcome, Rule, many, register
 from workbench.errors import WorkbenchError
 
-__all__ = ["check_shards"]
-
 SAME, OTHER = 0.99, 0.5  #: shares of equal elements: above, a file is stale; below, it is not
 LEAST = 1024  #: fewest elements of a file for a meaningful share
 LIST = 100
 ROLES = ("param", "master", "exp_avg", "exp_avg_sq")
 
 register(
-    Rule("N24", "a file of the earlier checkpoint", ("G6",), "pair",
-         "an update changes every second moment that is not 0",
-         f"more than {SAME:.0%} of a file's elements are unchanged, less than {OTHER:.0%} of another's",
-         "catalogue N24; exact if second moments are among them", "error",
-         "files of frozen weights (warn: no second moments in them)", "restore that rank's file of this step"),
-)  # fmt: skip
+    Rule(
+        "N24",
+        "a file of the earlier checkpoint",
+        ("G6",),
+        "pair",
+        "an update changes every second moment that is not 0",
+        f"more than {SAME:.0%} of a file's elements are unchanged, less than {OTHER:.0%} of another's",
+        "catalogue N24; exact if second moments are among them",
+        "error",
+        "files of frozen weights (warn: no second moments in them)",
+        "restore that rank's file of this step",
+    ),
+)
 
 
 @dataclass
@@ -134,8 +139,12 @@ def _judge(pair: Pair, totals: dict[int, list[int]], moving: dict[int, list[int]
             f"{share[file]:.1%} of {files[file]!r} equals the earlier checkpoint bit for bit, "
             f"but only {share[fresh[0]]:.1%} of {files[fresh[0]]!r}"
         )
-        evidence = {"file": files[file], "share": share[file], "second_moments": [same, of],
-                    "others": {files[other]: share[other] for other in fresh[:LIST]}}  # fmt: skip
+        evidence = {
+            "file": files[file],
+            "share": share[file],
+            "second_moments": [same, of],
+            "others": {files[other]: share[other] for other in fresh[:LIST]},
+        }
         names = _names(pair, file)
         grave = "error" if proved else "warn"
         found.signs.append(

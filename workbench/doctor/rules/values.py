@@ -25,8 +25,6 @@ from workbench.doctor.rules.one import judge_one
 from workbench.doctor.rules.pair import adams, judge_pair
 from workbench.errors import WorkbenchError
 
-__all__ = ["PassValues", "check_one", "check_pair"]
-
 ROLES = ("param", "master", "exp_avg", "exp_avg_sq")
 ALONE = (*ROLES, "max_exp_avg_sq", "ema")  #: roles that are read from a single checkpoint
 

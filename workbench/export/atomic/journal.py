@@ -29,8 +29,6 @@ from workbench.core.fingerprint import Fingerprint
 from workbench.export.atomic.writing import sync_folder, write_all, writing
 from workbench.export.casts import CastError
 
-__all__ = ["FORMAT", "NAME", "Journal", "Kept", "Written", "plan_in"]
-
 FORMAT = 1  #: raised whenever the lines, or the bytes that one and the same plan leads to, become others
 NAME = "journal"
 LIMIT = 1 << 30  #: bytes of a journal that is read; 1M pieces have ~100 MB

@@ -11,8 +11,6 @@ from workbench.errors import WriteError
 from workbench.export.atomic import journal, owners
 from workbench.export.atomic.writing import writing
 
-__all__ = ["ASIDE", "TEMP", "adopt", "beside", "clean", "others", "remove"]
-
 TEMP = ".tmp-"  #: folders in which a target is made
 ASIDE = ".old-"  #: what a target had been, where names cannot be exchanged
 GONE = ".gone-"  #: being removed: must not be resumed or put back while half of it is gone

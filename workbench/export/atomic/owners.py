@@ -18,23 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-__all__ = [
-    "ACTIVE",
-    "DAY",
-    "QUIET",
-    "claim",
-    "describe",
-    "every_minute",
-    "is_dead",
-    "is_gone",
-    "is_token",
-    "locked",
-    "short",
-    "signs_of_life",
-    "silence",
-    "token",
-]
-
 BEAT = 60  #: seconds between two signs of life
 QUIET = 600  #: seconds without one after which an unfinished export of a process we cannot see may be resumed
 DAY = 86_400  #: … after which it may be removed

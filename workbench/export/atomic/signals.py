@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["Signals"]
-
 
 class Signals:
     """Signals that would end the process raise instead so that the temp goes; only in the main thread."""

@@ -42,8 +42,6 @@ from workbench.export.atomic.signals import Signals
 from workbench.export.atomic.transaction import GO_ON, add_note, exists
 from workbench.export.casts import CastError
 
-__all__ = ["StoreStaging", "clean_store", "staging_in_store"]
-
 QUIET = 1800  #: seconds without a sign of life after which a run that we cannot see counts as gone; clocks may differ
 RECORD = 64 << 20  #: bytes of the largest record of a file that is read
 
@@ -97,8 +95,13 @@ class StoreStaging:
         if not self.folder and not self.aside:
             return  # it is all there is
         self._alive()
-        value = {"file": name, "size": stat.size, "mtime_ns": stat.mtime_ns, "tag": stat.tag,
-                 "pieces": [_encoded(one) for one in written]}  # fmt: skip
+        value = {
+            "file": name,
+            "size": stat.size,
+            "mtime_ns": stat.mtime_ns,
+            "tag": stat.tag,
+            "pieces": [_encoded(one) for one in written],
+        }
         text = json.dumps(value, separators=(",", ":")).encode()
         where = f"{self._temp}/journal/{xxhash.xxh3_64_hexdigest(name.encode())}"
         self.destination.put(where, xxhash.xxh3_64_hexdigest(text).encode() + b" " + text)
@@ -174,8 +177,15 @@ class StoreStaging:
         return self._run_of(self._after)
 
     def _document(self) -> bytes:
-        value = {"journal": FORMAT, "plan": self.plan, "owner": self._token, "aside": self.aside,
-                 "folder": self.folder, "names": self.names, "after": self._after}  # fmt: skip
+        value = {
+            "journal": FORMAT,
+            "plan": self.plan,
+            "owner": self._token,
+            "aside": self.aside,
+            "folder": self.folder,
+            "names": self.names,
+            "after": self._after,
+        }
         return json.dumps(value).encode()
 
     def _run_of(self, value: Any) -> StoreStaging | None:
@@ -184,8 +194,9 @@ class StoreStaging:
             if value["journal"] != FORMAT:
                 return None
             names = [str(name) for name in value["names"]]
-            found = StoreStaging(self.destination, bool(value["folder"]), names, str(value["plan"]), True, True,
-                                 bool(value["aside"]))  # fmt: skip
+            found = StoreStaging(
+                self.destination, bool(value["folder"]), names, str(value["plan"]), True, True, bool(value["aside"])
+            )
             found._token = str(value["owner"])
         except (KeyError, TypeError):
             return None
@@ -232,8 +243,11 @@ class StoreStaging:
     ) -> dict[str, tuple[FileStat, list[Written]]]:
         """What is recorded, of files that are in the store as they were recorded."""
         sent = {name[4:]: stat for name, stat in left.items() if name.startswith("out/")} if self.aside else there
-        records = {f"{self._temp}/{name}": stat for name, stat in left.items()
-                   if name.startswith("journal/") and stat.size <= RECORD}  # fmt: skip
+        records = {
+            f"{self._temp}/{name}": stat
+            for name, stat in left.items()
+            if name.startswith("journal/") and stat.size <= RECORD
+        }
         found = {}
         for data in self.destination.read_all(records):
             check, _, text = (data or b"").partition(b" ")
@@ -272,8 +286,9 @@ class StoreStaging:
         if len(names) < len(files):
             raise WriteError(f"{self._temp!r} holds files that are not of this export; remove it and export again")
         target = self.destination.key
-        pairs = [(f"{self._temp}/out/{name}", f"{target}/{name}" if self.folder else target, files[name])
-                 for name in names]  # fmt: skip
+        pairs = [
+            (f"{self._temp}/out/{name}", f"{target}/{name}" if self.folder else target, files[name]) for name in names
+        ]
         if self.folder:
             mark = f"{target}/{UNFINISHED}"
             self.destination.put(mark, self._document())

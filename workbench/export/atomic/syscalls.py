@@ -17,8 +17,6 @@ import os
 from functools import cache
 from typing import Any
 
-__all__ = ["allocate", "rename_exchange", "rename_noreplace", "start_writeback"]
-
 _AT_FDCWD, _NOREPLACE, _EXCHANGE = -100, 1, 2
 _SYNC_WRITE = 2  #: SYNC_FILE_RANGE_WRITE
 #: errors that mean "not here" rather than "failed"

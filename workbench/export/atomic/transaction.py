@@ -38,8 +38,6 @@ from workbench.export.atomic.signals import Signals
 from workbench.export.atomic.syscalls import rename_exchange, rename_noreplace
 from workbench.export.atomic.writing import sync_folder, writing
 
-__all__ = ["GO_ON", "Staging", "add_note", "check_free", "check_room", "clean", "exists", "staging"]
-
 SPARE = 16 << 20  #: bytes that are left free: names, journals
 #: where a file system has no hard links
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 from workbench.errors import WriteError
 
-__all__ = ["sync_folder", "write_all", "writing"]
-
 _ADVICE = {
     errno.ENOSPC: "free some space, or choose another disk",
     errno.EDQUOT: "the quota is used up; free some space, or choose another disk",

@@ -29,8 +29,6 @@ from workbench.export.hf.names import Dialect, dialect, hf_name, is_atom
 from workbench.names.frameworks import Geometry
 from workbench.names.weights import parse
 
-__all__ = ["Renamed", "as_hf"]
-
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight", "lm_head.bias")
 _COMPUTED = ("rope.freqs", "rotary_emb.inv_freq")  #: tables that old versions stored
 _WEIGHTS = ("bfloat16", "float16", "float32", "float64")

@@ -20,8 +20,6 @@ from typing import Any
 from workbench.checkpoint import Checkpoint
 from workbench.names.frameworks import Geometry
 
-__all__ = ["ModelFacts", "facts"]
-
 
 @dataclass(frozen=True)
 class ModelFacts:
@@ -66,15 +64,29 @@ def _stored(ckpt: Checkpoint) -> ModelFacts:
 
 #: Arguments that must have one of these values, where they are stored, for a class of the Llama family to fit.
 _LIKE_LLAMA: dict[str, tuple[Any, ...]] = {
-    "normalization": ("RMSNorm", "rmsnorm"), "rotary_percent": (1.0, None), "window_size": (None,),
-    "rotary_seq_len_interpolation_factor": (None,), "rope_type": (None, "rope"), "no_rope_freq": (None,),
-    "apply_residual_connection_post_layernorm": (False,), "qk_l2_norm": (False,), "softmax_type": ("vanilla",),
-    "activation_func_clamp_value": (None,), "glu_linear_offset": (0.0,), "quick_geglu": (False,),
-    "multi_latent_attention": (False,), "mrope_section": (None,), "attention_output_gate": (False,),
-    "softmax_scale": (None,), "moe_router_score_function": ("softmax",), "moe_router_enable_expert_bias": (False,),
-    "moe_router_topk_scaling_factor": (None,), "moe_router_num_groups": (None,), "moe_apply_probs_on_input": (False,),
+    "normalization": ("RMSNorm", "rmsnorm"),
+    "rotary_percent": (1.0, None),
+    "window_size": (None,),
+    "rotary_seq_len_interpolation_factor": (None,),
+    "rope_type": (None, "rope"),
+    "no_rope_freq": (None,),
+    "apply_residual_connection_post_layernorm": (False,),
+    "qk_l2_norm": (False,),
+    "softmax_type": ("vanilla",),
+    "activation_func_clamp_value": (None,),
+    "glu_linear_offset": (0.0,),
+    "quick_geglu": (False,),
+    "multi_latent_attention": (False,),
+    "mrope_section": (None,),
+    "attention_output_gate": (False,),
+    "softmax_scale": (None,),
+    "moe_router_score_function": ("softmax",),
+    "moe_router_enable_expert_bias": (False,),
+    "moe_router_topk_scaling_factor": (None,),
+    "moe_router_num_groups": (None,),
+    "moe_apply_probs_on_input": (False,),
     "swiglu": (True,),
-}  # fmt: skip
+}
 #: Arguments that change what the stored numbers are; none of them is undone by cutting.
 _REFUSED = {
     "rotary_interleaved": "interleaved rotary pairs",
@@ -91,12 +103,15 @@ def _of_megatron(args: Mapping[str, Any], version: object) -> ModelFacts:
     if args.get("group_query_attention"):
         groups = _count(args, "num_query_groups")
     fields = {
-        "num_attention_heads": heads, "num_key_value_heads": groups, "head_dim": rows,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "head_dim": rows,
         "rms_norm_eps": _number(args, "norm_epsilon") or _number(args, "layernorm_epsilon"),
-        "rope_theta": _number(args, "rotary_base"), "rope_scaling": _scaling(args),
+        "rope_theta": _number(args, "rotary_base"),
+        "rope_scaling": _scaling(args),
         "max_position_embeddings": _count(args, "max_position_embeddings"),
         "hidden_act": "silu" if args.get("swiglu") is True else None,
-    }  # fmt: skip
+    }
     untied = args.get("untie_embeddings_and_output_weights")
     fields["tie_word_embeddings"] = not untied if isinstance(untied, bool) else None
     unlike = [f"{name}={args[name]!r}" for name, good in _LIKE_LLAMA.items() if name in args and args[name] not in good]
@@ -126,9 +141,12 @@ def _scaling(args: Mapping[str, Any]) -> dict[str, Any] | None:
     if args.get("use_rope_scaling") is not True or factor is None:
         return None
     return {
-        "rope_type": "llama3", "factor": float(factor), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "factor": float(factor),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
-    }  # fmt: skip
+    }
 
 
 def _vocabulary(args: Mapping[str, Any]) -> int | None:
@@ -149,10 +167,22 @@ def _vocabulary(args: Mapping[str, Any]) -> int | None:
 # ---- others ----------------------------------------------------------------------------------------------------------
 
 _FIELDS = (
-    "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "rope_scaling",
-    "rope_parameters", "max_position_embeddings", "hidden_act", "tie_word_embeddings", "num_experts_per_tok",
-    "norm_topk_prob", "bos_token_id", "eos_token_id", "pad_token_id",
-)  # fmt: skip
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "max_position_embeddings",
+    "hidden_act",
+    "tie_word_embeddings",
+    "num_experts_per_tok",
+    "norm_topk_prob",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)
 
 
 def _of_config(config: Mapping[str, Any]) -> ModelFacts:
@@ -172,9 +202,12 @@ def _of_meta(params: Mapping[str, Any]) -> ModelFacts:
     groups = _count(params, "n_kv_heads") or heads
     rows = _count(params, "head_dim") or (width // heads if heads and width else None)
     fields = {
-        "num_attention_heads": heads, "num_key_value_heads": groups, "head_dim": rows,
-        "rms_norm_eps": _number(params, "norm_eps"), "rope_theta": _number(params, "rope_theta"),
-    }  # fmt: skip
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "head_dim": rows,
+        "rms_norm_eps": _number(params, "norm_eps"),
+        "rope_theta": _number(params, "rope_theta"),
+    }
     unlike = ("use_scaled_rope: its factor is not stored",) if params.get("use_scaled_rope") else ()
     stored = {name: value for name, value in fields.items() if value is not None}
     return ModelFacts(Geometry(heads, groups, rows), stored, unlike)

@@ -22,16 +22,23 @@ from typing import Any
 
 from workbench.export.hf.facts import ModelFacts
 
-__all__ = ["is_mixtral", "misfit", "model_config"]
-
 Shapes = Mapping[str, tuple[int, ...]]
 _REQUIRED = (
-    "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings", "hidden_act",
-)  # fmt: skip
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "hidden_act",
+)
 _TYPES = {
-    "LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
-    "MixtralForCausalLM": "mixtral", "Qwen2MoeForCausalLM": "qwen2_moe", "Qwen3MoeForCausalLM": "qwen3_moe",
-}  # fmt: skip
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+}
 
 
 def is_mixtral(atoms: set[str]) -> bool:
@@ -104,10 +111,13 @@ def model_config(shapes: Shapes, facts: ModelFacts, dtype: str | None) -> tuple[
 def _class(atoms: set[str]) -> tuple[str | None, set[str]]:
     """Return the class (``None`` if unknown) and the evidence for it."""
     marks = {
-        "qkv_bias": "self_attn.q_proj.bias", "o_bias": "self_attn.o_proj.bias", "norm": "self_attn.q_norm.weight",
-        "experts": "mlp.experts.0.w1.weight", "shared": "mlp.shared_expert.gate_proj.weight",
+        "qkv_bias": "self_attn.q_proj.bias",
+        "o_bias": "self_attn.o_proj.bias",
+        "norm": "self_attn.q_norm.weight",
+        "experts": "mlp.experts.0.w1.weight",
+        "shared": "mlp.shared_expert.gate_proj.weight",
         "mlp_bias": "mlp.down_proj.bias",
-    }  # fmt: skip
+    }
     traits = {mark for mark, leaf in marks.items() if any(atom.endswith(f".{leaf}") for atom in atoms)}
     biases = traits & {"qkv_bias", "o_bias", "mlp_bias"}
     attention = biases in (set(), {"qkv_bias", "o_bias"})

@@ -25,8 +25,6 @@ from workbench.checkpoint import Checkpoint
 from workbench.core.rebox import ComposedBox
 from workbench.names.frameworks import Geometry, links
 
-__all__ = ["AtomPart", "dialect", "hf_name", "is_atom"]
-
 
 @dataclass(frozen=True, slots=True)
 class AtomPart:
@@ -132,14 +130,21 @@ def _linked(tensor: int, fqn: str, shape: tuple[int, ...], geometry: Geometry) -
 # ---- Meta, torchtitan ------------------------------------------------------------------------------------------------
 
 _META_NAMES = {
-    "tok_embeddings.weight": "embed_tokens.weight", "norm.weight": "norm.weight", "output.weight": "lm_head.weight",
-    "attention.wq.weight": "self_attn.q_proj.weight", "attention.wk.weight": "self_attn.k_proj.weight",
-    "attention.wv.weight": "self_attn.v_proj.weight", "attention.wo.weight": "self_attn.o_proj.weight",
-    "attention.q_norm.weight": "self_attn.q_norm.weight", "attention.k_norm.weight": "self_attn.k_norm.weight",
-    "feed_forward.w1.weight": "mlp.gate_proj.weight", "feed_forward.w3.weight": "mlp.up_proj.weight",
-    "feed_forward.w2.weight": "mlp.down_proj.weight", "attention_norm.weight": "input_layernorm.weight",
+    "tok_embeddings.weight": "embed_tokens.weight",
+    "norm.weight": "norm.weight",
+    "output.weight": "lm_head.weight",
+    "attention.wq.weight": "self_attn.q_proj.weight",
+    "attention.wk.weight": "self_attn.k_proj.weight",
+    "attention.wv.weight": "self_attn.v_proj.weight",
+    "attention.wo.weight": "self_attn.o_proj.weight",
+    "attention.q_norm.weight": "self_attn.q_norm.weight",
+    "attention.k_norm.weight": "self_attn.k_norm.weight",
+    "feed_forward.w1.weight": "mlp.gate_proj.weight",
+    "feed_forward.w3.weight": "mlp.up_proj.weight",
+    "feed_forward.w2.weight": "mlp.down_proj.weight",
+    "attention_norm.weight": "input_layernorm.weight",
     "ffn_norm.weight": "post_attention_layernorm.weight",
-}  # fmt: skip
+}
 _META_LAYER = re.compile(r"(layers\.\d+\.)(.+)", re.S)
 
 

@@ -18,8 +18,6 @@ from workbench.export.atomic.journal import Written
 from workbench.export.filemap import FileMap
 from workbench.export.selection import ExportSelection
 
-__all__ = ["check_pieces", "check_reader"]
-
 
 def check_pieces(
     place: Place, name: str, one: FileMap, written: Sequence[Written], *, threads: int | None = None

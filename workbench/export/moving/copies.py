@@ -29,8 +29,6 @@ from workbench.export.casts import FLOATS, SOURCES
 from workbench.export.change import Change
 from workbench.export.filemap import FileMap, Pieces
 
-__all__ = ["Copies", "plan_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Copies:
@@ -114,8 +112,18 @@ class Copies:
         _check_packed(catalog, names, packed, owner, plan.sizes, chunk, shape, changed)
         return cls(
             np.searchsorted(owner, np.arange(len(names) + 1)),
-            code, numel, run, have > numel, plan.row, lo, hi, _flat(chunk, plan.source), plan.source, begin, plan.sizes,
-        )  # fmt: skip
+            code,
+            numel,
+            run,
+            have > numel,
+            plan.row,
+            lo,
+            hi,
+            _flat(chunk, plan.source),
+            plan.source,
+            begin,
+            plan.sizes,
+        )
 
 
 def _check(names: list[str], piece: Ints, dest: Ints, sizes: Ints, shape: Ints, numel: Ints) -> None:

@@ -41,9 +41,6 @@ from workbench.export.moving.kept import kept_pieces, said
 from workbench.export.moving.results import ExportResults
 from workbench.export.moving.units import MOST, Filler
 
-__all__ = ["ExportJob", "Written", "prepare"]
-
-
 TASK = 32 << 20  #: bytes that a thread takes at a time
 UNIT_COST = 64 << 10  #: bytes that one more unit is worth
 RECORD = 1 << 30  #: bytes after which what a file has so far is synced and recorded
@@ -122,9 +119,13 @@ class ExportJob:
         total = max(self.read_nbytes, 1)
         done = total - int(units.nbytes.sum())
         batches = ordered(
-            Filler(self.maps, self.copies, self.payloads, paths), units.tasks(), total, threads=count,
-            at_once=threads or self.payloads.pool.at_once, name="workbench-export",
-        )  # fmt: skip
+            Filler(self.maps, self.copies, self.payloads, paths),
+            units.tasks(),
+            total,
+            threads=count,
+            at_once=threads or self.payloads.pool.at_once,
+            name="workbench-export",
+        )
         syncs: list[Future[None]] = []
         with ThreadPoolExecutor(1, thread_name_prefix="workbench-sync") as syncer, closing(batches):
 

@@ -14,14 +14,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from workbench.core.executors import in_order
 from workbench.core.fingerprint import BlockDigests, combine
-from workbench.core.scan import Progress, in_order
+from workbench.core.scan import Progress
 from workbench.core.source import PreadSource
 from workbench.errors import OpenError
 from workbench.export.atomic.journal import Kept, Written
 from workbench.export.filemap import FileMap
-
-__all__ = ["kept_pieces", "said"]
 
 STEP = 1 << 20  #: bytes read at a time
 TASK = 32 << 20  #: bytes that a thread takes at a time

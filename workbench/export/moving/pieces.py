@@ -23,8 +23,6 @@ from workbench.export.filemap import Pieces
 from workbench.export.selection import ExportSelection
 from workbench.export.sharding.target import Target
 
-__all__ = ["Chunks", "chunk_pieces", "rank_pieces", "whole_pieces"]
-
 
 @dataclass(frozen=True, eq=False)
 class Chunks:
@@ -151,7 +149,14 @@ def _take(found: Locals, index: Ints) -> Locals:
     begins = found.ptr[:-1][index]
     rows = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
     return Locals(
-        found.tensor[index], found.rank[index], found.copy[index], found.ndim[index], found.shape[index],
+        found.tensor[index],
+        found.rank[index],
+        found.copy[index],
+        found.ndim[index],
+        found.shape[index],
         np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        found.offsets[rows], found.sizes[rows], found.at[rows], found.strides[rows],
-    )  # fmt: skip
+        found.offsets[rows],
+        found.sizes[rows],
+        found.at[rows],
+        found.strides[rows],
+    )

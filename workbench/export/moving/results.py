@@ -18,8 +18,6 @@ from workbench.export.casts import CastError
 from workbench.export.filemap import FileMap
 from workbench.export.moving.units import Done
 
-__all__ = ["ExportResults"]
-
 
 class ExportResults:
     """Pieces of all files are numbered through here, as units have them.

@@ -28,8 +28,6 @@ from workbench.export.atomic.writing import writing
 from workbench.export.filemap import FileMap
 from workbench.export.moving.engine import ExportJob, prepare
 
-__all__ = ["SENDING", "Sender", "room_for", "spool"]
-
 GROUP = 1 << 30  #: bytes of files that are written before they are sent
 FILES = 2  #: files that are sent at the same time
 SENDING = FILES * (PARTS_AT_ONCE + 1) * SENT_AT_ONCE  #: bytes of memory that sending takes

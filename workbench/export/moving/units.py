@@ -27,9 +27,6 @@ from workbench.export.casts import CastError
 from workbench.export.filemap import FileMap
 from workbench.export.moving.copies import Copies
 
-__all__ = ["Done", "Filler"]
-
-
 STEP = 1 << 20  #: bytes at a time: they are still in a core's cache when they are hashed and written
 MOST = 8 << 20  #: … where very many chunks meet in a step
 PIECE = 64 << 10  #: bytes that a copy from one chunk should have at least

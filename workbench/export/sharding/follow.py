@@ -16,8 +16,6 @@ from math import prod
 
 from workbench.core.mesh.placement import Flat, Only, PartedShard, Placement, Replicate, Shard, StridedShard
 
-__all__ = ["follow"]
-
 Steps = tuple[tuple[str, Placement], ...]
 SCALES = ("scale", "zero_point")
 

@@ -22,8 +22,6 @@ from __future__ import annotations
 from workbench.core.mesh.placement import Placement, Replicate, Shard, StridedShard
 from workbench.names.weights import Weight, parse
 
-__all__ = ["CUTS", "end_of", "kind_of"]
-
 #: What tp does to the weight and to the bias of a kind.
 CUTS: dict[str, tuple[Placement, Placement]] = {
     "column": (Shard(0), Shard(0)),
@@ -48,15 +46,21 @@ _CUT_OF = {
     **dict.fromkeys(("norm", "router", "shared_gate", "position", "token_type", "rotary", "pooler", "sink"), "same"),
     **dict.fromkeys(("q_a", "kv_a"), "same"),
     **dict.fromkeys(("q", "k", "v", "kv", "q_b", "kv_b", "gate", "up", "mtp_proj"), "column"),
-    **dict.fromkeys(("o", "down"), "row"), **dict.fromkeys(("embed", "head"), "vocab"),
-    "gate_up": "gate_up", "fc1": "fc1",
-}  # fmt: skip
+    **dict.fromkeys(("o", "down"), "row"),
+    **dict.fromkeys(("embed", "head"), "vocab"),
+    "gate_up": "gate_up",
+    "fc1": "fc1",
+}
 #: Stacks of experts, by the end of their module's name.
 _STACKS = {
-    "experts.gate_up_proj": "stack gate_up", "experts.down_proj": "stack down", "experts.linear_fc1": "stack fc1",
-    "experts.linear_fc2": "experts row", "experts.w2": "experts row",
-    "experts.w1": "experts column", "experts.w3": "experts column",
-}  # fmt: skip
+    "experts.gate_up_proj": "stack gate_up",
+    "experts.down_proj": "stack down",
+    "experts.linear_fc1": "stack fc1",
+    "experts.linear_fc2": "experts row",
+    "experts.w2": "experts row",
+    "experts.w1": "experts column",
+    "experts.w3": "experts column",
+}
 _THIRDS = ("W_pack", "qkv", "in_proj", "c_attn")  #: q, k and v of one size
 _FINAL = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "final_norm")
 

@@ -14,8 +14,6 @@ from workbench.export.sharding.stages import Stages
 from workbench.names.frameworks import Geometry
 from workbench.names.weights import is_gated, parse
 
-__all__ = ["Placing"]
-
 #: Of which role a parameter's shape is taken, where several tensors are of one parameter.
 _SHAPE_FROM = ("param", "master", "exp_avg", "exp_avg_sq", "momentum", "ema")
 _STATELESS = ("buffer", "other")  #: roles of what FSDP does not cut
@@ -85,8 +83,10 @@ class Placing:
             return mine, why
         named = {axis for axis, _ in steps}
         return (
-            *(step for step in base if step[0] not in named), *mine, *(step for step in shards if step[0] not in named)
-        ), why  # fmt: skip
+            *(step for step in base if step[0] not in named),
+            *mine,
+            *(step for step in shards if step[0] not in named),
+        ), why
 
     def _of_parameter(self, fqn: str | None, key: str, role: str, shape: tuple[int, ...]) -> tuple[Steps, str]:
         """Return how the model's axes (tp, ep, pp) shard a tensor."""

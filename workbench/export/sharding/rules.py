@@ -24,14 +24,14 @@ from workbench.errors import UsageError
 from workbench.export.sharding.placing import Placing
 from workbench.names.frameworks import Geometry
 
-__all__ = ["AXES", "PlacementRule", "Rules", "TensorLayout"]
-
 #: What an axis of this name does unless a rule says otherwise.
 AXES: dict[str, str] = {
-    "tp": "tp", "ep": "ep", "pp": "pp",
+    "tp": "tp",
+    "ep": "ep",
+    "pp": "pp",
     **dict.fromkeys(("fsdp", "dp_shard", "shard"), "shard"),
     **dict.fromkeys(("dp", "dp_replicate", "replicate", "cp"), "copies"),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,6 @@ from workbench.core.mesh.layout import PlacementRule
 from workbench.core.mesh.placement import Flat, Only, PartedShard, Placement, Replicate, Shard, StridedShard
 from workbench.errors import UsageError
 
-__all__ = ["placement", "read_rules"]
-
 _CALL = re.compile(r"(\w+)\(\s*((?:-?\d{1,18}\s*(?:,\s*-?\d{1,18}\s*)*)?)\)")
 
 

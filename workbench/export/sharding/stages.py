@@ -19,8 +19,6 @@ from workbench.errors import UsageError
 from workbench.export.sharding import kinds
 from workbench.names.weights import parse
 
-__all__ = ["Stages"]
-
 
 class Stages:
     """The stages of one model."""

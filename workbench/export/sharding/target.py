@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-__all__ = ["Explanation", "Planned", "Target"]
-
-
 class Planned(NamedTuple):
     """Copies for some ranks.
 
@@ -216,8 +213,15 @@ def _explained(target: Target, catalog: Catalog, planned: Planned) -> Explanatio
     coordinates = dict(zip(mesh.axes, mesh.coordinates().T, strict=True))
     copies = np.bincount(found.rank[found.owner[reads.request]], minlength=world)
     held = np.bincount(found.rank, minlength=world)
-    ranks = pd.DataFrame({"rank": np.arange(world), **coordinates, "tensors": held,
-                          "nbytes": _sums(found.rank, nbytes, world), "copies": copies})  # fmt: skip
+    ranks = pd.DataFrame(
+        {
+            "rank": np.arange(world),
+            **coordinates,
+            "tensors": held,
+            "nbytes": _sums(found.rank, nbytes, world),
+            "copies": copies,
+        }
+    )
     count = len(target.catalog)
     whole = np.maximum(target.catalog.tensor_nbytes, 1)
     total = _sums(found.tensor, nbytes, count)
@@ -226,24 +230,28 @@ def _explained(target: Target, catalog: Catalog, planned: Planned) -> Explanatio
         np.searchsorted(found.tensor[order], np.arange(count))[np.bincount(found.tensor, minlength=count) > 0]
     ]
     largest = {int(found.tensor[k]): tuple(found.shape[k, : found.ndim[k]].tolist()) for k in first.tolist()}
-    tensors = pd.DataFrame({
-        "key": target.catalog.keys,
-        "shape": [target.catalog.shape_of(t) for t in range(count)],
-        "dtype": [target.catalog.dtype_of(t).name for t in range(count)],
-        "placements": [str(layout) for layout in target.layouts],
-        "why": [layout.why for layout in target.layouts],
-        "ranks": np.bincount(found.tensor, minlength=count),
-        "times": total // whole,
-        "largest": [largest.get(t, ()) for t in range(count)],
-        "nbytes": total,
-    })  # fmt: skip
+    tensors = pd.DataFrame(
+        {
+            "key": target.catalog.keys,
+            "shape": [target.catalog.shape_of(t) for t in range(count)],
+            "dtype": [target.catalog.dtype_of(t).name for t in range(count)],
+            "placements": [str(layout) for layout in target.layouts],
+            "why": [layout.why for layout in target.layouts],
+            "ranks": np.bincount(found.tensor, minlength=count),
+            "times": total // whole,
+            "largest": [largest.get(t, ()) for t in range(count)],
+            "nbytes": total,
+        }
+    )
     file = catalog.file[reads.row]
     read = np.flatnonzero(np.bincount(file, minlength=len(catalog.files)))
-    files = pd.DataFrame({
-        "file": [catalog.files[f] for f in read.tolist()],
-        "nbytes": _sums(file, moved, len(catalog.files))[read],
-        "copies": np.bincount(file, minlength=len(catalog.files))[read],
-    })  # fmt: skip
+    files = pd.DataFrame(
+        {
+            "file": [catalog.files[f] for f in read.tolist()],
+            "nbytes": _sums(file, moved, len(catalog.files))[read],
+            "copies": np.bincount(file, minlength=len(catalog.files))[read],
+        }
+    )
     unique = int(nbytes[found.copy == 0].sum())
     return Explanation(ranks, tensors, files, len(reads), int(nbytes.sum()), unique, target.notes)
 

@@ -23,8 +23,6 @@ from workbench.core.work import chunk_work
 from workbench.export.values.located import TensorChange
 from workbench.export.values.scales import grid_shape
 
-__all__ = ["largest"]
-
 
 def largest(
     payloads: Payloads,

@@ -10,8 +10,6 @@ from workbench.core.scan import Progress
 from workbench.export.values import fp8, lora
 from workbench.export.values.edits import Edited, Edits
 
-__all__ = ["edit"]
-
 
 def edit(
     ckpt: Checkpoint,

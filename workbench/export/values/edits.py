@@ -28,8 +28,6 @@ from workbench.export.casts import SOURCES
 from workbench.export.filemap import Pieces
 from workbench.export.values.located import Quantised, Step, TensorChange, locate
 
-__all__ = ["Added", "Edited", "Edits"]
-
 #: Roles of tensors that say what codes mean: rounding one changes every number that is decoded with it.
 _OF_CODES = {"scale", "zero_point", "amax_history", "exp_avg_scale", "exp_avg_sq_scale"}
 

@@ -22,8 +22,6 @@ import numpy as np
 
 from workbench.core.arrays import Array
 
-__all__ = ["CODES", "LARGEST", "decoded", "encoded"]
-
 LARGEST = 448.0  #: of e4m3fn
 #: By type: bits of the mantissa, bias of the exponent; what is neither is told in :func:`_values`.
 CODES = {

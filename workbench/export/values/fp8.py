@@ -37,8 +37,6 @@ from workbench.export.values.located import Quantised
 from workbench.export.values.scales import Scales, grid_shape
 from workbench.names.weights import parse
 
-__all__ = ["RECIPES", "dequantize", "is_linear", "quantize"]
-
 BLOCK = (128, 128)
 #: Name → rows and columns of a block (``None``: one scale for the tensor) and what the scale's name ends in.
 RECIPES: Mapping[str, tuple[tuple[int, int] | None, str]] = {

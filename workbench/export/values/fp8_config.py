@@ -15,8 +15,6 @@ from workbench.export.sharding.kinds import end_of
 from workbench.export.values.edits import Edited
 from workbench.export.values.float8 import CODES
 
-__all__ = ["configured"]
-
 _TYPES = ("torch_dtype", "dtype")
 
 

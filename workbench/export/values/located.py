@@ -25,8 +25,6 @@ from workbench.export.filemap import Pieces
 from workbench.export.values.float8 import CODES, decoded, encoded
 from workbench.export.values.scales import Scales
 
-__all__ = ["Quantised", "Step", "TensorChange", "locate"]
-
 
 class Step(Protocol):
     """Part of a change, in float32; called in several threads, for boxes in any order."""

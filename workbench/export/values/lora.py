@@ -32,8 +32,6 @@ from workbench.export.values.lora_config import LoraConfig
 from workbench.export.values.lora_steps import LowRankUpdate, Replaced, Scratch
 from workbench.tensor import LazyTensor
 
-__all__ = ["merge"]
-
 Pair = dict[str, LazyTensor]  #: lora_A and lora_B
 SHOWN = 5  #: names spelled out in one message
 

@@ -14,13 +14,20 @@ from typing import Any
 
 from workbench.errors import UnsupportedFormatError, UsageError
 
-__all__ = ["LoraConfig"]
-
 #: Settings that change what merging means, wherever they are set.
 _REFUSED = (
-    "use_dora", "lora_bias", "layer_replication", "target_parameters", "trainable_token_indices", "use_qalora",
-    "use_bdlora", "alora_invocation_tokens", "kasa_config", "arrow_config", "monteclora_config",
-)  # fmt: skip
+    "use_dora",
+    "lora_bias",
+    "layer_replication",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_qalora",
+    "use_bdlora",
+    "alora_invocation_tokens",
+    "kasa_config",
+    "arrow_config",
+    "monteclora_config",
+)
 #: Beginnings of ``init_lora_weights`` that take something away from the base's own weights.
 _RESIDUAL = ("pissa", "corda", "olora", "loftq", "lora_ga")
 MAX_PATTERN = 200  #: characters
@@ -70,9 +77,13 @@ class LoraConfig:
         if not isinstance(ranks, Mapping) or not isinstance(alphas, Mapping):
             raise UnsupportedFormatError("'adapter_config.json': rank_pattern or alpha_pattern is not a mapping")
         return cls(
-            config.get("r"), config.get("lora_alpha"), ranks, alphas, bool(config.get("use_rslora")),
+            config.get("r"),
+            config.get("lora_alpha"),
+            ranks,
+            alphas,
+            bool(config.get("use_rslora")),
             bool(config.get("fan_in_fan_out")),
-        )  # fmt: skip
+        )
 
     def scale(self, module: str, rank: int) -> float:
         """What the product of a module's factors is multiplied by.

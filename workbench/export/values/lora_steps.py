@@ -14,8 +14,6 @@ from workbench.core.dtypes import DType
 from workbench.export.casts import widened
 from workbench.export.values.scales import segments
 
-__all__ = ["LowRankUpdate", "Replaced", "Scratch"]
-
 BLOCK = 1 << 18  #: elements of a product that are computed together
 
 

@@ -22,8 +22,6 @@ import xxhash
 
 from workbench.core.arrays import Array
 
-__all__ = ["Scales", "grid_shape", "segments"]
-
 
 def grid_shape(shape: Sequence[int], block: tuple[int, int]) -> tuple[int, ...]:
     """Blocks of a tensor of at least two axes; those at the ends may be smaller."""

@@ -35,8 +35,6 @@ from workbench.export.writers.pickle_tree import Global, Instance, Pairs
 from workbench.export.writers.pickled import dumps
 from workbench.export.writers.tensor_archive import tensor_pickle
 
-__all__ = ["bytecheckpoint_files"]
-
 VERSION = "0.0.2"
 GROUPS = "param_groups"
 _MODULE = "bytecheckpoint.checkpointer.meta_type"

@@ -22,8 +22,6 @@ from workbench.export.selection import ExportSelection
 from workbench.export.writers.flatten import flatten
 from workbench.names.roles import STATES
 
-__all__ = ["NamedPart", "named", "param_groups", "stored_names"]
-
 _OPTIMIZER = re.compile(r"optim(?:izer)?s?\.(.+)", re.S)
 _GROUP = re.compile(r"((?:.+\.)?optim(?:izer)?s?)\.param_groups\.(\d{1,6})\.([^.]+)", re.S)
 

@@ -22,8 +22,6 @@ from workbench.export.writers.dcp_items import lay_out
 from workbench.export.writers.dcp_metadata import metadata
 from workbench.export.writers.flatten import FlatLeaf, flatten
 
-__all__ = ["dcp_files"]
-
 Path = tuple[str | int, ...]
 _GROUP = re.compile(r"param_groups\.(\d+)\.([^.]+)")
 

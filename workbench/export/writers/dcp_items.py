@@ -26,8 +26,6 @@ from workbench.export.selection import ExportSelection
 from workbench.export.writers.flatten import FlatLeaf, archive
 from workbench.export.writers.tensor_archive import TensorArchive
 
-__all__ = ["Blob", "Chunk", "WrittenItems", "check_names", "lay_out", "rows"]
-
 
 class Chunk(NamedTuple):
     """A chunk of a tensor: its element type (a code), the tensor's shape, its box, and where its item is."""
@@ -135,10 +133,17 @@ def rows(
     return [
         Chunk(key, code, shape, tuple(low[:n]), tuple(size[:n]), file, start, length)
         for key, code, n, shape, low, size, start, length in zip(
-            pieces.names, pieces.dtype.tolist(), pieces.ndim.tolist(), whole, offsets, pieces.shape.tolist(),
-            starts.tolist(), lengths.tolist(), strict=True,
+            pieces.names,
+            pieces.dtype.tolist(),
+            pieces.ndim.tolist(),
+            whole,
+            offsets,
+            pieces.shape.tolist(),
+            starts.tolist(),
+            lengths.tolist(),
+            strict=True,
         )
-    ]  # fmt: skip
+    ]
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -18,8 +18,6 @@ from workbench.export.writers.dcp_items import Blob, Chunk
 from workbench.export.writers.pickle_tree import Global, Hole, Instance, Pairs, PickleCall, PickleForm, PickleRow
 from workbench.export.writers.pickled import dumps
 
-__all__ = ["INFO", "VERSION", "Paths", "metadata", "size", "storage_data", "tensor_metadata"]
-
 Paths = Mapping[str, tuple[str | int, ...]]
 INFO = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo")
 VERSION = "1.0.0"  #: ``CURRENT_DCP_VERSION``
@@ -75,10 +73,12 @@ def storage_data(chunks: Sequence[Chunk], blobs: Sequence[Blob], info: Global) -
     count: dict[str, int] = {}
     for one in chunks:
         at = count[one.key] = count.get(one.key, -1) + 1
-        pairs.append((
-            PickleRow(_index_form(len(one.shape)), (one.key, at, *one.offsets)),
-            PickleRow(place, (one.file, one.start, one.length)),
-        ))  # fmt: skip
+        pairs.append(
+            (
+                PickleRow(_index_form(len(one.shape)), (one.key, at, *one.offsets)),
+                PickleRow(place, (one.file, one.start, one.length)),
+            )
+        )
     return Pairs(pairs)
 
 

@@ -23,8 +23,6 @@ from workbench.core.dtypes import by_name
 from workbench.export.filemap import Literal
 from workbench.export.writers.plain import is_tensor
 
-__all__ = ["FlatLeaf", "archive", "flatten"]
-
 
 @dataclass(frozen=True, eq=False)
 class FlatLeaf:

@@ -14,8 +14,6 @@ from workbench.export.values.fp8_config import configured
 if TYPE_CHECKING:
     from workbench.export.hf.convert import Renamed
 
-__all__ = ["passed"]
-
 PASSED = re.compile(
     r"(?:config|generation_config|adapter_config|preprocessor_config|processor_config|tokenizer|tokenizer_config|"
     r"special_tokens_map|added_tokens|vocab|chat_template)\.json|(?:tokenizer|spiece|sentencepiece\.bpe)\.model|"

@@ -14,19 +14,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = [
-    "Global",
-    "Hole",
-    "Instance",
-    "Opcodes",
-    "Pairs",
-    "Persistent",
-    "PickleCall",
-    "PickleForm",
-    "PickleRow",
-    "filled",
-]
-
 
 class Global(NamedTuple):
     """A class or function, by name."""

@@ -30,8 +30,6 @@ from workbench.export.writers.pickle_tree import (
     filled,
 )
 
-__all__ = ["dumps"]
-
 BATCH = 1000  #: items between a MARK and its SETITEMS or APPENDS
 _TUPLES = (pickle.EMPTY_TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)
 
@@ -68,11 +66,20 @@ class _Writer:
             bool: lambda value: self._add(pickle.NEWTRUE if value else pickle.NEWFALSE),
             int: lambda value: self._add(_int(value)),
             float: lambda value: self._add(pickle.BINFLOAT + struct.pack(">d", value)),
-            str: self._text, bytes: self._bytes, tuple: self._tuple, list: self._list, dict: self._dict,
-            Pairs: self._pairs, Global: self._global, PickleCall: self._call, Instance: self._instance,
-            Persistent: self._persistent, Opcodes: lambda value: self._add(value.data), PickleRow: self._row,
+            str: self._text,
+            bytes: self._bytes,
+            tuple: self._tuple,
+            list: self._list,
+            dict: self._dict,
+            Pairs: self._pairs,
+            Global: self._global,
+            PickleCall: self._call,
+            Instance: self._instance,
+            Persistent: self._persistent,
+            Opcodes: lambda value: self._add(value.data),
+            PickleRow: self._row,
             Hole: lambda value: self._cuts.append((len(self.out), self._count, value.number)),
-        }  # fmt: skip
+        }
 
     def save(self, value: Any) -> None:
         write = self._by_type.get(type(value))

@@ -9,8 +9,6 @@ import numpy as np
 
 from workbench.errors import WorkbenchError
 
-__all__ = ["is_tensor", "plain", "plain_objects"]
-
 DEPTH = 64  #: containers in one another; deeper ones, and those that hold themselves, are not written
 
 

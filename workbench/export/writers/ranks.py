@@ -33,8 +33,6 @@ from workbench.export.selection import ExportSelection
 from workbench.export.writers.safetensors import one_file
 from workbench.export.writers.torch import torch_file
 
-__all__ = ["safetensors_ranks", "torch_ranks"]
-
 
 def safetensors_ranks(selection: ExportSelection) -> list[FileMap]:
     """A safetensors file for each rank of the selection's mesh. Raises as :func:`one_file` and :func:`rank_pieces`."""

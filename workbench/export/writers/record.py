@@ -22,8 +22,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["ALIGN", "ROOT", "ArchiveRecord", "RecordLayout"]
-
 ALIGN = 64  #: bytes
 ROOT = "archive"
 FULL = 0xFFFFFFFF
@@ -122,8 +120,25 @@ def _row(record: ArchiveRecord, crc: int) -> bytes:
     wide += [record.offset] if offset == FULL else []
     extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
     return (
-        _CENTRAL.pack(b"PK\x01\x02", 0, 0, record.flags, 0, 0, 0, crc, size, size,
-                      len(record.name), len(extra), 0, 0, 0, 0, offset)
+        _CENTRAL.pack(
+            b"PK\x01\x02",
+            0,
+            0,
+            record.flags,
+            0,
+            0,
+            0,
+            crc,
+            size,
+            size,
+            len(record.name),
+            len(extra),
+            0,
+            0,
+            0,
+            0,
+            offset,
+        )
         + record.name
         + extra
-    )  # fmt: skip
+    )

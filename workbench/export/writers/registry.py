@@ -17,8 +17,6 @@ from workbench.export.writers.safetensors import one_file, shards
 from workbench.export.writers.torch import torch_file
 from workbench.export.writers.torch_dist import torch_dist_files, torch_dist_notes
 
-__all__ = ["WRITERS", "ExportWriter", "Options", "writer"]
-
 
 @dataclass(frozen=True, slots=True)
 class Options:

@@ -23,13 +23,33 @@ import numpy as np
 from workbench.errors import UnsupportedFormatError, UsageError
 from workbench.export.filemap import FileMap, Pieces
 
-__all__ = ["MAX_SHARD_SIZE", "one_file", "shards"]
-
 MAX_SHARD_SIZE = 5_000_000_000  #: bytes; Hugging Face's default
 MAX_HEADER = 100_000_000  #: bytes; safetensors reads no longer one
 #: The order in which safetensors 0.8 lists its types, backwards: what is laid down first.
-ORDER = ("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "F8_E5M2FNUZ", "F8_E4M3FNUZ",
-         "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8", "U8", "F6_E3M2", "F6_E2M3", "F4", "BOOL")  # fmt: skip
+ORDER = (
+    "U64",
+    "I64",
+    "F64",
+    "C64",
+    "F32",
+    "U32",
+    "I32",
+    "BF16",
+    "F16",
+    "U16",
+    "I16",
+    "F8_E5M2FNUZ",
+    "F8_E4M3FNUZ",
+    "F8_E8M0",
+    "F8_E4M3",
+    "F8_E5M2",
+    "I8",
+    "U8",
+    "F6_E3M2",
+    "F6_E2M3",
+    "F4",
+    "BOOL",
+)
 RESERVED = "__metadata__"
 
 

@@ -30,15 +30,21 @@ from workbench.export.writers.pickle_tree import Global, Persistent, PickleCall
 from workbench.export.writers.pickled import dumps
 from workbench.export.writers.record import ALIGN, RecordLayout
 
-__all__ = ["TensorArchive", "tensor_pickle", "tensor_value"]
-
 #: Types with a storage class of their own; the others are named themselves.
 STORAGES = {
-    "float32": "FloatStorage", "float64": "DoubleStorage", "float16": "HalfStorage", "bfloat16": "BFloat16Storage",
-    "int64": "LongStorage", "int32": "IntStorage", "int16": "ShortStorage", "int8": "CharStorage",
-    "uint8": "ByteStorage", "bool": "BoolStorage", "complex64": "ComplexFloatStorage",
+    "float32": "FloatStorage",
+    "float64": "DoubleStorage",
+    "float16": "HalfStorage",
+    "bfloat16": "BFloat16Storage",
+    "int64": "LongStorage",
+    "int32": "IntStorage",
+    "int16": "ShortStorage",
+    "int8": "CharStorage",
+    "uint8": "ByteStorage",
+    "bool": "BoolStorage",
+    "complex64": "ComplexFloatStorage",
     "complex128": "ComplexDoubleStorage",
-}  # fmt: skip
+}
 NAMES_HASH = 15728199511854643026  #: of the seven records' names; observed, torch 2.13 with libstdc++
 VERSION = b"3\n"  #: of the archive
 _MASK = (1 << 64) - 1

@@ -34,8 +34,6 @@ from workbench.export.writers.pickled import dumps
 from workbench.export.writers.record import ALIGN, RecordLayout
 from workbench.export.writers.tensor_archive import tensor_value
 
-__all__ = ["torch_file"]
-
 
 def torch_file(pieces: Pieces, name: str, *, objects: Mapping[str, Any] = MappingProxyType({})) -> FileMap:
     """One archive of all pieces.

@@ -35,8 +35,6 @@ from workbench.export.writers.flatten import FlatLeaf, archive
 from workbench.export.writers.plain import plain_objects
 from workbench.formats.megatron import layout
 
-__all__ = ["torch_dist_files", "torch_dist_notes"]
-
 BACKENDS = {
     "sharded_backend": "torch_dist",
     "sharded_backend_version": 1,

@@ -36,8 +36,6 @@ from workbench.core.pickles.standins import short
 from workbench.core.place import Place
 from workbench.errors import CorruptError
 
-__all__ = ["FlatParam", "Unflattened", "tables", "unflatten"]
-
 FLAT = "_flat_param"
 NUMEL = "fsdp_optimizer_requires_grad_numel"  #: an int64 stored with the moments: their number of elements
 NAMES, MASK, NUMELS, SHAPES = (

@@ -25,8 +25,6 @@ from typing import Any
 from workbench.core.place import Place
 from workbench.errors import WorkbenchError
 
-__all__ = ["find", "is_one", "parse", "read"]
-
 NAME = re.compile(r"log[^/]*", re.IGNORECASE)
 LIMIT = 64 << 20  #: maximum bytes of logs to read
 HEAD = 64 << 10  #: bytes at a file's beginning that must show such a log

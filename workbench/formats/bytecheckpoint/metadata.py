@@ -29,11 +29,10 @@ import numpy as np
 from workbench.core.arrays import Ints
 from workbench.core.dtypes import by_name
 from workbench.core.pickles import unpickle
+from workbench.core.pickles.constructors import torch_storage
 from workbench.core.pickles.standins import FAULTS, ByClass, TensorRef, state_of
 from workbench.errors import CorruptError
 from workbench.formats.dcp import metadata as dcp
-
-__all__ = ["ByteMetadata", "Layouts", "decode"]
 
 LANES_FROM = dcp.LANES_FROM
 #: Start of ``all_tensor_metadata`` in a protocol 4 pickle: its memoized name and an empty dict.
@@ -235,7 +234,7 @@ def _tensor(value: bytes, what: str) -> TensorRef:
     if type(value) is not bytes:
         raise CorruptError(f"{what}: all_tensor_metadata holds {unpickle.short(value, 60)} where bytes belong")
     inner = f"{what} (all_tensor_metadata)"
-    found = unpickle.loads(value, what=inner, persistent_load=unpickle.torch_storage)
+    found = unpickle.loads(value, what=inner, persistent_load=torch_storage)
     if not isinstance(found, TensorRef):
         raise CorruptError(f"{inner} holds {unpickle.short(found, 60)}, not a tensor")
     return found

@@ -26,8 +26,6 @@ from workbench.core.place import Place, stat_or_absent
 from workbench.errors import CorruptError, IncompleteError
 from workbench.formats.bytecheckpoint import metadata
 
-__all__ = ["METADATA", "NAMED", "PartFile", "ranks_of", "read_part"]
-
 METADATA = ".metadata"
 NAMED = 8  #: maximum ranks or files in a note
 _DATA = re.compile(r"__(\d{1,9})_(\d{1,9})\.distcp")

@@ -33,24 +33,24 @@ from workbench.core.pickles import unpickle
 from workbench.core.pickles.standins import FAULTS, ByClass, Held, not_run, state_of
 from workbench.errors import CorruptError
 
-__all__ = [
-    "CLASSES",
-    "ROOTS",
-    "DcpMetadata",
-    "Items",
-    "Objects",
-    "assemble",
-    "codecs",
-    "decode",
-]
-
 ROOTS = ("Metadata", "MCoreMetadata")
 LANES_FROM = 1 << 20  #: bytes; a smaller pickle is decoded as a whole in a fifth of a second
 CLASSES = (
-    "Metadata", "MCoreMetadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata",
-    "ChunkStorageMetadata", "TensorProperties", "StorageMeta", "_StorageInfo", "SavePlan", "MCoreSavePlan",
-    "WriteItem", "TensorWriteData", "BytesIOWriteData",
-)  # fmt: skip
+    "Metadata",
+    "MCoreMetadata",
+    "MetadataIndex",
+    "TensorStorageMetadata",
+    "BytesStorageMetadata",
+    "ChunkStorageMetadata",
+    "TensorProperties",
+    "StorageMeta",
+    "_StorageInfo",
+    "SavePlan",
+    "MCoreSavePlan",
+    "WriteItem",
+    "TensorWriteData",
+    "BytesIOWriteData",
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,12 +19,11 @@ from typing import Any, NamedTuple
 from workbench.core import ziparchive
 from workbench.core.dtypes import DType, by_name
 from workbench.core.pickles import unpickle
+from workbench.core.pickles.constructors import torch_storage
 from workbench.core.pickles.standins import StorageRef, TensorRef
 from workbench.core.place import Place
 from workbench.errors import CorruptError, TruncatedError
 from workbench.formats.torch.file import load_tree
-
-__all__ = ["FileDecoder", "Located", "States", "items", "tensors"]
 
 _DEVICE = re.compile(rb"X\x06\x00\x00\x00cuda:[0-9]")  #: a storage's device, the only difference between local ranks
 _SAME_DEVICE = b"X\x06\x00\x00\x00cuda:0"
@@ -100,7 +99,7 @@ class FileDecoder:
             assert self._seen is not None
             tree = self._seen[1]
         else:
-            tree = unpickle.loads(pickled, what=f"{what} (data.pkl)", persistent_load=unpickle.torch_storage)
+            tree = unpickle.loads(pickled, what=f"{what} (data.pkl)", persistent_load=torch_storage)
             self._seen = plain, tree
         tree = tree if any_tree else _mapping(tree, what)
         archive.fetch_headers()

@@ -25,8 +25,6 @@ from workbench.core.arrays import Ints
 from workbench.core.catalog import MAX_ELEMENTS
 from workbench.errors import CorruptError
 
-__all__ = ["Boxes", "Ranges", "boxes", "by_line", "by_param", "check_line", "check_param", "counted"]
-
 BLOCK = 1 << 18  #: ranges turned into boxes at a time, which bounds temporary memory
 
 

@@ -28,8 +28,6 @@ from workbench.core.pickles.standins import Opaque
 from workbench.core.rebox import ComposedBox, Composition, compose
 from workbench.formats.deepspeed.files import items
 
-__all__ = ["Dims", "unify", "with_views"]
-
 #: Regular expressions as DeepSpeed's integrations write them. Others are not run, as an expression in a checkpoint
 #: could take forever.
 _PLAIN = re.compile(r"\^?(?:\\[dw][+*]?|\.[+*]?|\[0-9\][+*]?|\\[.\-_/]|[\w\-/:])*\$?")

@@ -31,15 +31,28 @@ from workbench.formats.deepspeed.files import FileDecoder, Located, States, item
 from workbench.formats.deepspeed.names import Folder, listed
 from workbench.names.roles import resolve
 
-__all__ = ["ModelStates", "add_model", "add_tensors", "put"]
-
 Key = Callable[[str, str], str]
 OWN = {
-    "module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "shared_params",
-    "frozen_param_fragments", "lr_scheduler", "data_sampler", "random_ltd", "sparse_tensor_module_names",
-    "skipped_steps", "global_steps", "global_samples", "dp_world_size", "mp_world_size",
-    "checkpoint_parallel_dimensions", "ds_config", "ds_version",
-}  # fmt: skip
+    "module",
+    "buffer_names",
+    "optimizer",
+    "param_shapes",
+    "frozen_param_shapes",
+    "shared_params",
+    "frozen_param_fragments",
+    "lr_scheduler",
+    "data_sampler",
+    "random_ltd",
+    "sparse_tensor_module_names",
+    "skipped_steps",
+    "global_steps",
+    "global_samples",
+    "dp_world_size",
+    "mp_world_size",
+    "checkpoint_parallel_dimensions",
+    "ds_config",
+    "ds_version",
+}
 
 
 @dataclass
@@ -134,9 +147,17 @@ def put(builder: CatalogBuilder, key: str, at: Located, *, fqn: str | None, role
     """Declare one complete tensor and its byte range."""
     builder.tensor(key, at.dtype, at.shape, fqn=fqn, role=role)
     builder.chunk(
-        key, (0,) * len(at.shape), at.shape, at.file, at.start, at.stop, codec=codecs.RAW_BE if at.big else codecs.RAW,
-        rank=rank, inner=at.inner, strides=at.stride if 0 not in at.shape else None,
-    )  # fmt: skip
+        key,
+        (0,) * len(at.shape),
+        at.shape,
+        at.file,
+        at.start,
+        at.stop,
+        codec=codecs.RAW_BE if at.big else codecs.RAW,
+        rank=rank,
+        inner=at.inner,
+        strides=at.stride if 0 not in at.shape else None,
+    )
 
 
 def _head(states: States, mp: int) -> ModelStates:
@@ -263,9 +284,14 @@ def _frozen(
 
 
 def _pieces(
-    builder: CatalogBuilder, model: ModelStates, found: Mapping[str, Mapping[int, Located]],
-    shapes: Mapping[str, tuple[int, ...]], dp: int, key: Key, rank: bool,
-) -> None:  # fmt: skip
+    builder: CatalogBuilder,
+    model: ModelStates,
+    found: Mapping[str, Mapping[int, Located]],
+    shapes: Mapping[str, tuple[int, ...]],
+    dp: int,
+    key: Key,
+    rank: bool,
+) -> None:
     """Add every rank's piece of every frozen parameter: ``ceil(numel / ranks)`` elements, padding at the end."""
     names = list(found)
     if not names:
@@ -299,10 +325,16 @@ def _pieces(
     for made in flat.boxes(ranges, [shapes[name] for name in names]):
         at_ = (made.param, made.rank)
         builder.block(
-            position[made.param], made.offsets, made.sizes, table["file"][at_], table["start"][at_], table["stop"][at_],
-            codec=np.where(big[made.param], codecs.RAW_BE, codecs.RAW), rank=made.rank if rank else -1,
+            position[made.param],
+            made.offsets,
+            made.sizes,
+            table["file"][at_],
+            table["start"][at_],
+            table["stop"][at_],
+            codec=np.where(big[made.param], codecs.RAW_BE, codecs.RAW),
+            rank=made.rank if rank else -1,
             inner=table["inner"][at_] + made.at * size[made.param],
-        )  # fmt: skip
+        )
     lost = np.flatnonzero(~there.all(axis=0))
     if len(lost):
         model.notes.append(f"frozen parameters lack the pieces of ranks {listed(lost.tolist())}: they are holes")

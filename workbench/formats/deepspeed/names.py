@@ -24,8 +24,6 @@ from typing import Any
 
 from workbench.errors import CorruptError
 
-__all__ = ["Folder", "global_expert", "is_deepspeed", "listed", "ranks_of_expert_group", "sort_files"]
-
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d{1,9})_)?mp_rank_(\d{1,9})_model_states\.pt")
 _OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,9})_mp_rank_(\d{1,9})_?optim_states\.pt")
 _LAYER = re.compile(r"layer_(\d{1,9})(?:-model_(\d{1,9}))?-model_states\.pt")

@@ -22,8 +22,6 @@ from workbench.core.pickles.standins import Opaque, TensorRef
 from workbench.errors import CorruptError, UnsupportedFormatError
 from workbench.formats.deepspeed.files import Located, States, items
 
-__all__ = ["MASTER", "RankShard", "read_shard"]
-
 MASTER = "fp32"  #: our name of the flat master weights
 MAX_RANKS = 1 << 16
 _FLAT = {1: "single_partition_of_fp32_groups", 3: "fp32_flat_groups"}

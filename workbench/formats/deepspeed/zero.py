@@ -28,8 +28,6 @@ from workbench.formats.deepspeed.names import Folder, global_expert, listed, loc
 from workbench.formats.deepspeed.optim import MASTER, RankShard, read_shard
 from workbench.names.roles import STATES
 
-__all__ = ["Partitions", "add_partitions", "count_ranks", "read_partitions"]
-
 Shapes = Mapping[str, tuple[int, ...]]
 MAX_PIECES = 200_000_000
 

@@ -17,8 +17,6 @@ from collections.abc import Iterator, Sequence
 from workbench.errors import CorruptError, UnsupportedFormatError
 from workbench.formats.keras.structures import StructureFields, Structures
 
-__all__ = ["read_records", "read_stored"]
-
 DEPTH = 16  #: nodes above each other
 
 

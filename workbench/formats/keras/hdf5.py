@@ -36,8 +36,6 @@ from workbench.formats.keras.indices import MOST_CHUNKS, fixed_array, read_tree,
 from workbench.formats.keras.structures import StructureFields, Structures
 from workbench.formats.keras.types import Element, read_element
 
-__all__ = ["MAGIC", "DataSet", "Element", "Hdf5", "Hdf5Group"]
-
 MAGIC = b"\x89HDF\r\n\x1a\n"
 OBJECTS = 1 << 20  #: groups and data sets of a file
 DEPTH = 64  #: groups in groups
@@ -147,8 +145,10 @@ class Hdf5(Structures):
             fields.take(4)
         self.wide, self.long = fields.uint(1), fields.uint(1)
         if self.wide not in (2, 4, 8) or self.long not in (2, 4, 8):
-            raise CorruptError(f"{what}, byte {fields.begin + fields.at - 2:,}: addresses of {self.wide} bytes and "
-                               f"lengths of {self.long}; the file is damaged")  # fmt: skip
+            raise CorruptError(
+                f"{what}, byte {fields.begin + fields.at - 2:,}: addresses of {self.wide} bytes and "
+                f"lengths of {self.long}; the file is damaged"
+            )
         if version < 2:
             fields.take({0: 9, 1: 13}[version])
         else:

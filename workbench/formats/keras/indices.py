@@ -21,8 +21,6 @@ from workbench.errors import CorruptError
 from workbench.formats.keras.dense import read_records
 from workbench.formats.keras.structures import Structures
 
-__all__ = ["MOST_CHUNKS", "fixed_array", "read_tree", "record_rows", "tree_rows"]
-
 MOST_CHUNKS = 1 << 26
 
 

@@ -26,8 +26,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["legacy_meaning", "meaning", "model_layers"]
-
 DEPTH = 32  #: layers in layers
 _VARS = re.compile(r"(?:(.+)/)?vars/(\d{1,6})", re.DOTALL)
 _KERNEL = "kernel", "bias?use_bias"
@@ -35,13 +33,29 @@ _RECURRENT = "kernel", "recurrent_kernel", "bias?use_bias"
 _NORM = "gamma?scale", "beta?center"
 #: Class → variables in the order in which they are stored; after "?", the setting without which there is none.
 VARIABLES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("Dense", "Conv1D", "Conv2D", "Conv3D", "Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose",
-                     "DepthwiseConv1D", "DepthwiseConv2D"), _KERNEL),
+    **dict.fromkeys(
+        (
+            "Dense",
+            "Conv1D",
+            "Conv2D",
+            "Conv3D",
+            "Conv1DTranspose",
+            "Conv2DTranspose",
+            "Conv3DTranspose",
+            "DepthwiseConv1D",
+            "DepthwiseConv2D",
+        ),
+        _KERNEL,
+    ),
     **dict.fromkeys(("SeparableConv1D", "SeparableConv2D"), ("depthwise_kernel", "pointwise_kernel", "bias?use_bias")),
-    "EinsumDense": ("kernel", "bias?bias_axes"), "Embedding": ("embeddings",), "PReLU": ("alpha",),
-    "BatchNormalization": (*_NORM, "moving_mean", "moving_variance"), "LayerNormalization": _NORM,
-    "GroupNormalization": _NORM, "RMSNormalization": ("scale",),
-}  # fmt: skip
+    "EinsumDense": ("kernel", "bias?bias_axes"),
+    "Embedding": ("embeddings",),
+    "PReLU": ("alpha",),
+    "BatchNormalization": (*_NORM, "moving_mean", "moving_variance"),
+    "LayerNormalization": _NORM,
+    "GroupNormalization": _NORM,
+    "RMSNormalization": ("scale",),
+}
 #: Class → parts in the order in which they are made: attribute, own name and variables of each.
 _ATTENTION = (("query", "query"), ("key", "key"), ("value", "value"), ("output", "attention_output"))
 PARTS: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
@@ -54,9 +68,7 @@ PARTS: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
 BUFFERS = ("moving_mean", "moving_variance")
 #: Optimizer → the role of each variable that it keeps for one of the model's, where that is all that it keeps.
 _SLOTS = {"Adam": ("exp_avg", "exp_avg_sq"), "AdamW": ("exp_avg", "exp_avg_sq")}
-_LEGACY_SLOTS = {
-    "momentum": "exp_avg", "velocity": "exp_avg_sq", "m": "exp_avg", "v": "exp_avg_sq",
-}  # fmt: skip
+_LEGACY_SLOTS = {"momentum": "exp_avg", "velocity": "exp_avg_sq", "m": "exp_avg", "v": "exp_avg_sq"}
 _STEP = ("iteration", "iterations", "iter")
 
 

@@ -192,9 +192,15 @@ def _add(builder: CatalogBuilder, tensor: int, one: DataSet, file: str) -> int:
     used = np.array([known[int(mask)] for mask in one.masks], np.int64)
     sizes = np.minimum(np.array(shape, np.int64) - one.offsets, np.array(one.chunk, np.int64))
     builder.block(
-        np.full(len(used), tensor), one.offsets, sizes, builder.file(file), one.starts, one.starts + one.sizes,
-        codec=used, strides=np.broadcast_to(np.array(row_major(one.chunk), np.int64), sizes.shape),
-    )  # fmt: skip
+        np.full(len(used), tensor),
+        one.offsets,
+        sizes,
+        builder.file(file),
+        one.starts,
+        one.starts + one.sizes,
+        codec=used,
+        strides=np.broadcast_to(np.array(row_major(one.chunk), np.int64), sizes.shape),
+    )
     return prod(one.chunk) * size + 4 * bool(one.filters)
 
 
@@ -204,8 +210,11 @@ def _add(builder: CatalogBuilder, tensor: int, one: DataSet, file: str) -> int:
 def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
     """Return the archive's documents, the file's attributes and text, the iteration and the learning rate."""
     file5, archive = _open(place)
-    found: dict[str, Any] = {name.partition(".")[0]: partial(_document, archive, name) for name in DOCUMENTS if archive
-                             is not None and name in archive.records}  # fmt: skip
+    found: dict[str, Any] = {
+        name.partition(".")[0]: partial(_document, archive, name)
+        for name in DOCUMENTS
+        if archive is not None and name in archive.records
+    }
     top = next(file5.walk())
     told = file5.attributes(top)
     for name, value in told.items():

@@ -13,8 +13,6 @@ from __future__ import annotations
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
 
-__all__ = ["StructureFields", "Structures", "lookup3"]
-
 NODE_LIMIT = 16 << 20  #: bytes of a node, a heap of names, or a page of an index
 
 

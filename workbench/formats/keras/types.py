@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 from workbench.formats.keras.structures import StructureFields
 
-__all__ = ["Element", "read_element"]
-
 #: Bytes, first bit and bits of the exponent, first bit and bits of the mantissa, bias → element type.
 _FLOATS = {
-    (2, 10, 5, 0, 10, 15): "float16", (2, 7, 8, 0, 7, 127): "bfloat16", (4, 23, 8, 0, 23, 127): "float32",
+    (2, 10, 5, 0, 10, 15): "float16",
+    (2, 7, 8, 0, 7, 127): "bfloat16",
+    (4, 23, 8, 0, 23, 127): "float32",
     (8, 52, 11, 0, 52, 1023): "float64",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,11 @@ def read_element(fields: StructureFields, depth: int = 2) -> Element:
         offset, precision = fields.uint(2), fields.uint(2)
         form = (size, *fields.take(4), fields.uint(4))
         name = _FLOATS.get(form)
-        if name and not bits & 0x40 and (bits >> 4 & 3, bits >> 8 & 255, offset, precision) == (
-            2, 8 * size - 1, 0, 8 * size
-        ):  # fmt: skip
+        if (
+            name
+            and not bits & 0x40
+            and (bits >> 4 & 3, bits >> 8 & 255, offset, precision) == (2, 8 * size - 1, 0, 8 * size)
+        ):
             return Element(name, size, big)
         return Element("", size, why=f"has floats of {size} bytes in a form that is not IEEE's")
     if kind == 3:
@@ -71,8 +73,15 @@ def read_element(fields: StructureFields, depth: int = 2) -> Element:
         return _complex(fields, bits & 0xFFFF, size, kind, first >> 4, depth)
     if kind == 9 and bits & 15 == 1:
         return Element("texts", size)
-    names = {2: "times", 4: "bit fields", 5: "opaque bytes", 6: "compounds", 7: "references", 9: "sequences",
-             10: "arrays"}  # fmt: skip
+    names = {
+        2: "times",
+        4: "bit fields",
+        5: "opaque bytes",
+        6: "compounds",
+        7: "references",
+        9: "sequences",
+        10: "arrays",
+    }
     return Element("", size, why=f"has elements of {size} bytes that are {names.get(kind, f'of class {kind}')}")
 
 

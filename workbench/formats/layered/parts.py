@@ -24,8 +24,6 @@ from workbench.core.place import Place
 from workbench.names.optimizer import MOMENTS, is_uncertain, name_numbered
 from workbench.names.roles import resolve
 
-__all__ = ["Part", "combine", "file", "folder", "missing", "missing_dcp", "rest", "trainer_step", "whole"]
-
 STATE = "trainer_state.json"
 
 

@@ -29,8 +29,6 @@ from workbench.core.rebox import ComposedBox, Composition, compose
 from workbench.formats.megatron import layout
 from workbench.formats.megatron.args import RunArgs
 
-__all__ = ["concat", "cuttable", "expert_names", "renamed", "unstack", "views"]
-
 MAX_DEPTH = 1 << 16  #: layers or experts of a stack; no model has more
 MAX_LOST = 4096  #: … without a chunk
 MAX_PARTS = 1 << 22  #: tensors and chunks that cutting may add to the stored ones

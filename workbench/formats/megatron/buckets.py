@@ -38,8 +38,6 @@ from workbench.formats.megatron.flat import fill_buckets
 from workbench.formats.megatron.model import Param, StageModel
 from workbench.names.roles import STATES
 
-__all__ = ["Named", "named_buckets"]
-
 _BUCKET = re.compile(
     r"((?:chained_\d+\.)?)optimizer\.distributed\.dp_group_idx_(\d{1,9})\.gbuf_idx_(\d{1,9})\.dtype_\((.+?), .+?\)"
     r"\.bucket_idx_(\d{1,9})\.(\w+)"

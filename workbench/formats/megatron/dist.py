@@ -38,6 +38,7 @@ from workbench.core.dtypes import by_name
 from workbench.core.lazymap import LazyMap
 from workbench.core.objects import archive_objects, decode_archive
 from workbench.core.pickles import unpickle
+from workbench.core.pickles.constructors import torch_storage
 from workbench.core.pickles.standins import StorageRef, TensorRef
 from workbench.core.place import Place, stat_or_absent
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, UnsupportedFormatError, WorkbenchError
@@ -251,7 +252,7 @@ def _common(
     if record is None:
         raise CorruptError(f"{what} is an archive without data.pkl, so not from torch.save")
     begin, end = archive.payload(record)
-    tree = unpickle.loads(bytes(data[begin:end]), what=f"{what} (data.pkl)", persistent_load=unpickle.torch_storage)
+    tree = unpickle.loads(bytes(data[begin:end]), what=f"{what} (data.pkl)", persistent_load=torch_storage)
     tree = unwrapped(tree)
     if not isinstance(tree, Mapping):
         raise CorruptError(f"{what} holds {unpickle.short(tree, 60)}, not a dict of common state")

@@ -15,8 +15,6 @@ from collections.abc import Iterable, Sequence
 
 from workbench.formats.megatron.args import RunArgs
 
-__all__ = ["bucket_size", "fill_buckets", "flat_layout"]
-
 ALIGN = 64  #: elements; ``pad_param_start``
 BUCKET = 40_000_000  #: elements of a gradient bucket, unless args set another size
 

@@ -22,11 +22,6 @@ from workbench.core.pickles.standins import TensorRef, short
 from workbench.formats.megatron.args import RunArgs
 from workbench.names.weights import parse
 
-__all__ = [
-    "Split", "is_stack", "layer_key", "layer_of", "local_pieces", "model_order", "qkv_rows",
-    "respelled", "split_by_rule", "stage_layers", "tensors", "with_layer",
-]  # fmt: skip
-
 MAX_STAGES = 1 << 16  #: stages, and layers; no model has more
 
 
@@ -133,10 +128,22 @@ def with_layer(name: str, offset: int) -> str:
 
 #: Megatron's own column- and row-parallel modules; other modules of the same kinds may be replicated.
 _COLUMN = {
-    "word_embeddings", "word_embeddings_for_head", "output_layer", "linear_qkv", "linear_fc1", "linear_q_proj",
-    "linear_q", "linear_kv", "linear_q_up_proj", "linear_kv_up_proj", "eh_proj", "query_key_value", "query",
-    "key_value", "dense_h_to_4h",
-}  # fmt: skip
+    "word_embeddings",
+    "word_embeddings_for_head",
+    "output_layer",
+    "linear_qkv",
+    "linear_fc1",
+    "linear_q_proj",
+    "linear_q",
+    "linear_kv",
+    "linear_q_up_proj",
+    "linear_kv_up_proj",
+    "eh_proj",
+    "query_key_value",
+    "query",
+    "key_value",
+    "dense_h_to_4h",
+}
 _ROW = {"linear_proj", "linear_fc2", "dense", "dense_4h_to_h"}
 _SAME = {"position_embeddings", "tokentype_embeddings", "linear_q_down_proj", "linear_kv_down_proj"}
 
@@ -235,15 +242,33 @@ _ORDER = {
         ("embedding", "decoder", "encoder", "mtp", "output_layer"),
         ("word_embeddings", "position_embeddings", "tokentype_embeddings"),
         ("enorm", "hnorm", "eh_proj", "transformer_layer", "layers", "final_layernorm"),
-        ("input_layernorm", "self_attention", "pre_cross_attn_layernorm", "cross_attention", "pre_mlp_layernorm",
-         "mlp"),
-        ("linear_proj", "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj",
-         "linear_kv_up_proj", "linear_qkv", "linear_q", "linear_kv", "q_layernorm", "k_layernorm", "kv_layernorm"),
+        (
+            "input_layernorm",
+            "self_attention",
+            "pre_cross_attn_layernorm",
+            "cross_attention",
+            "pre_mlp_layernorm",
+            "mlp",
+        ),
+        (
+            "linear_proj",
+            "linear_q_proj",
+            "linear_q_down_proj",
+            "linear_q_up_proj",
+            "linear_kv_down_proj",
+            "linear_kv_up_proj",
+            "linear_qkv",
+            "linear_q",
+            "linear_kv",
+            "q_layernorm",
+            "k_layernorm",
+            "kv_layernorm",
+        ),
         ("router", "experts", "shared_experts", "linear_fc1", "linear_fc2", "gate_weight"),
         ("layer_norm_weight", "layer_norm_bias", "weight", "bias"),
     )
     for position, name in enumerate(level)
-}  # fmt: skip
+}
 _NUMBERED = re.compile(r"(\D*)(\d*)")
 
 

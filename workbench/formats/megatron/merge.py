@@ -31,8 +31,6 @@ from workbench.formats.megatron.optim import RankState
 from workbench.names.roles import STATES
 from workbench.names.weights import is_gated, parse
 
-__all__ = ["CHUNK", "FILE", "FLAT", "Merger", "RankFiles"]
-
 FILE, FLAT = "model_optim_rng.pt", "distrib_optim.pt"
 CHUNK = re.compile(r"model(\d{0,4})")
 _EXPERT = re.compile(
@@ -191,9 +189,17 @@ class Merger:
             if 0 in sizes:
                 inner, strides = 0, row_major(sizes)
             self.builder.chunk(
-                key, at, sizes, where, start, stop, codec=codec, rank=part.rank, inner=inner * dtype.itemsize,
+                key,
+                at,
+                sizes,
+                where,
+                start,
+                stop,
+                codec=codec,
+                rank=part.rank,
+                inner=inner * dtype.itemsize,
                 strides=strides,
-            )  # fmt: skip
+            )
 
     def _bytes(self, part: RankFiles, file: str, key: str, ref: TensorRef) -> tuple[int, int]:
         storage = ref.storage

@@ -30,8 +30,6 @@ from workbench.formats.megatron.boxes import expert_names
 from workbench.formats.megatron.layout import Split
 from workbench.names.weights import is_gated, parse
 
-__all__ = ["BoxRun", "Param", "StageModel"]
-
 MAX_EXPERTS = 1 << 16
 _LAYER = re.compile(r"\.\d+\.")
 _STACK = re.compile(r".+\.mlp\.experts\.experts\..+")

@@ -22,8 +22,6 @@ import numpy as np
 
 from workbench.formats.megatron import layout
 
-__all__ = ["missing_cells", "object_makers", "unwrapped"]
-
 MAX_GRID = 1 << 20  #: cells of a grid that are looked up one by one
 _GRID = re.compile(r"shard_(\d+(?:\.\d+)*)_(\d+(?:\.\d+)*)")
 Cell = tuple[int, ...]

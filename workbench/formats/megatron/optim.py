@@ -30,8 +30,6 @@ from workbench.formats.megatron.args import RunArgs
 from workbench.formats.megatron.flat import bucket_size, flat_layout
 from workbench.names.weights import parse
 
-__all__ = ["RankState", "held_states"]
-
 HALF = ("bfloat16", "float16")
 _NO_PARAM = re.compile(r"(?:.*\.)?(?:expert_bias|local_tokens_per_expert|inv_freq|.*_extra_state)", re.S)
 MODEL_FILE, FLAT_FILE = "model_optim_rng.pt", "distrib_optim.pt"
@@ -217,9 +215,15 @@ def _by_buffers(
 
 
 def _fit(
-    params: Mapping[Name, TensorRef], chunk: int, dtype: str, length: int, run: RunArgs, stage: int,
-    experts_apart: bool, here: str,
-) -> dict[Name, int] | str:  # fmt: skip
+    params: Mapping[Name, TensorRef],
+    chunk: int,
+    dtype: str,
+    length: int,
+    run: RunArgs,
+    stage: int,
+    experts_apart: bool,
+    here: str,
+) -> dict[Name, int] | str:
     """Return where each parameter starts in a buffer of ``length`` elements, or why that is unknown."""
     mine = {name: ref for name, ref in params.items() if name[0] == chunk and ref.dtype == dtype}
     tied = run.args.get("untie_embeddings_and_output_weights") is False and run.known("pp") > 1

@@ -24,13 +24,23 @@ from workbench.core.dtypes import DType, by_name, nbytes_of
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
 
-__all__ = ["DTYPES", "Tensor", "looks_like", "parse"]
-
 #: ``VarType.Type`` of framework.proto.
 DTYPES = {
-    0: "bool", 1: "int16", 2: "int32", 3: "int64", 4: "float16", 5: "float32", 6: "float64", 20: "uint8", 21: "int8",
-    22: "bfloat16", 23: "complex64", 24: "complex128", 32: "float8_e4m3fn", 33: "float8_e5m2",
-}  # fmt: skip
+    0: "bool",
+    1: "int16",
+    2: "int32",
+    3: "int64",
+    4: "float16",
+    5: "float32",
+    6: "float64",
+    20: "uint8",
+    21: "int8",
+    22: "bfloat16",
+    23: "complex64",
+    24: "complex128",
+    32: "float8_e4m3fn",
+    33: "float8_e5m2",
+}
 MAX_DESC = 4096  #: bytes of a TensorDesc; real ones have about 20
 MAX_LOD = 64
 

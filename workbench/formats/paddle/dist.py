@@ -276,9 +276,15 @@ def _chunks(
         shape, base = local or (1,), offset or (0,)
         _, offsets, sizes, at = box.flat_ranges(np.array([shape]), np.array([flat[0]]), np.array([flat[1]]))
         builder.block(
-            np.full(len(at), position[key]), offsets + np.array(base), sizes, builder.file(file), *where[1:],
-            codec=there.codec, rank=ranks[file], inner=(at - flat[0]) * dtypes[key].itemsize,
-        )  # fmt: skip
+            np.full(len(at), position[key]),
+            offsets + np.array(base),
+            sizes,
+            builder.file(file),
+            *where[1:],
+            codec=there.codec,
+            rank=ranks[file],
+            inner=(at - flat[0]) * dtypes[key].itemsize,
+        )
 
 
 def _tell(meta: Metadata, notes: list[str], name: str) -> None:

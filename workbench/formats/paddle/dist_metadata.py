@@ -24,8 +24,6 @@ from workbench.core.pickles import unpickle
 from workbench.core.pickles.standins import FAULTS, ByClass, state_of
 from workbench.errors import CorruptError, IncompleteError
 
-__all__ = ["Metadata", "decode"]
-
 CLASSES = ("Metadata", "LocalTensorMetadata", "LocalTensorIndex")
 
 

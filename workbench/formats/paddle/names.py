@@ -31,15 +31,22 @@ from workbench.core.place import Place
 from workbench.core.storage import SourcePool
 from workbench.names.roles import resolve as resolve_names
 
-__all__ = ["master_of", "resolve", "split_state", "static_table", "step_facts"]
-
 #: paddle's accumulators (``optimizer/*.py``) → role.
 STATES = {
-    "moment1": "exp_avg", "moment2": "exp_avg_sq", "moment2_max": "max_exp_avg_sq", "velocity": "momentum",
-    "beta1_pow_acc": "beta1_pow", "beta2_pow_acc": "beta2_pow", "inf_norm": "exp_inf", "momentum": "momentum",
-    "mean_square": "square_avg", "mean_grad": "grad_avg", "_avg_squared_grad": "square_avg",
-    "_avg_squared_update": "acc_delta", "moment": "other",
-}  # fmt: skip
+    "moment1": "exp_avg",
+    "moment2": "exp_avg_sq",
+    "moment2_max": "max_exp_avg_sq",
+    "velocity": "momentum",
+    "beta1_pow_acc": "beta1_pow",
+    "beta2_pow_acc": "beta2_pow",
+    "inf_norm": "exp_inf",
+    "momentum": "momentum",
+    "mean_square": "square_avg",
+    "mean_grad": "grad_avg",
+    "_avg_squared_grad": "square_avg",
+    "_avg_squared_update": "acc_delta",
+    "moment": "other",
+}
 SCALES = ("scales", "min_scales", "max_scales")  #: of a quantized state; the role is the state's plus ``_scale``
 MASTERS = {"master_weights", "master_weight"}
 BUFFER_LEAVES = {"_mean", "_variance"}  #: batch norm's

@@ -21,18 +21,26 @@ from typing import Any
 
 from workbench.names.weights import parse
 
-__all__ = ["REPLICATED", "full_shape", "proven_axis"]
-
 REPLICATED = -1
 #: Kind and leaf of a weight → its axes as sizes in the configuration.
 SHAPES: dict[tuple[str, str], tuple[str, ...]] = {
-    ("embed", "weight"): ("vocab", "hidden"), ("head", "weight"): ("hidden", "vocab"),
-    ("q", "weight"): ("hidden", "q"), ("k", "weight"): ("hidden", "kv"), ("v", "weight"): ("hidden", "kv"),
-    ("o", "weight"): ("q", "hidden"), ("q", "bias"): ("q",), ("k", "bias"): ("kv",), ("v", "bias"): ("kv",),
-    ("gate", "weight"): ("hidden", "inner"), ("up", "weight"): ("hidden", "inner"),
-    ("down", "weight"): ("inner", "hidden"), ("o", "bias"): ("hidden",), ("down", "bias"): ("hidden",),
-    ("norm", "weight"): ("hidden",), ("norm", "bias"): ("hidden",),
-}  # fmt: skip
+    ("embed", "weight"): ("vocab", "hidden"),
+    ("head", "weight"): ("hidden", "vocab"),
+    ("q", "weight"): ("hidden", "q"),
+    ("k", "weight"): ("hidden", "kv"),
+    ("v", "weight"): ("hidden", "kv"),
+    ("o", "weight"): ("q", "hidden"),
+    ("q", "bias"): ("q",),
+    ("k", "bias"): ("kv",),
+    ("v", "bias"): ("kv",),
+    ("gate", "weight"): ("hidden", "inner"),
+    ("up", "weight"): ("hidden", "inner"),
+    ("down", "weight"): ("inner", "hidden"),
+    ("o", "bias"): ("hidden",),
+    ("down", "bias"): ("hidden",),
+    ("norm", "weight"): ("hidden",),
+    ("norm", "bias"): ("hidden",),
+}
 
 
 def full_shape(name: str, config: Mapping[str, Any]) -> tuple[int | None, ...] | None:

@@ -44,8 +44,6 @@ from workbench.formats.paddle.nlp_axes import REPLICATED
 from workbench.formats.paddle.pickle import load
 from workbench.formats.paddle.tree import Stored
 
-__all__ = ["MASTERS", "Facts", "RankFile", "check_grid", "read"]
-
 MASTERS = "master_weights/"
 MAX_NAMED = 4
 POWERS = ("beta1_pow", "beta2_pow")
@@ -238,9 +236,14 @@ def _state_layout(
 
 
 def _declare(
-    builder: CatalogBuilder, key: str, fqn: str | None, role: str, pieces: Sequence[_Piece], layout: _Layout | None,
+    builder: CatalogBuilder,
+    key: str,
+    fqn: str | None,
+    role: str,
+    pieces: Sequence[_Piece],
+    layout: _Layout | None,
     facts: Facts,
-) -> None:  # fmt: skip
+) -> None:
     try:
         dtype = pieces[0].stored.pieces[0].element()
     except UnsupportedFormatError as error:
@@ -286,15 +289,26 @@ def _whole(builder: CatalogBuilder, key: str, shape: tuple[int, ...], origin: tu
     ref = piece.stored.pieces[0]
     builder.tensor(key, ref.element(), shape)  # raises if ranks disagree on the element type
     builder.chunk(
-        key, origin, piece.stored.shape, piece.file.name, ref.span.start, ref.span.stop,
-        codec=ref.codec(), strides=ref.strides(),
-    )  # fmt: skip
+        key,
+        origin,
+        piece.stored.shape,
+        piece.file.name,
+        ref.span.start,
+        ref.span.stop,
+        codec=ref.codec(),
+        strides=ref.strides(),
+    )
 
 
 def _slices(
-    builder: CatalogBuilder, tensor: int, key: str, dtype: DType, local: tuple[int, ...], origin: tuple[int, ...],
+    builder: CatalogBuilder,
+    tensor: int,
+    key: str,
+    dtype: DType,
+    local: tuple[int, ...],
+    origin: tuple[int, ...],
     own: Sequence[_Piece],
-) -> None:  # fmt: skip
+) -> None:
     """Add flat slices of one tp rank's piece, in the order of sharding ranks; elements beyond the piece are padding."""
     numel, at = math.prod(local), 0
     for piece in sorted(own, key=lambda one: one.file.at("sharding")):
@@ -304,10 +318,15 @@ def _slices(
         if stop > at:
             _, offsets, sizes, flat = box.flat_ranges(np.array([local]), np.array([at]), np.array([stop]))
             builder.block(
-                np.full(len(flat), tensor), offsets + np.array(origin), sizes,
-                builder.file(piece.file.name), ref.span.start, ref.span.stop, codec=ref.codec(),
+                np.full(len(flat), tensor),
+                offsets + np.array(origin),
+                sizes,
+                builder.file(piece.file.name),
+                ref.span.start,
+                ref.span.stop,
+                codec=ref.codec(),
                 inner=(flat - at) * dtype.itemsize,
-            )  # fmt: skip
+            )
         at += size
     if at < numel:
         raise CorruptError(

@@ -29,8 +29,6 @@ from workbench.formats.safetensors import header as safetensors_header
 from workbench.formats.safetensors.header import Entry
 from workbench.formats.safetensors.weight_index import WeightIndex, check_files, read_index
 
-__all__ = ["INDEX", "groups", "read"]
-
 INDEX = ".safetensors.index.json"
 GROUPS = {"model": "", "peft_model": "", "optimizer": "", "master_weights": "master_weights/"}  #: stem → key prefix
 MAX_NAMED = 3

@@ -45,8 +45,6 @@ from workbench.core.place import Place
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
 
-__all__ = ["ArrayRef", "DecodedPickle", "Span", "Text", "load", "plain", "thin"]
-
 INLINE = 256  #: largest text in bytes whose value is kept
 _PUT = rb"(?:q.|r....|\x94)?"
 #: What follows a text that is the first argument of ``_codecs.encode(text, "latin1")``.

@@ -182,9 +182,14 @@ def _add_binary(builder: CatalogBuilder, file: str, view: LazyBytes, notes: list
 
 
 def _named(
-    builder: CatalogBuilder, found: Mapping[str, tuple[str, Stored | None]], table: Mapping[str, str],
-    facts: dict[str, Any], notes: list[str], *, bare: bool,
-) -> Catalog:  # fmt: skip
+    builder: CatalogBuilder,
+    found: Mapping[str, tuple[str, Stored | None]],
+    table: Mapping[str, str],
+    facts: dict[str, Any],
+    notes: list[str],
+    *,
+    bare: bool,
+) -> Catalog:
     """Return the catalog with fqns and roles; ``bare``: names that are in no table may be parameters."""
     trees = {key: stored for key, (_, stored) in found.items() if stored is not None}
     keys = list(trees)

@@ -28,8 +28,6 @@ from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, UnsupportedFormatError
 from workbench.formats.paddle.pickle import SMALL, ArrayRef, DecodedPickle, Span, Text, plain
 
-__all__ = ["BIG", "TABLE", "Stored", "declare", "names_of", "rest", "tensors"]
-
 TABLE = "StructuredToParameterName@@"
 BIG = "UnpackBigParamInfor@@"  #: paddle's spelling
 _GONE = object()
@@ -91,18 +89,32 @@ def declare(
     if len(stored.pieces) == 1:
         ref, shape = stored.pieces[0], stored.shape
         builder.chunk(
-            key, (0,) * len(shape), shape, file, ref.span.start, ref.span.stop,
-            codec=ref.codec(), rank=rank, strides=ref.strides(),
-        )  # fmt: skip
+            key,
+            (0,) * len(shape),
+            shape,
+            file,
+            ref.span.start,
+            ref.span.stop,
+            codec=ref.codec(),
+            rank=rank,
+            strides=ref.strides(),
+        )
         return True
     at = 0
     for ref in stored.pieces:
         size = math.prod(ref.shape)
         _, offsets, sizes, flat = box.flat_ranges(np.array([stored.shape]), np.array([at]), np.array([at + size]))
         builder.block(
-            np.full(len(flat), tensor), offsets, sizes, builder.file(file), ref.span.start, ref.span.stop,
-            codec=ref.codec(), rank=rank, inner=(flat - at) * dtype.itemsize,
-        )  # fmt: skip
+            np.full(len(flat), tensor),
+            offsets,
+            sizes,
+            builder.file(file),
+            ref.span.start,
+            ref.span.stop,
+            codec=ref.codec(),
+            rank=rank,
+            inner=(flat - at) * dtype.itemsize,
+        )
         at += size
     return True
 

@@ -34,8 +34,6 @@ from workbench.core.dtypes import ALL, DType
 from workbench.core.place import Place
 from workbench.errors import CorruptError, OpenError, TruncatedError, UnsupportedFormatError
 
-__all__ = ["Entry", "Header", "looks_like", "parse"]
-
 MAX_HEADER = 100_000_000  #: bytes of JSON that safetensors accepts (MAX_HEADER_SIZE)
 MAX_DIMS = 64  #: torch's limit; safetensors has none
 FIRST_READ = 16 << 10  #: bytes of the first read, which contain most headers

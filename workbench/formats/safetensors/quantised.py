@@ -45,8 +45,6 @@ from workbench.core.dtypes import by_name, nbytes_of
 from workbench.core.place import Place
 from workbench.errors import CorruptError
 
-__all__ = ["recipes"]
-
 CONFIG = "config.json"
 ALONE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  #: files of AutoGPTQ and AutoAWQ
 STATE = 1 << 16  #: bytes of a bitsandbytes state
@@ -185,8 +183,16 @@ class _Finder:
             self._fits(scale, (rows, 2 * half // 16), key)
             if prod(self._shape(total)) != 1 or half % 8:
                 raise CorruptError(f"tensors {total!r} and {key!r} are not one number and rows of groups of 16 numbers")
-            how = Scaled(Codes(key, bits=4, kind="e2m1"), scale, "float8_e4m3fn", (rows, 2 * half), (1, 16), 16,
-                         "float32", total=total)  # fmt: skip
+            how = Scaled(
+                Codes(key, bits=4, kind="e2m1"),
+                scale,
+                "float8_e4m3fn",
+                (rows, 2 * half),
+                (1, 16),
+                16,
+                "float32",
+                total=total,
+            )
             return Recipe(key, "NVFP4", (key, scale, total), by_name("float32"), (rows, 2 * half), 16, how)
         if kind == "int8" and self._type(f"{stem}.SCB") == "float32":
             shape = self._matrix(key)
@@ -207,14 +213,28 @@ class _Finder:
             if named in self.index and self._type(named) != "int32":
                 return None
             extra = tuple(part if part in self.index else "" for part in (zeros, named))
-            return self._grouped(key, "FP8" if kind[0] == "f" else "INT8", Codes(key, kind), scale, self._matrix(key),
-                                 (key, scale, *filter(None, extra)), *extra)  # fmt: skip
+            return self._grouped(
+                key,
+                "FP8" if kind[0] == "f" else "INT8",
+                Codes(key, kind),
+                scale,
+                self._matrix(key),
+                (key, scale, *filter(None, extra)),
+                *extra,
+            )
         return None
 
     def _grouped(
-        self, name: str, scheme: str, codes: Codes, scale: str, shape: tuple[int, int], parts: tuple[str, ...],
-        zeros: str = "", named: str = "",
-    ) -> Recipe:  # fmt: skip
+        self,
+        name: str,
+        scheme: str,
+        codes: Codes,
+        scale: str,
+        shape: tuple[int, int],
+        parts: tuple[str, ...],
+        zeros: str = "",
+        named: str = "",
+    ) -> Recipe:
         """Scales for groups of columns, for rows, or one for all; the result has their type."""
         rows, columns = shape
         told, dtype = self._shape(scale), self._type(scale)
@@ -228,8 +248,17 @@ class _Finder:
             )
         unit = unit_of(columns, block[1])
         unit = columns if named or (codes.bits and unit * codes.bits % 32) else unit
-        how = Scaled(codes, scale, dtype, shape, (max(block[0], 1), max(block[1], 1)), max(unit, 1), dtype,
-                     zeros=zeros, groups=named)  # fmt: skip
+        how = Scaled(
+            codes,
+            scale,
+            dtype,
+            shape,
+            (max(block[0], 1), max(block[1], 1)),
+            max(unit, 1),
+            dtype,
+            zeros=zeros,
+            groups=named,
+        )
         return Recipe(name, scheme, parts, by_name(dtype), shape, max(unit, 1), how)
 
     def _blocks(self, key: str, scale: str) -> Recipe | None:
@@ -242,8 +271,15 @@ class _Finder:
         rows, columns = shape[-2:]
         self._fits(scale, (*shape[:-2], -(-rows // size[0]), -(-columns // size[1])), key)
         unit = max(unit_of(columns, size[1]), 1)
-        how = Scaled(Codes(key, "float8_e4m3fn"), scale, "float32", (max(rows, 1), max(columns, 1)),
-                     (size[0], size[1]), unit, "float32")  # fmt: skip
+        how = Scaled(
+            Codes(key, "float8_e4m3fn"),
+            scale,
+            "float32",
+            (max(rows, 1), max(columns, 1)),
+            (size[0], size[1]),
+            unit,
+            "float32",
+        )
         return Recipe(key, "FP8", (key, scale), by_name("float32"), shape, unit, how)
 
     def _four_bits(self, key: str, state: str) -> Recipe | None:
@@ -307,8 +343,9 @@ class _Finder:
         self._fits(scale, (*outer, rows, columns // group), key)
         if columns % group:
             raise CorruptError(f"tensor {key!r} has rows of {words} words, not groups of {group} numbers of 4 bits")
-        how = Scaled(Codes(key, bits=4, kind="e2m1"), scale, kind, (max(rows, 1), max(columns, 1)), (1, group), group,
-                     "bfloat16")  # fmt: skip
+        how = Scaled(
+            Codes(key, bits=4, kind="e2m1"), scale, kind, (max(rows, 1), max(columns, 1)), (1, group), group, "bfloat16"
+        )
         shape = (*outer, rows, columns)
         return Recipe(key, f"MLX {mode}", (key, scale), by_name("bfloat16"), shape, group, how)
 
@@ -342,8 +379,9 @@ class _Finder:
             raise CorruptError(
                 f"tensor {key!r} has rows of {words} words, not groups of {group} numbers of {bits} bits"
             )
-        how = Scaled(Codes(key, bits=bits), scale, dtype, (max(rows, 1), max(columns, 1)), (1, group), group, dtype,
-                     bias=bias)  # fmt: skip
+        how = Scaled(
+            Codes(key, bits=bits), scale, dtype, (max(rows, 1), max(columns, 1)), (1, group), group, dtype, bias=bias
+        )
         return Recipe(key, f"MLX {bits}", (key, scale, bias), by_name(dtype), (*outer, rows, columns), group, how)
 
     def _mxfp4(self, stem: str) -> Recipe | None:
@@ -354,8 +392,9 @@ class _Finder:
             return None
         self._fits(scale, shape[:3], key)
         experts, rows, columns = shape[0], shape[1], shape[2] * 32
-        how = Scaled(Codes(key, bits=4, kind="e2m1"), scale, "e8m0", (max(rows, 1), max(columns, 1)), (1, 32), 32,
-                     "bfloat16")  # fmt: skip
+        how = Scaled(
+            Codes(key, bits=4, kind="e2m1"), scale, "e8m0", (max(rows, 1), max(columns, 1)), (1, 32), 32, "bfloat16"
+        )
         strides = (rows * columns, 1, columns)
         return Recipe(stem, "MXFP4", (key, scale), by_name("bfloat16"), (experts, columns, rows), 32, how, strides)
 

@@ -24,8 +24,6 @@ from workbench.core.build import CatalogBuilder
 from workbench.errors import CorruptError
 from workbench.formats.safetensors.header import Entry, Header
 
-__all__ = ["add_boxes", "says_boxes"]
-
 KEY = "workbench.boxes"
 MAX_RANKS = 1 << 20
 

@@ -20,8 +20,6 @@ from typing import Any
 from workbench.core.place import Place, lacking
 from workbench.errors import CorruptError, MissingFileError
 
-__all__ = ["WeightIndex", "check_files", "missing_of_index", "missing_weights", "read_index"]
-
 _PART = re.compile(r"(.*)-(\d+)-of-(\d+)\.(?:safetensors|bin)")
 
 

@@ -29,21 +29,6 @@ from workbench.formats.torch import legacy as torch_legacy
 from workbench.formats.torch import tree as torch_tree
 from workbench.formats.torch.legacy import LegacyFile
 
-__all__ = [
-    "LegacyFile",
-    "Tensors",
-    "declare",
-    "keyed",
-    "load_tree",
-    "pruned",
-    "some",
-    "tensors_of",
-    "top",
-    "top_name",
-    "tree_name",
-    "tree_objects",
-]
-
 Tensors = list[tuple[tuple[Any, ...], Any]]
 Box = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 

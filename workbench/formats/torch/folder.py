@@ -22,8 +22,6 @@ from workbench.formats.safetensors.weight_index import check_files, read_index
 from workbench.formats.torch.file import declare, keyed, load_tree, some
 from workbench.formats.torch.tree import is_quantised
 
-__all__ = ["INDEX", "WHOLE", "read_folder"]
-
 INDEX = ".bin.index.json"
 WHOLE = ("pytorch_model.bin", "adapter_model.bin", "diffusion_pytorch_model.bin")  #: files that identify a folder
 

@@ -33,12 +33,11 @@ from typing import Any
 
 from workbench.core.dtypes import by_name
 from workbench.core.pickles import unpickle
+from workbench.core.pickles.constructors import torch_storage
 from workbench.core.pickles.opcodes import end_of
 from workbench.core.pickles.standins import StorageRef, StorageType, TensorRef, short
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
-
-__all__ = ["LegacyFile", "is_legacy", "is_tar", "load_legacy", "load_tar"]
 
 FIRST = 64 << 10  #: bytes of a pickle that are read first, then four times as many
 MOST = 1 << 30  #: maximum bytes of a pickle
@@ -145,7 +144,7 @@ def module_or_storage(pid: object) -> object:
     """Resolve a persistent id: a storage, or the class of a module whose source was saved with it."""
     if type(pid) is tuple and len(pid) == 4 and pid[0] == "module":
         return pid[1]
-    return unpickle.torch_storage(pid)
+    return torch_storage(pid)
 
 
 # ---- pickles -------------------------------------------------------------------------------------------------------

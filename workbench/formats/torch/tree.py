@@ -24,8 +24,6 @@ from workbench.core.pickles.budget import MAX_DEPTH, leaves
 from workbench.core.pickles.standins import FAULTS, Opaque, StorageRef, TensorRef
 from workbench.errors import CorruptError
 
-__all__ = ["flatten", "is_dtensor", "is_quantised", "optimizers", "prune"]
-
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")  #: where nn.Module keeps the contents of state_dict
 _GONE = object()
 _SPARSE = ("_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor")

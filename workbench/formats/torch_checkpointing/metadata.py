@@ -31,8 +31,6 @@ from workbench.core.pickles import unpickle
 from workbench.core.place import Place
 from workbench.errors import CorruptError, UnsupportedFormatError
 
-__all__ = ["NAME", "SaveMetadata", "read"]
-
 NAME = "metadata.pkl"
 VERSIONS = ("1.0", "2.0")
 

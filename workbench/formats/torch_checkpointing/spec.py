@@ -33,8 +33,6 @@ from workbench.core.mesh.placement import Placement, Replicate, Shard, StridedSh
 from workbench.core.pickles.standins import DTypeRef, Opaque, TensorRef
 from workbench.errors import CorruptError, UnsupportedFormatError, UsageError
 
-__all__ = ["Boxes", "Spec", "from_dtensor", "from_metadata", "mesh_of"]
-
 Ints = tuple[int, ...]
 Boxes = tuple[tuple[Ints, Ints, Ints], ...]  #: offsets in the global tensor, sizes, offsets in the local one
 _LARGEST = 1 << 55

@@ -31,8 +31,6 @@ from workbench.core.catalog import MAX_ELEMENTS, row_major
 from workbench.core.dtypes import DType, by_name
 from workbench.errors import CorruptError, UnsupportedFormatError
 
-__all__ = ["DESCRIPTIONS", "LARGEST", "Shards", "ZarrArray", "read_array"]
-
 DESCRIPTIONS = (".zarray", "zarr.json")
 LARGEST = 8 << 30  #: bytes of a chunk
 MAX_AXES = 32

@@ -34,8 +34,6 @@ from workbench.errors import CorruptError, TruncatedError, UnsafeError, Unsuppor
 from workbench.formats.zarr.array import DESCRIPTIONS, ZarrArray, read_array
 from workbench.formats.zarr.ocdbt import Leaf, read_leaves
 
-__all__ = ["Adder", "StoredValues", "arrays_below", "folder_values"]
-
 DEPTH = 4  #: folders between the checkpoint and an array, whose name may contain "/"
 DESCRIPTION_LIMIT = 16 << 20  #: bytes of the description of an array
 MOST_CHUNKS = 1 << 26
@@ -295,9 +293,17 @@ class Adder:
         self._block(values, rows, tensor, array, offsets, array.payload, start, length - array.tail, False)
 
     def _block(
-        self, values: StoredValues, rows: Array, tensor: Array, array: ZarrArray, offsets: Array,
-        chunk: tuple[int, ...], start: Array, length: Array, lost: bool,
-    ) -> None:  # fmt: skip
+        self,
+        values: StoredValues,
+        rows: Array,
+        tensor: Array,
+        array: ZarrArray,
+        offsets: Array,
+        chunk: tuple[int, ...],
+        start: Array,
+        length: Array,
+        lost: bool,
+    ) -> None:
         if not len(rows):
             return
         codec = codecs.OPAQUE if lost else array.codec
@@ -323,11 +329,17 @@ class Adder:
         if within.any():
             self.largest = max(self.largest, len(values.content))
         self.builder.block(
-            tensor, offsets, sizes, ids[file],
-            np.where(within, values.stored[0], start), np.where(within, values.stored[1], start + length),
+            tensor,
+            offsets,
+            sizes,
+            ids[file],
+            np.where(within, values.stored[0], start),
+            np.where(within, values.stored[1], start + length),
             codec=np.where(within, _WITHIN.get(codec, codecs.OPAQUE), codec),
-            rank=np.where(within, -1, ranks[file]), inner=np.where(within, start, 0), strides=None if plain else steps,
-        )  # fmt: skip
+            rank=np.where(within, -1, ranks[file]),
+            inner=np.where(within, start, 0),
+            strides=None if plain else steps,
+        )
 
     def _indices(
         self, values: StoredValues, rows: Array, array: ZarrArray

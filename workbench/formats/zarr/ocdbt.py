@@ -41,8 +41,6 @@ from workbench.core.place import METADATA_LIMIT, Place
 from workbench.core.source import Source
 from workbench.errors import CorruptError, IncompleteError, TruncatedError, UnsafeError, UnsupportedFormatError
 
-__all__ = ["MANIFEST", "Leaf", "NodeRef", "read_leaves"]
-
 MANIFEST = "manifest.ocdbt"
 MANIFEST_MAGIC, NODE_MAGIC = b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde"
 MOST_ENTRIES = 1 << 20  #: of a node (tensorstore's ``kMaxNodeArity``)

@@ -34,8 +34,6 @@ from workbench.core.mesh.placement import Only, Placement, Replicate, Shard, Str
 from workbench.errors import UsageError
 from workbench.export.sharding.target import Target
 
-__all__ = ["Wrapping", "torch_placements"]
-
 
 @dataclass(frozen=True, eq=False)
 class Wrapping:
@@ -71,11 +69,13 @@ class Wrapping:
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The DTensors of this process."""
         return [
-            one if mesh is None else DTensor.from_local(
+            one
+            if mesh is None
+            else DTensor.from_local(
                 one, mesh, placements, run_check=False, shape=torch.Size(shape), stride=row_major(shape)
             )
             for one, (mesh, placements, shape) in zip(tensors, self.how, strict=True)
-        ]  # fmt: skip
+        ]
 
 
 def torch_placements(steps: Steps, mesh: Mesh, shape: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[Any, ...]]:

@@ -22,8 +22,6 @@ import torch
 
 from workbench.errors import UsageError
 
-__all__ = ["CudaLane", "HostLane", "Lane", "Mark", "device_of", "lane_to", "measure_peak"]
-
 PEAK_BUFFER = 32 << 20  #: bytes of a copy by which the peak is measured
 PEAK_COPIES = 32  #: copies in a round: 1 GiB so that the time to start the first one does not count
 PEAK_ROUNDS = 3

@@ -32,8 +32,6 @@ from workbench.core.select import Selection
 from workbench.errors import UnsupportedFormatError
 from workbench.export.sharding.target import Planned
 
-__all__ = ["Fetch", "Load", "loads"]
-
 Ints = tuple[int, ...]
 Fetch = Callable[[Array], None]  #: writes a load's bytes into the part of the buffer that it is given
 

@@ -9,8 +9,6 @@ import torch
 
 from workbench.errors import DeviceMemoryError
 
-__all__ = ["check_room", "reserve"]
-
 BLOCK = 512  #: bytes: what torch's allocator rounds a CUDA tensor up to (``c10/cuda/CUDACachingAllocator.cpp``, 2.13)
 
 

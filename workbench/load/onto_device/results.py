@@ -12,8 +12,6 @@ from workbench.core.dtypes import DType, nbytes_of
 from workbench.errors import DeviceMemoryError
 from workbench.load.onto_device.loads import Load
 
-__all__ = ["DeviceResults"]
-
 Shape = tuple[int, ...]
 #: Elements that are not cast are moved as these: every type takes the same path, and no bit is looked at.
 CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}

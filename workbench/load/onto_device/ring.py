@@ -24,8 +24,6 @@ import torch
 from workbench.core.arrays import Array
 from workbench.load.onto_device.lane import Lane, Mark
 
-__all__ = ["BufferWindow", "RingSlot", "run"]
-
 Task = Callable[[Array], None]  #: fills its part of the buffer that it is given
 
 

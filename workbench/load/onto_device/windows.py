@@ -21,8 +21,6 @@ from workbench.core.storage import SourcePool
 from workbench.load.onto_device.loads import Fetch, Load
 from workbench.load.onto_device.ring import Task
 
-__all__ = ["Filled", "windows"]
-
 GAP = 16 << 10  #: bytes that cost less to read than another request does
 ALIGN = 512  #: where what does not follow in the file begins: a multiple of every size of element and of a DMA's step
 MIN_PART = 1 << 20  #: bytes below which handing a part to a thread costs more than reading it

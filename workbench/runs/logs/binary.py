@@ -29,8 +29,6 @@ from workbench.names.metrics import STEP_NAMES
 from workbench.runs.logs.printed import numbers_of
 from workbench.runs.logs.record import LogFull, MetricLog, StartMark
 
-__all__ = ["WANDB_MAGIC", "EventsReading", "read_wandb"]
-
 WANDB_MAGIC = b":W&B\xe1\xbe\x00"
 RECORD = 64 << 20  #: bytes of the largest record that is read; images and histograms take megabytes
 BLOCK = 32 << 10  #: of LevelDB's log

@@ -26,8 +26,6 @@ from workbench.core.source import PreadSource, Source
 from workbench.runs.logs.lines import end_of_lines, stripped_lines
 from workbench.runs.logs.record import LogFull, MetricLog
 
-__all__ = ["FileReading", "GrownLogs", "LineTaker", "LinesReading", "read_grown"]
-
 HEAD, TAIL = (
     4 << 10,
     64 << 10,

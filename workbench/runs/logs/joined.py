@@ -25,8 +25,6 @@ import numpy as np
 from workbench.names.metrics import MEANINGS, counter, pick_metric
 from workbench.runs.logs.record import LoggedColumn, MetricLog, StartMark
 
-__all__ = ["Curve", "JoinedLog", "Resume", "join"]
-
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 
 from workbench.core.source import Source
 
-__all__ = ["BLOCK", "LINE", "end_of_lines", "is_text", "stripped_lines"]
-
 BLOCK = 1 << 20  #: bytes that are read at once
 LINE = 1 << 20  #: bytes of the longest line that is read
 _HEAD = 4096

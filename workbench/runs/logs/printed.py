@@ -37,8 +37,6 @@ from typing import Any
 from workbench.names.steps import parse_name
 from workbench.runs.logs.record import MetricLog, StartMark
 
-__all__ = ["PrintedLogs", "number", "numbers_of"]
-
 NUM = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
 DIGITS = 18  #: of a step; more do not fit 64 bits
 
@@ -234,9 +232,20 @@ PROGRAMS: tuple[tuple[str, str, LineReader, bool], ...] = (
 )
 #: One of these is in every line that is read; looked for first, because most lines are something else.
 PARTS = (
-    "loss", "step", "iteration ", "batch=", "heckpoint", " [", "Step ", "esum", "estor", "estart", "Training",
-    "scratch", "ckpt",
-)  # fmt: skip
+    "loss",
+    "step",
+    "iteration ",
+    "batch=",
+    "heckpoint",
+    " [",
+    "Step ",
+    "esum",
+    "estor",
+    "estart",
+    "Training",
+    "scratch",
+    "ckpt",
+)
 _VALIDATION = re.compile(r"\b(?:val|valid|validate|validation|eval|evaluation)\b")
 
 
@@ -276,7 +285,7 @@ STARTS: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("No existing checkpoints found", re.compile(r"No existing checkpoints found"), "fresh"),
     ("Training from scratch", re.compile(r"Training from scratch"), "fresh"),
     ("a new model from scratch", re.compile(r"Initializing a new model from scratch"), "fresh"),
-)  # fmt: skip
+)
 #: What other programs print when they go on from a checkpoint; and the lines that are about something else.
 _AGAIN = re.compile(
     r"\b(?:resum(?:ed|ing)|continu(?:ed|ing)(?=.*\b(?:from|at)\b)|restor(?:ed|ing)|restart(?:ed|ing)|(?:re-?)?load(?:ed|ing))\b"

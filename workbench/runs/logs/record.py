@@ -16,8 +16,6 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-__all__ = ["VALUES", "LogFull", "LoggedColumn", "MetricLog", "StartMark"]
-
 VALUES = 20_000_000  #: values of one log that are kept: 480 MB
 COLUMNS = 4096  #: names of one log that are kept; a file of random text must not make a million columns
 NAME = 200  #: characters of a name

@@ -34,8 +34,6 @@ from workbench.runs.logs.lines import end_of_lines, stripped_lines
 from workbench.runs.logs.printed import number, numbers_of
 from workbench.runs.logs.record import VALUES, LogFull, MetricLog, StartMark
 
-__all__ = ["CsvRows", "JsonRows", "read_databases", "read_mlflow", "read_trainer_state", "step_name"]
-
 STATE = 256 << 20  #: bytes of the largest trainer_state.json that is decoded
 CELLS = 4096  #: columns of a CSV
 FIELD = 1 << 17  #: characters of a row with a field that is quoted over several lines

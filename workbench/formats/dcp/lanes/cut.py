@@ -32,8 +32,6 @@ from workbench.core.pickles.standins import Inert
 from workbench.formats.dcp.lanes.records import MARGIN, Chain, Ints, Records, search
 from workbench.formats.dcp.lanes.templates import REF, WIDTH, Unlike, token
 
-__all__ = ["Lanes", "Places", "RecordRun", "Records", "Unlike", "read"]
-
 RUN = 8  # records; shorter runs are not cut
 DEPTH = 100  # open marks around a record
 PINNED = 100_000  # records put back because the rest refers into them

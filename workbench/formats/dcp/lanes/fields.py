@@ -31,8 +31,6 @@ from workbench.formats.dcp.lanes.cut import Lanes, Records
 from workbench.formats.dcp.lanes.records import MARGIN, Bytes, Ints
 from workbench.formats.dcp.lanes.templates import INT, REF, TEXT, Unlike, Value
 
-__all__ = ["Fields", "Values", "distinct"]
-
 TARGETS = 300_000  # objects that records share; each becomes a Python object
 NO_BOX = -1
 

@@ -37,8 +37,6 @@ from workbench.formats.dcp.lanes.templates import (
     derive,
 )
 
-__all__ = ["Bytes", "Chain", "Ints", "Records", "match", "position_type", "search"]
-
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 BLOCK = 8192  # lanes at a time: their bytes and columns stay in the CPU cache

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 
 from workbench.core.pickles.opcodes import COUNTED, FIXED
 
-__all__ = ["Template", "Unlike", "Value", "derive", "token"]
-
 LITERAL = 16  # bytes compared without moving the pointers
 LONGEST = 1024  # tokens of a record; longer ones do not become lanes
 
