@@ -433,3 +433,61 @@ def test_a_save_that_rounds_the_weights_is_named(tmp_path: Path, kind: Any) -> N
 
     found = resumed(tmp_path, rounding, 1)
     assert found.causes[0].cause == "D7", found.verdict
+
+
+# ---- adapters --------------------------------------------------------------------------------------------------------
+
+
+class Adapted(torch.nn.Module):
+    """A frozen layer with a low-rank adapter, under PEFT's names."""
+
+    def __init__(self, adapter: str) -> None:
+        super().__init__()
+        self.base_layer = torch.nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.lora_A = torch.nn.ModuleDict({adapter: torch.nn.Linear(WIDTH, 4, bias=False)})
+        self.lora_B = torch.nn.ModuleDict({adapter: torch.nn.Linear(4, WIDTH, bias=False)})
+        torch.nn.init.zeros_(self.lora_B[adapter].weight)
+
+    def forward(self, x: Any) -> Any:
+        (a,), (b,) = self.lora_A.values(), self.lora_B.values()
+        return self.base_layer(x) + b(a(x))
+
+
+def adapters(folder: Path, spoil: Callable[[Any], None] | None, k: int) -> Any:
+    """The diagnosis of a pair whose optimizer knows adapters by name, as FSDP's state dict does."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(Adapted("default"), torch.nn.GELU(), Adapted("default"))
+    trained = {name: one for name, one in net.named_parameters() if one.requires_grad}
+    optimizer = adamw(trained.values())
+
+    def train(first: int, last: int) -> Path:
+        for step in range(first, last):
+            given = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            (net(given) - given.roll(1, 1).sin()).square().mean().backward()
+            optimizer.step()
+        group = {**optimizer.param_groups[0], "params": list(trained)}
+        moments = {name: optimizer.state[one] for name, one in trained.items()}
+        saved = {"model": net.state_dict(), "optimizer": {"state": moments, "param_groups": [group]}, "step": last}
+        torch.save(saved, folder / f"step-{last}.pt")
+        return folder / f"step-{last}.pt"
+
+    before = train(0, FIRST)
+    if spoil is not None:
+        with torch.no_grad():
+            spoil(net)
+    return wb.doctor(before, train(FIRST, FIRST + k))
+
+
+@pytest.mark.parametrize("k", [1, 7])
+def test_adapters_that_go_on_over_a_frozen_base_are_healthy(tmp_path: Path, k: int) -> None:
+    report = adapters(tmp_path, None, k)
+    assert not report.causes, report
+    assert "8 of 8 weights, 8 of 8 moments" in " ".join(str(report).split())
+
+
+@pytest.mark.parametrize("k", [1, 7])
+def test_adapters_that_were_not_loaded_are_named_alone(tmp_path: Path, k: int) -> None:
+    report = adapters(tmp_path, lambda net: net[0].lora_B["default"].weight.zero_(), k)
+    assert report.causes[0].cause == "F5"
+    assert "0.lora_B.weight" in str(report) and "2.lora_B.weight" not in str(report)

@@ -46,6 +46,9 @@ MODEL_ROLES: frozenset[str] = frozenset(
     {"param", "buffer", "scale", "zero_point", "amax_history", "lora_A", "lora_B", "lora_magnitude_vector", "ia3_l"}
 )
 
+#: Roles of what is trained beside a weight, in parts that the weight's name does not tell apart.
+ADAPTERS = frozenset({"lora_A", "lora_B", "lora_magnitude_vector", "ia3_l"})
+
 #: What optimizers call their tensors, and the role it has here.
 STATES: dict[str, str] = {
     **{
@@ -338,6 +341,24 @@ def _tensor(name: str) -> tuple[str | None, str]:
     if "amax_history" in leaf:
         return name, "amax_history"
     return name, "other" if leaf == "_extra_state" else "param"
+
+
+def listed_alone(fqn: str, role: str) -> tuple[str, str]:
+    """Return the name and role under which optimizers know a tensor: an adapter is a parameter of its own.
+
+    ``fc.weight, lora_A`` and PEFT's ``base_model.model.fc.lora_A.default.weight, exp_avg`` are of ``fc.lora_A.weight``.
+    """
+    if role in ADAPTERS:
+        module, _, leaf = fqn.rpartition(".")
+        return f"{module}.{role}.{leaf}", "param"
+    base, part = _adapter(fqn.removeprefix("base_model.model."))
+    return (fqn, role) if base is None or part not in ADAPTERS else (listed_alone(base, part)[0], role)
+
+
+def adapter_of(name: str) -> str:
+    """Return which part of an adapter a name is of: ``lora_A``; "" for other names."""
+    found = _LORA.fullmatch(name) if "lora_" in name or "ia3_l" in name else None
+    return found[2].replace("embedding_", "") if found else ""
 
 
 def _adapter(name: str) -> tuple[str | None, str]:

@@ -12,6 +12,7 @@ from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.ledger.roles import AVERAGES, MASTERS, MOMENTS, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import many
+from workbench.names.roles import adapter_of
 from workbench.names.weights import kinds
 
 MANY_TAGS = 4  #: number of kinds of moves that only a flat line cut at other places explains
@@ -267,7 +268,7 @@ def _stem(fqn: str) -> str:
 
 def merged(case: Case) -> Iterator[Match]:
     for change in case.changes:
-        if change.hit(("lora_A", "lora_B"), "absent"):
+        if any(map(adapter_of, change.hit(WEIGHTS, "absent"))):
             touched = frozenset(change.hit((*WEIGHTS, *MASTERS, *MOMENTS)))
             yield Match(
                 change.leg,
@@ -300,8 +301,7 @@ def merged(case: Case) -> Iterator[Match]:
         adapters = frozenset(name for name in names if "lora" in name.lower() or "adapter" in name.lower())
         rank = case.traits.get("rank") if change.leg == "load" else None
         held = case.evidence.before.params
-        stems = {fqn.partition(".lora_A")[0] for fqn, roles in held.items() if ".lora_A" in fqn or "lora_A" in roles}
-        stems = {_stem(fqn) for fqn in stems}
+        stems = {_stem(fqn.partition(".lora_A")[0]) for fqn in held if ".lora_A" in fqn}
         bases = {_stem(fqn) for fqn in names - adapters}
         adapted = bool(bases) and bases <= stems and not change.hit(MOMENTS) & (names - adapters)
         if rank is not None or adapted:
@@ -312,7 +312,7 @@ def merged(case: Case) -> Iterator[Match]:
             )
             yield Match(change.leg, 1.0, names - adapters, rank is not None, reasons=case.against(("A2 F4 G6", words)))
         elif adapters and adapters == names:
-            yield Match(change.leg, 0.97, adapters, False, title="The adapters were not loaded.")
+            yield Match(change.leg, 0.97, adapters, False, title="The adapters are not those that were saved.")
     if signs := case.fired("N22"):
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 

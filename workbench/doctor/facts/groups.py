@@ -30,7 +30,7 @@ from workbench.doctor.facts.flat import ObjectLeaf
 from workbench.doctor.facts.numbers import BITS, betas_of, number
 from workbench.doctor.facts.optimizer import recognise
 from workbench.doctor.facts.state import Group
-from workbench.names.roles import STATES
+from workbench.names.roles import ADAPTERS, STATES, listed_alone
 
 _FIELDS = {
     "lr",
@@ -98,7 +98,8 @@ class Names:
 
     Attributes:
         fqns, roles: those of the checkpoint, plus pseudo-names for numbers without a known owner, names for masters,
-            and for optimizer state without a role its stored name: ``state1``, ``exp_avg.codes``, ``row_var``.
+            and for optimizer state without a role its stored name: ``state1``, ``exp_avg.codes``, ``row_var``. An
+            adapter is a parameter of its own: ``fc.lora_A.weight``.
         owner: pseudo-name of each number → the name that its tensors are listed under.
         numbers: positions of the tensors that are stored under a number.
         state: name → names of its optimizer state.
@@ -106,6 +107,9 @@ class Names:
 
     def __init__(self, ckpt: Checkpoint, found: Iterable[ObjectLeaf] = ()) -> None:
         self.fqns, self.roles = list(ckpt.fqns), list(ckpt.roles)
+        for at, (fqn, role) in enumerate(zip(self.fqns, self.roles, strict=True)):
+            if fqn is not None and (role in ADAPTERS or "lora_" in fqn):
+                self.fqns[at], self.roles[at] = listed_alone(fqn, role)
         self.owner: dict[str, str] = {}
         self.state: dict[str, set[str]] = defaultdict(set)
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -163,6 +167,7 @@ class Names:
         """Return a stored name without the containers before it, if a parameter has that name."""
         if len(name) > LONGEST:
             return None
+        name, _ = listed_alone(name, "")
         while name not in self.known_names:
             _, dot, name = name.partition(".")
             if not dot:
@@ -176,7 +181,7 @@ class Names:
             if "state." not in key or self.roles[at] == "param" or len(key) > LONGEST:
                 continue
             match = _NUMBERED.fullmatch(key)
-            fqn = self.fqns[at]
+            fqn = ckpt.fqns[at]
             # state by name, of modules whose names begin with a number: state.1.bias.exp_avg
             if match is None or (fqn is not None and f"state.{fqn}." in key):
                 continue
@@ -215,8 +220,9 @@ class Names:
         params = {fqn for fqn, role in zip(self.fqns, self.roles, strict=True) if role == "param"}
         for at, key in enumerate(ckpt.catalog.keys):
             fqn, role = self.fqns[at], self.roles[at]
-            if role == "other" and fqn is not None and f"state.{fqn}." in key:
-                words = key.rpartition(f"state.{fqn}.")[2].split(".")
+            stored = ckpt.fqns[at]
+            if role == "other" and fqn is not None and f"state.{stored}." in key:
+                words = key.rpartition(f"state.{stored}.")[2].split(".")
                 self.roles[at] = words[0] if len(words) == 1 else f"{words[0]}.{words[-1]}"
                 found.append(at)
             elif ((fqn is None and role == "other") or role == "param") and len(key) <= LONGEST:

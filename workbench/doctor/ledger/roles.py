@@ -6,7 +6,7 @@ bit, and no law of updates is known for it.
 
 from __future__ import annotations
 
-WEIGHTS = ("param", "lora_A", "lora_B")
+WEIGHTS = ("param",)
 MASTERS = ("master",)
 #: Averages of gradients: torch.optim (SGD, Adam, RMSprop), bitsandbytes, AdEMAMix.
 FIRST = ("exp_avg", "momentum", "momentum_buffer", "state1", "grad_avg", "exp_avg_slow", "exp_avg_diff")

@@ -34,6 +34,7 @@ from workbench.doctor.origins.flat import FoundWindow, find_windows
 from workbench.doctor.origins.index import MovedRows, RowIndex, row_keys, row_shape
 from workbench.doctor.origins.tags import Move
 from workbench.errors import WorkbenchError
+from workbench.names.roles import adapter_of
 from workbench.tensor import LazyTensor
 
 NEAR = 0.9  #: cosine from which a tensor is the same one, changed
@@ -88,7 +89,7 @@ class AtomLook:
     def move(self) -> Move:
         """The old places of its rows or columns."""
         columns = self.kind == "columns"
-        adapter = self.atom.role.startswith("lora_")
+        adapter = bool(adapter_of(self.atom.fqn))
         return Move(self.atom.fqn, self.row.shape_b, columns, self.sources, self.blocks, self.form, self.text, adapter)
 
 

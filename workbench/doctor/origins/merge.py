@@ -17,6 +17,7 @@ from workbench.analysis.patterns.rounding import FLOATS, encode, numbers, rounde
 from workbench.core.arrays import Array
 from workbench.doctor.origins.atoms import Atoms
 from workbench.doctor.origins.look import AtomLook
+from workbench.names.roles import adapter_of
 from workbench.tensor import LazyTensor
 
 SAMPLED = 8  #: tensors whose rank is estimated
@@ -94,5 +95,9 @@ def _rank(change: Array) -> int | None:
 
 def adapters(atoms: Atoms) -> str:
     """Return a clause that names the stored adapters, or ""."""
-    ranks = {min(atoms.before(atom).shape) for atom in atoms.rows if atom.role == "lora_A"}
+    ranks = {
+        min(atoms.before(atom).shape)
+        for atom in atoms.rows
+        if adapter_of(atom.fqn) == "lora_A" and atom.role == "param"
+    }
     return f"; adapters of rank {max(ranks):,} are stored beside them" if ranks else ""

@@ -20,6 +20,7 @@ import numpy as np
 
 from workbench.core.arrays import Array
 from workbench.doctor.passes.blocks import BLOCK, SlotBlock, TensorSlot
+from workbench.names.roles import adapter_of
 from workbench.names.weights import parse
 
 LEAST = 16  #: rows and columns below which a matrix has no profile
@@ -133,9 +134,10 @@ class Sums:
         if self.logs:
             found.idle = _runs(~np.concatenate(self.alive))[:RUNS]
             weight = parse(fqn)
-            if weight.kind in ROWED:
+            kind = "" if adapter_of(fqn) else weight.kind  # an adapter's rows are not those of the weight
+            if kind in ROWED:
                 found.rows = np.concatenate(self.logs)
-            if weight.kind in COLUMNED and "expert" not in weight.module and self.log_columns is not None:
+            if kind in COLUMNED and "expert" not in weight.module and self.log_columns is not None:
                 found.columns = self.log_columns.astype(np.float32)
         if self.seen:
             found.above, found.next, found.at = self.above, max(self.next, 0.0), self.at

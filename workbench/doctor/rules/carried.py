@@ -33,6 +33,7 @@ from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.doctor.rules.stated import NAMED
 from workbench.errors import WorkbenchError
+from workbench.names.roles import adapter_of
 from workbench.tensor import LazyTensor
 
 SAMPLED = 1 << 14  #: elements per tensor
@@ -535,8 +536,8 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
         for fqn, roles in side.params.items()
         if any(quantity(role) in trained for role in roles)
     }
-    adapted = any(role.startswith("lora_") for roles in pair.b.params.values() for role in roles)
-    if not adapted or not held:
+    under = {fqn.partition(f".{part}.")[0] for fqn in pair.b.params if (part := adapter_of(fqn))}
+    if not under or not held:
         found.not_checked.setdefault("P27", Inapplicable("no adapters are stored with their base and an optimizer"))
         return
     numbered = any(map(is_numbered, held))
@@ -546,7 +547,8 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
         if "param" in roles
         and fqn in states
         and fqn not in held
-        and (not numbered or any(role.startswith("lora_") for role in roles))
+        and not adapter_of(fqn)
+        and (not numbered or _module(fqn) in under)
     }
     if not bases:
         return
@@ -554,8 +556,8 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
     moved = [fqn for fqn, sums in bases.items() if sums.dd > 0 or sums.nan]  # a NaN that stays is not a change
     if moved:
         text = f"{len(moved):,} of {many(len(bases), 'weight')} that the optimizer does not train changed"
-        under = [fqn for fqn in moved if any(role.startswith("lora_") for role in pair.b.params[fqn])]
-        places = {fqn: roles["param"] for fqn, roles in pair.shared() if fqn in under[:RANKED]}
+        adapted = [fqn for fqn in moved if _module(fqn) in under][:RANKED]
+        places = {fqn: roles["param"] for fqn, roles in pair.shared() if fqn in adapted}
         try:
             ranks = [changed_rank(pair.a.tensor(one), pair.b.tensor(two)) for one, two in places.values()]
         except WorkbenchError:
@@ -565,6 +567,10 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
             text += f"; the changes have rank {max(filter(None, ranks))} or less, as merged adapters do"
         causes = ("F5",) if merged else ("F6",)
         found.signs.append(P27.sign(text, {}, moved[:NAMED], hit=len(moved), of=len(bases), causes=causes))
+
+
+def _module(fqn: str) -> str:
+    return fqn.rpartition(".")[0].removesuffix(".base_layer")
 
 
 def _both(pair: Pair, fqn: str, places: tuple[int, int], rule: str, found: Outcome) -> tuple[Array, Array] | None:

@@ -22,6 +22,7 @@ from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sig
 from workbench.doctor.passes.one import OneState
 from workbench.doctor.passes.updates import passed
 from workbench.errors import WorkbenchError
+from workbench.names.roles import adapter_of
 
 LIST = 100
 SMALL = 1 << 22  #: most elements to read from all buffers of a kind
@@ -188,7 +189,8 @@ def _balance(state: State, step: float) -> Said:
 
 
 def _adapters(state: State, found: Mapping[str, OneState], step: float) -> Said:
-    rows = [at for at, role in enumerate(state.ckpt.roles) if role == "lora_B"]
+    names = zip(state.names.fqns, state.names.roles, strict=True)
+    rows = [at for at, (fqn, role) in enumerate(names) if role == "param" and adapter_of(fqn or "") == "lora_B"]
     if not rows:
         return Inapplicable("no adapters are stored")
     if step <= 0:
@@ -200,7 +202,7 @@ def _adapters(state: State, found: Mapping[str, OneState], step: float) -> Said:
             return f"{read:,} of {many(len(rows), 'adapter')}, up to the first that is not 0", []
     if read < len(rows):
         return "the adapters are too large or cannot be read"
-    moved = [fqn for fqn, sums in found.items() if "lora_B" in fqn and _nonzero(sums, "exp_avg_sq")]
+    moved = [fqn for fqn, sums in found.items() if adapter_of(fqn) == "lora_B" and _nonzero(sums, "exp_avg_sq")]
     words = f"lora_B of all {many(len(rows), 'adapter')} is 0 at step {step:,.0f}"
     words += f", although gradients reached {len(moved):,} of them" if moved else ""
     grave = "error" if moved else "warn"

@@ -23,6 +23,7 @@ from workbench.doctor.origins.became import Became, moments_became, weights_beca
 from workbench.doctor.origins.tags import TOGETHER, tag_of
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.errors import WorkbenchError
+from workbench.names.roles import adapter_of
 from workbench.names.weights import kinds
 
 COUNTED = 2  #: most updates of a fresh optimizer between a load and an immediate save
@@ -344,7 +345,7 @@ def _untouched(pair: Pair, states: Mapping[str, PairState]) -> Iterator[Row]:
             if not pair.comparable(fqn):
                 found.put(role, Status.SKIPPED, fqn, why=RENUMBERED)
             elif stored not in there:
-                if role in MOMENTS or role == STATE or role.startswith("lora_"):
+                if role in MOMENTS or role == STATE or adapter_of(fqn):
                     found.put(role, Status.ABSENT, fqn)
             elif role == STATE or (role in MOMENTS and role not in ("exp_avg", "exp_avg_sq")):
                 found.put(role, Status.SKIPPED, fqn, why="no law of its updates is known")

@@ -32,6 +32,7 @@ from workbench.core.scan import Progress
 from workbench.doctor.facts.evidence import Pair, State, align
 from workbench.doctor.facts.gather import gather
 from workbench.errors import WorkbenchError
+from workbench.names.roles import listed_alone
 
 _NUMBER = re.compile(r"(?:^|\.)state\.(\d{1,9})\.\w+$")
 
@@ -146,13 +147,14 @@ def _partners(pair: Pair, echo: Echo) -> tuple[dict[str, int], dict[str, str], l
         if one.fqn is None:
             at = a.ckpt.catalog.index.get(key)
         else:
-            at = a.params.get(one.fqn, {}).get(one.role, numbered.get((one.fqn, one.role)))
+            fqn, role = listed_alone(one.fqn, one.role)
+            at = a.params.get(fqn, {}).get(role, numbered.get((one.fqn, one.role)))
         if at is None:
             if not (one.tied and _is_stored(echo, one.tied, a)):
                 extra.append(key)
             continue
-        if one.role == "param" and one.fqn is not None and a.dtype(at) != one.dtype:
-            master = a.params[one.fqn].get("master")
+        if one.fqn is not None and role == "param" and a.dtype(at) != one.dtype:
+            master = a.params[fqn].get("master")
             if master is not None and a.dtype(master) == one.dtype:
                 at = master
         if (a.dtype(at), a.shape(at)) != (one.dtype, one.shape):
@@ -185,7 +187,10 @@ def _numbered(a: State, echo: Echo) -> dict[tuple[str, str], int]:
 
 def _is_stored(echo: Echo, key: str, a: State) -> bool:
     one = echo.tensors.get(key)
-    return one is not None and one.fqn is not None and one.role in a.params.get(one.fqn, {})
+    if one is None or one.fqn is None:
+        return False
+    fqn, role = listed_alone(one.fqn, one.role)
+    return role in a.params.get(fqn, {})
 
 
 def _own(echo: Echo, key: str) -> str | None:
@@ -195,8 +200,9 @@ def _own(echo: Echo, key: str) -> str | None:
 def _expected(pair: Pair, at: int, echo: Echo) -> bool:
     """Whether the echo should hold a stored tensor that has no partner."""
     a = pair.a
-    fqn, role = a.ckpt.fqns[at], a.ckpt.roles[at]
-    if fqn is None or role in ("other", "ema") or role not in {one.role for one in echo.tensors.values()} | _STATE:
+    fqn, role = a.names.fqns[at], a.names.roles[at]
+    live = {listed_alone(one.fqn or "", one.role)[1] for one in echo.tensors.values()}
+    if fqn is None or role in ("other", "ema") or role not in live | _STATE:
         return False
     there = pair.b.params.get(fqn, {})
     if role in there:  # another type or shape, or its master was compared

@@ -136,7 +136,7 @@ def fresh_state(state: State) -> list[Sign] | str:
     if step is None:
         return "no trainer's step is stored"
     roles = {role for roles in state.params.values() for role in roles}
-    held = roles - {"param", "master", "buffer", "ema", "step", "scale", "lora_A", "lora_B", "other"}
+    held = roles - {"param", "master", "buffer", "ema", "step", "scale", "other"}
     if not held:
         if step <= 0:
             return []
