@@ -69,7 +69,9 @@ def _sealed(
         words = "; ".join(f"{one.rule}: {one.where}: {one.message}" for one in wrong[:NAMED])
         raise CorruptError(f"{ckpt.path!r} is not sealed, {len(wrong):,} errors were found: {words}{more}")
     folder = ckpt.place.file is None
-    made = computed(ckpt, inside=folder if inside is None else inside, threads=threads, progress=part_of(progress, 0.5, 0.5))
+    made = computed(
+        ckpt, inside=folder if inside is None else inside, threads=threads, progress=part_of(progress, 0.5, 0.5)
+    )
     try:
         known = dict(load(ckpt.place).save)  # how wb.dcp.Writer saved it
     except WorkbenchError:

@@ -80,4 +80,3 @@ def _healthy(values: PassValues) -> Iterator[Cleared]:
     bound = sum(one.bound.of for one in sums)
     if bound and not {"S03", "S04", "S05"} & fired:
         yield Cleared("moments", f"m² ≤ K·v in all {bound:,} elements", ("B4",))
-

@@ -143,7 +143,6 @@ def _structure(subject: Examined, progress: Progress | None) -> None:
     check_state(subject)
 
 
-
 # ---- findings to signs ---------------------------------------------------------------------------------------------
 
 
