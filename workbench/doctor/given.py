@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -227,6 +227,9 @@ def _of_run(
             broken[one.path] = str(error)
             if len(broken) == min(len(whole), SCANNED):
                 raise
+    if len(states) == 1:
+        alone = choose(os.path.join(root, states[0][0].path), None, echo, "", given, look)
+        return replace(alone, notes=(*alone.notes, *notes), broken={**alone.broken, **broken})
     steps = [state.facts.step if state.facts.step is not None else one.step for one, state in states]
     if None in steps and len(states) != 2:
         names = ", ".join(repr(one.path) for one, _ in states[:4])
