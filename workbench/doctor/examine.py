@@ -92,7 +92,8 @@ def doctor(
         if nothing was found, 1 for warnings, 2 for errors.
 
     Raises:
-        OpenError: ``before`` cannot be opened.
+        OpenError: ``before`` cannot be opened, or no step of the run; ``after`` or ``echo`` does not exist, or is in an
+            unknown format.
         UsageError: a folder of several checkpoints without steps; betas outside 0 <= β1 < 1 and 0 < β2 < 1.
         WorkerError: the executor lost its workers or its scheduler.
     """
