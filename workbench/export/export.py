@@ -59,7 +59,7 @@ _DESCRIBED = {
         "has a quantised torch dtype, and its scale, zero point and scheme",
         "tensor.dequantize()",
     ),
-    "sparse": ("is part of a sparse tensor, and the shape and layout of that", "tensor.to_dense()"),
+    "sparse": ("is part of a sparse tensor, whose shape and layout", "tensor.to_dense()"),
 }
 _UNITS = {
     "": 1,

@@ -131,7 +131,7 @@ def _layout(node: object) -> str:
 def _sparse(node: Opaque) -> tuple[dict[str, object], dict[str, object]] | None:
     """Return the tensors and other facts of a sparse tensor; ``None`` if the node is not one.
 
-    Source: torch 2.13 ``_utils.py``, ``_rebuild_sparse_tensor``; files of torch < 2.1 lack ``is_coalesced``.
+    Source: torch 2.13 ``_utils.py``, ``_rebuild_sparse_tensor``; older files lack ``is_coalesced``.
     """
     if node.qualname not in _SPARSE or len(node.args) != 2 or not isinstance(node.args[1], tuple):
         return None
