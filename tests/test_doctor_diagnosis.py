@@ -23,7 +23,7 @@ from workbench.doctor.ledger.rows import Status
 from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome
 from workbench.doctor.reasoning.diagnosis import CERTAINTIES, SCHEMA
 from workbench.doctor.tables import all_rules
-from workbench.errors import MissingFileError, NotACheckpointError, UsageError
+from workbench.errors import CorruptError, MissingFileError, NotACheckpointError, UnsafeError, UsageError
 from workbench.names.weights import parse
 
 SMALL = lab.Config(layers=2, batch=4, warmup=20, total=120, resume=60)
@@ -213,6 +213,48 @@ def test_an_echo_that_cannot_be_opened_is_told():
     case = lab.case("w17_truncated", SMALL, "torch_save", k=1)
     found = wb.doctor(case.before, echo=case.echo)
     assert found.exit_code == 2 and found.causes[0].cause == "G4"
+
+
+#: A pickle whose key is a tuple nested a million deep.
+BOMB = b"\x80\x02" + b"}N" + b"\x85" * 1_000_000 + b"Ns."
+
+
+@pytest.mark.parametrize("which", ["after", "echo"])
+def test_a_later_checkpoint_that_is_refused_as_unsafe_is_a_finding(samples, tmp_path, which):
+    (tmp_path / "bomb").mkdir()
+    (tmp_path / "bomb" / ".metadata").write_bytes(BOMB)
+    with pytest.raises(UnsafeError):
+        wb.open(tmp_path / "bomb")
+    found = wb.doctor(samples / "titan_run" / "step-2", **{which: tmp_path / "bomb"}, deep=False)
+    assert found.exit_code == 2 and found.causes[0].cause == "G4" and found.causes[0].since is None
+    assert [one.where for one in found if one.rule == "V01"] == [which] and which in found.not_checked
+    with pytest.raises(UnsafeError):  # what was resumed from has to open
+        wb.doctor(tmp_path / "bomb", samples / "titan_run" / "step-4")
+
+
+@pytest.mark.parametrize("damage", ["unsafe", "short"])
+def test_a_step_of_a_run_that_cannot_be_opened_is_a_finding(samples, tmp_path, damage):
+    for step in (2, 4):
+        shutil.copytree(samples / "titan_run" / f"step-{step}", tmp_path / f"step-{step}")
+    metadata = tmp_path / "step-4" / ".metadata"
+    metadata.write_bytes(BOMB if damage == "unsafe" else metadata.read_bytes()[:-1000])
+    found = wb.doctor(tmp_path, deep=False)
+    assert [one.step for one in found.subjects] == [2] and found.exit_code == 2
+    assert [one.where for one in found if one.rule == "V01"] == ["step-4"] and "step-4" in found.not_checked
+    assert "'step-4'" in found.causes[0].signs[0].message and found.causes[0].since is None
+    shutil.rmtree(tmp_path / "step-2")
+    shutil.copytree(tmp_path / "step-4", tmp_path / "step-5")
+    with pytest.raises((UnsafeError, CorruptError)):
+        wb.doctor(tmp_path, deep=False)
+
+
+def test_an_incomplete_step_of_a_run_is_noted(samples, tmp_path):
+    for step in (2, 4):
+        shutil.copytree(samples / "titan_run" / f"step-{step}", tmp_path / f"step-{step}")
+    (tmp_path / "step-4" / ".metadata").unlink()
+    found = wb.doctor(tmp_path, deep=False)
+    assert [one.step for one in found.subjects] == [2]
+    assert any("'step-4' is incomplete" in note for note in found.notes)
 
 
 def test_what_cannot_be_looked_at_is_an_error(tmp_path):

@@ -180,6 +180,17 @@ def test_a_right_load_has_no_finding(trained, saved, tmp_path, payload):
     assert compare_echo(saved, tmp_path / "echo").exit_code == 0
 
 
+@pytest.mark.parametrize("payload", [True, False])
+def test_progress_goes_from_nought_to_one(trained, saved, tmp_path, payload):
+    """Hashing, writing and reading, by bytes: each tensor that is held advances it."""
+    seen: list[float] = []
+    trained.echo(tmp_path / "echo", payload=payload, against=saved, progress=seen.append)
+    assert seen == sorted(seen) and 0 < seen[0] < 0.5 and seen[-1] == 1
+    parts = 3 if payload else 2
+    hashed = [share for share in seen if share <= 1 / parts + 0.05]
+    assert len(hashed) >= 25 and hashed[-1] == pytest.approx(1 / parts, abs=0.05)
+
+
 def test_training_goes_on_as_if_there_had_been_no_echo(tmp_path, saved):
     runs = []
     for echoed in (False, True):

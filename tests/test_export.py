@@ -468,6 +468,28 @@ def test_quantised_tensors_are_not_written_without_their_scale(tmp_path):
         export(wb.open(tmp_path / "folder"), tmp_path / "out", "torch", objects=True)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse ")
+def test_sparse_tensors_are_not_written_without_their_shape(tmp_path):
+    """Neither indices nor values say how many rows and columns there are behind the last element."""
+    one = torch.sparse_coo_tensor(torch.tensor([[0, 1], [2, 0]]), torch.ones(2), (4, 9), check_invariants=True)
+    torch.save({"a": one, "m": {"b": torch.eye(3, 6).to_sparse_csr()}, "w": torch.ones(2)}, tmp_path / "x.pt")
+    ckpt = wb.open(tmp_path / "x.pt")
+    for how in ({}, {"format": "torch"}, {"format": "dcp", "objects": False}):
+        with pytest.raises(errors.UnsupportedFormatError, match=r"'a.indices' and 4 more: .*to_dense") as told:
+            export(ckpt, tmp_path / "out", **how)
+        assert ("objects=True" in str(told.value)) == ("format" in how)
+    assert not (tmp_path / "out").exists() and export(ckpt, tmp_path / "some", select="^w$").identical
+    for format in ("torch", "dcp", "torch_dist", "bytecheckpoint"):
+        assert export(ckpt, tmp_path / format, format, objects=True).identical
+    kept = wb.open(tmp_path / "torch")
+    assert kept.objects["a"]["shape"] == (4, 9) and kept.objects["m"]["b"]["shape"] == (3, 6)
+    assert wb.open(tmp_path / "dcp").objects["m.b.shape"] == (3, 6)
+    (tmp_path / "folder").mkdir()
+    torch.save({"a": one}, tmp_path / "folder/pytorch_model.bin")
+    with pytest.raises(errors.UnsupportedFormatError, match="sparse tensor"):
+        export(wb.open(tmp_path / "folder"), tmp_path / "out", "torch", objects=True)
+
+
 def test_the_manifest_is_made_of_what_was_hashed_on_the_way(tmp_path, monkeypatch):
     tensors = {"a": torch.randn(1100, 2000), "b": torch.randn(7).bfloat16(), "c": torch.tensor(1.0)}
     save_file(tensors, tmp_path / "x.safetensors")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from properties import examples
 
 import workbench as wb
+from tests import bytecheckpoint_files
 from tests.megatron_files import Model, write_dist
 from workbench.analysis.layout import Placed, digits
 from workbench.analysis.layout.classes import alike
@@ -72,6 +73,29 @@ def test_fsdp2_over_tp_is_a_strided_shard_on_uneven_rows() -> None:
     assert set(steps["status"]) == {"unknown"}
     assert found.rank(2).coordinates == {"axis0": 1, "axis1": 0}
     assert found.rank(2).peers == {"axis0": ["rank 0", "rank 2"], "axis1": ["rank 2", "rank 3"]}
+
+
+def test_bytecheckpoint_proves_the_mesh_of_the_same_boxes(tmp_path) -> None:
+    """The boxes and ranks of a real DCP save, in ByteCheckpoint's files (formats trial, E6)."""
+    source = wb.open(SAMPLES / "dcp_tp2_fsdp2_vocab515")
+    catalog, want = source.catalog, wb.layout(source)
+    pieces = {}
+    for tensor, key in enumerate(catalog.keys):
+        rows = range(catalog.row_ptr[tensor], catalog.row_ptr[tensor + 1])
+        at = [(catalog.offsets[row], catalog.sizes[row], int(catalog.rank[row])) for row in rows]
+        whole = source[key].torch()
+        boxes = [(tuple(low[: whole.ndim].tolist()), size[: whole.ndim].tolist(), rank) for low, size, rank in at]
+        pieces[key] = [
+            (low, whole[tuple(slice(a, a + n) for a, n in zip(low, size, strict=True))].clone(), rank)
+            for low, size, rank in boxes
+        ]
+    params = {key.removeprefix("model."): pieces[key] for key in source.model}
+    bytecheckpoint_files.save(tmp_path / "model", params, ranks=4)
+    found = wb.layout(wb.open(tmp_path))
+    assert found.mesh == want.mesh and found.mesh.shape == (2, 2) and len(params) >= 20
+    for name in params:
+        mine, theirs = found.placed(f"model.{name}"), want.placed(f"model.{name}")
+        assert (str(mine), mine.status, mine.torch) == (str(theirs), theirs.status, theirs.torch)
 
 
 def test_hsdp_without_copies_shows_in_the_turns_that_ranks_take() -> None:

@@ -112,6 +112,7 @@ LONG = {
     "export": "wb.export(ckpt, __import__('tempfile').mkdtemp() + '/new')",
     "to_device": "ckpt.to_device('cpu')",
     "state_dict": "ckpt.state_dict()",
+    "echo": "wb.echo({{key: ckpt[key].torch().clone() for key in ckpt}}, against=ckpt)",
     "load": "wb.load({{key: ckpt[key].torch().clone() for key in ckpt}}, ckpt)",
 }
 

@@ -231,6 +231,7 @@ def test_sparse_tensors_are_read_and_unknown_lazy_ones_are_said_to_be_so(
     ckpt = wb.open(save(tmp_path / "x.pt", {"sparse": sparse, "lazy": torch.ones(7)}))
     assert ckpt["sparse.values"].torch().tolist() == [1.0, 2.0]
     assert ckpt["sparse.indices"].torch().tolist() == [[0, 2]]
+    assert ckpt.objects["sparse"] == {"layout": "sparse_coo", "shape": (3,), "is_coalesced": False}
     assert any("'lazy' are not its values" in note for note in ckpt.notes)
     with pytest.raises(UnsupportedFormatError):
         ckpt["lazy"].torch()
@@ -248,7 +249,9 @@ def test_a_compressed_sparse_tensor_is_listed_by_torchs_names(tmp_path: Path, la
         ("crow_indices", "col_indices", "values") if layout[-1] == "r" else ("ccol_indices", "row_indices", "values")
     )
     for legacy in (False, True):
-        check(save(tmp_path / "x.pt", {"s": values}, legacy), {f"s.{name}": getattr(values, name)() for name in names})
+        path = save(tmp_path / "x.pt", {"s": values}, legacy)
+        check(path, {f"s.{name}": getattr(values, name)() for name in names})
+        assert dict(wb.open(path).objects) == {"s": {"layout": f"sparse_{layout}", "shape": (4, 6)}}
     other = save(tmp_path / "y.pt", {"s": values * 2})
     assert [row.key_b for row in wb.diff(tmp_path / "x.pt", other).changed_rows] == ["s.values"]
 

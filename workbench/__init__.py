@@ -107,7 +107,7 @@ _LATER = {
     "verify": "workbench.analysis.verify",
 }
 #: Functions that show a progress bar when called in IPython.
-_LONG = {"diff", "doctor", "export", "layout", "load", "plan_memory", "seal", "stats", "timeline", "verify"}
+_LONG = {"diff", "doctor", "echo", "export", "layout", "load", "plan_memory", "seal", "stats", "timeline", "verify"}
 
 
 def __getattr__(name: str) -> object:

@@ -40,7 +40,7 @@ from workbench.checkpoint import Checkpoint, open
 from workbench.core.engine import engine
 from workbench.core.executors import using
 from workbench.core.remote.url import with_options
-from workbench.core.scan import Progress
+from workbench.core.scan import Progress, part_of
 from workbench.core.source import needs_descriptors
 from workbench.errors import UsageError, WorkbenchError
 from workbench.names.gguf import LEFT_OUT, MADE, conversion
@@ -284,7 +284,7 @@ class _Differ:
                 np.array([pairs[at].tensor_b for at in group], np.int64),
                 replicas=self.replicas,
                 threads=self.threads,
-                progress=None if self.progress is None else _part(self.progress, 0.9 * done / total, 0.9 * share),
+                progress=part_of(self.progress, 0.9 * done / total, 0.9 * share),
                 on_error=on_error,
                 fast=chosen == "numba",
             )
@@ -417,7 +417,3 @@ def _again(pair: TensorPair, b: Checkpoint, replicas: tuple[int, int], progress:
     one, two = np.array([pair.tensor_a]), np.array([pair.tensor_b])
     found = compare(pair.a.payloads, b.payloads, one, two, replicas=replicas, histograms=True, progress=progress)
     return dict(found).get(0)
-
-
-def _part(progress: Progress, start: float, share: float) -> Progress:
-    return lambda done: progress(start + share * done)

@@ -16,7 +16,7 @@ from workbench.checkpoint import Checkpoint
 from workbench.checkpoint import open as open_checkpoint
 from workbench.core.executors import using
 from workbench.core.remote.url import with_options
-from workbench.core.scan import Progress
+from workbench.core.scan import Progress, part_of
 from workbench.errors import CorruptError, WorkbenchError
 
 NAMED = 3  #: findings in an error
@@ -63,14 +63,15 @@ def seal(
 def _sealed(
     ckpt: Checkpoint, deep: bool, inside: bool | None, threads: int | None, progress: Progress | None
 ) -> Manifest:
-    first, second = _halves(progress)
-    report = verify(ckpt, deep, threads=threads, progress=first)
+    report = verify(ckpt, deep, threads=threads, progress=part_of(progress, 0.0, 0.5))
     if wrong := [one for one in report if one.severity == "error"]:
         more = f"; … {len(wrong) - NAMED:,} more" if len(wrong) > NAMED else ""
         words = "; ".join(f"{one.rule}: {one.where}: {one.message}" for one in wrong[:NAMED])
         raise CorruptError(f"{ckpt.path!r} is not sealed, {len(wrong):,} errors were found: {words}{more}")
     folder = ckpt.place.file is None
-    made = computed(ckpt, inside=folder if inside is None else inside, threads=threads, progress=second)
+    made = computed(
+        ckpt, inside=folder if inside is None else inside, threads=threads, progress=part_of(progress, 0.5, 0.5)
+    )
     try:
         known = dict(load(ckpt.place).save)  # how wb.dcp.Writer saved it
     except WorkbenchError:
@@ -85,9 +86,3 @@ def _sealed(
     assert manifest.path is not None
     save(manifest, manifest.path)
     return manifest
-
-
-def _halves(progress: Progress | None) -> tuple[Progress | None, Progress | None]:
-    if progress is None:
-        return None, None
-    return lambda share: progress(share / 2), lambda share: progress((1 + share) / 2)

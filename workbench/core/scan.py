@@ -145,6 +145,11 @@ def scan(
                     yield group, open_states.pop(group)
 
 
+def part_of(progress: Progress | None, start: float, share: float) -> Progress | None:
+    """Return the progress of a part of the work: it begins at ``start`` and is ``share`` of the whole."""
+    return None if progress is None else lambda done: progress(min(1.0, start + done * share))
+
+
 def workers(pool: SourcePool, threads: int | None = None) -> int:
     """Return the number of threads for a pass over files: as asked, or one a core, or more if a store is far away."""
     return threads or max(cores(), pool.at_once)

@@ -20,7 +20,7 @@ from workbench.analysis.echo_file import Echo
 from workbench.analysis.report import Finding
 from workbench.core.executors import using
 from workbench.core.remote.url import with_options
-from workbench.core.scan import Progress
+from workbench.core.scan import Progress, part_of
 from workbench.core.source import needs_descriptors
 from workbench.doctor.causes.case import Case
 from workbench.doctor.facts.evidence import Evidence, State
@@ -92,7 +92,8 @@ def doctor(
         if nothing was found, 1 for warnings, 2 for errors.
 
     Raises:
-        OpenError: ``before`` cannot be opened.
+        OpenError: ``before`` cannot be opened, or no step of the run; ``after`` or ``echo`` does not exist, or is in an
+            unknown format.
         UsageError: a folder of several checkpoints without steps; betas outside 0 <= β1 < 1 and 0 < β2 < 1.
         WorkerError: the executor lost its workers or its scheduler.
     """
@@ -110,7 +111,8 @@ def examine(
     work = _Passes(evidence, check_facts(evidence), threads, progress, given.prints)
     outcome = work.outcome
     for which, why in given.broken.items():
-        outcome.signs.append(RULES["V01"].sign(f"it cannot be opened: {why}", {"in": which}, causes=("G4", "G8")))
+        name = "it" if which in ("echo", "after") else repr(which)  # a step of the run
+        outcome.signs.append(RULES["V01"].sign(f"{name} cannot be opened: {why}", {"in": which}, causes=("G4", "G8")))
         outcome.not_checked[which] = why
     for which, why in given.strange.items():
         outcome.not_checked[which] = why
@@ -276,14 +278,8 @@ class _Passes:
         self.ledger.add(*state_rows(self.evidence.state(which), which, made.states))
 
     def _part(self, size: float, check: Callable[..., Any], *given: Any) -> Any:
-        start, share = self.done / max(self.total, 1), size / max(self.total, 1)
-        outer = self.progress
-
-        def progress(part: float) -> None:
-            assert outer is not None
-            outer(min(1.0, start + part * share))
-
-        made = check(*given, threads=self.threads, progress=None if outer is None else progress)
+        progress = part_of(self.progress, self.done / max(self.total, 1), size / max(self.total, 1))
+        made = check(*given, threads=self.threads, progress=progress)
         self.done += size
         return made
 

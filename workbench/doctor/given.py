@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -27,7 +27,7 @@ from workbench.doctor.facts.gather import gather
 from workbench.doctor.facts.numbers import usable
 from workbench.doctor.ledger.sign import many
 from workbench.doctor.rules.prints import echo_state
-from workbench.errors import CorruptError, IncompleteError, MissingFileError, UsageError
+from workbench.errors import CorruptError, IncompleteError, MissingFileError, UnsafeError, UsageError
 from workbench.runs import TRACKERS, Found, discover
 
 Source = str | os.PathLike[str] | Checkpoint
@@ -35,6 +35,8 @@ Look = Callable[[State, State], int]
 FOREIGN = 0.1  #: share of parameters in common below which two checkpoints come from different models
 SMALLEST = 4  #: tensors that show whether an update was made
 SCANNED = 64  #: most last steps of a run that are examined
+#: Damage that is reported of a later checkpoint, and raised of ``before``. A wrong path or an unknown format is raised.
+DAMAGED = (CorruptError, IncompleteError, MissingFileError, UnsafeError)
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Given:
     Attributes:
         evidence: the states.
         notes: what was chosen or exchanged, one sentence each.
-        broken: ``echo`` or ``after`` → why it cannot be opened.
+        broken: ``echo``, ``after``, or a step's path in the run → why it cannot be opened.
         paths: ``before``, ``echo`` or ``after`` → the path that was given.
         prints: the echo, if it holds fingerprints and no payload.
         strange: ``echo`` or ``after`` → why it belongs to another model; it is then ignored.
@@ -88,7 +90,7 @@ def choose(
             continue
         try:
             opened[which] = _state(source, format, given, partial=which != "before")
-        except (CorruptError, IncompleteError, MissingFileError) as error:
+        except DAMAGED as error:
             if which == "before":
                 raise
             broken[which] = str(error)
@@ -179,7 +181,7 @@ def _state(source: Source, format: str | None, given: Mapping[str, Any], *, part
     else:
         try:
             ckpt = open(source, format=format)
-        except (CorruptError, IncompleteError, MissingFileError):
+        except DAMAGED:
             if not partial:
                 raise
             ckpt = open(source, format=format, partial=True)  # reading lost data reports it
@@ -213,9 +215,21 @@ def _of_run(
     root: str, listed: Sequence[Found], echo: Source | None, format: str | None, given: Mapping[str, Any], look: Look
 ) -> Given:
     whole = [one for one in listed if one.complete]
-    if len(whole) < 2:
-        return choose(os.path.join(root, (whole or list(listed))[-1].path), None, echo, "", given, look)
-    states = [(one, _state(os.path.join(root, one.path), None, given)) for one in _latest(root, whole)]
+    if not whole:
+        return choose(os.path.join(root, listed[-1].path), None, echo, "", given, look)
+    notes = [f"{one.path!r} is incomplete ({one.why}): it was left out" for one in listed if not one.complete]
+    states: list[tuple[Found, State]] = []
+    broken: dict[str, str] = {}
+    for one in _latest(root, whole):
+        try:
+            states.append((one, _state(os.path.join(root, one.path), None, given)))
+        except DAMAGED as error:
+            broken[one.path] = str(error)
+            if len(broken) == min(len(whole), SCANNED):
+                raise
+    if len(states) == 1:
+        alone = choose(os.path.join(root, states[0][0].path), None, echo, "", given, look)
+        return replace(alone, notes=(*alone.notes, *notes), broken={**alone.broken, **broken})
     steps = [state.facts.step if state.facts.step is not None else one.step for one, state in states]
     if None in steps and len(states) != 2:
         names = ", ".join(repr(one.path) for one, _ in states[:4])
@@ -241,7 +255,10 @@ def _of_run(
     if prints is not None:
         middle = echo_state(prints)
     elif echo is not None:
-        middle = _state(echo, format, given)
+        try:
+            middle = _state(echo, format, given)
+        except DAMAGED as error:
+            broken["echo"] = str(error)
     elif one.path in twins:
         (twin, middle) = twins[one.path]
         paths["echo"] = os.path.join(root, twin.path)
@@ -249,9 +266,10 @@ def _of_run(
     if at + 1 < len(distinct):
         two, last = distinct[at + 1]
         paths["after"] = os.path.join(root, two.path)
-    skipped = len(whole) - len(states)
-    note = f"{words}; the {skipped:,} oldest checkpoints were not read" if skipped else words
-    return Given(Evidence(first, last, middle), (note.removeprefix("; "),), {}, paths, prints)
+    if len(whole) > SCANNED:
+        words += f"; the {len(whole) - SCANNED:,} oldest checkpoints were not read"
+    words = words.removeprefix("; ")
+    return Given(Evidence(first, last, middle), (*([words] if words else []), *notes), broken, paths, prints)
 
 
 def _first_bad(

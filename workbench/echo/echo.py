@@ -21,6 +21,7 @@ from workbench.analysis.echo_file import SMALL, Echo, EchoTensor, is_echo, read_
 from workbench.checkpoint import Checkpoint, open
 from workbench.core.ranks import Ranks
 from workbench.core.remote.url import local_only
+from workbench.core.scan import Progress, part_of
 from workbench.doctor.facts.evidence import State, align
 from workbench.doctor.facts.gather import gather
 from workbench.doctor.rules.prints import compare_prints, echo_state
@@ -47,6 +48,7 @@ def echo(
     payload: bool = True,
     against: Checkpoint | str | os.PathLike[str] | None = None,
     process_group: Any = None,
+    progress: Progress | None = None,
 ) -> EchoReport:
     """Record a trainer's state right after its load, and compare it with the loaded checkpoint.
 
@@ -65,6 +67,7 @@ def echo(
         against: the checkpoint that was loaded, of any format, or an echo made when it was saved. It is read once,
             shared between the ranks, and not read at all if it has a manifest.
         process_group: the ranks that hold the state together; by default all.
+        progress: called with the fraction done of what this rank hashes, writes and reads.
 
     Returns:
         a report, the same on every rank, with findings where the trainer differs from what was stored. Findings do not
@@ -83,7 +86,10 @@ def echo(
             live = collect(model, optimizer, scheduler, dataloader, step, extra)
             tensors, objects = leaves(live.state)
             before = None if against is None else _before(against)
-        found, listing = _take(live, tensors, objects, ranks, payload and path is not None)
+        listing = _listed(tensors, ranks)
+        hash_share, write_share, read_share = _shares(listing, before, payload and path is not None, ranks)
+        hashing = part_of(progress, 0.0, hash_share)
+        found = _take(live, tensors, listing, objects, ranks, payload and path is not None, hashing)
         if path is not None:
             name = os.path.abspath(os.path.expanduser(local_only(os.fspath(path), "an echo")))
             if payload:
@@ -92,7 +98,11 @@ def echo(
                 with ranks.together():
                     written = write_echo(found, name) if ranks.rank == 0 else name
             found = replace(found, path=gather_alike(written, ranks)[0])
-        return _report(found, before, None if path is None else found.path, ranks, listing)
+        reading = part_of(progress, hash_share + write_share, read_share)
+        report = _report(found, before, None if path is None else found.path, ranks, reading)
+        if progress is not None:
+            progress(1.0)
+        return report
 
 
 def compare_echo(
@@ -110,17 +120,38 @@ def compare_echo(
 # ---- taking it -------------------------------------------------------------------------------------------------------
 
 
+def _listed(tensors: Mapping[tuple[str, ...], Any], ranks: Ranks) -> Listing:
+    named = {".".join(path): tensor for path, tensor in tensors.items()}
+    with ranks.together():
+        if len(named) != len(tensors):
+            raise UsageError("two tensors have the same name after their paths are joined by dots; rename one of them")
+    return list_all(named, ranks)
+
+
+def _shares(
+    listing: Listing, before: tuple[State, Echo | None] | None, payload: bool, ranks: Ranks
+) -> tuple[float, float, float]:
+    """Return the shares of hashing, writing and reading in the bytes that this rank moves."""
+    held = sum(one.nbytes for one in listing.held.values())
+    stored = 0 if before is None or before[1] is not None else int(before[0].ckpt.catalog.tensor_nbytes.sum())
+    hashed, written, read = max(held, 1), held * payload, stored / ranks.size
+    total = hashed + written + read
+    return hashed / total, written / total, read / total
+
+
 def _take(
-    live: Live, tensors: Mapping[tuple[str, ...], Any], objects: dict[str, Any], ranks: Ranks, payload: bool
-) -> tuple[Echo, Listing]:
+    live: Live,
+    tensors: Mapping[tuple[str, ...], Any],
+    listing: Listing,
+    objects: dict[str, Any],
+    ranks: Ranks,
+    payload: bool,
+    progress: Progress | None,
+) -> Echo:
     import torch
 
     paths = {".".join(path): path for path in tensors}
-    with ranks.together():
-        if len(paths) != len(tensors):
-            raise UsageError("two tensors have the same name after their paths are joined by dots; rename one of them")
-    listing = list_all({".".join(path): tensor for path, tensor in tensors.items()}, ranks)
-    contents = fingerprints(listing, ranks)
+    contents = fingerprints(listing, ranks, progress)
     small = {}
     for name, one in listing.held.items():
         if listing.rows[name].mesh is None and one.nbytes <= SMALL:
@@ -148,7 +179,7 @@ def _take(
         live.state["optimizer"]["param_groups"] = groups
     copies = {key: one.copies for key, one in contents.items() if one.copies}
     now = datetime.now(UTC).strftime(NOW)
-    return Echo(None, now, ranks.size, payload, made, objects, counts, copies), listing
+    return Echo(None, now, ranks.size, payload, made, objects, counts, copies)
 
 
 def _merged(live: Live, objects: Mapping[str, Any], ranks: Ranks) -> tuple[list[Any] | None, dict[str, int]]:
@@ -189,7 +220,7 @@ def _report(
     given: tuple[State, Echo | None] | None,
     path: str | None,
     ranks: Ranks | None,
-    listing: Listing | None,
+    progress: Progress | None,
     threads: int | None = None,
 ) -> EchoReport:
     before, known = given if given is not None else (None, None)
@@ -207,7 +238,7 @@ def _report(
     pair = align(before, after)
     subject = before.ckpt.path
     prints = None if known is None else {k: t.fingerprint for k, t in known.tensors.items() if t.fingerprint}
-    compared = compare_prints(pair, found, known=prints, ranks=ranks, threads=threads)
+    compared = compare_prints(pair, found, known=prints, ranks=ranks, threads=threads, progress=progress)
     findings += differences(compared, state=found.counts.get("with_state", 1) > 0)
     source = f"{compared.nbytes:,} bytes" if compared.nbytes else "none"
     same = len(compared.equal)

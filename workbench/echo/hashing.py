@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from workbench.core.arrays import Array
 from workbench.core.dtypes import by_name
 from workbench.core.fingerprint import BlockDigests, combine
 from workbench.core.ranks import Ranks
+from workbench.core.scan import Progress
 from workbench.echo.listing import Listing, gather_alike
 from workbench.echo.plan import BlockPiece, Copy, Unit, copies, units
 from workbench.load.boxes import HeldTensor
@@ -48,17 +49,29 @@ class Content(NamedTuple):
     copies: dict[str, str]
 
 
-def fingerprints(listing: Listing, ranks: Ranks) -> dict[str, Content]:
-    """Return the content of every readable tensor; every rank of the group calls it and gets the same result."""
+def fingerprints(listing: Listing, ranks: Ranks, progress: Progress | None = None) -> dict[str, Content]:
+    """Return the content of every readable tensor; every rank of the group calls it and gets the same result.
+
+    Args:
+        progress: called with the fraction done of the bytes that this rank holds.
+    """
     import torch
 
+    total, done = max(sum(one.nbytes for one in listing.held.values()), 1), 0
+
+    def hashed(one: HeldTensor) -> None:
+        nonlocal done
+        done += one.nbytes
+        if progress is not None:
+            progress(done / total)
+
     with torch.no_grad():
-        plain = {
-            name: _whole(one)
-            for name, one in listing.held.items()
-            if listing.rows[name].mesh is None and name not in listing.why
-        }
-        blocks = _sharded(listing, ranks)
+        plain = {}
+        for name, one in listing.held.items():
+            if listing.rows[name].mesh is None and name not in listing.why:
+                plain[name] = _whole(one)
+                hashed(one)
+        blocks = _sharded(listing, ranks, hashed)
     made: dict[str, dict[int, str]] = defaultdict(dict)
     for rank, told in enumerate(gather_alike(plain, ranks)):
         for name, found in told.items():
@@ -97,7 +110,9 @@ def _whole(one: HeldTensor) -> str:
 # ---- sharded ---------------------------------------------------------------------------------------------------------
 
 
-def _sharded(listing: Listing, ranks: Ranks) -> dict[tuple[str, int], dict[int, bytes]]:
+def _sharded(
+    listing: Listing, ranks: Ranks, hashed: Callable[[HeldTensor], None]
+) -> dict[tuple[str, int], dict[int, bytes]]:
     """Digests of the blocks that this rank hashes: ``(name, first rank of the copy)`` → block → digest.
 
     Copies are gone through by their ranks and names, in one order for all: no two ranks wait for each other.
@@ -122,6 +137,7 @@ def _sharded(listing: Listing, ranks: Ranks) -> dict[tuple[str, int], dict[int, 
             one = listing.held[name]
             for unit in units(copy, one.shape, one.local.element_size()):
                 exchange.add((name, min(members)), one.local, unit)
+            hashed(one)
         exchange.flush()
     return found
 

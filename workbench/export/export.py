@@ -53,6 +53,14 @@ if TYPE_CHECKING:
 
 #: Objects that say how the source is stored or was written, nothing of the model or its training.
 _HOW_STORED = re.compile(r"__metadata__|save_log|.*\.safetensors\.index")
+#: Kind of tensor, as in a catalog's ``meta`` → what objects say about it, and what needs no objects.
+_DESCRIBED = {
+    "quantised": (
+        "has a quantised torch dtype, and its scale, zero point and scheme",
+        "tensor.dequantize()",
+    ),
+    "sparse": ("is part of a sparse tensor, whose shape and layout", "tensor.to_dense()"),
+}
 _UNITS = {
     "": 1,
     "KB": 10**3,
@@ -172,7 +180,7 @@ def export(
             kept, left = plain_objects(ckpt.objects, state, tensors=made_by.tensors_in_objects)
             selection = with_objects(selection, kept)
             notes += [f"object {name!r} is left out: {why}" for name, why in left.items()]
-        _check_quantised(selection, format, made_by.objects)
+        _check_described(selection, format, made_by.objects)
         folder = made_by.is_folder(target, selection)
         if store is None:
             real = _real(target)
@@ -246,20 +254,20 @@ def _as_hf(ckpt: Checkpoint, rename: Rename | None, config: Mapping[str, Any] | 
     return None
 
 
-def _check_quantised(selection: ExportSelection, format: str, objects: bool) -> None:
-    """Refuse quantised torch tensors whose scale, zero point and scheme, which are objects, are not exported."""
-    keys = selection.catalog.keys
-    held = selection.catalog.meta.get("quantised", {})
-    wanted = [keys[tensor] for tensor in selection.tensors.tolist()]
-    lost = [key for key in wanted if key in held and held[key] not in selection.objects]
-    if lost:
-        many = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
-        carry = ", carry the objects (objects=True, --objects)" if objects and all(held[key] for key in lost) else ""
-        raise UnsupportedFormatError(
-            f"tensor {lost[0]!r}{many}: has a quantised torch dtype, and its scale, zero point and scheme are not all "
-            f"stored as tensors: {format} would lose them. Save tensor.dequantize() instead{carry}, or leave "
-            "the tensor out (select=)"
-        )
+def _check_described(selection: ExportSelection, format: str, objects: bool) -> None:
+    """Refuse quantised and sparse torch tensors that are described by objects which are not exported."""
+    for kind, (what, instead) in _DESCRIBED.items():
+        keys, held = selection.catalog.keys, selection.catalog.meta.get(kind, {})
+        wanted = [keys[tensor] for tensor in selection.tensors.tolist()] if held else []
+        lost = [key for key in wanted if key in held and held[key] not in selection.objects]
+        if lost:
+            many = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
+            carried = objects and all(held[key] for key in lost)
+            carry = ", carry the objects (objects=True, --objects)" if carried else ""
+            raise UnsupportedFormatError(
+                f"tensor {lost[0]!r}{many}: {what} are not all stored as tensors: {format} would lose them. "
+                f"Save {instead} instead{carry}, or leave the tensor out (select=)"
+            )
 
 
 def _several(lora: Any) -> list[Any]:

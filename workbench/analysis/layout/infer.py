@@ -55,7 +55,7 @@ def infer(ckpt: Checkpoint, who: Holders, covered: Coverage) -> Inferred:
     single = (np.diff(catalog.row_ptr) == 1) & table.open
     flat = ragged(catalog, who, np.flatnonzero(table.open & ~single))
     found = sharding_patterns(catalog, who, np.flatnonzero(table.open & ~single & ~flat))
-    several = [] if "flat_parameters" in catalog.meta else [pattern for pattern, _ in found]
+    several = [] if catalog.meta.get("flat_parameters") else [pattern for pattern, _ in found]
     mesh, places, told = _mesh(who, several, sum(len(one) for _, one in found), ckpt.world_size)
     ground = Ground(who, mesh, places)
     its = formats.record(ckpt.format)

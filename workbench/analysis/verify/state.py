@@ -199,17 +199,19 @@ def _layers(subject: Examined, of: Mapping[str, Mapping[str, int]]) -> None:
 def _absent_layers(subject: Examined, prefix: str, there: list[int]) -> None:
     # pipeline stages that are separate checkpoints begin anywhere: only gaps inside count
     lost = there[-1] - there[0] + 1 - len(there)
-    if lost and lost * 2 <= len(there) and not _interleaved(there):
-        present = set(there)
-        absent = [number for number in range(there[0], there[-1]) if number not in present]
-        subject.log.add(
-            "names.layer_gap",
-            "warn",
-            f"{prefix}{absent[0]}",
-            f"is absent: the stack has layers {there[0]} to {there[-1]} except {absent[:NAMED]}",
-            "a file or a pipeline stage is missing, unless the model was pruned this way",
-            absent=absent[:1000],
-        )
+    if not lost or _interleaved(there):
+        return
+    absent = list(islice((number for at, after in pairwise(there) for number in range(at + 1, after)), 1000))
+    few = lost * 2 <= len(there)
+    subject.log.add(
+        "names.layer_gap",
+        "warn" if few else "info",  # layers that most others are absent between may have been selected
+        f"{prefix}{absent[0]}",
+        f"is absent: the stack has layers {there[0]} to {there[-1]} except {absent[:NAMED]}"
+        + ("" if few else f"{' …' if lost > NAMED else ''}: {lost:,} of {lost + len(there):,} are absent"),
+        "a file or a pipeline stage is missing, unless the model was pruned, or its layers selected, this way",
+        absent=absent,
+    )
 
 
 def _interleaved(there: list[int]) -> bool:

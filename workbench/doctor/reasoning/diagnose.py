@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from workbench.analysis.report import SEVERITIES
-from workbench.doctor.causes.case import Case, where_of
+from workbench.doctor.causes.case import ALONE, Case, where_of
 from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.ledger.sign import Sign
 from workbench.doctor.reasoning.cover import CauseExplanation, cover, places
@@ -153,6 +153,9 @@ def _certainty(one: CauseExplanation, severity: str) -> str:
 
 def _since(one: CauseExplanation, case: Case) -> int | None:
     seen = places(one)
+    opened = {which for which in ALONE if getattr(case.evidence, which) is not None}
+    if seen and not any(not place or "→" in place or place in opened for place in seen):
+        return None  # its step is unknown, because it cannot be opened
     if any(place == "before" or place.endswith("echo") for place in seen) or (one.match and one.match.leg == "load"):
         return case.evidence.before.facts.step
     if seen & {"after", PAIRED} and case.evidence.after is not None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.core.scan import Progress
+from workbench.core.scan import Progress, part_of
 from workbench.doctor.facts.evidence import State
 from workbench.doctor.ledger.sign import Cleared, Outcome
 from workbench.doctor.passes.one import OneState
@@ -53,13 +53,13 @@ def check_alone(
         progress: called with the fraction done; stops by raising.
     """
     share = 0.5 if files else 1.0
-    values = check_one(state, earlier, threads=threads, progress=_part(progress, 0.0, share))
+    values = check_one(state, earlier, threads=threads, progress=part_of(progress, 0.0, share))
     found = Alone(list(values.signs), dict(values.checked), dict(values.not_checked), [], values.states)
     found.cleared += _healthy(values)
     found.add(check_layout(state, values.states))
     found.add(check_extra(state, values.states, earlier))
     if files:
-        found.add(check_files(state, manifest=manifest, threads=threads, progress=_part(progress, share, 1 - share)))
+        found.add(check_files(state, manifest=manifest, threads=threads, progress=part_of(progress, share, 1 - share)))
     return found
 
 
@@ -80,7 +80,3 @@ def _healthy(values: PassValues) -> Iterator[Cleared]:
     bound = sum(one.bound.of for one in sums)
     if bound and not {"S03", "S04", "S05"} & fired:
         yield Cleared("moments", f"m² ≤ K·v in all {bound:,} elements", ("B4",))
-
-
-def _part(progress: Progress | None, start: float, share: float) -> Progress | None:
-    return None if progress is None else lambda done: progress(start + done * share)

@@ -29,7 +29,7 @@ from workbench.analysis.verify.siblings import check_folder
 from workbench.analysis.verify.state import check_ranks, check_state
 from workbench.analysis.verify.stored import StoredSums, check_manifest, manifest_nbytes
 from workbench.analysis.verify.values import check_values, values_nbytes
-from workbench.core.scan import Progress
+from workbench.core.scan import Progress, part_of
 from workbench.doctor.facts.evidence import State
 from workbench.doctor.ledger.sign import RULES, SAVED, Cleared, Inapplicable, Outcome, Rule, Sign, register
 
@@ -126,7 +126,7 @@ def check_files(
         ]
     total, done = max(sum(nbytes for nbytes, _ in passes), 1), 0
     for nbytes, run in passes:
-        run(_part(progress, done / total, nbytes / total))
+        run(part_of(progress, done / total, nbytes / total))
         done += nbytes
     return _outcome(state, log, deep)
 
@@ -141,10 +141,6 @@ def _structure(subject: Examined, progress: Progress | None) -> None:
     check_objects(subject)
     check_ranks(subject)
     check_state(subject)
-
-
-def _part(progress: Progress | None, start: float, share: float) -> Progress | None:
-    return None if progress is None else lambda done: progress(start + done * share)
 
 
 # ---- findings to signs ---------------------------------------------------------------------------------------------

@@ -190,7 +190,9 @@ def _legacy_facts(builder: CatalogBuilder, place: Place, files: list[RankFile], 
                 facts.tables[where] = paddle_names.static_table((v, k) for k, v in names.items() if isinstance(v, str))
             if isinstance(params, dict):
                 facts.distributed[where] = {
-                    name: row[2] for name, row in params.items() if isinstance(row, list) and len(row) > 2
+                    name: row[2]
+                    for name, row in params.items()
+                    if isinstance(row, list) and len(row) > 2 and isinstance(row[2], bool)
                 }
     return facts
 

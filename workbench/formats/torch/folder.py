@@ -16,11 +16,12 @@ from collections import defaultdict
 
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
+from workbench.core.pickles.standins import TensorRef
 from workbench.core.place import Place
 from workbench.errors import CorruptError, NotACheckpointError
 from workbench.formats.safetensors.weight_index import check_files, read_index
 from workbench.formats.torch.file import declare, keyed, load_tree, some
-from workbench.formats.torch.tree import is_quantised
+from workbench.formats.torch.tree import is_quantised, is_sparse_part
 
 INDEX = ".bin.index.json"
 WHOLE = ("pytorch_model.bin", "adapter_model.bin", "diffusion_pytorch_model.bin")  #: files that identify a folder
@@ -41,7 +42,7 @@ def read_folder(place: Place) -> Catalog:
         whole = next((name for name in WHOLE if name in place.files), None)
         if whole is None:
             raise NotACheckpointError(f"{place.path!r} has neither *{INDEX} nor one of {', '.join(WHOLE)}")
-        quantised = _add_file(builder, whole, None, "", notes)
+        refs = _add_file(builder, whole, None, "", notes)
     else:
         index = read_index(place, name)
         check_files(place, index)
@@ -49,12 +50,18 @@ def read_folder(place: Place) -> Catalog:
         listed: dict[str, list[str]] = defaultdict(list)
         for key, file in index.weights.items():
             listed[file].append(key)
-        quantised = [key for file in index.files for key in _add_file(builder, file, listed[file], name, notes)]
-    return builder.build({"step": None, "notes": notes, "quantised": dict.fromkeys(quantised, "")})
+        refs = {}
+        for file in index.files:
+            refs |= _add_file(builder, file, listed[file], name, notes)
+    quantised = dict.fromkeys((key for key, ref in refs.items() if is_quantised(ref)), "")
+    sparse = dict.fromkeys((key for key, ref in refs.items() if is_sparse_part(ref)), "")
+    return builder.build({"step": None, "notes": notes, "quantised": quantised, "sparse": sparse})
 
 
-def _add_file(builder: CatalogBuilder, file: str, listed: list[str] | None, index: str, notes: list[str]) -> list[str]:
-    """Declare the listed tensors of one file (all without an index); return the quantized ones."""
+def _add_file(
+    builder: CatalogBuilder, file: str, listed: list[str] | None, index: str, notes: list[str]
+) -> dict[str, TensorRef]:
+    """Declare the listed tensors of one file (all without an index), and return them."""
     loaded = load_tree(builder.place, file)
     builder.file(file, metadata=True, end=loaded.stop)
     tensors = keyed(loaded, repr(file), notes)
@@ -65,4 +72,4 @@ def _add_file(builder: CatalogBuilder, file: str, listed: list[str] | None, inde
     extra = sorted(tensors.keys() - listed) if listed is not None else []
     if extra:
         notes.append(f"{len(extra)} tensors of {file!r} that the index does not list are left out: {some(extra)}")
-    return [key for key in (tensors if listed is None else listed) if is_quantised(tensors[key][1])]
+    return {key: tensors[key][1] for key in (tensors if listed is None else listed)}

@@ -38,7 +38,7 @@ from workbench.formats.torch import legacy as torch_legacy
 from workbench.formats.torch import tree as torch_tree
 from workbench.formats.torch.file import declare, keyed, load_tree, top, top_name, tree_objects
 from workbench.formats.torch.folder import INDEX, WHOLE, read_folder
-from workbench.formats.torch.tree import is_quantised
+from workbench.formats.torch.tree import is_quantised, is_sparse_part
 from workbench.names.optimizer import MOMENTS, name_numbered
 from workbench.names.roles import resolve
 
@@ -92,6 +92,7 @@ def _read_file(place: Place, file: str) -> Catalog:
     aliases = _aliases({key: tensors[key][1] for key in names})
     shapes = {key: tensors[key][1].shape for key in names}
     notes += _join_ids(loaded.tree, paths, shapes, fqns, roles, {key for group in aliases for key in group[1:]})
+    owner = {key: top_name(path[0]) if isinstance(loaded.tree, dict) else "value" for key, path in paths.items()}
     catalog = builder.build(
         {
             "step": _step(loaded.tree),
@@ -100,11 +101,8 @@ def _read_file(place: Place, file: str) -> Catalog:
             "foreign_globals": sorted(loaded.globals)[:MAX_LISTED],
             "aliases": aliases[:MAX_LISTED],
             "left_out": [key for key in tensors if key not in paths],
-            "quantised": {
-                key: top_name(path[0]) if isinstance(loaded.tree, dict) else "value"
-                for key, path in paths.items()
-                if is_quantised(tensors[key][1])
-            },
+            "quantised": {key: name for key, name in owner.items() if is_quantised(tensors[key][1])},
+            "sparse": {key: name for key, name in owner.items() if is_sparse_part(tensors[key][1])},
         }
     )
     return replace(catalog, fqns=fqns, roles=roles)

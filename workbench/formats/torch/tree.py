@@ -9,10 +9,11 @@
 
 List positions become numbers. Instances of foreign classes are searched if they have dicts: a module that was saved as
 an object shows its parameters under the names of its ``state_dict``. A quantized tensor becomes the result of
-``int_repr()``, with its scale and zero point; a sparse one becomes its indices and values::
+``int_repr()``, with its scale and zero point; a sparse one becomes its indices and values, with its shape::
 
     q = quantize_per_tensor(…)      q.int_repr                                      objects: {"q": {"scale": 0.1, …}}
     q = quantize_per_channel(…)     q.int_repr  q.q_per_channel_scales  q.q_per_channel_zero_points
+    s = sparse_coo_tensor(…)        s.indices  s.values                             objects: {"s": {"shape": (9, 4), …}}
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _PARTS = {
     "sparse_csc": _COLUMNS,
     "sparse_bsc": _COLUMNS,
 }  #: torch's accessors
+_LAYOUTS = ("sparse_coo", *_PARTS)
 _INTEGERS = {"qint8": "int8", "quint8": "uint8", "qint32": "int32"}  #: quantized type → type of ``int_repr()``
 
 
@@ -63,6 +65,11 @@ def is_dtensor(node: object) -> bool:
 def is_quantised(ref: TensorRef) -> bool:
     """Return whether a tensor holds a quantized tensor's codes; its other facts are in the objects (:func:`prune`)."""
     return isinstance(ref.storage, StorageRef) and (ref.storage.dtype or "").startswith(("qint", "quint"))
+
+
+def is_sparse_part(ref: TensorRef) -> bool:
+    """Return whether a tensor is a part of a sparse one, whose shape and layout are in the objects (:func:`prune`)."""
+    return ref.kind in _LAYOUTS
 
 
 def prune(tree: object, *, what: str) -> object:
@@ -97,8 +104,8 @@ def _named(node: object) -> Iterator[tuple[Any, object]]:
     elif isinstance(node, (list, tuple)):
         yield from enumerate(node)
     elif isinstance(node, Opaque):
-        if node.qualname in _SPARSE and len(node.args) == 2 and isinstance(node.args[1], tuple):
-            yield from zip(_PARTS.get(_layout(node.args[0]), ("indices", "values")), node.args[1], strict=False)
+        if sparse := _sparse(node):
+            yield from sparse[0].items()
             return
         if quantised := _quantised(node):
             yield from quantised[0].items()
@@ -119,6 +126,23 @@ def _layout(node: object) -> str:
     """Return the name of a sparse layout, such as ``sparse_csr``; empty for any other node."""
     name = node.args[0] if isinstance(node, Opaque) and node.qualname == "layout" and node.args else None
     return name.removeprefix("torch.") if isinstance(name, str) else ""
+
+
+def _sparse(node: Opaque) -> tuple[dict[str, object], dict[str, object]] | None:
+    """Return the tensors and other facts of a sparse tensor; ``None`` if the node is not one.
+
+    Source: torch 2.13 ``_utils.py``, ``_rebuild_sparse_tensor``; older files lack ``is_coalesced``.
+    """
+    if node.qualname not in _SPARSE or len(node.args) != 2 or not isinstance(node.args[1], tuple):
+        return None
+    layout, data = _layout(node.args[0]), node.args[1]
+    names = _PARTS.get(layout, ("indices", "values"))
+    parts = {
+        name: part.replace(kind=layout) if isinstance(part, TensorRef) else part
+        for name, part in zip(names, data, strict=False)
+    }
+    facts = zip(("shape", "is_coalesced"), data[len(names) :], strict=False)
+    return parts, {"layout": layout, **dict(facts)}
 
 
 def _quantised(node: Opaque) -> tuple[dict[str, TensorRef], dict[str, object]] | None:
@@ -157,8 +181,8 @@ def _pruned(node: object, done: dict[int, object], what: str, depth: int) -> obj
         data = node.args[0] if node.qualname == "Parameter" and len(node.args) == 1 else node
         if is_dtensor(data):
             return _GONE
-        quantised = _quantised(data) if isinstance(data, Opaque) else None
-        return quantised[1] if quantised else node
+        parts = (_sparse(data) or _quantised(data)) if isinstance(data, Opaque) else None
+        return parts[1] if parts and all(isinstance(part, TensorRef) for part in parts[0].values()) else node
     if not isinstance(node, (dict, list, tuple)):
         return node
     if id(node) in done:
