@@ -48,9 +48,8 @@ class Codes:
         key: the stored tensor.
         dtype: its element type, if each element is one number.
         bits: of a packed number, 0 if each element is one.
-        kind: ``u`` unsigned, ``e2m1``, ``e2m1+`` (without a negative zero), ``high`` (four bits, the high nibble first, an
-            index into ``table``).
-            index into ``table``).
+        kind: ``u`` unsigned, ``e2m1``, ``e2m1+`` (without a negative zero), ``high`` (four bits, the high nibble first,
+            an index into ``table``).
         offset: what is subtracted from an unsigned number.
         table: stored tensor of 16 ``float32`` that an index means.
     """
