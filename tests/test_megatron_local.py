@@ -90,6 +90,8 @@ def test_ranks_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
         vars(damaged.sharded_state_dict["model"][key]).update(change)
         write(other, damaged)
         refused(error, folder, said)
+    write(other, state(0))
+    refused(CorruptError, folder, "its args are of rank 0")
     hollow = state(1)
     hollow._is_hollow = True
     write(other, hollow)

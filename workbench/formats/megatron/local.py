@@ -43,6 +43,7 @@ from workbench.core.pickles.standins import DTypeRef, Opaque, StorageRef, Tensor
 from workbench.core.place import Place
 from workbench.errors import CorruptError, NotACheckpointError, UnsupportedFormatError, WorkbenchError
 from workbench.formats import Format
+from workbench.formats.megatron.args import RunArgs
 from workbench.formats.megatron.dist import StoredStep, assembled, common_step
 from workbench.formats.megatron.objects import missing_cells, object_makers
 from workbench.formats.torch.file import declare, load_tree
@@ -94,7 +95,7 @@ def read_catalog(place: Place) -> Catalog:
     ``meta["incomplete"]`` names the ranks without a file. A single file is opened as what its rank stores.
 
     Raises:
-        CorruptError: a file is damaged, or the ranks' boxes contradict each other.
+        CorruptError: a file is damaged or another rank's, or the ranks' boxes contradict each other.
         UnsupportedFormatError: a tensor is flattened (megatron-core before 0.14).
     """
     held = list(_held(place))
@@ -110,6 +111,11 @@ def read_catalog(place: Place) -> Catalog:
         loaded = load_tree(place, one.path)
         builder.file(one.path, metadata=True, end=loaded.stop)
         state = _state(loaded.tree, one.path)
+        rank = RunArgs.of(state["common"].get("args")).number("rank")
+        if rank is not None and rank != one.owner:
+            raise CorruptError(
+                f"{one.path!r} is named after rank {one.owner}, but its args are of rank {rank}: files were exchanged"
+            )
         if one is files[0]:
             common = state["common"]
             ref = common_step(common)
@@ -133,8 +139,9 @@ def read_catalog(place: Place) -> Catalog:
     lost = sorted(({*range(world)} if world and world <= 1 << 20 else _ranks(held)) - {one.owner for one in files})
     if lost and place.file is None:
         facts["incomplete"] = (
-            f"{place.path!r} has no file of {_listed(lost)} at iteration {files[0].iteration}; copy the folders of the "
-            "other nodes here, or open with partial=True to read the rest"
+            f"{place.path!r} has no file of {_listed(lost)} at iteration {files[0].iteration}, first "
+            f"'iter_{files[0].iteration:07}_{lost[0]}_local.pt'; copy the folders of the other nodes here, or open "
+            "with partial=True to read the rest"
         )
     elif lost:
         notes.append(f"one rank's file: the parts of global tensors that {_listed(lost)} stored are holes")
