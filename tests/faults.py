@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 import workbench as wb
+from tests.megatron_local_files import write_session
 from workbench.core import catalog as cat
 from workbench.core import codecs
 
@@ -39,12 +40,15 @@ NOW = 1_700_000_000  #: seconds; when every file was written
 
 @dataclass(frozen=True)
 class Sample:
-    """A checkpoint of ``sample_ckpts``: what is copied, which of it is opened, and another save of the same run."""
+    """A checkpoint of ``sample_ckpts``, or one that is written here: what is copied, which of it is opened, and another
+    save of the same run.
+    """
 
     title: str
     copied: str
     opened: str = "."
     other: str | None = None
+    write: Callable[[Path], object] | None = None
 
 
 SAMPLES = (
@@ -62,6 +66,7 @@ SAMPLES = (
     Sample("torch_checkpointing", "torch_checkpointing/step-3"),
     Sample("GGUF", "gguf/types.gguf"),
     Sample("Keras", "keras/net.keras"),
+    Sample("Megatron, NVRx local", "session", write=write_session),
 )
 
 
@@ -85,7 +90,10 @@ class Case:
         self.sample = sample
         source = SAMPLES_ROOT / sample.copied
         self.root = folder / source.name
-        if source.is_dir():
+        if sample.write is not None:
+            sample.write(self.root)
+            self.path = self.root
+        elif source.is_dir():
             shutil.copytree(source, self.root)
             self.path = self.root if sample.opened == "." else self.root / sample.opened
         else:

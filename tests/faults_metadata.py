@@ -23,6 +23,7 @@ import torch
 
 from tests.faults import Case, DoesNotApply, Injected
 
+EMBEDDING = "embedding.word_embeddings.weight"
 PICKLED = ("paddle_save", "paddlenlp")  #: formats that are pickles and nothing else
 
 
@@ -76,6 +77,11 @@ def lost_chunk(case: Case) -> Injected:
         with _resaved(path) as document:
             del document["state"]["norm.weight"]["step"]
         return Injected("a rank's step is in the optimizer no more", ("optimizer.state.norm.weight.step", path.name))
+    if kind == "megatron_local":
+        path = case.folder / "1" / "iter_0000010_1_local.pt"
+        with _resaved(path) as document:
+            document.sharded_state_dict["model"][EMBEDDING].data = None
+        return Injected("a rank's part of a weight is in its state no more", (EMBEDDING, path.name))
     if kind == "deepspeed":
         path = case.folder / "mp_rank_00_model_states.pt"
         with _resaved(path) as document:
@@ -192,7 +198,7 @@ def wrong_dtype(case: Case) -> Injected:
         with _edited(case.folder / "metadata.pkl") as document:
             _spec(document, "output.weight")["dtype"] = "torch.int32"
         return Injected("the metadata says another type of the same size", ("model.output.weight",))
-    if kind in ("torch_save", "deepspeed"):
+    if kind in ("torch_save", "deepspeed", "megatron_local"):
         name = case.path.name if kind == "torch_save" else case.siblings()[0]
         path = case.folder / name
         data = path.read_bytes()

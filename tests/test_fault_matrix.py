@@ -31,10 +31,10 @@ DEPTHS = ("structure", "content", "manifest")
 
 HEAD = """# What verify finds, and what it cannot
 
-Each cell is one damaged copy of a real checkpoint of `sample_ckpts/`, and the first depth of
-[`workbench verify`](verify.md) at which an error or a warning names the file or a tensor that was hit: **structure**
-(no payload read), **content** (`--deep`), or only with a **manifest** that was written before. Rules are named as
-in the report. *n/a*: the format has no such thing; the reasons are below.
+Each cell is one damaged copy of a real checkpoint of `sample_ckpts/` (the NVRx files are written by the tests, as
+Megatron-core pickles them), and the first depth of [`workbench verify`](verify.md) at which an error or a warning names
+the file or a tensor that was hit: **structure** (no payload read), **content** (`--deep`), or only with a **manifest**
+that was written before. Rules are named as in the report. *n/a*: the format has no such thing; the reasons are below.
 
 The table is measured: `python -m tests.test_fault_matrix` writes it, a test compares it. Checksums inside the files
 were made to fit where the fault could have happened before they were written (NaN, another step), and times of files

@@ -157,3 +157,13 @@ def test_random_damage_ends_in_one_of_our_errors(tmp_path: Path) -> None:
             wb.open(tmp_path / "x.msgpack", cache=False).state_dict()
         except WorkbenchError as error:
             assert "\n" not in str(error)
+
+
+def test_checkpoints_without_a_suffix_are_listed_and_other_files_of_such_names_are_not(tmp_path: Path) -> None:
+    for step in (5, 10):
+        (tmp_path / f"checkpoint_{step}").write_bytes(pack(tree()))
+    (tmp_path / "checkpoint_11").write_text("a note, not msgpack")
+    (tmp_path / "checkpoint_12.tmp").write_bytes(pack(tree()))
+    (tmp_path / "checkpoint_13").mkdir()
+    found = wb.discover(tmp_path)
+    assert found[["path", "format"]].values.tolist() == [["checkpoint_5", "flax"], ["checkpoint_10", "flax"]]

@@ -24,7 +24,7 @@ from workbench.names.gguf import ARCHITECTURES
 OUTSIDE = os.environ.get("WORKBENCH_SAMPLES")
 HEADS, GROUPS, ROWS, HIDDEN, INTER, VOCAB, EXPERTS = 4, 2, 16, 256, 256, 24, 3
 SIDES = (("q", HEADS), ("k", GROUPS), ("v", GROUPS))
-F32, F16, Q4_0, Q8_0, Q4_K, BF16, IQ3_S = 0, 1, 2, 8, 12, 30, 21
+F32, F16, Q4_0, Q8_0, Q4_K, BF16, IQ3_S, NVFP4 = 0, 1, 2, 8, 12, 30, 21, 40
 State = dict[str, torch.Tensor]
 
 
@@ -153,6 +153,7 @@ PACK = {
     Q4_0: q4_0,
     Q8_0: q8_0,
     Q4_K: q4_k,
+    NVFP4: lambda x: nvfp4(x.astype(np.float32))[0].tobytes(),
     BF16: lambda x: torch.from_numpy(np.ascontiguousarray(x)).bfloat16().view(torch.int16).numpy().tobytes(),
 }
 
@@ -169,7 +170,7 @@ def pair(folder: Path, kind: str, to: int, dtype: torch.dtype = torch.float32, *
     facts |= {"general.architecture": (8, writer.text(arch.encode())), **more.get("facts", {})}
     tensors = []
     for name, value in (converted(kind, state) | more.get("values", {})).items():
-        narrow = to in (Q4_0, Q8_0, Q4_K) and value.shape[-1] % 256
+        narrow = to in (Q4_0, Q8_0, Q4_K, NVFP4) and value.shape[-1] % 256
         of = F32 if value.ndim == 1 or "ffn_gate_inp" in name else F16 if narrow else to
         tensors.append((name, of, value.shape, more.get("bytes", {}).get(name) or PACK[of](value)))
     (folder / "m.gguf").write_bytes(writer.file(tensors, facts))
@@ -204,6 +205,7 @@ def test_every_tensor_is_mapped_and_the_same_in_both_directions(tmp_path: Path, 
         (Q4_0, torch.bfloat16),
         (Q4_K, torch.bfloat16),
         (Q4_K, torch.float32),
+        (NVFP4, torch.bfloat16),
     ],
 )
 def test_what_rounding_explains_is_no_difference(tmp_path: Path, to: int, dtype: torch.dtype) -> None:
@@ -212,9 +214,9 @@ def test_what_rounding_explains_is_no_difference(tmp_path: Path, to: int, dtype:
         assert found.a == str(hf) and found.same and found.exit_code == 0, found
         assert found.summary["equal"] + found.summary["rounded"] == len(wb.open(gguf))
     row = found.tensor("blk.0.attn_v.weight")
-    if to in (Q8_0, Q4_0, Q4_K):
+    if to in (Q8_0, Q4_0, Q4_K, NVFP4):
         assert row.rounding is not None and not row.rounding.beyond
-        assert row.rounding.sentence == f"equal up to {({8: 'Q8_0', 2: 'Q4_0', 12: 'Q4_K'})[to]} rounding"
+        assert row.rounding.sentence == f"equal up to {({8: 'Q8_0', 2: 'Q4_0', 12: 'Q4_K', 40: 'NVFP4'})[to]} rounding"
 
 
 def test_rows_of_a_vocabulary_that_the_converter_drops_are_not_missed(tmp_path: Path) -> None:
@@ -350,6 +352,12 @@ def test_types_without_a_bound_are_said_to_have_none(tmp_path: Path) -> None:
     gguf.write_bytes(writer.file([("blk.0.ffn_up.weight", IQ3_S, (INTER, HIDDEN), data)], base))
     row = wb.diff(hf, gguf).tensor("blk.0.ffn_up.weight")
     assert row.status == "type" and "IQ3_S" in row.why
+    (tmp_path / "hf" / "model.safetensors").unlink()
+    (tmp_path / "hf" / "config.json").unlink()
+    (tmp_path / "hf").rmdir()
+    apart = pair(tmp_path, "llama", NVFP4, values={"blk.0.attn_q.scale": np.ones(1, np.float32)})
+    row = wb.diff(*apart).tensor("blk.0.attn_q.weight")
+    assert row.status == "type" and "a scale in a tensor of its own" in row.why
 
 
 # ---- cells -----------------------------------------------------------------------------------------------------------
@@ -368,6 +376,7 @@ SCALES = {
     "IQ4_NL": (0, 2),
     "IQ4_XS": (0, 8),
     "MXFP4": (0, 1),
+    "NVFP4": (0, 4),
 }
 
 
@@ -378,11 +387,20 @@ def test_a_cell_ends_half_way_to_the_next_number_that_the_block_can_hold(name: s
     nbytes, (first, stop) = BLOCKS[name][1], SCALES[name]
     blocks = rng.integers(0, 256, (3000, nbytes), np.uint8)
     fixed = rng.integers(0, 256, stop - first, np.uint8)
-    halves = {"Q6_K": [16], "Q3_K": [12], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q4_1": [0, 2], "Q5_1": [0, 2], "MXFP4": []}
+    halves = {
+        "Q6_K": [16],
+        "Q3_K": [12],
+        "Q4_K": [0, 2],
+        "Q5_K": [0, 2],
+        "Q4_1": [0, 2],
+        "Q5_1": [0, 2],
+        "MXFP4": [],
+        "NVFP4": [],
+    }
     for at in halves.get(name, [0]):  # a float16 of about 0.01
         fixed[at : at + 2] = np.frombuffer(np.float16(0.0123).tobytes(), np.uint8)
-    if name == "MXFP4":
-        fixed[0] = 120
+    if name in ("MXFP4", "NVFP4"):
+        fixed[:] = 120
     blocks[:, first:stop] = fixed
     values = ggml.decode(name, blocks.reshape(-1)).reshape(3000, -1)
     ends = ggml.cells(name, blocks.reshape(-1)).reshape(3000, -1, 2)
@@ -397,6 +415,35 @@ def test_a_cell_ends_half_way_to_the_next_number_that_the_block_can_hold(name: s
             inside = 2 if name == "Q8_0" else 1  # its code -128 is not used
             if inside <= at < len(levels) - 1:
                 assert abs(low - middle[at - 1]) <= near and abs(high - middle[at]) <= near
+
+
+def nvfp4(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``(N, 64) float32`` as ggml's ``quantize_row_nvfp4_ref`` stores it, and the codes' numbers over the scale."""
+    runs = x.reshape(-1, 4, 16)
+    scale = np.abs(runs).max(-1) / np.float32(6)
+    man, exp = np.frexp(np.minimum(scale, np.float32(448)))  # 0.5 <= man < 1
+    small = np.minimum(np.floor(scale * 512 + np.float32(0.5)), 7)
+    large = (exp + 6) * 8 + np.floor((man * 2 - 1) * 8 + 0.5)  # a carry out of the mantissa goes into the exponent
+    ue = np.where(exp - 1 + 7 <= 0, small, np.where(exp - 1 + 7 >= 15, 0x7E, np.minimum(large, 0x7E))).astype(np.uint8)
+    half = np.where(ue < 8, ue * 2.0**-9, (1 + ue % 8 / 8) * 2.0 ** (ue // 8 - 7.0)).astype(np.float32) / 2
+    table = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+    codes = np.abs(table * half[..., None, None] - runs[..., None]).argmin(-1).astype(np.uint8)
+    packed = codes[..., :8] | codes[..., 8:] << 4
+    return np.concatenate([ue, packed.reshape(-1, 32)], axis=1), table[codes] * half[..., None]
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e-3, 0.02, 0.1, 1.0, 1e4])
+def test_what_nvfp4_makes_of_a_number_has_that_number_in_its_cell(size: float) -> None:
+    rng = np.random.default_rng(3)
+    x = (rng.standard_t(2, (4000, 64)) * size).astype(np.float32)
+    x[:50] = 0
+    blocks, values = nvfp4(x)
+    assert np.array_equal(ggml.decode("NVFP4", blocks.reshape(-1)), values.reshape(-1))
+    low, high = ggml.cells("NVFP4", blocks.reshape(-1)).T
+    assert ((low <= x.reshape(-1)) & (x.reshape(-1) <= high)).all()
+    if size == 0.1:  # the cells are narrow: of two steps and a half on average, and of six at the most
+        scale = np.repeat(np.abs(x.reshape(-1, 16)).max(-1) / 6, 16)
+        assert np.median((high - low) / np.maximum(scale, 2**-9)) < 1.1
 
 
 @pytest.mark.skipif(not OUTSIDE, reason="WORKBENCH_SAMPLES names no folder of further samples")

@@ -247,23 +247,38 @@ def down(numbers: np.ndarray, bits: int) -> torch.Tensor:
         (4, "gptq", True),
         (4, "gptq_v2", False),
         (8, "gptq", False),
+        (2, "gptqmodel", False),
+        (3, "gptqmodel", False),
+        (4, "gptqmodel", True),
+        (8, "gptqmodel", False),
     ],
 )
 def test_gptq_is_code_less_zero_times_scale(tmp_path: Path, bits: int, version: str, act_order: bool) -> None:
-    """``W[o, i] = scales[g[i], o] · (q[i, o] - z[g[i], o])``; AutoGPTQ stores z - 1."""
+    """``W[o, i] = scales[g[i], o] · (q[i, o] - z[g[i], o])``.
+
+    AutoGPTQ 0.7.1 stores z - 1 and decodes ``(z + 1) & (2 ** bits - 1)`` (``qlinear_cuda_old.py``). GPTQModel 7.7
+    subtracts 1 from every field of a packed word at once, so a z of 0 borrows from its neighbour, unless there are 3
+    bits (``utils/model.py``, ``convert_gptq_v2_to_v1_format_module``).
+    """
     rng, (inputs, outputs, group) = np.random.default_rng(bits), (128, 96, 32)
-    q, z = rng.integers(0, 1 << bits, (inputs, outputs)), rng.integers(1, 1 << bits, (inputs // group, outputs))
+    q, z = rng.integers(0, 1 << bits, (inputs, outputs)), rng.integers(0, 1 << bits, (inputs // group, outputs))
     scales = torch.from_numpy(rng.uniform(0.001, 0.02, z.shape).astype(np.float16))
     g = rng.permutation(np.arange(inputs) // group) if act_order else np.arange(inputs) // group
     tensors = {
         "l.qweight": down(q, bits),
-        "l.qzeros": down((z - (version == "gptq")).T, bits).T,
+        "l.qzeros": down((z if version == "gptq_v2" else (z - 1) % (1 << bits)).T, bits).T,
         "l.scales": scales,
         "l.bias": torch.ones(outputs),
     }
+    if version == "gptqmodel" and bits != 3:
+        ones = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}[bits]
+        words = down(z.T, bits).T.numpy().view(np.uint32) - np.uint32(ones)
+        tensors["l.qzeros"] = torch.from_numpy(words.view(np.int32))
     if act_order:
         tensors["l.g_idx"] = torch.from_numpy(g.astype(np.int32))
     config = {"quant_method": "gptq", "bits": bits, "group_size": group, "checkpoint_format": version}
+    if version == "gptqmodel":
+        config |= {"checkpoint_format": "gptq", "meta": {"quantizer": ["gptqmodel:7.7.0"]}}
     want = torch.from_numpy((q - z[g]).T.astype(np.float16)) * scales[torch.from_numpy(g)].T
     check_reader(
         stored(tmp_path, tensors, config), {"l.weight": want.contiguous(), "l.bias": torch.ones(outputs)}, decoded=True
@@ -340,7 +355,9 @@ def test_nvfp4_of_modelopt_multiplies_where_compressed_tensors_divides(tmp_path:
     scale = torch.linspace(0.5, 400, 32).reshape(8, 4).to(torch.float8_e4m3fn)
     total = torch.tensor(0.00037)
     tensors = {"l.weight": packed, "l.weight_scale": scale, "l.weight_scale_2": total, "l.input_scale": total.clone()}
-    want = value * (scale.float() * total).repeat_interleave(16, 1)
+    want = (
+        value * (scale.float() * total).repeat_interleave(16, 1) + 0.0
+    )  # NVFP4QTensor.e2m1_values: code 8 is 0, not -0
     values = check_reader(
         stored(tmp_path, tensors, {"quant_algo": "NVFP4"}), {"l.weight": want, "l.input_scale": total}, decoded=True
     )

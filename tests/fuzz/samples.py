@@ -160,6 +160,12 @@ def _npz_compressed(folder: Path) -> None:
     np.savez_compressed(folder / "x.npz", **ARRAYS)  # type: ignore[arg-type]
 
 
+def _local(folder: Path) -> None:
+    from tests.megatron_local_files import write_session
+
+    write_session(folder)
+
+
 def _flax(folder: Path) -> None:
     from tests.test_flax import pack, tree
 
@@ -243,6 +249,7 @@ SAMPLES = (
     Sample("GGUF", "gguf/types.gguf", weight=4),
     Sample("GGUF, split", "gguf/split", weight=4, spared=("cut",)),
     Sample("Megatron mp_rank", _megatron, "iter_0000010", weight=2),
+    Sample("Megatron, NVRx local", _local, weight=2),
     Sample("DeepSpeed, universal", _universal, weight=2),
     Sample("numpy", _npz, "x.npz", weight=3),
     Sample("numpy, deflated", _npz_compressed, "x.npz", weight=3),

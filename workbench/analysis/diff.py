@@ -315,13 +315,16 @@ class _Differ:
             name = catalog.dtype_of(catalog.index[pair.key_b]).name
             if not c.changed:
                 rows[at] = replace(row, status="equal")
+            elif name == "NVFP4" and f"{pair.key_b.removesuffix('.weight')}.scale" in catalog.index:
+                why = "NVFP4 with a scale in a tensor of its own, which is not applied here"
+                rows[at] = replace(row, status="type", why=why)
             elif has_bound(name, weighted):
                 todo.append(at)
             elif name in ("float32", "float64"):
                 rows[at] = replace(row, status="changed")
             else:
                 how = " with an importance matrix" if weighted else ""
-                why = f"{name}{how} does not store the nearest code; its rounding has no bound"
+                why = f"{name}{how} does not store the nearest code of each number; its rounding has no bound"
                 rows[at] = replace(row, status="type", why=why)
         for at, found in self._within(pairs, todo):
             rows[at] = rows[at].rounded(found)

@@ -16,7 +16,7 @@ paddle, torch before 1.6) store none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain
@@ -32,13 +32,14 @@ from workbench.core.crc32 import PIECE, crc32, crc32_of_two, crc32c, masked
 from workbench.core.executors import ordered
 from workbench.core.parts import storable
 from workbench.core.payload import Payloads, decompress
+from workbench.core.payload import inflate as inflate_stream
 from workbench.core.place import Place
 from workbench.core.scan import Announcer, Progress, workers
 from workbench.core.source import LazyBytes, Source
 from workbench.core.storage import SourcePool
 from workbench.core.ziparchive import Archive, read_directory
 from workbench.core.ziprecord import STORED, ZipRecord, inflate, inflated_crc, locate
-from workbench.errors import WorkbenchError
+from workbench.errors import CorruptError, WorkbenchError
 
 TASK = 32 << 20  #: bytes that a thread takes at a time; longer records are cut and their parts' CRCs combined
 ITEM_COST = 128 << 10  #: bytes that reading one more directory is worth
@@ -141,27 +142,50 @@ def check_archives(
 
 
 def _check_ranges(payloads: Payloads) -> Iterator[RecordCheck]:
-    """Compute the masked CRC-32C of the chunks whose metadata has one: ``meta["crc32c"]``, by file and first byte."""
+    """Compute the CRC-32C of the chunks that have one: masked in ``meta["crc32c"]``, by file and first byte, or, of the
+    tensors in ``meta["chunk_crc32c"]``, in the four bytes behind a chunk (``behind``) or at the end of its stream."""
     catalog = payloads.catalog
     stored: dict[str, dict[str, int]] = catalog.meta.get("crc32c", {})
-    rows = np.lexsort((catalog.start, catalog.file)) if stored else ()
-    for row in rows:
+    chunked: dict[str, str] = catalog.meta.get("chunk_crc32c", {})
+    for row in np.lexsort((catalog.start, catalog.file)) if stored or chunked else ():
         number, start, stop = int(catalog.file[row]), int(catalog.start[row]), int(catalog.stop[row])
         name, key = catalog.files[number], catalog.keys[catalog.tensor[row]]
         told = stored.get(name, {}).get(str(start))
-        if told is None or start == stop:
+        how = "" if codecs.TABLE[catalog.codec[row]].within else chunked.get(key, "")  # a node has its own
+        if (told is None and not how) or start == stop:
             continue
         try:
             source, crc = payloads.pool.source(number), 0
-            for first in range(start, stop, TASK):
-                last = min(first + TASK, stop)
-                part = crc32c(source.read(first, last))
-                crc = part if first == start else crc32_of_two(crc, part, last - first, castagnoli=True)
+            if how == "inside":
+                data = _stream(
+                    source.read(start, stop),
+                    int(catalog.codec[row]),
+                    catalog.meta,
+                    f"tensor {key!r}: item at byte {start:,} of {name!r}",
+                )
+                crc, told = crc32c(data[:-4]), int.from_bytes(data[-4:].tobytes(), "little")
+            else:
+                for first in range(start, stop, TASK):
+                    last = min(first + TASK, stop)
+                    part = crc32c(source.read(first, last))
+                    crc = part if first == start else crc32_of_two(crc, part, last - first, castagnoli=True)
+                if how:
+                    told = int.from_bytes(bytes(source.read(stop, stop + 4)), "little")
+                else:
+                    crc = masked(crc)
         except WorkbenchError as error:
             yield RecordCheck("damaged", name, key, start, stop, key, message=str(error))
             continue
-        status = "ok" if masked(crc) == told else "mismatch"
-        yield RecordCheck(status, name, key, start, stop, key, told, masked(crc))
+        yield RecordCheck("ok" if crc == told else "mismatch", name, key, start, stop, key, told, crc)
+
+
+def _stream(data: Array, codec: int, meta: Mapping[str, Any], what: str) -> Array:
+    """Return what a compressed chunk becomes, with the checksum at its end."""
+    limit = int(meta["largest_chunk"])
+    found = (inflate_stream if codec == codecs.GZIP else decompress)(data, limit, what=what)
+    if len(found) < 4:
+        raise CorruptError(f"{what} becomes {len(found)} bytes, fewer than its checksum has")
+    return found
 
 
 def archives_nbytes(payloads: Payloads, place: Place | None = None, others: Iterable[str] = ()) -> int:

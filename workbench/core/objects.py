@@ -23,6 +23,7 @@ from workbench.core.pickles import unpickle
 from workbench.core.pickles.constructors import torch_storage
 from workbench.core.pickles.standins import Opaque, StorageRef, TensorRef
 from workbench.core.place import Place
+from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError
 
 OBJECT_LIMIT = 1 << 30  #: bytes to which a compressed object may grow
@@ -33,8 +34,11 @@ def archive_objects(place: Place, catalog: Catalog) -> LazyMap:
     return LazyMap({key: partial(_read, place, catalog, row) for row, key in enumerate(catalog.objects.keys)})
 
 
-def decode_archive(data: Array, *, what: str) -> Any:
+def decode_archive(data: Array | LazyBytes, *, what: str, part: Callable[[Any], Any] | None = None) -> Any:
     """Decode the object in one ``torch.save`` archive.
+
+    Args:
+        part: picks what is wanted of the tree; only its tensors are read.
 
     Raises:
         CorruptError: it is not such an archive, it is inconsistent, or a record does not match its CRC-32.
@@ -45,6 +49,7 @@ def decode_archive(data: Array, *, what: str) -> Any:
         raise CorruptError(f"{what} is an archive without data.pkl, so it is not a torch.save object")
     content = archive.read(record)
     value = unpickle.loads(content, what=f"{what} (data.pkl)", persistent_load=torch_storage)
+    value = value if part is None else part(value)
 
     @cache  # tensors may share a storage; its CRC is computed once
     def storage(record: ziparchive.ZipRecord) -> bytearray:

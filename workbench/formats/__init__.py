@@ -59,6 +59,7 @@ MODULES = {
         ("zarr", "zarr.reader"),
         ("megatron_dist", "megatron.dist"),
         ("megatron_legacy", "megatron.legacy"),
+        ("megatron_local", "megatron.local"),
         ("deepspeed_universal", "deepspeed.universal"),
         ("deepspeed", "deepspeed.reader"),
         ("lightning", "layered.lightning"),

@@ -411,5 +411,6 @@ FORMAT = Format(
     stored_step=stored_step,
     single_file=True,
     suffixes=(SUFFIX,),
+    names=_CHECKPOINT.pattern,
     own_bytes=True,
 )

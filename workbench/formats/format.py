@@ -38,6 +38,7 @@ class Format:
         before: in records of other packages, built-in formats that also recognize its places; this one comes first.
         single_file: whether one file can be a checkpoint.
         suffixes: suffixes of its data files; empty if they are those of the formats that it contains.
+        names: a regular expression that the names of single files without a suffix match.
         beside: those suffixes that mark a separate checkpoint even in a folder of another format.
         loose: whether a tracker file next to its files makes the folder a run, not a checkpoint.
         subfolders: patterns of the subfolders that belong to a checkpoint (``*``: all of them do).
@@ -66,6 +67,7 @@ class Format:
     before: tuple[str, ...] = ()
     single_file: bool = False
     suffixes: tuple[str, ...] = ()
+    names: str = ""
     beside: tuple[str, ...] = ()
     loose: bool = False
     subfolders: tuple[str, ...] = ()

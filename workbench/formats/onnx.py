@@ -251,4 +251,5 @@ FORMAT = Format(
     read_catalog=read_catalog,
     read_objects=read_objects,
     single_file=True,
+    suffixes=(SUFFIX,),
 )

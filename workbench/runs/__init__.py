@@ -214,11 +214,14 @@ def _walk(place: Place, relative: str, depth: int, budget: list[int]) -> Iterato
     if known.closed:
         return
     endings: tuple[str, ...] = ()
+    named: list[str] = []
     if files:
         single = [o for o in formats.FORMATS.values() if o.single_file and (o.name != name or o.loose)]
         endings = tuple(end for other in single for end in (other.beside if name else other.suffixes))
+        named = [other.names for other in single if other.names and not name]
     for file in files:
-        if file.endswith(endings) and not PARTS.fullmatch(file):
+        known_name = file.endswith(endings) or any(re.fullmatch(one, file) for one in named)
+        if known_name and not PARTS.fullmatch(file):
             yield from _single(place, relative, file)
     if depth <= 0:
         return

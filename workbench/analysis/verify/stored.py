@@ -163,7 +163,7 @@ def _archives(subject: Examined, progress: Progress | None) -> Array:
 
 
 def _crc_name(catalog: cat.Catalog) -> str:
-    return "CRC-32C" if "crc32c" in catalog.meta else "CRC-32"
+    return "CRC-32C" if "crc32c" in catalog.meta or "chunk_crc32c" in catalog.meta else "CRC-32"
 
 
 def _others(subject: Examined) -> tuple[set[str], list[str]]:

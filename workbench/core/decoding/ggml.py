@@ -20,8 +20,9 @@ quantised without weights::
     cells    ◄──────┼──┤·····├·····├ … ┤·······├──────┼──────►
              a range                                   a range
 
-The other types choose whole groups from a codebook, or keep signs only. Such a choice is not the nearest for each
-number, and there is no such bound.
+The other types have no cells. IQ1, IQ2 and IQ3 choose four or eight numbers together to make a sum of weighted squares
+small. The weights are those of an importance matrix, which the file does not hold, and a number of weight 0 may become
+any other. Where seven bits hold eight signs, one sign may be wrong on purpose. Q1_0 keeps the sign and the mean.
 
 Source: gguf 0.19 ``quants.py``; ggml ``ggml-quants.c`` (``dequantize_row_q1_0``, ``_q8_K``) for the two that gguf does
 not decode, and ``quantize_row_*_ref`` for the cells.
@@ -143,7 +144,7 @@ class _CodeGrid:
             wide = self.ends[1] - self.ends[0]
             loose = self.ranges * wide * (step + (np.abs(self.d) + off * (times + 1)) / 2) + self.lost
         else:
-            loose = self.loose * step
+            loose = self.loose * step + self.lost
         turned = np.broadcast_to(self.d * np.float32(self.times) < 0, level.shape)
         flat = np.broadcast_to(self.d * np.float32(self.times) == 0, level.shape)
         below, above = np.where(turned, above, below), np.where(turned, below, above)
@@ -284,13 +285,19 @@ def _mxfp4(blocks: Array) -> _CodeGrid:
     return _CodeGrid(d, _nibbles(blocks[:, 1:]), _E2M1, (-12, 12), levels=np.unique(_E2M1), loose=4, again=True)
 
 
-def _nvfp4(blocks: Array) -> Array:
+def _nvfp4(blocks: Array) -> _CodeGrid:
+    """Decode NVFP4. ggml rounds a sixth of the largest number to the scale, half up: up to 2^-6 in steps of 2^-9 (from
+    7 to 8 of them down), so small scales lose more than their share, and 0x7E stands for any that is too large."""
     x = blocks[:, :4]
     exponent, mantissa = ((x >> 3) & 15).astype(np.float32), (x & 7).astype(np.float32)
     normal = (1 + mantissa / np.float32(8)) * np.exp2(exponent - 7)
     scale = np.where(exponent == 0, mantissa * np.float32(2**-9), normal) * np.float32(0.5)
     scale = np.where((x == 0) | (x == 0x7F), np.float32(0), scale)
-    return _CodeGrid(scale[:, :, None], _nibbles(blocks[:, 4:].reshape(-1, 4, 8)), _E2M1, (-12, 12)).values
+    lost = 6 * np.select([x < 7, x == 7, x >= 0x7E], [2.0**-10, 2.0**-9, np.inf], 0.0)
+    codes, levels = _nibbles(blocks[:, 4:].reshape(-1, 4, 8)), np.unique(_E2M1)
+    return _CodeGrid(
+        scale[:, :, None], codes, _E2M1, (-12, 12), levels=levels, loose=0.75, lost=lost[:, :, None], again=True
+    )
 
 
 # ---- blocks of 256 -------------------------------------------------------------------------------------------------
@@ -476,6 +483,7 @@ _GRIDS: dict[str, Callable[[Array], _CodeGrid]] = {
     "TQ1_0": _tq1_0,
     "TQ2_0": _tq2_0,
     "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
 }
 _OTHERS: dict[str, Callable[[Array], Array | _Codewords]] = {
     "Q1_0": _q1_0,
@@ -486,6 +494,5 @@ _OTHERS: dict[str, Callable[[Array], Array | _Codewords]] = {
     "IQ2_S": _iq2_s,
     "IQ3_XXS": _iq3_xxs,
     "IQ3_S": _iq3_s,
-    "NVFP4": _nvfp4,
 }
 HAS_CELLS = frozenset(_GRIDS)  #: types that choose the nearest code for each number

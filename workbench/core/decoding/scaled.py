@@ -48,7 +48,8 @@ class Codes:
         key: the stored tensor.
         dtype: its element type, if each element is one number.
         bits: of a packed number, 0 if each element is one.
-        kind: ``u`` unsigned, ``e2m1``, ``high`` (four bits, the high nibble first, an index into ``table``).
+        kind: ``u`` unsigned, ``e2m1``, ``e2m1+`` (without a negative zero), ``high`` (four bits, the high nibble first,
+            an index into ``table``).
         offset: what is subtracted from an unsigned number.
         table: stored tensor of 16 ``float32`` that an index means.
     """
@@ -67,8 +68,8 @@ class Codes:
         element = 8 * stored.itemsize(self.key)
         packed = stored.elements(self.key, first * self.bits // element, -(-stop * self.bits // element))
         codes = _stream(packed.reshape(-1), self.bits, self.kind == "high").reshape(-1)[: stop - first]
-        if self.kind == "e2m1":
-            return codes, E2M1
+        if self.kind.startswith("e2m1"):
+            return codes, E2M1 + np.float32(0) if self.kind == "e2m1+" else E2M1
         if self.table:
             return codes, stored.whole(self.table).reshape(-1).view(np.float32)
         return codes, np.arange(1 << self.bits, dtype=np.float32) - np.float32(self.offset)
@@ -171,7 +172,8 @@ class Transposed:
         outputs, bits: of the weight.
         group: inputs that share a scale, one after the other.
         named: tensor of the group of each input instead, if any.
-        more: what is added to the zeros: 1 for GPTQ as AutoGPTQ stores it.
+        more: what is added to the zeros, modulo ``2 ** bits``: 1 for GPTQ in its first version.
+        carry: whether a zero that overflows carries into the next one of its word.
         awq: whether the words are AWQ's.
     """
 
@@ -185,6 +187,7 @@ class Transposed:
     named: str = ""
     more: int = 0
     awq: bool = False
+    carry: bool = False
 
     def __call__(self, stored: StoredParts, first: int, stop: int) -> Array:
         out, low, high = by_name(self.scale_dtype), first // self.outputs, stop // self.outputs
@@ -195,7 +198,7 @@ class Transposed:
             group = rows // self.group
         used, group = np.unique(group, return_inverse=True)
         scales = widened(all_scales[used], out)
-        zeros = self._along(stored.whole(self.zeros)[used]) + np.float32(self.more)
+        zeros = self._zeros(stored.whole(self.zeros)[used]).astype(np.float32)
         if self.awq:
             wide = self.outputs // 8
             codes = self._along(stored.elements(self.codes, low * wide, high * wide).reshape(-1, wide))
@@ -211,6 +214,14 @@ class Transposed:
             else:
                 values = (codes - zeros[group]) * scales[group]
             return rounded(values.reshape(-1), out)
+
+    def _zeros(self, words: Array) -> Array:
+        if not self.more:
+            return self._along(words)
+        if self.carry and 32 % self.bits == 0:
+            return self._along(words.view(np.uint32) + np.uint32(self.more * (0xFFFFFFFF // ((1 << self.bits) - 1))))
+        found: Array = self._along(words) + np.uint8(self.more) & np.uint8((1 << self.bits) - 1)
+        return found
 
     def _along(self, words: Array) -> Array:
         """The codes of rows of words."""

@@ -52,6 +52,8 @@ from workbench.names.roles import STATES, resolve
 COMMON = "common.pt"
 COMMON_OBJECT = "common_state/shard_0_1"
 MARKER = "metadata.json"
+#: file, tensor, first byte, end of its storage, whether its elements are big endian
+StoredStep = tuple[str, TensorRef, int, int, bool]
 _DATA = re.compile(r"__\d+_\d+\.distcp")
 _STATE = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.(\w+)\.(.+)", re.S)
 
@@ -98,6 +100,21 @@ def read_catalog(place: Place) -> Catalog:
             file_stats=[*base.file_stats, stat_or_absent(place, COMMON)],
             metadata_files=[*base.metadata_files, COMMON],
         )
+    source = COMMON if COMMON in place.files else COMMON_OBJECT
+    catalog = assembled(place, base, common, step, source, notes)
+    return replace(catalog, meta={**catalog.meta, **_integrity(place, notes)})
+
+
+def assembled(
+    place: Place, base: Catalog, common: Mapping[str, Any], step: StoredStep | None, source: str, notes: list[str]
+) -> Catalog:
+    """Return a catalog of Megatron's global tensors as it is listed: one tensor per layer, names, roles and views.
+
+    Args:
+        base: the tensors as stored. common: the common state, without tensors' bytes.
+        step: where the optimizer's common step is stored. source: the name of what stores ``args``, for people.
+        notes: receives what cannot be named.
+    """
     run = RunArgs.of(common.get("args"))
     fqns, roles = _names(base.keys)
     base = replace(base, fqns=fqns, roles=roles)
@@ -118,7 +135,7 @@ def read_catalog(place: Place) -> Catalog:
     shown += boxes.views(main, run)
     views = boxes.concat([replace(view, objects=ObjectTable(), views=None) for view in shown])
     notes += missing_cells(base.objects.keys)
-    return replace(main, views=views if len(views) else None, meta=_facts(place, base, common, run, notes))
+    return replace(main, views=views if len(views) else None, meta=_facts(base, common, run, source, notes))
 
 
 def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
@@ -202,15 +219,14 @@ def _unflattened(catalog: Catalog, fqns: list[str | None], roles: list[str], not
         fqns[t], roles[t] = None, "other"
 
 
-def _facts(place: Place, base: Catalog, common: Mapping[str, Any], run: RunArgs, notes: list[str]) -> dict[str, Any]:
+def _facts(base: Catalog, common: Mapping[str, Any], run: RunArgs, source: str, notes: list[str]) -> dict[str, Any]:
     step = common.get("iteration")
-    source = f"args in {COMMON if COMMON in place.files else COMMON_OBJECT}"
     facts: dict[str, Any] = {
         **{key: value for key, value in base.meta.items() if key != "notes"},
         "step": step if type(step) is int else None,
         "world_size": run.number("world_size"),
         "notes": notes,
-        "mesh": {**run.mesh, "source": source} if run.args else {},
+        "mesh": {**run.mesh, "source": f"args in {source}"} if run.args else {},
         "common": [name for name in common if type(name) is str],
         "vocab": run.vocab,
     }
@@ -218,14 +234,19 @@ def _facts(place: Place, base: Catalog, common: Mapping[str, Any], run: RunArgs,
     kind = common.get("content_metadata")
     if isinstance(kind, Mapping):
         facts["content"] = {str(k): v for k, v in kind.items() if isinstance(v, (str, int, bool))}
-    if "integrity.json" in place.files:
-        document = place.read_json("integrity.json")
-        files = document.get("files") if isinstance(document, dict) else None
-        if isinstance(files, dict) and isinstance(document.get("algorithm"), str):
-            facts["integrity"] = {"file": "integrity.json", "algorithm": document["algorithm"], "files": len(files)}
-        else:
-            notes.append("integrity.json is invalid: it has no algorithm or no files")
     return facts
+
+
+def _integrity(place: Place, notes: list[str]) -> dict[str, Any]:
+    """Return which checksums a save has beside it."""
+    if "integrity.json" not in place.files:
+        return {}
+    document = place.read_json("integrity.json")
+    files = document.get("files") if isinstance(document, dict) else None
+    if not isinstance(files, dict) or not isinstance(document.get("algorithm"), str):
+        notes.append("integrity.json is invalid: it has no algorithm or no files")
+        return {}
+    return {"integrity": {"file": "integrity.json", "algorithm": document["algorithm"], "files": len(files)}}
 
 
 # ---- common state --------------------------------------------------------------------------------------------------
@@ -233,7 +254,7 @@ def _facts(place: Place, base: Catalog, common: Mapping[str, Any], run: RunArgs,
 
 def _common(
     place: Place, base: Catalog, notes: list[str], backend: Mapping[str, Any]
-) -> tuple[Mapping[str, Any], tuple[str, TensorRef, int, int, bool] | None]:
+) -> tuple[Mapping[str, Any], StoredStep | None]:
     """Return the common state without its tensors' bytes, and where the optimizer's common step is stored."""
     if COMMON in place.files:
         file, start = COMMON, 0
@@ -256,7 +277,7 @@ def _common(
     tree = unwrapped(tree)
     if not isinstance(tree, Mapping):
         raise CorruptError(f"{what} holds {unpickle.short(tree, 60)}, not a dict of common state")
-    ref = _find_step(tree)
+    ref = common_step(tree)
     if ref is None or not isinstance(ref.storage, StorageRef):
         return tree, None
     payload = archive.records.get(f"{archive.prefix}/data/{ref.storage.key}")
@@ -266,7 +287,7 @@ def _common(
     return tree, (file, ref, start + begin, start + end, archive.byteorder == "big")
 
 
-def _find_step(tree: Mapping[str, Any]) -> TensorRef | None:
+def common_step(tree: Mapping[str, Any]) -> TensorRef | None:
     """Find ``optimizer.optimizer.state.common_step``, one counter for all parameters (no distributed optimizer)."""
     node: Any = tree
     for name in ("optimizer", "optimizer", "state", "common_step"):

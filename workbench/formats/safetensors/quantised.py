@@ -23,9 +23,11 @@ float32. A scheme that is not listed stays as it is stored. Tensors that contrad
 stored, and reading them as numbers is an error.
 
 Sources: compressed-tensors 0.20, bitsandbytes 0.50, torchao 0.18, mlx 0.32, transformers 5.23
-(``integrations/mxfp4.py``, ``finegrained_fp8.py``): files that these wrote, and what they return for them. The formulas
-of AutoGPTQ 0.7 and GPTQModel 4 (``qlinear_cuda_old.py``, ``nn_modules/qlinear``), AutoAWQ 0.2
-(``utils/packing_utils.py``) and ModelOpt 0.33 (``nvfp4_tensor.py``), and llama.cpp's ``dequant_gptq``.
+(``integrations/mxfp4.py``, ``finegrained_fp8.py``), AutoGPTQ 0.7.1 (``qlinear_cuda_old.py``), AutoAWQ 0.2.9
+(``WQLinear_GEMM``, ``dequantize_gemm``) and ModelOpt 0.47 (``NVFP4QTensor``): what these wrote, and what they return
+for it, bit for bit. GPTQModel 7.7 by its source. A zero point of 0, less 1, is the largest code: AutoGPTQ decodes it as
+0 (its kernels for 3 bits and ``qlinear_cuda.py`` do not, and are off by 2 ** bits steps), and GPTQModel borrows from
+the next zero of the word (``convert_gptq_v2_to_v1_format_module``; not with 3 bits).
 """
 
 from __future__ import annotations
@@ -165,8 +167,9 @@ class _Finder:
             self._fits(named, (inputs,), key)
         elif inputs % groups:
             raise CorruptError(f"tensor {scales!r} has {groups} groups for the {inputs} inputs of {key!r}")
-        more = 1 if method == ("gptq", "gptq") else 0
-        how = Transposed(key, zeros, scales, dtype, outputs, bits, inputs // groups, named if listed else "", more, awq)
+        more, group = int(method == ("gptq", "gptq")), inputs // groups
+        carry = _by_gptqmodel(self.config)
+        how = Transposed(key, zeros, scales, dtype, outputs, bits, group, named if listed else "", more, awq, carry)
         parts = (key, zeros, scales, *((named,) if named in self.index else ()))
         scheme, unit = ("AWQ", outputs) if awq else (f"GPTQ {bits}", 32 * outputs)
         return Recipe(f"{stem}.weight", scheme, parts, by_name(dtype), (outputs, inputs), unit, how, (1, outputs))
@@ -184,7 +187,7 @@ class _Finder:
             if prod(self._shape(total)) != 1 or half % 8:
                 raise CorruptError(f"tensors {total!r} and {key!r} are not one number and rows of groups of 16 numbers")
             how = Scaled(
-                Codes(key, bits=4, kind="e2m1"),
+                Codes(key, bits=4, kind="e2m1+"),
                 scale,
                 "float8_e4m3fn",
                 (rows, 2 * half),
@@ -459,3 +462,10 @@ def _bits(config: Mapping[str, Any]) -> int:
         if type(bits) is int:
             return bits
     return 0
+
+
+def _by_gptqmodel(config: Mapping[str, Any]) -> bool:
+    """Return whether GPTQModel wrote a file: it takes 1 from each packed word of zeros, not from each zero."""
+    meta = config.get("meta")
+    names = meta.get("quantizer") if isinstance(meta, dict) else None
+    return any(str(name).startswith("gptqmodel") for name in (names if isinstance(names, list) else [names]))

@@ -21,7 +21,7 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import by_name, nbytes_of
 from workbench.core.lazymap import LazyMap
 from workbench.core.pickles import unpickle
-from workbench.core.pickles.standins import StorageRef, TensorRef, short
+from workbench.core.pickles.standins import Opaque, StorageRef, TensorRef, short
 from workbench.core.place import Place
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
@@ -43,7 +43,9 @@ def load_tree(place: Place, file: str) -> LegacyFile:
     what = repr(file)
     view = place.window(file)
     if view[:4] == b"PK\x03\x04":
-        return _load_zip(view, what)
+        loaded = _load_zip(view, what)
+        loaded.tree = _plain_nvrx(loaded)
+        return loaded
     head = bytes(view[:512])
     if torch_legacy.is_legacy(head):
         return torch_legacy.load_legacy(view, what=what)
@@ -52,6 +54,20 @@ def load_tree(place: Place, file: str) -> LegacyFile:
     if not head:
         raise TruncatedError(f"file {what} is empty")
     raise CorruptError(f"{what} begins with {head[:8]!r}: neither a zip archive nor an older format of torch.save")
+
+
+def _plain_nvrx(loaded: LegacyFile) -> object:
+    """Return the state dict that NVRx wraps in a ``BasicTensorAwareStateDict``; any other tree as it is."""
+    tree = loaded.tree
+    if not isinstance(tree, Opaque) or tree.qualname != "BasicTensorAwareStateDict":
+        return tree
+    if not isinstance(tree.state, dict) or not isinstance(tree.state.get("state_dict"), dict):
+        return tree
+    loaded.notes.append(
+        "one rank's file of an NVRx local checkpoint: it does not store how many ranks there were, nor which parts of "
+        "the model this one held"
+    )
+    return tree.state["state_dict"]
 
 
 def tree_objects(place: Place, file: str, names: Sequence[str]) -> LazyMap:

@@ -65,8 +65,8 @@ class ZarrArray:
         shape, chunk: elements; the chunk is that of the grid, a whole shard where there are any.
         strides: of the payload of a chunk, or of an inner one where there are shards, in elements.
         codec: of :mod:`workbench.core.codecs`, of a chunk or an inner one; big elements that are compressed are opaque.
-        tail: bytes of a checksum that follow a stored chunk, or an inner one; they are passed over.
-        more: bytes of one that end what a stream becomes.
+        tail: bytes of a checksum that follow a stored chunk, or an inner one.
+        more: bytes of one that end what a stream becomes. ``verify --deep`` compares both, a read neither.
         prefix, separator: how the keys of chunks are made: ``c/0/1`` or ``0.1``.
     """
 

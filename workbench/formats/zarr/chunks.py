@@ -124,6 +124,7 @@ class Adder:
     builder: CatalogBuilder
     notes: list[str] = field(default_factory=list)
     opaque: list[str] = field(default_factory=list)
+    checked: dict[str, str] = field(default_factory=dict)
     largest: int = 0
     arrays: int = 0
     _sources: dict[str, Source] = field(default_factory=dict)
@@ -153,7 +154,8 @@ class Adder:
                 f"{len(self.opaque)} arrays have a filter, a byte order or a compressor that cannot be undone here, "
                 f"such as blosc; they are listed but not read: {self.opaque[0]!r} …"
             )
-        return {"step": None, "notes": self.notes, "largest_chunk": self.largest}
+        found = {"step": None, "notes": self.notes, "largest_chunk": self.largest}
+        return found | ({"chunk_crc32c": self.checked, "archive": "zarr"} if self.checked else {})
 
     def add(self, stores: Sequence[StoredValues], name: Callable[[str], str]) -> None:
         """Add the arrays of one store, whose keys may be in several parts.
@@ -184,6 +186,8 @@ class Adder:
                 tensors[array] = self.builder.tensor(key, found.array.dtype, found.array.shape), found
                 if found.array.codec == codecs.OPAQUE:
                     self.opaque.append(key)
+                elif found.array.tail or found.array.more:
+                    self.checked[key] = "behind" if found.array.tail else "inside"
         self.arrays += len(tensors) - len(left_out)
         strays = [key for values in stores for key in self._chunks(values, tensors)]
         self.notes += [f"array {array!r} is left out: {error}" for array, error in list(left_out.items())[:NOTED]]
