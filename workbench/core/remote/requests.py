@@ -113,7 +113,7 @@ class Arriving:
         return True
 
     def passed(self, begin: int, end: int) -> None:
-        """Give the memory back if ``[begin, end)`` was the last that is read of it, but for headers."""
+        """Give the memory back once all of it was read, except for headers that were skipped."""
         if begin <= self._read + SKIPPED:
             self._read = max(self._read, end)
             if self._read >= self.stop:
@@ -130,7 +130,7 @@ class _Ahead:
 
     def __init__(self) -> None:
         self.free, self._lock, self._own = AHEAD, threading.Lock(), threading.local()
-        self._turns: dict[int, int] = {}  # of threads that hold or want memory, and for how many files; in their order
+        self._turns: dict[int, int] = {}  # of threads that hold or want memory: for how many files
         self._waiting: list[tuple[int, int, Arriving, Callable[[Array], Future[object]]]] = []
         self._spare: list[Array] = []
         self._count = count()
@@ -181,16 +181,16 @@ class _Ahead:
 
     def _begin(self) -> None:
         """Begin what there is memory for, in order, and what the first thread waits for."""
-        first, room, left = next(iter(self._turns), None), True, []
+        first, room, left = min(self._turns, default=None), True, []
         for k, waiting in enumerate(self._waiting):
             _, _, one, begin = waiting
             room = room and one.cost <= self.free
             if room or (one.turn == first and one.needed):
-                self.free -= one.cost
                 if one.cost != BUFFER:
                     one.buffer = np.empty(one.cost, np.uint8)
                 else:
                     one.buffer = self._spare.pop() if self._spare else memory.empty((BUFFER,), np.dtype(np.uint8))
+                self.free -= one.cost
                 one.job = begin(one.buffer)
                 one.begun.set()
             elif one.turn == first:
