@@ -51,6 +51,7 @@ class RangeServer:
         folder: what to serve.
         latency: seconds before each answer.
         bandwidth: bytes per second of each connection; unlimited by default.
+        total: bytes per second of all connections together; unlimited by default.
         ranges: whether it knows ``Range``; without, it always sends the whole file.
         lists: whether a folder is a page of links (else 404).
         fault: see :data:`Fault`.
@@ -63,6 +64,7 @@ class RangeServer:
         *,
         latency: float = 0.0,
         bandwidth: float = 0.0,
+        total: float = 0.0,
         ranges: bool = True,
         lists: bool = True,
         fault: Fault | None = None,
@@ -70,6 +72,7 @@ class RangeServer:
     ) -> None:
         self.folder = Path(folder)
         self.latency, self.bandwidth, self.ranges, self.lists, self.fault = latency, bandwidth, ranges, lists, fault
+        self.total, self._line, self._sent_by = total, threading.Lock(), 0.0
         self.pages = pages or {}
         self.log: list[Request] = []
 
@@ -186,8 +189,13 @@ class RangeServer:
                 handler.wfile.write(part)
                 start += len(part)
                 request.sent += len(part)
-                if self.bandwidth:
-                    time.sleep(len(part) / self.bandwidth)
+                pause = len(part) / self.bandwidth if self.bandwidth else 0.0
+                if self.total:
+                    with self._line:  # the line is one part's at a time
+                        self._sent_by = max(self._sent_by, time.monotonic()) + len(part) / self.total
+                        pause = max(pause, self._sent_by - time.monotonic())
+                if pause:
+                    time.sleep(pause)
         if fault == "short":
             handler.close_connection = True
             handler.connection.close()

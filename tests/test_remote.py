@@ -6,10 +6,13 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import fsspec
@@ -28,6 +31,7 @@ from workbench.core.checksums import check_archives
 from workbench.core.fingerprint import tensor_fingerprints
 from workbench.core.remote import bucket, ranged, requests
 from workbench.core.remote.url import parse
+from workbench.core.stop import going_on
 from workbench.errors import (
     ChangedError,
     MissingExtraError,
@@ -206,21 +210,68 @@ def test_a_pass_asks_for_many_chunks_at_once(tmp_path):
 
 
 def test_passes_share_a_bounded_room(monkeypatch):
-    room = requests._Ahead()
-    monkeypatch.setattr(room, "_free", 100)
     monkeypatch.setattr(requests, "AHEAD", 100)
-    held, most = [], []
+    room = requests._Ahead()
+    monkeypatch.setattr(requests, "_ahead", room)
+    free = []
 
-    def run(nbytes: int) -> None:
-        with room.take(nbytes), room.take(1):  # a second side does not wait for the first
-            held.append(nbytes)
-            most.append(sum(held))
-            time.sleep(0.002)
-            held.remove(nbytes)
+    def fetch(start: int, stop: int, into: np.ndarray) -> None:
+        time.sleep(0.001)
+        into[:] = np.arange(start, stop) % 251
+
+    def run(sizes: list[int]) -> None:
+        ends = np.cumsum([0, *sizes]).tolist()
+        parts = list(pairwise(ends))
+        # two sides of a pass: threads that hold one side must not all wait for the other
+        with requests.ahead(fetch, parts) as first, requests.ahead(fetch, parts[::-1]) as second:
+            for one in (*first, *second):
+                row = np.empty(one.stop - one.start, np.uint8)
+                assert one.copy(one.start, one.stop, row)
+                assert (row == np.arange(one.start, one.stop) % 251).all()
+                free.append(room.free)
+                one.passed(one.start, one.stop)
+                assert not one.copy(one.start, one.stop, row)  # its memory is another's now
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(run, [60, 40, 100, 30, 30, 30, 500, 10, 90, 50] * 3, timeout=30))
-    assert room._free == 100 and max(one for one in most if one < 500) <= 100 + 10
+        list(pool.map(run, [[60, 40], [100], [30, 30, 30], [], [10, 90], [50] * 9] * 5, timeout=30))
+        assert room.free == 100 and not room._waiting and not room._turns
+        assert min(free) >= -100  # beyond the room is only what the first thread waits for
+        list(pool.map(run, [[500, 10], [70, 60]] * 3, timeout=30))
+    assert room.free == 100
+
+
+def test_what_nobody_waits_for_is_given_up():
+    begun, ended = threading.Barrier(3), []
+
+    def call(item: int) -> None:
+        begun.wait(10)
+        if not item:
+            raise OpenError("no")
+        try:
+            while True:
+                going_on()
+                time.sleep(0.001)
+        finally:
+            ended.append(item)
+
+    with pytest.raises(OpenError):
+        requests.together(call, [0, 1, 2])
+    assert sorted(ended) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "read", [lambda ckpt: wb.stats(ckpt, cache=False), wb.Checkpoint.state_dict, lambda ckpt: ckpt["w"].torch()]
+)
+def test_an_interrupt_does_not_wait_for_the_network(tmp_path, read):
+    save_file({"w": torch.zeros(24 << 20, dtype=torch.uint8)}, tmp_path / "model.safetensors")
+    with RangeServer(tmp_path, bandwidth=2e6) as server:  # 12 s
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
+        sent = []
+        timer = threading.Timer(0.5, lambda: (sent.append(time.monotonic()), os.kill(os.getpid(), signal.SIGINT)))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            read(ckpt)
+        assert time.monotonic() - sent[0] < 1
 
 
 def test_a_checkpoint_opens_in_few_requests(server):

@@ -33,6 +33,7 @@ import numpy as np
 
 from workbench.core.place import Place
 from workbench.core.source import needs_descriptors
+from workbench.core.stop import Stop
 from workbench.errors import UsageError, WorkbenchError, WorkerError
 
 T = TypeVar("T")
@@ -122,17 +123,18 @@ def ordered(
         run.close()
 
 
-def in_order(pool: ThreadPoolExecutor, run: Callable[[T], R], tasks: Iterable[T]) -> Iterator[R]:
+def in_order(pool: ThreadPoolExecutor, run: Callable[[T], R], tasks: Iterable[T]) -> Generator[R, None, None]:
     """Yield results in the order of the tasks; only a few run at a time so that finished states do not pile up."""
-    ahead = 2 * pool._max_workers
+    ahead, stop = 2 * pool._max_workers, Stop()
     rest = iter(tasks)
-    under_way: deque[Future[R]] = deque(pool.submit(run, task) for task in islice(rest, ahead))
+    under_way: deque[Future[R]] = deque(pool.submit(stop.run, run, task) for task in islice(rest, ahead))
     try:
         while under_way:
             result = under_way.popleft().result()
-            under_way.extend(pool.submit(run, task) for task in islice(rest, 1))
+            under_way.extend(pool.submit(stop.run, run, task) for task in islice(rest, 1))
             yield result
     finally:  # the pool may be shared: what nobody waits for any more does not run, and what runs is waited for
+        stop.set()
         wait([future for future in under_way if not future.cancel()])
 
 

@@ -12,8 +12,9 @@ read there, cut to pieces. Other copies take the path of every slice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from workbench.core.arrays import Array
 from workbench.core.build import row_major
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import ITEMSIZE
+from workbench.core.executors import in_order
 from workbench.core.payload import Payloads
 from workbench.core.plan import Ints, ReadPlan, plan_reads
 from workbench.core.read import read_selection
@@ -33,6 +35,7 @@ from workbench.errors import UnsafeError
 PIECE = 32 << 20  #: bytes a thread reads before it takes the next piece
 MIN_PIECE = 1 << 20  #: bytes below which handing a piece over costs more than reading it
 ROUNDS = 8  #: pieces a thread of a small job so that all threads end together
+REQUESTS = 3  #: requests of one portion that run at once where a store is far away
 RUN = 64 << 10  #: bytes from which one of several runs of a copy is worth a call of its own
 
 
@@ -127,25 +130,28 @@ class Filling:
             CorruptError, TruncatedError, ChangedError, MissingFileError: of a chunk, the first in the files' order.
         """
         once = self.reads.take(np.flatnonzero(~self.twice[self.reads.request]))
-        parts = _CopyParts.of(self.payloads.catalog, once, self.boxes, threads)
+        alone = threads if self.payloads.pool.at_once == 1 else -(-threads // REQUESTS)
+        parts = _CopyParts.of(self.payloads.catalog, once, self.boxes, alone)
         spans = list(zip(parts.cuts[:-1], parts.cuts[1:], strict=True))
 
         def portion(span: tuple[int, int]) -> int:
             with self.payloads.ahead(*parts.reach(once, *span)):
                 return sum(self._read(once, part, buffers) for part in parts.items(*span))
 
+        def portions(pool: ThreadPoolExecutor) -> Generator[int, None, None]:
+            if threads == 1 or len(spans) == 1:
+                yield from map(portion, spans)
+            else:
+                yield from in_order(pool, portion, spans)
+
         count = 0
         workers = ThreadPoolExecutor(max(1, min(threads, len(spans))))
         with self.payloads.pool.keeping(), workers as pool:  # reading lets go of the interpreter
-            try:
-                alone = threads == 1 or len(spans) == 1
-                for nbytes in map(portion, spans) if alone else pool.map(portion, spans):
+            with closing(portions(pool)) as done:
+                for nbytes in done:
                     count += nbytes
                     if progress is not None:
                         progress(count)
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
             return count + sum(self._compared(request, buffers) for request in np.flatnonzero(self.twice).tolist())
 
     def _read(self, once: ReadPlan, part: tuple[int, int, bool, int, int, int], buffers: Sequence[Array]) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 
 from workbench.core import box, memory
 from workbench.core.arrays import Array, Ints
+from workbench.core.executors import in_order
 from workbench.core.payload import Payloads
 from workbench.core.plan import ReadItem, ReadPlan, plan_reads
 from workbench.core.region import Axis, Region
@@ -129,7 +130,7 @@ def _copy_all(payloads: Payloads, plan: ReadPlan, ndim: int, selection: Selectio
             copy(item)
         return
     with ThreadPoolExecutor(min(len(plan), payloads.pool.at_once)) as threads:
-        for _ in threads.map(copy, plan.items(ndim)):
+        for _ in in_order(threads, copy, plan.items(ndim)):
             pass
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from workbench.core.arrays import Array
-from workbench.core.remote.objects import ObjectStore, connect
+from workbench.core.remote.objects import ObjectStore, complete, connect
 from workbench.core.remote.payload_cache import PayloadCache, cache_of
 from workbench.core.remote.requests import Traffic, alone
 from workbench.core.remote.url import Location
@@ -84,14 +84,15 @@ class Connection:
         endpoint = given.get("endpoint") or given.get("aws_endpoint") or os.environ.get("AWS_ENDPOINT_URL", "")
         self._store = f"{self.at.scheme}://{self.at.host} {endpoint}"
 
-    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat) -> memoryview:
+    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
+        """Bytes ``[start, stop)`` of an object, in ``into`` if that is given: from the cache on disk, or a request."""
         pin = stat.tag or self.objects.pin
         # without a pin, an object may have other content at any time
         cache = self._use.cache if pin and not self._use.without else None
         if cache is not None and (kept := cache.find(f"{self._store}/{key}", stat.size, pin, start, stop)) is not None:
             self.traffic.count(cached=len(kept))
-            return kept
-        data = self.objects.get(key, name, start, stop, stat)
+            return complete((kept,), start, stop, name, into)
+        data = self.objects.get(key, name, start, stop, stat, into)
         self.traffic.count(requests=1, received=len(data))
         if cache is not None:
             cache.keep(f"{self._store}/{key}", stat.size, pin, start, data)

@@ -14,9 +14,10 @@ from datetime import timedelta
 from itertools import chain
 from typing import Any, TypeVar, cast
 
+from workbench.core.arrays import Array
 from workbench.core.remote.bucket import Bucket, Tree
 from workbench.core.remote.connection import Connection
-from workbench.core.remote.objects import SENT_AT_ONCE, WRITABLE, Version, WritableStore
+from workbench.core.remote.objects import SENT_AT_ONCE, WRITABLE, Version, WritableStore, complete
 from workbench.core.remote.requests import alone, together
 from workbench.core.remote.url import current_options, parse
 from workbench.core.source import FileStat
@@ -221,14 +222,14 @@ class _Scattered:
     def head(self, key: str) -> FileStat | None:
         return self._held[key][0] if key in self._held else None
 
-    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat) -> memoryview:
+    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
         _, where, remote = self._held[key]
         if remote:
-            found: memoryview = self._objects.get(where, name, start, stop, stat)
+            found: memoryview = self._objects.get(where, name, start, stop, stat, into)
             return found
         with open(where, "rb") as handle:
             handle.seek(start)
-            return memoryview(handle.read(stop - start))
+            return complete((handle.read(stop - start),), start, stop, name, into)
 
     def walk(self, folder: str) -> Iterator[tuple[str, FileStat | None]]:
         yield from ((key, one[0]) for key, one in self._held.items() if key.startswith(f"{folder}/"))

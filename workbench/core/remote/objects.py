@@ -17,9 +17,13 @@ from html.parser import HTMLParser
 from typing import Any, NoReturn, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
+import numpy as np
+
+from workbench.core.arrays import Array
 from workbench.core.remote.requests import together
 from workbench.core.remote.url import Location, parse
 from workbench.core.source import FileStat, changed, rewritten
+from workbench.core.stop import going_on
 from workbench.errors import (
     ChangedError,
     MissingExtraError,
@@ -36,6 +40,7 @@ Options = Mapping[str, Any]
 #: Time without a byte after which a request is given up, and time for all tries of one request together.
 STALL, DEADLINE = timedelta(seconds=20), timedelta(seconds=60)
 RETRIES = 4
+ARRIVED = 256 << 10  #: bytes of a body that are taken over at a time
 BACKOFF = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2}
 PAGE = 1000  #: objects a listing asks for at a time
 FOLDERS, DEPTH = 256, 8  #: folders of a server, and levels, up to which everything below a folder is listed at once
@@ -70,8 +75,12 @@ class ObjectStore(Protocol):
     def head(self, key: str) -> FileStat | None:
         """Identity of an object, or ``None`` if there is none of that key."""
 
-    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat) -> memoryview:
-        """Bytes ``[start, stop)`` of an object; ChangedError if its content is no longer that of ``stat``."""
+    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
+        """Bytes ``[start, stop)`` of an object; ChangedError if its content is no longer that of ``stat``.
+
+        Args:
+            into: ``(stop - start,) uint8``, contiguous; receives the bytes as they arrive, and is what is returned.
+        """
 
     def walk(self, folder: str) -> Iterator[tuple[str, FileStat | None]]:
         """Keys of all objects below a folder; without a ``stat`` if the store does not list it.
@@ -172,21 +181,23 @@ class _Cloud:
         except Exception as error:
             self._explain(error, key)
 
-    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat) -> memoryview:
+    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
         wanted: dict[str, Any] = {"range": (start, stop)}
         if stat.tag:
             wanted["if_match"] = stat.tag
         try:
             reply = self._obstore.get(self._store, key, options=wanted)
-            data = memoryview(reply.bytes())
+            now = _stat(reply.meta)
+            if now.size != stat.size:  # a store that ignores If-Match
+                raise changed(name, stat.size, now.size)
+            if stat.tag and now.tag and now.tag.strip('"') != stat.tag.strip('"'):
+                raise rewritten(name)
+            # bytes() would hold the pieces of the body and their copy at the same time, both in fresh memory
+            whole = into is None or len(into) <= ARRIVED
+            pieces = (reply.bytes(),) if whole else reply.stream(min_chunk_size=ARRIVED)
+            return complete(pieces, start, stop, name, into)
         except Exception as error:
             self._explain(error, name, stat)
-        now = _stat(reply.meta)
-        if now.size != stat.size:  # a store that ignores If-Match
-            raise changed(name, stat.size, now.size)
-        if stat.tag and now.tag and now.tag.strip('"') != stat.tag.strip('"'):
-            raise rewritten(name)
-        return _complete(data, start, stop, name)
 
     def walk(self, folder: str) -> Iterator[tuple[str, FileStat | None]]:
         try:
@@ -320,8 +331,8 @@ class _Web(_Cloud):
         # a page is a folder's list of links, or what a server sends instead of a missing file; never a checkpoint's
         return None if str(reply.attributes.get("Content-Type", "")).startswith("text/html") else _stat(reply.meta)
 
-    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat) -> memoryview:
-        return super().get(self._path(key), name, start, stop, stat)
+    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
+        return super().get(self._path(key), name, start, stop, stat, into)
 
     def walk(self, folder: str) -> Iterator[tuple[str, FileStat | None]]:
         level, listed, depth = [folder], 0, 0
@@ -427,8 +438,8 @@ class _Hub:
     def head(self, key: str) -> FileStat | None:
         return self._files.get(self._inside(key))
 
-    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat) -> memoryview:
-        return self._web.get(f"{self._above}/{self._inside(key)}", name, start, stop, stat)
+    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
+        return self._web.get(f"{self._above}/{self._inside(key)}", name, start, stop, stat, into)
 
     def walk(self, folder: str) -> Iterator[tuple[str, FileStat | None]]:
         for path, stat in self._files.items():
@@ -483,12 +494,12 @@ class _Other:
             self._explain(error, key)
         return _info_stat(info) if info["type"] == "file" else None
 
-    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat) -> memoryview:
+    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
         try:
             data = self._system.cat_file(self._path(key), start=start, end=stop)
         except Exception as error:
             self._explain(error, name)
-        return _complete(memoryview(data), start, stop, name)
+        return complete((data,), start, stop, name, into)
 
     def walk(self, folder: str) -> Iterator[tuple[str, FileStat | None]]:
         try:
@@ -563,13 +574,21 @@ class _Memory(_Other):
 # ---- common ----------------------------------------------------------------------------------------------------------
 
 
-def _complete(data: memoryview, start: int, stop: int, name: str) -> memoryview:
-    if len(data) != stop - start:
+def complete(pieces: Iterable[Any], start: int, stop: int, name: str, into: Array | None) -> memoryview:
+    """The bytes of a body that arrives in pieces, in ``into`` if that is given; ChangedError if it is too short."""
+    sent, data = 0, memoryview(b"")
+    for piece in pieces:
+        going_on()
+        data = memoryview(piece)
+        if into is not None and sent + len(data) <= len(into):
+            into[sent : sent + len(data)] = np.frombuffer(data, np.uint8)
+        sent += len(data)
+    if sent != stop - start:
         raise ChangedError(
-            f"file {name!r}: the store sent {len(data):,} bytes instead of {stop - start:,} from byte {start:,} on; "
+            f"file {name!r}: the store sent {sent:,} bytes instead of {stop - start:,} from byte {start:,} on; "
             "it was shortened, open it again"
         )
-    return data
+    return data if into is None else memoryview(into)
 
 
 def _answer(error: BaseException) -> tuple[str, str, str]:

@@ -6,7 +6,8 @@
     requests └────┘      └── 16 MiB ──┘└── 16 MiB ──┘      32 at a time
 
 Metadata is read in blocks that are kept: a reader of directories asks for many small fields side by side. A pass that
-reads much announces what it is about to read (``ahead``): headers and payloads of many chunks then share a request.
+reads much announces what it is about to read (``ahead``): headers and payloads of many chunks then share a request, and
+arrive while the pass is at the first of them.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ import numpy as np
 
 from workbench.core.arrays import Array
 from workbench.core.remote.connection import Connection
-from workbench.core.remote.requests import ahead, together
+from workbench.core.remote.requests import BUFFER, Arriving, ahead, together
 from workbench.core.source import FileStat, Source
 from workbench.errors import OpenError, TruncatedError
 
-AHEAD_PART = 8 << 20  #: bytes of a request of those made ahead
+AHEAD_PART = BUFFER  #: bytes of a request of those made ahead
 AHEAD_MOST = 64 << 20  #: bytes that one announcement fetches; what is beyond is read where it is needed
 PART = 16 << 20  #: bytes of the largest request
 GAP = 256 << 10  #: bytes between two ranges up to which one request for both is cheaper than two
@@ -44,25 +45,18 @@ class RangedSource(Source):
 
     @contextmanager
     def ahead(self, spans: Sequence[tuple[int, int]]) -> Iterator[None]:
-        wanted = _merged(spans, self.size)
-        parts = [(at, min(at + AHEAD_PART, high)) for low, high in wanted for at in range(low, high, AHEAD_PART)]
-        with ahead(sum(high - low for low, high in wanted)):
-            # as they arrive, never joined: each copy of them would cost as much as the request
-            fetched = together(lambda part: np.frombuffer(self._get(*part), np.uint8), parts)
-            self._fetched.parts = [low for low, _ in parts], fetched
-            del fetched
+        parts = [part for span in _merged(spans, self.size) for part in _split(*span)]
+        with ahead(self._get, parts) as fetched:  # as they arrive, never joined
+            self._fetched.parts = parts, fetched
             try:
                 yield
             finally:
-                self._fetched.parts = [], []
+                self._fetched.parts = (), ()
 
     def fetch(self, spans: Sequence[tuple[int, int]]) -> None:
         blocks = self._connection.blocks
-        wanted = [
-            (at, min(at + AHEAD_PART, high))
-            for low, high in _merged([span for span in spans if blocks.find(self._key, *span) is None], self.size)
-            for at in range(low, high, AHEAD_PART)
-        ]
+        missing = [span for span in spans if blocks.find(self._key, *span) is None]
+        wanted = [part for span in _merged(missing, self.size) for part in _split(*span)]
 
         def keep(part: tuple[int, int]) -> None:
             with suppress(OpenError):  # the read itself meets the error, and knows what it reads
@@ -70,23 +64,30 @@ class RangedSource(Source):
 
         together(keep, wanted)
 
-    def _ready(self, row: Array, start: int) -> bool:
-        """Fill a row from what this thread fetched ahead, if that has all of it."""
-        lows, fetched = getattr(self._fetched, "parts", ((), ()))
-        first = bisect_right(lows, start) - 1
-        at, k = start, first
-        while 0 <= k < len(lows) and lows[k] <= at < lows[k] + len(fetched[k]) and at < start + len(row):
-            at, k = lows[k] + len(fetched[k]), k + 1
-        if at < start + len(row):
+    def _ready(self, row: Array, start: int, *, again: bool = False) -> bool:
+        """Fill a row from what this thread fetched ahead, if that has all of it; the bytes may be needed ``again``."""
+        parts: Sequence[tuple[int, int]]
+        fetched: Sequence[Arriving]
+        parts, fetched = getattr(self._fetched, "parts", ((), ()))
+        stop = start + len(row)
+        first = k = bisect_right(parts, (start, self.size)) - 1
+        at = start
+        while 0 <= k < len(parts) and parts[k][0] <= at < min(parts[k][1], stop):
+            at, k = parts[k][1], k + 1
+        if at < stop:
             return False
-        for low, part in zip(lows[first:k], fetched[first:k], strict=True):
-            begin, end = max(start, low), min(start + len(row), low + len(part))
-            row[begin - start : end - start] = part[begin - low : end - low]
+        spans = [(max(start, low), min(stop, high)) for low, high in parts[first:k]]
+        for (begin, end), arriving in zip(spans, fetched[first:k], strict=True):
+            if not arriving.copy(begin, end, row[begin - start : end - start]):  # the read itself meets the error
+                return False
+        if not again:
+            for (begin, end), arriving in zip(spans, fetched[first:k], strict=True):
+                arriving.passed(begin, end)
         return True
 
     def _copied(self, start: int, stop: int) -> Array | None:
         row = np.empty(stop - start, np.uint8)
-        return row if self._ready(row, start) else None
+        return row if self._ready(row, start, again=True) else None
 
     def read_into(self, buffer: Array, start: int) -> None:
         self.read_runs(buffer.reshape(1, -1), [start])
@@ -120,8 +121,12 @@ class RangedSource(Source):
 
         def fill(span: tuple[int, int]) -> None:
             low, high = span
-            data = np.frombuffer(self._get(low, high), np.uint8)
             k = int(np.searchsorted(at, low - nbytes, side="right"))
+            if at[k] <= low and high <= at[k] + nbytes and (k + 1 == len(at) or at[k + 1] >= high):  # of one row
+                into = int(order[k]) * nbytes + low - int(at[k])
+                self._get(low, high, flat[into : into + high - low])
+                return
+            data = np.frombuffer(self._get(low, high), np.uint8)
             while k < len(at) and at[k] < high:
                 begin, end = max(int(at[k]), low), min(int(at[k]) + nbytes, high)
                 into = int(order[k]) * nbytes + begin - int(at[k])
@@ -151,8 +156,8 @@ class RangedSource(Source):
         found.flags.writeable = False
         return found
 
-    def _get(self, start: int, stop: int) -> memoryview:
-        return self._connection.get(self._key, self._name, start, stop, self.stat)
+    def _get(self, start: int, stop: int, into: Array | None = None) -> memoryview:
+        return self._connection.get(self._key, self._name, start, stop, self.stat, into)
 
     def _inside(self, stop: int) -> None:
         if stop > self.size:
@@ -160,6 +165,12 @@ class RangedSource(Source):
                 f"file {self._name!r} ends at byte {self.size:,}, {stop - self.size:,} bytes too early; "
                 "it is truncated or from another save, restore it"
             )
+
+
+def _split(low: int, high: int) -> Iterator[tuple[int, int]]:
+    """A range in equal parts of at most :data:`AHEAD_PART` bytes."""
+    part = -(-(high - low) // max(-(-(high - low) // AHEAD_PART), 1))
+    return ((at, min(at + part, high)) for at in range(low, high, part))
 
 
 def _merged(spans: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:

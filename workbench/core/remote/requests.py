@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from typing import Any, TypeVar
 
+import numpy as np
+
+from workbench.core import memory
+from workbench.core.arrays import Array
+from workbench.core.stop import Stop
 from workbench.errors import UsageError
 
 IN_FLIGHT = 32  #: requests that run at the same time
-AHEAD = 192 << 20  #: bytes that all passes of the process together fetch before they are read
+BUFFER = (5 << 20) + (512 << 10)  #: bytes of the largest request made ahead: a sixth of a task and some headers
+SKIPPED = 64 << 10  #: bytes of headers between two payloads that a reader may skip
+AHEAD = 30 * BUFFER  #: bytes that all passes of the process together fetch before they are read
 ASKING = 8  #: threads in which callers wait for several of them
 T = TypeVar("T")
 R = TypeVar("R")
@@ -75,50 +85,164 @@ class _Threads:
             return self._pools[count]
 
 
+class Arriving:
+    """Bytes ``[start, stop)`` that are fetched, for one thread that reads them once and goes forward.
+
+    Attributes:
+        turn: of the thread, in :class:`_Ahead`.
+        needed: the thread waits for it.
+    """
+
+    def __init__(self, turn: int, start: int, stop: int) -> None:
+        self.turn, self.start, self.stop = turn, start, stop
+        # buffers for requests of full size are all alike: any of them will do
+        self.cost = BUFFER if BUFFER // 2 <= stop - start <= BUFFER else stop - start
+        self.buffer: Array | None = None
+        self.job: Future[object]
+        self.begun, self.needed = threading.Event(), False
+        self._read = start
+
+    def copy(self, begin: int, end: int, into: Array) -> bool:
+        """Copy bytes ``[begin, end)`` once they are there; ``False`` if they could not be fetched, or are dropped."""
+        if not self.begun.is_set():
+            _ahead.need(self)
+            self.begun.wait()
+        if self.buffer is None or self.job.exception() is not None:
+            return False
+        into[...] = self.buffer[begin - self.start : end - self.start]
+        return True
+
+    def passed(self, begin: int, end: int) -> None:
+        """Give the memory back once all of it was read, except for headers that were skipped."""
+        if begin <= self._read + SKIPPED:
+            self._read = max(self._read, end)
+            if self._read >= self.stop:
+                _ahead.drop(self)
+
+
 class _Ahead:
-    """Memory for what is fetched before it is read, shared by the threads of all passes."""
+    """Memory for what is fetched before it is read, shared by the threads of all passes: first come, first served.
+
+    A request begins when there is memory for it. If the thread that came first waits for one, that begins at once: the
+    others may all be waiting, too, with all of the memory in their hands. Buffers are used again, since the first touch
+    of fresh memory costs as much as a copy into it.
+    """
 
     def __init__(self) -> None:
-        self._free, self._room, self._own = AHEAD, threading.Condition(), threading.local()
+        self.free, self._lock, self._own = AHEAD, threading.Lock(), threading.local()
+        self._turns: dict[int, int] = {}  # of threads that hold or want memory: for how many files
+        self._waiting: list[tuple[int, int, Arriving, Callable[[Array], Future[object]]]] = []
+        self._spare: list[Array] = []
+        self._count = count()
 
     @contextmanager
-    def take(self, nbytes: int) -> Iterator[None]:
-        """Wait for room, but not while holding some: two threads would wait for each other."""
-        held = getattr(self._own, "held", 0)
-        with self._room:
-            self._room.wait_for(lambda: held or self._free >= min(nbytes, AHEAD))
-            self._free -= nbytes
-        self._own.held = held + nbytes
+    def turn(self) -> Iterator[int]:
+        """The turn of this thread: the same one for all that it reads at a time."""
+        with self._lock:
+            if (turn := getattr(self._own, "turn", None)) is None:
+                turn = self._own.turn = next(self._count)
+            self._turns[turn] = self._turns.get(turn, 0) + 1
         try:
-            yield
+            yield turn
         finally:
-            self._own.held = held
-            with self._room:
-                self._free += nbytes
-                self._room.notify_all()
+            with self._lock:
+                self._turns[turn] -= 1
+                if not self._turns[turn]:
+                    del self._turns[turn]
+                    self._own.turn = None
+                self._begin()
+
+    def add(self, one: Arriving, begin: Callable[[Array], Future[object]]) -> None:
+        """Call ``begin`` with a buffer of ``one.cost`` bytes once there is room for it."""
+        with self._lock:
+            insort(self._waiting, (one.turn, next(self._count), one, begin))
+            self._begin()
+
+    def need(self, one: Arriving) -> None:
+        """Note that a thread waits for this request to begin."""
+        with self._lock:
+            one.needed = True
+            self._begin()
+
+    def drop(self, one: Arriving) -> None:
+        """Give memory back, or want none any more."""
+        with self._lock:
+            if not one.begun.is_set():
+                self._waiting = [waiting for waiting in self._waiting if waiting[2] is not one]
+                one.begun.set()
+            elif one.buffer is not None:
+                if (one.job.cancel() or one.job.done()) and one.cost == BUFFER:  # otherwise it is still written to
+                    self._spare.append(one.buffer)
+                one.buffer = None
+                self.free += one.cost
+                self._begin()
+                if self.free == AHEAD:  # no pass is under way
+                    self._spare.clear()
+
+    def _begin(self) -> None:
+        """Begin what there is memory for, in order, and what the first thread waits for."""
+        first, room, left = min(self._turns, default=None), True, []
+        for k, waiting in enumerate(self._waiting):
+            _, _, one, begin = waiting
+            room = room and one.cost <= self.free
+            if room or (one.turn == first and one.needed):
+                if one.cost != BUFFER:
+                    one.buffer = np.empty(one.cost, np.uint8)
+                else:
+                    one.buffer = self._spare.pop() if self._spare else memory.empty((BUFFER,), np.dtype(np.uint8))
+                self.free -= one.cost
+                one.job = begin(one.buffer)
+                one.begun.set()
+            elif one.turn == first:
+                left.append(waiting)
+            else:
+                left += self._waiting[k:]
+                break
+        self._waiting = left
 
 
 _threads = _Threads()
 _ahead = _Ahead()
 
 
-def ahead(nbytes: int) -> AbstractContextManager[None]:
-    """Wait until ``nbytes`` may be fetched ahead; what they are fetched into must be dropped inside."""
-    return _ahead.take(nbytes)
+@contextmanager
+def ahead(call: Callable[[int, int, Array], object], parts: Sequence[tuple[int, int]]) -> Iterator[list[Arriving]]:
+    """Begin to fetch byte ranges ``[start, stop)``, each as soon as there is room for it.
+
+    Args:
+        call: fetches bytes ``[start, stop)`` into a ``uint8`` buffer of that size.
+    """
+    pool, over = _threads.pool(IN_FLIGHT), Stop()
+
+    def begin(one: Arriving, buffer: Array) -> Future[object]:
+        return pool.submit(over.run, call, one.start, one.stop, buffer[: one.stop - one.start])
+
+    with _ahead.turn() as turn:
+        found = [Arriving(turn, start, stop) for start, stop in parts]
+        try:
+            for one in found:
+                _ahead.add(one, partial(begin, one))
+            yield found
+        finally:
+            over.set()
+            for one in found:
+                _ahead.drop(one)
 
 
 def together(call: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Call a function for each item, up to :data:`IN_FLIGHT` at a time, and return the results in order.
 
-    The first error is raised once the calls that have begun are over; those that have not are dropped.
+    The first error is raised once the calls that have begun are over or have given up; those that have not are dropped.
     """
-    pool = _threads.pool(IN_FLIGHT)
-    futures: list[Future[R]] = [pool.submit(call, item) for item in items]
+    pool, stop = _threads.pool(IN_FLIGHT), Stop()
+    futures: list[Future[R]] = [pool.submit(stop.run, call, item) for item in items]
     try:
         return [future.result() for future in futures]
-    except BaseException:
-        for future in futures:
-            future.cancel()
+    except BaseException as error:
+        stop.set()
+        begun = [future for future in futures if not future.cancel()]
+        if isinstance(error, Exception):  # Ctrl-C does not wait
+            wait(begun)
         raise
 
 

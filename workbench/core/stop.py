@@ -1,0 +1,56 @@
+"""Whether anybody still waits for what a thread does: a request that nobody waits for ends with its next piece.
+
+::
+
+    pass      Stop ─┬─ task, in a thread ── Stop ─┬─ request, in a thread     going_on() at each piece
+                    └─ task                       └─ request
+
+A pass that is left before its end (Ctrl-C, an error, a progress bar that cancels) sets its stop, which ends the
+requests of its tasks too; what they would have returned is dropped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+R = TypeVar("R")
+_own = threading.local()
+
+
+class GivenUp(BaseException):  # not an Exception: no handler is to explain it
+    """Nobody waits any more for what this thread does."""
+
+
+class Stop:
+    """Stops the calls that are made through it, and those through stops that they make themselves."""
+
+    def __init__(self) -> None:
+        self._above: Stop | None = getattr(_own, "stop", None)
+        self._set = False
+
+    def set(self) -> None:
+        """Stop what runs, at its next :func:`going_on`."""
+        self._set = True
+
+    def is_set(self) -> bool:
+        """Return whether this stop, or one above it, is set."""
+        return self._set or (self._above is not None and self._above.is_set())
+
+    def run(self, call: Callable[..., R], *given: object) -> R:
+        """Make a call that this stop can end."""
+        before = getattr(_own, "stop", None)
+        _own.stop = self
+        try:
+            going_on()
+            return call(*given)
+        finally:
+            _own.stop = before
+
+
+def going_on() -> None:
+    """Raise :class:`GivenUp` if the stop of this thread's call is set."""
+    stop: Stop | None = getattr(_own, "stop", None)
+    if stop is not None and stop.is_set():
+        raise GivenUp
