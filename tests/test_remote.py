@@ -259,10 +259,18 @@ def test_what_nobody_waits_for_is_given_up():
     assert sorted(ended) == [1, 2]
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises, even in a process that a shell has started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(
     "read", [lambda ckpt: wb.stats(ckpt, cache=False), wb.Checkpoint.state_dict, lambda ckpt: ckpt["w"].torch()]
 )
-def test_an_interrupt_does_not_wait_for_the_network(tmp_path, read):
+def test_an_interrupt_does_not_wait_for_the_network(tmp_path, read, interruptible):
     save_file({"w": torch.zeros(24 << 20, dtype=torch.uint8)}, tmp_path / "model.safetensors")
     with RangeServer(tmp_path, bandwidth=2e6) as server:  # 12 s
         ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
