@@ -55,7 +55,7 @@ SPIKES = (
 #: Where it is shown, what to do is added: text names an option, a page the folder.
 NO_LOG = "no log was found beside or above the checkpoints"
 NEAR = 50  #: steps after a resume within which a jump is mentioned together with it
-BEGINS = 5  #: rows between two saves from which it is no chance that a log begins after one
+BEGINS = 5  #: rows between two saves; with fewer, a log may begin right after a save by chance
 _GOES_ON = re.compile(r"resum|continu|restor|restart", re.IGNORECASE)
 SHARED = 0.5  #: of the steps of a second log that have to be logged in the first one, if it is of the same run
 ALIKE = 0.05  #: median relative difference of the losses of two logs of one run: digits, and means of several steps

@@ -76,7 +76,7 @@ class ObjectStore(Protocol):
         """Identity of an object, or ``None`` if there is none of that key."""
 
     def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
-        """Bytes ``[start, stop)`` of an object; ChangedError if its content is no longer that of ``stat``.
+        """Return bytes ``[start, stop)`` of an object; raise ChangedError if it has changed since ``stat``.
 
         Args:
             into: ``(stop - start,) uint8``, contiguous; receives the bytes as they arrive, and is what is returned.

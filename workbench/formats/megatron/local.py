@@ -59,7 +59,7 @@ class LocalFile(NamedTuple):
 
     Attributes:
         path: in the place. iteration, owner: as in the name: the rank whose state it holds.
-        holder: the rank that wrote it, by its folder; the owner if there is no such folder.
+        holder: the rank whose folder holds the file; the owner if the file is in no rank's folder.
         dirty: the save was not finished.
     """
 
