@@ -25,7 +25,7 @@ from workbench.analysis.pair_histogram import PairHistogram
 from workbench.views import units
 from workbench.views.diff_grid import Grid, GridCell
 from workbench.views.names import safe, shorten_all
-from workbench.views.picture import FRAME, GREY, OKABE_ITO, legend, ticks
+from workbench.views.picture import FRAME, GREY, OKABE_ITO, framed, legend, ticks
 
 BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, _ = OKABE_ITO
 KINDS = {
@@ -115,18 +115,7 @@ class Frame:
             from bokeh.models import ColumnDataSource
 
             source = plot.handles["frame"] = ColumnDataSource(self._data())
-            for width, colour in ((5, "#FFFFFF"), (2.5, "#000000")):  # a halo, visible on any colour
-                plot.state.quad(
-                    left="left",
-                    right="right",
-                    top="top",
-                    bottom="bottom",
-                    source=source,
-                    fill_alpha=0,
-                    line_color=colour,
-                    line_width=width,
-                    level="overlay",
-                )
+            framed(plot, source)
             self._drawn.append(source)
 
     def show(self, cell: GridCell | None) -> None:

@@ -21,7 +21,7 @@ import holoviews as hv
 import numpy as np
 
 from workbench.core.arrays import Array
-from workbench.views.picture import FRAME, OKABE_ITO
+from workbench.views.picture import FRAME, OKABE_ITO, framed
 
 BOXES = 65_536  #: painted at a time: intermediate results stay in a core's cache
 PIXELS = 4_000_000  #: written at a time, or those of one box: stacked boxes do not need memory for each
@@ -146,18 +146,7 @@ class Marks:
         from bokeh.models import ColumnDataSource
 
         source = plot.handles["marks"] = ColumnDataSource(self._data())
-        for width, colour in ((5, "#FFFFFF"), (2.5, "#000000")):  # a halo, visible on any colour
-            plot.state.quad(
-                left="left",
-                right="right",
-                top="top",
-                bottom="bottom",
-                source=source,
-                fill_alpha=0,
-                line_color=colour,
-                line_width=width,
-                level="overlay",
-            )
+        framed(plot, source)
         self._drawn.append(source)
 
     def show(self, boxes: Sequence[tuple[float, float, float, float]]) -> None:

@@ -72,6 +72,22 @@ def legend(**more: Any) -> dict[str, Any]:
     }
 
 
+def framed(plot: Any, source: Any) -> None:
+    """Draw the rectangles of a source (``left``, ``right``, ``top``, ``bottom``) over a plot, as frames with a halo."""
+    for width, colour in ((5, "#FFFFFF"), (2.5, "#000000")):  # visible on any colour
+        plot.state.quad(
+            left="left",
+            right="right",
+            top="top",
+            bottom="bottom",
+            source=source,
+            fill_alpha=0,
+            line_color=colour,
+            line_width=width,
+            level="overlay",
+        )
+
+
 def ticks(names: Sequence[str], most: int = 60) -> list[tuple[float, str]]:
     """Return ticks with names in the middle of unit cells, as many as are legible."""
     step = max(-(-len(names) // most), 1)

@@ -205,7 +205,7 @@ def _absent_layers(subject: Examined, prefix: str, there: list[int]) -> None:
     few = lost * 2 <= len(there)
     subject.log.add(
         "names.layer_gap",
-        "warn" if few else "info",  # layers that most others are absent between may have been selected
+        "warn" if few else "info",  # if most are absent, the others may have been selected on purpose
         f"{prefix}{absent[0]}",
         f"is absent: the stack has layers {there[0]} to {there[-1]} except {absent[:NAMED]}"
         + ("" if few else f"{' …' if lost > NAMED else ''}: {lost:,} of {lost + len(there):,} are absent"),
