@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from bokeh.document import Document
+from bokeh.io.doc import curdoc, patch_curdoc
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -253,6 +255,19 @@ def test_a_diagnosis_has_its_pictures_in_every_format(format):
     assert list(pictures) == ["transition", "reach", "shards", "low bits"]
     for picture in pictures.values():
         assert draw(picture).title.text
+
+
+def test_pages_do_not_ask_for_the_current_document(tmp_path):
+    """In a server it is that of some session, which may have ended: Bokeh then raises."""
+    case = lab.case("f01_drop_opt", SMALL, "dcp", k=1)
+    found = wb.doctor(case.before, case.after)
+    pictures, ended = doctor_pictures(found), Document()
+    with patch_curdoc(ended):
+        del ended
+        with pytest.raises(RuntimeError, match="destroyed"):
+            curdoc()
+        assert "transition" in diagnosis_page(found, pictures)
+        assert wb.run("sample_ckpts/loss_spike").to_html(tmp_path / "run.html", diagnose=False)
 
 
 def test_a_diagnosis_of_nothing_has_no_pictures():

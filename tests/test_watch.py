@@ -249,6 +249,8 @@ def test_rewritten_removed_and_sealed(tmp_path):
     for step in (10, 20, 30):
         save(tmp_path, step)
     shutil.copytree(ROOT / "titan_run" / "step-2", tmp_path / "step-40")
+    for file in (tmp_path / "step-40").iterdir():
+        file.touch()  # saved just now: a folder does not wait for what the files beside it have
     script = [
         *[nothing] * 3,
         lambda: save(tmp_path, 20),

@@ -387,12 +387,13 @@ class Watcher:
         """Return which file a step lacks that every other step beside it has: some formats have no commit marker, and
         are complete before the optimizer is saved, for all that their files show."""
         beside = os.path.dirname(entry.found.path)
-        if entry.found.step is None:
+        if entry.found.step is None or "" in entry.files:  # a file is whole once it opens
             return ""
         others = [
             _shape(one.reported)
             for one in self._steps.values()
-            if one is not entry and one.reported is not None and one.found.step is not None
+            if one is not entry and one.found.step is not None
+            if one.reported is not None and "" not in one.reported
             if os.path.dirname(one.found.path) == beside
         ]
         lost = sorted(set.intersection(*others) - _shape(entry.files)) if others else []

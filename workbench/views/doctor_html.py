@@ -69,9 +69,10 @@ def diagnosis_page(d: Diagnosis, pictures: Mapping[str, Any] | None = None) -> s
     figures = {}
     if pictures:
         import holoviews as hv
+        from bokeh.document import Document
 
-        renderer = hv.renderer("bokeh")
-        figures = {name: renderer.get_plot(picture).state for name, picture in pictures.items()}
+        renderer = hv.renderer("bokeh").instance(mode="server")  # in "default", documents are those of sessions
+        figures = {name: renderer.get_plot(picture, Document()).state for name, picture in pictures.items()}
     drawn = "".join(f"<figure><!--{name}--></figure>" for name in figures)
     title = escape(safe(d.verdict) or "Resume doctor")
     more = f"<h2>Pictures</h2>{drawn}" if figures else ""

@@ -33,11 +33,15 @@ def page_of(title: str, body: str, figures: Mapping[str, Any], *, hint: str = ""
     """
     head = ""
     if figures:
+        from bokeh.document import Document
         from bokeh.embed import components
         from bokeh.resources import Resources
         from bokeh.themes import default
 
-        script, divs = components(dict(figures), theme=default)  # not that of a session which may be over
+        own = Document()  # without it, Bokeh asks for the current one: that of a session which may just have ended
+        for figure in figures.values():
+            own.add_root(figure)
+        script, divs = components(dict(figures), theme=default)
         for name, div in divs.items():
             body = body.replace(f"<!--{name}-->", div, 1)
         # INLINE would bring every widget and Panel's, too
