@@ -109,7 +109,7 @@ def database(
     prefix: int = 0,
 ) -> Path:
     """Write a database: leaves of ``leaf_keys`` keys below one inner node, or one leaf, in ``d/nodes``."""
-    stored, nodes, entries = b"", b"", {}
+    stored, nodes, entries = bytearray(), bytearray(), {}
     for key, value in sorted((key.encode(), value) for key, value in values.items()):
         entries[key] = value if len(value) <= inline else (0, len(stored), len(value))
         stored += value if len(value) > inline else b""
