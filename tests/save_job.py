@@ -43,7 +43,7 @@ DIED = 77
 
 def state(letter: str) -> dict[str, Any]:
     made = torch.Generator().manual_seed(ord(letter))
-    tensors = {f"{n}.weight": torch.randn(100, 50 + n, generator=made) for n in range(4)}
+    tensors = {f"{n}.weight": torch.randn(100, 50 + n, generator=made) for n in range(16)}
     return {"model": tensors, "step": ord(letter)}
 
 
@@ -201,7 +201,7 @@ def outcome(folder: Path, before: str, commit: str) -> str:
 
 
 def main(folder: Path, step: int, *commits: str) -> None:
-    datafile.WRITE, datafile.COPIED = 30_000, 4_096  # several writes to a small file
+    datafile.WRITE, datafile.COPIED = 6_000, 4_096  # several writes to a small file
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     told: dict[str, int] = {"deaths": 0, "old": 0, "new": 0, "wrong": 0}

@@ -2,8 +2,10 @@
 
 ::
 
-    async_save ──► stage: live state ─copy─► buffers ─hash─► digests        the training waits for this
+    async_save ──► stage: live state ─copy, hash─► buffers, digests         the training waits for this
                    upload: buffers ─hash─► compared, then written           in a thread or another process
+
+The copy is hashed piece by piece while it is in the processor's cache, which takes little more than the copy alone.
 
 A buffer is free again once nobody holds the state dict that was staged in it. While all are in use, a save gets
 memory of its own. Fresh memory costs a page fault for every 4 KiB, which takes longer than the copy.
@@ -19,8 +21,9 @@ import io
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,11 +32,15 @@ from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_st
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.tensor import DTensor
 
+from workbench.core.arrays import Array
 from workbench.core.fingerprint import BlockDigests
+from workbench.core.stream import BLOCK
 from workbench.dcp.datafile import bytes_of
 from workbench.errors import WriteError
 
 COPIED = 16 << 20  #: bytes that are copied from a device at a time to be hashed
+PART = 4 * BLOCK  #: bytes that one thread hashes; whole blocks
+PIECE = 512 << 10  #: bytes that are copied, then hashed; they fit into the cache of a core
 
 #: by fqn: bytes of the local tensor, the digests of its blocks, and its address; 0 if it is not contiguous there
 Digests = Mapping[str, tuple[int, list[bytes], int]]
@@ -92,12 +99,13 @@ def stage(
     buffer = _POOL.take(key)
     if buffer is None:
         buffer = _buffers(state_dict)
-    staged = _StagedState(_copied(state_dict, buffer))
+    sources: dict[int, torch.Tensor] = {}
+    staged = _StagedState(_copied(state_dict, buffer, sources if hashed else None))
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # the copies from the device are under way
     if buffers:
         _POOL.lend(key, buffer, staged, buffers)
-    digests = digests_of(staged) if hashed else {}
+    digests = digests_of(staged, sources=sources) if hashed else {}
     for name, (nbytes, blocks, _) in live.items():
         if name in digests and digests[name][:2] != (nbytes, blocks):
             raise WriteError(
@@ -107,16 +115,23 @@ def stage(
     return staged, digests, frozenset(live.keys() & digests.keys())
 
 
-def digests_of(state_dict: Mapping[str, Any], *, device: bool = False) -> Digests:
+def digests_of(
+    state_dict: Mapping[str, Any], *, device: bool = False, sources: Mapping[int, torch.Tensor] | None = None
+) -> Digests:
     """Return the digests of every local tensor, by the name that the planner gives it.
 
     Args:
         device: hash tensors on a device, too; they are copied, some MiB at a time.
+        sources: address of a tensor → the tensor that is copied to it first.
     """
     found = _local_tensors(flatten_state_dict(dict(state_dict))[0])
     tensors = {name: local for name, local in found if device or local.device.type == "cpu"}
+    jobs = [(name, job) for name, local in tensors.items() for job in _jobs(local, sources or {})]
+    blocks: dict[str, list[bytes]] = {name: [] for name in tensors}
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="workbench-stage") as pool:
-        return dict(zip(tensors, pool.map(_hashed, tensors.values()), strict=True))
+        for (name, _), digests in zip(jobs, pool.map(lambda one: one[1](), jobs), strict=True):
+            blocks[name] += digests
+    return {name: (one.nbytes, blocks[name], one.data_ptr() * one.is_contiguous()) for name, one in tensors.items()}
 
 
 def _local_tensors(flat: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -151,31 +166,72 @@ def _is_strided(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized
 
 
-def _copied(value: Any, buffer: Any) -> Any:
-    """Copy tensors into their buffers, and other values as a whole."""
+def _copied(value: Any, buffer: Any, later: dict[int, torch.Tensor] | None) -> Any:
+    """Copy tensors into their buffers, and other values as a whole.
+
+    Args:
+        later: receives the tensors that are copied when they are hashed, by the address of their buffer.
+    """
     if isinstance(value, Mapping):
-        return {name: _copied(one, buffer[name]) for name, one in value.items()}
+        return {name: _copied(one, buffer[name], later) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        made = [_copied(one, inner) for one, inner in zip(value, buffer, strict=True)]
+        made = [_copied(one, inner, later) for one, inner in zip(value, buffer, strict=True)]
         return tuple(made) if isinstance(value, tuple) else made
     if isinstance(value, DTensor):
-        buffer._local_tensor.copy_(value.to_local().detach(), non_blocking=True)
+        _fill(buffer._local_tensor, value.to_local().detach(), later)
         return buffer
     if isinstance(value, ShardedTensor):
         return _copy_state_dict({"": value}, {"": buffer}, type_check=False)[""]
     if _is_strided(value):
-        return buffer.copy_(value.detach(), non_blocking=True)
+        return _fill(buffer, value.detach(), later)
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     return value if isinstance(value, io.BytesIO) else copy.deepcopy(value)
 
 
-def _hashed(tensor: torch.Tensor) -> tuple[int, list[bytes], int]:
+def _fill(buffer: torch.Tensor, value: torch.Tensor, later: dict[int, torch.Tensor] | None) -> torch.Tensor:
+    """Copy a tensor, or leave that to the pass that hashes: of bytes in host memory, in the same order."""
+    if later is None or type(value) is not torch.Tensor or not _is_bytes(value) or not value.numel():
+        return buffer.copy_(value, non_blocking=True)
+    later[buffer.data_ptr()] = value
+    return buffer
+
+
+def _is_bytes(tensor: torch.Tensor) -> bool:
+    """Return whether its memory holds its values one after the other."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+
+
+def _jobs(tensor: torch.Tensor, sources: Mapping[int, torch.Tensor]) -> Iterator[Callable[[], list[bytes]]]:
+    """What returns the digests of a tensor's blocks, part by part."""
+    if not _is_bytes(tensor):
+        yield partial(_hashed, tensor)
+        return
+    flat, source = bytes_of(tensor), sources.get(tensor.data_ptr())
+    given = None if source is None else bytes_of(source)
+    for at in range(0, len(flat), PART):
+        yield partial(_filled, flat[at : at + PART], None if given is None else given[at : at + PART])
+
+
+def _filled(flat: Array, source: Array | None) -> list[bytes]:
+    """Hash bytes, which are copied from ``source`` before, if there is one."""
+    hasher = BlockDigests()
+    if source is None:
+        hasher.update(flat)
+        return hasher.digests()
+    for at in range(0, len(flat), PIECE):
+        piece = flat[at : at + PIECE]
+        piece[:] = source[at : at + PIECE]
+        hasher.update(piece)
+    return hasher.digests()
+
+
+def _hashed(tensor: torch.Tensor) -> list[bytes]:
     hasher, flat = BlockDigests(), tensor.detach().contiguous().reshape(-1)
     step = max(COPIED // flat.element_size(), 1) if flat.device.type != "cpu" else max(flat.numel(), 1)
     for start in range(0, flat.numel(), step):
         hasher.update(bytes_of(flat[start : start + step].cpu()))
-    return flat.nbytes, hasher.digests(), tensor.data_ptr() if tensor.is_contiguous() else 0
+    return hasher.digests()
 
 
 def _structure(value: Any, path: str = "") -> Iterator[Any]:
