@@ -40,7 +40,7 @@ from workbench.errors import WriteError
 
 COPIED = 16 << 20  #: bytes that are copied from a device at a time to be hashed
 PART = 4 * BLOCK  #: bytes that one thread hashes; whole blocks
-PIECE = 512 << 10  #: bytes that are copied, then hashed; they fit into the cache of a core
+PIECE = 1 << 20  #: bytes that are copied, then hashed; they fit into the cache of a core
 
 #: by fqn: bytes of the local tensor, the digests of its blocks, and its address; 0 if it is not contiguous there
 Digests = Mapping[str, tuple[int, list[bytes], int]]
