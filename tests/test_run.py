@@ -337,6 +337,16 @@ def test_nan_is_an_event_wherever_it_is():
     assert last.kind == "nan" and last.end is None and not last.recovered
 
 
+def test_a_log_without_a_loss_is_not_a_run_without_a_spike(tmp_path):
+    save(tmp_path, 10)
+    (tmp_path / "log.csv").write_text("step,lr\n" + "".join(f"{step},0.1\n" for step in range(20)))
+    run = wb.run(tmp_path)
+    assert run_sentence(run) == "The log has no loss; spikes were not looked for."
+    assert "not looked for: the log has no loss" in str(run) and "none" not in str(run)
+    log(tmp_path / "log.csv", dict.fromkeys(range(20), 3.0))
+    assert run_sentence(wb.run(tmp_path)) == "No jump of the loss was found in 20 points of the log."
+
+
 def test_a_level_shift_is_not_an_alarm_and_an_open_end_is():
     noise = np.exp(0.01 * np.random.default_rng(0).normal(size=300))
     shifted = 3 * noise

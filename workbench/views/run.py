@@ -59,9 +59,8 @@ def event_lines(run: Run) -> list[str]:
             lines += _headed("RESUMED", f"before step {int(one['step']):,}{_from(one)}: {safe(one['why'])}")
     for row in run.sources.to_dict("records")[:1]:
         points = f"{units.plural(row['points'], 'point')}, steps {row['first']:,} to {row['last']:,}"
-        lines += _headed(
-            "LOG", f"{safe(row['path'])} ({safe(row['kind'])}): {points}" + ("" if len(spikes) else "; no spike")
-        )
+        none = "" if len(spikes) else "; no spike" if "loss" in run.metrics else "; no loss"
+        lines += _headed("LOG", f"{safe(row['path'])} ({safe(row['kind'])}): {points}{none}")
     for note in run.notes[:2]:
         lines += _headed("NOTE", _advised(note))
     return lines
@@ -79,6 +78,8 @@ def run_sentence(run: Run) -> str:
     if row is None:
         if not len(run.sources):
             return "No log with a loss was found beside or above the checkpoints."
+        if "loss" not in run.metrics:
+            return "The log has no loss; spikes were not looked for."
         points = units.plural(int(run.sources["points"].iloc[0]), "point")
         after = f", {units.plural(len(resumes), 'resume')}" if resumes else ""
         return f"No jump of the loss was found in {points} of the log{after}."
@@ -152,7 +153,7 @@ def _lines(run: Run) -> Iterator[str]:
     if len(spikes) > SHOWN:
         yield from _row("", f"… {len(spikes) - SHOWN:,} lower ones")
     if len(sources) and not spikes:
-        yield from _row("spikes", "none")
+        yield from _row("spikes", "none" if "loss" in run.metrics else "not looked for: the log has no loss")
     for note in run.notes[:3]:
         yield from _row("note", _advised(note))
 
