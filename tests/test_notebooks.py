@@ -92,7 +92,15 @@ wb.open("../sample_ckpts/dcp_fsdp2").view()
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # jupyter_client's own event loop handling
 # nbconvert, of outputs in JavaScript alone
 @pytest.mark.filterwarnings("ignore:Your element with mimetype:UserWarning")
-@pytest.mark.parametrize("path", [*NOTEBOOKS, None], ids=lambda path: path.stem if path else "without_enable")
+@pytest.mark.parametrize(
+    "path",
+    # 03 and 04 embed pictures, panels and tabs; the others only representations
+    [
+        path if path is None or path.stem[:2] in ("03", "04") else pytest.param(path, marks=pytest.mark.slow)
+        for path in (*NOTEBOOKS, None)
+    ],
+    ids=lambda path: path.stem if path else "without_enable",
+)
 def test_a_notebook_saved_as_a_page_asks_nobody(ran, page, path):
     """What nbconvert itself would fetch (require.js, MathJax, Mermaid) is left out; what is left is ours."""
     from nbconvert import HTMLExporter
