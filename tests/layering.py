@@ -141,12 +141,17 @@ def _walk(node: ast.AST, function: str | None, type_only: bool) -> Iterator[tupl
         inner, inner_type_only = function, type_only
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             inner = child.name
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+        if isinstance(child, ast.If) and _named(child.test) == "TYPE_CHECKING":
             yield from _walk(ast.Module(child.body, []), function, True)
             yield from _walk(ast.Module(child.orelse, []), function, type_only)
             continue
         yield child, function, type_only
         yield from _walk(child, inner, inner_type_only)
+
+
+def _named(node: ast.AST) -> str:
+    """The last part of a dotted name."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _targets(node: ast.AST, name: str, is_package: bool, known: set[str]) -> list[str]:
@@ -160,8 +165,8 @@ def _targets(node: ast.AST, name: str, is_package: bool, known: set[str]) -> lis
             base = ".".join([*parts, base] if base else parts)
         # `from workbench import errors` reaches the module, `from workbench import open` the facade
         return [f"{base}.{a.name}" if f"{base}.{a.name}" in known else base for a in node.names]
-    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-        called = ast.unparse(node.func).rsplit(".", 1)[-1]
-        if called in {"import_module", "__import__"} and isinstance(node.args[0].value, str):
-            return [node.args[0].value]
+    if isinstance(node, ast.Call) and _named(node.func) in {"import_module", "__import__"} and node.args:
+        first = node.args[0]
+        if isinstance(first, ast.Constant) and isinstance(first.value, str):
+            return [first.value]
     return []

@@ -8,6 +8,7 @@ import inspect
 import subprocess
 import sys
 import types
+from functools import cache
 from pathlib import Path
 
 import layering
@@ -15,7 +16,6 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "workbench"
 MODULES = layering.modules(PACKAGE)
-IMPORTS = [i for name, path in MODULES.items() for i in layering.imports(name, path, set(MODULES))]
 
 #: What takes a second or more to import, or is optional: only inside functions.
 HEAVY = {
@@ -56,21 +56,29 @@ PUBLIC = {
 }
 
 
+@cache
+def every_import() -> list[layering.Import]:
+    """Not while tests are collected: each process does that."""
+    return [i for name, path in MODULES.items() for i in layering.imports(name, path, set(MODULES))]
+
+
 def test_the_tree_was_read():
     assert {"workbench", "workbench.errors", "workbench.core.catalog"} <= set(MODULES)
-    assert any(i.function is not None for i in IMPORTS)
-    assert any(i.type_only for i in IMPORTS)
+    assert any(i.function is not None for i in every_import())
+    assert any(i.type_only for i in every_import())
 
 
 def test_imports_run_one_way():
-    broken = [f"{i.source}:{i.line} imports {i.target}: {why}" for i in IMPORTS if (why := layering.forbidden(i))]
+    broken = [
+        f"{i.source}:{i.line} imports {i.target}: {why}" for i in every_import() if (why := layering.forbidden(i))
+    ]
     assert not broken, "\n".join(broken)
 
 
 def test_no_files_form_a_circle():
     """Counting imports inside functions and those for types alone."""
     known = set(MODULES)
-    edges = {(i.source, i.target) for i in IMPORTS if i.target in known}
+    edges = {(i.source, i.target) for i in every_import() if i.target in known}
     assert len(edges) > 1000
     assert not layering.circles(edges), sorted(layering.circles(edges))
 
@@ -81,7 +89,7 @@ FOLDERS = sorted(name for name, path in MODULES.items() if path.name == "__init_
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_folders_form_a_circle(folder):
     """The files and folders of a folder can be put in an order."""
-    edges = layering.inside(folder, IMPORTS)
+    edges = layering.inside(folder, every_import())
     assert not layering.circles(edges), sorted(layering.circles(edges))
 
 
@@ -92,7 +100,9 @@ def test_the_front_door_is_small():
 
 def test_pickles_stand_on_errors_alone():
     """What decodes pickles knows no format and no catalog."""
-    inside = [i for i in IMPORTS if i.source.startswith("workbench.core.pickles") and i.target.startswith("workbench")]
+    inside = [
+        i for i in every_import() if i.source.startswith("workbench.core.pickles") and i.target.startswith("workbench")
+    ]
     outside = {i.target for i in inside if not i.target.startswith("workbench.core.pickles")}
     assert outside == {"workbench.errors"}
 
@@ -100,7 +110,7 @@ def test_pickles_stand_on_errors_alone():
 def test_light_rooms_import_nothing_heavy_when_they_are_imported():
     broken = [
         f"{i.source}:{i.line} imports {i.target}"
-        for i in IMPORTS
+        for i in every_import()
         if i.function is None and not i.type_only
         if layering.room(i.source) in LIGHT_ROOMS and i.target.split(".")[0] in HEAVY
     ]
