@@ -327,8 +327,8 @@ def test_verify_opens_as_the_options_say(call, tmp_path: Path, samples: Path, mo
     plain = checkpoint.open_place
     monkeypatch.setattr(checkpoint, "open_place", lambda path, **how: ways.append(how) or plain(path, **how))
     path = samples / "hf_llama_bf16_sharded"
-    code, out, _ = call("verify", path, "--deep", "--json", "--io", "pread", "--format", "safetensors")
-    assert ways == [{"format": "safetensors", "io": "pread", "cache": False}]
+    code, out, _ = call("verify", path, "--deep", "--json", "--format", "safetensors")
+    assert ways == [{"format": "safetensors", "cache": False}]
     assert code == 0 and out == call("verify", path, "--deep", "--json")[1]
     assert "open.unrecognised" in call("verify", path, "--format", "dcp")[1]
     assert "'nonsense'" in one_line(call("verify", path, "--format", "nonsense"), 64)

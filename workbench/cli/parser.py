@@ -408,7 +408,6 @@ def _common(*, top: bool = False) -> argparse.ArgumentParser:
         metavar="DIR",
         help="for URLs: keep what is fetched in this folder, up to 16 GiB, and read it from there the next time",
     )
-    add("--io", "mmap", choices=("mmap", "pread"), help="accepted for old scripts; every command reads with pread")
     return common
 
 

@@ -36,7 +36,7 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def _opened(options: argparse.Namespace) -> Checkpoint:
-    return workbench.open(options.path, format=options.format, io=options.io, cache=False, partial=True)
+    return workbench.open(options.path, format=options.format, cache=False, partial=True)
 
 
 def _checked(options: argparse.Namespace) -> Report:
@@ -45,7 +45,6 @@ def _checked(options: argparse.Namespace) -> Report:
             options.path,
             options.deep,
             format=options.format,
-            io=options.io,
             manifest=options.manifest,
             threads=options.threads,
             progress=progress,

@@ -23,7 +23,7 @@ from workbench.views.names import safe
 
 CONNECT = 10  #: seconds to wait for a scheduler
 #: Options that say where and how a command runs, not what it computes.
-_HOW = {"run", "workers", "dask", "part", "part_file", "threads", "json", "merged", "no_cache", "cache_dir", "io"}
+_HOW = {"run", "workers", "dask", "part", "part_file", "threads", "json", "merged", "no_cache", "cache_dir"}
 
 
 @contextmanager

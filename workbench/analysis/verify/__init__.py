@@ -78,7 +78,6 @@ def verify(
     deep: bool = False,
     *,
     format: str | None = None,
-    io: str = "mmap",
     manifest: Any = None,
     threads: int | None = None,
     progress: Progress | None = None,
@@ -90,7 +89,7 @@ def verify(
     Args:
         ckpt: a checkpoint, or a path. A path is opened without the catalog cache; if files are lost, the rest is
             still checked.
-        format, io: how to open a path, as in ``wb.open``.
+        format: how to open a path, as in ``wb.open``.
         deep: also read every byte: stored checksums, values, replicas, masters, and a manifest next to the checkpoint.
         manifest: a manifest or its path to check every byte against.
         threads: number of reader threads; by default one per core, up to 8.
@@ -106,13 +105,13 @@ def verify(
         NotACheckpointError: the path does not exist.
         OpenError: the process has no free file descriptors.
         MissingExtraError: the format needs an optional package.
-        UsageError: unknown format or ``io``.
+        UsageError: unknown format.
         WorkerError: the executor lost its workers or its scheduler.
     """
     with using(executor), with_options(storage_options, ckpt, manifest):
         place = ckpt.place.again() if isinstance(ckpt, Checkpoint) else Place(ckpt)
         with place.uncached():
-            return _verified(ckpt, place, deep, format, io, manifest, threads, progress)
+            return _verified(ckpt, place, deep, format, manifest, threads, progress)
 
 
 def _verified(
@@ -120,13 +119,12 @@ def _verified(
     place: Place,
     deep: bool,
     format: str | None,
-    io: str,
     manifest: Any,
     threads: int | None,
     progress: Progress | None,
 ) -> Report:
     log = Log()
-    opened = ckpt if isinstance(ckpt, Checkpoint) else _open(place, format, io, log)
+    opened = ckpt if isinstance(ckpt, Checkpoint) else _open(place, format, log)
     weights: dict[str, int] = {}
     subject = None if opened is None else Examined(opened, opened.place.again(), log, threads)
     if deep or manifest is not None:
@@ -154,16 +152,16 @@ def _verified(
     return log.report(place.path if opened is None else opened.path)
 
 
-def _open(place: Place, format: str | None, io: str, log: Log) -> Checkpoint | None:
+def _open(place: Place, format: str | None, log: Log) -> Checkpoint | None:
     """Open the checkpoint as strictly as possible; obstacles become findings."""
     try:
-        return checkpoint.open_place(place.again(), format=format, io=io, cache=False)
+        return checkpoint.open_place(place.again(), format=format, cache=False)
     except MissingExtraError:
         raise
     except (OpenError, RecursionError) as error:
         strict = error
     try:
-        return checkpoint.open_place(place.again(), format=format, io=io, cache=False, partial=True)
+        return checkpoint.open_place(place.again(), format=format, cache=False, partial=True)
     except (OpenError, RecursionError) as error:
         rule = next((rule for kind, rule in OPENING if isinstance(strict, kind)), "open.failed")
         log.add(rule, "error", place.name, str(error) or type(error).__name__, REMEDIES.get(rule, RESTORE))
