@@ -70,7 +70,7 @@ def file_digests(
 
 
 def _tasks(files: Sequence[FileBlocks]) -> Iterator[tuple[int, int, int]]:
-    """``(file, first block, stop)``: about :data:`TASK` bytes of one file."""
+    """Yield ``(file, first block, stop)``, each about :data:`TASK` bytes of one file."""
     for number, one in enumerate(files):
         first, ends = 0, np.cumsum(one.stops - one.starts)
         while first < len(ends) or first == 0:

@@ -359,12 +359,12 @@ _EXPANDED = "it was expanded before the save (strides of 0, shared bytes): load 
 
 
 def inflates(nbytes: int, stored: int) -> bool:
-    """Whether elements of ``nbytes`` bytes are too many to be read from ``stored`` bytes."""
+    """Return whether ``nbytes`` bytes of elements are too many to come from ``stored`` stored bytes."""
     return nbytes > INFLATED_LEAST and nbytes > INFLATED * stored
 
 
 def _any(columns: Array) -> Array:
-    """Per row, whether any column is true."""
+    """Return, for each row, whether any column is true."""
     return np.asarray(columns.any(axis=1))
 
 
@@ -373,7 +373,7 @@ def _rows(column: Array | None, rows: Array) -> Array | None:
 
 
 def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Strides, in elements, of a contiguous box of these sizes."""
+    """Return the strides, in elements, of a contiguous box of these sizes."""
     strides, step = [], 1
     for size in reversed(sizes):
         strides.append(step)

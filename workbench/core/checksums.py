@@ -241,7 +241,7 @@ _Task = list[ArchiveRange | _PayloadPart | RecordCheck]
 
 
 def _tasks(archives: Iterable[ArchiveRange]) -> Iterator[tuple[int, _Task]]:
-    """Bytes and what to do with them: small archives several at a time, large ones record by record."""
+    """Yield each task with its bytes: small archives several at a time, large ones record by record."""
     task: _Task = []
     weight = nbytes = 0
     for archive in archives:
@@ -257,7 +257,7 @@ def _tasks(archives: Iterable[ArchiveRange]) -> Iterator[tuple[int, _Task]]:
 
 
 def _records(archive: ArchiveRange) -> Iterator[tuple[_PayloadPart | RecordCheck, int]]:
-    """The records of a large archive, cut; what cannot be read as results already."""
+    """Yield the records of a large archive, cut into parts; unreadable records are yielded as results."""
     try:
         window = archive.pool.window(archive.file, archive.start, archive.stop)
         directory = read_directory(window, what=repr(archive.name))
@@ -323,7 +323,7 @@ class _CheckRecords:
 
 
 def _reach(task: _Task) -> list[tuple[SourcePool, list[tuple[int, int, int]]]]:
-    """File and bytes that a task reads, by the pool that it reads them from."""
+    """Return the file and the bytes that a task reads, grouped by the pool that it reads them from."""
     found: dict[int, tuple[SourcePool, list[tuple[int, int, int]]]] = {}
     for one in task:
         if isinstance(one, RecordCheck):
@@ -346,7 +346,7 @@ def _of_part(part: _PayloadPart, announcer: Announcer) -> int | WorkbenchError:
 
 
 def _crc(source: Source, start: int, stop: int) -> int:
-    """The CRC-32 of a file's bytes."""
+    """Return the CRC-32 of a file's bytes."""
     crc, buffer = 0, np.empty(min(PIECE, stop - start), np.uint8)
     for at in range(start, stop, PIECE):
         flat = buffer[: min(PIECE, stop - at)]
@@ -356,7 +356,7 @@ def _crc(source: Source, start: int, stop: int) -> int:
 
 
 def _of_archive(archive: ArchiveRange, announcer: Announcer) -> Iterator[RecordCheck]:
-    """Every record of an archive that is read whole."""
+    """Check every record of an archive that is read whole."""
     what = f"item at byte {archive.start:,} of {archive.name!r}" if archive.owner else repr(archive.name)
     try:
         source = announcer.announce(archive.pool, archive.file)
@@ -415,7 +415,7 @@ def _damaged(archive: ArchiveRange, record: str, message: str) -> RecordCheck:
 
 
 def _from_file(payloads: Payloads, file: int, rows: Ints, result: StoredCrcs) -> None:
-    """Rows that are raw ranges of an archive's records."""
+    """Take the CRCs of rows that are raw ranges of an archive's records."""
     catalog = payloads.catalog
     archive = ArchiveRange(payloads.pool, file, catalog.files[file], 0, catalog.file_stats[file].size)
     if not looks_like_one(archive):

@@ -123,7 +123,7 @@ def filtered(filters: tuple[str, ...], big: bool) -> int | None:
 
 
 def _mask(question: Callable[[Codec], bool]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """The answer for each code a ``uint8`` can hold; false for those that are none."""
+    """Return the mask over all codes that fit in a ``uint8``; false for unassigned codes."""
     return np.array([*map(question, TABLE), *[False] * (256 - len(TABLE))])
 
 

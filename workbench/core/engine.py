@@ -15,7 +15,7 @@ WORTH_NUMBA = 256 << 20  #: bytes of a pass from which importing numba and its c
 
 
 def engine(nbytes: int, fast: bool | None = None) -> str:
-    """``numba`` or ``numpy``: which code a pass over so many bytes runs; results say so.
+    """Return which code a pass over ``nbytes`` bytes runs: ``numba`` or ``numpy``; results name it.
 
     Args:
         fast: what the caller asks for; by default numba is used if it can be imported and the pass is not small.

@@ -145,7 +145,8 @@ class SharedThreads(Ordering):
     """
 
     def __init__(self, name: str, initializer: Callable[[], None]) -> None:
-        """
+        """Create the threads.
+
         Args:
             name: of the threads.
             initializer: is called by each thread when it starts.
@@ -206,7 +207,7 @@ def _batches(run: TaskRunner[T, R], tasks: Iterable[T], size: int) -> Iterator[l
 
 
 def _workers(executor: Executor) -> int:
-    """How many batches an executor runs at a time, as far as it says so."""
+    """Return how many batches an executor runs at a time, if it states that."""
     _connected(executor)
     if (client := getattr(executor, "_client", None)) is not None:  # distributed's
         try:
@@ -314,7 +315,7 @@ _lock = threading.Lock()
 
 
 def _opened(reference: Reference) -> Any:
-    """The checkpoint of a reference, opened once for all batches of this process."""
+    """Return the checkpoint of a reference, opened once for all batches of this process."""
     with _lock:  # held while it is opened: other threads want the same one
         found = _held.get(reference.key)
         if found is None:

@@ -188,7 +188,7 @@ class _HashRun:
         return self._gathered(part)
 
     def _reach(self, parts: list[StreamPart]) -> tuple[Ints, Ints, Ints]:
-        """Chunk rows, and the bytes of their elements, that the parts are made of.
+        """Return the chunk rows that the parts are made of, and the byte ranges of their elements.
 
         Where the chunks are not one after the other, those of whole tensors only: a part of one reads a part of each.
         """
@@ -225,7 +225,7 @@ class _HashRun:
         return hasher.digests()
 
     def _next(self, row: int, low: int, high: int) -> Array:
-        """Bytes of a chunk's own stream from ``low`` on, at most to ``high``; raises _Strided where it has none."""
+        """Return bytes of a chunk's own stream from ``low`` to ``high`` or less; raise _Strided if it has none."""
         known: tuple[int, Region] | None = getattr(self._own, "region", None)  # the last: its file stays open
         if known is None or known[0] != row:
             self._own.region = None  # what had to be undone is given back first
@@ -274,7 +274,7 @@ class _HashRun:
             self._covered.add(tensor)
 
     def _fill(self, tensor: int, cuts: Ints, held: dict[int, Region]) -> Iterator[Array]:
-        """Bytes of the elements between one cut of the flattened tensor and the next, valid until the next ones."""
+        """Yield the bytes between consecutive cuts of the flattened tensor, valid until the next iteration."""
         payloads = self._payloads
         catalog = payloads.catalog
         ndim, raw = max(int(catalog.ndim[tensor]), 1), catalog.dtype_of(tensor).raw
@@ -314,7 +314,9 @@ class _HashRun:
             yield out.view(np.uint8)
 
     def _held(self, row: int, ndim: int, held: dict[int, Region]) -> Region:
-        """The chunk, of as many axes as its tensor's boxes; what took work is kept for the whole tensor."""
+        """Return the chunk with as many axes as its tensor's boxes; a chunk that had to be decoded is kept for the
+        whole tensor.
+        """
         if row not in held:
             if not hasattr(self._own, "sources"):
                 self._own.sources = deque(maxlen=MAX_OPEN)
@@ -358,7 +360,7 @@ class BlockDigests:
         self._open, self._filled = xxhash.xxh3_128(), 0
 
     def update(self, flat: Array) -> None:
-        """More of the stream: up to the end of the block that is under way, then block by block."""
+        """Add more of the stream: up to the end of the current block, then block by block."""
         at = 0
         while at < len(flat):
             piece = flat[at : at + BLOCK - self._filled]
@@ -373,5 +375,5 @@ class BlockDigests:
                 self._open, self._filled = xxhash.xxh3_128(), 0
 
     def digests(self) -> list[bytes]:
-        """Of all blocks, the last as it is."""
+        """Return the digests of all blocks; the last block may be incomplete."""
         return [*self._done, self._open.digest()] if self._filled else self._done

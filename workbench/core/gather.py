@@ -155,7 +155,9 @@ class Filling:
             return count + sum(self._compared(request, buffers) for request in np.flatnonzero(self.twice).tolist())
 
     def _read(self, once: ReadPlan, part: tuple[int, int, bool, int, int, int], buffers: Sequence[Array]) -> int:
-        """One part of a copy; of one that has to be decoded, all of it with its first part. Returns bytes read."""
+        """Read one part of a copy (if it must be decoded, all of it with its first part) and return the number of bytes
+        read.
+        """
         copy, number, run, source, dest, nbytes = part
         catalog, row = self.payloads.catalog, int(once.row[copy])
         into = int(self.boxes.into[once.request[copy]])
@@ -173,7 +175,7 @@ class Filling:
         return int(catalog.stop[row] - catalog.start[row]) if codecs.UNDONE_WHOLE[catalog.codec[row]] else found.nbytes
 
     def _compared(self, request: int, buffers: Sequence[Array]) -> int:
-        """A box in which chunks overlap: what is stored twice must be stored alike."""
+        """Fill a box in which chunks overlap, and check that elements stored twice are equal."""
         tensor = int(self.boxes.tensor[request])
         dims = int(self.payloads.catalog.ndim[tensor])
         low, size = (column[request, :dims].tolist() for column in (self.boxes.offsets, self.boxes.sizes))
@@ -186,7 +188,7 @@ class Filling:
     def _place(
         self, request: int, dest: Ints, shape: tuple[int, ...], raw: np.dtype[Any], buffers: Sequence[Array]
     ) -> Array:
-        """Where elements of a box go, from ``dest`` of it on."""
+        """Return the view of a box's elements in its buffer, from ``dest`` on."""
         boxes, itemsize = self.boxes, raw.itemsize
         steps = boxes.strides[request]
         first = int(boxes.at[request] + (dest * steps).sum())
@@ -241,7 +243,7 @@ class _CopyParts:
         return cls(copy, number[of] + piece, run[copy], source[of] + low, dest[of] + low, nbytes, cuts)
 
     def reach(self, reads: ReadPlan, first: int, last: int) -> tuple[Ints, Ints, Ints]:
-        """Chunk rows, and the bytes of their elements, that are read as runs."""
+        """Return the chunk rows that are read as runs, and the byte ranges of their elements."""
         run = self.run[first:last]
         copy, source, nbytes = (column[first:last][run] for column in (self.copy, self.source, self.nbytes))
         return reads.row[copy], source, source + nbytes
@@ -252,6 +254,6 @@ class _CopyParts:
 
 
 def _counted(counts: Ints) -> tuple[Ints, Ints]:
-    """``0, 0, 0, 1, …`` with ``counts[k]`` times ``k``, and beside them ``0, 1, 2, 0, …``."""
+    """Return ``0, 0, 0, 1, …`` with ``counts[k]`` times ``k``, and beside it ``0, 1, 2, 0, …``."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -30,7 +30,7 @@ _REORDERED = {"reassoc", "contract"}  # NaN, infinities and signed zeros are wha
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """A function that Python calls."""
+    """Compile a function that Python calls."""
     compiled = _njit(**_OPTIONS)(function)
     with contextlib.suppress(RuntimeError, OSError):  # no folder for it can be written
         compiled._cache = _Cache(function)
@@ -38,17 +38,17 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 def loop(function: Callable[..., Any]) -> Any:
-    """A function that only kernels call."""
+    """Compile a function that only kernels call."""
     return _njit(no_cpython_wrapper=True, **_OPTIONS)(function)
 
 
 def reordered(function: Callable[..., Any]) -> Any:
-    """A loop whose sums may be added in any order."""
+    """Compile a loop whose sums may be added in any order."""
     return _njit(no_cpython_wrapper=True, fastmath=_REORDERED, **_OPTIONS)(function)
 
 
 def ready(array: Array, kind: Any = np.float32) -> Array:
-    """One type of array, one compilation: aligned, read-only, its bits taken as ``kind``."""
+    """Prepare an array for a kernel: aligned, read-only, its bits viewed as ``kind``, so one compilation serves all."""
     flags = array.flags
     array = array.view(kind) if flags.aligned and flags.c_contiguous else array.copy().view(kind)
     array.setflags(write=False)
@@ -74,7 +74,7 @@ class _Cache(FunctionCache):
 
 
 def _parts(function: Any, seen: set[Any]) -> Iterator[str]:
-    """The code of a function, and the functions and constants that it names."""
+    """Yield the code of a function, then that of the functions and constants that it names."""
     if function in seen:
         return
     seen.add(function)

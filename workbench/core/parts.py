@@ -64,7 +64,8 @@ class PartialRun(_Local):
     """
 
     def __init__(self, number: int, count: int) -> None:
-        """
+        """Create a run of one of ``count`` parts.
+
         Args:
             number: from 1 to ``count``.
         """
@@ -230,7 +231,7 @@ def _read(path: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encoded(value: Any) -> Any:
-    """A state as JSON: what JSON has not is a list that begins with a word."""
+    """Encode a state as JSON; values that JSON lacks become lists that begin with a word."""
     if isinstance(value, (np.ndarray, np.generic)):
         raw = np.ascontiguousarray(value)
         kind = "array" if isinstance(value, np.ndarray) else "scalar"

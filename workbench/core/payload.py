@@ -124,7 +124,8 @@ class Payloads:
         return found
 
     def straight(self, row: int) -> int | None:
-        """The byte of its file from which the chunk's elements are stored as in memory: row-major, little endian.
+        """Return the byte of its file at which the chunk's elements begin, if they are stored row-major and little
+        endian.
 
         ``None`` where they have to be decoded or put in order.
 
@@ -137,13 +138,13 @@ class Payloads:
         return region.straight if region.size else None
 
     def stored(self, row: int) -> LazyBytes:
-        """The stored item's bytes, checked to be inside the file; read where they are looked at."""
+        """Return the bytes of the stored item, checked to be inside the file; bytes are read when they are accessed."""
         c = self.catalog
         self._check_inside(row)
         return self.pool.window(int(c.file[row]), int(c.start[row]), int(c.stop[row]))
 
     def item(self, row: int) -> tuple[Item, LazyBytes | Array]:
-        """The archive of a ``torch_zip`` chunk: the position of its payload, and the archive's bytes."""
+        """Return the position of a ``torch_zip`` chunk's payload, and the bytes of the archive that contains it."""
         c = self.catalog
         place = (int(c.file[row]), int(c.start[row]))
         data: LazyBytes | Array = self.stored(row)
@@ -198,7 +199,7 @@ class Payloads:
         return f"tensor {key!r}: item at byte {int(c.start[row]):,} of {file!r}"
 
     def _layout(self, row: int) -> tuple[DType, tuple[int, ...], int, tuple[int, ...] | None]:
-        """Element type and sizes of a chunk, its first byte in the payload, and its strides in elements."""
+        """Return a chunk's element type and sizes, its first byte in the payload, and its strides in elements."""
         c = self.catalog
         tensor = int(c.tensor[row])
         ndim = int(c.ndim[tensor])
@@ -212,7 +213,7 @@ class Payloads:
             raise c.truncated(row)
 
     def _stored_at(self, row: int, at: int, room: int, undo: Undo | None) -> Region:
-        """The chunk in a payload of ``room`` bytes that begins at byte ``at`` of the stored item."""
+        """Return the chunk in a payload of ``room`` bytes that begins at byte ``at`` of the stored item."""
         dtype, sizes, inner, strides = self._layout(row)
         if dtype.packed:
             sizes, strides = (nbytes_of(dtype, math.prod(sizes)),), None
@@ -223,14 +224,14 @@ class Payloads:
     def _at(
         self, row: int, at: int, sizes: tuple[int, ...], steps: tuple[int, ...], dtype: DType, undo: Undo | None
     ) -> Region:
-        """Elements at strides from byte ``at`` of the stored item on."""
+        """Return elements at strides, from byte ``at`` of the stored item on."""
         self._check_inside(row)
         c, itemsize = self.catalog, dtype.raw.itemsize
         start, strides = int(c.start[row]) + at, tuple(step * itemsize for step in steps)
         return Region(self.pool, int(c.file[row]), start, sizes, strides, dtype.raw, undo)
 
     def _from_text(self, row: int) -> Array:
-        """The bytes that a text of one character a byte stands for; the last text stays decoded."""
+        """Return the bytes that a string of one character per byte represents; the last string stays decoded."""
         place = (int(self.catalog.file[row]), int(self.catalog.start[row]), -1)
         data = self.stored(row)  # checks that the file is still the same
         last = self._unpacked
@@ -243,7 +244,7 @@ class Payloads:
         return last[1]
 
     def _from_varints(self, row: int, dtype: DType) -> Array:
-        """The low bytes of each varint."""
+        """Return the low bytes of each varint."""
         data = np.frombuffer(self.stored(row)[:], np.uint8)
         ends = np.flatnonzero(data < 128)
         starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
@@ -256,7 +257,7 @@ class Payloads:
         return np.add.reduceat(parts, starts).astype(dtype.raw).view(np.uint8)
 
     def _from_stream(self, row: int) -> Array:
-        """The payload of a compressed chunk, at most as long as the largest that the reader found declared."""
+        """Return the payload of a compressed chunk, no longer than the largest size that the reader found declared."""
         c = self.catalog
         place = (int(c.file[row]), int(c.start[row]), -2)
         data = self.stored(row)  # checks that the file is still the same
@@ -270,7 +271,7 @@ class Payloads:
         return last[1]
 
     def _from_within(self, row: int, outer: Array, codec: str) -> Array:
-        """The payload of a stream that begins in the decoded item."""
+        """Return the payload of a stream that begins in the decoded item."""
         c = self.catalog
         at = 0 if c.inner is None else int(c.inner[row])
         if at >= len(outer):
@@ -300,7 +301,9 @@ class Payloads:
         return _strided(flat, inner, sizes, strides, dtype)
 
     def _checked(self, row: int) -> tuple[Item, LazyBytes | Array]:
-        """As :meth:`item`, of the type and the shape that the catalog says, or large enough where a part is meant."""
+        """Return :meth:`item` after checking that it has the cataloged type and shape, or is large enough to contain a
+        part.
+        """
         dtype, sizes, inner, strides = self._layout(row)
         item, data = self.item(row)
         if item.dtype != dtype.name:
@@ -417,7 +420,7 @@ _STREAMS: dict[int, Callable[..., Array]] = {
 
 
 def _undo(dtype: DType, *, big: bool, conj: bool, neg: bool) -> Undo | None:
-    """What makes the values of stored bits; ``None`` where they are the values."""
+    """Return the function that turns stored bits into values; ``None`` if they are the values."""
     order = partial(swapped, dtype=dtype) if big else None
     signs = partial(resolved, dtype=dtype, conj=conj, neg=neg) if conj or neg else None
     if order is None or signs is None:
@@ -426,7 +429,7 @@ def _undo(dtype: DType, *, big: bool, conj: bool, neg: bool) -> Undo | None:
 
 
 def _strided(data: Array, start: int, sizes: tuple[int, ...], strides: tuple[int, ...] | None, dtype: DType) -> Array:
-    """A read-only view of ``sizes`` elements; the reach of the strides is checked against the bytes."""
+    """Return a read-only view of ``sizes`` elements, after checking the reach of the strides against the bytes."""
     if dtype.packed:
         return data[start : start + nbytes_of(dtype, int(np.prod(sizes)))]
     strides = cat.row_major(sizes) if strides is None else strides
@@ -438,7 +441,7 @@ def _strided(data: Array, start: int, sizes: tuple[int, ...], strides: tuple[int
 
 
 def _reach(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> int:
-    """Bytes from the first element of a box that is not empty to the end of its last."""
+    """Return the number of bytes from the first element of a box that is not empty to the end of its last."""
     return (sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) + 1) * dtype.raw.itemsize
 
 
@@ -449,7 +452,7 @@ def _check_reach(end: int, room: int, sizes: tuple[int, ...], strides: tuple[int
 
 
 def _row_major(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether elements follow each other in order; the stride of an axis of one element says nothing."""
+    """Return whether elements follow each other in order; the stride of an axis of one element is ignored."""
     return all(n == 1 or a == b for n, a, b in zip(sizes, strides, cat.row_major(sizes), strict=True))
 
 

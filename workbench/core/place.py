@@ -40,7 +40,7 @@ class Files(Protocol):
         """Last component of the path."""
 
     def listing(self) -> tuple[dict[str, FileStat], list[str]]:
-        """Regular files directly in the folder by name, and the names of its folders."""
+        """Return the regular files directly in the folder by name, and the names of its subfolders."""
 
     def sub(self, relative: str) -> Files:
         """Return a folder or file inside."""
@@ -215,7 +215,7 @@ class Place:
         return source
 
     def read(self, relative: str, *, start: int = 0, length: int | None = None) -> bytes:
-        """Bytes of a (metadata) file inside, whole or a range; raises when the file is shorter than asked."""
+        """Read a (metadata) file inside, whole or a range; raises if the file is shorter than requested."""
         source = self.source(relative)
         want = source.size - start if length is None else length
         if want > METADATA_LIMIT:
@@ -228,12 +228,12 @@ class Place:
         return data
 
     def window(self, relative: str) -> LazyBytes:
-        """The bytes of a file inside; a byte is read when it is first accessed. Raises as :meth:`source`."""
+        """Return the bytes of a file inside; a byte is read when it is first accessed. Raises as :meth:`source`."""
         source = self.source(relative)
         return LazyBytes(source, 0, source.size)
 
     def read_json(self, relative: str) -> Any:
-        """A JSON file inside, decoded strictly (UTF-8, no duplicate keys, bounded size and depth)."""
+        """Read a JSON file inside, decoded strictly (UTF-8, no duplicate keys, bounded size and depth)."""
         size = self.stat(relative).size
         if size > JSON_LIMIT:
             raise UnsafeError(f"file {relative!r} has {size:,} bytes of JSON, over the limit of {JSON_LIMIT:,}")
@@ -246,13 +246,13 @@ class Place:
 
 
 def lacking(lost: int, count: int, what: str) -> str:
-    """``1 of 2 files 'model' is missing``."""
+    """Format ``1 of 2 files 'model' is missing``."""
     return f"{lost:,} of {count:,} {what} {'is' if lost == 1 else 'are'} missing"
 
 
 def stat_or_absent(place: Place, relative: str, *, fresh: bool = False) -> FileStat:
-    """Identity of a file when the place first looked at it: it describes what was read since then. With ``fresh``, that
-    of now. A size of -1 for a file that is not there (its tensors cannot be read).
+    """Return the identity of a file when the place first looked at it, which describes all that was read since then;
+    with ``fresh``, its current identity. A size of -1 means that the file does not exist (its tensors cannot be read).
 
     Raises:
         UnsafeError: the path leaves the place; that is refused, not noted.

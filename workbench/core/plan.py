@@ -57,11 +57,11 @@ class ReadPlan:
         return len(self.row)
 
     def take(self, index: Ints) -> ReadPlan:
-        """Some of the copies, in the order given."""
+        """Return some of the copies, in the order given."""
         return ReadPlan(self.request[index], self.row[index], self.source[index], self.dest[index], self.sizes[index])
 
     def items(self, ndim: int) -> Iterator[ReadItem]:
-        """The copies as slices of ``ndim`` axes (for tensors of one rank)."""
+        """Yield the copies as slices of ``ndim`` axes (for tensors of the same number of axes)."""
         columns = (self.request, self.row, self.source[:, :ndim], self.dest[:, :ndim], self.sizes[:, :ndim])
         for request, row, source, dest, sizes in zip(*(column.tolist() for column in columns), strict=True):
             yield ReadItem(
@@ -119,7 +119,9 @@ def _file_order(catalog: Catalog, rows: Ints) -> Ints:
 def _placed(
     offsets_a: Ints, sizes_a: Ints, i: Ints, offsets_b: Ints, sizes_b: Ints, j: Ints
 ) -> tuple[Ints, Ints, Ints]:
-    """What box ``i`` of chunks and ``j`` of requests share: its first element in either, its size; column by column."""
+    """Intersect box ``i`` of chunks with box ``j`` of requests: its first element in each, and its size, column by
+    column.
+    """
     dims = offsets_a.shape[1]
     source, dest, extent = (np.zeros((dims, len(i)), np.int64).T for _ in range(3))
     for axis in range(dims):
@@ -164,7 +166,7 @@ def _check_coverage(
 
 
 def tangled(catalog: Catalog, tensor: int) -> str:
-    """Why a tensor for which `box.Tangled` is raised is not read."""
+    """Explain why a tensor for which `box.Tangled` is raised is not read."""
     count = int(np.count_nonzero(catalog.tensor == tensor))
     return (
         f"tensor {catalog.keys[tensor]!r}: its {count:,} chunks overlap in too many ways to check that "

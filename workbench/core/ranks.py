@@ -23,7 +23,8 @@ class Ranks:
     """
 
     def __init__(self, process_group: Any = None) -> None:
-        """``process_group``, or the default one where ``torch.distributed`` is initialised, or no other process.
+        """Create the ranks of ``process_group``, or of the default group if ``torch.distributed`` is initialised, or
+        one rank.
 
         Raises:
             UsageError: this process is not a member of the group.
@@ -39,7 +40,7 @@ class Ranks:
             raise UsageError("this process is not a member of process_group; call load only on its members")
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank gave, in the order of ranks."""
+        """Gather a value from every rank, in rank order."""
         if self.size == 1:
             return [value]
         import torch.distributed as dist

@@ -70,7 +70,7 @@ class Piece(NamedTuple):
     other_row: int = -1
 
     def where(self, k: int) -> tuple[int, ...]:
-        """Position in the global tensor of element ``k`` of the piece, padded like ``offsets``."""
+        """Return the position of the piece's element ``k`` in the global tensor, padded like ``offsets``."""
         local = np.unravel_index(self.start + k, tuple(self.sizes.tolist()))
         return tuple(int(o) + int(i) for o, i in zip(self.offsets.tolist(), local, strict=True))
 
@@ -199,7 +199,7 @@ class _Task(Generic[S]):
             return self._run(boxes)
 
     def _reach(self, side: Side, boxes: range) -> tuple[Ints, Ints, Ints]:
-        """Chunk rows, and the bytes of their elements, of the boxes that are most of what is between their ends."""
+        """Return the chunk rows of dense boxes (most bytes between their ends are elements), and their byte ranges."""
         work, rows, catalog = self._work, side.row[boxes], side.payloads.catalog
         dims = min(work.offsets.shape[1], catalog.offsets.shape[1])
         low, sizes = work.offsets[boxes, :dims] - catalog.offsets[rows, :dims], work.sizes[boxes, :dims]
@@ -248,7 +248,7 @@ class _Task(Generic[S]):
         return found[0], found[1]
 
     def _region(self, side: Side, at: int) -> Region:
-        """The box in its chunk."""
+        """Return the box in its chunk."""
         payloads, row, work = side.payloads, int(side.row[at]), self._work
         catalog = payloads.catalog
         tensor = int(catalog.tensor[row])
@@ -304,7 +304,7 @@ class Announcer:
 
 
 def _pieces(regions: Sequence[Region], buffers: list[Array]) -> Iterator[tuple[int, list[Array]]]:
-    """Runs of the regions' elements in row-major order: where they begin, and one flat array a region."""
+    """Yield runs of the regions' elements in row-major order: where each begins, and one flat array per region."""
     size = regions[0].size
     if not size:
         return

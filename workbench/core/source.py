@@ -66,14 +66,14 @@ class Source:
             self.read_into(row, start)
 
     def read(self, start: int, stop: int) -> Array:
-        """Bytes ``[start, stop)`` in memory of their own, read-only."""
+        """Read bytes ``[start, stop)`` into memory of their own, read-only."""
         buffer = np.empty(stop - start, np.uint8)
         self.read_into(buffer, start)
         buffer.flags.writeable = False
         return buffer
 
     def read_bytes(self, start: int, stop: int) -> bytes:
-        """Bytes ``[start, stop)``, or up to the end of a file that ends before; for metadata."""
+        """Read bytes ``[start, stop)``, or to the end of a file that ends earlier; for metadata."""
         return self.read(start, min(stop, self.size)).tobytes()
 
     def advise(self, advice: str) -> None:
@@ -136,7 +136,7 @@ class PreadSource(Source):
         self._check(int(first.min()), int(first.max()) + nbytes)
 
     def fileno(self) -> int:
-        """The descriptor, good for as long as the source is held."""
+        """Return the descriptor, valid as long as the source is held."""
         return self._fd
 
     def read_bytes(self, start: int, stop: int) -> bytes:
@@ -221,7 +221,7 @@ class LazyBytes:
         return data[start - low : stop - low]
 
     def part(self, start: int, stop: int) -> LazyBytes:
-        """The same bytes between narrower bounds; nothing is read."""
+        """Return the same bytes between narrower bounds; nothing is read."""
         return LazyBytes(self._source, self._start + start, self._start + min(stop, len(self)))
 
     def fetch(self, starts: Sequence[int]) -> None:
@@ -242,7 +242,7 @@ class LazyBytes:
 
 
 def cannot_open(what: str, error: OSError, verb: str = "opened") -> OpenError:
-    """The error for what the system refuses; that a process is out of descriptors does not mean a file is missing."""
+    """Return the error for a file that the system does not open; running out of descriptors is not a missing file."""
     if no_descriptor(error):
         return OpenError(f"{what} cannot be {verb}: {_NONE_FREE}")
     return MissingFileError(f"{what} cannot be {verb}: {error.strerror}")
@@ -256,7 +256,7 @@ _refused = 0  #: how often the process had no free descriptor
 
 
 def no_descriptor(error: OSError) -> bool:
-    """Whether a file was not opened because the process (or the system) has no free descriptor.
+    """Return whether a file was not opened because the process (or the system) has no free descriptor.
 
     The failure is counted so that :func:`needs_descriptors` can discard what callers concluded from it.
     """
@@ -289,7 +289,7 @@ def needs_descriptors() -> Iterator[None]:
 
 
 def changed(name: str, before: int, now: int, when: str = "") -> ChangedError:
-    """The error for a file of another size than when the checkpoint was opened."""
+    """Return the error for a file whose size changed since the checkpoint was opened."""
     return ChangedError(
         f"file {name!r} had {before:,} bytes when the checkpoint was opened and has {now:,} now{when}; open it again"
     )
@@ -304,5 +304,5 @@ def compared(name: str, known: FileStat, now: FileStat) -> None:
 
 
 def rewritten(name: str) -> ChangedError:
-    """The error for a file of another modification time than when the checkpoint was opened."""
+    """Return the error for a file whose modification time changed since the checkpoint was opened."""
     return ChangedError(f"file {name!r} was rewritten after the checkpoint was opened; open it again")

@@ -49,7 +49,7 @@ class SourcePool:
         return self._place.at_once
 
     def source(self, file: int) -> Source:
-        """The source of the file with this id, checked to be unchanged since the checkpoint was opened."""
+        """Return the source of the file with this id, checked to be unchanged since the checkpoint was opened."""
         self.check(file)
         source = self._open.get(file)
         if source is None:
@@ -81,11 +81,11 @@ class SourcePool:
                     self._kept.clear()
 
     def size(self, file: int) -> int:
-        """Bytes of a file when the checkpoint was opened; -1 for one that was absent."""
+        """Return the bytes of a file when the checkpoint was opened; -1 if it was absent."""
         return self._stats[file].size
 
     def window(self, file: int, start: int, stop: int) -> LazyBytes:
-        """Bytes ``[start, stop)`` of a file; a byte is read when it is first accessed."""
+        """Return bytes ``[start, stop)`` of a file; a byte is read when it is first accessed."""
         return LazyBytes(self.source(file), start, stop)
 
     @contextmanager
@@ -113,7 +113,7 @@ class SourcePool:
         compared(name, self._stats[file], self._place.now(name))
 
     def private(self, file: int, start: int, stop: int) -> np.ndarray[Any, Any] | None:
-        """A copy-on-write map of a range for a user who asked for no copy, or ``None`` where maps are not in use.
+        """Map a range copy-on-write for a user who asked for no copy; ``None`` if maps are not in use.
 
         Each call maps anew: what a user writes into one tensor is seen in no other, and never in the file. The map
         shows the file, not a copy of it: it changes as the file is rewritten, and touching a page of it that the file

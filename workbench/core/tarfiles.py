@@ -92,7 +92,7 @@ def _text(raw: bytes) -> str:
 
 
 def _number(raw: bytes, what: str, at: int) -> int:
-    """An octal number, or GNU's: big endian after 0x80."""
+    """Parse an octal number, or GNU's form: big endian after 0x80."""
     if raw[0] == 0x80:
         return int.from_bytes(raw[1:], "big")
     digits = raw.strip(b" \0")
@@ -235,7 +235,7 @@ class TarFiles:
 
 
 def _folders(members: dict[str, TarMember]) -> _Tree:
-    """Files and folders of each folder, whose name ends with ``/`` or is empty."""
+    """Return the files and subfolders of each folder; a folder's name ends with ``/`` or is empty."""
     found: _Tree = {}
     for name in members:
         child, kind = name, 0

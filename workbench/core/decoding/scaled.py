@@ -36,7 +36,7 @@ _BYTES = np.arange(256, dtype=np.uint8)
 
 
 def unit_of(columns: int, block: int) -> int:
-    """Elements that are decoded together, for rows of ``columns`` and scales of ``block`` columns each."""
+    """Return how many elements are decoded together, for rows of ``columns`` and scales of ``block`` columns each."""
     return gcd(columns, block) if block < columns else gcd(columns, 1024)
 
 
@@ -129,7 +129,7 @@ class Scaled:
         return rounded(values.reshape(-1), out)
 
     def _scales_of(self, elements: Array, named: Array | None) -> Array:
-        """Position of the scale of each element."""
+        """Return the position of each element's scale."""
         rows, columns = self.shape
         high, wide = self.block
         down, across = -(-rows // high), -(-columns // wide)
@@ -138,7 +138,9 @@ class Scaled:
         return (row // rows * down + row % rows // high) * across + group
 
     def _zeros(self, stored: StoredParts, at: Array) -> Array:
-        """The zeros beside some scales; as the codes of words, they are stored with the same offset."""
+        """Return the zero points of some scales; if they are packed like the codes, they are stored with the same
+        offset.
+        """
         whole = stored.whole(self.zeros)
         if stored.itemsize(self.zeros) == 1:
             return whole.reshape(-1).view(np.int8)[at].astype(np.float32)
@@ -224,7 +226,7 @@ class Transposed:
         return found
 
     def _along(self, words: Array) -> Array:
-        """The codes of rows of words."""
+        """Return the codes of rows of words."""
         return _stream(words, self.bits, order=AWQ if self.awq else None)
 
 
@@ -232,7 +234,7 @@ AWQ = np.argsort([0, 2, 4, 6, 1, 3, 5, 7])  #: which four bits of a word are col
 
 
 def _spread(codes: Array, table: Array, scale: Array, zero: Array | None) -> Array:
-    """``(table[codes] - zero) · scale`` of runs with a scale and a zero each."""
+    """Compute ``(table[codes] - zero) · scale`` for runs with a scale and a zero each."""
     if engine.compiled_in_use():
         from workbench.core.decoding import fast_decode
 
@@ -243,7 +245,7 @@ def _spread(codes: Array, table: Array, scale: Array, zero: Array | None) -> Arr
 
 
 def _columns(words: Array, bits: int) -> Array:
-    """``(N, bits, columns) uint32`` as ``(32 · N, columns) uint8``: the codes go down each column."""
+    """Unpack ``(N, bits, columns) uint32`` as ``(32 · N, columns) uint8``: the codes go down each column."""
     if 8 % bits:
         return _stream(words.swapaxes(1, 2), bits).swapaxes(1, 2).reshape(-1, words.shape[2])
     rows, shifts = words.view(np.uint32).reshape(-1, words.shape[2]), np.arange(0, 32, bits, dtype=np.uint32)
@@ -256,7 +258,7 @@ def _columns(words: Array, bits: int) -> Array:
 
 
 def _stream(words: Array, bits: int, high: bool = False, order: Array | None = None) -> Array:
-    """``(…, W)`` words as ``(…, W · 8 · itemsize / bits) uint8``, low bits first.
+    """Unpack ``(…, W)`` words as ``(…, W · 8 · itemsize / bits) uint8``, low bits first.
 
     Args:
         high: the high bits of each byte first.
@@ -282,7 +284,7 @@ def _stream(words: Array, bits: int, high: bool = False, order: Array | None = N
 
 
 def _in_range(groups: Array, count: int, key: str) -> Array:
-    """Raises CorruptError if a group is none of ``count``."""
+    """Raise CorruptError unless every group is one of ``count``."""
     if len(groups) and not 0 <= int(groups.min()) <= int(groups.max()) < count:
         wrong = int(groups.max()) if int(groups.min()) >= 0 else int(groups.min())
         raise CorruptError(f"tensor {key!r} names group {wrong:,}; there are scales for {count:,} groups")

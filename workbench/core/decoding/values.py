@@ -163,7 +163,8 @@ class DecodedPayloads(Payloads):
     def __init__(
         self, catalog: Catalog, pool: SourcePool, stored: Payloads, recipes: Mapping[tuple[int, int], Recipe]
     ) -> None:
-        """
+        """Create the payloads of decoded tensors.
+
         Args:
             stored: of the catalog that the recipes name tensors of.
             recipes: by file and first byte of their first stored tensor.
@@ -202,7 +203,8 @@ class Decoding:
     """The decoded tensors of a checkpoint."""
 
     def __init__(self, payloads: Payloads, recipes: Callable[[], Sequence[Recipe]] | None = None) -> None:
-        """
+        """Create the decoding of stored tensors; recipes are looked up when they are first needed.
+
         Args:
             payloads: of the stored tensors.
             recipes: returns the recipes of the format; those of block types follow from the catalog.
@@ -306,7 +308,7 @@ def _carried_out(stored: Payloads, recipes: Sequence[Recipe]) -> Payloads:
 
 
 def _blocks(catalog: Catalog) -> list[Recipe]:
-    """Recipes of the tensors whose element type is a block of ggml's."""
+    """Return recipes for the tensors whose element type is a ggml block."""
     found = []
     for tensor in np.flatnonzero(np.isin(catalog.dtype, ggml.CODES)).tolist():
         dtype, shape = catalog.dtype_of(tensor), catalog.shape_of(tensor)
@@ -369,7 +371,7 @@ class _Shifted:
 
 
 def _catalog(catalog: Catalog, recipes: Sequence[Recipe]) -> Catalog:
-    """A catalog with the decoded tensors in the place of the first stored one of each."""
+    """Return a catalog with each decoded tensor in the place of its first stored tensor."""
     by_first = {catalog.index[recipe.stored[0]]: recipe for recipe in recipes}
     gone = {catalog.index[part] for recipe in recipes for part in recipe.stored[1:]}
     kept = np.array([t for t in range(len(catalog)) if t not in gone or t in by_first], np.int64)

@@ -82,7 +82,7 @@ Placement = Replicate | Shard | StridedShard | PartedShard | Flat | Only
 
 
 def flat_buffer(numels: Sequence[int], ranks: int, *, multiple: int = 1) -> list[Flat]:
-    """Tensors laid end to end in one buffer that is cut into ``ranks`` equal parts: the placement of each.
+    """Return the placement of each tensor in one flat buffer of all tensors that is cut into ``ranks`` equal parts.
 
     The end is padded to a multiple of ``ranks · multiple`` elements, as FSDP1 and ZeRO do.
     """
@@ -97,7 +97,7 @@ def flat_buffer(numels: Sequence[int], ranks: int, *, multiple: int = 1) -> list
 
 
 def of_torch(placement: Any) -> Placement:
-    """Ours for a ``torch.distributed.tensor`` placement.
+    """Convert a ``torch.distributed.tensor`` placement.
 
     Raises:
         UsageError: a pending reduction (``Partial``) or a placement that we do not know.

@@ -30,7 +30,7 @@ PACE = 6.0  # times as long as the guard took; decoding a healthy pickle takes 0
 
 
 def allowed(size: int) -> int:
-    """The bytes of memory that a pickle of ``size`` bytes may take."""
+    """Return the bytes of memory that a pickle of ``size`` bytes may take."""
     return SPARE + DENSITY * size
 
 
@@ -95,7 +95,7 @@ def leaves(
     *,
     what: str,
 ) -> list[tuple[tuple[Any, ...], Any]]:
-    """Every leaf of a decoded tree with the keys and positions that lead to it, in the tree's order.
+    """Return every leaf of a decoded tree with the keys and positions that lead to it, in the tree's order.
 
     Args:
         children: named children of a container, ``None`` for what is neither container nor leaf. ``None`` as a name
@@ -146,7 +146,7 @@ def leaves(
 
 
 def _start(path: tuple[Any, ...]) -> str:
-    """The first characters of a path."""
+    """Return the first characters of a path."""
     text = ""
     for key in path:
         text += "." * bool(text) + (key[:80] if isinstance(key, str) else repr(key)[:80])

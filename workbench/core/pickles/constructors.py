@@ -132,7 +132,7 @@ def newobj(cls: object, *args: object) -> object:
 
 
 def _filled(made: Any, items: Iterable[object]) -> Any:
-    """A set or dict after its ``update``, a few items between two looks at the clock: their hashes may be equal."""
+    """Return a set or dict after its ``update``; the clock is checked every few items, as all hashes may be equal."""
     rest = iter(items)
     while part := list(islice(rest, SLICE)):
         made.update(part)
@@ -157,9 +157,7 @@ STORAGE = 120  # bytes of a `StorageRef`
 
 
 def torch_storage(pid: object) -> StorageRef:
-    """The storage behind a persistent id of torch.save: ``('storage', class, key, location, numel[,
-    view])``.
-    """
+    """Return the storage behind a persistent id of torch.save: ``('storage', class, key, location, numel[, view])``."""
     if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != "storage" or not isinstance(pid[1], StorageType):
         raise ValueError(f"{short(pid)} is not a storage")
     _, kind, key, location, numel = pid[:5]
@@ -189,7 +187,7 @@ def tensor(
 
 
 def tensor_v3(storage: object, *args: Any) -> TensorRef:
-    """As `tensor`, with a dtype in the seventh place, since the storage is untyped."""
+    """Rebuild a tensor as `tensor` does, with the dtype as the seventh argument because the storage is untyped."""
     offset, size, stride, requires_grad, _, dtype, *metadata = args
     if not isinstance(dtype, DTypeRef):
         raise TypeError("_rebuild_tensor_v3 without a dtype")

@@ -267,7 +267,7 @@ def follow(data: bytes) -> tuple[int, int, list[int]]:
 
 
 def _before(data: bytes, stop: int) -> str:
-    """How much of a pickle there is up to an opcode, for messages."""
+    """Describe how much of a pickle comes before an opcode, for messages."""
     if stop > 1000:
         return f"{stop:,} bytes"
     pos = count = 0

@@ -40,7 +40,7 @@ for _op in pickletools.opcodes:
 
 
 def end_of(data: Any, pos: int) -> int:
-    """The position after the opcode at ``pos`` and its argument, which may be beyond the data.
+    """Return the position after the opcode at ``pos`` and its argument, which may be beyond the data.
 
     Args:
         data: bytes, a ``memoryview``, or what is sliced as one.
@@ -65,7 +65,7 @@ def end_of(data: Any, pos: int) -> int:
 
 
 def line_end(data: Any, pos: int) -> int:
-    """The position after the line that starts at ``pos``. Raises IndexError where none ends."""
+    """Return the position after the line that starts at ``pos``. Raises IndexError where none ends."""
     for at in range(pos, len(data), 4096):
         found = bytes(data[at : at + 4096]).find(b"\n")
         if found >= 0:

@@ -175,14 +175,14 @@ class Record(Opaque):
 
 
 def opaque_class(module: str, qualname: str, base: type[Opaque] = Opaque) -> type[Opaque]:
-    """A fresh class for a global (fresh per load so that nothing is shared between two pickles)."""
+    """Create a class for a global, a new one for each load, to share nothing between two pickles."""
     charge(CLASS + 4 * len(module) + 4 * len(qualname))
     body = {"__slots__": (), "module": module, "qualname": qualname}
     return _Sealed(base.__name__, (base,), body)  # type: ignore[return-value]
 
 
 def short(value: object, limit: int = 120) -> str:
-    """A one-line, escaped, bounded repr of any decoded value."""
+    """Return a one-line, escaped, bounded repr of any decoded value."""
     text = _REPR.repr(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -344,7 +344,7 @@ class TensorRef(Inert):
         set_(self, "kind", kind)
 
     def replace(self, **changes: Any) -> TensorRef:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return TensorRef(**{name: getattr(self, name) for name in TensorRef.__slots__} | changes)
 
     def __repr__(self) -> str:
@@ -389,13 +389,13 @@ class ByClass(Mapping[tuple[str, str], object]):
 
 
 def not_run(foreign: Iterable[str]) -> str:
-    """The end of a message on a pickle that names globals of others than torch; empty where there are none."""
+    """Return the end of a message on a pickle that names globals from outside torch; empty if it names none."""
     names = sorted(name for name in foreign if not name.startswith("torch."))[:3]
     return f"; it names the foreign globals {names}, which were not run" if names else ""
 
 
 def state_of(value: object, names: Iterable[str], what: str, foreign: set[str]) -> Any:
-    """The state of a decoded root object.
+    """Return the state of a decoded root object.
 
     Args:
         names: classes that it may be of.

@@ -209,6 +209,6 @@ class _Reader:
 
 
 def _line(text: str) -> str:
-    """One printable, bounded line."""
+    """Format text as one printable line of bounded length."""
     safe = repr(text)[1:-1]
     return safe if len(safe) <= 200 else safe[:199] + "…"

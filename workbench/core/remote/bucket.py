@@ -59,7 +59,7 @@ class Tree:
         tree.files[name] = stat
 
     def walk(self, above: str = "") -> Iterator[tuple[Tree, str, str]]:
-        """Each file's folder, name and path, those of this folder first."""
+        """Yield the folder, name and path of each file, those of this folder first."""
         yield from ((self, name, above + name) for name in self.files)
         for name, tree in self.folders.items():
             yield from tree.walk(f"{above}{name}/")
@@ -188,7 +188,7 @@ class Bucket:
         return self._connection.uncached()
 
     def again(self) -> Bucket:
-        """The same files, listed anew."""
+        """Return the same files, listed anew."""
         return self._with(self._connection.again(), self._at, _unseen(self.file), self.file)
 
     def above(self) -> Bucket | None:
@@ -216,7 +216,7 @@ class Bucket:
         return self._connection.head(self._at.at(relative).key)
 
     def _folder(self, folders: list[str]) -> Tree | None:
-        """The names in a folder inside, listed if they are not known yet; ``None`` if there is no such folder."""
+        """Return the names in a folder inside, listed if not known yet; ``None`` if the folder does not exist."""
         tree, at = self._tree, self._at
         for folder in [*folders, None]:
             if not tree.listed:

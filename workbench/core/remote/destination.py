@@ -65,22 +65,22 @@ class Destination:
         self.shown, self.key, self.name = at.shown, at.key, at.name
 
     def beside(self, name: str) -> str:
-        """The key of another name in the same folder."""
+        """Return the key of another name in the same folder."""
         above = self.key.rpartition("/")[0]
         return f"{above}/{name}" if above else name
 
     def files(self, folder: str) -> dict[str, FileStat]:
-        """Every object below a key, by its path from there."""
+        """Return every object below a key by its path relative to it."""
         skip = len(folder) + 1
         found = self._asked(lambda: list(self._objects.walk(folder)))
         return {key[skip:]: stat for key, stat in found if stat is not None}
 
     def stat(self, key: str) -> FileStat | None:
-        """Identity of an object, or ``None``."""
+        """Return the identity of an object, or ``None``."""
         return self._asked(lambda: self._objects.head(key))
 
     def version(self, key: str) -> Version | None:
-        """What :meth:`put` takes to replace exactly the object that is there now."""
+        """Return the version that :meth:`put` takes to replace exactly the current object."""
         return self._asked(lambda: self._objects.version(key))
 
     def put(self, key: str, data: bytes, only: Version | None = None) -> Version:
@@ -93,7 +93,7 @@ class Destination:
         self._asked(lambda: self._objects.send(self.key, len(data), parts))
 
     def read_all(self, stats: Mapping[str, FileStat]) -> list[bytes | None]:
-        """The bytes of small objects, as :meth:`read`, several at a time."""
+        """Read small objects like :meth:`read`, several at a time."""
         found: list[bytes | None] = []
 
         def one(item: tuple[str, FileStat]) -> bytes | None:
@@ -107,7 +107,7 @@ class Destination:
         return found
 
     def read(self, key: str, stat: FileStat, start: int = 0) -> bytes | None:
-        """The bytes of an object from ``start`` on; ``None`` if it is gone or another by now."""
+        """Read an object from ``start`` on; ``None`` if it was deleted or replaced meanwhile."""
 
         def get() -> bytes | None:
             with suppress(MissingFileError, ChangedError):
@@ -181,7 +181,7 @@ class Destination:
             self._asked(lambda: self._objects.remove(list(keys)))
 
     def place_of(self, held: Mapping[str, tuple[FileStat, str, bool]], file: str | None) -> Bucket:
-        """The files of the target as a reader will find them, wherever they are until then.
+        """Return the files of the target as a reader will find them, regardless of where they are until then.
 
         Args:
             held: by name, the identity of a file, its key in the bucket or else its path on disk, and which of these.

@@ -73,7 +73,7 @@ class ObjectStore(Protocol):
     pin: str
 
     def head(self, key: str) -> FileStat | None:
-        """Identity of an object, or ``None`` if there is none of that key."""
+        """Return the identity of an object, or ``None`` if the key does not exist."""
 
     def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
         """Return bytes ``[start, stop)`` of an object; raise ChangedError if it has changed since ``stat``.
@@ -83,14 +83,14 @@ class ObjectStore(Protocol):
         """
 
     def walk(self, folder: str) -> Iterator[tuple[str, FileStat | None]]:
-        """Keys of all objects below a folder; without a ``stat`` if the store does not list it.
+        """Yield the keys of all objects below a folder; without a ``stat`` if the store does not list it.
 
         Raises:
             TooManyFolders: the store lists one folder at a time, and there are too many, or links form a circle.
         """
 
     def listing(self, folder: str) -> tuple[dict[str, FileStat | None], list[str]]:
-        """Names of the objects directly in a folder, and of its folders."""
+        """Return the objects directly in a folder by name, and the names of its subfolders."""
 
 
 class WritableStore(ObjectStore, Protocol):
@@ -575,7 +575,7 @@ class _Memory(_Other):
 
 
 def complete(pieces: Iterable[Any], start: int, stop: int, name: str, into: Array | None) -> memoryview:
-    """The bytes of a body that arrives in pieces, in ``into`` if that is given; ChangedError if it is too short."""
+    """Collect a body that arrives in pieces, into ``into`` if given; raise ChangedError if it is too short."""
     sent, data = 0, memoryview(b"")
     for piece in pieces:
         going_on()
@@ -592,7 +592,7 @@ def complete(pieces: Iterable[Any], start: int, stop: int, name: str, into: Arra
 
 
 def _answer(error: BaseException) -> tuple[str, str, str]:
-    """Kind and status of an error of obstore's, and what the store answered, in words."""
+    """Return the kind and status of an obstore error, and the store's answer in words."""
     text = _words(error)
     status = next(iter(re.findall(r"status(?: code)?:? (\d{3})", text)), "")
     tries = next(iter(re.findall(r"after (\d+) retries", text)), "")
@@ -621,7 +621,7 @@ def _plain(value: Any) -> bool:
 
 
 def _by_profile(given: Options) -> bool:
-    """Whether the keys of an S3 bucket are in a profile, which obstore itself does not read."""
+    """Return whether the keys of an S3 bucket are in a profile, which obstore itself does not read."""
     keys = {"access_key_id", "aws_access_key_id", "skip_signature", "aws_skip_signature", "credential_provider"}
     if keys & set(given) or "AWS_ACCESS_KEY_ID" in os.environ:
         return False
@@ -651,6 +651,6 @@ def _lacking(at: Location, package: str) -> MissingExtraError:
 
 
 def _words(error: BaseException) -> str:
-    """First line of a library's message, without URLs, whose queries may be signatures."""
+    """Return the first line of a library's message without URLs, because their queries may be signatures."""
     text = str(error).split("\n")[0].strip()
     return re.sub(r"\b[a-z][a-z0-9+.-]*://\S+", "(URL)", text)[:300] or type(error).__name__

@@ -39,7 +39,7 @@ class RangedSource(Source):
     block, span, gap = BLOCK, SPAN, GAP
 
     def __init__(self, connection: Connection, key: str, name: str, stat: FileStat) -> None:
-        """``key`` in the store; ``name`` for messages."""
+        """Create a source that reads ``key`` in the store; messages call it ``name``."""
         self._connection, self._key, self._name, self.stat = connection, key, name, stat
         self._fetched = threading.local()  # what a thread announced
 
@@ -136,7 +136,7 @@ class RangedSource(Source):
         together(fill, spans)
 
     def read(self, start: int, stop: int) -> Array:
-        """Bytes ``[start, stop)`` of metadata; a small read fetches the block around it, which is kept."""
+        """Read bytes ``[start, stop)`` of metadata; a small read fetches the block around it, which is kept."""
         self._inside(stop)
         found = self._copied(start, stop)
         if found is None:
@@ -168,13 +168,13 @@ class RangedSource(Source):
 
 
 def _split(low: int, high: int) -> Iterator[tuple[int, int]]:
-    """A range in equal parts of at most :data:`AHEAD_PART` bytes."""
+    """Split a range into equal parts of up to :data:`AHEAD_PART` bytes."""
     part = -(-(high - low) // max(-(-(high - low) // AHEAD_PART), 1))
     return ((at, min(at + part, high)) for at in range(low, high, part))
 
 
 def _merged(spans: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    """Ranges of a file in its order, those close together as one, up to :data:`AHEAD_MOST` bytes."""
+    """Return ranges of a file in order, merged if they are close together, up to :data:`AHEAD_MOST` bytes."""
     found: list[tuple[int, int]] = []
     left = AHEAD_MOST
     for low, high in sorted(spans):

@@ -137,7 +137,7 @@ class _Ahead:
 
     @contextmanager
     def turn(self) -> Iterator[int]:
-        """The turn of this thread: the same one for all that it reads at a time."""
+        """Give this thread its turn, the same one for everything that it reads at the same time."""
         with self._lock:
             if (turn := getattr(self._own, "turn", None)) is None:
                 turn = self._own.turn = next(self._count)

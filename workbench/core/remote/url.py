@@ -56,16 +56,16 @@ class Location(NamedTuple):
         return self.key.rpartition("/")[2] or self.host
 
     def at(self, relative: str) -> Location:
-        """The location of a path below this one; a signature holds for one object only and is dropped."""
+        """Return the location of a path below this one; a signature is valid for one object only and is dropped."""
         return self._replace(key=f"{self.key}/{relative}" if self.key else relative, query="")
 
     def above(self) -> Location:
-        """The location of the folder that holds this one."""
+        """Return the location of the folder that holds this one."""
         return self._replace(key=self.key.rpartition("/")[0], query="")
 
 
 def is_url(text: str) -> bool:
-    """Whether a path is a URL rather than a path on disk."""
+    """Return whether a path is a URL rather than a path on disk."""
     return _URL.match(text) is not None
 
 
@@ -117,7 +117,7 @@ def keep_options(options: Mapping[str, Any]) -> None:
 
 
 def current_options() -> Mapping[str, Any]:
-    """The storage options for a URL that comes without any."""
+    """Return the storage options for a URL that comes without any."""
     return _given.get() or _kept
 
 
