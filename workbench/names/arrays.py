@@ -52,5 +52,5 @@ def meaning(keys: Sequence[str]) -> tuple[list[str | None], list[str]]:
 
 
 def _state(key: str) -> re.Match[str] | None:
-    """The match of an optimizer's tensor."""
+    """Match the name of an optimizer's tensor."""
     return (_MEGATRON.fullmatch(key) if key.startswith("optimizer.state.") else None) or _OPTAX.fullmatch(key)

@@ -93,7 +93,7 @@ class Conversion:
     plain: bool = False
 
     def links(self, key: str, shape: tuple[int, ...]) -> list[Link] | str:
-        """The boxes of a tensor as boxes of atoms, or a sentence that explains why they are unknown."""
+        """Return the boxes of a tensor as boxes of atoms, or a sentence that explains why they are unknown."""
         if self.architecture not in _KNOWN:
             named = repr(self.architecture[:80]) if self.architecture else "not stored"
             return f"general.architecture is {named}; how it is converted is known for {', '.join(ARCHITECTURES)}"
@@ -125,7 +125,7 @@ class Conversion:
     def _rotary(
         self, key: str, atom: str, shape: tuple[int, ...], start: int, rows: int, heads: int | None
     ) -> list[Link] | str:
-        """Rows of a head: of its first half in the even places, of its second half in the odd ones."""
+        """Link the rows of each head: the first half of a head is in the even rows, the second half in the odd rows."""
         if heads is None:
             return f"{self.architecture}.attention.head_count is not one number; the rows of q and k are permuted by it"
         if not 0 < rows <= MOST or rows % (2 * heads):
@@ -168,7 +168,7 @@ class Conversion:
     def _experts(
         self, key: str, shape: tuple[int, ...], prefix: str, name: str, expert: str | None
     ) -> list[Link] | str:
-        """A stack of experts, or (older converters) one."""
+        """Link a stack of experts or, from older converters, one expert."""
         name = name.removesuffix("_exps")
         if name not in _EXPERTS or (expert is None and (len(shape) != 3 or shape[0] > MOST)):
             return f"{key}: shape {shape} is not a stack of experts"
@@ -181,7 +181,7 @@ class Conversion:
 
 
 def conversion(objects: Mapping[str, Any], *, plain: bool = False) -> Conversion:
-    """What the metadata of a GGUF say about its conversion."""
+    """Return what the metadata of a GGUF file says about its conversion."""
     said = objects.get("general.architecture")
     architecture = said if isinstance(said, str) else ""
 

@@ -35,7 +35,7 @@ def join_param_groups(
     *,
     ordered: bool,
 ) -> dict[int, str] | None:
-    """Which parameter an optimizer's integer id stands for, where that is certain; never a guess.
+    """Map an optimizer's integer ids to parameters if that is certain; never guess.
 
     An optimizer numbers its parameters through its groups. Certain are, in this order:
 
@@ -107,7 +107,7 @@ def uncertain(optimizer: str, count: int) -> str:
 
 
 def is_uncertain(note: str) -> bool:
-    """Whether a note is :func:`uncertain`'s: a layout that knows the model judges anew."""
+    """Return whether a note comes from :func:`uncertain`; a layout that knows the model decides again."""
     return note.endswith(_NUMBERED)
 
 
@@ -119,7 +119,7 @@ def _named(group: Mapping[str, Any]) -> bool:
 def _splits(
     names: Sequence[str], shapes: Mapping[str, tuple[int, ...]], groups: int
 ) -> Iterator[tuple[list[str], ...]]:
-    """The ways in which ordered names are usually dealt to groups."""
+    """Yield the usual ways to split ordered names into groups."""
     if groups == 1:
         yield (list(names),)
     elif groups == 2:

@@ -160,7 +160,7 @@ _QTENSOR = {"int_repr": "param", "q_per_channel_scales": "scale", "q_per_channel
 
 
 def resolve(keys: Sequence[str], hints: Mapping[str, Any] | None = None) -> tuple[list[str | None], list[str]]:
-    """The parameter that each tensor belongs to, and its part in it.
+    """Resolve the parameter that each tensor belongs to, and its role.
 
     Args:
         keys: all stored names of a checkpoint: what one means can depend on the others.
@@ -209,7 +209,7 @@ def resolve(keys: Sequence[str], hints: Mapping[str, Any] | None = None) -> tupl
 
 
 def of_model(key: str, fqn: str | None, role: str) -> bool:
-    """Whether a model loads this tensor: not the state of an optimizer, an average, or the trainer's own."""
+    """Return whether a model loads this tensor; optimizer state, averages and trainer state are not loaded."""
     return role in MODEL_ROLES or (role == "other" and fqn is not None and _OF_MODEL.fullmatch(key) is not None)
 
 
@@ -246,8 +246,9 @@ def has_role(
 
 
 def _place(key: str, path: Sequence[Any] | None) -> tuple[str, str, str]:
-    """``(container, name, state)``; the container is one of ``model!`` and ``flat`` (both certain), ``ema``, ``state``,
-    ``rest``, or empty where the whole set must decide."""
+    """Return ``(container, name, state)``; the container is one of ``model!`` and ``flat`` (both certain), ``ema``,
+    ``state``, ``rest``, or empty if the whole set of names must decide.
+    """
     if path and len(path) > 1 and path[0] in OUTER:
         path = path[1:]
     if path and len(path) > 1:
@@ -291,14 +292,14 @@ def _plain(name: str) -> str:
 
 
 def _is_rest(key: str) -> bool:
-    """Whether a key outside of every container is trainer's state by its name."""
+    """Return whether the name of a key outside of every container marks it as trainer state."""
     if ("rng" in key or "random_state" in key or "generator_state" in key) and _RNG.search(key):
         return True
     return key.partition(".")[0] in REST
 
 
 def _owner(name: str, state: str, known: set[str]) -> str | None:
-    """The parameter of an optimizer's tensor; ``None`` for a number, or a nested state whose parameter is not known."""
+    """Return the parameter of an optimizer's tensor; ``None`` for a number, or nested state of an unknown parameter."""
     if name.isdigit():
         return None
     if state in STATES or name in known:
@@ -316,7 +317,7 @@ def _ema(name: str, known: set[str]) -> str | None:
 
 
 def _tensor(name: str) -> tuple[str | None, str]:
-    """fqn and role of a name in the model's own namespace."""
+    """Return the fqn and role of a name in the model's own namespace."""
     if "lora_" in name or "ia3_l" in name or name.startswith("base_model.model."):
         return _adapter(name.removeprefix("base_model.model."))
     leaf = name[name.rfind(".") + 1 :]
@@ -374,7 +375,7 @@ def _adapter(name: str) -> tuple[str | None, str]:
 
 
 def _wrapper(names: Sequence[str]) -> int:
-    """Characters of ``module.`` to take from all of them."""
+    """Return how many characters of ``module.`` prefixes all names share."""
     cut = 0
     while names and all(name.startswith("module.", cut) for name in names):
         cut += len("module.")
@@ -382,7 +383,7 @@ def _wrapper(names: Sequence[str]) -> int:
 
 
 def _is_container(names: Sequence[str], states: set[str]) -> bool:
-    """Whether ``model.`` is a container in a flat set of names; rules 2 and 3 of the module's docstring."""
+    """Return whether ``model.`` is a container in a flat set of names; see rules 2 and 3 of the module's docstring."""
     within = [name for name in names if name.startswith("model.")]
     if states:
         kept = sum(name in states for name in names)

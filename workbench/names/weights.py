@@ -222,7 +222,7 @@ def is_gated(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool | None:
 
 @lru_cache(maxsize=1 << 14)
 def _inside(name: str, layered: bool) -> tuple[str, str, str, str]:
-    """``(module, leaf, kind, number)`` of a name within a layer; Transformer Engine numbers experts by the leaf."""
+    """Return ``(module, leaf, kind, number)`` of a name in a layer; Transformer Engine numbers experts in the leaf."""
     found = _LEAF.fullmatch(name)
     if found is None:
         return name, "", "other", ""
