@@ -135,7 +135,7 @@ class _Walker:
             )
 
     def head(self) -> tuple[str, Any]:
-        """The kind of the next value, and its value or length; a container's items and a payload are left in place."""
+        """Read the kind of the next value, and its value or length; a container's items and a payload are not read."""
         at = self.at
         self.left -= 1
         if self.left < 0:
@@ -237,7 +237,7 @@ class _Walker:
         return StoredArray(dtype, tuple(shape), start, start + length, scalar)
 
     def chunked(self, made: dict[str, Any], at: int) -> ChunkedArray:
-        """The array that a map of flat pieces stands for."""
+        """Return the array that a map of flat pieces represents."""
         shape, pieces = (_listed(made.get(part)) for part in ("shape", "chunks"))
         good = shape is not None and pieces and all(type(size) is int and size >= 0 for size in shape)
         if not good or not all(isinstance(one, StoredArray) and len(one.shape) == 1 for one in pieces or ()):
@@ -253,14 +253,14 @@ class _Walker:
 
 
 def _listed(stored: Any) -> list[Any] | None:
-    """The values of a map with the keys "0", "1", …"""
+    """Return the values of a map with the keys "0", "1", …"""
     if not isinstance(stored, dict) or set(stored) != {str(number) for number in range(len(stored))}:
         return None
     return [stored[str(number)] for number in range(len(stored))]
 
 
 def _numpy_name(name: str) -> str:
-    """The type of a dtype's ``name``; little endian unless it says otherwise, as flax writes nothing else."""
+    """Return the type of a dtype's ``name``, little endian unless it states otherwise, because flax writes no other."""
     if not re.fullmatch(r"(bfloat|float|int|uint|complex|bool)[0-9a-z_]{0,12}", name):
         raise CorruptError(f"unknown element type {name[:40]!r}")
     return {"float8_e4m3": "float8_e4m3", "bool_": "bool"}.get(name, name)
@@ -278,7 +278,7 @@ def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def _boxes(shape: tuple[int, ...], first: int, last: int) -> Iterator[tuple[list[int], list[int], int]]:
-    """Boxes (offsets, sizes, first element) that flat elements ``[first, last)`` of an array fill, in order."""
+    """Yield the boxes (offsets, sizes, first element) that flat elements ``[first, last)`` of an array fill."""
     if not shape:
         yield [], [], first
         return

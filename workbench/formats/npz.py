@@ -144,7 +144,7 @@ def parse(data: Any, what: str) -> Npy:
 
 
 def _literal(text: str, what: str) -> Any:
-    """The value of a header's text: literals and brackets only, nested to a bounded depth."""
+    """Parse a header's text: literals and brackets only, nested to a bounded depth."""
     at, depth, tokens = 0, 0, []
     text = text.rstrip()
     while at < len(text):
@@ -169,7 +169,7 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 def _value(tokens: list[str], at: int) -> tuple[Any, int]:
-    """The literal that begins at a token, and the token after it."""
+    """Parse the literal that begins at a token, and return the token after it too."""
     token = tokens[at]
     if token in _CLOSING:
         items: list[Any] = []
@@ -195,7 +195,7 @@ def _value(tokens: list[str], at: int) -> tuple[Any, int]:
 
 
 def _fields(descr: Any) -> tuple[list[_Field], int, str]:
-    """The types of an element, its bytes, and why it cannot be shown, or empty."""
+    """Return the types of an element, its bytes, and why it cannot be shown, or an empty string."""
     if isinstance(descr, str):
         match = _DESCR.fullmatch(descr)
         kind, size = (match[2], int(match[3] or 0)) if match else ("", 0)
@@ -310,7 +310,7 @@ def _is_text(npy: Npy) -> bool:
 
 
 def _text(place: Place, file: str, key: str) -> Any:
-    """An array of text, as nested lists."""
+    """Read an array of strings, as nested lists."""
     one = next(member for member in _members(place, file, []) if member.key == key)
     count, item = prod(one.npy.shape), int(one.npy.descr.lstrip("<>|=US") or 0)
     item *= 4 if "U" in one.npy.descr else 1

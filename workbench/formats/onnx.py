@@ -224,7 +224,7 @@ def _add(builder: CatalogBuilder, place: Place, model: _Model, one: _Tensor) -> 
 
 
 def _offset(text: str, what: str, key: str) -> int:
-    """A number of ``external_data``; -1 if it is not given."""
+    """Parse a number of ``external_data``; -1 if it is not given."""
     if not text:
         return -1
     if not text.isascii() or not text.isdecimal() or len(text) > 18:

@@ -172,7 +172,7 @@ def _info(reader: _HeaderReader) -> _Info:
 
 
 def _placed(file: str, infos: list[_Info], start: int, alignment: int) -> Iterator[GgufTensor]:
-    """Tensors with their bytes: each begins where the one before it ends, padded, as llama.cpp demands."""
+    """Yield tensors with their bytes: each begins where the previous one ends, padded, as llama.cpp requires."""
     seen: set[str] = set()
     expected = 0
     for name, dtype, shape, offset, at in infos:

@@ -131,7 +131,7 @@ def _stem(name: str) -> str:
 
 
 def _parts(name: str) -> list[str]:
-    """Names of all parts of a split file, or the name alone."""
+    """Return the names of all parts of a split file, or this name if it is not split."""
     match = _PART.fullmatch(name)
     if match is None or not 1 <= int(match[2]) <= int(match[3]):
         return [name]

@@ -21,7 +21,7 @@ DEPTH = 16  #: nodes above each other
 
 
 def _bytes_of(largest: int) -> int:
-    """Bytes that hold numbers up to ``largest``."""
+    """Return how many bytes store numbers up to ``largest``."""
     return (max(largest, 1).bit_length() - 1) // 8 + 1
 
 

@@ -135,7 +135,7 @@ class Hdf5(Structures):
             self.notes.append(text)
 
     def _superblock(self) -> int:
-        """The address of the root's header."""
+        """Read the superblock and return the address of the root's header."""
         what = self.what()
         fields = self.read(0, min(128, len(self.view)), what)
         if fields.take(8) != MAGIC:
@@ -271,7 +271,7 @@ class Hdf5(Structures):
         return fields.uint(self.wide), fields.uint(self.long)
 
     def _resolved(self, messages: list[Message], what: str) -> list[Message]:
-        """Messages without those that are only placeholders; a shared one is replaced with that which it refers to."""
+        """Resolve messages: drop placeholders, and replace each shared message with the one that it refers to."""
         found = []
         for message in messages:
             if message.kind > _KNOWN and message.flags & 0x80:
@@ -284,7 +284,7 @@ class Hdf5(Structures):
         return found
 
     def _shared(self, message: Message, what: str) -> Message:
-        """The message that another object's header holds (a committed data type)."""
+        """Return the message in another object's header (a committed data type)."""
         fields = StructureFields(message.data, message.at, what)
         version, where = self.version(fields, (1, 2, 3), "a shared message"), fields.uint(1)
         if version == 3 and where == 1:
@@ -308,7 +308,7 @@ class Hdf5(Structures):
     # ---- groups ------------------------------------------------------------------------------------------------------
 
     def _members(self, messages: list[Message], path: str) -> dict[str, int]:
-        """Names and addresses of what a group contains."""
+        """Return the members of a group: names and addresses."""
         members: dict[str, int] = {}
         what = self.what(path or "/")
 
@@ -367,7 +367,7 @@ class Hdf5(Structures):
         self.note(f"{what}, byte {at:,}: {name[:80]!r} is a soft or external link, which is not followed")
 
     def _local_heap(self, address: int, what: str) -> StructureFields:
-        """The names of a group."""
+        """Return the local heap with the names of a group."""
         fields = self.marked(address, 8 + 2 * self.long + self.wide, b"HEAP", what)
         self.version(fields, (0,), "a heap of names")
         fields.take(3)
@@ -475,7 +475,7 @@ class Hdf5(Structures):
         return found
 
     def _space(self, fields: StructureFields) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
-        """Shape of a data space and the largest it may have; ``None`` for one without elements."""
+        """Return the shape of a data space and its largest allowed shape; ``None`` for a space without elements."""
         version = self.version(fields, (1, 2), "a data space")
         axes, flags = fields.uint(1), fields.uint(1)
         kind = fields.uint(1)
@@ -664,7 +664,7 @@ class Hdf5(Structures):
     def values(
         self, data: bytes, element: Element, shape: tuple[int, ...], fields: StructureFields | None = None
     ) -> Any:
-        """The elements of an attribute or a data set of text, as nested lists."""
+        """Read the elements of an attribute or a data set of strings, as nested lists."""
         count = prod(shape)
         parts = [data[n * element.size : (n + 1) * element.size] for n in range(count if element.size else 0)]
         if element.name in ("text", "texts"):
@@ -678,7 +678,7 @@ class Hdf5(Structures):
         return None if element.name.startswith("complex") else found.tolist()
 
     def _text_of(self, reference: bytes, what: str) -> bytes:
-        """A text of any length: bytes of an object of a global heap."""
+        """Read a variable-length string: the bytes of an object of a global heap."""
         fields = StructureFields(reference, 0, what)
         length, address, number = fields.uint(4), self.address(fields), fields.uint(4)
         if not length or not address:

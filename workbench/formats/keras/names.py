@@ -91,7 +91,7 @@ def model_layers(config: Any) -> list[Layer]:
 
 
 def _contained(model: Mapping[str, Any], path: str, trained: bool, depth: int) -> Iterator[Layer]:
-    """The layers of a model, and theirs."""
+    """Yield the layers of a model, then their layers."""
     used: dict[str, int] = {}
     stored = model.get("layers")
     for one in stored if isinstance(stored, list) and depth else ():
@@ -138,7 +138,7 @@ def _present(variables: tuple[str, ...], config: Mapping[str, Any]) -> tuple[str
 
 
 def _snake(name: str) -> str:
-    """As Keras makes a path of a class."""
+    """Convert a class name to a path as Keras does."""
     name = re.sub(r"\W+", "", name)
     name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
@@ -196,7 +196,7 @@ def meaning(
 
 
 def _own(owner: str, names: Mapping[str, str], layers: Mapping[str, Layer]) -> str | None:
-    """The own names that lead to a layer, joined by dots."""
+    """Return the names that lead to a layer, joined by dots."""
     parts, own = owner.split("/"), []
     for count in range(1, len(parts) + 1):
         path = "/".join(parts[:count])
@@ -212,7 +212,7 @@ def _own(owner: str, names: Mapping[str, str], layers: Mapping[str, Layer]) -> s
 def _slots(
     shapes: Mapping[str, tuple[int, ...]], variables: list[tuple[str, str]] | None, config: Any
 ) -> dict[str, tuple[str | None, str]]:
-    """What the optimizer's variables are, where its class, their number and their shapes prove it."""
+    """Identify the optimizer's variables, if its class, their number and their shapes determine them."""
     count = 0
     while f"optimizer/vars/{count}" in shapes:
         count += 1
@@ -238,7 +238,7 @@ def _slots(
 
 
 def _optimizer(config: Any) -> tuple[str | None, Mapping[str, Any]]:
-    """Class and settings of the optimizer that a model was compiled with."""
+    """Return the class and settings of the optimizer that a model was compiled with."""
     compiled = config.get("compile_config") if isinstance(config, dict) else None
     one = compiled.get("optimizer") if isinstance(compiled, dict) else None
     if not isinstance(one, dict) or str(one.get("module")).partition(".")[0] != "keras":

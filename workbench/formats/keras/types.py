@@ -86,7 +86,7 @@ def read_element(fields: StructureFields, depth: int = 2) -> Element:
 
 
 def _enumeration(fields: StructureFields, count: int, size: int, version: int, depth: int) -> Element:
-    """h5py's booleans, or the integers that an enumeration is stored as."""
+    """Read an enumeration: h5py's booleans, or the integers in which it is stored."""
     base = read_element(fields, depth - 1)
     names = []
     for _ in range(min(count, 3)):
@@ -101,7 +101,7 @@ def _enumeration(fields: StructureFields, count: int, size: int, version: int, d
 
 
 def _complex(fields: StructureFields, count: int, size: int, kind: int, version: int, depth: int) -> Element:
-    """A complex number: HDF5 2.0's own class, or h5py's compound of ``r`` and ``i``."""
+    """Read a complex type: HDF5 2.0's own class, or h5py's compound of ``r`` and ``i``."""
     other = Element("", size, why=f"has elements of {size} bytes that are compounds")
     parts: list[Element] = []
     if kind == 11:

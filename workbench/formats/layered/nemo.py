@@ -50,7 +50,7 @@ def detect(place: Place) -> bool:
 
 
 def _inside(place: Place) -> tuple[TarFiles, Place, Format]:
-    """The archive, the weights in it, and their format."""
+    """Return the archive, the weights in it, and their format."""
     file = place.file or ""
     if place.read(file, length=2) == _GZIP:
         raise UnsupportedFormatError(
@@ -87,7 +87,7 @@ def read_catalog(place: Place) -> Catalog:
 
 
 def _moved(catalog: Catalog, inner: Place, place: Place) -> Catalog:
-    """The same catalog in the bytes of the archive."""
+    """Return the catalog relative to the bytes of the archive."""
     files = inner._files
     if not isinstance(files, TarFiles):
         raise CorruptError(f"{place.path!r} is not an archive")

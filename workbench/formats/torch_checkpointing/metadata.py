@@ -50,7 +50,7 @@ class SaveMetadata:
     files: Mapping[str, Mapping[int, tuple[str, str]]] = field(default_factory=dict)
 
     def group(self, item: str, path: tuple[Any, ...], rank: int) -> Any:
-        """The sharding metadata of a tensor for one rank, or ``None``."""
+        """Return the sharding metadata of a tensor for one rank, or ``None``."""
         for one in self.groups.get(item, {}).get(path, ()):
             if isinstance(one, dict) and isinstance(one.get("ranks"), (tuple, list)) and rank in one["ranks"]:
                 return one.get("sharding_metadata")

@@ -206,14 +206,14 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
 
 
 def _by_name(place: Place) -> list[_ItemFile]:
-    """The files whose names are those of an item and a rank."""
+    """Return the files that are named after an item and a rank."""
     matches = [(name, match) for name in place.files if (match := _FILE.fullmatch(name))]
     found = [_ItemFile(match[1], int(match[2]), name, _KINDS[match[3]]) for name, match in matches]
     return [one for one in found if one.rank < MAX_RANKS]
 
 
 def _files(place: Place, known: SaveMetadata | None) -> list[_ItemFile]:
-    """Those that exist, and those that the metadata name; in order of item and rank."""
+    """Return the files that exist or that the metadata name, in order of item and rank."""
     found = {(one.item, one.rank): one for one in _by_name(place)}
     for item, by_rank in (known.files if known is not None else {}).items():
         for rank, (path, kind) in by_rank.items():
@@ -222,7 +222,7 @@ def _files(place: Place, known: SaveMetadata | None) -> list[_ItemFile]:
 
 
 def _stored_world(place: Place) -> int:
-    """The world size at the end of ``metadata.pkl``, without decoding it; 0 if it is not where it is written."""
+    """Read the world size at the end of ``metadata.pkl`` without decoding it; 0 if it is not at its usual place."""
     stat = place.files.get(tc_metadata.NAME)
     if stat is None or stat.size < TAIL:
         return 0
@@ -245,7 +245,7 @@ def _head(place: Place, name: str, length: int) -> bytes:
 
 
 def _world(found: _Found, ranks: set[int]) -> int:
-    """The number of ranks where nothing states it: as many as have files, or as the largest mesh has."""
+    """Infer the number of ranks if it is not stored: as many as have files, or as the largest mesh has."""
     meshes = {held.spec.mesh for group in found.tensors.values() for held in group}
     return max(max(ranks) + 1, *map(prod, meshes), 1)
 
@@ -437,7 +437,7 @@ def _declare(builder: CatalogBuilder, found: _Found, world: int) -> dict[str, tu
 
 
 def _own(group: Sequence[_LocalTensor], world: int) -> bool:
-    """Whether ranks hold tensors of their own: of different shapes, or generator states, which are bytes."""
+    """Return whether ranks have tensors of their own: of different shapes, or generator states, which are bytes."""
     if world == 1 or any(held.declared for held in group):
         return False
     shapes = {(held.spec.shape, held.spec.dtype.name) for held in group}
@@ -462,7 +462,7 @@ def _key(path: Sequence[Any]) -> str:
 
 
 def _mesh(found: _Found) -> dict[str, Any]:
-    """The largest mesh with named axes."""
+    """Return the largest mesh with named axes."""
     meshes = {(held.spec.mesh, held.spec.names) for group in found.tensors.values() for held in group}
     named = [(mesh, names) for mesh, names in meshes if mesh and len(names) == len(mesh) == len(set(names))]
     if not named:

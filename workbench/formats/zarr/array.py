@@ -53,7 +53,7 @@ class Shards:
     checked: bool
 
     def grid(self, whole: Sequence[int]) -> tuple[int, ...]:
-        """Inner chunks along each axis of a shard."""
+        """Return the number of inner chunks along each axis of a shard."""
         return tuple(n // size for n, size in zip(whole, self.chunk, strict=True))
 
 
@@ -176,7 +176,7 @@ def _third(told: Mapping[str, Any], name: str) -> ZarrArray:
 
 
 def _coded(found: ZarrArray, chain: list[tuple[str, Mapping[str, Any]]]) -> ZarrArray:
-    """The array with the layout and codec that a chain of codecs makes; opaque where it cannot be undone."""
+    """Return the array with the layout and codec of a chain of codecs; opaque if the chain cannot be decoded."""
     shape, axes = found.payload, list(range(len(found.payload)))
     if chain and chain[0][0] == "transpose":
         told = chain[0][1].get("order")
@@ -250,7 +250,7 @@ def _sizes(told: Mapping[str, Any], name: str, file: str) -> tuple[int, ...]:
 
 
 def _dtype(value: object, file: str) -> tuple[DType, bool]:
-    """The element type, and whether it is big endian; types that numpy lacks have torch's names."""
+    """Return the element type, and whether it is big endian; types that numpy lacks have torch's names."""
     match = _DTYPE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         dtype = by_name(value)
@@ -262,7 +262,9 @@ def _dtype(value: object, file: str) -> tuple[DType, bool]:
 
 
 def _codec(told: Mapping[str, Any], big: bool) -> int:
-    """The codec of a chunk's file; filters and compressors that cannot be undone here are listed, never read."""
+    """Return the codec of a chunk's file; chunks whose filters and compressors are not supported are listed, never
+    read.
+    """
     compressor = told.get("compressor")
     if told.get("filters"):
         return codecs.OPAQUE

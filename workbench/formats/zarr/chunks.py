@@ -197,7 +197,7 @@ class Adder:
             self.notes.append(f"{len(strays):,} keys belong to no array and are left out: {strays[0]!r} …")
 
     def _kind(self, data: bytes, kind: str, file: str) -> _Described:
-        """The arrays of one description, which many usually share."""
+        """Return the arrays of one description, which many usually share."""
         found = self._kinds.get((kind, data))
         if found is None:
             found = self._kinds[kind, data] = _Described(read_array(data, file))
@@ -205,7 +205,7 @@ class Adder:
         return found
 
     def _texts(self, values: StoredValues, rows: list[int]) -> Iterator[bytes]:
-        """The values that are descriptions."""
+        """Yield the values that are descriptions."""
         chosen = np.array(rows, np.int64)
         starts, lengths = values.start[chosen], values.length[chosen]
         if lengths.max(initial=0) > DESCRIPTION_LIMIT:
@@ -237,7 +237,7 @@ class Adder:
                 yield data
 
     def _source(self, file: str) -> Source:
-        """An open file; one at a time, as a save may have thousands."""
+        """Return an open file; one at a time, as a save may have thousands."""
         if file not in self._sources:
             self._sources = {file: self.place.source(file)}
         return self._sources[file]
@@ -348,7 +348,7 @@ class Adder:
     def _indices(
         self, values: StoredValues, rows: Array, array: ZarrArray
     ) -> tuple[tuple[Array, Array, Array, Array], Array]:
-        """The inner chunks of shards that are there: position in ``rows``, offsets in the shard, first byte in it,
+        """Return the inner chunks of shards that exist: position in ``rows``, offsets in the shard, first byte in it,
         bytes; and ``(N,) bool``, the shards whose bytes are beyond the end of their file.
         """
         assert array.shards is not None
@@ -413,7 +413,7 @@ class Adder:
 
 
 def _of_leaf(leaf: Leaf) -> StoredValues:
-    """A leaf node's values; those that are inline are in the node's file, in the end."""
+    """Read a leaf node's values; inline values are at the end of the node's file."""
     name, first, last = leaf.where
     inline = leaf.file < 0
     start = np.where(inline & (not leaf.compressed), leaf.start + first, leaf.start)

@@ -152,7 +152,7 @@ class _Database:
                 raise CorruptError(f"{what} has {total:,} keys where its parent says {count:,}; restore the file")
 
     def _root(self) -> tuple[NodeRef | None, int, int, int]:
-        """The root of the newest version, its height, the number of keys, and the largest node's bytes."""
+        """Return the root of the newest version, its height, the number of keys, and the largest node's bytes."""
         name, uuid = f"{self.folder}{MANIFEST}", b""
         for _ in range(2):
             self.used(name)
@@ -194,7 +194,7 @@ class _Database:
     def _open(
         self, at: NodeRef, what: str, largest: int, magic: bytes = NODE_MAGIC
     ) -> tuple[_Cursor, tuple[str, int, int, bool]]:
-        """The content of a manifest or node, and where it is stored."""
+        """Read the content of a manifest or node, and return where it is stored."""
         self.used(at.file)
         self.total += at.length
         if self.total > METADATA_LIMIT:
@@ -256,7 +256,7 @@ class _Cursor:
         return int(self.numbers(1)[0])
 
     def numbers(self, count: int) -> Array:
-        """``(count,) uint64`` varints: seven bits a byte, the lowest first; the highest bit says that more follow."""
+        """Read varints ``(count,) uint64``: seven bits a byte, the lowest first; the highest bit marks continuation."""
         window = self.data[self.at : self.at + 10 * count]
         ends = np.flatnonzero(window < 0x80)[:count]
         if len(ends) < count:
@@ -277,7 +277,7 @@ class _Cursor:
         return values
 
     def lengths(self, count: int) -> list[int]:
-        """Lengths of keys and paths, which are bounded."""
+        """Read lengths of keys and paths, which are bounded."""
         found = self.numbers(count)
         if count and int(found.max()) >= KEY_LIMIT:
             raise CorruptError(f"{self.what} has a key or path of {int(found.max()):,} bytes, over {KEY_LIMIT:,}")
@@ -285,7 +285,7 @@ class _Cursor:
         return values
 
     def texts(self, shared: list[int], suffixes: list[int], first: bytes = b"") -> list[bytes]:
-        """Texts; each shares a prefix with the one before it."""
+        """Read strings; each shares a prefix with the previous one."""
         total = sum(shared) + sum(suffixes)
         if total > MOST_TEXT:
             raise UnsafeError(f"{self.what} has keys or paths of {total:,} bytes, over the limit of {MOST_TEXT:,}")
@@ -300,7 +300,7 @@ class _Cursor:
         return found
 
     def files(self, folder: str, base: str) -> list[tuple[str, str]]:
-        """The table of data files: path, and the base path of what is read from it."""
+        """Read the table of data files: path, and base path of the nodes read from it."""
         count = self.number()
         if count > min(MOST_FILES, len(self.data)):
             raise CorruptError(f"{self.what} states {count:,} data files in {len(self.data):,} bytes; restore the file")
@@ -348,7 +348,7 @@ class _Cursor:
 
 
 def _keys(cursor: _Cursor, entries: int, prefix: bytes, *, inner: bool) -> tuple[list[bytes], list[int]]:
-    """The keys of a node without the prefix of its subtree, and how much of each is that of the child's."""
+    """Read the keys of a node without the prefix of its subtree, and how much of each is the child's prefix."""
     shared, suffixes = [0, *cursor.lengths(entries - 1)], cursor.lengths(entries)
     subtrees = cursor.lengths(entries) if inner else []
     keys = cursor.texts(shared, suffixes)

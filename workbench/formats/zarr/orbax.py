@@ -145,15 +145,15 @@ class _Item:
     key: bool = False
 
     def name(self, array: str) -> str:
-        """The key of an array."""
+        """Return the key of an array."""
         return self.item if self.key else f"{self.item}.{array}" if self.item else array
 
     def file(self, name: str) -> str:
-        """The path of a file."""
+        """Return the path of a file."""
         return f"{self.folder}/{name}" if self.folder else name
 
     def at(self, place: Place) -> Place:
-        """Its own place."""
+        """Return the item's own place."""
         return place.sub(self.folder) if self.folder else place
 
 
@@ -280,7 +280,7 @@ def _documents(place: Place) -> Iterator[tuple[str, str]]:
 
 
 def _shardings(place: Place, file: str) -> Any:
-    """``_sharding`` with its names and descriptions decoded: mesh, axis names and PartitionSpec by array."""
+    """Read ``_sharding`` with its names and descriptions decoded: mesh, axis names and PartitionSpec by array."""
     document = place.read_json(file)
     found = {}
     for name, text in document.items() if isinstance(document, dict) else ():
