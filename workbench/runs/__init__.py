@@ -81,7 +81,7 @@ class RunFolder:
 def discover(
     root: str | os.PathLike[str], *, depth: int = DEPTH, storage_options: Mapping[str, Any] | None = None
 ) -> list[Found]:
-    """Checkpoints in a folder and in the folders below it, ``depth`` levels deep, sorted by path and step.
+    """Find the checkpoints in a folder and in the folders below it, ``depth`` levels deep, sorted by path and step.
 
     Of the folders more than :data:`SURE` levels down, no more than :data:`DEEP` are looked into.
 
@@ -120,8 +120,8 @@ def grouped(found: Iterable[Found]) -> tuple[list[RunFolder], list[Found]]:
 
 
 def locate(place: Place, format: str | None = None) -> tuple[Place, str | None, str | None]:
-    """The checkpoint that a path means: itself, or the step of a run's folder; its format, ``None`` where nothing is
-    recognised; and a sentence that says why that step.
+    """Locate the checkpoint that a path means: itself, or the step of a run's folder; its format, ``None`` if nothing
+    is recognised; and a sentence that explains the choice of that step.
 
     Args:
         format: a reader's name where the caller knows it; then the place itself is meant.
@@ -142,7 +142,7 @@ def locate(place: Place, format: str | None = None) -> tuple[Place, str | None, 
 
 
 def pick(place: Place) -> tuple[Found, str] | None:
-    """The step of a run's folder to open, and a sentence that says why; ``None`` when the folder holds no checkpoint.
+    """Choose the step of a run's folder to open, and a sentence that explains why; ``None`` if it has no checkpoint.
 
     Raises:
         IncompleteError: there are steps, but none is complete.
@@ -264,7 +264,7 @@ def _found(place: Place, path: str, format: str, named: str) -> Found:
 
 
 def _size(place: Place) -> tuple[int, float]:
-    """Bytes and newest modification time of all files, two levels down."""
+    """Return the bytes and the newest modification time of all files, two levels down."""
     stats = list(place.files.values())
     if place.file is None:
         for folder in place.folders:
@@ -281,7 +281,7 @@ def _quietly(place: Place, folder: str) -> list[Any]:
 
 
 def _tracked(place: Place, steps: list[Found]) -> tuple[Found | None, str]:
-    """What the tracker names among the steps, and what to say about it."""
+    """Return the step that the tracker names, and a note about it."""
     for tracker in TRACKERS:
         if tracker not in place.files or place.files[tracker].size > TRACKER_LIMIT:
             continue

@@ -208,7 +208,7 @@ def _folder(place: Place, at: str, depth: int, skip: set[str], given: bool, budg
 
 
 def _mlflow(place: Place, top: str, at: str, budget: list[int]) -> Iterator[LogFile]:
-    """Files of one run of MLflow's store: the name of a metric is the path below ``metrics``."""
+    """Yield the files of one run of MLflow's store; the name of a metric is its path below ``metrics``."""
     inner = place.sub(at)
     for name in inner.files:
         budget[1] -= 1
@@ -250,7 +250,7 @@ def _file(files: Mapping[str, Any], name: str, at: str, given: bool = False) -> 
 
 
 def _numbered(kind: str, path: str, at: str, name: str) -> LogFile:
-    """Files whose names differ in a number other than a rank may be the starts of one run."""
+    """Group files whose names differ in a number other than a rank; they may be the starts of one run."""
     group = path if _RANKS.search(name) else f"{at}/{_DIGITS.sub('#', name)}"
     return LogFile(kind, group, (tuple(int(n) for n in re.findall(r"\d{1,18}", name)), path), path)
 
@@ -261,7 +261,7 @@ def is_log(name: str) -> bool:
 
 
 def _states(place: Place, skip: Sequence[str]) -> list[LogFile]:
-    """``trainer_state.json`` of the checkpoints written last; each holds the history of those before it."""
+    """Return ``trainer_state.json`` of the checkpoints written last; each holds the history of those before it."""
     found = []
     for path in skip:
         if path == ".":
@@ -277,12 +277,12 @@ def _states(place: Place, skip: Sequence[str]) -> list[LogFile]:
 
 
 def _written(mtime_ns: int, folder: str) -> tuple[Any, ...]:
-    """By time, then by step: copies of one moment are in the order of their steps."""
+    """Sort by time, then by step: copies made at the same moment are in the order of their steps."""
     return (mtime_ns // 10**9, -1 if (step := step_of(folder)) is None else step, folder)
 
 
 def _above(place: Place, name: str) -> Iterator[LogFile]:
-    """Logs directly in a folder above the run, and in the folders that programs put them in."""
+    """Yield logs directly in a folder above the run, and in the folders where programs put them."""
     files = [one for one in (_file(place.files, file, "") for file in place.files) if one is not None]
     same = [one for one in files if name.lower() in one.path.lower()]
     alone = [folder for folder in place.folders if not folder.startswith(".") and folder not in LOG_FOLDERS] == [name]
@@ -352,7 +352,7 @@ def _read(place: Place, files: Sequence[LogFile], growing: bool, known: GrownLog
 
 
 def _group(reader: _LogReader, kind: str, members: list[LogFile]) -> list[MetricLog]:
-    """Logs whose files have rows in common."""
+    """Read logs whose files have rows in common."""
     place, notes = reader.place, reader.notes
     log = MetricLog(members[-1 if kind == "hf_trainer" else 0].path, kind)  # the newest state has the whole history
     for one in members:
@@ -384,7 +384,7 @@ def _group(reader: _LogReader, kind: str, members: list[LogFile]) -> list[Metric
 
 
 def _files(reader: _LogReader, kind: str, members: list[LogFile]) -> list[MetricLog]:
-    """Logs of files that each are one start of a run, or one metric of it, joined in their order."""
+    """Read logs of files that each are one start of a run, or one metric of it, joined in order."""
     joined: list[MetricLog] = []
     for one in members:
         for log in reader.file(one):
@@ -403,7 +403,7 @@ def _files(reader: _LogReader, kind: str, members: list[LogFile]) -> list[Metric
 
 
 def _continues(old: MetricLog, log: MetricLog) -> bool:
-    """Whether a file is a later start of the run that another one logs, rather than another rank or another run."""
+    """Return whether a file is a later start of the run that another file logs, rather than another rank or run."""
     if log.kind in ("tensorboard", "lightning_csv", "deepspeed_csv"):
         return True  # grouped by more than their names
     if log.kind not in ("jsonl", "csv"):

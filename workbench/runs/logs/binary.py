@@ -129,7 +129,7 @@ def _scalar(data: bytes, values: dict[str, float]) -> None:
 
 
 def _tensor(data: bytes) -> float | None:
-    """A TensorProto of one float; ``None`` for text, images and histograms."""
+    """Decode a TensorProto of one float; ``None`` for text, images and histograms."""
     dtype, content, shape = 0, b"", b""
     for number, value in fields(data):
         if number == 1 and isinstance(value, int):
@@ -169,7 +169,7 @@ def read_wandb(log: MetricLog, source: Source, path: str) -> None:
 
 
 def _leveldb(source: Source, log: MetricLog, path: str) -> Iterator[bytes]:
-    """Records of a log in blocks; the first block counts the file's own header."""
+    """Yield the records of a log in blocks; the first block includes the file's own header."""
     whole: list[bytes] = []
     kept = 0
     for start in range(0, source.size, BLOCK):

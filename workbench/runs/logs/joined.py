@@ -145,7 +145,7 @@ def join(log: MetricLog) -> JoinedLog:
 
 
 def _starts(log: MetricLog, series: LoggedColumn) -> list[StartMark]:
-    """The marks of a log, and those where a counter falls that only rises while a program runs."""
+    """Return the marks of a log, and the rows where a counter falls that only rises while a program runs."""
     rows = np.frombuffer(series.rows, np.int64)
     falls = rows[np.flatnonzero(np.diff(np.frombuffer(series.steps, np.int64)) <= 0) + 1]
     known = np.unique(np.concatenate([falls, np.array([mark.row for mark in log.starts], np.int64)]))
@@ -168,7 +168,7 @@ def _starts(log: MetricLog, series: LoggedColumn) -> list[StartMark]:
 
 
 def _falls(what: str, rows: Ints, values: Floats, epochs: LoggedColumn | None) -> Ints:
-    """Positions at which a counter begins again; none unless it counts over the whole run."""
+    """Return the positions at which a counter restarts; empty unless it counts over the whole run."""
     change = np.diff(values)
     falls = np.flatnonzero(change < 0) + 1
     others = len(change) - len(falls)
@@ -189,7 +189,7 @@ def _falls(what: str, rows: Ints, values: Floats, epochs: LoggedColumn | None) -
 
 
 def _in_steps(column: LoggedColumn, log: MetricLog, name: str, notes: list[str]) -> Ints:
-    """Steps of a column; samples are divided by the batch, where a row is written for every update."""
+    """Return the steps of a column; samples are divided by the batch, if a row is written for every update."""
     steps = np.frombuffer(column.steps, np.int64)
     if log.unit != "samples" and not name.startswith("Train/Samples/"):
         return steps
@@ -220,7 +220,7 @@ def _whole_run(steps: Ints, column: LoggedColumn, log: MetricLog) -> tuple[Ints,
 
 
 def _attempts(steps: Ints, values: Floats, rows: Ints, marks: Sequence[StartMark]) -> tuple[Ints, list[int], str]:
-    """Positions of the points that count, and the positions among them at which an attempt begins."""
+    """Return the positions of the points that count, and the positions among them at which an attempt begins."""
     kept = np.arange(len(steps))
     marked = np.searchsorted(rows, np.array([mark.row for mark in marks], np.int64))
     change = np.diff(steps)
@@ -310,7 +310,7 @@ def _why(marks: Sequence[StartMark], repeated: int, unit: str) -> str:
 
 
 def _pause(log: MetricLog, rows: Ints, at: int) -> str:
-    """Words about a pause before a resume. A pause alone is none: saves and evaluations take time, too."""
+    """Describe a pause before a resume. A pause alone is not a resume: saves and evaluations take time, too."""
     if rows[-1] >= len(log.times):
         return ""
     apart = np.diff(np.frombuffer(log.times, np.float64)[rows])
@@ -321,7 +321,7 @@ def _pause(log: MetricLog, rows: Ints, at: int) -> str:
 
 
 def _difference(steps: Ints, values: Floats, at: int) -> float:
-    """Median |difference| of the log loss over the steps that both attempts logged."""
+    """Return the median |difference| of the log loss over the steps that both attempts logged."""
     before = dict(zip(steps[:at].tolist(), values[:at].tolist(), strict=True))  # the last write of a step counts
     apart = []
     for step, value in zip(steps[at:].tolist(), values[at:].tolist(), strict=True):

@@ -404,7 +404,7 @@ class PrintedLogs:
         return True
 
     def _hugging(self, line: str, who: int) -> bool:
-        """The Trainer prints a dict without a step, and right after it the bar, which shows the step."""
+        """Read a dict that the Trainer prints without a step, and the step from the progress bar right after it."""
         if "/" in line and "<" in line and (count := _BAR_COUNT.search(line)) and "=" not in line[count.end() :]:
             done, total = int(count[1]), int(count[2])
             self.total = max(self.total, total)
@@ -490,7 +490,7 @@ def numbers_of(document: dict[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def _step_in(path: str) -> int | None:
-    """The step that a path is named after; an epoch is none."""
+    """Return the step that a path is named after; an epoch is not a step."""
     for at, part in enumerate(reversed(path.rstrip("./…\"',;").replace("\\", "/").split("/"))):
         named = parse_name(part)
         if named is not None and named.unit != "epoch" and (named.unit != "number" or at == 0):
@@ -499,7 +499,7 @@ def _step_in(path: str) -> int | None:
 
 
 def _loaded_in(line: str, path: str = "") -> int | None:
-    """The step of the checkpoint that a line names; ``None`` if it names none, or the step that comes next."""
+    """Return the step of the checkpoint that a line names; ``None`` if it names none, or the next step."""
     if path and (step := _step_in(path)) is not None:
         return step
     for found in _FROM.finditer(line):

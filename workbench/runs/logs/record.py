@@ -168,5 +168,5 @@ class MetricLog:
             self.starts.append(mark)
 
     def points(self, name: str) -> int:
-        """Number of values of a metric."""
+        """Count the values of a metric."""
         return len(self.columns[name].steps)

@@ -163,7 +163,9 @@ class JsonRows:
 
 
 def _role(name: str) -> str:
-    """What a column is: a ``metric``; a ``timer``, which is one if it holds numbers; a ``counter``; or ``none``."""
+    """Classify a column: ``metric``; ``timer``, which counts as one only if it contains numbers; ``counter``; or
+    ``none``.
+    """
     elapsed = counter(name) == "elapsed"
     if normalised(name) in _ABOUT:
         return "counter" if elapsed else "none"
