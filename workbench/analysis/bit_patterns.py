@@ -51,7 +51,7 @@ _TINY = {"float8_e4m3fnuz": 2.0**-7, "float8_e5m2fnuz": 2.0**-15, "float8_e8m0fn
 
 
 def raw_only(dtype: DType) -> bool:
-    """Whether elements share a byte, so there are no numbers."""
+    """Return whether elements share a byte, so they have no numeric values."""
     return dtype.packed or dtype.name == "float4_e2m1fn_x2"
 
 
@@ -64,7 +64,7 @@ def float_steps(a: Array, b: Array) -> Array:
 
 
 def _ordered(bits: Array) -> Array:
-    """Signed integers in the order of the floats: the magnitude, negated under a sign."""
+    """Convert float bits to signed integers in the order of the floats: the magnitude, negated if the sign is set."""
     found: Array = bits.view(f"i{bits.itemsize}").astype(np.int32 if bits.itemsize < 4 else np.int64)
     sign = found >> (8 * bits.itemsize - 1)  # −1 or 0
     found &= (1 << (8 * bits.itemsize - 1)) - 1
@@ -74,7 +74,7 @@ def _ordered(bits: Array) -> Array:
 
 
 def pattern_counts(bits: Array) -> Array:
-    """``(256,) int64``: how often each byte occurs."""
+    """Count how often each byte occurs, ``(256,) int64``."""
     found = np.zeros(256, np.int64)
     if "torch" in sys.modules or bits.nbytes >= WORTH_TORCH:  # five times faster than numpy
         import torch
@@ -116,7 +116,7 @@ def fold_counts(state: Moment, dtype: DType, counts: Array) -> None:
 
 
 def pattern_value(name: str, pattern: int) -> float:
-    """The value of one pattern of a float type."""
+    """Return the value of one pattern of a float type."""
     if name.startswith("float8"):
         return float(fp8_table(name)[pattern])
     if name == "bfloat16":
@@ -127,7 +127,7 @@ def pattern_value(name: str, pattern: int) -> float:
 
 @cache
 def pattern_values(dtype: DType) -> Array:
-    """``(2**bits,)``: the value of every bit pattern, float64, or int64 for integers and bool."""
+    """Return the value of every bit pattern, ``(2**bits,)``: float64, or int64 for integers and bool."""
     codes = np.arange(1 << dtype.bits, dtype=dtype.raw)
     if dtype.name == "bool":
         return (codes != 0).astype(np.int64)

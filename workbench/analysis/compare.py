@@ -110,7 +110,7 @@ class Compare:
         self.__dict__ |= {**state, "_local": threading.local()}
 
     def begin(self, dtype: DType, other: DType | None) -> Comparison:
-        """A comparison of nothing yet."""
+        """Create an empty comparison."""
         assert other is not None
         return Comparison(dtype, other, how=how(dtype, other))
 
@@ -224,7 +224,7 @@ _COUNTED = ("seen", "changed", "same_number", "looked", "finite", "zeros", "unre
 
 
 def _further(new: Comparison, old: Comparison) -> bool:
-    """Whether the largest |δ| of one comparison comes before another's: larger, or as large and earlier."""
+    """Return whether one comparison's largest |δ| precedes another's: it is larger, or equal and earlier."""
     if new.max_at is None:
         return False
     return old.max_at is None or (-new.max_float, new.max_at) < (-old.max_float, old.max_at)
@@ -241,7 +241,9 @@ def _same(a: Array, b: Array) -> bool:
 
 @cache
 def _memcmp() -> Any:
-    """libc's, through ctypes: faster than comparing arrays, and it lets go of the interpreter."""
+    """Return libc's ``memcmp``, which is faster than comparing arrays and releases the GIL; ``None`` if it is
+    unavailable.
+    """
     try:
         found = ctypes.CDLL(None).memcmp
     except (OSError, AttributeError, TypeError):

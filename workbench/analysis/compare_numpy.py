@@ -35,7 +35,9 @@ LARGEST = 3
 
 
 def how(a: DType, b: DType) -> str:
-    """``bits``: one type with numbers; ``numbers``: two types that have them; ``raw``: one type without; ``none``."""
+    """Choose the comparison: ``bits`` (one numeric type), ``numbers`` (two of them), ``raw`` (one other type), or
+    ``none``.
+    """
     raw = [Decoder(dtype).kind == "raw bytes" for dtype in (a, b)]
     if a == b:
         return "raw" if raw[0] else "bits"
@@ -146,7 +148,7 @@ class Numpy:
 
 
 def _numbers(decoder: Decoder, bits: Array) -> Array:
-    """Bits of one type as float32, float64, complex128 or integers."""
+    """Decode bits of one type as float32, float64, complex128 or integers."""
     dtype = decoder.dtype
     if dtype.kind == "c":
         with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one

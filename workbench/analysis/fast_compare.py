@@ -44,7 +44,7 @@ def tally(name: str, a: Array, b: Array, into: tuple[Array, ...], histograms: bo
 
 @loop
 def _differ(x, y, out):
-    """Marks where bits differ; how many do."""
+    """Mark where bits differ, and count the marks."""
     found = np.int32(0)
     for i in range(len(x)):
         mark = np.uint8(x[i] != y[i])
@@ -59,7 +59,7 @@ def _itself(value, table):
 
 
 def _tally_of(number: Any, signed: Any, decoded: bool = False) -> Any:
-    """The kernel of one type.
+    """Return the kernel of one type.
 
     Args:
         number: what its bits mean, of :mod:`workbench.core.fast_numbers`.
@@ -101,12 +101,12 @@ def _tally_of(number: Any, signed: Any, decoded: bool = False) -> Any:
 
     @loop
     def distance(x, y, i, table):
-        """|δ| in float32, as bits."""
+        """Compute |δ| in float32, as bits."""
         return np.float32(abs(value(y[i], table) - value(x[i], table))).view(np.int32)
 
     @loop
     def distances(x, y, table):
-        """The largest |δ|, as bits, and how many are 0."""
+        """Return the largest |δ|, as bits, and how many are 0."""
         high, zeros = np.int32(0), np.int32(0)
         for i in range(len(x)):
             bits = distance(x, y, i, table)
@@ -137,7 +137,7 @@ def _tally_of(number: Any, signed: Any, decoded: bool = False) -> Any:
 
     @loop
     def histograms_of(a, b, x, y, table, near, far, ulps, octaves):
-        """Of bits a, b and what they are decoded to; the bit length of n is the exponent of 2n + 1."""
+        """Count δ of bits a, b and their decoded values by magnitude; the exponent of 2n + 1 is the bit length of n."""
         for i in range(len(x)):
             far[i] = np.uint8(distance(x, y, i, table) >> np.int32(23))
             near[i] = np.uint8((np.float64(2 * np.int64(steps(a[i], b[i])) + 1).view(np.int64) >> 52) - 1023)

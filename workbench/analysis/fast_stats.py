@@ -51,7 +51,7 @@ def fold(state: Moment, dtype: DType, bits: Array) -> None:
 
 
 def count8(bits: Array) -> Array:
-    """``(256,) int64``: how often each byte occurs."""
+    """Count how often each byte occurs, ``(256,) int64``."""
     bits, counts = ready(bits, np.uint8), np.zeros((8, 256), np.int32)
     whole = len(bits) // 8 * 8
     words = bits[:whole].view(np.uint64)
@@ -96,7 +96,7 @@ def _extremes(bits, signed):
 
 @loop
 def _below(bits, sign, normal):
-    """How many of a run are zero, and how many zero or subnormal; counted in lanes of 16 bits."""
+    """Count the elements of a run that are zero, and those that are zero or subnormal, in lanes of 16 bits."""
     zero, small = np.uint16(0), np.uint16(0)
     for k in range(len(bits)):
         magnitude = bits[k] & ~sign
@@ -114,7 +114,7 @@ def _sum(values):
 
 
 def _fold_of(number: Any, mantissa: int | None = None) -> Any:
-    """The kernel of one type.
+    """Return the kernel of one type.
 
     Args:
         number: what its bits mean, of :mod:`workbench.core.fast_numbers`.
@@ -123,7 +123,7 @@ def _fold_of(number: Any, mantissa: int | None = None) -> Any:
 
     @reordered
     def add_lanes(run, scale, shift, found):
-        """Σ(y − shift), Σ(y − shift)², Σ|y| of ``y = x · scale``, of every eighth of the run."""
+        """Add up Σ(y − shift), Σ(y − shift)², Σ|y| of ``y = x · scale``, for every eighth of the run."""
         part = len(run) // LANES
         each, square, size = found[0], found[1], found[2]
         for k in range(part):
@@ -147,7 +147,7 @@ def _fold_of(number: Any, mantissa: int | None = None) -> Any:
 
     @kernel
     def fold_runs(bits, signed, special, normal, sign, sums, counts, dirty, found):
-        """All runs; ``sums``: mean, M₂, Σ|x|; ``counts``: n, zero, subnormal, and the range of the bits."""
+        """Fold all runs; ``sums``: mean, M₂, Σ|x|; ``counts``: n, zero, subnormal, and the range of the bits."""
         mean, m2, l1, n = 0.0, 0.0, 0.0, 0
         for start in range(0, len(bits), RUN):
             run = bits[start : start + RUN]

@@ -39,7 +39,7 @@ class Moments:
         self.engine = engine
 
     def begin(self, dtype: DType, other: DType | None = None) -> Moment:
-        """Nothing seen."""
+        """Create empty moments."""
         return Moment(dtype)
 
     def fold(self, state: Moment, piece: Piece) -> None:

@@ -90,7 +90,7 @@ def name_map(a: Checkpoint, b: Checkpoint) -> NameMap:
 
 
 def mapped(a: Checkpoint, b: Checkpoint, *, plain: bool = False) -> NameMap:
-    """As :func:`name_map`; ``plain``: as if the converter of a GGUF had changed names alone."""
+    """Map names like :func:`name_map`; with ``plain``, assume that the converter of a GGUF changed only names."""
     mine, theirs = geometry(a.objects), geometry(b.objects)
     facts_a, facts_b = mine.filled(theirs), theirs.filled(mine)
     converted = (a.format == "gguf") != (b.format == "gguf")
@@ -148,7 +148,7 @@ HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 
 
 def _tied(ckpt: Checkpoint) -> bool:
-    """Whether a configuration says that the output is the embedding."""
+    """Return whether a configuration ties the output to the embedding."""
     config = ckpt.objects.get("config")
     return isinstance(config, Mapping) and config.get("tie_word_embeddings") is True
 

@@ -59,7 +59,7 @@ class Decoder:
         self._buffer = np.empty(0, np.float64)
 
     def numbers(self, bits: Array) -> Array:
-        """A flat array of ``LazyTensor.numpy()`` values (at most a block) as float32, float64 or integers."""
+        """Decode a flat array of ``LazyTensor.numpy()`` values (up to a block) as float32, float64 or integers."""
         name = self.dtype.name
         if self.kind == "raw bytes":
             raise ValueError(f"{name} has no numbers")
@@ -90,7 +90,7 @@ class Decoder:
 
 @cache
 def fp8_table(name: str) -> Array:
-    """``(256,) float32``: the value of every byte of an 8-bit float type."""
+    """Return the value of every byte of an 8-bit float type, ``(256,) float32``."""
     code = np.arange(256)
     if name == "float8_e8m0fnu":
         table = np.ldexp(1.0, code - 127)

@@ -87,11 +87,11 @@ class SavePhases(Shown):
             self._seconds[row.rank, row.name] = self._seconds.get((row.rank, row.name), 0.0) + row.seconds
 
     def seconds(self, rank: int, name: str) -> float | None:
-        """Seconds of a phase on a rank; ``None`` if it had none."""
+        """Return the seconds that a phase took on a rank; ``None`` if the rank did not have it."""
         return self._seconds.get((rank, name))
 
     def of(self, name: str) -> dict[int, float]:
-        """Seconds of a phase by rank, of those that had it."""
+        """Return the seconds that a phase took, by rank, for the ranks that had it."""
         return {rank: one for (rank, phase), one in self._seconds.items() if phase == name}
 
     @property

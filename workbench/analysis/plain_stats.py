@@ -56,7 +56,7 @@ def fold(state: Moment, dtype: DType, bits: Array) -> None:
 
 
 def ordered(umin: int, umax: int, smin: int, smax: int, sign: int) -> tuple[int, int, int, int]:
-    """Patterns of the smallest and the largest value, and the smallest and the largest magnitude.
+    """Return the bit patterns of the smallest and the largest value, and of the smallest and the largest magnitude.
 
     Args:
         umin, umax, smin, smax: the range of the bits as unsigned and as signed integers.

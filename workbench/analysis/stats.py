@@ -133,7 +133,7 @@ class _Full:
 def _computed(
     ckpt: Checkpoint, by_chunk: bool, quantiles: bool, how: str, threads: int | None, progress: Progress | None
 ) -> tuple[dict[str, Array], dict[int, str]]:
-    """Columns of one row a tensor (or chunk row), and what went wrong by row."""
+    """Compute the columns, one row per tensor (or chunk row), and the errors by row."""
     catalog = ckpt.catalog
     rows = catalog.chunks if by_chunk else len(catalog)
     group = np.arange(rows) if by_chunk else None
@@ -198,7 +198,7 @@ def _by_shard(ckpt: Checkpoint, columns: dict[str, Array], errors: dict[int, str
 
 
 def _by_module(ckpt: Checkpoint, columns: dict[str, Array], errors: dict[int, str]) -> pd.DataFrame:
-    """Each module is the sum of the tensors whose key begins with its path and a dot."""
+    """Aggregate by module: each is the sum of the tensors whose key begins with its path and a dot."""
     import pandas as pd
 
     catalog = ckpt.catalog
@@ -228,7 +228,7 @@ def _by_module(ckpt: Checkpoint, columns: dict[str, Array], errors: dict[int, st
 
 
 def _merged(columns: dict[str, Array], where: Array, who: Array, rows: int) -> dict[str, Array]:
-    """Rows of tensors added up: ``M₂ = Σ (M₂ᵢ + nᵢ·(meanᵢ − mean)²)``."""
+    """Add up rows of tensors: ``M₂ = Σ (M₂ᵢ + nᵢ·(meanᵢ − mean)²)``."""
     each = {name: column[who] for name, column in columns.items()}
     n, total = each["finite"].astype(np.float64), _summed(where, each["finite"], rows)
     found: dict[str, Array] = {name: _summed(where, each[name], rows) for name in COUNTS}
@@ -305,7 +305,7 @@ def _path(ckpt: Checkpoint, by: str, quantiles: bool) -> str:
 
 
 def _kept(ckpt: Checkpoint, by: str, quantiles: bool) -> dict[str, Array] | None:
-    """Columns of an earlier run, or ``None``; what is damaged or another user's counts as none."""
+    """Load the columns of an earlier run, or ``None``; a damaged file or another user's file is ignored."""
     rows = ckpt.catalog.chunks if by == "shard" else len(ckpt.catalog)
     wanted = (*NUMBERS, "finite", "seen", *(_OF_CENSUS if quantiles else ()))
     try:

@@ -204,8 +204,9 @@ def _tensors(
 def _changes(
     first: _ReadStep, second: _ReadStep, threads: int | None, progress: Progress | None
 ) -> dict[int, tuple[int, int] | None]:
-    """For tensors that both steps hold whole: exact Σδ² and Σa², by position in the later step; ``None`` where one of
-    the two has NaN or infinities: sums of the rest would look like a small change."""
+    """Compute exact Σδ² and Σa² of tensors that both steps hold whole, by position in the later step; ``None`` if
+    either contains NaN or infinities, because sums over the rest would look like a small change.
+    """
     before, ckpt = first.ckpt, second.ckpt
     pairs = [
         pair

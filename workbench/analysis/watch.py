@@ -282,7 +282,7 @@ class Watcher:
         return with_options(self._options, self.path)
 
     def _listing(self, below: str = ".") -> tuple[Listing, Listing]:
-        """Files of the tree, or of a part of it, by path below the root; and those that are logs."""
+        """List the files of the tree, or of a part of it, by path below the root, with logs listed separately."""
         place = Place(self._at(below))
         if place.file is not None:
             return {below: place.stat(place.file)}, {}
@@ -293,7 +293,7 @@ class Watcher:
         return files, logs
 
     def _discovered(self) -> list[Found]:
-        """The checkpoints under names that are meant to stay. A link to a file (``latest.pt``) is another name."""
+        """Return the checkpoints under permanent names. A link to a file (``latest.pt``) is another name."""
         place = Place(self.path)
         found = (one for one in discover(self.path) if one.format != "unreadable" and not _TEMPORARY.search(one.path))
         return [one for one in found if one.path == "." or not place.is_link(one.path)]
@@ -451,7 +451,7 @@ class Watcher:
         return StepHealth(state, severity, words), {**pair, "causes": causes}
 
     def _before(self, found: Found) -> tuple[Found | None, Found | None]:
-        """The complete step before one in the same folder, and its save from right after a load."""
+        """Return the complete step before this one in the same folder, and its save from right after a load."""
         beside = sorted(
             (
                 one.found
@@ -514,12 +514,12 @@ class Watcher:
                     yield self._counted(event)
 
     def _noted_logs(self, notes: Sequence[str]) -> Iterator[WatchEvent]:
-        """What was not read of the logs, once: counts in these words grow with the log."""
+        """Report once which parts of the logs were not read; counts in these notes grow with the log."""
         for words in notes:
             yield from self._note(words, once=_NUMBER.sub("#", words))
 
     def _stats(self, paths: Any) -> Mapping[str, FileStat | None]:
-        """The present identity of log files; those below the root are in the listing."""
+        """Return the current identity of log files; those below the root are in the listing."""
         found: dict[str, FileStat | None] = {}
         for path in paths:
             inside = path[len(self.path) + 1 :] if path.startswith(f"{self.path}/") else None
@@ -586,7 +586,7 @@ class Watcher:
 
 
 def _walk(place: Place, at: str, depth: int) -> Iterator[tuple[str, FileStat]]:
-    """Files below a folder with their paths; folders that :func:`discover` does not enter are left out."""
+    """Yield files below a folder with their paths; folders that :func:`discover` does not enter are skipped."""
     yield from ((at + name, stat) for name, stat in place.files.items())
     for folder in place.folders:
         if depth and not folder.startswith(".") and not place.is_link(folder):
@@ -597,7 +597,7 @@ def _walk(place: Place, at: str, depth: int) -> Iterator[tuple[str, FileStat]]:
 
 
 def _owned(found: Sequence[Found], files: Listing) -> dict[str, dict[str, FileStat]]:
-    """The files of each checkpoint, by path below it: its own, and those in the folders that belong to its format."""
+    """Return the files of each checkpoint by path below it: its own files, and those in the folders of its format."""
     out: dict[str, dict[str, FileStat]] = {one.path: {} for one in found}
     kinds = {one.path: formats.record(one.format) for one in found}
     for path, stat in files.items():
@@ -626,7 +626,7 @@ def _order(found: Found) -> tuple[Any, ...]:
 
 
 def _shape(files: Listing) -> set[str]:
-    """The names of a step's files without their numbers, which differ from step to step."""
+    """Return the names of a step's files without their numbers, which differ from step to step."""
     return {_NUMBER.sub("#", name) for name in files if name != INSIDE}
 
 
