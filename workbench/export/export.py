@@ -279,7 +279,7 @@ def _opened(adapter: str | os.PathLike[str] | Checkpoint, opened: ExitStack) -> 
 
 
 def _identity(ckpt: Checkpoint) -> str:
-    """Where a checkpoint is: the real path, or the URL."""
+    """Return where a checkpoint is: its real path, or its URL."""
     return os.path.realpath(ckpt.path) if ckpt.place.local else ckpt.path
 
 
@@ -466,7 +466,9 @@ def _keep(
     threads: int | None,
     path: str | None = None,
 ) -> None:
-    """The manifest of what was written, inside or at ``path``; the blocks of every piece were hashed when they were."""
+    """Save the manifest of the exported files, inside or at ``path``, from the block hashes computed when they were
+    written.
+    """
     known: dict[str, dict[tuple[int, int], bytes]] = {}
     for one, results in zip(job.maps, written, strict=True):
         known[one.name] = mine = {}
@@ -483,7 +485,7 @@ def _keep(
 def _tensors(
     job: ExportJob, selection: ExportSelection, keys: Sequence[str], written: list[list[Written]] | None
 ) -> tuple[TensorReport, ...]:
-    """By position in the source, then file; under the names by which the target's reader finds them."""
+    """Report tensors by position in the source, then file, under the names by which the target's reader finds them."""
     catalog, found = job.payloads.catalog, []
     called = dict(zip(selection.tensors.tolist(), keys, strict=True))
     named = dict(zip(selection.names, selection.tensors.tolist(), strict=True))

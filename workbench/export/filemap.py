@@ -105,15 +105,15 @@ class Pieces:
         return nbytes_of_codes(self.dtype, box.volume(self.shape))
 
     def shape_of(self, piece: int) -> tuple[int, ...]:
-        """Elements of a piece along each axis."""
+        """Return the number of elements of a piece along each axis."""
         return tuple(self.shape[piece, : self.ndim[piece]].tolist())
 
     def dtype_of(self, piece: int) -> DType:
-        """Element type of a piece as written."""
+        """Return the element type of a piece as written."""
         return ALL[self.dtype[piece]]
 
     def change_of(self, piece: int, source: DType) -> Change | None:
-        """What happens to a piece whose elements are read as ``source``; ``None`` where they stay as they are."""
+        """Return the change to a piece whose elements are read as ``source``; ``None`` if they stay unchanged."""
         if piece in self.change:
             return self.change[piece]
         wanted = self.dtype_of(piece)
@@ -163,7 +163,7 @@ class FileMap:
 
     @classmethod
     def of_bytes(cls, name: str, data: bytes, dims: int) -> FileMap:
-        """A file of bytes that are known; ``dims`` is the padded number of axes of the pieces beside it."""
+        """Create a file of known bytes; ``dims`` is the padded number of axes of the pieces beside it."""
         none = no_pieces(dims)
         return cls(name, len(data), ((0, data),), none, none.ndim)
 
@@ -204,7 +204,7 @@ def _elsewhere(crcs: Sequence[int]) -> list[tuple[int, bytes]]:
 
 
 def literals(items: Sequence[Literal], dims: int) -> Pieces:
-    """Pieces of known bytes.
+    """Create pieces of known bytes.
 
     Args:
         dims: the padded number of axes of the pieces that they go with.
@@ -227,7 +227,7 @@ def literals(items: Sequence[Literal], dims: int) -> Pieces:
 
 
 def join(many: Sequence[Pieces]) -> Pieces:
-    """Pieces one after the other; all are padded to the same number of axes."""
+    """Concatenate pieces; all are padded to the same number of axes."""
     numbered = list(zip(np.cumsum([0, *(len(pieces) for pieces in many)]).tolist(), many, strict=False))
     columns = {
         name: np.concatenate([getattr(pieces, name) for pieces in many])
@@ -247,6 +247,6 @@ def _taken(held: Mapping[int, Any], index: Ints) -> dict[int, Any]:
 
 
 def no_pieces(dims: int) -> Pieces:
-    """None, for files that hold literals only; ``dims`` is the padded number of axes."""
+    """Return no pieces, for files that contain literals only; ``dims`` is the padded number of axes."""
     empty, boxes = np.empty(0, np.int64), np.empty((0, dims), np.int64)
     return Pieces([], np.empty(0, np.uint8), empty, boxes, empty, empty, boxes, boxes, boxes)

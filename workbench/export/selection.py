@@ -70,16 +70,18 @@ class ExportSelection:
         return Mesh() if self.target is None else self.target.mesh
 
     def shape_of(self, at: int) -> tuple[int, ...]:
-        """Global shape of a tensor of the selection."""
+        """Return the global shape of a tensor of the selection."""
         return self.catalog.shape_of(int(self.tensors[at]))
 
     def dtype_of(self, at: int) -> DType:
-        """Element type of a tensor of the selection, as written."""
+        """Return the element type of a tensor of the selection, as written."""
         return ALL[self.codes[at]]
 
 
 def with_objects(selection: ExportSelection, objects: Mapping[str, Any]) -> ExportSelection:
-    """The selection with non-tensor state; tensors in it may have more axes than those of the checkpoint."""
+    """Return the selection with non-tensor state; tensors in that state may have more axes than those of the
+    checkpoint.
+    """
     most, todo = 0, list(objects.values())
     while todo:
         value = todo.pop()

@@ -85,7 +85,7 @@ class Journal:
                 sync_folder(folder)
 
     def record(self, file: str, pieces: Iterable[tuple[int, Written]]) -> None:
-        """Pieces of a file that are whole and synced."""
+        """Record pieces of a file that are complete and synced."""
         with writing(NAME):
             self._append({"file": file, "pieces": [_encoded(at, one) for at, one in pieces]})
 
@@ -141,7 +141,7 @@ def _line(value: dict[str, Any]) -> bytes:
 
 
 def _read(path: str, *, first: bool = False) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of a journal, or only the first, and how many bytes they are."""
+    """Read the complete lines of a journal, or only the first, and return how many bytes they take."""
     found: list[dict[str, Any]] = []
     whole = 0
     try:

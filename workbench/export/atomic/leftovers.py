@@ -17,7 +17,7 @@ GONE = ".gone-"  #: being removed: must not be resumed or put back while half of
 
 
 def beside(target: str, kind: str, token: str) -> str:
-    """The path of one of a target's temps."""
+    """Return the path of one of a target's temps."""
     parent, name = os.path.split(target)
     return os.path.join(parent, f".{owners.short(name)}{kind}{token}")
 
@@ -72,7 +72,7 @@ def others(target: str, plan: str) -> int:
 
 
 def remove(path: str) -> None:
-    """Whatever has the name; what cannot be removed now is removed by the next run."""
+    """Remove whatever has this name; anything that cannot be removed now is removed by the next run."""
     with suppress(OSError):
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path, ignore_errors=True)

@@ -26,24 +26,24 @@ _TOKEN = re.compile(r"([0-9a-f]{8})\.([0-9a-f]{8})\.([0-9a-f]+)\.([0-9a-f]+)\.[0
 
 
 def token() -> str:
-    """Which machine, which start of it, which process, and which of its temps."""
+    """Return a token of the machine, its boot, the process, and the temp."""
     pid = os.getpid()
     return f"{_digest(socket.gethostname())}.{_boot()}.{pid:x}.{_started(pid) or 0:x}.{secrets.token_hex(6)}"
 
 
 def is_token(text: str) -> bool:
-    """Whether a name ends as those that :func:`token` makes; others are somebody else's."""
+    """Return whether a name ends like those that :func:`token` makes; other names belong to someone else."""
     return _TOKEN.fullmatch(text) is not None
 
 
 def short(name: str) -> str:
-    """Names that leave no room for the token are cut; a digest keeps them apart."""
+    """Shorten a name that leaves no room for the token; a digest keeps shortened names distinct."""
     raw = os.fsencode(name)
     return name if len(raw) <= 160 else os.fsdecode(raw[:120]) + "~" + hashlib.sha256(raw).hexdigest()[:16]
 
 
 def is_dead(path: str, token: str, quiet: float = DAY) -> bool:
-    """Whether the process that made a temp is gone.
+    """Return whether the process that made a temp is gone.
 
     Args:
         quiet: seconds without a sign of life after which one counts as gone that cannot be seen: of another machine,
@@ -53,7 +53,9 @@ def is_dead(path: str, token: str, quiet: float = DAY) -> bool:
 
 
 def is_gone(token: str, silent: Callable[[], float], quiet: float) -> bool:
-    """As :func:`is_dead`, of something that cannot be locked; ``silent`` says for how many seconds it was."""
+    """Return whether an owner is gone, like :func:`is_dead`, if it cannot be locked; ``silent`` returns the seconds
+    since its last sign of life.
+    """
     found = _TOKEN.fullmatch(token)
     if found is None:
         return False
@@ -69,7 +71,7 @@ def is_gone(token: str, silent: Callable[[], float], quiet: float) -> bool:
 
 
 def describe(token: str, silent: float) -> str:
-    """Who made a temp, for an error."""
+    """Describe who made a temp, for an error."""
     found = _TOKEN.fullmatch(token)
     if found is not None and found[2] == _boot():
         return f"process {int(found[3], 16)} on this machine"
@@ -133,7 +135,7 @@ def every_minute(call: Callable[[], None]) -> Iterator[None]:
 
 
 def silence(path: str) -> float:
-    """Seconds since the last sign of life."""
+    """Return the seconds since the last sign of life."""
     try:
         return time.time() - os.lstat(path).st_mtime
     except OSError:
@@ -141,7 +143,7 @@ def silence(path: str) -> float:
 
 
 def _boot() -> str:
-    """This start of this machine, and who can see whose processes on it."""
+    """Identify this boot of this machine and its process namespace."""
     told = [str(os.stat("/proc/self/ns/pid").st_ino)] if os.path.exists("/proc/self/ns/pid") else []
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as handle:
         told.append(handle.read())
@@ -149,14 +151,14 @@ def _boot() -> str:
 
 
 def _in_container() -> bool:
-    """Whether other processes of this machine may be out of sight: not the first namespace (linux/proc_ns.h)."""
+    """Return whether other processes here may be hidden: this is not the first namespace (linux/proc_ns.h)."""
     with suppress(OSError):
         return os.stat("/proc/self/ns/pid").st_ino != 0xEFFFFFFC
     return True
 
 
 def _started(pid: int) -> int | None:
-    """When a process was started, in the kernel's ticks; ``None`` if there is none."""
+    """Return when a process was started, in the kernel's ticks; ``None`` if the process does not exist."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as handle:
             fields = handle.read().rpartition(b")")[2].split()

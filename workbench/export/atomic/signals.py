@@ -34,7 +34,7 @@ class Signals:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """What arrives meanwhile is raised at the end."""
+        """Defer signals until the end of the block, then raise."""
         self._deferred = True
         try:
             yield

@@ -80,7 +80,7 @@ class StoreStaging:
         self._settled = self._copying = self._done = False
 
     def key(self, name: str) -> str:
-        """The key at which a file is sent."""
+        """Return the key to which a file is sent."""
         if self.aside:
             return f"{self._temp}/out/{name}"
         return f"{self.destination.key}/{name}" if self.folder else self.destination.key
@@ -189,7 +189,7 @@ class StoreStaging:
         return json.dumps(value).encode()
 
     def _run_of(self, value: Any) -> StoreStaging | None:
-        """The run that wrote an owner's object, or ``None`` if it is not one."""
+        """Return the run that wrote an owner's object, or ``None`` if it is not one."""
         try:
             if value["journal"] != FORMAT:
                 return None
@@ -230,7 +230,7 @@ class StoreStaging:
             self._alive()
 
     def _there(self) -> dict[str, FileStat]:
-        """What is under the target's name."""
+        """Return the objects under the target's name."""
         if self.folder:
             return self.destination.files(self.destination.key)
         if self.destination.files(self.destination.key):
@@ -241,7 +241,7 @@ class StoreStaging:
     def _found(
         self, left: Mapping[str, FileStat], there: Mapping[str, FileStat]
     ) -> dict[str, tuple[FileStat, list[Written]]]:
-        """What is recorded, of files that are in the store as they were recorded."""
+        """Return the recorded pieces of files that are still in the store as recorded."""
         sent = {name[4:]: stat for name, stat in left.items() if name.startswith("out/")} if self.aside else there
         records = {
             f"{self._temp}/{name}": stat
@@ -339,7 +339,8 @@ def staging_in_store(
     resume: bool = False,
     aside: bool = False,
 ) -> Iterator[StoreStaging]:
-    """A target for the block to send files to, made visible when the block ends, removed when it raises.
+    """Provide a target for the block to send files to; it becomes visible when the block ends and is removed if it
+    raises.
 
     Args:
         folder: whether the target is a folder of objects, or one object.
@@ -406,7 +407,7 @@ def _json(data: bytes) -> Any:
 
 
 def _encoded(one: Written) -> list[Any]:
-    """Both fingerprints with their blocks, and what a cast lost."""
+    """Encode both fingerprints with their blocks, and what a cast lost."""
     if one.cast is None:
         return list(_print(one.target))
     return [*_print(one.target), *_print(one.source), asdict(one.cast)]

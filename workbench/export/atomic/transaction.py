@@ -138,7 +138,8 @@ class Staging:
 def staging(
     target: str | os.PathLike[str], *, folder: bool, nbytes: int, overwrite: bool = False, plan: str | None = None
 ) -> Iterator[Staging]:
-    """A temp beside the target for the block to fill, made visible when the block ends, removed when it raises.
+    """Provide a temp next to the target for the block to fill; it becomes visible when the block ends and is removed if
+    it raises.
 
     Left-over temps of dead processes are removed first. SIGINT, SIGTERM and SIGHUP, unless somebody handles them,
     raise inside the block; during the last step they wait until it is done.
@@ -233,12 +234,12 @@ def check_room(folder: str, nbytes: int) -> None:
 
 
 def exists(target: str) -> WriteError:
-    """The error for a target that may not be replaced."""
+    """Return the error for a target that may not be replaced."""
     return WriteError(f"{target!r} exists; nothing was changed. Choose another name, or overwrite (overwrite=True)")
 
 
 def _allocated(folder: str) -> int:
-    """Bytes on the disk that the files in a folder have already."""
+    """Return the bytes on disk that the files in a folder already occupy."""
     return sum(
         os.lstat(os.path.join(inside, name)).st_blocks * 512 for inside, _, names in os.walk(folder) for name in names
     )

@@ -53,7 +53,7 @@ class Renamed:
 
 
 def as_hf(ckpt: Checkpoint, config: Mapping[str, Any] | None = None) -> Renamed:
-    """The parameters of a checkpoint as transformers' Llama, Qwen and Mixtral name, cut and turn them.
+    """Rename, cut and permute the parameters of a checkpoint as transformers' Llama, Qwen and Mixtral expect them.
 
     Megatron (legacy, ``torch_dist``, under DeepSpeed), Meta and torchtitan, PaddleNLP, and Hugging Face's own names
     under the wrappers of FSDP, DCP and others.
@@ -106,7 +106,7 @@ def as_hf(ckpt: Checkpoint, config: Mapping[str, Any] | None = None) -> Renamed:
 def _atoms(
     ckpt: Checkpoint, parts_of: Dialect, known: ModelFacts
 ) -> tuple[dict[str, list[ComposedBox]], dict[str, str]]:
-    """The pieces of every atom, and what has no place."""
+    """Return the pieces of every atom, and the tensors that have no place."""
     rows = [ckpt.catalog.shape_of(t)[0] for t in range(len(ckpt)) if _is_embedding(ckpt, t)]
     geometry = known.geometry.filled(Geometry(vocab=rows[0] if rows else None))
     tied = known.fields.get("tie_word_embeddings") is True
@@ -142,7 +142,7 @@ def _atoms(
 
 
 def _check(ckpt: Checkpoint, atoms: Mapping[str, list[ComposedBox]], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Where rows move, every name has to be one that is known, and every shape the one that its name says."""
+    """Check that every name is known and every shape matches its name, because rows move."""
     unknown = {piece.tensor for atom, pieces in atoms.items() if not is_atom(atom) for piece in pieces}
     if unknown:
         raise UsageError(_refusal({ckpt.catalog.keys[tensor]: _UNKNOWN for tensor in sorted(unknown)}))
@@ -158,7 +158,7 @@ def _refusal(refused: Mapping[str, str]) -> str:
 
 
 def _shape(atom: str, pieces: list[ComposedBox]) -> tuple[int, ...]:
-    """Shape of what pieces put together; they have to fill it, each element once."""
+    """Return the shape that pieces make up together; they must fill it, each element once."""
     taken = [[1 if a is None else piece.sizes[a] for a in piece.axes] for piece in pieces]
     shape = tuple(
         max(piece.at[axis] + sizes[axis] for piece, sizes in zip(pieces, taken, strict=True))
@@ -205,7 +205,7 @@ def _is_embedding(ckpt: Checkpoint, tensor: int) -> bool:
 
 
 def _is_hf_already(ckpt: Checkpoint) -> bool:
-    """Whether stored keys are those that ``save_pretrained`` writes so that there is nothing to rename."""
+    """Return whether the stored keys are those that ``save_pretrained`` writes, so nothing must be renamed."""
     if any(key != fqn for key, fqn, role in zip(ckpt, ckpt.fqns, ckpt.roles, strict=True) if role == "param"):
         return False
     config = ckpt.objects.get("config")

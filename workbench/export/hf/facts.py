@@ -36,12 +36,12 @@ class ModelFacts:
     refused: tuple[str, ...] = ()
 
     def filled(self, other: ModelFacts) -> ModelFacts:
-        """Own facts, and the other's where there are none."""
+        """Return these facts, with missing ones taken from ``other``."""
         return replace(self, geometry=self.geometry.filled(other.geometry), fields={**other.fields, **self.fields})
 
 
 def facts(ckpt: Checkpoint, config: Mapping[str, Any] | None = None) -> ModelFacts:
-    """The facts of a checkpoint; what it does not store is taken from a ``config.json`` that the user gave."""
+    """Return the facts of a checkpoint; those it does not store come from a ``config.json`` that the user passed."""
     stored = _stored(ckpt)
     return stored if config is None else stored.filled(_of_config(config))
 
@@ -136,7 +136,7 @@ def _of_megatron(args: Mapping[str, Any], version: object) -> ModelFacts:
 
 
 def _scaling(args: Mapping[str, Any]) -> dict[str, Any] | None:
-    """``--use-rope-scaling`` is Llama 3's; all of it but the factor is constant in megatron-core."""
+    """Return Llama 3's scaling for ``--use-rope-scaling``; all but the factor is constant in megatron-core."""
     factor = _number(args, "rope_scaling_factor")
     if args.get("use_rope_scaling") is not True or factor is None:
         return None
@@ -150,7 +150,9 @@ def _scaling(args: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _vocabulary(args: Mapping[str, Any]) -> int | None:
-    """Rows of the vocabulary before padding; ``None`` where they are not stored, or do not pad to what is."""
+    """Return the rows of the vocabulary before padding; ``None`` if not stored, or if they do not pad to the stored
+    rows.
+    """
     size = _count(args, "vocab_size")
     if size is None:
         return None
@@ -214,7 +216,9 @@ def _of_meta(params: Mapping[str, Any]) -> ModelFacts:
 
 
 def _rows_of_angles(ckpt: Checkpoint) -> int | None:
-    """Rows a head from ``rope.freqs`` ``(rows / 2,)`` or a complex ``freqs_cis`` ``(positions, rows / 2)``."""
+    """Return the rows of a head from ``rope.freqs`` ``(rows / 2,)`` or a complex ``freqs_cis`` ``(positions, rows /
+    2)``.
+    """
     for tensor, fqn in enumerate(ckpt.fqns):
         shape, kind = ckpt.catalog.shape_of(tensor), ckpt.catalog.dtype_of(tensor).name
         if (fqn == "rope.freqs" and len(shape) == 1) or (

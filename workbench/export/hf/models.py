@@ -42,12 +42,12 @@ _TYPES = {
 
 
 def is_mixtral(atoms: set[str]) -> bool:
-    """Whether experts are called as in Mixtral, rather than as in Qwen."""
+    """Return whether experts are named as in Mixtral, rather than as in Qwen."""
     return _class(atoms)[0] == "MixtralForCausalLM"
 
 
 def misfit(shapes: Shapes) -> str | None:
-    """What is wrong with the shapes of atoms: a transposed linear, a first MLP layer that is not [gate; up].
+    """Explain what is wrong with the shapes of atoms: a transposed linear, or a first MLP layer that is not [gate; up].
 
     Every convention is inferred from names; this checks that the names did not mislead.
     """
@@ -67,7 +67,7 @@ def misfit(shapes: Shapes) -> str | None:
 
 
 def model_config(shapes: Shapes, facts: ModelFacts, dtype: str | None) -> tuple[dict[str, Any] | None, list[str]]:
-    """``config.json`` of the atoms' model, or ``None`` and why there is none.
+    """Create ``config.json`` of the atoms' model, or return ``None`` and the reason why it cannot be created.
 
     Args:
         shapes: shape of every atom.
@@ -158,7 +158,7 @@ def _sizes(shapes: Shapes) -> dict[str, Any]:
 
 
 def _expected(fields: Mapping[str, Any], sizes: Mapping[str, Any], traits: set[str]) -> dict[str, tuple[int, ...]]:
-    """Every atom of the class and its shape."""
+    """Return every atom of the class with its shape."""
     hidden, rows = sizes["hidden_size"], fields["head_dim"]
     found: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (sizes["vocab_size"], hidden), "norm.weight": (hidden,)}
     if not fields["tie_word_embeddings"]:
@@ -202,7 +202,7 @@ def _gated(prefix: str, inner: int, hidden: int, bias: bool) -> dict[str, tuple[
 
 
 def _flags(name: str, traits: set[str], sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a class that its tensors decide."""
+    """Return the fields of a class that its tensors decide."""
     if name == "LlamaForCausalLM":
         return {"attention_bias": "o_bias" in traits, "mlp_bias": "mlp_bias" in traits}
     if name in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"):

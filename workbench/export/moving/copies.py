@@ -182,14 +182,16 @@ def _check_packed(
 
 
 def _flat(shapes: Ints, offsets: Ints) -> Ints:
-    """Position of an element in its row-major stream."""
+    """Return the position of an element in its row-major stream."""
     steps = np.ones_like(shapes)
     steps[:, :-1] = np.cumprod(shapes[:, :0:-1], axis=1)[:, ::-1]
     return np.asarray((offsets * steps).sum(axis=1), np.int64)
 
 
 def _is_run(shapes: Ints, sizes: Ints) -> Array:
-    """Per box, whether it is one run of its tensor: cut along one axis, single steps further out, whole further in."""
+    """Return, for each box, whether it is one run of its tensor: cut along one axis, single steps on outer axes, whole
+    on inner ones.
+    """
     inner = np.cumsum(sizes > 1, axis=1) - (sizes > 1) > 0
     return np.asarray(((sizes == shapes) | ~inner).all(axis=1))
 

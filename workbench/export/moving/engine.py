@@ -209,7 +209,7 @@ class _Units:
         return cls(*(column[order] for column in (file[piece], piece, first, stop, nbytes)))
 
     def tasks(self) -> Iterator[list[tuple[int, int, int, int]]]:
-        """Runs of units of about :data:`TASK` bytes: ``(file, piece, first, stop)``."""
+        """Yield runs of units of about :data:`TASK` bytes: ``(file, piece, first, stop)``."""
         turn = np.cumsum(self.nbytes + UNIT_COST) // (TASK + UNIT_COST)
         cuts = [0, *(np.flatnonzero(np.diff(turn)) + 1).tolist(), len(turn)]
         columns = [column.tolist() for column in (self.file, self.piece, self.first, self.stop)]
@@ -235,7 +235,7 @@ def _create(one: FileMap, path: str, *, go_on: bool) -> None:
 def _sync(
     one: FileMap, path: str, crcs: list[int] | None, journal: Journal | None, new: list[tuple[int, Written]]
 ) -> None:
-    """The bytes that depend on checksums, once these are known; everything on the disk; then what is new recorded."""
+    """Write the bytes that depend on checksums once these are known, sync everything, then record what is new."""
     with writing(one.name):
         fd = os.open(path, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
         try:

@@ -99,7 +99,7 @@ def _is_ours(one: FileMap, path: str) -> bool:
 
 
 def _gaps(one: FileMap) -> Iterator[tuple[int, int]]:
-    """Ranges that nothing is written to, in parts."""
+    """Yield the ranges to which nothing is written, in parts."""
     later = one.finish([0] * len(one.pieces)) if one.finish is not None else []  # where, whatever the checksums
     taken = sorted(
         [(at, at + len(data)) for at, data in [*one.literals, *later]]

@@ -79,7 +79,9 @@ def chunk_pieces(selection: ExportSelection) -> list[Chunks]:
 
 
 def _locals(selection: ExportSelection) -> Locals:
-    """Of all ranks; tensors renumbered by their place in the selection, the others left out."""
+    """Return the local tensors of all ranks, renumbered by their place in the selection; tensors outside it are left
+    out.
+    """
     target = selection.target or Target.of(selection.catalog, selection.mesh)
     found = target.locals()
     place = np.full(len(selection.catalog), -1)
@@ -97,7 +99,7 @@ def _by_rank(selection: ExportSelection, found: Locals) -> list[Locals]:
 
 
 def _joined(selection: ExportSelection, found: Locals) -> Pieces:
-    """One piece a local tensor."""
+    """Create one piece per local tensor."""
     owner = found.owner
     steps = row_major(found.shape)[owner]
     dest, rest = np.empty_like(found.offsets), found.at.copy()
@@ -119,7 +121,7 @@ def _joined(selection: ExportSelection, found: Locals) -> Pieces:
 
 
 def _boxes(selection: ExportSelection, found: Locals, empty: Ints) -> Chunks:
-    """One piece a box, and one for each tensor of ``empty``."""
+    """Create one piece per box, and one for each tensor in ``empty``."""
     shapes = selection.catalog.shape[selection.tensors].astype(np.int64)
     tensor = found.tensor[found.owner]
     at = np.concatenate([tensor, empty])
@@ -144,7 +146,7 @@ def _edited(selection: ExportSelection, pieces: Pieces) -> Pieces:
 
 
 def _take(found: Locals, index: Ints) -> Locals:
-    """Some of the local tensors, in the order given."""
+    """Return some of the local tensors, in the order given."""
     counts = np.diff(found.ptr)[index]
     begins = found.ptr[:-1][index]
     rows = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))

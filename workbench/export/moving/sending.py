@@ -35,13 +35,13 @@ SPOOL = "workbench-export"  #: name in the folder for temporary files; what dead
 
 
 def spool_folder() -> str:
-    """The folder for temporary files, ``TMPDIR``."""
+    """Return the folder for temporary files, ``TMPDIR``."""
     return tempfile.gettempdir()
 
 
 @contextmanager
 def spool() -> Iterator[str]:
-    """A folder for the files of a store until they are sent."""
+    """Provide a folder for the files of a store until they are sent."""
     base = os.path.join(spool_folder(), SPOOL)
     leftovers.clean(base)
     token = owners.token()
@@ -73,7 +73,7 @@ class Sender:
     def __init__(
         self, made: StoreStaging, job: ExportJob, folder: str, threads: int | None, progress: Progress | None
     ) -> None:
-        """``folder`` holds the files until they are sent."""
+        """Create a sender; ``folder`` contains the files until they are sent."""
         self._made, self._job, self._folder = made, job, folder
         self._threads, self._progress = threads, progress
         self.written: dict[int, list[Written]] = {}
@@ -130,7 +130,7 @@ class Sender:
         self._finish([self._submit(name, path, [])])
 
     def place(self) -> Place:
-        """The files that are written, as a reader will find them: in the store, or still on disk."""
+        """Return the written files as a reader will find them: in the store, or still on disk."""
         file = None if self._made.folder else self._made.destination.name
         return Place.of(self._made.destination.place_of(self._held, file))
 
@@ -191,7 +191,7 @@ class Sender:
 
 
 def _groups(maps: Sequence[FileMap], files: Sequence[int]) -> list[list[int]]:
-    """Files one after the other, about :data:`GROUP` bytes of them at a time."""
+    """Group files in order, about :data:`GROUP` bytes at a time."""
     found: list[list[int]] = []
     nbytes = GROUP
     for file in files:

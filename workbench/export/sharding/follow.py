@@ -44,7 +44,7 @@ def follow(
 def _of_blocks(
     parameter: tuple[int, ...], shape: tuple[int, ...], steps: Steps, sizes: Mapping[str, int]
 ) -> Steps | None:
-    """Scales a row, or a block: cut where the weight is, if that is between two blocks."""
+    """Place scales per row or per block: cut where the weight is cut, if that is between two blocks."""
     kept: list[tuple[str, Placement]] = []
     length = list(parameter)
     for axis, placement in steps:

@@ -31,7 +31,9 @@ class Placing:
         does: Mapping[str, str | None],
         facts: Geometry,
     ) -> None:
-        """``does`` says for each axis of the mesh whether it is ``tp``, ``ep``, ``pp``, ``shard`` or ``copies``."""
+        """Create the placing; ``does`` states for each axis of the mesh whether it is ``tp``, ``ep``, ``pp``, ``shard``
+        or ``copies``.
+        """
         self.explicit, self.layers, self.mesh, self.does, self.facts = explicit, layers, mesh, does, facts
         self.sizes = dict(zip(mesh.axes, mesh.shape, strict=True))
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -147,7 +149,7 @@ class Placing:
         return kind, kinds.CUTS[kind][bias], bias
 
     def _stack(self, fqn: str, kind: str, bias: bool) -> tuple[str, Placement, bool]:
-        """Stacks of experts, whose axes are distinguished by the shapes of the pair."""
+        """Place stacks of experts; the shapes of the pair determine which axis is which."""
         first, second = ("linear_fc1", "linear_fc2") if kind == "stack fc1" else ("gate_up_proj", "down_proj")
         name = fqn.removesuffix("_bias")
         up = self.shapes.get(name.replace(second, first))
@@ -174,7 +176,7 @@ class Placing:
         return "experts gate_up", Shard(dim) if mixed else StridedShard(dim, 2), bias
 
     def _adapter(self, fqn: str, role: str, shape: tuple[int, ...]) -> Steps:
-        """LoRA: B has the rows of its weight, A its columns; the rank is never cut."""
+        """Place LoRA factors: B has the rows of its weight, A its columns; the rank is never cut."""
         steps, _ = self.known[fqn]
         kept = []
         for axis, placement in steps:
@@ -212,7 +214,7 @@ class Placing:
 def _parameter_shapes(
     fqns: Sequence[str | None], roles: Sequence[str], shapes: Sequence[tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
-    """The shape of each parameter: its own, or that of a state which has it."""
+    """Return the shape of each parameter: its own, or that of a state of the same shape."""
     best: dict[str, tuple[int, tuple[int, ...]]] = {}
     for fqn, role, shape in zip(fqns, roles, shapes, strict=True):
         if fqn is not None and role in _SHAPE_FROM:
@@ -223,5 +225,5 @@ def _parameter_shapes(
 
 
 def _dim(placement: Placement) -> int:
-    """The axis that a placement cuts, -1 for none."""
+    """Return the axis that a placement cuts, or -1."""
     return placement.dim if isinstance(placement, Shard | StridedShard | PartedShard) else -1

@@ -125,7 +125,7 @@ class Target:
         return _explained(self, catalog, self.plan(catalog))
 
     def nbytes(self, locals: Locals) -> Ints:
-        """``(L,)`` bytes of local tensors."""
+        """Return the bytes of local tensors, ``(L,)``."""
         return nbytes_of_codes(self.catalog.dtype[locals.tensor], locals.numel)
 
     @cached_property
@@ -158,7 +158,7 @@ class Target:
 
 
 def _resized(found: Locals, dims: int) -> Locals:
-    """The columns of boxes for catalogs of ``dims`` axes; what is cut off or added is padding."""
+    """Return the columns of boxes for catalogs of ``dims`` axes; only padding is cut off or added."""
     columns = {"shape": 1, "offsets": 0, "sizes": 1, "strides": 0}
     more = dims - found.offsets.shape[1]
     if more <= 0:
@@ -202,7 +202,7 @@ class Explanation:
 
 
 def _explained(target: Target, catalog: Catalog, planned: Planned) -> Explanation:
-    """The tables of a plan of all ranks; ``catalog`` is the one that was planned to be read."""
+    """Return the tables of a plan of all ranks; ``catalog`` is the one that the reads were planned for."""
     import pandas as pd
 
     found, reads = planned

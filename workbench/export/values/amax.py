@@ -32,7 +32,7 @@ def largest(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> dict[int, Array]:
-    """The largest finite magnitude of each block, 0 if it has none.
+    """Return the largest finite magnitude of each block, 0 if it has none.
 
     Args:
         changes: what happens to the values before; by position of the tensor, of at least two axes.

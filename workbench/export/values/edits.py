@@ -65,7 +65,7 @@ class Edits:
     """
 
     def __init__(self, ckpt: Checkpoint, tensors: Iterable[int], dtype: DType | None = None) -> None:
-        """Casts to ``dtype``, of the tensors that are floats of 16, 32 or 64 bits; all others stay as they are.
+        """Create edits that cast tensors of 16-, 32- or 64-bit floats to ``dtype``; all others stay unchanged.
 
         The scales and maps of quantised tensors stay, too.
         """
@@ -190,7 +190,7 @@ class Edited:
         return replace(pieces, literal=literal)
 
     def _bytes(self, pieces: Pieces, piece: int, rows: Ints) -> Array:
-        """Of a piece that is made of boxes of added tensors."""
+        """Return the bytes of a piece made of boxes of added tensors."""
         ndim, found = int(pieces.ndim[piece]), [self.known[t] for t in pieces.tensor[rows].tolist()]
         if len(rows) == 1 and found[0].shape == pieces.shape_of(piece):
             out = np.ascontiguousarray(found[0])

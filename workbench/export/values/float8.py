@@ -38,12 +38,12 @@ _NAN, _LARGEST_CODE = np.uint8(0x7F), np.uint32(0x7E)
 
 
 def decoded(codes: Array, name: str) -> Array:
-    """float32 values of codes (``uint8``, any shape) of a type of :data:`CODES`, or of ``float8_e8m0fnu``."""
+    """Decode codes (``uint8``, any shape) of a type of :data:`CODES`, or of ``float8_e8m0fnu``, to float32."""
     return np.take(_values(name), codes)
 
 
 def encoded(single: Array) -> Array:
-    """Codes of e4m3fn (``uint8``) nearest to flat float32 values, ties to even; NaN keep their sign.
+    """Encode flat float32 values as the nearest e4m3fn codes (``uint8``), ties to even; NaN keep their sign.
 
     What is larger than 448, infinite values too, becomes 448: torch's cast of values clamped to ±448.
     """
@@ -61,7 +61,7 @@ def encoded(single: Array) -> Array:
 
 @lru_cache
 def _values(name: str) -> Array:
-    """All 256 values."""
+    """Return the values of all 256 codes."""
     codes = np.arange(256)
     if name == "float8_e8m0fnu":
         values = np.ldexp(1.0, codes - 127)

@@ -147,7 +147,7 @@ _ONE = Scales(np.ones((1, 1), np.float32), (1 << 62, 1 << 62))
 
 
 def _scales(edits: Edits, key: str, scale: str, block: tuple[int, int]) -> Scales:
-    """The scales of a weight; the two shapes determine which elements each scale is for."""
+    """Return the scales of a weight; the two shapes determine which elements each scale is for."""
     stored = edits.ckpt[scale]
     shape, found = edits.ckpt.catalog.shape_of(edits.ckpt.catalog.index[key]), stored.shape
     shape = (1,) * (2 - len(shape)) + shape
@@ -174,7 +174,7 @@ def _scales(edits: Edits, key: str, scale: str, block: tuple[int, int]) -> Scale
 
 
 def _numbers(key: str, dtype: DType, array: Array) -> Array:
-    """Scales as float32."""
+    """Decode scales to float32."""
     if dtype.name in ("float8_e8m0fnu", "uint8"):
         return decoded(array, "float8_e8m0fnu")
     if dtype.name in FLOATS:
@@ -185,7 +185,7 @@ def _numbers(key: str, dtype: DType, array: Array) -> Array:
 
 
 def _block(edits: Edits) -> tuple[int, int]:
-    """Rows and columns of a block, as the model's configuration says."""
+    """Return the rows and columns of a block, as the model's configuration states."""
     config = edits.ckpt.objects.get("config")
     told = config.get("quantization_config") if isinstance(config, Mapping) else None
     size = told.get("weight_block_size") if isinstance(told, Mapping) else None

@@ -59,7 +59,7 @@ def configured(config: Mapping[str, Any], edited: Edited, names: Sequence[str], 
 
 
 def _left_alone(edited: Edited, names: Sequence[str]) -> list[str]:
-    """Modules whose weights could be quantised, and are not; the head too where it is the embedding again."""
+    """Return the modules whose weights could be quantised but are not; the head too if it is tied to the embedding."""
     ckpt, found = edited.ckpt, {"lm_head"}
     for tensor, (fqn, role, code) in enumerate(zip(ckpt.fqns, ckpt.roles, edited.codes.tolist(), strict=True)):
         matrix = fqn is not None and role == "param" and ckpt.catalog.ndim[tensor] >= 2 and end_of(fqn) != "first"

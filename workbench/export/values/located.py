@@ -72,7 +72,7 @@ class TensorChange:
         return " ".join([f"{self.source} {self.wanted}", *(step.identity for step in self.steps), *scales])
 
     def values(self, begin: Sequence[int], raw: Array) -> Array:
-        """What a box of the tensor holds after all steps: float32, in memory of its own.
+        """Compute the values of a box of the tensor after all steps: float32, in memory of their own.
 
         Args:
             raw: the box's bits, of its shape.
@@ -85,7 +85,7 @@ class TensorChange:
         return values
 
     def __call__(self, begin: Sequence[int], raw: Array) -> tuple[Array, CastError]:
-        """Bits of a box (of its shape), and what they cost against :meth:`values`."""
+        """Return the bits of a box (of its shape), and their error against :meth:`values`."""
         if self.quantised is None and not self.steps and self.source.name not in CODES:
             if self.source == self.wanted:
                 return raw, CastError(raw.size)
@@ -106,7 +106,7 @@ class TensorChange:
 
 
 def locate(pieces: Pieces, changes: Mapping[int, TensorChange]) -> Pieces:
-    """The same pieces, with the changes of the tensors that their boxes are of.
+    """Return the same pieces with the changes of the tensors that their boxes belong to.
 
     Args:
         changes: by position of the tensor in the catalog; boxes of other tensors in the same piece are cast, where the
@@ -154,7 +154,7 @@ class _Located:
         return " | ".join(one.change.identity for one in self.boxes)
 
     def __call__(self, first: int, raw: Array) -> tuple[Array, CastError]:
-        """A part of the stream is a few boxes of the piece; each meets some of the boxes that the piece is made of."""
+        """Change a part of the stream: a few boxes, which may each overlap several of those that make up the piece."""
         shape = self.shape if len(self.shape) else np.ones(1, np.int64)
         _, begins, sizes, at = box.flat_ranges(shape[None], np.array([first]), np.array([first + len(raw)]))
         out, error = np.empty(len(raw), self.wanted.raw), CastError()

@@ -52,7 +52,7 @@ class LoraConfig:
 
     @classmethod
     def of(cls, config: object) -> LoraConfig:
-        """From the JSON document.
+        """Create the configuration from its JSON document.
 
         Raises:
             UnsupportedFormatError: none, another kind of adapter, or a setting that is not merged; names it.
@@ -86,7 +86,7 @@ class LoraConfig:
         )
 
     def scale(self, module: str, rank: int) -> float:
-        """What the product of a module's factors is multiplied by.
+        """Return the factor by which the product of a module's factors is multiplied.
 
         Args:
             rank: of the factors that are stored.
@@ -104,7 +104,7 @@ class LoraConfig:
 
 
 def _of_module(patterns: Mapping[str, Any], module: str, default: object) -> object:
-    """The value of the first pattern that a module's name ends in."""
+    """Return the value of the first pattern that matches the end of a module's name."""
     for pattern, value in patterns.items():
         # without groups, and with few repeats, no pattern takes for ever
         if len(pattern) > MAX_PATTERN or "(" in pattern or sum(map(pattern.count, "*+{")) > 3:

@@ -58,7 +58,7 @@ class WrittenItems(NamedTuple):
 
 
 def lay_out(selection: ExportSelection, leaves: Sequence[FlatLeaf]) -> WrittenItems:
-    """The data files of a selection.
+    """Return the data files of a selection.
 
     Args:
         leaves: non-tensor state; tensors in it become tensors of the checkpoint, in the first file.
@@ -89,7 +89,7 @@ def lay_out(selection: ExportSelection, leaves: Sequence[FlatLeaf]) -> WrittenIt
 
 
 def _file(pieces: Pieces, name: str, heads: list[tuple[int, bytes]], at: int) -> tuple[FileMap, Ints, Ints]:
-    """The file of these pieces after ``at`` bytes of objects, and where each item begins and how long it is."""
+    """Return the file of these pieces after ``at`` bytes of objects, and each item's first byte and length."""
     kinds, kind = np.unique(
         np.concatenate([pieces.dtype[:, None], pieces.ndim[:, None], pieces.shape], axis=1), axis=0, return_inverse=True
     )
@@ -127,7 +127,7 @@ def rows(
     starts: Ints,
     lengths: Ints,
 ) -> list[Chunk]:
-    """What is in a file: the chunks of ``mine``, then the tensors ``known`` whole."""
+    """List the items of a file: the chunks of ``mine``, then the whole tensors ``known``."""
     whole = [selection.shape_of(t) for t in mine.tensor.tolist()] + [one.shape for one in known]
     offsets = mine.offsets.tolist() + [[0] * len(one.shape) for one in known]
     return [

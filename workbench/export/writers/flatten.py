@@ -45,12 +45,12 @@ class FlatLeaf:
 
 
 def flatten(objects: Mapping[str, Any]) -> list[FlatLeaf]:
-    """The leaves of plain values; an empty dict is one."""
+    """Return the leaves of plain values; an empty dict is a leaf."""
     return [FlatLeaf(".".join(map(str, path)), path, value) for path, value in _leaves((), dict(objects)) if path]
 
 
 def archive(value: Any) -> bytes:
-    """A plain value as torch stores it."""
+    """Store a plain value as torch does."""
     import torch
 
     out = io.BytesIO()
@@ -70,7 +70,7 @@ def _leaves(path: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str
 
 
 def _closed(value: list[Any]) -> bool:
-    """Whether a list is stored as one value."""
+    """Return whether a list is stored as one value."""
     return not any(
         isinstance(one, dict) or is_tensor(one) or (isinstance(one, list) and not _closed(one)) for one in value
     )

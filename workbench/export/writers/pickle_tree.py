@@ -75,7 +75,7 @@ class Persistent(NamedTuple):
 
 
 def filled(tree: Any, values: tuple[int | str, ...]) -> Any:
-    """A form's tree with values in its holes."""
+    """Return a form's tree with values in its holes."""
     if isinstance(tree, Hole):
         return values[tree.number]
     if isinstance(tree, dict):

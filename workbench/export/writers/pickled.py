@@ -35,7 +35,7 @@ _TUPLES = (pickle.EMPTY_TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)
 
 
 def dumps(value: Any, protocol: int = 4) -> bytes:
-    """The pickle of a tree of the above, numbers, texts, bytes, tuples, lists and dicts.
+    """Return the pickle of a tree of these objects, numbers, strings, bytes, tuples, lists and dicts.
 
     Args:
         protocol: 2 or 4.
@@ -164,7 +164,7 @@ class _Writer:
         self._batches([one for pair in items for one in pair], 2, pickle.SETITEM, pickle.SETITEMS)
 
     def _batches(self, flat: Sequence[Any], width: int, single: bytes, several: bytes) -> None:
-        """Items of ``width`` values each, into the container that was begun."""
+        """Write items of ``width`` values each into the container that was begun."""
         if len(flat) == width:
             for one in flat:
                 self.save(one)
@@ -240,7 +240,7 @@ class _Writer:
         self._count += parts.memos
 
     def _cut(self, tree: Any) -> _Parts:
-        """A form in parts; nothing is written."""
+        """Cut a form into parts; nothing is written."""
         begin, known, count = len(self.out), dict(self._memo), self._count
         self.save(tree)
         before = []

@@ -35,7 +35,9 @@ from workbench.export.writers.torch import torch_file
 
 
 def safetensors_ranks(selection: ExportSelection) -> list[FileMap]:
-    """A safetensors file for each rank of the selection's mesh. Raises as :func:`one_file` and :func:`rank_pieces`."""
+    """Return a safetensors file for each rank of the selection's mesh. Raises as :func:`one_file` and
+    :func:`rank_pieces`.
+    """
     ranks = rank_pieces(selection)
     single = all(bool((found.ptr[1:] - found.ptr[:-1] <= 1).all()) for _, found in ranks)
     return [
@@ -45,7 +47,7 @@ def safetensors_ranks(selection: ExportSelection) -> list[FileMap]:
 
 
 def torch_ranks(selection: ExportSelection) -> list[FileMap]:
-    """A torch.save of a flat dict for each rank. Raises as :func:`torch_file` and :func:`rank_pieces`."""
+    """Return a torch.save of a flat dict for each rank. Raises as :func:`torch_file` and :func:`rank_pieces`."""
     return [
         torch_file(pieces, _name(selection, rank, "pt"), objects=selection.objects)
         for rank, (pieces, _) in enumerate(rank_pieces(selection))
@@ -69,7 +71,7 @@ def _facts(selection: ExportSelection, rank: int, pieces: Pieces, found: Locals,
 
 
 def _boxes(selection: ExportSelection, pieces: Pieces, found: Locals, at: int) -> dict[str, Any]:
-    """Global shape of a local tensor, and its boxes: offsets in it, sizes, offsets in the local tensor."""
+    """Return the global shape of a local tensor, and its boxes: global offsets, sizes, local offsets."""
     shape = selection.shape_of(int(found.tensor[at]))
     rows = slice(int(found.ptr[at]), int(found.ptr[at + 1]))
     columns = (found.offsets[rows], found.sizes[rows], pieces.dest[rows])

@@ -52,7 +52,7 @@ class ArchiveRecord:
         return FLAGS | DESCRIPTOR if self.size else FLAGS  # torch writes no descriptor of nothing
 
     def descriptor(self, crc: int) -> bytes:
-        """What follows the payload."""
+        """Return the bytes after the payload."""
         if not self.size:
             return b""
         return struct.pack("<4sLQQ" if self.size >= FULL else "<4sLLL", b"PK\x07\x08", crc, self.size, self.size)
@@ -73,7 +73,7 @@ class RecordLayout:
         self.at = 0
 
     def add(self, name: str, size: int, data: bytes | None = None) -> ArchiveRecord:
-        """The next record; ``data`` where it is known now."""
+        """Add the next record, with ``data`` if it is already known."""
         full = f"{ROOT}/{name}".encode()
         wide = struct.pack("<HHQQ", 1, 16, 0, 0) if size >= FULL else b""  # with a descriptor, sizes are told there
         head = self.at + _LOCAL.size + len(full) + len(wide) + 4
@@ -90,7 +90,7 @@ class RecordLayout:
         return record
 
     def finish(self, crcs: Sequence[int]) -> list[tuple[int, bytes]]:
-        """Descriptors and the directory, once the CRCs of the payloads that were not known are."""
+        """Return the descriptors and the directory, once the CRCs of all payloads are known."""
         payloads = [record for record in self.records if record.data is None]
         made = [
             (record.start + record.size, record.descriptor(crc)) for record, crc in zip(payloads, crcs, strict=True)
@@ -98,12 +98,12 @@ class RecordLayout:
         return [*(one for one in made if one[1]), (self.at, self.directory(crcs))]
 
     def crc_fields(self) -> list[int]:
-        """Byte in the directory at which each record's CRC stands."""
+        """Return the byte in the directory at which each record's CRC is stored."""
         rows = [len(_row(record, 0)) for record in self.records]
         return [self.at + sum(rows[:number]) + 16 for number in range(len(rows))]
 
     def directory(self, crcs: Sequence[int]) -> bytes:
-        """The central directory and the end records, zip64 ones included as torch always does."""
+        """Return the central directory and the end records, including the zip64 ones that torch always writes."""
         rest = iter(crcs)
         rows = b"".join(_row(r, next(rest) if r.data is None else zlib.crc32(r.data)) for r in self.records)
         count, start = len(self.records), self.at

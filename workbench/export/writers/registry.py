@@ -63,7 +63,7 @@ class ExportWriter:
 
 
 def writer(format: str) -> ExportWriter:
-    """The writer of a format.
+    """Return the writer of a format.
 
     Raises:
         UnsupportedFormatError: none is.

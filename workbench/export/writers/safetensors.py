@@ -54,7 +54,7 @@ RESERVED = "__metadata__"
 
 
 def one_file(pieces: Pieces, name: str, *, metadata: Mapping[str, str] | None = None) -> FileMap:
-    """Everything in one file.
+    """Write all pieces in one file.
 
     Args:
         metadata: beside ``{"format": "pt"}``, which transformers asks for.
@@ -95,7 +95,8 @@ def one_file(pieces: Pieces, name: str, *, metadata: Mapping[str, str] | None = 
 
 
 def shards(pieces: Pieces, *, max_shard_size: int = MAX_SHARD_SIZE, stem: str = "model") -> list[FileMap]:
-    """Files of at most so many bytes of tensors each (a larger tensor has one of its own), and their index.
+    """Return files of up to ``max_shard_size`` bytes of tensors each (a larger tensor has its own file), and their
+    index.
 
     One ``model.safetensors`` without an index where everything fits. Raises as :func:`one_file`.
     """
@@ -114,7 +115,7 @@ def shards(pieces: Pieces, *, max_shard_size: int = MAX_SHARD_SIZE, stem: str = 
 
 
 def _split(nbytes: list[int], most: int) -> list[list[int]]:
-    """Positions by shard: greedily, in order; what is too large goes alone."""
+    """Group positions by shard, greedily and in order; a tensor that is too large has a shard of its own."""
     groups: list[list[int]] = []
     under_way: list[int] = []
     filled = 0

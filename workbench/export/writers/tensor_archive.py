@@ -105,7 +105,7 @@ class TensorArchive:
         return cls(bytes(head), payload.size, size, bytes(tail), (crcs, zlib.crc32(VERSION)), at)
 
     def tail(self, crc: int) -> bytes:
-        """Bytes after the payload, whose CRC-32 is given."""
+        """Return the bytes after the payload with this CRC-32."""
         before, after = self._fixed
         crcs = _combined(before, crc) if self.nbytes else before
         told = b"%020d%020d" % (NAMES_HASH, _combined(crcs, after))
@@ -122,7 +122,7 @@ class TensorArchive:
 
 
 def tensor_pickle(dtype: DType, shape: tuple[int, ...]) -> bytes:
-    """``data.pkl`` of one tensor in row-major order.
+    """Return ``data.pkl`` of one tensor in row-major order.
 
     Raises:
         UnsupportedFormatError: an element type that torch lacks or cannot load.
@@ -131,7 +131,7 @@ def tensor_pickle(dtype: DType, shape: tuple[int, ...]) -> bytes:
 
 
 def tensor_value(dtype: DType, shape: tuple[int, ...], storage: str) -> PickleCall:
-    """A tensor in row-major order over a whole storage, as torch pickles it. Raises as :func:`tensor_pickle`."""
+    """Return a tensor in row-major order over a whole storage, as torch pickles it. Raises as :func:`tensor_pickle`."""
     if dtype.torch_name is None or dtype.packed:
         raise UnsupportedFormatError(f"torch cannot load element type {dtype}; leave the tensor out, or cast it")
     cls = STORAGES.get(dtype.name)
@@ -152,7 +152,7 @@ def tensor_value(dtype: DType, shape: tuple[int, ...], storage: str) -> PickleCa
 
 
 def _combined(seed: int, value: int) -> int:
-    """``c10::hash_combine``."""
+    """Combine hashes as ``c10::hash_combine`` does."""
     return seed ^ ((value + 0x9E3779B9 + (seed << 6) + (seed >> 2)) & _MASK)
 
 

@@ -50,7 +50,7 @@ _CELL = re.compile(r"\d+(?:\.\d+)*")
 
 
 def torch_dist_files(selection: ExportSelection) -> list[FileMap]:
-    """All of ``selection.objects`` goes with the tensors; with any, so do the plain values among the ``args``.
+    """Return the files of tensors and all of ``selection.objects``; with objects, also the plain values of ``args``.
 
     Raises:
         UnsupportedFormatError: an element type that torch lacks or cannot load; names the tensor.
@@ -69,7 +69,7 @@ def torch_dist_files(selection: ExportSelection) -> list[FileMap]:
 
 
 def torch_dist_notes(selection: ExportSelection) -> list[str]:
-    """What is left to do before Megatron can load it."""
+    """List what remains to be done before Megatron can load the export."""
     step = selection.ckpt.step or 0
     notes = [
         f"Megatron expects this folder to be SAVE/iter_{step:07d}, and "
@@ -94,7 +94,7 @@ def torch_dist_notes(selection: ExportSelection) -> list[str]:
 
 
 def _parted(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Objects of the common state, and those in cells by their keys."""
+    """Split the objects into those of the common state, and those in cells by their keys."""
     common: dict[str, Any] = {}
     cells: dict[str, Any] = {}
     for name, value in objects.items():
@@ -111,7 +111,7 @@ def _parted(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def _grid(value: Any) -> Mapping[str, Any] | None:
-    """Cells by position, ``0.1``: as our reader shows objects that each rank of a grid stores."""
+    """Return cells by position, ``0.1``, as the reader shows objects that each rank of a grid stores."""
     if not isinstance(value, dict) or not value:
         return None
     cells = [key for key in value if isinstance(key, str) and _CELL.fullmatch(key)]
@@ -119,7 +119,7 @@ def _grid(value: Any) -> Mapping[str, Any] | None:
 
 
 def _completed(selection: ExportSelection, common: dict[str, Any]) -> dict[str, Any]:
-    """The common state with what Megatron asks of it, and true to how the tensors are stored."""
+    """Return the common state with what Megatron requires, consistent with how the tensors are stored."""
     made = {"checkpoint_version": 3.0, "iteration": selection.ckpt.step or 0} | common
     args = _args(selection)
     if args is not None:
@@ -148,7 +148,7 @@ def _without(selection: ExportSelection, name: str) -> ExportSelection:
 
 
 def _args(selection: ExportSelection) -> argparse.Namespace | None:
-    """The plain values among the ``args``, where other state is carried too."""
+    """Return the plain values among the ``args`` if other state is exported too."""
     objects = selection.ckpt.objects
     if not selection.objects or "args" in selection.objects or "args" not in objects:
         return None
