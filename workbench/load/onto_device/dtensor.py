@@ -43,7 +43,7 @@ class Wrapping:
 
     @classmethod
     def of(cls, target: Target, found: Locals, device_mesh: DeviceMesh, device: torch.device) -> Wrapping:
-        """Checked before a byte is read.
+        """Create the wrapping after checking it, before a byte is read.
 
         Raises:
             UsageError: a layout that no DTensor has, or a mesh of another kind of device.
@@ -67,7 +67,7 @@ class Wrapping:
         return cls(how)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The DTensors of this process."""
+        """Return the DTensors of this process."""
         return [
             one
             if mesh is None
@@ -115,7 +115,7 @@ def _cuts(one: Placement, dim: int, ndim: int) -> bool:
 def _check_same(
     steps: Steps, axes: tuple[str, ...], found: tuple[Any, ...], mesh: Mesh, shape: tuple[int, ...]
 ) -> None:
-    """In the mesh's order each rank has to hold what it holds in ours; it does not where pieces are uneven in a way."""
+    """Check that each rank holds the same elements in the device mesh's order as in ours; some uneven pieces differ."""
     coordinates = mesh.coordinates()
     ours = [(axis, one) for axis, one in steps if axis in axes]
     theirs = [(axis, of_torch(one)) for axis, one in zip(axes, found, strict=True)]
@@ -139,7 +139,7 @@ def _check_same(
 
 
 def _part(device_mesh: DeviceMesh, mesh: Mesh, axes: tuple[str, ...]) -> DeviceMesh | None:
-    """The mesh of some axes that this process is in."""
+    """Return the submesh of some axes that contains this process."""
     if axes == mesh.axes:
         return device_mesh
     return device_mesh[axes] if axes else None

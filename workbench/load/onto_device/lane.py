@@ -41,16 +41,16 @@ class Lane(Protocol):
         """Host memory, ``(nbytes,) uint8``, from which copies are fast."""
 
     def begin(self) -> None:
-        """Memory that was handed out so far may still be read by its last owner: what is queued waits for that."""
+        """Start after the last owners of the memory handed out so far may have read it; queued copies wait for them."""
 
     def queue(self) -> AbstractContextManager[Any]:
-        """``copy_(…, non_blocking=True)`` inside goes into the lane."""
+        """Queue each ``copy_(…, non_blocking=True)`` of the block in the lane."""
 
     def mark(self) -> Mark | None:
-        """Behind all that is queued; ``None`` where all of it is done already."""
+        """Mark the end of the queued copies; ``None`` if all are complete."""
 
     def join(self) -> None:
-        """Whatever the caller's stream does from now on comes after what is queued."""
+        """Make the caller's stream wait for the queued copies from now on."""
 
     def drain(self) -> None:
         """Return once all that is queued is done."""
@@ -129,7 +129,7 @@ def device_of(device: str | torch.device) -> torch.device:
 
 
 def lane_to(device: torch.device) -> Lane:
-    """The lane to a device."""
+    """Return the lane to a device."""
     return CudaLane(device) if device.type == "cuda" else HostLane()
 
 

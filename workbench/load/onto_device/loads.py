@@ -120,7 +120,7 @@ def _loads(payloads: Payloads, planned: Planned, most: int, twice: Array, whole:
 def _copy(
     payloads: Payloads, local: int, row: int, low: list[int], sizes: Ints, dest: Ints, at: int, most: int
 ) -> Iterator[Load]:
-    """A copy from one chunk: directly from its file if its bytes are in order and not too many."""
+    """Yield a copy from one chunk: directly from its file if its bytes are in order and not too many."""
     catalog = payloads.catalog
     itemsize = catalog.dtype_of(int(catalog.tensor[row])).itemsize
     strides = row_major(catalog.sizes[row, : len(sizes)].tolist())
@@ -157,7 +157,7 @@ def _compared(payloads: Payloads, planned: Planned, local: int, request: int, mo
 
 
 def _packed(payloads: Payloads, local: int, row: int, most: int) -> Iterator[Load]:
-    """A whole chunk of elements that share bytes, as bytes."""
+    """Yield a whole chunk of elements that share bytes, as bytes."""
     chunk, nbytes = _Chunk(payloads, row), int(payloads.catalog.chunk_nbytes[row])
     for at in range(0, nbytes, most):
         size = min(most, nbytes - at)
@@ -193,7 +193,7 @@ def _fill(out: Array, part: Array) -> None:
 
 
 def _check_packed(payloads: Payloads, planned: Planned) -> set[int]:
-    """The local tensors whose elements share bytes."""
+    """Return the local tensors whose elements share bytes."""
     found, reads = planned
     catalog = payloads.catalog
     owner = found.owner[reads.request]
@@ -214,7 +214,7 @@ def _check_packed(payloads: Payloads, planned: Planned) -> set[int]:
 
 
 def _parts(sizes: Ints, strides: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
-    """A box as boxes that reach over at most ``most`` elements each, in order: where each begins, and its sizes."""
+    """Yield a box as boxes that each span up to ``most`` elements, in order: where each begins, and its sizes."""
     axis = next((axis for axis, n in enumerate(sizes) if n > 1), len(sizes))
     if _span(sizes, strides) <= most or axis == len(sizes):
         yield (0,) * len(sizes), sizes
@@ -231,12 +231,12 @@ def _parts(sizes: Ints, strides: Ints, most: int) -> Iterator[tuple[Ints, Ints]]
 
 
 def _span(sizes: Ints, strides: Ints) -> int:
-    """Elements from a box's first to its last."""
+    """Return the number of elements from a box's first to its last."""
     return 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
 
 
 def _run(sizes: Ints, strides: Ints) -> int:
-    """Elements of a box that follow each other without a gap."""
+    """Return how many elements of a box follow each other without a gap."""
     run = 1
     for n, step in zip(reversed(sizes), reversed(strides), strict=True):
         if n > 1 and step != run:

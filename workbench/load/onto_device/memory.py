@@ -13,7 +13,7 @@ BLOCK = 512  #: bytes: what torch's allocator rounds a CUDA tensor up to (``c10/
 
 
 def check_room(device: torch.device, results: Iterable[int], scratch: int) -> int:
-    """Bytes that tensors of ``results`` bytes each take on a device, ``scratch`` left out.
+    """Return the bytes that tensors of ``results`` bytes each take on a device, without ``scratch``.
 
     Raises:
         DeviceMemoryError: they and ``scratch`` are more than is free; with the numbers. Devices that do not report free

@@ -25,7 +25,7 @@ class DeviceResults:
     """
 
     def __init__(self, shapes: Sequence[Shape], old: Sequence[DType], new: Sequence[DType]) -> None:
-        """``old`` are the element types as stored, ``new`` as wanted.
+        """Create the results; ``old`` are the stored element types, ``new`` the requested ones.
 
         Raises:
             UnsupportedFormatError: this version of torch lacks a type that later versions have.
@@ -91,14 +91,16 @@ def _empty(shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tens
 
 
 def _torch(dtype: DType) -> Any:
-    """The ``torch.dtype`` of a result: for types that torch lacks, unsigned integers of the same size."""
+    """Return the ``torch.dtype`` of a result; types that torch lacks become unsigned integers of the same size."""
     if dtype.torch_name is not None:
         return dtype.torch
     return {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}[dtype.raw.itemsize]
 
 
 def _bytes_shape(shape: Shape, dtype: DType) -> Shape:
-    """Of a tensor whose elements share bytes: the last axis in bytes, or flat where it does not fill them."""
+    """Return the shape in bytes of a tensor whose elements share bytes; flat if the last axis is not a whole number of
+    bytes.
+    """
     if shape and shape[-1] % dtype.block == 0:
         return (*shape[:-1], nbytes_of(dtype, shape[-1]))
     return (nbytes_of(dtype, _volume(shape)),)

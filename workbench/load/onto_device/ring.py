@@ -31,7 +31,7 @@ class BufferWindow(Protocol):
     """What goes into one buffer."""
 
     def tasks(self) -> Iterable[Task]:
-        """Its parts, each for one thread."""
+        """Return the window's parts, each for one thread."""
 
 
 W = TypeVar("W", bound=BufferWindow)

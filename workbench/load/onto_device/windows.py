@@ -57,7 +57,7 @@ class Filled:
     part: int
 
     def tasks(self) -> Iterator[Task]:
-        """Reads of about ``part`` bytes in all, for one thread each."""
+        """Yield tasks that read about ``part`` bytes each, for one thread each."""
         group: list[_Read] = []
         weight = 0
         for read in self._reads():
@@ -69,7 +69,7 @@ class Filled:
         yield partial(_carry_out, group, self.pool)
 
     def _reads(self) -> Iterator[_Read]:
-        """What follows in file and buffer joined, then cut at ``part`` bytes."""
+        """Yield reads, joined if they are adjacent in file and buffer, then cut at ``part`` bytes."""
         joined: list[_Read] = []
         for at, load in self.loads:
             read = _Read(at, at + load.nbytes, load.file, load.start, load.fetch)
@@ -87,7 +87,7 @@ class Filled:
 
 
 def windows(loads: Iterable[Load], pool: SourcePool, *, nbytes: int, threads: int) -> Iterator[Filled]:
-    """Loads in their order, as many to a window as fit into a buffer of ``nbytes``.
+    """Yield windows of loads in order, each with as many as fit into a buffer of ``nbytes``.
 
     Args:
         loads: none larger than a buffer.
