@@ -85,7 +85,7 @@ class Budget(Shown):
         return self.chosen.fits
 
     def frame(self) -> pd.DataFrame:
-        """``choices``, one row each: gpus tp pp dp ep stage fits largest mean weights grads master moments."""
+        """Return ``choices`` as rows: gpus tp pp dp ep stage fits largest mean weights grads master moments."""
         import pandas as pd
 
         rows = [(c.gpus, c.tp, c.pp, c.dp, c.ep, c.stage, c.fits, c.largest, c.mean, *c.parts) for c in self.choices]
@@ -131,7 +131,9 @@ def rank_bytes(pieces: Sequence[LocalPieces], mesh: Mesh, dp: int, stage: int) -
 
 
 def _bytes(pieces: LocalPieces, stage: int, dense: tuple[int, int], expert: tuple[int, int]) -> Ints:
-    """Bytes by part of one rank; ``dense`` and ``expert``: among how many ranks tensors are shared, and which it is."""
+    """Return the bytes of one rank by part; ``dense`` and ``expert``: how many ranks share tensors, and this rank's
+    number.
+    """
     rows = pieces.shape[:, 0]
     rest = box.volume(pieces.shape[:, 1:])
     count = np.where(pieces.expert, expert[0], dense[0])

@@ -68,7 +68,7 @@ class MemoryModel:
 
     @classmethod
     def of(cls, source: Checkpoint | Layout) -> MemoryModel:
-        """The parameters of a checkpoint.
+        """Create the model from the parameters of a checkpoint.
 
         Raises:
             UsageError: it holds none.
@@ -120,7 +120,7 @@ class MemoryModel:
         return count
 
     def pieces(self, mesh: Mesh, rules: Rules, precision: Precision) -> tuple[list[LocalPieces], list[str]]:
-        """Local tensors of each rank of a mesh of pp, ep and tp, and what the rules did not know.
+        """Return the local tensors of each rank of a mesh of pp, ep and tp, and what the rules could not decide.
 
         Raises:
             UsageError: the rules do not fit the model (no layers for pp, say).
@@ -168,7 +168,7 @@ class MemoryModel:
 
 
 def scale_bytes(shape: Ints, rows: Ints) -> Ints:
-    """Bytes of FP8 scales of local weights ``(…, D)`` with ``rows`` rows of axis 0."""
+    """Return the bytes of FP8 scales of local weights ``(…, D)`` with ``rows`` rows of axis 0."""
     matrix = (shape[:, 2:] > 1).any(axis=1) if shape.shape[1] > 2 else np.zeros(len(shape), bool)
     second = shape[:, 1] if shape.shape[1] > 1 else np.ones(len(shape), np.int64)
     flat = -(-rows // BLOCK) * -(-second // BLOCK)

@@ -113,7 +113,7 @@ def plan_memory(
 
 
 def _layouts(model: MemoryModel, gpus: int, fixed: Sequence[int | None]) -> Iterator[tuple[int, int, int, int]]:
-    """Sizes of tp, pp, dp, ep that make up a layout; the fewest GPUs first."""
+    """Yield sizes of tp, pp, dp, ep that make up a layout; the fewest GPUs first."""
     tp, pp, dp, ep = fixed
     for world in (n for n in range(1, gpus + 1) if gpus % n == 0):
         for a in _sizes(tp, world, NODE):
@@ -128,7 +128,7 @@ def _layouts(model: MemoryModel, gpus: int, fixed: Sequence[int | None]) -> Iter
 
 
 def _thinned(every: list[tuple[int, int, int, int]]) -> tuple[list[tuple[int, int, int, int]], list[str]]:
-    """About :data:`TRIED` of them, of each number of GPUs alike, and a note where that is not all."""
+    """Return about :data:`TRIED` layouts, equally many for each number of GPUs, and a note if some were left out."""
     if len(every) <= TRIED:
         return every, []
     worlds: dict[int, list[tuple[int, int, int, int]]] = {}
@@ -141,7 +141,7 @@ def _thinned(every: list[tuple[int, int, int, int]]) -> tuple[list[tuple[int, in
 
 
 def _sizes(fixed: int | None, whole: int, most: int) -> list[int]:
-    """Divisors of ``whole``: the one that is fixed, or all up to ``most``."""
+    """Return divisors of ``whole``: the fixed one, or all up to ``most``."""
     if fixed is not None:
         return [fixed] if fixed >= 1 and whole % fixed == 0 else []
     return [n for n in range(1, min(whole, most) + 1) if whole % n == 0]
@@ -166,7 +166,7 @@ def _choice(pieces: list[LocalPieces], mesh: Mesh, dp: int, stage: int, room: in
 
 
 def _preferred(one: Choice) -> tuple[float, ...]:
-    """Those that fit first, by size; then the others, by their largest rank."""
+    """Sort choices that fit first, by size; then the others, by their largest rank."""
     if one.fits:
         return 0, one.gpus, one.tp * one.pp, one.stage, one.tp, one.ep
     return 1, one.largest, one.stage, one.gpus, one.tp, one.ep

@@ -24,7 +24,7 @@ _BYTES = {
 
 
 def itemsize(name: str) -> int:
-    """Bytes of an element.
+    """Return the bytes of an element.
 
     Raises:
         UsageError: the name is unknown.
