@@ -154,7 +154,7 @@ class DiskFolder:
             self.remove(of_generation(os.listdir(self.shown), save_id))
 
     def _referenced(self, name: str) -> set[str]:
-        """Names of the data files of the checkpoint that is there; none if its metadata cannot be read."""
+        """Return the names of the existing checkpoint's data files; empty if its metadata cannot be read."""
         if not os.path.isfile(os.path.join(self.shown, name)):
             return set()
         try:

@@ -191,7 +191,7 @@ class Planner(DefaultSavePlanner):
         raise WriteError(f"tensor {index.fqn!r}: the plan has a box at {at} of {sizes}, which is not on this rank")
 
     def _digests(self) -> bytes:
-        """16 bytes for each item that other ranks may hold, too."""
+        """Return the 16-byte digests of the items that other ranks may hold, too."""
         assert self._local is not None
         if not self._check:
             return UNKNOWN * len(self._local.shared)
@@ -370,7 +370,7 @@ class _Plans:
                 self._agreed.popitem(last=False)
 
     def agreed(self, token: str, rank: int, ranks: int) -> _Agreed | None:
-        """The plan that a rank's token stands for; ``None`` if it sent its items instead."""
+        """Return the plan that a rank's token represents; ``None`` if the rank sent its items instead."""
         if not token:
             return None
         name, _, number = token.partition(".")
@@ -496,7 +496,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _signatures(state_dict: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What decides about the items of a state dict, in columns."""
+    """Return, in columns, everything that determines the items of a state dict."""
     kinds = tuple(map(type, state_dict.values()))
     plain = [one for one, kind in zip(state_dict.values(), kinds, strict=True) if kind in _PLAIN]
     others = [_signature(one) for one, kind in zip(state_dict.values(), kinds, strict=True) if kind not in _PLAIN]
@@ -526,7 +526,7 @@ def _ranks() -> tuple[int, int]:
 
 
 def _key(item: WriteItem) -> tuple[Any, ...]:
-    """Equal for items that are replicas of each other; only one plain tensor of a name can be saved."""
+    """Return a key that is equal for replicas of an item; only one plain tensor of a name can be saved."""
     sizes = tuple(item.tensor_data.chunk.sizes) if item.type == WriteItemType.SHARD else None
     return item.index.fqn, item.index.offset, sizes
 

@@ -233,7 +233,7 @@ def _element(item: WriteItem) -> tuple[torch.dtype, tuple[int, ...]]:
 
 
 def _around(dtype: torch.dtype, shape: tuple[int, ...], crc: int) -> tuple[bytes, int, bytes]:
-    """The archive of a tensor: before, bytes of, and after its payload."""
+    """Return the archive of a tensor: the bytes before its payload, their number, and the bytes after it."""
     archive = archive_of(dtype, shape)
     assert archive is not None  # an item of the kind TENSOR was made from it
     return archive.head, archive.nbytes, archive.tail(crc)
@@ -262,7 +262,7 @@ class _HashedChunk:
 
 
 def _tensor(stored: TensorStorageMetadata, chunks: Sequence[_HashedChunk]) -> TensorEntry | None:
-    """The entry of a tensor; its fingerprint, if the blocks of its chunks are blocks of the whole tensor.
+    """Return the entry of a tensor, with its fingerprint if the blocks of its chunks are blocks of the whole tensor.
 
     ``None`` for an element type that the workbench does not know; its bytes are covered all the same.
     """

@@ -144,7 +144,7 @@ def _local_tensors(flat: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]
 
 
 def _buffers(value: Any) -> Any:
-    """Memory for the tensors of a state dict, in the same nesting."""
+    """Allocate memory for the tensors of a state dict, in the same nesting."""
     if isinstance(value, Mapping):
         return {name: _buffers(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -203,7 +203,7 @@ def _is_bytes(tensor: torch.Tensor) -> bool:
 
 
 def _jobs(tensor: torch.Tensor, sources: Mapping[int, torch.Tensor]) -> Iterator[Callable[[], list[bytes]]]:
-    """What returns the digests of a tensor's blocks, part by part."""
+    """Yield functions that return the digests of a tensor's blocks, part by part."""
     if not _is_bytes(tensor):
         yield partial(_hashed, tensor)
         return
@@ -235,7 +235,7 @@ def _hashed(tensor: torch.Tensor) -> list[bytes]:
 
 
 def _structure(value: Any, path: str = "") -> Iterator[Any]:
-    """What two state dicts have in common that can share a buffer."""
+    """Yield the structure that two state dicts must have in common to share a buffer."""
     if isinstance(value, Mapping):
         for name, one in value.items():
             yield from _structure(one, f"{path}.{name}")

@@ -43,7 +43,7 @@ class StoreFolder:
         self.shown = self._to.shown
 
     def make(self) -> None:
-        """A store has no folders to make."""
+        """Do nothing: a store has no folders to make."""
 
     def has(self, name: str) -> bool:
         """Return whether there is an object of this name."""
@@ -56,7 +56,7 @@ class StoreFolder:
         return StoreOutput(self._to, self._key(name), size)
 
     def sync(self) -> None:
-        """An object that is complete is durable."""
+        """Do nothing: a complete object is durable."""
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove those of the objects that exist, as far as the store lets us."""
@@ -107,7 +107,7 @@ class StoreFolder:
                 self.remove(of_generation(self._to.files(self._to.key), save_id))
 
     def _read(self, name: str, last: int | None = None) -> bytes | None:
-        """The bytes of an object, or its last ones; ``None`` if it does not exist."""
+        """Read the bytes of an object, or its last ones; ``None`` if it does not exist."""
         key = self._key(name)
         stat = self._to.stat(key)
         return None if stat is None else self._to.read(key, stat, 0 if last is None else max(0, stat.size - last))

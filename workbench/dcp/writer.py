@@ -409,7 +409,7 @@ class Writer(FileSystemWriter):
     def _save_record(
         self, records: Sequence[RankRecord], plans: Sequence[Sequence[WriteItem]], begun: float
     ) -> dict[str, Any]:
-        """How the checkpoint was saved, for the manifest: JSON types."""
+        """Return how the checkpoint was saved, for the manifest, as JSON types."""
         ends = [one.start + one.seconds for one in records[0].phases if one.name == "data"]
         own = [Phase("gather", end, begun - end) for end in ends] + [Phase("metadata", begun, time.time() - begun)]
         return {
@@ -563,7 +563,7 @@ class _Files:
 
 
 def _writes_what_it_holds(planner: SavePlanner) -> bool:
-    """Whether a planner writes parts of the tensors of its state dict, and nothing that it makes of them."""
+    """Return whether a planner writes parts of its state dict's tensors, rather than new tensors made from them."""
     kind = type(planner)
     if not isinstance(planner, DefaultSavePlanner):
         return False
@@ -578,7 +578,7 @@ def _remove_generation(pid: int, folder: SaveFolder, name: str, save_id: str) ->
 
 
 def _buckets(items: Sequence[WriteItem], most: int) -> list[list[int]]:
-    """Positions of the items of each file: objects first, tensors spread by their bytes."""
+    """Return the positions of the items of each file: objects first, tensors spread by their bytes."""
     sizes = [_archive_size(item) for item in items]
     count = max(1, min(most, sum(sizes) // FILE))
     chosen = spread([0] * count, sizes, [range(count)] * len(items))
@@ -589,7 +589,7 @@ def _buckets(items: Sequence[WriteItem], most: int) -> list[list[int]]:
 
 
 def _archive_size(item: WriteItem) -> int:
-    """Bytes of an item in its file; about, where only ``torch.save`` knows; 0 for objects."""
+    """Return the bytes of an item in its file, approximate if only ``torch.save`` knows them; 0 for objects."""
     if item.tensor_data is None:
         return 0
     dtype, sizes = item.tensor_data.properties.dtype, tuple(item.tensor_data.chunk.sizes)
