@@ -183,7 +183,7 @@ def _take(
 
 
 def _merged(live: Live, objects: Mapping[str, Any], ranks: Ranks) -> tuple[list[Any] | None, dict[str, int]]:
-    """Param groups and counts of all ranks: stages of a pipeline hold parameters of their own."""
+    """Merge the param groups and counts of all ranks; pipeline stages have parameters of their own."""
     optimizer = objects.get("optimizer")
     groups = optimizer.get("param_groups") if isinstance(optimizer, dict) else None
     told = gather_alike((groups, live.trained, live.with_state, live.strangers), ranks)

@@ -93,7 +93,7 @@ def fingerprints(listing: Listing, ranks: Ranks, progress: Progress | None = Non
 
 
 def _whole(one: HeldTensor) -> str:
-    """The fingerprint of a plain tensor."""
+    """Return the fingerprint of a plain tensor."""
     dtype, local = by_name(str(one.local.dtype)), one.local
     hasher = BlockDigests()
     if local.is_contiguous():
@@ -113,7 +113,7 @@ def _whole(one: HeldTensor) -> str:
 def _sharded(
     listing: Listing, ranks: Ranks, hashed: Callable[[HeldTensor], None]
 ) -> dict[tuple[str, int], dict[int, bytes]]:
-    """Digests of the blocks that this rank hashes: ``(name, first rank of the copy)`` → block → digest.
+    """Return digests of the blocks that this rank hashes: ``(name, first rank of the copy)`` → block → digest.
 
     Copies are gone through by their ranks and names, in one order for all: no two ranks wait for each other.
     """
@@ -196,7 +196,7 @@ class _Exchange:
 
 
 def _together(local: torch.Tensor, unit: Unit, me: int, streams: Mapping[int, _SentStream]) -> Array:
-    """The bytes of a block from this rank's pieces and those that came."""
+    """Join the bytes of a block from this rank's pieces and the received ones."""
     itemsize = local.element_size()
     if len(unit.pieces) == 1:
         return _bytes(local[unit.pieces[0].source])
@@ -220,14 +220,14 @@ class _SentStream:
 
 
 def _flat(part: torch.Tensor) -> torch.Tensor:
-    """Its elements' bytes, row-major, where it is."""
+    """Return the bytes of a part's elements, row-major, on its device."""
     import torch
 
     return part.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _bytes(part: torch.Tensor) -> Array:
-    """Its elements' bytes, row-major, on the host; a copy only where it has to be one."""
+    """Return the bytes of a part's elements, row-major, on the host, copied only if necessary."""
     found: Array = _flat(part).cpu().numpy()
     return found
 

@@ -128,7 +128,7 @@ def _row(
 
 
 def _mesh(tensor: Any, ranks: Ranks) -> tuple[int, ...]:
-    """Ranks of a DTensor's mesh, numbered as the group numbers them."""
+    """Return the ranks of a DTensor's mesh, as numbered in the group."""
     import torch.distributed as dist
 
     found = tensor.device_mesh.mesh.flatten().tolist()

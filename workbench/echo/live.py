@@ -118,7 +118,7 @@ def leaves(state: Mapping[str, Any]) -> tuple[dict[Path, torch.Tensor], dict[str
 
 
 def _several(one: Any) -> list[Any]:
-    """A model or the parts of a pipeline, an optimizer or several."""
+    """Return a list of a model or the parts of a pipeline, or of one or several optimizers."""
     import torch
 
     if isinstance(one, list | tuple):
@@ -134,7 +134,7 @@ def _several(one: Any) -> list[Any]:
 
 
 def _model(model: Any) -> tuple[dict[str, Any], dict[int, str]]:
-    """Its state dict, and the name of each parameter by identity."""
+    """Return the model's state dict, and the name of each parameter by identity."""
     import torch
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -165,7 +165,7 @@ def _model(model: Any) -> tuple[dict[str, Any], dict[int, str]]:
 
 
 def _optimizers(optimizer: Any, names: Mapping[int, str], state: dict[str, Any]) -> tuple[dict[str, Any], Live]:
-    """State and groups of one or several under the parameters' names, and what there is of them."""
+    """Return the state and groups of one or several optimizers under the parameters' names, and a summary of them."""
     states: dict[str, Any] = {}
     groups: list[dict[str, Any]] = []
     trained: list[str] = []
@@ -198,7 +198,7 @@ def _optimizers(optimizer: Any, names: Mapping[int, str], state: dict[str, Any])
 
 
 def _state_of(one: Any, what: str) -> Any:
-    """The state of a scheduler or a data loader, as it is now."""
+    """Return the state of a scheduler or a data loader, as it is now."""
     if isinstance(one, Mapping):
         return one
     if isinstance(one, list | tuple):
@@ -218,7 +218,7 @@ def _number(value: Any) -> Any:
 
 
 def _tame(value: Any, depth: int = DEPTH) -> Any:
-    """Tensors and plain values as they are, containers entered, anything else in words: nothing to be imported."""
+    """Keep tensors and plain values, enter containers, and describe anything else in words: nothing needs importing."""
     import torch
 
     if isinstance(value, torch.Tensor) or type(value) in PLAIN:

@@ -72,7 +72,7 @@ class Unit(NamedTuple):
 
 
 def copies(shape: tuple[int, ...], steps: Sequence[tuple[Placement, int]], ranks: Sequence[int]) -> list[Copy]:
-    """The copies of a tensor on a mesh of ``ranks`` (in row-major order of its axes)."""
+    """Return the copies of a tensor on a mesh of ``ranks`` (in row-major order of its axes)."""
     sizes = [count for _, count in steps]
     grid = np.indices(sizes).reshape(len(sizes), -1).T if sizes else np.zeros((1, 0), np.int64)
     padded = np.array([shape or (1,)], np.int64)
@@ -97,7 +97,7 @@ def copies(shape: tuple[int, ...], steps: Sequence[tuple[Placement, int]], ranks
 
 
 def units(copy: Copy, shape: tuple[int, ...], itemsize: int) -> Iterator[Unit]:
-    """The blocks of a tensor in their order. Those without an element of somebody's have too few pieces."""
+    """Yield the blocks of a tensor in order. Blocks with too few pieces have elements that no rank holds."""
     whole = np.array([shape or (1,)], np.int64)
     numel, each = int(whole.prod()), BLOCK // itemsize
     for first in range(0, -(-numel // each), AT_ONCE):
