@@ -191,7 +191,7 @@ class Home(pn.viewable.Viewer):
 
 
 def _order(folder: RunFolder) -> tuple[int, int, str]:
-    """Last saved first; what was saved within an hour, as by an unpacked archive, by depth and name."""
+    """Sort by last save, newest first; folders saved within an hour, as by an unpacked archive, by depth and name."""
     return -int(max(step.mtime for step in folder.steps) // 3600), folder.path.count("/"), folder.path
 
 

@@ -147,7 +147,7 @@ def _summary(counts: dict[str, int], watcher: Watcher) -> str:
 
 
 def _calls(options: argparse.Namespace) -> list[Any]:
-    """What is called with each alarm.
+    """Return the functions to call with each alarm.
 
     Raises:
         UsageError: the command does not exist, or the URL is not one that can be posted to.
