@@ -43,10 +43,10 @@ class ArchiveRange(NamedTuple):
 
 
 class ItemArchives:
-    """Items of chunk rows and of objects, each once, in the order of the files.
+    """Items of chunk rows and of objects, each listed once, in the order of the files.
 
     Attributes:
-        nbytes: of all of them, as stored.
+        nbytes: the stored bytes of all items.
     """
 
     def __init__(self, payloads: Payloads) -> None:

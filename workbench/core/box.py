@@ -21,16 +21,16 @@ import numpy as np
 
 from workbench.core.arrays import Ints
 
-JOIN = 4_000_000  #: pairs that are looked at in one go where not all are wanted
-REGION = 400  #: boxes that are tested in the time that a region takes besides
-REGIONS = 20  #: regions looked at for each box: a millisecond a box, where a grid with holes takes two of them
-MOST = 50_000  #: regions looked at of one box: two seconds
+JOIN = 4_000_000  #: pairs examined at a time if not all are needed
+REGION = 400  #: boxes tested in the time that a region itself costs
+REGIONS = 20  #: regions examined per box: a millisecond per box; a grid with holes needs two
+MOST = 50_000  #: regions examined for one box: two seconds
 
 
 def volume(sizes: Ints) -> Ints:
     """Return the number of elements in each box: ``(N,)`` for sizes of shape ``(N, D)``."""
     found = np.ones(sizes.shape[:-1], np.int64)
-    for axis in range(sizes.shape[-1]):  # one pass a column is several times np.prod over short rows
+    for axis in range(sizes.shape[-1]):  # one pass per column is several times as fast as np.prod over short rows
         found *= sizes[..., axis]
     return found
 
@@ -48,9 +48,8 @@ def group_join(
     """Return all pairs ``(i, j)`` of the same group whose boxes share one element or more.
 
     This is an interval join on one axis (the one on which the fewest pairs should meet, chosen per group), followed by
-    a
-    filter on the others: O((N + M + pairs) log M), while a nested loop is O(N·M). Chunks of a tensor almost always form
-    a grid, for which the chosen axis leaves few pairs to filter.
+    a filter on the others: O((N + M + pairs) log M), while a nested loop is O(N·M). Chunks of a tensor almost always
+    form a grid, for which the chosen axis leaves few pairs to filter.
 
     Returns:
         two index arrays into ``a`` and ``b``; ordered by ``i``, then by position along the axis.
@@ -372,7 +371,7 @@ class _Halving:
             raise Tangled
         spans = (lows == low) & (highs == high)
         whole = np.flatnonzero(spans.all(axis=1))
-        if len(whole):  # what comes later is hidden here
+        if len(whole):  # boxes that come later are hidden here
             end = int(whole[0]) + 1
             rows, lows, highs, spans = rows[:end], lows[:end], highs[:end], spans[:end]
         if len(rows) <= bool(len(whole)):

@@ -41,8 +41,8 @@ from workbench.core.ziparchive import Archive, read_directory
 from workbench.core.ziprecord import STORED, ZipRecord, inflate, inflated_crc, locate
 from workbench.errors import CorruptError, WorkbenchError
 
-TASK = 32 << 20  #: bytes that a thread takes at a time; longer records are cut and their parts' CRCs combined
-ITEM_COST = 128 << 10  #: bytes that reading one more directory is worth
+TASK = 32 << 20  #: bytes in one task of a thread; longer records are cut and their parts' CRCs combined
+ITEM_COST = 128 << 10  #: bytes whose reading costs as much as one more directory
 
 
 @storable
@@ -74,10 +74,10 @@ class RecordCheck:
 
 
 class StoredCrcs(NamedTuple):
-    """What the directories say about the bytes behind each chunk row, no payload read.
+    """The stored CRC-32s of the bytes behind each chunk row, from the directories; no payload is read.
 
     Attributes:
-        crc: ``(N,) int64`` the record's CRC-32, or -1 where none is stored or it cannot be had without the payload.
+        crc: ``(N,) int64`` the record's CRC-32, or -1 if none is stored, or if it cannot be found without the payload.
         nbytes: ``(N,) int64`` bytes of the record; 0 where ``crc`` is -1.
         exact: ``(N,) bool`` whether the record is this chunk's elements in row-major order and nothing else. Where it
             is not (a parameter in a flat buffer), equal CRCs still mean equal chunks if ``inner``, ``strides`` and
@@ -131,7 +131,7 @@ def check_archives(
                     lost = part.archive, part.start
                     yield _damaged(part.archive, part.record.name, str(result))
                 if isinstance(result, WorkbenchError) or lost == (part.archive, part.start):
-                    continue  # told once for all its parts
+                    continue  # reported once for all its parts
                 crc = result if part.first == part.start else crc32_of_two(crc, result, part.last - part.first)
                 if part.last == part.stop:
                     yield _verdict(part.archive, part.record, part.start, part.stop, crc, part.checked)
@@ -180,7 +180,7 @@ def _check_ranges(payloads: Payloads) -> Iterator[RecordCheck]:
 
 
 def _stream(data: Array, codec: int, meta: Mapping[str, Any], what: str) -> Array:
-    """Return what a compressed chunk becomes, with the checksum at its end."""
+    """Return the content of a compressed chunk, with the checksum at its end."""
     limit = int(meta["largest_chunk"])
     found = (inflate_stream if codec == codecs.GZIP else decompress)(data, limit, what=what)
     if len(found) < 4:
@@ -285,7 +285,7 @@ def _records(archive: ArchiveRange) -> Iterator[tuple[_PayloadPart | RecordCheck
 
 
 class _CheckRecords:
-    """What a thread does with a task: the records of each archive, or the CRC-32 of each part."""
+    """The work of a thread on a task: the records of each archive, or the CRC-32 of each part."""
 
     def __init__(self) -> None:
         self._announcer = Announcer()
@@ -372,7 +372,7 @@ def _of_archive(archive: ArchiveRange, announcer: Announcer) -> Iterator[RecordC
         yield _damaged(archive, "", str(error))
         return
     if directory.prefix is None and not archive.owner and not archive.listed:
-        return  # a zip archive of somebody else's
+        return  # a zip archive of another program
     for record in directory.records.values():
         yield _of_record(archive, directory, record)
 

@@ -1,4 +1,4 @@
-"""CRC-32 of a whole from the CRCs of its parts so that threads can share one record; CRC-32C, which zlib lacks.
+"""CRC-32 of data from the CRCs of its parts, so threads can share one record; and CRC-32C, which zlib lacks.
 
 A CRC is the remainder of a polynomial over GF(2); appending ``n`` bytes multiplies the remainder so far by
 ``x^(8n)``. Bits are reflected: the highest bit stands for 1. CRC-32C (Castagnoli) is computed likewise: numpy takes
@@ -17,11 +17,11 @@ import numpy as np
 
 from workbench.core.arrays import Array
 
-PIECE = 1 << 20  #: bytes given to zlib at a time; it lets go of the interpreter meanwhile
+PIECE = 1 << 20  #: bytes passed to zlib at a time; it releases the GIL meanwhile
 _POLYNOMIAL = 0xEDB88320
 _CASTAGNOLI = 0x82F63B78
 _ONE = 1 << 31
-_LANE = 256  #: bytes of the shortest part that numpy takes beside others
+_LANE = 256  #: bytes of the shortest part that numpy processes in parallel with others
 
 
 def crc32(data: np.ndarray[Any, Any], crc: int = 0) -> int:
@@ -109,7 +109,7 @@ def _product(a: int, b: Any, polynomial: int = _POLYNOMIAL) -> Any:
 def fletcher32(data: np.ndarray[Any, Any]) -> int:
     """Compute Fletcher-32 as HDF5 does: big-endian words of 16 bits, with an odd last byte as the high one of its word.
 
-    Sums are of the class of their remainder by 65535 that is not 0, unless every word is 0.
+    Sums are reduced modulo 65535 to 1 … 65535; they are 0 only if every word is 0.
     """
     words = np.frombuffer(data.tobytes() + b"\0" * (len(data) % 2), ">u2").astype(np.uint64)
     first = second = 0

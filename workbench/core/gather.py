@@ -1,4 +1,4 @@
-"""Boxes of many tensors at once: one plan, then bytes go from the files straight to where they belong.
+"""Boxes of many tensors at once: one plan, then bytes go from the files directly to their destination.
 
 ::
 
@@ -6,8 +6,8 @@
     parts     ├────── 32 MiB ──────┤├───── 32 MiB ─────┤…     threads take the next one when they have done one
     buffers   q [ 0:512 │ 512:1024 │ … ]    k [ 0:128 │ … ]
 
-Where a copy is one run of bytes in its file and in its buffer (row-major, little endian), or a few long ones, it is
-read there, cut to pieces. Other copies take the path of every slice.
+If a copy is one run of bytes in its file and in its buffer (row-major, little endian), or a few long ones, it is
+read there in pieces. Other copies are read like any slice.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from workbench.core.select import Selection
 from workbench.errors import UnsafeError
 
 PIECE = 32 << 20  #: bytes a thread reads before it takes the next piece
-MIN_PIECE = 1 << 20  #: bytes below which handing a piece over costs more than reading it
-ROUNDS = 8  #: pieces a thread of a small job so that all threads end together
-REQUESTS = 3  #: requests of one portion that run at once where a store is far away
-RUN = 64 << 10  #: bytes from which one of several runs of a copy is worth a call of its own
+MIN_PIECE = 1 << 20  #: bytes below which handing a piece to a thread costs more than reading it
+ROUNDS = 8  #: pieces per thread in a small job, so all threads end together
+REQUESTS = 3  #: requests of one portion that run at once in a remote store
+RUN = 64 << 10  #: bytes from which one of several runs of a copy is worth a separate call
 
 
 @dataclass(frozen=True, eq=False)
 class BoxRequests:
-    """``R`` boxes of tensors, and where they go.
+    """``R`` boxes of tensors, and their destinations.
 
     Element ``x`` of a box (counted from its first) is element ``at + (x · strides).sum()`` of the buffer ``into``.
 
@@ -96,7 +96,7 @@ class Filling:
     payloads: Payloads
     boxes: BoxRequests
     reads: ReadPlan
-    twice: Array  #: ``(R,)`` whether chunks overlap in a box, and have to be compared
+    twice: Array  #: ``(R,)`` whether chunks overlap in a box and have to be compared
 
     @classmethod
     def plan(cls, payloads: Payloads, boxes: BoxRequests) -> Filling:
@@ -108,7 +108,7 @@ class Filling:
         """
         catalog = payloads.catalog
         reads = plan_reads(catalog, boxes.tensor, boxes.offsets, boxes.sizes)
-        if len(refused := reads.row[catalog.inflated[reads.row]]):  # before memory is asked for
+        if len(refused := reads.row[catalog.inflated[reads.row]]):  # before memory is allocated
             raise UnsafeError(catalog.not_checked(int(refused[0])))
         have = np.zeros(len(boxes.tensor), np.int64)
         np.add.at(have, reads.request, box.volume(reads.sizes))
@@ -146,7 +146,7 @@ class Filling:
 
         count = 0
         workers = ThreadPoolExecutor(max(1, min(threads, len(spans))))
-        with self.payloads.pool.keeping(), workers as pool:  # reading lets go of the interpreter
+        with self.payloads.pool.keeping(), workers as pool:  # reading releases the GIL
             with closing(portions(pool)) as done:
                 for nbytes in done:
                     count += nbytes
@@ -202,8 +202,8 @@ class _CopyParts:
     """Copies in the files' order: runs of bytes, long ones cut; ``(M,)`` each.
 
     ``number`` counts the parts of a copy, ``run`` is whether it can be read by runs at all (else it is one part).
-    ``source`` and ``dest`` are bytes of the chunk's elements and of the buffer. ``cuts`` are where a thread's portions
-    begin and end.
+    ``source`` and ``dest`` are byte offsets in the chunk's elements and in the buffer. ``cuts`` are where portions
+    of a thread begin and end.
     """
 
     copy: Ints
@@ -218,7 +218,7 @@ class _CopyParts:
     def of(cls, catalog: Catalog, reads: ReadPlan, boxes: BoxRequests, threads: int) -> _CopyParts:
         request, itemsize = reads.request, ITEMSIZE[catalog.dtype[catalog.tensor[reads.row]]]
         stored, wanted = row_major(catalog.sizes[reads.row]), boxes.strides[request]
-        # from the last axis on, what lies side by side on both sides is one run; the axes before are walked
+        # from the last axis on, elements adjacent on both sides form one run; outer axes are iterated
         length, side_by_side, walked = np.ones(len(reads), np.int64), np.ones(len(reads), bool), reads.sizes.copy()
         for axis in range(walked.shape[1] - 1, -1, -1):
             side_by_side &= (reads.sizes[:, axis] == 1) | ((stored[:, axis] == length) & (wanted[:, axis] == length))

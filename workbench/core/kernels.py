@@ -4,9 +4,9 @@
 
     kernel      called from Python; compiled on first use, with every loop that it calls, and kept on disk
     loop        called by kernels alone, its sums in order: the same numbers as numpy's
-    reordered   the same, but sums may be added in any order, which is what makes them wide instructions
+    reordered   the same, but sums may be added in any order, which allows SIMD instructions
 
-numba asks only whether the file of a kernel has changed before it takes one from disk. Here the key covers what a
+numba checks only whether the kernel's own file has changed before it loads one from disk. Here the key covers what a
 kernel calls, too, because formulas may be in another file. If the folder cannot be written, or a file in it is
 damaged, the kernel is compiled again.
 """
@@ -26,7 +26,7 @@ from workbench.core.arrays import Array
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 _njit: Any = numba.njit  # whose stubs know only some of the options
-_REORDERED = {"reassoc", "contract"}  # NaN, infinities and signed zeros are what they are
+_REORDERED = {"reassoc", "contract"}  # NaN, infinities and signed zeros are preserved
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -56,12 +56,12 @@ def ready(array: Array, kind: Any = np.float32) -> Array:
 
 
 class _Cache(FunctionCache):
-    """numba's, for a kernel and all that it calls; what cannot be read or written is compiled again."""
+    """numba's cache, for a kernel and all that it calls; kernels that cannot be read or written are compiled again."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)
-        except Exception:  # a damaged file: pickle raises what it likes
+        except Exception:  # a damaged file: pickle raises any exception
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:

@@ -1,4 +1,4 @@
-"""A read-only mapping whose values are made when somebody looks at them, and kept.
+"""A read-only mapping whose values are created on first access, and kept.
 
 Non-tensor state (configs, schedulers, generator states) can be large and is seldom wanted; its names are.
 """

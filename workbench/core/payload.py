@@ -1,4 +1,4 @@
-"""From a chunk row to its elements: their location in a file, or in memory if a codec has to undo them.
+"""From a chunk row to its elements: their location in a file, or in memory if a codec has to decode them.
 
 ::
 
@@ -8,7 +8,7 @@
                 zstd       │ compressed stream          │     decompressed whole, its size bounded beforehand
                 zstd+zstd  │ compressed node of values  │     … and so is the stream that begins at inner in it
                 latin1     │ UTF-8 of one character a byte │  decoded whole, at most as long as it is stored
-                raw_conj   │ payload │                        the signs of the imaginary parts are turned
+                raw_conj   │ payload │                        the signs of the imaginary parts are flipped
     chunk  =    payload[inner :: strides]  as elements of the raw type (unsigned integers of the element's size)
 """
 
@@ -35,11 +35,11 @@ from workbench.core.storage import SourcePool
 from workbench.core.ziparchive import Item, single_tensor
 from workbench.errors import CorruptError, MissingExtraError, UnsafeError, UnsupportedFormatError, WorkbenchError
 
-EXPANDED = 1024  #: times its stored bytes that a compressed stream may become …
-EXPANDED_LEAST = 1 << 30  #: … if that is more bytes than this
+EXPANDED = 1024  #: a compressed stream may expand to this many times its stored bytes …
+EXPANDED_LEAST = 1 << 30  #: … or to this many bytes, if that is more
 
 Undo = Callable[[Array], Array]
-PART_LIMIT = 8 << 30  #: bytes to which an item may grow of which a chunk is only a part, so that its size is unknown
+PART_LIMIT = 8 << 30  #: bytes to which an item may grow if a chunk is only a part of it and the size is unknown
 HEADERS = 16 << 10  #: bytes that an archive may have around a payload (seen: ~1.6 KB); more costs one more request
 ZIP_OVERHEAD = 1 << 20  #: bytes a torch.save archive of one tensor may need beside its payload (seen: ~1.6 KB)
 
@@ -52,19 +52,19 @@ class Payloads:
     def __init__(self, catalog: Catalog, pool: SourcePool) -> None:
         self.catalog, self.pool = catalog, pool
         self.decoding: Any = None  #: a ``core.decoding.values.Decoding``, where the format has recipes
-        self._reference: tuple[Any, str] | None = None  #: what is sent to workers in its place (core/executors.py)
+        self._reference: tuple[Any, str] | None = None  #: sent to workers instead of the payloads (core/executors.py)
         self._items: dict[tuple[int, int], Item] = {}
         self._unpacked: tuple[tuple[int, int, int], Array] | None = None  # neighbouring slices meet one item often
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Payloads, (self.catalog, self.pool), {"decoding": self.decoding}  # what was read is read again
+        return Payloads, (self.catalog, self.pool), {"decoding": self.decoding}  # reads what was read before again
 
     def over(self, catalog: Catalog) -> Payloads:
         """Return payloads of other tensors in the same files."""
         return Payloads(catalog, self.pool)
 
     def region(self, row: int) -> Region:
-        """Return the chunk's elements in place; of archives the directory is read, of transforms all is undone.
+        """Return the chunk's elements in place; for archives, the directory is read; transforms are decoded whole.
 
         Raises:
             TruncatedError, CorruptError, ChangedError, MissingFileError: the stored item is not valid.
@@ -127,7 +127,7 @@ class Payloads:
         """Return the byte of its file at which the chunk's elements begin, if they are stored row-major and little
         endian.
 
-        ``None`` where they have to be decoded or put in order.
+        Return ``None`` if they have to be decoded or reordered.
 
         Raises:
             as :meth:`region`.
@@ -179,7 +179,7 @@ class Payloads:
         """Fetch bytes ``[first, last)`` of chunks' elements from a store before they are read piece by piece.
 
         Args:
-            rows: ``(N,)`` chunks; those that a codec undoes whole are fetched whole.
+            rows: ``(N,)`` chunks; those that a codec decodes whole are fetched whole.
             first, last: ``(N,)`` bytes of the elements as they are stored.
         """
         if self.pool.at_once == 1:

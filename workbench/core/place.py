@@ -71,7 +71,7 @@ class Files(Protocol):
         """Read the files themselves meanwhile, not what a cache on disk holds of them."""
 
     def again(self) -> Files:
-        """Return the same files, looked at anew."""
+        """Return the same files with fresh identities."""
 
     def above(self) -> Files | None:
         """Return the folder that holds this one, or ``None`` at the top."""
@@ -102,12 +102,12 @@ class Place:
     def _at(self, files: Files) -> None:
         self._files = files
         self.at_once = files.at_once
-        self._first: dict[str, FileStat] = {}  # of each file, at the first look
+        self._first: dict[str, FileStat] = {}  # of each file, when first examined
         self.path, self.root, self.file = files.shown, files.root, files.file
 
     @classmethod
     def of(cls, files: Files) -> Place:
-        """Return the place of files that are found in another way than by a path."""
+        """Return the place of files that are not found by a path."""
         made = cls.__new__(cls)
         made._at(files)
         return made
@@ -143,11 +143,11 @@ class Place:
         return self._files.uncached()
 
     def again(self) -> Place:
-        """Return the same place, looked at anew; for one in a store, with the same connection."""
+        """Return the same place with fresh identities; in a store, with the same connection."""
         return Place.of(self._files.again())
 
     def pinned(self, known: Mapping[str, FileStat]) -> Place:
-        """Return the same place, to be sent to another process: its files must be those that are known."""
+        """Return the same place for another process, which requires the files to be the ones known here."""
         fresh = Place.__new__(Place)
         fresh._at(self._files)
         fresh._first = {**known, **{name: stat for name, stat in self._first.items() if name in known}}
@@ -201,7 +201,7 @@ class Place:
         return found
 
     def ahead(self) -> None:
-        """Announce that a reader is about to look at the files: a store sends what it needs in one round."""
+        """Announce that a reader is about to examine the files: a store sends what it needs in one round."""
         self._files.ahead()
 
     def now(self, relative: str) -> FileStat:
@@ -240,7 +240,7 @@ class Place:
         return jsonsafe.loads(self.read(relative), what=repr(relative))
 
     def check(self) -> None:
-        """Raise ChangedError if a file that was looked at is another one now."""
+        """Raise ChangedError if a file has changed since it was examined."""
         for name, known in self._first.items():
             compared(name, known, stat_or_absent(self, name, fresh=True))
 

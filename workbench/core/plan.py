@@ -1,7 +1,7 @@
 """Read plans: from wanted boxes to copies ``source byte range → destination box``.
 
 A request is a box of one global tensor (a slice, a whole tensor, a rank's piece under another mesh). The plan joins
-all requests with the chunks of their tensors at once and lists one :class:`ReadItem` row a non-empty intersection::
+all requests with the chunks of their tensors at once and lists one :class:`ReadItem` row per intersection::
 
     stored: two chunks            wanted: rows 2:6        copies
     ┌────────┐ 0                                          chunk 0, rows 2:4 → wanted rows 0:2
@@ -82,7 +82,7 @@ def plan_reads(
         tensors: ``(R,)`` tensor of each request.
         offsets, sizes: ``(R, D)`` the wanted boxes, inside the tensors' shapes.
         replica: which copy of replicated boxes to read.
-        partial: allow requests that are not covered (the caller looks at the copies).
+        partial: allow requests that are not covered (the caller checks the copies).
 
     Raises:
         HoleError: some wanted element is stored in no chunk.
@@ -112,7 +112,7 @@ def _file_order(catalog: Catalog, rows: Ints) -> Ints:
     file, start = catalog.file[rows], catalog.start[rows]
     order = np.argsort(start, kind="stable")
     if len(catalog.files) < 1 << 16:
-        file = file.astype(np.uint16)  # which numpy sorts digit by digit
+        file = file.astype(np.uint16)  # numpy sorts these digit by digit
     return order[np.argsort(file[order], kind="stable")]
 
 
@@ -146,7 +146,7 @@ def _check_coverage(
     have = np.zeros(len(tensors), np.int64)
     np.add.at(have, request, box.volume(extent))
     doubtful = have != want
-    # Overlapping copies can hide a hole from the sum; those of chunks without overlap have none.
+    # Overlapping copies can hide a hole from the sum; chunks without overlap have no such copies.
     i, _ = box.overlapping(catalog.tensor[rows], catalog.offsets[rows], catalog.sizes[rows], limit=1)
     if len(i):
         shared = np.zeros(len(catalog), bool)

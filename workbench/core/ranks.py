@@ -1,4 +1,4 @@
-"""The ranks of a job that load together: what one cannot do, none does, and every one says so.
+"""The ranks of a job that load together: if one rank fails, all of them raise its error.
 
 Every rank calls the same collectives in the same order so that an error on one never leaves the others waiting.
 """
@@ -19,7 +19,7 @@ class Ranks:
     Attributes:
         group: the ``torch.distributed`` group, or ``None``.
         rank: number of this process in it.
-        size: how many there are.
+        size: number of ranks.
     """
 
     def __init__(self, process_group: Any = None) -> None:

@@ -44,7 +44,7 @@ def read_selection(payloads: Payloads, tensor: int, selection: Selection, *, rep
     if 0 in shape:
         return np.empty(selection.shape, dtype.raw)
     plan = plan_reads(catalog, np.array([tensor]), offsets, sizes, replica=replica)
-    if len(refused := plan.row[catalog.inflated[plan.row]]):  # before memory is asked for
+    if len(refused := plan.row[catalog.inflated[plan.row]]):  # before memory is allocated
         raise UnsafeError(catalog.not_checked(int(refused[0])))
     out = memory.empty(shape, dtype.raw)
     overlap = int(box.volume(plan.sizes).sum()) > int(box.volume(sizes)[0])
@@ -58,7 +58,7 @@ def read_selection(payloads: Payloads, tensor: int, selection: Selection, *, rep
 def read_boxes(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, *, replica: int = 0) -> Iterator[Array]:
     """Yield boxes of one tensor in the raw type; they are planned together, because planning dominates small boxes.
 
-    Each array is read-only and good until the next one, for its memory is used again.
+    Each array is read-only and valid until the next one, because its memory is reused.
 
     Args:
         offsets, sizes: ``(R, ndim)`` boxes inside the tensor's shape.
@@ -81,7 +81,7 @@ def read_boxes(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, *, r
     with payloads.pool.keeping():
         for at, (first, stop) in enumerate(pairwise(bounds)):
             shape = tuple(sizes[at].tolist())
-            if stored[at] > volumes[at]:  # chunks overlap: what is stored twice must be stored alike
+            if stored[at] > volumes[at]:  # chunks overlap: elements stored twice must be equal
                 part = whole(catalog.shape_of(tensor)).compose(
                     tuple(slice(a, a + n) for a, n in zip(offsets[at].tolist(), shape, strict=True))
                 )
@@ -91,7 +91,7 @@ def read_boxes(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, *, r
             for item in items[first:stop]:
                 if item.row not in known:
                     known[item.row] = payloads.region(item.row)
-                dest: tuple[Any, ...] = (*item.dest, ...)  # of no axes too a view
+                dest: tuple[Any, ...] = (*item.dest, ...)  # a view, also without axes
                 known[item.row][item.source].into(out[dest])
             yield _frozen(out)
 

@@ -9,7 +9,7 @@
             │ q q  │ 20  group 1                   │ q q  │
             │ k v  │ 24                            └──────┘
 
-Each piece is joined with the chunks of its source; what they share becomes a chunk of the target that points into the
+Each piece is joined with the chunks of its source; each intersection becomes a chunk of the target that points into the
 same stored item, by ``inner`` and ``strides``.
 """
 
@@ -38,7 +38,7 @@ class ComposedBox:
         axes: for each axis of the target the source's axis, or ``None`` for a new one of size 1. Axes of the source
             that are not named must have size 1 in the box.
         steps: for each axis of the source, 1 for every element from the first on, 2 for every other …; ``sizes``
-            counts the elements taken. Empty where all are 1.
+            counts the elements taken. Empty if all are 1.
     """
 
     tensor: int

@@ -1,14 +1,14 @@
-"""Elements of a chunk in place: in a file, at strides, or in memory where a codec had to undo them.
+"""Elements of a chunk in place: in a file, at strides, or in memory if a codec had to decode them.
 
 ::
 
     region     shape, strides, first byte            nothing is read
     [box]      the same of a part                    nothing is read
-    into(out)  elements → an array of any strides    dense runs straight into it, others through a scratch buffer
+    into(out)  elements → an array of any strides    dense runs directly, others through a scratch buffer
     load()     elements → memory in the order in which they are stored
 
 Strided elements (a column, every tenth row, a transposed matrix) are read in *spans*: elements closer than the source's
-``gap`` together, those further apart each on its own. So a column of a wide matrix does not read the matrix.
+``gap`` together, those further apart separately. So a column of a wide matrix does not read the matrix.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Sources(Protocol):
         """Return the source with this id."""
 
 
-RUN = 64 << 10  #: bytes from which a run is read straight to where it belongs
+RUN = 64 << 10  #: bytes from which a run is read directly to its destination
 
 
 class Region:
@@ -168,7 +168,7 @@ class Region:
     def gathered(self, low: Sequence[int], high: Sequence[int]) -> tuple[Region, Sequence[int]]:
         """Return a region from which to read many parts of the box ``[low, high)``, and its start.
 
-        Itself, from 0, unless its elements are in another order than row-major: then each part would be read in many
+        It is this region, from 0, unless its elements are not in row-major order: each part would be read in many
         small runs, or with everything in between, and the box is loaded.
         """
         if self.memory is not None or self.ordered:

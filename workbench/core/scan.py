@@ -8,10 +8,10 @@
     caller   states of a group, merged in the order of the tasks, not of completion ──► (group, state)
 
 Tasks are cut by the data alone and merged in their order, so a result does not depend on the number of threads.
-Memory is a few buffers a thread, which are used again: pieces are read into them. A transposed chunk is read a box at a
+Memory is a few reusable buffers per thread, into which pieces are read. A transposed chunk is read a box at a
 time (up to a task's size), and transforms (zstd, text) are undone for a whole chunk.
 
-What to read is a :class:`workbench.core.work.ReadWork`. It may span two catalogs: then a piece holds the same elements
+The work is a :class:`workbench.core.work.ReadWork`. It may span two catalogs: then a piece holds the same elements
 of both, bit for bit as each stores them.
 """
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 Progress = Callable[[float], None]  #: called with the fraction done; cancels the pass by raising
 OnError = Callable[[int, int, WorkbenchError], None]  #: side, chunk row, why
 
-PIECE = 1 << 20  #: bytes of a piece, at most: it stays in a core's cache while several reducers look at it
+PIECE = 1 << 20  #: maximum bytes of a piece: it stays in a core's cache while several reducers read it
 
 
 class Piece(NamedTuple):
@@ -76,7 +76,7 @@ class Piece(NamedTuple):
 
 
 class Reducer(Protocol[S]):
-    """What a pass computes. States of one group merge associatively, across threads, files and machines."""
+    """The computation of a pass. States of one group merge associatively, across threads, files and machines."""
 
     def begin(self, dtype: DType, other: DType | None) -> S:
         """Return an empty state for elements of these types."""
@@ -166,7 +166,7 @@ class _Result(Generic[S]):
 
 
 class _Task(Generic[S]):
-    """What a thread does with a run of boxes."""
+    """The work of a thread on a run of boxes."""
 
     def __init__(self, work: ReadWork, reducer: Reducer[S]) -> None:
         self._work, self._reducer, self._sources = work, reducer, Announcer()
@@ -278,7 +278,7 @@ def _padded(sizes: Array, dims: int) -> Array:
 
 
 class Announcer:
-    """Announces one pass over each file when it is first met, and takes that back at the end.
+    """Announces one pass over each file on its first use, and withdraws that at the end.
 
     Sources are held weakly: the pool closes the files of a thousand ranks one after the other.
     """
@@ -297,7 +297,7 @@ class Announcer:
         return source
 
     def restore(self) -> None:
-        """Undo the announcements at the end of the pass."""
+        """Withdraw the announcements at the end of the pass."""
         for told in self._told.values():
             if (source := told()) is not None:
                 source.advise("normal")

@@ -22,9 +22,9 @@ from workbench.core.arrays import Array, Ints
 from workbench.core.catalog import Catalog
 from workbench.core.payload import Payloads
 
-BLOCK = 4 << 20  #: bytes of a block; part of what a fingerprint is, so never to be changed under its version 1
-TASK = 32 << 20  #: bytes that a thread takes at a time
-PART_COST = 64 << 10  #: bytes that one more tensor is worth
+BLOCK = 4 << 20  #: bytes of a block; part of the definition of fingerprints, so fixed in version 1
+TASK = 32 << 20  #: bytes in one task of a thread
+PART_COST = 64 << 10  #: bytes whose reading costs as much as one more tensor
 
 
 class StreamPart(NamedTuple):

@@ -1,4 +1,4 @@
-"""The files inside an uncompressed tar archive, as a folder that a reader can be given: none is unpacked.
+"""The files inside an uncompressed tar archive, as a folder for readers; nothing is unpacked.
 
 ::
 
@@ -120,7 +120,7 @@ def _pax(data: bytes, what: str, at: int) -> tuple[str, int]:
 
 
 class _MemberSource(Source):
-    """Bytes ``[start, stop)`` of a source as a file of their own."""
+    """Bytes ``[start, stop)`` of a source as a separate file."""
 
     def __init__(self, source: Source, member: TarMember, name: str) -> None:
         self._source, self._start, self._name = source, member.start, name
@@ -155,7 +155,7 @@ class _MemberSource(Source):
 
 
 class TarFiles:
-    """The files of an archive below a folder of it: what :class:`~workbench.core.place.Place` asks of a folder."""
+    """The files of an archive below one of its folders, as a :class:`~workbench.core.place.Place` needs them."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a pass reads: boxes of chunks, in the order of the bytes, each element once.
+"""The reads of a pass: boxes of chunks, in the order of the bytes, each element once.
 
 ::
 
@@ -28,8 +28,8 @@ from workbench.core.plan import tangled
 from workbench.core.runs import Runs
 from workbench.errors import CorruptError
 
-TASK = 32 << 20  #: bytes that a thread takes at a time; larger boxes are cut
-BOX_COST = 64 << 10  #: bytes that one more box is worth: what finding it takes, at the speed of reading
+TASK = 32 << 20  #: bytes in one task of a thread; larger boxes are cut
+BOX_COST = 64 << 10  #: bytes whose reading takes as long as finding one more box
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ReadWork:
     """Boxes to read, in the order of the pass, one row each.
 
     Attributes:
-        group: ``(N,)`` what the box's elements are folded into (by default the tensor).
+        group: ``(N,)`` the group into which the box's elements are folded (by default the tensor).
         offsets, sizes: ``(N, D)`` the box in the coordinates of the first catalog's global tensor.
         sides: one or two catalogs that hold the box.
     """
@@ -89,11 +89,11 @@ def chunk_work(
         payloads: the catalog and its files.
         tensors: which ones; all by default.
         replica: read every element once, from this copy of it; or ``None`` for every chunk as it is stored.
-        group: ``(chunks,)`` what the elements of each chunk row are folded into; by default their tensor.
+        group: ``(chunks,)`` the group into which each chunk row's elements are folded; by default their tensor.
         order: ``file`` (the fastest way over a disk) or ``group`` (few groups unfinished at a time, for large states).
 
     Raises:
-        CorruptError: chunks of a tensor overlap in more ways than are looked at (with a ``replica``).
+        CorruptError: chunks of a tensor overlap in too many ways to examine (with a ``replica``).
     """
     catalog = payloads.catalog
     wanted = np.ones(catalog.chunks, bool) if tensors is None else np.isin(catalog.tensor, tensors)

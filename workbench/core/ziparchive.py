@@ -1,5 +1,5 @@
-"""torch.save's zip archives inside a byte range: where each storage's bytes are, their CRC, and nothing read
-that is not asked for.
+"""torch.save's zip archives inside a byte range: where each storage's bytes are, and their CRC. Only the
+requested bytes are read.
 
 ::
 
@@ -35,7 +35,7 @@ from workbench.errors import CorruptError, UnsupportedFormatError
 # Records that are never empty so that a CRC of 0 was never computed.
 MARKERS = ("byteorder", "version", ".format_version", ".storage_alignment")
 _TEMPLATE_LIMIT = 4096
-# data.pkl → what it says: the chunks of one tensor mostly share it to the byte.
+# data.pkl → its content: the chunks of one tensor mostly have identical ones.
 _TEMPLATES: dict[bytes, TensorRef] = {}
 
 
@@ -163,7 +163,7 @@ def single_tensor(buf: object, *, what: str) -> Item:
 
     Raises:
         CorruptError: no archive of one tensor, or dtype, shape, stride and payload do not fit each other.
-        UnsupportedFormatError: an element type without whole bytes, a tensor of a class of its own, or a
+        UnsupportedFormatError: an element type without whole bytes, a tensor of a special class, or a
         compressed payload.
     """
     archive = read_directory(buf, what=what)
@@ -225,7 +225,7 @@ def lazy_view(tensor: TensorRef, what: str) -> tuple[bool, bool]:
     """Return whether a tensor is a conjugate and whether it is a negative view.
 
     Raises:
-        UnsupportedFormatError: its bytes are not its values in a way that is not known.
+        UnsupportedFormatError: its bytes differ from its values in an unknown way.
     """
     facts = tensor.attrs.get("metadata") or {}
     if not isinstance(facts, dict) or not set(facts) <= {"conj", "neg"} or by_name(tensor.dtype).kind not in "cf":

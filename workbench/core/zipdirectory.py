@@ -1,4 +1,4 @@
-"""The end records and the central directory of a zip archive: what a reader believes about the rest of it.
+"""The end records and the central directory of a zip archive, which describe the rest of it.
 
 ::
 
@@ -167,7 +167,7 @@ def _in_order(rows: list[tuple[int, str, int, int, int, int, int]], stop: int, w
     records: dict[str, ZipRecord] = {}
     for i, (offset, name, method, flags, crc, csize, usize) in enumerate(ordered):
         limit = ordered[i + 1][0] if i + 1 < len(ordered) else stop
-        if offset + 30 + len(name) + csize > limit:  # characters, at most the bytes of the name: exact in `locate`
+        if offset + 30 + len(name) + csize > limit:  # characters, up to the bytes of the name: exact in `locate`
             raise CorruptError(
                 f"{what}: record {name!r} of {csize:,} bytes at byte {offset:,} overlaps the next one at "
                 f"{limit:,}; the file is damaged, or a zip bomb"

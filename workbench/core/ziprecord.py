@@ -31,7 +31,7 @@ MAX_RATIO = 1000  # deflate's own limit is 1,032
 
 
 class ZipRecord(NamedTuple):
-    """A row of the central directory. ``offset`` is of the local header; the payload ends at or before
+    """A row of the central directory. ``offset`` is that of the local header; the payload ends at or before
     ``limit``.
     """
 

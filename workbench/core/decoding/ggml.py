@@ -6,7 +6,7 @@
     Q4_K     │ d │ dmin │ 8 scales and 8 minima of 6 bits │ 128 bytes │        d · scale · q - dmin · min
     IQ2_XXS  │ d │ 8 × (4 indices into a codebook, 4 × 7 sign bits, 4 bits of scale) │
 
-The results equal those of gguf 0.19 bit for bit (and ggml's ``to_float`` where that was compared), which decides the
+The results equal those of gguf 0.19 bit for bit (and ggml's ``to_float`` where that was compared), which dictates the
 order in which factors are multiplied. All are little endian.
 
 A type whose numbers are chosen one by one, the nearest code for each, also has *cells*: the numbers that a code stands
@@ -42,7 +42,7 @@ from workbench.core.dtypes import BLOCKS, by_name
 from workbench.errors import CorruptError
 
 CODES = np.array([by_name(name).code for name in BLOCKS], np.uint8)  #: codes of the block types
-HALF = (2.0**-11, 2.0**-25)  #: what rounding to float16 may cost: of the number itself, or of any subnormal one
+HALF = (2.0**-11, 2.0**-25)  #: error of rounding to float16: relative, and absolute for subnormal numbers
 _NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 _WHOLE = np.arange(-128, 128, dtype=np.float32)  #: integers; a slice of it is the table of a type
 _SIGNED = np.arange(256).astype(np.uint8).view(np.int8).astype(np.float32)  #: of bytes as ``int8``
@@ -66,7 +66,7 @@ def decode(name: str, data: Array) -> Array:
 
 
 def cells(name: str, data: Array) -> Array:
-    """Return the numbers that the elements of whole blocks stand for: ``(N, 2) float32``, from and to.
+    """Return the range of numbers that each element of whole blocks represents: ``(N, 2) float32``, from and to.
 
     Both ends allow for the rounding of a scale to float16 after the codes were chosen.
 
@@ -94,10 +94,10 @@ class _CodeGrid:
     Attributes:
         d: the float16 (or, of some types, exact number) that scales a block.
         codes: ``uint8`` of each element; the last axis is a run.
-        table: ``float32`` that a code means, its level.
+        table: the ``float32`` value of each code, its level.
         ends: the first and the last level.
-        times: what multiplies ``d`` in each run.
-        least: what is subtracted.
+        times: the factor of ``d`` in each run.
+        least: the number to subtract.
         levels: all levels in order; those of integers are one apart.
         loose: how many steps beyond the first or the last level a number may be that became it; ``None`` if these were
             fitted: then as many as the run has, and what it loses by the rounding of ``times``; ``ranges`` times that.
@@ -132,7 +132,7 @@ class _CodeGrid:
     def cells(self) -> Array:
         """Return the ends of each element's cell, ``(N, 2)``."""
         level, times = self.table[self.codes], np.abs(self.times)
-        off = np.abs(self.d) * HALF[0] + HALF[1]  # what the float16 may be off by
+        off = np.abs(self.d) * HALF[0] + HALF[1]  # the error of the float16
         step = np.broadcast_to((np.abs(self.d) + off) * times, level.shape)
         below: Array | float = 0.5
         above: Array | float = 0.5
@@ -170,7 +170,7 @@ class _Codewords:
         book: ``(rows, 4 or 8) float32``.
         indices: of its rows, ``(…, rows of a run)``.
         signs: ``uint8``, a byte of signs for eight elements, low bit first; set means negative.
-        delta: what is added to each row, ``float32`` of the shape of ``indices`` or one of each run.
+        delta: the number to add to each row, ``float32`` of the shape of ``indices``, or one per run.
     """
 
     d: Array

@@ -47,11 +47,11 @@ class Codes:
     Attributes:
         key: the stored tensor.
         dtype: its element type, if each element is one number.
-        bits: of a packed number, 0 if each element is one.
+        bits: bits of a packed number; 0 if each element is one number.
         kind: ``u`` unsigned, ``e2m1``, ``e2m1+`` (without a negative zero), ``high`` (four bits, the high nibble first,
             an index into ``table``).
-        offset: what is subtracted from an unsigned number.
-        table: stored tensor of 16 ``float32`` that an index means.
+        offset: the number to subtract from an unsigned number.
+        table: stored tensor of the 16 ``float32`` values that an index selects.
     """
 
     key: str
@@ -62,7 +62,7 @@ class Codes:
     table: str = ""
 
     def read(self, stored: StoredParts, first: int, stop: int) -> tuple[Array, Array]:
-        """Return elements ``[first, stop)`` as ``uint8``, and the ``float32`` numbers that those mean."""
+        """Return elements ``[first, stop)`` as ``uint8``, and the table of the ``float32`` numbers that they mean."""
         if not self.bits:
             return stored.elements(self.key, first, stop).reshape(-1), widened(_BYTES, by_name(self.dtype))
         element = 8 * stored.itemsize(self.key)
@@ -88,7 +88,7 @@ class Scaled:
         out: type of the result.
         total: a scale of one element, by which the scales are divided (``divide``) or multiplied.
         bias: a tensor of biases, like the scales; the product is rounded before it is added.
-        factor: a number that the product is multiplied with.
+        factor: a number by which the product is multiplied.
         zeros: a tensor like the scales that is subtracted from the codes; ``int8``, or packed down the rows in words of
             ``codes.bits``.
         groups: a tensor of the group of each column, unless it has a -1.
@@ -174,7 +174,7 @@ class Transposed:
         outputs, bits: of the weight.
         group: inputs that share a scale, one after the other.
         named: tensor of the group of each input instead, if any.
-        more: what is added to the zeros, modulo ``2 ** bits``: 1 for GPTQ in its first version.
+        more: the number to add to the zeros, modulo ``2 ** bits``: 1 for GPTQ in its first version.
         carry: whether a zero that overflows carries into the next one of its word.
         awq: whether the words are AWQ's.
     """

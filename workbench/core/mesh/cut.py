@@ -29,7 +29,7 @@ class Locals:
 
     Attributes:
         tensor: ``(L,)`` which global tensor.
-        rank: ``(L,)`` who holds it.
+        rank: ``(L,)`` the rank that holds it.
         copy: ``(L,)`` 0 for the first rank that holds these elements; each rank that holds them has another number.
         ndim: ``(L,)``.
         shape: ``(L, D)`` of the local tensor, padded with 1.
@@ -70,7 +70,7 @@ def cut(shapes: Ints, ndim: int, steps: Sequence[tuple[Placement, int]], coordin
     Args:
         shapes: ``(T, D)`` global shapes, padded with 1.
         ndim: axes that they have, all the same.
-        steps: placements in the order they are applied, each with the size of its mesh axis; one a mesh axis.
+        steps: placements in the order they are applied, each with the size of its mesh axis; one per mesh axis.
         coordinates: ``(R, len(steps))`` of each rank along these mesh axes.
 
     Returns:
@@ -149,7 +149,7 @@ class _Axis(NamedTuple):
     size: Ints
     at: Ints
     length: Ints
-    single: bool  # one run a local tensor, perhaps empty
+    single: bool  # one run per local tensor, perhaps empty
 
     @classmethod
     def whole(cls, length: Ints) -> _Axis:

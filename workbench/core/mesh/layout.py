@@ -19,7 +19,7 @@ class TensorLayout:
 
     Attributes:
         steps: axis and placement in the order they are applied; the tensor is copied along the other axes.
-        why: which rule says so.
+        why: the rule that placed it.
     """
 
     steps: Steps
@@ -37,7 +37,7 @@ class PlacementRule:
         pattern: the expression.
         placements: by mesh axis, applied in the order written, axes that are not named staying as they are; or one
             placement for each axis of the mesh, as a DTensor has them.
-        role: of this role only; by default of every role, as states follow their parameter.
+        role: applies to this role only; by default to every role, because states follow their parameter.
     """
 
     pattern: str

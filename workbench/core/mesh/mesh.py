@@ -24,7 +24,7 @@ import numpy as np
 from workbench.core.arrays import Ints
 from workbench.errors import UsageError
 
-MAX_RANKS = 1 << 20  #: ranks; more are a typing error
+MAX_RANKS = 1 << 20  #: more ranks than this are a typing error
 
 
 class Mesh:
@@ -149,7 +149,7 @@ class Mesh:
         """Return the rank at a coordinate; axes that are not named are at 0.
 
         Raises:
-            UsageError: an axis that the mesh has not, or a coordinate beyond it.
+            UsageError: an axis that the mesh does not have, or a coordinate beyond it.
         """
         found = 0
         for name in coordinate:
@@ -166,7 +166,7 @@ class Mesh:
         order.
 
         Raises:
-            UsageError: an axis that the mesh has not.
+            UsageError: an axis that the mesh does not have.
         """
         mine = sorted(self._position(axis) for axis in axes)
         rest = [position for position in range(len(self.axes)) if position not in mine]

@@ -1,4 +1,4 @@
-"""The globals that a pickle may name without being called foreign, and what each of them makes.
+"""The globals that a pickle may name without being reported as foreign, and the result of each.
 
 ::
 
@@ -16,7 +16,7 @@ Everything else becomes an `Opaque` too, but is reported. What a hostile pickle 
     GLOBAL builtins bytearray · 10**12 · REDUCE          a terabyte from 30 bytes
     GLOBAL builtins tuple · range(10**12) · REDUCE       the same
     GLOBAL builtins set · [a tuple of 2**60 paths]       hashing it takes for ever
-    GLOBAL builtins list · a list of a million · × 5000  copies of what is there once: charged to the budget
+    GLOBAL builtins list · a list of a million · × 5000  copies of one object: charged to the budget
     GLOBAL builtins str · a list of 2**60 paths          so does writing it down
 
 All are one REDUCE away, so these take only the argument types that real picklers emit and raise TypeError or
@@ -51,7 +51,7 @@ from workbench.core.pickles.standins import (
 )
 
 HASH_BUDGET = 1000  # elements that hashing one key may visit
-SLICE = 500  # keys hashed between two looks at the clock
+SLICE = 500  # keys hashed between two checks of the clock
 
 
 def sequence(kind: Callable[..., object]) -> Callable[..., object]:

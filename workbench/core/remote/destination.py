@@ -24,7 +24,7 @@ from workbench.core.source import FileStat
 from workbench.errors import ChangedError, MissingFileError, NotACheckpointError, OpenError, UsageError, WriteError
 
 R = TypeVar("R")
-#: Time that a request may take: the answer to a part comes after all of it was sent, to a copy after it was made.
+#: Time limit of a request: a part is answered after all of it was sent, a copy after it was made.
 PATIENCE = timedelta(minutes=5)
 
 
@@ -120,8 +120,8 @@ class Destination:
         """Send a file, in parts that the store checks and that are sent again one by one; not in the main thread.
 
         Args:
-            stop: when it is set, the object is given up; what was sent of it is removed.
-            sent: called with the number of bytes of each part that is handed over.
+            stop: when it is set, the object is abandoned and its sent parts are removed.
+            sent: called with the number of bytes of each part that is passed on.
 
         Returns:
             the identity of the object.
@@ -156,7 +156,7 @@ class Destination:
         rest = counted()
         self._connection.traffic.count(requests=1)
         try:
-            for part in rest:  # what fits into one request is sent as one, whatever was expected
+            for part in rest:  # an object that fits into one request is sent in one, whatever size was expected
                 first.append(part)
                 if size > SENT_AT_ONCE:
                     break
@@ -176,7 +176,7 @@ class Destination:
         self._asked(lambda: together(lambda one: self._objects.copy(*one), pairs))
 
     def remove(self, keys: Sequence[str]) -> None:
-        """Remove objects, those that are there."""
+        """Remove those of the objects that exist."""
         if keys:
             self._asked(lambda: self._objects.remove(list(keys)))
 
@@ -187,7 +187,7 @@ class Destination:
             held: by name, the identity of a file, its key in the bucket or else its path on disk, and which of these.
             file: the name of a target that is one object.
         """
-        connection = self._connection.again(cached=False)  # what was sent is to be read back
+        connection = self._connection.again(cached=False)  # the sent objects are to be read back
         at = self._at if file is None else self._at.above()
         prefix = f"{at.key}/" if at.key else ""
         connection.objects = _Scattered(self._objects, {prefix + name: one for name, one in held.items()})
@@ -200,12 +200,12 @@ class Destination:
         try:
             try:
                 asked = alone(call)
-            except RuntimeError:  # the interpreter is ending, and no thread begins any more
+            except RuntimeError:  # the interpreter is shutting down and starts no threads
                 return call()
             return asked.result()
         except WriteError:
             raise
-        except NotACheckpointError as error:  # what a missing bucket is to who reads
+        except NotACheckpointError as error:  # as a reader sees a missing bucket
             raise WriteError(str(error)) from None
         except OpenError as error:
             raise WriteError(f"{self.shown!r} cannot be written: {error}") from None

@@ -1,4 +1,4 @@
-"""URLs of checkpoints: scheme, host and key, and what of them may be shown."""
+"""URLs of checkpoints: scheme, host and key, and which of their parts may be shown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 from workbench.errors import NotACheckpointError, UsageError
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-#: Names that stores go by → the one used here.
+#: Aliases of stores → the name used here.
 ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "azure": "az"}
 
 
@@ -89,7 +89,7 @@ def with_options(options: Mapping[str, Any] | None, *paths: Any) -> Iterator[Non
     """Open every URL with these storage options meanwhile, unless a call gives others; paths on disk ignore them.
 
     Args:
-        paths: what the caller was given: paths, URLs, lists of them, or anything else, such as open checkpoints.
+        paths: the caller's arguments: paths, URLs, lists of them, or anything else, such as open checkpoints.
 
     Raises:
         UsageError: there are options, and none of the paths is a URL.
@@ -110,7 +110,7 @@ def with_options(options: Mapping[str, Any] | None, *paths: Any) -> Iterator[Non
 
 def keep_options(options: Mapping[str, Any]) -> None:
     """Open every URL with these storage options from now on, in all threads, unless a call gives others: a server's
-    threads do not inherit what :func:`with_options` gives.
+    threads do not inherit the options of :func:`with_options`.
     """
     global _kept
     _kept = dict(options)
