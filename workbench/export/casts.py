@@ -23,9 +23,9 @@ from workbench.core.arrays import Array
 from workbench.core.dtypes import DType, by_name
 from workbench.errors import UnsupportedFormatError
 
-GRAIN = 32_768  #: elements up to which torch starts no threads of its own (``at::internal::GRAIN_SIZE``)
-FLOATS = ("bfloat16", "float16", "float32")  #: what can be written
-SOURCES = (*FLOATS, "float64")  #: what is cast; integers and the 8-bit floats (which have scales) stay as they are
+GRAIN = 32_768  #: elements up to which torch starts no threads (``at::internal::GRAIN_SIZE``)
+FLOATS = ("bfloat16", "float16", "float32")  #: types that can be written
+SOURCES = (*FLOATS, "float64")  #: types that are cast; integers and 8-bit floats (which have scales) stay unchanged
 
 
 @dataclass

@@ -51,9 +51,9 @@ from workbench.export.writers.safetensors import MAX_SHARD_SIZE
 if TYPE_CHECKING:
     from workbench.export.hf.convert import Renamed
 
-#: Objects that say how the source is stored or was written, nothing of the model or its training.
+#: Objects that describe how the source is stored or was written, not the model or its training.
 _HOW_STORED = re.compile(r"__metadata__|save_log|.*\.safetensors\.index")
-#: Kind of tensor, as in a catalog's ``meta`` → what objects say about it, and what needs no objects.
+#: Kind of tensor, as in a catalog's ``meta`` → what objects describe it, and what needs no objects.
 _DESCRIBED = {
     "quantised": (
         "has a quantised torch dtype, and its scale, zero point and scheme",
@@ -322,7 +322,7 @@ def _check_store(
     for one in sources:
         if not one.place.local:
             _check_apart(one.path, store.shown)
-    if dry_run and not overwrite:  # otherwise asked once the target is ours
+    if dry_run and not overwrite:  # otherwise checked once this run has the target
         there = store.files(store.key) if folder else store.stat(store.key)
         if there and not (isinstance(there, dict) and UNFINISHED in there):
             raise exists(store.shown)
@@ -379,7 +379,7 @@ def _stranger(place: Place, known: str) -> str | None:
 
 
 def _write(made: Staging, job: ExportJob, threads: int | None, progress: Progress | None) -> list[list[Written]]:
-    """Write every file, and make the names durable."""
+    """Write every file, and sync the names."""
     paths = _paths(made, job)
     inner = sorted({os.path.dirname(path) for path in paths} - {made.path}) if made.folder else []
     for path in inner:
@@ -411,7 +411,7 @@ def _send(
     verify: bool,
     manifest: bool,
 ) -> tuple[list[list[Written]], list[str]]:
-    """Write every file on disk and send it: data, then small files, last what makes it a checkpoint."""
+    """Write every file on disk and send it: data, then small files, last the files that make it a checkpoint."""
     files = range(len(job.maps))
     last = [at for at in files if re.fullmatch(made_by.marker, job.maps[at].name)]
     aside = verify and not last  # a tensor file is the last: it is not shown before it was read back

@@ -10,8 +10,8 @@ Readers make a catalog and never read tensor bytes; a *writer makes file maps an
            │ up    0:704  │   box 1: up_proj   rows 0:704  → its rows 704:1408
            └──────────────┘
 
-A piece whose bytes are known beforehand (scales, an object) is a *literal*: it has a name, a type and a shape as any
-other, and its bytes in :attr:`Pieces.literal`. Writers need not know; the pass writes, hashes and checks it.
+A piece whose bytes are known beforehand (scales, an object) is a *literal*: it has a name, a type and a shape like
+any other, and its bytes in :attr:`Pieces.literal`. Writers need not know; the pass writes, hashes and checks it.
 
 The size of every file is known before its first byte. A format whose directory holds checksums (zip) gives the bytes
 that depend on them afterwards, through ``finish``.
@@ -52,8 +52,8 @@ class Pieces:
     """Named local tensors, ``P`` of them, made of ``B`` boxes of source tensors.
 
     Attributes:
-        names: as the target calls them.
-        dtype: ``(P,) uint8`` codes of :mod:`workbench.core.dtypes`, as written; another than the source's is a cast.
+        names: their names in the target.
+        dtype: ``(P,) uint8`` codes of :mod:`workbench.core.dtypes`, as written; a cast if the source's differs.
         ndim: ``(P,)`` axes.
         shape: ``(P, D)`` elements, padded on the right with 1.
         piece: ``(B,)`` which piece a box belongs to, ascending.
@@ -151,7 +151,7 @@ class FileMap:
         literals: ``(start, bytes)`` known beforehand: headers, directories, copies of small files.
         pieces: the tensors in it.
         start: ``(P,)`` byte at which each piece begins.
-        finish: makes the bytes that depend on the pieces' CRCs; without it no CRC is computed.
+        finish: returns the bytes that depend on the pieces' CRCs; without it no CRC is computed.
     """
 
     name: str
@@ -169,7 +169,7 @@ class FileMap:
 
     def of_pieces(self, index: Ints) -> FileMap:
         """Return the map of some of the pieces, for a worker that writes them: without literals, and with a mark in
-        place of ``finish``, which is called where the file is made.
+        place of ``finish``, which is called where the file is created.
         """
         finish = None if self.finish is None else _elsewhere
         return FileMap(self.name, self.size, (), self.pieces.take(index), self.start[index], finish)
@@ -178,7 +178,7 @@ class FileMap:
         """Raise unless every literal and every piece is inside the file and no two share a byte.
 
         Raises:
-            UsageError: a writer's arithmetic is wrong; says which bytes.
+            UsageError: a writer's arithmetic is wrong; the message names the bytes.
         """
         for at, data in self.pieces.literal.items():
             if len(data) != self.pieces.nbytes[at]:

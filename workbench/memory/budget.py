@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PARTS = ("weights", "grads", "master", "moments")
-#: The lowest sharding stage at which each of PARTS is shared out over data parallel ranks.
+#: The lowest sharding stage at which each of PARTS is sharded over data parallel ranks.
 SHARED_FROM = (3, 2, 1, 1)
 
 
@@ -65,7 +65,7 @@ class Budget(Shown):
         parameters: number of parameters, each counted once.
         choices: every layout that was tried; those that fit come first, the smallest first.
         chosen: the smallest layout that fits; if none does, the one whose largest rank is smallest.
-        ranks: of ``chosen``, one row a rank: rank pp dp ep tp weights grads master moments nbytes.
+        ranks: the ranks of ``chosen``, one row each: rank pp dp ep tp weights grads master moments nbytes.
         notes: assumptions, and what is not counted.
     """
 

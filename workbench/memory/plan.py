@@ -20,9 +20,9 @@ from workbench.memory.precision import Precision
 if TYPE_CHECKING:
     import pandas as pd
 
-NODE = 8  #: GPUs that tensor parallelism is tried over, unless asked for: those of one machine
+NODE = 8  #: largest tp that is tried by default: the GPUs of one machine
 STAGES = (0, 1, 2, 3)
-TRIED = 4096  #: layouts that are looked at, about
+TRIED = 4096  #: approximate number of layouts that are tried
 MAX_GB = 1e6  #: of one GPU
 NOT_COUNTED = "activations, temporary buffers, allocator overhead and, at stage 3, gathered weights are not counted"
 
@@ -54,9 +54,9 @@ def plan_memory(
         gpus: number of GPUs available.
         memory_gb: memory of each GPU, in 10⁹ bytes.
         tp, pp, dp, ep: fixed sizes, if any; ``dp`` counts data parallel ranks, ``ep`` is a part of them.
-        stage: what is sharded over data parallel ranks, by rows as in FSDP2: 0 nothing, 1 moments and masters, 2
+        stage: the state sharded over data parallel ranks, by rows as in FSDP2: 0 nothing, 1 moments and masters, 2
             gradients too, 3 weights too.
-        precision: types; by default stored weights, gradients alike, fp32 masters and two fp32 moments.
+        precision: types; by default weights as stored, gradients of the same types, fp32 masters and two fp32 moments.
         reserve_gb: memory of each GPU reserved for activations and everything else, in 10⁹ bytes.
         rules: placements, as for resharding.
         progress: called with the fraction of layouts tried; raise an exception to cancel.
@@ -89,7 +89,7 @@ def plan_memory(
         mesh, mine, _ = pieces(a, b, d)
         for one in STAGES if stage is None else (stage,):
             if stage is None and c == 1 and one > 0:
-                continue  # nothing to share out
+                continue  # nothing to shard
             choices.append(_choice(mine, mesh, c, one, room))
     if not choices:
         asked = ", ".join(f"{n}={v}" for n, v in zip(("tp", "pp", "dp", "ep"), fixed, strict=True) if v is not None)

@@ -1,7 +1,7 @@
-"""How frameworks name and fuse one and the same weight: tensors as boxes of *atoms*.
+"""How frameworks name and fuse the same weights: tensors as boxes of *atoms*.
 
-An atom is a weight nobody fuses further, under its Hugging Face name without the leading ``model.``. A link says which
-box of a stored tensor is which box of an atom; two checkpoints meet in the atoms, whatever each of them fuses::
+An atom is the smallest unfused weight, under its Hugging Face name without the leading ``model.``. A link says which
+box of a stored tensor is which box of an atom; atoms make two checkpoints comparable, whatever each of them fuses::
 
     Megatron                                              atoms                        Hugging Face
     decoder.layers.3.self_attention.linear_qkv.weight ──▶ layers.3.self_attn.q_proj  ◀── model.layers.3.self_attn.q_proj
@@ -25,7 +25,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Heads, query groups, rows a head and vocabulary; ``None`` where no file says."""
+    """Heads, query groups, rows per head and vocabulary; ``None`` if no file states it."""
 
     heads: int | None = None
     groups: int | None = None
@@ -48,8 +48,8 @@ class Link:
         offsets, sizes: the box in the tensor's axes.
         at: first element in the atom, in the atom's axes.
         axes: the tensor's axis for each axis of the atom; the others have size 1 in the box.
-        steps: in the tensor, for each of its axes: 2 if the box has every other element; empty where all are 1.
-        more: what the tensor's elements are larger by than the atom's.
+        steps: in the tensor, for each of its axes: 2 if the box has every other element; empty if all are 1.
+        more: the number by which the tensor's elements exceed the atom's.
     """
 
     atom: str

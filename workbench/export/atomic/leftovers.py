@@ -1,4 +1,4 @@
-"""What runs into the same target that failed left next to it: resumed, put back, or removed."""
+"""Leftovers of failed exports next to a target: resumed, restored, or removed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from workbench.errors import WriteError
 from workbench.export.atomic import journal, owners
 from workbench.export.atomic.writing import writing
 
-TEMP = ".tmp-"  #: folders in which a target is made
-ASIDE = ".old-"  #: what a target had been, where names cannot be exchanged
-GONE = ".gone-"  #: being removed: must not be resumed or put back while half of it is gone
+TEMP = ".tmp-"  #: folders in which a target is written
+ASIDE = ".old-"  #: the previous state of a target, if names cannot be exchanged
+GONE = ".gone-"  #: being removed: must not be resumed or restored once it is incomplete
 
 
 def beside(target: str, kind: str, token: str) -> str:
@@ -23,10 +23,10 @@ def beside(target: str, kind: str, token: str) -> str:
 
 
 def clean(target: str) -> list[str]:
-    """Remove what dead runs into the same target left behind, and restore what they had moved aside.
+    """Remove the leftovers of dead runs into the same target, and restore what they had moved aside.
 
     Returns:
-        the names that are gone.
+        the names that were removed.
     """
     gone = []
     for kind in (ASIDE, TEMP, GONE):

@@ -1,4 +1,4 @@
-"""Writes that either happen whole or say which file failed."""
+"""Writes that either complete or name the file that failed."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@
     args  num_query_groups rotary_base swiglu …  ─────────▶ config.json
 
 Box arithmetic on the catalog: no weight is read or copied. Anything that cannot be determined for certain is an error
-that names it,
-never a guess: a model with one layer in the wrong order of rows loads, and talks nonsense.
+that names it, never a guess: a model with one layer in the wrong order of rows loads, and generates nonsense.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _VOCABULARY = ("embed_tokens.weight", "lm_head.weight", "lm_head.bias")
 _COMPUTED = ("rope.freqs", "rotary_emb.inv_freq")  #: tables that old versions stored
 _WEIGHTS = ("bfloat16", "float16", "float32", "float64")
 _UNKNOWN = "not a weight of the Llama family"
-MAX_TOLD = 3  #: tensors that an error names
+MAX_TOLD = 3  #: maximum number of tensors that an error names
 
 
 @dataclass(frozen=True, eq=False)
 class Renamed:
     """Attributes:
     ckpt: the same bytes under Hugging Face's names, lazy like any checkpoint.
-    config: ``config.json`` of the model; ``None`` where a fact that it needs is not stored, or no class has these
+    config: ``config.json`` of the model; ``None`` if a required fact is not stored, or no class has these
         weights.
     notes: what was cut, and why there is no config.
     left: stored keys that have no place in the model, and why.
@@ -59,8 +58,8 @@ def as_hf(ckpt: Checkpoint, config: Mapping[str, Any] | None = None) -> Renamed:
     under the wrappers of FSDP, DCP and others.
 
     Args:
-        config: fields of the model's ``config.json``, for facts that the checkpoint does not store (rows a head, above
-            all); with a ``model_type`` it is the complete config of the result.
+        config: fields of the model's ``config.json``, for facts that the checkpoint does not store (mainly rows per
+            head); with a ``model_type`` it is the complete config of the result.
 
     Raises:
         UsageError: the names follow no known convention, or a parameter's place cannot be determined for certain.
@@ -90,7 +89,7 @@ def as_hf(ckpt: Checkpoint, config: Mapping[str, Any] | None = None) -> Renamed:
     if not own or stacked:
         _check(ckpt, atoms, shapes)
         mixtral = is_mixtral(set(shapes))
-    else:  # whatever class it is, its names stay
+    else:  # its names stay, whatever its class
         mixtral = any(fqn is not None and ".block_sparse_moe." in fqn for fqn in ckpt.fqns)
     notes = _cut_padding(atoms, shapes, known.geometry.vocab) if name == "Megatron" else []
     names = {atom: hf_name(atom, mixtral) for atom in atoms}
@@ -173,7 +172,7 @@ def _shape(atom: str, pieces: list[ComposedBox]) -> tuple[int, ...]:
 def _cut_padding(
     atoms: dict[str, list[ComposedBox]], shapes: dict[str, tuple[int, ...]], vocab: int | None
 ) -> list[str]:
-    """Take the rows away that only pad the vocabulary, where its true size is stored; in place."""
+    """Remove the rows that only pad the vocabulary, if its true size is stored; in place."""
     notes = []
     for atom in _VOCABULARY:
         rows = shapes[atom][0] if atom in shapes else 0
@@ -190,7 +189,7 @@ def _cut_padding(
 
 
 def _clipped(piece: ComposedBox, rows: int) -> ComposedBox:
-    """Return a piece without what is beyond the target's first ``rows``."""
+    """Return a piece without the rows beyond the target's first ``rows``."""
     axis = piece.axes[0]
     assert axis is not None
     sizes = list(piece.sizes)

@@ -1,4 +1,4 @@
-"""What a checkpoint stores of its model beside the weights, in the words of Hugging Face's ``config.json``.
+"""The facts about a model that a checkpoint stores beside the weights, in the terms of Hugging Face's ``config.json``.
 
 ::
 
@@ -24,9 +24,9 @@ from workbench.names.frameworks import Geometry
 @dataclass(frozen=True)
 class ModelFacts:
     """Attributes:
-    geometry: heads, query groups, rows a head, rows of the vocabulary without padding.
+    geometry: heads, query groups, rows per head, rows of the vocabulary without padding.
     fields: entries of ``config.json``.
-    unlike: why no class of transformers computes what this model computes.
+    unlike: why no class of transformers computes the same as this model.
     refused: why the rows of the weights are not those that transformers expects.
     """
 
@@ -62,7 +62,7 @@ def _stored(ckpt: Checkpoint) -> ModelFacts:
 
 # ---- Megatron --------------------------------------------------------------------------------------------------------
 
-#: Arguments that must have one of these values, where they are stored, for a class of the Llama family to fit.
+#: Arguments that must have one of these values, if they are stored, for a class of the Llama family to fit.
 _LIKE_LLAMA: dict[str, tuple[Any, ...]] = {
     "normalization": ("RMSNorm", "rmsnorm"),
     "rotary_percent": (1.0, None),
@@ -87,7 +87,7 @@ _LIKE_LLAMA: dict[str, tuple[Any, ...]] = {
     "moe_apply_probs_on_input": (False,),
     "swiglu": (True,),
 }
-#: Arguments that change what the stored numbers are; none of them is undone by cutting.
+#: Arguments that change the stored numbers; cutting does not undo them.
 _REFUSED = {
     "rotary_interleaved": "interleaved rotary pairs",
     "layernorm_zero_centered_gamma": "norms are stored less 1",
@@ -157,7 +157,7 @@ def _vocabulary(args: Mapping[str, Any]) -> int | None:
     if size is None:
         return None
     if args.get("tokenizer_type") in ("NullTokenizer", "NullMultimodalTokenizer"):
-        size += 1  # it adds the end of a document to the size it was given
+        size += 1  # it adds an end-of-document token to the given size
     padded, unit = _count(args, "padded_vocab_size"), _count(args, "make_vocab_size_divisible_by")
     if padded and unit:
         unit *= _count(args, "tensor_model_parallel_size") or 1

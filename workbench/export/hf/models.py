@@ -1,4 +1,4 @@
-"""Which class of transformers a set of weights is, proved by its names and shapes, and that class's ``config.json``.
+"""The transformers class of a set of weights, proved by their names and shapes, and that class's ``config.json``.
 
 ::
 
@@ -11,7 +11,7 @@
         –           yes          –      yes        yes              Qwen2MoeForCausalLM
       both or none              yes     yes         –               Qwen3MoeForCausalLM
 
-A config is made only of stored facts, and only where every weight of the class is there in its shape and none besides.
+A config is made only of stored facts, and only if exactly the weights of the class exist, each in its shape.
 Source: transformers 5.23; the fields are those that 4.x reads too (``torch_dtype``, ``rope_theta`` at the top).
 """
 
@@ -71,7 +71,7 @@ def model_config(shapes: Shapes, facts: ModelFacts, dtype: str | None) -> tuple[
 
     Args:
         shapes: shape of every atom.
-        dtype: the one element type of all, as torch calls it; ``None`` where they differ.
+        dtype: torch's name of the common element type; ``None`` if they differ.
     """
     name, traits = _class(set(shapes))
     if name is None:
@@ -103,7 +103,7 @@ def model_config(shapes: Shapes, facts: ModelFacts, dtype: str | None) -> tuple[
             + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else "")
         ]
     made = {"architectures": [name], "model_type": _TYPES[name], **sizes, **fields, **_flags(name, traits, sizes)}
-    # unknown, and not the numbers that a class has by default
+    # unknown: the class's defaults would be wrong
     made |= {token: fields.get(token) for token in ("bos_token_id", "eos_token_id", "pad_token_id")}
     return made | ({"torch_dtype": dtype} if dtype else {}), []
 

@@ -93,7 +93,7 @@ def _whole(atom: str, tensor: int, shape: tuple[int, ...], swapped: bool = False
 
 # ---- Megatron --------------------------------------------------------------------------------------------------------
 
-#: Names before megatron-core, and what they are called now.
+#: Names before megatron-core → current names.
 _OLD = [
     (re.compile(pattern), new)
     for pattern, new in (

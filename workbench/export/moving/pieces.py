@@ -26,7 +26,7 @@ from workbench.export.sharding.target import Target
 
 @dataclass(frozen=True, eq=False)
 class Chunks:
-    """What one rank writes of a checkpoint whose files hold boxes of global tensors: ``P`` pieces, a box each.
+    """The part of one rank in a checkpoint whose files hold boxes of global tensors: ``P`` pieces, a box each.
 
     Attributes:
         pieces: under the names of their tensors, in the shapes of their boxes.
@@ -48,11 +48,11 @@ def whole_pieces(selection: ExportSelection) -> Pieces:
 def rank_pieces(selection: ExportSelection) -> list[tuple[Pieces, Locals]]:
     """Return the local tensors of each rank, in the order of the selection, and the boxes they are made of.
 
-    A rank that holds nothing of a tensor has no piece of it; one whose share is empty has an empty piece.
+    A rank that does not hold a tensor has no piece of it; a rank whose share is empty has an empty piece.
     ``locals.tensor`` are positions in the selection.
 
     Raises:
-        UnsupportedFormatError: a local tensor is a range of a flattened one, which has no shape of its own.
+        UnsupportedFormatError: a local tensor is a range of a flattened one, which has no shape.
     """
     found = _locals(selection)
     flat = found.ndim != selection.catalog.ndim[selection.tensors[found.tensor]]
@@ -72,7 +72,7 @@ def chunk_pieces(selection: ExportSelection) -> list[Chunks]:
     np.maximum.at(copies, found.tensor, found.copy + 1)
     mine = found.copy == found.tensor % np.maximum(copies[found.tensor], 1)
     ranks = _by_rank(selection, _take(found, np.flatnonzero(mine)))
-    # a tensor without elements is an empty chunk of the first rank, or nothing would say that it is there
+    # a tensor without elements is an empty chunk of the first rank; otherwise nothing would show that it exists
     shapes = selection.catalog.shape[selection.tensors].astype(np.int64)
     empty = np.flatnonzero(box.volume(shapes) == 0)
     return [_boxes(selection, part, empty if rank == 0 else empty[:0]) for rank, part in enumerate(ranks)]

@@ -1,4 +1,4 @@
-"""What a pass has done so far: units make pieces, pieces make files."""
+"""The progress of a pass: units make up pieces, and pieces make up files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from workbench.export.moving.units import Done
 
 
 class ExportResults:
-    """Pieces of all files are numbered through here, as units have them.
+    """The results so far. Pieces of all files are numbered consecutively, as in units.
 
     Attributes:
-        unrecorded: by file, bytes of the pieces that :meth:`take` has not given yet.
+        unrecorded: by file, bytes of the pieces that :meth:`take` has not returned yet.
     """
 
     def __init__(self, maps: Sequence[FileMap], code: Ints, kept: Kept, file: Ints, piece: Ints) -> None:
@@ -32,7 +32,7 @@ class ExportResults:
         Args:
             code: ``(P,)`` element type of each piece's source.
             kept: pieces that an earlier run wrote.
-            file, piece: of each unit that there will be; the others' pieces have no elements to be read.
+            file, piece: file and piece of each expected unit; pieces without units have no elements to read.
         """
         self._maps, self._code = maps, code
         self._base = np.cumsum([0, *(len(one.pieces) for one in maps)]).tolist()

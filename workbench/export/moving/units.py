@@ -27,9 +27,9 @@ from workbench.export.casts import CastError
 from workbench.export.filemap import FileMap
 from workbench.export.moving.copies import Copies
 
-STEP = 1 << 20  #: bytes at a time: they are still in a core's cache when they are hashed and written
-MOST = 8 << 20  #: … where very many chunks meet in a step
-PIECE = 64 << 10  #: bytes that a copy from one chunk should have at least
+STEP = 1 << 20  #: bytes per step: they are still in a core's cache when they are hashed and written
+MOST = 8 << 20  #: … if a step contains very many chunks
+PIECE = 64 << 10  #: minimum bytes of a copy from one chunk
 
 
 Unit = tuple[int, int, int, int]  #: file, piece, and its elements ``[first, stop)``
@@ -65,7 +65,7 @@ class Filler:
         """Create a filler of the files.
 
         Args:
-            durable: sync what is written before a task ends: another machine cannot sync it.
+            durable: sync written bytes before a task ends, because another machine cannot sync them.
         """
         self._maps, self._copies, self._payloads = maps, copies, payloads
         self._announcer, self._paths, self._durable = Announcer(), paths, durable
@@ -144,10 +144,10 @@ class Filler:
     def _reach(self, units: list[Unit]) -> tuple[Ints, Ints, Ints]:
         """Return the chunk rows that units are made of, and the byte ranges of their elements.
 
-        Of chunks that are not one run of a unit, only those that it needs whole: of the others it reads a part.
+        Chunks that are not one run of a unit are included only if it needs all of them; of the others it reads a part.
         """
         copies, found = self._copies, [np.empty((3, 0), np.int64)]
-        for _, piece, first, stop in units if self._payloads.pool.at_once > 1 else ():  # nothing ahead from a disk
+        for _, piece, first, stop in units if self._payloads.pool.at_once > 1 else ():  # a disk reads on demand
             if ALL[copies.code[piece]].packed:
                 continue
             mine = slice(int(copies.ptr[piece]), int(copies.ptr[piece + 1]))

@@ -59,7 +59,7 @@ def _of_blocks(
             continue  # one scale for the whole axis: every rank needs it
         block, rest = divmod(parameter[dim], blocks)
         if rest or block & (block - 1):
-            return None  # the last block is short, or blocks are odd: where they end cannot be told
+            return None  # the last block is short, or blocks are odd: their ends are unknown
         pieces = parts * sizes[axis]
         if length[dim] % pieces or length[dim] // pieces % block:
             return None

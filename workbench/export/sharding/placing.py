@@ -14,14 +14,14 @@ from workbench.export.sharding.stages import Stages
 from workbench.names.frameworks import Geometry
 from workbench.names.weights import is_gated, parse
 
-#: Of which role a parameter's shape is taken, where several tensors are of one parameter.
+#: Roles by preference from which a parameter's shape is taken, if it has several tensors.
 _SHAPE_FROM = ("param", "master", "exp_avg", "exp_avg_sq", "momentum", "ema")
-_STATELESS = ("buffer", "other")  #: roles of what FSDP does not cut
+_STATELESS = ("buffer", "other")  #: roles of tensors that FSDP does not cut
 PACKED = (".qweight", ".weight_packed", "_blocks")  #: ends of keys of quantised weights
 
 
 class Placing:
-    """One run over a checkpoint's tensors; :class:`workbench.export.sharding.rules.Rules` is the way in."""
+    """One run over a checkpoint's tensors; use it through :class:`workbench.export.sharding.rules.Rules`."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Placing:
     def run(
         self, keys: Sequence[str], fqns: Sequence[str | None], roles: Sequence[str], shapes: Sequence[tuple[int, ...]]
     ) -> tuple[list[TensorLayout], list[str]]:
-        """Return the layout of every tensor, and notes about what is doubtful."""
+        """Return the layout of every tensor, and notes about doubtful ones."""
         self.shapes = _parameter_shapes(fqns, roles, shapes)
         names = dict.fromkeys(fqn for fqn in fqns if fqn is not None)
         self.experts = 1 + max((e for name in names if (e := parse(name).expert) is not None), default=-1)
@@ -109,7 +109,7 @@ class Placing:
         return mine, why if role == "param" else f"{role} of {why}"
 
     def _parameter(self, fqn: str) -> tuple[Steps, str]:
-        shape = self.shapes.get(fqn)  # of an adapter's weight it is not known
+        shape = self.shapes.get(fqn)  # it is not known for an adapter's weight
         steps: list[tuple[str, Placement]] = []
         if self.stages is not None and (stage := self.stages.of(fqn)) is not None:
             steps.append(("pp", Only(stage)))
@@ -170,7 +170,7 @@ class Placing:
             return "experts row", placed, bias
         if told == "single":
             return "experts column", Shard(1), bias
-        # gpt-oss lays gate and up row by row so that a range holds as much of both; the others one after the other
+        # gpt-oss interleaves gate and up by row, so a range holds as much of both; the others concatenate them
         mixed = told == "transposed" and ".feed_forward." not in fqn
         dim = 2 if told == "transposed" and not bias else 1
         return "experts gate_up", Shard(dim) if mixed else StridedShard(dim, 2), bias

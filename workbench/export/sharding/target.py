@@ -5,7 +5,7 @@
     checkpoint ──rules──▶ layouts ──cut──▶ local tensors = boxes ──plan_reads──▶ copies, in the files' order
                           (T)              (T × ranks)
 
-Nothing is read: what a plan would do can be shown first (:meth:`Target.explain`).
+Nothing is read: a plan can be shown before it runs (:meth:`Target.explain`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Target:
         catalog: the tensors; only keys, shapes and dtypes matter.
         mesh: the ranks.
         layouts: one for each tensor.
-        notes: sentences about what the rules did not know or could not do.
+        notes: sentences about tensors that the rules do not know or could not place as intended.
     """
 
     catalog: Catalog
@@ -104,7 +104,7 @@ class Target:
         """Plan every copy from a checkpoint's files to the local tensors of some ranks (all by default).
 
         Args:
-            source: the checkpoint to read; by default the one the target was made of. Its tensors must have the same
+            source: the checkpoint to read; by default the one the target was made from. Its tensors must have the same
                 keys and shapes; its chunks may differ.
             ranks: which ranks.
 
@@ -179,7 +179,7 @@ class Explanation:
         copies: number of copies.
         nbytes: bytes of all local tensors.
         unique_nbytes: those bytes that no lower rank also holds.
-        notes: what the rules did not know or could not do.
+        notes: as in :class:`Target`.
     """
 
     ranks: pd.DataFrame

@@ -23,7 +23,7 @@ import numpy as np
 from workbench.core.arrays import Array
 
 LARGEST = 448.0  #: of e4m3fn
-#: By type: bits of the mantissa, bias of the exponent; what is neither is told in :func:`_values`.
+#: By type: bits of the mantissa, bias of the exponent; for the rest see :func:`_values`.
 CODES = {
     "float8_e4m3fn": (3, 7),
     "float8_e5m2": (2, 15),
@@ -45,7 +45,7 @@ def decoded(codes: Array, name: str) -> Array:
 def encoded(single: Array) -> Array:
     """Encode flat float32 values as the nearest e4m3fn codes (``uint8``), ties to even; NaN keep their sign.
 
-    What is larger than 448, infinite values too, becomes 448: torch's cast of values clamped to ±448.
+    Values larger than 448, including infinite ones, become 448: torch's cast of values clamped to ±448.
     """
     bits = single.view(np.uint32)
     size = bits & np.uint32(0x7FFFFFFF)

@@ -19,11 +19,11 @@ _TYPES = ("torch_dtype", "dtype")
 
 
 def configured(config: Mapping[str, Any], edited: Edited, names: Sequence[str], recipe: str | None) -> dict[str, Any]:
-    """Return the configuration of what is written; otherwise unchanged.
+    """Return the configuration of the written model; the same one if nothing was converted.
 
     Args:
         names: the new names of its tensors.
-        recipe: that the weights were quantised by, if they were.
+        recipe: by which the weights were quantised, if they were.
     """
     made = dict(config)
     values = {

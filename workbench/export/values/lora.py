@@ -6,7 +6,7 @@
     adapter     base_model.model.layers.0.q_proj.lora_A.weight   (r, in)          s = alpha / r, or alpha / √r (rsLoRA)
                 base_model.model.layers.0.q_proj.lora_B.weight   (out, r)
                 base_model.model.embed.lora_embedding_A, _B      (r, tokens), (width, r)       W' = W + s · (B · A)ᵀ
-                base_model.model.lm_head.weight                  saved whole: takes the place of the base's
+                base_model.model.lm_head.weight                  saved whole: replaces the base's
 
 Products and sums are float32, rounded once to the type that is written. Factors of 32 bits are read in place from the
 file; those of 16 bits are held as float32.
@@ -43,11 +43,11 @@ def merge(edits: Edits, adapter: Checkpoint) -> None:
     casts; one of another shape, or that the base lacks, is added.
 
     Args:
-        adapter: a PEFT checkpoint, with its ``adapter_config.json``; to stay open until the export is done.
+        adapter: a PEFT checkpoint, with its ``adapter_config.json``; it must stay open until the export is done.
 
     Raises:
-        UnsupportedFormatError: an adapter of another kind, or with settings that cannot be merged; names them.
-        UsageError: an adapter that does not fit: tensors without a place in the base, or of other shapes.
+        UnsupportedFormatError: an adapter of another kind, or with settings that cannot be merged, which are named.
+        UsageError: an adapter that does not fit: tensors without a counterpart in the base, or of other shapes.
     """
     config = LoraConfig.of(adapter.objects.get("adapter_config"))
     ckpt = edits.ckpt

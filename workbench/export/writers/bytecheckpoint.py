@@ -39,13 +39,13 @@ VERSION = "0.0.2"
 GROUPS = "param_groups"
 _MODULE = "bytecheckpoint.checkpointer.meta_type"
 _EXTRA = re.compile(r"extra_state_rank_(\d{1,9})")
-_SOURCE_LOG = "save_log"  #: our reader's, of how the source was saved
+_SOURCE_LOG = "save_log"  #: the reader's object on how the source was saved
 
 
 def bytecheckpoint_files(selection: ExportSelection) -> list[FileMap]:
     """Return the files, in folders of their parts.
 
-    All of ``selection.objects`` goes with them, except for a log of the source's save. Tensors that are neither a
+    They include all of ``selection.objects``, except for a log of the source's save. Tensors that are neither a
     parameter's nor the optimizer's go to the model part, under their names: an extra state has no place for them.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which part of a ByteCheckpoint a tensor goes to, and what it is called there.
+"""The part of a ByteCheckpoint to which a tensor belongs, and its name there.
 
 ::
 
@@ -28,7 +28,7 @@ _GROUP = re.compile(r"((?:.+\.)?optim(?:izer)?s?)\.param_groups\.(\d{1,6})\.([^.
 
 @dataclass(frozen=True)
 class NamedPart:
-    """A tensor's part, its key in it, and the dict keys that the key stands for."""
+    """A tensor's part, its key in it, and the dict keys that the key represents."""
 
     part: str
     key: str
@@ -94,5 +94,5 @@ def _state(name: str, fqn: str, role: str) -> NamedPart:
     return NamedPart("optimizer", f"state.{fqn}.{state}", ("state", fqn, state))
 
 
-#: What an optimizer calls a role, where the stored name does not tell.
+#: An optimizer's name for a role, if the stored name does not show it.
 _ROLES = {role: state for state, role in reversed(STATES.items())} | {"momentum": "momentum_buffer"}

@@ -3,12 +3,12 @@
 ::
 
     .metadata         pickle: every tensor's boxes, where each is, and the state dict's nesting
-    __0_0.distcp      the chunks that rank 0 of the mesh writes; what several ranks hold is written by one
+    __0_0.distcp      the chunks that rank 0 of the mesh writes; replicas are written by one rank
     __1_0.distcp      …
 
-``planner_data`` says how the nested state dict is made of flat names. Where a name is a parameter's with a container
+``planner_data`` describes the nesting of the state dict behind flat names. If a name is a parameter's with a container
 before it (``model.…``) or an optimizer's state around it (``optim.state.….exp_avg``), that is recorded, as is a value
-of the optimizer's groups (``optim.param_groups.0.lr``); other names are one key each, as a flat dict has them.
+of the optimizer's groups (``optim.param_groups.0.lr``); other names are one key each, as in a flat dict.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Data files of torch's distributed checkpoint: one a rank, items back to back.
+"""Data files of torch's distributed checkpoint: one per rank, items back to back.
 
 ::
 
-    __0_0.distcp    │ object │ object │ chunk │ chunk │ …      each item a torch.save archive of its own;
+    __0_0.distcp    │ object │ object │ chunk │ chunk │ …      each item a separate torch.save archive;
     __1_0.distcp    │ chunk │ chunk │ …                        objects are in the first rank's file only
 
 Shared by the formats whose data files these are (DCP, Megatron ``torch_dist``).
@@ -50,7 +50,7 @@ class Blob(NamedTuple):
 
 
 class WrittenItems(NamedTuple):
-    """The data files, by rank, and what is in them, in stored order."""
+    """The data files, by rank, and their contents, in stored order."""
 
     maps: list[FileMap]
     blobs: list[Blob]
@@ -147,10 +147,10 @@ def rows(
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise where two are the same.
+    """Raise if two names are equal.
 
     Raises:
-        UsageError: naming it.
+        UsageError: the message shows the name.
     """
     seen: set[str] = set()
     for name in names:

@@ -1,7 +1,7 @@
 """The ``.metadata`` of torch's distributed checkpoint, pickled without importing torch.
 
 Chunks are listed in the order of the ranks that wrote them, and the ``index`` of an item is its place in that list, as
-torch's planner numbers them. ``storage_meta`` names no folder and no save so that equal exports are equal files.
+torch's planner numbers them. ``storage_meta`` names no folder and no save, so equal exports are equal files.
 
 Source: torch 2.13 ``torch/distributed/checkpoint/metadata.py``, ``filesystem.py`` (``_StorageInfo``, ``finish``),
 ``default_planner.py`` (``create_default_global_save_plan``); the same classes since torch 2.3.
@@ -30,7 +30,7 @@ def metadata(chunks: Sequence[Chunk], blobs: Sequence[Blob], paths: Paths | None
 
     Args:
         order: names of tensors that come first.
-        paths: for each tensor and object, the dict keys and list positions that its flat name stands for.
+        paths: for each tensor and object, the dict keys and list positions that its flat name represents.
     """
     nothing: dict[str, Any] = {"checkpoint_id": None, "save_id": None, "load_id": None, "modules": []}
     return dumps(

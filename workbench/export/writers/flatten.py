@@ -6,7 +6,7 @@
         optim.param_groups.0.lr      path ("optim", "param_groups", 0, "lr")        0.1
         optim.param_groups.0.betas   path ("optim", "param_groups", 0, "betas")     (0.9, 0.999)
 
-Dicts are always opened, lists where a dict or a tensor is in them, tuples never.
+Dicts are always flattened, lists if they contain a dict or a tensor, tuples never.
 
 Source: torch 2.13 ``torch/distributed/checkpoint/_traverse.py`` (``traverse_state_dict``).
 """

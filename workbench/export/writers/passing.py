@@ -26,7 +26,7 @@ def passed(selection: ExportSelection, notes: list[str], named: Renamed | None =
     """Return the source's small files; its ``config.json`` names the new element type if tensors are cast.
 
     Args:
-        named: the renaming for Hugging Face, if there was one: ``config.json`` is what it made, or is not there.
+        named: the renaming for Hugging Face, if any; ``config.json`` is then its result, or absent.
     """
     found = []
     if named is not None and named.config is not None:

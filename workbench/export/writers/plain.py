@@ -9,7 +9,7 @@ import numpy as np
 
 from workbench.errors import WorkbenchError
 
-DEPTH = 64  #: containers in one another; deeper ones, and those that hold themselves, are not written
+DEPTH = 64  #: nesting limit; deeper containers, and those that contain themselves, are not written
 
 
 def plain_objects(
@@ -35,7 +35,7 @@ def plain(value: Any, *, tensors: bool = False, depth: int = DEPTH) -> Any:
     """Copy a value as ``None``, bool, int, float, str, bytes, list, tuple, set and dict; arrays become tensors.
 
     Raises:
-        ValueError: something else is in it; names its class.
+        ValueError: the value contains something else; the message names its class.
     """
     if value is None or type(value) in (bool, int, float, complex, str, bytes):
         return value

@@ -1,4 +1,4 @@
-"""One file a rank: the local tensors of a mesh, under their global names.
+"""One file per rank: the local tensors of a mesh, under their global names.
 
 ::
 
@@ -12,10 +12,10 @@
                               "DCP_SHARDING_INFO": {"norm": {"saved_offsets": [0]}}
 
 With the boxes, :mod:`workbench.formats.safetensors.reader` opens the folder as one checkpoint of global tensors.
-``DCP_SHARDING_INFO`` is what torch's ``HuggingFaceStorageReader`` merges such files by; it knows one box a file, so it
-is written only where every local tensor is one.
+torch's ``HuggingFaceStorageReader`` merges such files by ``DCP_SHARDING_INFO``; it supports one box per file, so it
+is written only if every local tensor is one box.
 
-Files of torch.save have no place for this: each is a checkpoint of its own, for the rank in its name.
+Files of torch.save have no place for this: each is a separate checkpoint, for the rank in its name.
 
 Source: torch 2.13 ``torch/distributed/checkpoint/hf_storage.py``, ``_hf_utils.py`` (``CUSTOM_METADATA_KEY``,
 ``SAVED_OFFSETS_KEY``).

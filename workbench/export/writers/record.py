@@ -4,12 +4,12 @@
 
     local header, name, "FB" field of 'Z's    pads so that the payload begins at a multiple of 64 bytes
     payload
-    data descriptor                           CRC-32 and sizes; none where the payload is empty
+    data descriptor                           CRC-32 and sizes; none if the payload is empty
     …
     central directory, zip64 end records      CRCs again: filled in last
 
 Records are STORED, with data descriptors (flag bit 3); from 4 GiB on with zip64 fields. Versions and dates are 0, as
-torch has them.
+in torch.
 
 Source: torch 2.13 ``caffe2/serialize/inline_container.cc``, ``third_party/miniz``; APPNOTE.TXT 6.3, sections 4.3.7 to
 4.3.16, 4.5.3.
@@ -37,7 +37,7 @@ class ArchiveRecord:
     Attributes:
         offset: of the local header.
         start, size: of the payload, bytes.
-        data: the payload where it is known beforehand.
+        data: the payload, if it is known beforehand.
     """
 
     name: bytes
@@ -49,7 +49,7 @@ class ArchiveRecord:
     @property
     def flags(self) -> int:
         """Bit 11, names are UTF-8; bit 3, a descriptor follows."""
-        return FLAGS | DESCRIPTOR if self.size else FLAGS  # torch writes no descriptor of nothing
+        return FLAGS | DESCRIPTOR if self.size else FLAGS  # torch writes no descriptor for an empty payload
 
     def descriptor(self, crc: int) -> bytes:
         """Return the bytes after the payload."""
@@ -59,7 +59,7 @@ class ArchiveRecord:
 
 
 class RecordLayout:
-    """Records one after the other; what depends on no payload becomes a literal.
+    """Consecutive records; bytes that depend on no payload become literals.
 
     Attributes:
         records: in their order.
@@ -75,7 +75,7 @@ class RecordLayout:
     def add(self, name: str, size: int, data: bytes | None = None) -> ArchiveRecord:
         """Add the next record, with ``data`` if it is already known."""
         full = f"{ROOT}/{name}".encode()
-        wide = struct.pack("<HHQQ", 1, 16, 0, 0) if size >= FULL else b""  # with a descriptor, sizes are told there
+        wide = struct.pack("<HHQQ", 1, 16, 0, 0) if size >= FULL else b""  # with a descriptor, sizes are stored there
         head = self.at + _LOCAL.size + len(full) + len(wide) + 4
         pad = -head % ALIGN
         extra = wide + struct.pack("<2sH", b"FB", pad) + b"Z" * pad

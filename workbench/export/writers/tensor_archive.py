@@ -5,8 +5,8 @@
     data.pkl  .format_version  .storage_alignment  byteorder │ data/0  │ version  .data/serialization_id  directory
     head: known                                              │ payload │ tail: known except two CRCs and the id
 
-Head, tail and size depend on element type and shape alone so that a :class:`TensorArchive` serves all chunks of one
-kind: an archive of a hundred thousand costs what a few do.
+Head, tail and size depend on element type and shape alone, so a :class:`TensorArchive` serves all chunks of one
+kind: a hundred thousand archives cost as little as a few.
 
 ``serialization_id`` is two numbers of 20 digits: a hash of the records' names, the same for all of these, and a hash of
 their CRCs. torch only logs it; equal chunks have equal ids.
@@ -30,7 +30,7 @@ from workbench.export.writers.pickle_tree import Global, Persistent, PickleCall
 from workbench.export.writers.pickled import dumps
 from workbench.export.writers.record import ALIGN, RecordLayout
 
-#: Types with a storage class of their own; the others are named themselves.
+#: Types with their own storage class; other types are named directly.
 STORAGES = {
     "float32": "FloatStorage",
     "float64": "DoubleStorage",
@@ -64,7 +64,7 @@ class TensorArchive:
     nbytes: int
     size: int
     _tail: bytes
-    _fixed: tuple[int, int]  # what the CRCs before the payload's are hashed to, and the one after
+    _fixed: tuple[int, int]  # the hash of the CRCs before the payload's, and the CRC after it
     _at: tuple[int, ...]  # in the tail: both CRC fields of the payload, those of the id, and the id
 
     @classmethod
