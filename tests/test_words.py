@@ -215,7 +215,7 @@ def test_messages_and_docstrings_are_plain_english(name: str) -> None:
 
 
 def test_a_phrase_is_found_in_messages_and_docstrings() -> None:
-    code = 'def f(x):\n    """Return what is no\n    number."""\n    raise ValueError(f"{x} is no " f"name")  # is no comment\n'
+    code = 'def f(x):\n    """Find what is no\n number."""\n    raise ValueError(f"{x} is no " f"name")  # is no word\n'
     (message, docstring) = sorted(source_faults("f.py", code), key=lambda line: line, reverse=True)
     assert message.startswith("f.py:4: 'is no name'") and docstring.startswith("f.py:2: 'is no number'")
 

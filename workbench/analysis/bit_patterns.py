@@ -1,6 +1,6 @@
-"""Types of few bits seen as a table: the value of every bit pattern, how often each occurs, and what follows.
+"""Types of few bits as a table: the value of every bit pattern, how often each occurs, and the resulting statistics.
 
-Counts of all patterns of a type of 8 or 16 bits say everything that is ever asked of its elements, exactly.
+Counts of all patterns of a type of 8 or 16 bits determine all of its elements' statistics exactly.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from workbench.core.dtypes import DType
 if TYPE_CHECKING:
     from workbench.analysis.moment import Moment
 
-COUNTED = 31 << 10  #: elements that torch counts at a time: from 32 Ki on it starts threads of its own
+COUNTED = 31 << 10  #: elements that torch counts at a time: from 32 Ki on it starts threads
 CONVERTED = 128 << 10  #: elements that numpy counts at a time, as 8 bytes each: they stay in a core's cache
 WORTH_TORCH = 1 << 20  #: bytes of one piece from which importing torch to count them pays
 
 
 class FloatBits(NamedTuple):
-    """Where a float type keeps what is not an ordinary number, as patterns without the sign bit.
+    """The limits of a float type's ordinary numbers, as patterns without the sign bit.
 
     Attributes:
         special: the first pattern that is not a finite number.

@@ -3,7 +3,7 @@
 Of types of 16 bits or less all patterns are counted, so quantiles, histogram, distinct values, entropy and all moments
 are exact. Wider numbers are counted by the leading half of their float32: sign, exponent and seven bits of mantissa::
 
-    float32   s eeeeeeee mmmmmmm│mmmmmmmmmmmmmmmm      a bin is at most 2⁻⁷ of its values wide
+    float32   s eeeeeeee mmmmmmm│mmmmmmmmmmmmmmmm      the width of a bin is 2⁻⁷ of its values or less
               └── pattern ──────┘
 
 which places quantiles within :data:`BOUND` relative (below 1e-38, within 1e-40; beyond 3e38 they are cut off).
@@ -61,7 +61,7 @@ class Counts:
         return self.table
 
     def close(self) -> None:
-        """Keep what occurs only."""
+        """Keep only the patterns that occur."""
         if self.table is not None:
             self.patterns = np.flatnonzero(self.table).astype(np.uint16)
             times, self.table = self.table[self.patterns], None
@@ -136,7 +136,7 @@ class Counts:
 
     @property
     def entropy(self) -> float | None:
-        """Bits an element that an ideal code of single elements needs; ``None`` for wide types or no elements."""
+        """Bits per element that an ideal code of single elements needs; ``None`` for wide types or no elements."""
         if not self.exact:
             return None
         self.close()
@@ -166,7 +166,7 @@ class Counts:
 
 
 class Census:
-    """Reducer of :func:`workbench.core.scan.scan`: a :class:`Counts` a group; ``None`` for packed types.
+    """Reducer of :func:`workbench.core.scan.scan`: one :class:`Counts` per group; ``None`` for packed types.
 
     The states are large while they are open: pass work of ``order="group"``.
 
@@ -241,7 +241,7 @@ def _leading(decoder: Decoder, dtype: DType, bits: Array) -> Array:
 @cache
 def _middles() -> Array:
     """Return the middle of each bin of wide types, ``(65536,) float64``; zero's is zero."""
-    with np.errstate(invalid="ignore"):  # NaN that signal
+    with np.errstate(invalid="ignore"):  # signalling NaN
         lower = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32).astype(np.float64)
     width = np.ldexp(1.0, np.maximum((np.arange(1 << 16) >> 7) & 0xFF, 1) - 127 - 7)
     found = lower + np.copysign(width / 2, lower)

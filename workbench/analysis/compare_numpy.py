@@ -1,6 +1,6 @@
 """The differing piece with numpy alone: every type, in blocks that stay in a core's cache.
 
-What is folded, here and by compiled code (``fast_compare``):
+Values that are folded, here and by compiled code (``fast_compare``):
 
     counts   changed · NaN on both sides with other bits · NaN in a · in b · new NaN · Inf in a · in b · pairs of
              finite numbers · index of the largest |δ| · δ = 0 · changed among the pairs that are not finite ·

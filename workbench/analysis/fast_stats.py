@@ -72,7 +72,7 @@ def _count8(words, counts):
     byte = np.uint64(255)
     for k in range(len(words)):
         word = words[k]
-        for place in range(8):  # a table each, so that equal neighbours do not wait for each other
+        for place in range(8):  # separate tables, so equal neighbours do not wait for each other
             counts[place, (word >> np.uint64(8 * place)) & byte] += 1
 
 
@@ -117,8 +117,8 @@ def _fold_of(number: Any, mantissa: int | None = None) -> Any:
     """Return the kernel of one type.
 
     Args:
-        number: what its bits mean, of :mod:`workbench.core.fast_numbers`.
-        mantissa: its bits, where squares could leave float32 without a scale.
+        number: decodes its bits, from :mod:`workbench.core.fast_numbers`.
+        mantissa: its bits, if squares could leave float32 without a scale.
     """
 
     @reordered
@@ -169,7 +169,7 @@ def _fold_of(number: Any, mantissa: int | None = None) -> Any:
                 scale = np.uint32(np.uint32(min(254, 284 - (most >> mantissa))) << np.uint32(23)).view(np.float32)
             m, shift = len(run), np.float32(0)
             s, q, a = sums_of(run, scale, shift, found)
-            if s * (s / m) > q - s * (s / m):  # the mean outweighs the spread: what is left of q is rounding
+            if s * (s / m) > q - s * (s / m):  # the mean outweighs the spread: the rest of q is rounding
                 shift = np.float32(s / m)
                 s, q, _ = sums_of(run, scale, shift, found)
             back, both = 1.0 / np.float64(scale), n + m

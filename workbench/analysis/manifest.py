@@ -6,7 +6,7 @@
     check    the files again, with only the manifest             ──►  which blocks differ, and their contents
     compare  two manifests, no checkpoint                        ──►  tensors added, removed, changed, renamed, moved
 
-A manifest records what the files were when it was written, not that they were correct. Checkpoints too damaged to open
+A manifest records the files' state when it was written, not that they were correct. Checkpoints too damaged to open
 can still be checked: only names, sizes and bytes are compared.
 """
 

@@ -593,7 +593,7 @@ class Run(Shown):
 
     @cached_property
     def _resumes(self) -> list[Resume]:
-        """Of all logs, and of second saves of one step, each once."""
+        """Notes of all logs, and on second saves of one step, each once."""
         found: dict[int, Resume] = {}
         for one in self._used:
             for resume in one.resumes:
@@ -691,7 +691,7 @@ def spike_rank(row: Mapping[str, Any]) -> tuple[bool, float]:
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a table in JSON's types; what is missing is ``None``."""
+    """Return the rows of a table in JSON's types; missing values are ``None``."""
     out = []
     for row in frame.to_dict("records"):
         plain: dict[str, Any] = {}

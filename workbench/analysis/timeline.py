@@ -1,4 +1,4 @@
-"""The steps of a run, one after the other: what is stored, how large the weights and moments are, how far they moved.
+"""The steps of a run in order: their contents, the norms of weights and moments, and how far the weights moved.
 
 ::
 
@@ -75,7 +75,7 @@ def timeline(
     Returns:
         by step: step path format complete why tensors nbytes norm_param norm_exp_avg norm_exp_avg_sq change nan; what
         a step lacks is missing. By tensor: step path key fqn role norm absmean nan change, with ``change`` of weights
-        and moments alike. A step that is incomplete or cannot be read is a row whose ``why`` says so.
+        and moments. A step that is incomplete or cannot be read is a row with the reason in ``why``.
 
     Raises:
         OpenError: the folder cannot be listed, or holds no checkpoints with steps. UsageError: an unknown ``by``.

@@ -7,8 +7,8 @@
                      not the same: it is being written                          └─► `checked`
              log files changed? ─► wb.run ─► new `resume`, `spike`
 
-A listing before and one after it confine what ``discover`` saw: a step counts if its files were the same in both, in
-every format. This holds for writers that rename a finished save and for those that write in place. What has stopped
+Listings before and after ``discover`` bracket what it saw: a step counts if its files were the same in both, in every
+format. This holds for writers that rename a finished save and for those that write in place. A file that has stopped
 growing but ends too early (half of a ``torch.save``, a ``.metadata`` before its data files) does not open, and waits.
 """
 
@@ -78,8 +78,8 @@ class WatchEvent:
         words: a sentence.
         check: for ``checked`` and ``finding``: which one of :data:`CHECKS`.
         details: of JSON's types, by kind; docs/run.md lists them.
-        health: for ``step``, ``rewritten``, ``incomplete``, ``checked`` and ``finding``: what is known of the step.
-        found: the step, as ``discover`` has it.
+        health: for ``step``, ``rewritten``, ``incomplete``, ``checked`` and ``finding``: the health of the step.
+        found: the step, as found by ``discover``.
     """
 
     kind: str
@@ -102,7 +102,7 @@ class WatchEvent:
 
 @dataclass
 class WatchedStep:
-    """What is known of a checkpoint from look to look.
+    """The state of a checkpoint between looks.
 
     Attributes:
         files: at the last look, by path below the checkpoint.
@@ -110,8 +110,8 @@ class WatchedStep:
         why: why they cannot be opened yet; empty if they can, ``None`` if that was not tried.
         corrupt: they cannot be opened, but nothing is missing.
         reported: the files when it was last reported; ``None`` if it was not.
-        called: whether it was called incomplete as it is now.
-        known: it was there before the watch began, and events of it are not wanted.
+        called: whether its present state was reported as incomplete.
+        known: it existed before the watch began, and its events are not wanted.
     """
 
     found: Found
@@ -126,7 +126,7 @@ class WatchedStep:
 
 @dataclass
 class WatchedRun:
-    """What was reported of a run's log.
+    """The reported state of a run's log.
 
     Attributes:
         logs: its files when they were read.
@@ -144,12 +144,12 @@ class WatchedRun:
 
 
 class Watcher:
-    """Looks at a folder again and again; see the module's docstring.
+    """Examines a folder repeatedly; see the module's docstring.
 
     Attributes:
         exit_code: 0 if nothing was found so far, 1 for warnings, 2 for errors.
         steps: how many steps were reported.
-        path: the folder's path or URL, as events have it.
+        path: the folder's path or URL, as in events.
     """
 
     def __init__(
@@ -172,12 +172,12 @@ class Watcher:
 
         Args:
             root: the folder of a run, or of several; a path or URL.
-            checks: what is run on each step: ``verify`` (the structure), ``deep`` (every byte), ``doctor`` (the step
+            checks: the checks of each step: ``verify`` (the structure), ``deep`` (every byte), ``doctor`` (the step
                 compared with the complete one before it).
             logs: files or folders of logs of the one run in ``root``; by default those in, beside and above each run.
-            above: folders above the root in which logs are looked for.
+            above: number of folders above the root that are searched for logs.
             interval: seconds between two looks; by default 2 on disk and 30 for URLs while something changes, growing
-                to 30 and 300 while nothing does. What takes long, a look or reading a run's logs, is repeated after 9
+                to 30 and 300 while nothing does. A look, or reading a run's logs, that takes long is repeated after 9
                 times as long.
             patience: seconds without a change after which a step that is not complete, or does not open, is reported.
             from_now: report nothing that is complete, or logged, at the first look.
@@ -233,7 +233,7 @@ class Watcher:
                 return
 
     def once(self) -> Iterator[WatchEvent]:
-        """Report everything that is there, from two looks that are up to a second apart.
+        """Report everything that exists, from two looks up to a second apart.
 
         A step that is incomplete, and changed within the last ``patience`` seconds, may still be written: it is
         reported without a severity. Raises as :meth:`events`.
@@ -244,10 +244,10 @@ class Watcher:
         yield from self._check(until=float("inf"))
 
     def look(self, *, last: bool = False) -> Iterator[WatchEvent]:
-        """Look once: yield what has happened since the look before. The checks are left to :meth:`events`.
+        """Look once: yield the events since the previous look. The checks are left to :meth:`events`.
 
         Args:
-            last: there will be no further look: report what is waiting, too.
+            last: there will be no further look: also report waiting steps.
         """
         began = self._clock()
         try:
@@ -384,8 +384,8 @@ class Watcher:
         return entry.why
 
     def _unlike(self, entry: WatchedStep) -> str:
-        """Return which file a step lacks that every other step beside it has: some formats have no commit marker, and
-        are complete before the optimizer is saved, for all that their files show."""
+        """Return the file that a step lacks but every other step beside it has: some formats have no commit marker, and
+        their files look complete before the optimizer is saved."""
         beside = os.path.dirname(entry.found.path)
         if entry.found.step is None or "" in entry.files:  # a file is whole once it opens
             return ""

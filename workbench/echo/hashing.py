@@ -3,7 +3,7 @@
 ::
 
     plain tensor, every rank       hashed where it is, 4 MiB at a time
-    DTensor                        plan.py: blocks that one rank holds, there; others are put together by one of them
+    DTensor                        plan.py: blocks on a single rank, there; others are assembled by one of their ranks
     all                            digests (16 bytes a block) are gathered, and combined on every rank
 
 No tensor is gathered: only a few blocks are in memory, and only blocks that several ranks share are sent, once. Copies
@@ -33,16 +33,16 @@ from workbench.load.exchange import device_of
 if TYPE_CHECKING:
     import torch
 
-WINDOW = 8  #: blocks that a rank puts together at a time
+WINDOW = 8  #: blocks that a rank assembles at a time
 STEP = 16 << 20  #: bytes that come from a device at a time
 
 
 class Content(NamedTuple):
-    """What a tensor holds.
+    """The content of a tensor.
 
     Attributes:
-        hex: its fingerprint; of the first copy, where there are several.
-        copies: rank (the first of those that hold a copy) → fingerprint, where copies differ; else empty.
+        hex: its fingerprint, of the first copy if there are several.
+        copies: rank (the first of those that hold a copy) → fingerprint, if copies differ; otherwise empty.
     """
 
     hex: str
@@ -115,7 +115,7 @@ def _sharded(
 ) -> dict[tuple[str, int], dict[int, bytes]]:
     """Return digests of the blocks that this rank hashes: ``(name, first rank of the copy)`` → block → digest.
 
-    Copies are gone through by their ranks and names, in one order for all: no two ranks wait for each other.
+    Copies are processed by their ranks and names, in the same order on all ranks: no two ranks wait for each other.
     """
     todo: dict[tuple[int, ...], list[tuple[str, Copy]]] = defaultdict(list)
     cut: dict[Any, list[Copy]] = {}
@@ -125,7 +125,7 @@ def _sharded(
             continue
         key = row.shape, row.steps, row.mesh
         if key not in cut:
-            cut = {key: copies(row.shape, row.steps, row.mesh)}  # neighbours in name are often alike
+            cut = {key: copies(row.shape, row.steps, row.mesh)}  # neighbours in name often have the same layout
         for copy in cut[key]:
             if ranks.rank in copy.members:
                 todo[copy.members].append((name, copy))
@@ -143,7 +143,7 @@ def _sharded(
 
 
 class _Exchange:
-    """Blocks of one group of ranks: what one of them has alone is hashed, others wait until a window is full."""
+    """Blocks of one group of ranks: blocks on a single rank are hashed, others wait until a window is full."""
 
     def __init__(
         self, members: tuple[int, ...], me: int, ranks: Ranks, found: dict[tuple[str, int], dict[int, bytes]]
@@ -160,7 +160,7 @@ class _Exchange:
             self._hash(key, local, unit, {})
 
     def flush(self) -> None:
-        """Send and receive the pieces of the window, and hash what is this rank's."""
+        """Send and receive the pieces of the window, and hash this rank's blocks."""
         import torch
         import torch.distributed as dist
 
@@ -209,7 +209,7 @@ def _together(local: torch.Tensor, unit: Unit, me: int, streams: Mapping[int, _S
 
 
 class _SentStream:
-    """What a rank sent, piece after piece."""
+    """The bytes that a rank sent, piece after piece."""
 
     def __init__(self, data: Array) -> None:
         self._data, self._at = data, 0
@@ -233,7 +233,7 @@ def _bytes(part: torch.Tensor) -> Array:
 
 
 def _place(buffer: Array, data: Array, piece: BlockPiece, itemsize: int) -> None:
-    """Put a piece's bytes where they are in the block."""
+    """Put a piece's bytes at their place in the block."""
     begin, count = piece.begin * itemsize, math.prod(piece.shape) * itemsize
     whole = buffer[begin : begin + count].reshape(*piece.shape, itemsize)
     part = whole[piece.dest]

@@ -2,13 +2,13 @@
 
 ::
 
-    model                                  model.<fqn>                            wrappers' prefixes taken away
+    model                                  model.<fqn>                            wrappers' prefixes removed
     optimizer.state[param]["exp_avg"]      optimizer.state.<fqn>.exp_avg          named by the model's parameters
     optimizer.param_groups                 optimizer.param_groups, params as fqns
     scheduler, dataloader, step, extra     scheduler, dataloader, train_state.step, …
 
 torch's own ``get_optimizer_state_dict`` creates missing state by a step with zero gradients; here missing state stays
-missing, because that is what the echo is to find out.
+missing, because the echo is to detect it.
 
 Source: torch 2.13 ``distributed/checkpoint/state_dict.py`` (``_get_fqns``, ``_init_optim_state``).
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 Path = tuple[str, ...]
-#: What ``torch.compile``, FSDP and activation checkpointing put into names.
+#: Prefixes that ``torch.compile``, FSDP and activation checkpointing insert into names.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 PLAIN = (bool, int, float, str, type(None))
 DEPTH = 24
@@ -35,13 +35,13 @@ DEPTH = 24
 
 @dataclass(frozen=True, eq=False)
 class Live:
-    """What a trainer holds, as one nested state dict that ``dcp.save`` takes.
+    """The state of a trainer, as one nested state dict that ``dcp.save`` accepts.
 
     Attributes:
         state: mappings down to tensors and plain values.
-        trained: parameters that the optimizer updates; ``None`` where there is no live optimizer to ask.
-        with_state: … that it has a state for.
-        strangers: … that are none of the model's, under numbers.
+        trained: parameters that the optimizer updates; ``None`` without a live optimizer.
+        with_state: … for which it has state.
+        strangers: … that do not belong to the model, under numbers.
     """
 
     state: dict[str, Any]
@@ -183,7 +183,7 @@ def _optimizers(optimizer: Any, names: Mapping[int, str], state: dict[str, Any])
                     name = f"stranger_{len(live.strangers)}"
                     live.strangers.append(name)
                 own.append(name)
-                held = one.state.get(param)  # a defaultdict makes an entry of what is asked for by []
+                held = one.state.get(param)  # a defaultdict creates an entry on []
                 if param.requires_grad:
                     trained.append(name)
                 if held:

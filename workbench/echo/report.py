@@ -38,8 +38,8 @@ class EchoReport(Report):
     """The result of :func:`workbench.echo`: a report, equal on every rank.
 
     Attributes:
-        echo: names, fingerprints and objects of what the trainer holds.
-        path: where it was written, or ``None``.
+        echo: names, fingerprints and objects of the trainer's state.
+        path: the path to which it was written, or ``None``.
     """
 
     echo: Echo | None = None

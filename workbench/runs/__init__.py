@@ -101,7 +101,7 @@ def discover(
 def grouped(found: Iterable[Found]) -> tuple[list[RunFolder], list[Found]]:
     """Group checkpoints into runs; returns the runs and the remaining checkpoints.
 
-    A run is a folder in which two or more checkpoints have names that differ only by their numbers, and different steps;
+    A run is a folder in which two or more checkpoints have different steps, and names that differ only by numbers;
     every checkpoint in it with a step in its name belongs to it.
     """
     folders: dict[str, list[Found]] = {}

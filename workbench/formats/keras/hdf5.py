@@ -1,4 +1,4 @@
-"""What an HDF5 file contains, read from its bytes: groups, data sets and where their elements are.
+"""The contents of an HDF5 file, read from its bytes: groups, data sets and the places of their elements.
 
 ::
 
@@ -10,8 +10,8 @@
       index       "TREE" type 1 │ one chunk │ implicit │ fixed array "FAHD", "FADB" │ B-tree of version 2
 
 The parser is bounded: every range is checked against the file, every header and node of an index is read once, and
-links to other files, soft links and cycles are not followed. What is not supported (other indices and filters, virtual
-data sets, external storage) raises or is noted with the object and the byte.
+links to other files, soft links and cycles are not followed. Unsupported features (other indices and filters, virtual
+data sets, external storage) raise or are noted with the object and the byte.
 
 Sources: HDF5 File Format Specification 1.0 – 4.0; hdf5 2.0 ``H5checksum.c``, ``H5Dfarray.c``, ``H5FAdblock.c``.
 """
@@ -37,14 +37,14 @@ from workbench.formats.keras.structures import StructureFields, Structures
 from workbench.formats.keras.types import Element, read_element
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-OBJECTS = 1 << 20  #: groups and data sets of a file
-DEPTH = 64  #: groups in groups
-HEADER_LIMIT = 16 << 20  #: bytes of an object's header
-NAME_LIMIT = 64 << 10  #: bytes of a name
-NAMES_LIMIT = 64 << 20  #: bytes of the paths of all objects
-NOTED = 8  #: notes that are kept
-TEXT_LIMIT = 64 << 20  #: bytes of all attributes
-#: Filters by number, by the names that codecs have.
+OBJECTS = 1 << 20  #: maximum groups and data sets of a file
+DEPTH = 64  #: maximum nesting of groups
+HEADER_LIMIT = 16 << 20  #: maximum bytes of an object's header
+NAME_LIMIT = 64 << 10  #: maximum bytes of a name
+NAMES_LIMIT = 64 << 20  #: maximum bytes of the paths of all objects
+NOTED = 8  #: maximum notes
+TEXT_LIMIT = 64 << 20  #: maximum bytes of all attributes
+#: Filters by number, named as in codecs.
 FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}
 OTHERS = {4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc", 32004: "lz4", 32015: "zstd"}
 _SPACE, _LINKS, _TYPE, _LINK, _EXTERNAL, _LAYOUT, _PIPELINE = 1, 2, 3, 6, 7, 8, 11
@@ -108,8 +108,8 @@ class Hdf5(Structures):
         origin: where it begins in the file that is read, for positions.
 
     Attributes:
-        notes: what was left out, and why; see :meth:`note`.
-        end: the byte at which it ends by its own account.
+        notes: sentences on what was left out, and why; see :meth:`note`.
+        end: the byte at which it ends according to its superblock.
 
     Raises:
         CorruptError, TruncatedError: it contradicts itself.
@@ -129,7 +129,7 @@ class Hdf5(Structures):
         self._root = self._superblock()
 
     def note(self, text: str) -> None:
-        """Remember what was left out; the first :data:`NOTED` of all are kept, and how many more there were."""
+        """Note what was left out; the first :data:`NOTED` notes are kept, and the number of the others."""
         self.left_out += 1
         if self.left_out <= NOTED:
             self.notes.append(text)
@@ -175,7 +175,7 @@ class Hdf5(Structures):
     # ---- objects -----------------------------------------------------------------------------------------------------
 
     def walk(self) -> Iterator[Hdf5Group]:
-        """Yield every group and data set, each before what it contains; the root's path is empty."""
+        """Yield every group and data set, each before its contents; the root's path is empty."""
         waiting: list[tuple[str, int, int]] = [("", self._root, 0)]
         while waiting:
             path, address, depth = waiting.pop()
@@ -341,7 +341,7 @@ class Hdf5(Structures):
         return members
 
     def _dense(self, fields: StructureFields, skipped: int) -> Iterator[StructureFields]:
-        """Yield the links or attributes that a heap and an index of their names hold, if there is one.
+        """Yield the links or attributes in a heap and an index of their names, if the index exists.
 
         ``skipped``: bytes of a record of the index before the object's id in the heap; 0 if it comes first.
         """
@@ -593,7 +593,7 @@ class Hdf5(Structures):
         self._settle(found, rows, filters, nbytes, what)
 
     def _settle(self, found: DataSet, rows: Any, filters: int, nbytes: int, what: str) -> None:
-        """Check the chunks and remember them."""
+        """Check the chunks and record them."""
         offsets, starts, sizes, masks = rows
         shape, chunk = np.array(found.shape, np.int64), np.array(found.chunk, np.int64)
         starts = starts + self.origin + self.base

@@ -1,4 +1,4 @@
-"""Where HDF5 keeps the place of each chunk: B-trees of version 1 (also of groups) and 2, and fixed arrays.
+"""The indices in which HDF5 stores the place of each chunk: B-trees of version 1 (also of groups) and 2, fixed arrays.
 
 ::
 
@@ -25,7 +25,7 @@ MOST_CHUNKS = 1 << 26
 
 
 def read_tree(file: Structures, root: int, kind: int, key: int, what: str) -> Iterator[tuple[bytes, int, bytes]]:
-    """Yield what the leaves of a B-tree of version 1 refer to, in order, between the keys before and after it."""
+    """Yield the children of the leaves of a version 1 B-tree, in order, with the keys before and after each."""
     waiting: list[tuple[int, int | None]] = [(root, None)]
     while waiting:
         address, expected = waiting.pop()
@@ -109,7 +109,7 @@ def fixed_array(
     data = file.marked(block, prefix + 4 if pages else prefix + count * item + 4, b"FADB", what)
     file.summed(data.data, data.begin, what)
     parts = [(0, data.data[prefix:-4])]
-    if pages:  # each with a checksum of its own; those without a chunk were never written
+    if pages:  # each with its own checksum; places without a chunk were never written
         parts, at = [], block + prefix + 4
         for page in range(pages):
             length = min(count - (page << bits), 1 << bits) * item

@@ -37,8 +37,8 @@ from workbench.formats.keras.names import legacy_meaning, meaning
 
 WEIGHTS = "model.weights.h5"
 DOCUMENTS = ("config.json", "metadata.json")
-JSON_LIMIT = 64 << 20  #: bytes of a document
-TEXT_LIMIT = 16 << 20  #: bytes of a data set of text that is shown
+JSON_LIMIT = 64 << 20  #: maximum bytes of a document
+TEXT_LIMIT = 16 << 20  #: maximum bytes of a data set of text that is shown
 NOTED = 5
 LEGACY = "model_weights"
 _ITERATION, _RATE = "optimizer/vars/0", "optimizer/vars/1"
@@ -96,8 +96,8 @@ def read_catalog(place: Place) -> Catalog:
 
     Raises:
         CorruptError, TruncatedError: the file contradicts itself.
-        UnsafeError: a count or a length that cannot be true.
-        UnsupportedFormatError: a part that is needed is of a version or a kind that is not read.
+        UnsafeError: an impossible count or length.
+        UnsupportedFormatError: a required part has an unsupported version or kind.
     """
     file5, archive = _open(place)
     file = place.file or ""

@@ -1,4 +1,4 @@
-"""The structures of an HDF5 file that everything else is made of: fields, checksums, and bounded reads.
+"""The basic structures of an HDF5 file: fields, checksums, and bounded reads.
 
 ::
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
 
-NODE_LIMIT = 16 << 20  #: bytes of a node, a heap of names, or a page of an index
+NODE_LIMIT = 16 << 20  #: maximum bytes of a node, a heap of names, or a page of an index
 
 
 class StructureFields:
@@ -79,7 +79,7 @@ class Structures:
     Attributes:
         view, name: the bytes, and the file's name for messages.
         origin: where it begins in the file that is read, for positions.
-        base: what addresses are relative to; wide, long: bytes of an address and a length.
+        base: the byte that addresses are relative to; wide, long: bytes of an address and a length.
     """
 
     def __init__(self, view: LazyBytes, name: str, origin: int) -> None:

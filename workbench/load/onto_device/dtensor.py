@@ -46,7 +46,7 @@ class Wrapping:
         """Create the wrapping after checking it, before a byte is read.
 
         Raises:
-            UsageError: a layout that no DTensor has, or a mesh of another kind of device.
+            UsageError: a layout that no DTensor can have, or a mesh of another kind of device.
         """
         if device_mesh.device_type != device.type:
             raise UsageError(f"device_mesh has device type {device_mesh.device_type!r}, but device={str(device)!r}")
@@ -101,7 +101,7 @@ def _said(axis: str, one: Placement, placed: dict[str, Placement], order: list[s
     dim = one.dim % ndim
     if isinstance(one, StridedShard):
         return _StridedShard(dim, split_factor=one.split_factor)
-    # what is applied before but comes later in the mesh has cut the axis into parts already
+    # placements that are applied before but come later in the mesh have already cut the axis into parts
     later = mesh.axes[mesh.axes.index(axis) + 1 :]
     before = [a for a in order[: order.index(axis)] if a in later and _cuts(placed[a], dim, ndim)]
     parts = prod(mesh.size(a) for a in before)

@@ -35,9 +35,7 @@ from workbench.export.sharding.target import Planned
 Ints = tuple[int, ...]
 Fetch = Callable[[Array], None]  #: writes a load's bytes into a given part of the buffer
 
-SURPLUS = (
-    2  #: ratio of a run's bytes to the wanted ones: a bus moves twice as much faster than a core assembles it
-)
+SURPLUS = 2  #: ratio of a run's bytes to the wanted ones: a bus moves twice as much faster than a core assembles it
 RUN = 64 << 10  #: bytes from which on runs are read one by one
 
 

@@ -9,7 +9,7 @@ import torch
 
 from workbench.errors import DeviceMemoryError
 
-BLOCK = 512  #: bytes to whose multiples torch's allocator rounds CUDA tensors (``c10/cuda/CUDACachingAllocator.cpp``, 2.13)
+BLOCK = 512  #: bytes: the rounding of torch's CUDA allocator (``c10/cuda/CUDACachingAllocator.cpp``, 2.13)
 
 
 def check_room(device: torch.device, results: Iterable[int], scratch: int) -> int:

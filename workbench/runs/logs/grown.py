@@ -7,8 +7,8 @@
                                                             ├── read from here on ──┤ half a line
                  anything else: the file was truncated, replaced or rewritten, and is read from its beginning
 
-A number that is changed in place in the middle of a file, while it grows at its end, is not noticed. Files in a store are
-always read as a whole.
+A number that is changed in place in the middle of a file, while it grows at its end, is not noticed. Files in a store
+are always read as a whole.
 """
 
 from __future__ import annotations

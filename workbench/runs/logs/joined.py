@@ -8,9 +8,9 @@
 
 A resume is where the step of one series, in written order, does not rise: ``step[i] <= step[i - 1]``; where a
 restart line, a new file or a start event marks one; or where a counter falls that only rises while a program runs:
-its time, the epoch, the consumed samples. A wall clock that goes back is not a resume, and neither is a pause. A step that is logged
-twice with the same value is one point, and a file in which many steps are repeated without a restart was written by
-several ranks.
+its time, the epoch, the consumed samples. A wall clock that goes back is not a resume, and neither is a pause. A step
+that is logged twice with the same value is one point, and a file in which many steps are repeated without a restart
+was written by several ranks.
 """
 
 from __future__ import annotations
