@@ -11,7 +11,7 @@
     key ""               header: number of data files, byte order
     model/w/.ATTRIBUTES/VARIABLE_VALUE
                          entry: type, shape, data file, first byte, bytes, masked CRC-32C
-    emb                  a partitioned variable: shape and slices; each slice has an entry of its own, whose key is
+    emb                  a partitioned variable: shape and slices; each slice has a separate entry, whose key is
                          0 │ name │ axes │ begin, length of each axis      in ordered code
 
 Keys are as stored. Tensors of text are objects; ``_CHECKPOINTABLE_OBJECT_GRAPH`` is one that maps each key to the
@@ -47,10 +47,10 @@ from workbench.formats.format import Format
 SUFFIX = ".index"
 MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
 FOOTER, TRAILER = 48, 5  #: bytes of the table's footer, and of a block's type and checksum
-INDEX_LIMIT = 1 << 30  #: bytes of an index
-KEYS = 64  #: times the bytes of the index that its keys may have, whose beginnings are shared …
-KEYS_LEAST = 16 << 20  #: … if they are more bytes than this
-TEXT_LIMIT = 256 << 20  #: bytes of a tensor of text that is shown
+INDEX_LIMIT = 1 << 30  #: maximum bytes of an index
+KEYS = 64  #: the keys of an index, which share prefixes, may have this many times its bytes …
+KEYS_LEAST = 16 << 20  #: … or this many bytes, if that is more
+TEXT_LIMIT = 256 << 20  #: maximum bytes of a tensor of text that is shown
 SHARDS = 100_000
 NOTED = 5
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -94,7 +94,7 @@ _TYPES = {
 
 @dataclass(slots=True)
 class BundleEntry:
-    """What the index says of a tensor, or of a slice of one: ``start`` and ``size`` in bytes of the data file."""
+    """The index's entry of a tensor, or of a slice of one: ``start`` and ``size`` in bytes of the data file."""
 
     kind: int = 0
     shape: tuple[int, ...] = ()
@@ -266,8 +266,8 @@ def _read_index(place: Place, name: str) -> _Index:
 
 
 def detect(place: Place) -> bool:
-    """Return whether the file is an index with its mark, or the folder holds just one with data beside it: a folder of
-    several is a run.
+    """Return whether the file is an index with its mark, or the folder holds exactly one with data beside it: a folder
+    with several is a run.
     """
     if place.file is None:
         return len(_prefixes(place)) == 1
@@ -311,7 +311,7 @@ def read_catalog(place: Place) -> Catalog:
     """Return the catalog of every variable.
 
     Raises:
-        CorruptError: the index is damaged or contradicts itself. UnsafeError: a size that cannot be true.
+        CorruptError: the index is damaged or contradicts itself. UnsafeError: an impossible size.
     """
     name = _name(place)
     index = _read_index(place, name)

@@ -113,7 +113,7 @@ class Hdf5(Structures):
 
     Raises:
         CorruptError, TruncatedError: it contradicts itself.
-        UnsafeError: a count or a length that cannot be true.
+        UnsafeError: an impossible count or length.
         UnsupportedFormatError: the version of a part is not known.
     """
 

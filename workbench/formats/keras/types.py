@@ -30,7 +30,7 @@ class Element:
     """The type of the elements of a data set or an attribute.
 
     Attributes:
-        name: name in :mod:`workbench.core.dtypes`; ``text`` or ``texts`` for strings of fixed or variable length; otherwise
+        name: name in :mod:`workbench.core.dtypes`; ``text`` or ``texts`` for strings of fixed or variable length; else
             empty, with the reason in ``why``.
         size: bytes.
     """

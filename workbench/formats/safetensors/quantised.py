@@ -3,7 +3,7 @@
 ::
 
     compressed-tensors   weight_packed I32, weight_scale, weight_shape                              pack-quantized
-                         … and weight_zero_point, weight_g_idx, each if it is there
+                         … and weight_zero_point, weight_g_idx, if present
                          weight I8 or F8, weight_scale [, weight_zero_point]        int-, float-quantized
                          weight_packed U8, weight_scale F8, weight_global_scale             nvfp4-pack-quantized
                          weight_packed U8, weight_scale U8                                  mxfp4-pack-quantized
@@ -19,13 +19,13 @@
     gpt-oss              X_blocks U8 (experts, rows, groups, 16), X_scales U8; transposed, as transformers loads it
 
 The result has the element type that the owning library returns; of ModelOpt's NVFP4, whose files do not state it,
-float32. A scheme that is not listed stays as it is stored. Tensors that contradict each other are listed as they are
-stored, and reading them as numbers is an error.
+float32. Tensors of unlisted schemes stay as stored. Tensors that contradict each other are listed as stored; reading
+them as numbers is an error.
 
 Sources: compressed-tensors 0.20, bitsandbytes 0.50, torchao 0.18, mlx 0.32, transformers 5.23
 (``integrations/mxfp4.py``, ``finegrained_fp8.py``), AutoGPTQ 0.7.1 (``qlinear_cuda_old.py``), AutoAWQ 0.2.9
-(``WQLinear_GEMM``, ``dequantize_gemm``) and ModelOpt 0.47 (``NVFP4QTensor``): what these wrote, and what they return
-for it, bit for bit. GPTQModel 7.7 by its source. A zero point of 0, less 1, is the largest code: AutoGPTQ decodes it as
+(``WQLinear_GEMM``, ``dequantize_gemm``) and ModelOpt 0.47 (``NVFP4QTensor``): their files, and the values that they
+return, bit for bit. GPTQModel 7.7 by its source. A zero point of 0, less 1, is the largest code: AutoGPTQ decodes it as
 0 (its kernels for 3 bits and ``qlinear_cuda.py`` do not, and are off by 2 ** bits steps), and GPTQModel borrows from
 the next zero of the word (``convert_gptq_v2_to_v1_format_module``; not with 3 bits).
 """
@@ -56,12 +56,12 @@ SCB = 7.874015718698502e-3  #: 1 / 127, as bitsandbytes multiplies
 
 
 def recipes(place: Place, catalog: Catalog) -> Sequence[Recipe]:
-    """Return a recipe for each quantised weight; where tensors do not fit each other, one that raises CorruptError."""
+    """Return a recipe for each quantised weight; if tensors do not fit each other, it raises CorruptError."""
     return list(_Finder(place, catalog).found())
 
 
 class _Finder:
-    """Looks at the names and types of all tensors, and at the model's configuration."""
+    """Examines the names and types of all tensors, and the model's configuration."""
 
     def __init__(self, place: Place, catalog: Catalog) -> None:
         self.place, self.catalog, self.index = place, catalog, catalog.index
@@ -436,7 +436,7 @@ class _Finder:
 
 @dataclass(frozen=True)
 class _Refused:
-    """Of tensors that contradict each other: raises when they are read as numbers."""
+    """The recipe of contradictory tensors: raises when they are read as numbers."""
 
     why: str
 
@@ -467,7 +467,7 @@ def _bits(config: Mapping[str, Any]) -> int:
 
 
 def _by_gptqmodel(config: Mapping[str, Any]) -> bool:
-    """Return whether GPTQModel wrote a file: it takes 1 from each packed word of zeros, not from each zero."""
+    """Return whether GPTQModel wrote a file: it subtracts 1 from each packed word of zeros, not from each zero."""
     meta = config.get("meta")
     names = meta.get("quantizer") if isinstance(meta, dict) else None
     return any(str(name).startswith("gptqmodel") for name in (names if isinstance(names, list) else [names]))

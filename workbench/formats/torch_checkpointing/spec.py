@@ -6,8 +6,8 @@
                    {"type": "default_tensor_v1", "data": {global_shape, global_offsets, local_offsets, local_sizes}}
     {item}_R.pt    _rebuild_wrapper_subclass(DTensor, dtype, shape, …)  state: _local_tensor, _spec (mesh, placements)
 
-Placements are those of torch: one for each mesh axis. ``StridedShard`` (FSDP2 over TP) says that the shards of the mesh
-axes to its right come first; they are applied first here, and what it keeps is then an ordinary shard.
+Placements are those of torch: one per mesh axis. ``StridedShard`` (FSDP2 over TP) means that the shards of the mesh
+axes to its right come first; they are applied first here, after which it is an ordinary shard.
 
 A sub-mesh has no list of its ranks in the file, only strides over those of the root mesh; the coordinate of the rank
 that wrote the file is stored (``_coordinate_on_dim``) and suffices.
@@ -43,14 +43,14 @@ class Spec:
     """The placement of one rank's local tensor.
 
     Attributes:
-        shape: global.
-        dtype: of the elements.
+        shape: the global shape.
+        dtype: type of the elements.
         local: shape of the local tensor, or ``None`` if only :attr:`boxes` are stored.
         boxes: the parts of the global tensor that it holds.
         mesh: size of each mesh axis; empty if no mesh is stored.
-        names: names of the mesh axes, as far as they are stored.
+        names: names of the mesh axes, if stored.
         placements: as text, to compare two specs.
-        coordinate: of the rank, along each mesh axis.
+        coordinate: coordinate of the rank along each mesh axis.
     """
 
     shape: Ints

@@ -8,7 +8,7 @@
     params.norm.scale/0                        bytes 1,314–1,488 of a node's content       chunk, codec zstd+zstd
     params.wi.kernel/c/0/1                     a shard; its index is read                  a chunk for each inner one
 
-Nothing is read but descriptions and the indices of shards. A chunk without a value is a hole, whatever the fill value.
+Only descriptions and the indices of shards are read. A chunk without a value is a hole, whatever the fill value.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from workbench.formats.zarr.ocdbt import Leaf, read_leaves
 DEPTH = 4  #: folders between the checkpoint and an array, whose name may contain "/"
 DESCRIPTION_LIMIT = 16 << 20  #: bytes of the description of an array
 MOST_CHUNKS = 1 << 26
-NOTED = 3  #: arrays that are left out and have a note each
+NOTED = 3  #: maximum omitted arrays with a note each
 _PROCESS = re.compile(r"(?:^|/)ocdbt\.process_(\d{1,8})/")
-#: Codec of a chunk in a file → that of one in a node that is a zstd stream.
+#: Codec of a chunk in a file → codec of the same chunk in a node that is a zstd stream.
 _WITHIN = {codecs.RAW: codecs.ZSTD, codecs.ZSTD: codecs.ZSTD_ZSTD, codecs.GZIP: codecs.ZSTD_GZIP}
 
 
@@ -105,7 +105,7 @@ _UNKNOWN = (-1,)  #: the place of a key that was not decoded yet
 
 @dataclass
 class _Described:
-    """A description, the places in the grid that its arrays' keys stand for, and those of the chunks to be added."""
+    """A description, the places in the grid that its arrays' keys represent, and those of the chunks to be added."""
 
     array: ZarrArray
     places: dict[str, tuple[int, ...] | None] = field(default_factory=lambda: dict.fromkeys(DESCRIPTIONS))
@@ -118,7 +118,7 @@ _LEFT_OUT = _Described(ZarrArray((), (), (), by_name("uint8"), codecs.OPAQUE, ".
 
 @dataclass
 class Adder:
-    """Adds the arrays of stores to a catalog, and remembers what there is to say about them."""
+    """Adds the arrays of stores to a catalog, and collects notes about them."""
 
     place: Place
     builder: CatalogBuilder
@@ -148,7 +148,7 @@ class Adder:
             self.add([one], name)
 
     def meta(self) -> dict[str, Any]:
-        """Return what the catalog's ``meta`` says of the arrays."""
+        """Return the facts about the arrays for the catalog's ``meta``."""
         if self.opaque:
             self.notes.append(
                 f"{len(self.opaque)} arrays have a filter, a byte order or a compressor that cannot be undone here, "
@@ -285,7 +285,7 @@ class Adder:
         lost = np.zeros(len(rows), bool)
         if array.shards is not None and array.codec != codecs.OPAQUE:
             index, lost = self._indices(values, rows, array)
-            if lost.any():  # the shard stands for its chunks: opening reports the file
+            if lost.any():  # the shard represents its chunks: opening reports the file
                 self._block(
                     values, rows[lost], tensor[lost], array, offsets[lost], array.chunk, start[lost], length[lost], True
                 )

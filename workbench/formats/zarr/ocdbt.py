@@ -1,9 +1,9 @@
-"""An OCDBT database: a B+tree of keys and values in a folder, tensorstore's; Orbax keeps zarr arrays in one.
+"""An OCDBT database (tensorstore): a B+tree of keys and values in a folder. Orbax stores zarr arrays in one.
 
 ::
 
     manifest.ocdbt            the newest version's root: file, offset, length
-    manifest.00000000000000ff … in manifests of their own, if manifest.ocdbt says "numbered"; the highest counts
+    manifest.00000000000000ff … in separate manifests, if manifest.ocdbt states "numbered"; the highest counts
     d/7e69c232a6df4149…       data files: nodes and values, in any order
     ocdbt.process_0/d/…       … of the process that wrote them, until and after process 0 merged the databases
 
@@ -46,7 +46,7 @@ MANIFEST_MAGIC, NODE_MAGIC = b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde"
 MOST_ENTRIES = 1 << 20  #: of a node (tensorstore's ``kMaxNodeArity``)
 MOST_TEXT = 1 << 28  #: bytes of a node's keys, or paths, in full
 MOST_KEYS = 1 << 31  #: bytes of all keys of a database, in full
-EXPANDED, EXPANDED_LEAST = 256, 1 << 28  #: times the stored bytes that all nodes may become, if it is more than …
+EXPANDED, EXPANDED_LEAST = 256, 1 << 28  #: ratio of all nodes' bytes to the stored ones, if it is more than …
 MOST_FILES = 1 << 20  #: that one node refers to
 LARGEST = 1 << 30  #: bytes of a node's content
 KEY_LIMIT = 1 << 16  #: bytes of a key, and of a path
@@ -69,11 +69,11 @@ class Leaf:
     """The entries of one leaf node, in order of their keys.
 
     Attributes:
-        keys: in full.
+        keys: the complete keys.
         files: of the node's table of data files.
         file: ``(n,) int64`` positions in ``files``; of an inline value, -1.
         start, length: ``(n,) int64`` bytes of the value: in its file, or in ``content``.
-        content: what the node decodes to.
+        content: the decoded node.
         where: file, first and last byte of the stored content.
         compressed: whether that is a zstd stream.
     """
@@ -99,7 +99,7 @@ def read_leaves(place: Place, folder: str, used: Callable[[str], Any]) -> list[L
         CorruptError: a manifest or node does not match its CRC-32C or contradicts itself or the tree.
         UnsupportedFormatError: a newer version or another compression.
         UnsafeError: a data file outside of the folder, or nodes or keys that become too long.
-        MissingFileError, TruncatedError, IncompleteError: a file that is needed is absent or ends too early.
+        MissingFileError, TruncatedError, IncompleteError: a required file is absent or ends too early.
     """
     return list(_Database(place, f"{folder}/" if folder else "", used).leaves())
 
@@ -332,7 +332,7 @@ class _Cursor:
         return NodeRef(*files[int(file)], int(start), int(length))
 
     def older(self) -> None:
-        """Pass over references to nodes of older versions: generation, file, offset, length, number, height, time."""
+        """Skip references to nodes of older versions: generation, file, offset, length, number, height, time."""
         count = self.number()
         if count > 64:
             raise CorruptError(f"{self.what} refers to {count:,} nodes of older versions; at most 64 are possible")
