@@ -356,7 +356,7 @@ def _crc(source: Source, start: int, stop: int) -> int:
 
 
 def _of_archive(archive: ArchiveRange, announcer: Announcer) -> Iterator[RecordCheck]:
-    """Check every record of an archive that is read whole."""
+    """Yield the check of every record of an archive that is read whole."""
     what = f"item at byte {archive.start:,} of {archive.name!r}" if archive.owner else repr(archive.name)
     try:
         source = announcer.announce(archive.pool, archive.file)

@@ -69,7 +69,7 @@ class Planner(DefaultSavePlanner):
         split_above: replicated tensors with more bytes are cut.
         cache: keep the plans for saves of the same names, types, shapes and placements.
         check_replicas: hash replicated tensors in host memory, and plain objects, and warn about those that differ
-            between ranks, of which the lowest rank's value is saved. Tensors on a device are not compared in a
+            between ranks. The value of the lowest rank is then saved. Tensors on a device are not compared in a
             synchronous save.
         flatten_state_dict, flatten_sharded_tensors: as for torch's ``DefaultSavePlanner``.
         dedup_save_to_lowest_rank: torch's name for ``balance="lowest"``.

@@ -316,7 +316,7 @@ class PrintedLogs:
         self.path, self.limit = path, limit
         self.logs: dict[tuple[str, int], MetricLog] = {}
         self.marks: list[StartMark] = []  # since the last row: they belong to the next
-        self.epochs, self.rates = array("d"), array("d")  # the count of the Trainer's rows
+        self.epochs, self.rates = array("d"), array("d")  # of the Trainer's rows, if they are counted
         self.batch: int | None = None  # Composer's step: the lines that follow are its values
         self.held: dict[str, float] | None = None  # the Trainer's row: the bar that follows shows the step
         self.total = 0  # total of the training's bar; those of evaluations are shorter
