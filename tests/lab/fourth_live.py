@@ -494,7 +494,7 @@ ILL = [
     fault("q74_adadelta_updates", "B3", "Adadelta: acc_delta zeroed, squares kept", "echo next",
           optimizer=by(TORCH.Adadelta, 100.0), loaded=zeroed("acc_delta"), also=("B6", "B1"),
           why="one of two averages"),
-    fault("q75_estimate_lost", "B1", "Prodigy: the estimate of its step size begins anew", "echo next",
+    fault("q75_estimate_lost", "B1", "Prodigy: the estimate of its step size begins anew", "echo",
           optimizer=lambda self, groups: other.Prodigy([{"params": [w for g in groups for w in g["params"]]}], lr=1.0),
           schedule=constant, loaded=estimate_lost, also=("H1",), layouts=FILES,
           why="a part of the optimizer's state, kept in its groups"),
