@@ -79,6 +79,16 @@ SOURCES = (
 #: Patterns of :data:`BANNED` that code needs, with the reason.
 NOT_IN_SOURCES: dict[str, str] = {}
 
+#: First words of docstrings that begin with a noun, a pronoun, an adjective, a conjunction …
+_NOUNS = """
+A About All An Any As At Both By Class Each Element Equal Every Everything File First Folder For From Global Half How
+Identity If In Index Its It Largest Last Local Median Memory Next No None Nothing Of Offset One Other Own Per Position
+Regular Same Shape Size Smallest Some Several That The These They This Those Three To True Two What When Where Whether
+Which Who Why With Without
+"""
+#: A word that may be an imperative verb. Plurals and third persons ("Names of …", "Returns …") end in a single "s".
+_VERB = re.compile(rf"(?!Number of\b|(?:{'|'.join(_NOUNS.split())})\b)[A-Z][a-z]*(?:[^s\W]|ss)\b")
+
 _FENCE = re.compile(r"^ *```.*?^ *```[ \t]*$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:\A|(?<=\n\n))(?:(?: {4}|\t).*\n+)+")
 _CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
@@ -165,19 +175,36 @@ def literals(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, str(node.value)
 
 
+def no_verbs(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and beginning of each function's docstring that is not imperative (PEP 257); properties may be nouns."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        decorators = [ast.unparse(one) for one in node.decorator_list]
+        first = (ast.get_docstring(node) or "Return.").splitlines()[0]
+        if not any("property" in name or name.endswith(".setter") for name in decorators) and not _VERB.match(first):
+            yield node.lineno, first
+
+
 def source_faults(place: str, text: str) -> list[str]:
-    """A line for each banned phrase in a literal: where the literal begins, what, and what to write instead."""
+    """A line for each banned phrase in a literal (where it begins, what, and what to write instead), and for each
+    docstring of a function that does not begin with a verb.
+    """
     phrases = {phrase: instead for phrase, instead in BANNED.items() if phrase not in NOT_IN_SOURCES}
-    return [
+    tree = ast.parse(text)
+    found = [
         f"{place}:{line}: {match[0]!r}; write: {instead}"
-        for line, literal in literals(ast.parse(text))
+        for line, literal in literals(tree)
         for phrase, instead in phrases.items()
         for match in re.finditer(phrase, " ".join(literal.split()), re.IGNORECASE)
+    ]
+    return found + [
+        f"{place}:{line}: {first!r}; begin with a verb: Return …, Check …" for line, first in no_verbs(tree)
     ]
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_messages_and_docstrings_have_no_phrase_that_readers_stumble_over(name: str) -> None:
+def test_messages_and_docstrings_are_plain_english(name: str) -> None:
     path = ROOT / "workbench" / name
     found = [
         line
@@ -188,6 +215,16 @@ def test_messages_and_docstrings_have_no_phrase_that_readers_stumble_over(name: 
 
 
 def test_a_phrase_is_found_in_messages_and_docstrings() -> None:
-    code = 'def f(x):\n    """Is no\n    number."""\n    raise ValueError(f"{x} is no " f"name")  # is no comment\n'
+    code = 'def f(x):\n    """Find what is no\n number."""\n    raise ValueError(f"{x} is no " f"name")  # is no word\n'
     (message, docstring) = sorted(source_faults("f.py", code), key=lambda line: line, reverse=True)
-    assert message.startswith("f.py:4: 'is no name'") and docstring.startswith("f.py:2: 'Is no number'")
+    assert message.startswith("f.py:4: 'is no name'") and docstring.startswith("f.py:2: 'is no number'")
+
+
+@pytest.mark.parametrize(
+    "docstring", ["The size.", "Names of files.", "Returns it.", "``(N,)`` sizes.", "|δ| in float32.", "As :func:`f`."]
+)
+def test_a_docstring_that_does_not_begin_with_a_verb_is_found(docstring: str) -> None:
+    code = f'class C:\n    """The class."""\n    {{}}\n    def f(self):\n        """{docstring}"""\n'
+    (found,) = source_faults("c.py", code.format("@staticmethod"))
+    assert found.startswith("c.py:4: ") and "begin with a verb" in found
+    assert not source_faults("c.py", code.format("@property"))

@@ -102,7 +102,7 @@ def open_place(
 
 
 class _Reference:
-    """A checkpoint as it is sent to workers (:mod:`workbench.core.executors`): where it is, and what it was."""
+    """A checkpoint as sent to workers (:mod:`workbench.core.executors`): its place, and its identity when opened."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class _Reference:
 
     @cached_property
     def _pinned(self) -> Place:
-        """The place with the identity of its files; of very many, only of those that opening reads."""
+        """The place with the identities of its files; of very many files, only of those that opening reads."""
         catalog = self._catalog
         known = {name: stat for name, stat in zip(catalog.files, catalog.file_stats, strict=True) if stat.size >= 0}
         if len(known) > PINNED:
@@ -278,7 +278,7 @@ class Checkpoint(Shown, Mapping[str, LazyTensor]):
 
     @property
     def mesh(self) -> Mapping[str, Any]:
-        """What the files state or prove about the device mesh; empty if nothing is known.
+        """The facts that the files state or prove about the device mesh; empty if nothing is known.
 
         Keys: ``axes`` (name → size), ``ranks`` (file or rank → coordinates), ``unknown`` (axes of unknown size),
         ``source``.

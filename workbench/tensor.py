@@ -65,7 +65,7 @@ class LazyTensor(Shown):
         return len(self.shape)
 
     def numel(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property

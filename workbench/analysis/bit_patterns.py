@@ -1,6 +1,6 @@
-"""Types of few bits seen as a table: the value of every bit pattern, how often each occurs, and what follows.
+"""Types of few bits as a table: the value of every bit pattern, how often each occurs, and the resulting statistics.
 
-Counts of all patterns of a type of 8 or 16 bits say everything that is ever asked of its elements, exactly.
+Counts of all patterns of a type of 8 or 16 bits determine all of its elements' statistics exactly.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from workbench.core.dtypes import DType
 if TYPE_CHECKING:
     from workbench.analysis.moment import Moment
 
-COUNTED = 31 << 10  #: elements that torch counts at a time: from 32 Ki on it starts threads of its own
+COUNTED = 31 << 10  #: elements that torch counts at a time: from 32 Ki on it starts threads
 CONVERTED = 128 << 10  #: elements that numpy counts at a time, as 8 bytes each: they stay in a core's cache
 WORTH_TORCH = 1 << 20  #: bytes of one piece from which importing torch to count them pays
 
 
 class FloatBits(NamedTuple):
-    """Where a float type keeps what is not an ordinary number, as patterns without the sign bit.
+    """The limits of a float type's ordinary numbers, as patterns without the sign bit.
 
     Attributes:
         special: the first pattern that is not a finite number.
@@ -51,7 +51,7 @@ _TINY = {"float8_e4m3fnuz": 2.0**-7, "float8_e5m2fnuz": 2.0**-15, "float8_e8m0fn
 
 
 def raw_only(dtype: DType) -> bool:
-    """Whether elements share a byte, so there are no numbers."""
+    """Return whether elements share a byte, so they have no numeric values."""
     return dtype.packed or dtype.name == "float4_e2m1fn_x2"
 
 
@@ -64,7 +64,7 @@ def float_steps(a: Array, b: Array) -> Array:
 
 
 def _ordered(bits: Array) -> Array:
-    """Signed integers in the order of the floats: the magnitude, negated under a sign."""
+    """Convert float bits to signed integers in the order of the floats: the magnitude, negated if the sign is set."""
     found: Array = bits.view(f"i{bits.itemsize}").astype(np.int32 if bits.itemsize < 4 else np.int64)
     sign = found >> (8 * bits.itemsize - 1)  # −1 or 0
     found &= (1 << (8 * bits.itemsize - 1)) - 1
@@ -74,7 +74,7 @@ def _ordered(bits: Array) -> Array:
 
 
 def pattern_counts(bits: Array) -> Array:
-    """``(256,) int64``: how often each byte occurs."""
+    """Count how often each byte occurs, ``(256,) int64``."""
     found = np.zeros(256, np.int64)
     if "torch" in sys.modules or bits.nbytes >= WORTH_TORCH:  # five times faster than numpy
         import torch
@@ -116,7 +116,7 @@ def fold_counts(state: Moment, dtype: DType, counts: Array) -> None:
 
 
 def pattern_value(name: str, pattern: int) -> float:
-    """The value of one pattern of a float type."""
+    """Return the value of one pattern of a float type."""
     if name.startswith("float8"):
         return float(fp8_table(name)[pattern])
     if name == "bfloat16":
@@ -127,7 +127,7 @@ def pattern_value(name: str, pattern: int) -> float:
 
 @cache
 def pattern_values(dtype: DType) -> Array:
-    """``(2**bits,)``: the value of every bit pattern, float64, or int64 for integers and bool."""
+    """Return the value of every bit pattern, ``(2**bits,)``: float64, or int64 for integers and bool."""
     codes = np.arange(1 << dtype.bits, dtype=dtype.raw)
     if dtype.name == "bool":
         return (codes != 0).astype(np.int64)

@@ -1,8 +1,8 @@
-"""A tensor in blocks, in row-major order: what bounds the memory of every single-tensor view.
+"""A tensor in blocks, in row-major order, which bound the memory of every single-tensor view.
 
 A block is a run (:mod:`workbench.core.runs`) seen as a piece of a matrix, whose rows are all axes but the last::
 
-    shape (2, 6, 4), at most 8 elements a block     rows 0:2     2:4     4:6     6:8 …
+    shape (2, 6, 4), up to 8 elements a block       rows 0:2     2:4     4:6     6:8 …
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MatrixBlock:
 
 
 class MatrixBlocks:
-    """The blocks of one tensor; those of a small sample are read once however often one iterates.
+    """The blocks of one tensor; a small sample is read only once, even if it is iterated again.
 
     Args:
         tensor: any lazy tensor whose elements fill whole bytes.

@@ -3,7 +3,7 @@
 Of types of 16 bits or less all patterns are counted, so quantiles, histogram, distinct values, entropy and all moments
 are exact. Wider numbers are counted by the leading half of their float32: sign, exponent and seven bits of mantissa::
 
-    float32   s eeeeeeee mmmmmmm│mmmmmmmmmmmmmmmm      a bin is at most 2⁻⁷ of its values wide
+    float32   s eeeeeeee mmmmmmm│mmmmmmmmmmmmmmmm      the width of a bin is 2⁻⁷ of its values or less
               └── pattern ──────┘
 
 which places quantiles within :data:`BOUND` relative (below 1e-38, within 1e-40; beyond 3e38 they are cut off).
@@ -50,18 +50,18 @@ class Counts:
 
     @classmethod
     def of(cls, dtype: DType) -> Counts:
-        """Nothing seen."""
+        """Create empty counts."""
         return cls(dtype, dtype.bits <= 16, np.empty(0, np.uint16), np.empty(0, np.int64))
 
     def open(self) -> Array:
-        """The table of all patterns, to be added to; ``close`` makes it small again."""
+        """Return the table of all patterns, ready to be added to; ``close`` makes it small again."""
         if self.table is None:
             self.table = np.zeros(1 << (self.dtype.bits if self.exact else 16), np.int64)
             self.table[self.patterns] = self.times
         return self.table
 
     def close(self) -> None:
-        """Keep what occurs only."""
+        """Keep only the patterns that occur."""
         if self.table is not None:
             self.patterns = np.flatnonzero(self.table).astype(np.uint16)
             times, self.table = self.table[self.patterns], None
@@ -78,7 +78,7 @@ class Counts:
     # ---- questions -----------------------------------------------------------------------------------------------
 
     def moment(self) -> Moment:
-        """The moments, exactly.
+        """Compute the moments exactly.
 
         Raises:
             ValueError: of types wider than 16 bits, whose counts do not determine them.
@@ -94,7 +94,7 @@ class Counts:
         return found
 
     def values(self) -> tuple[Array, Array]:
-        """Finite values ascending and how often each occurs; the middles of bins for wide types."""
+        """Return the finite values in ascending order and how often each occurs; the middles of bins for wide types."""
         self.close()
         values = pattern_values(self.dtype) if self.exact else _middles()
         values, times = values[self.patterns], self.times.astype(np.int64)
@@ -105,7 +105,8 @@ class Counts:
         return values[order], times[order]
 
     def quantiles(self, wanted: Array, low: float | int | None = None, high: float | int | None = None) -> Array | None:
-        """Quantiles of the finite elements, as ``np.quantile`` (linear) defines them; ``None`` if there is none.
+        """Compute quantiles of the finite elements as ``np.quantile`` (linear) defines them; ``None`` without such
+        elements.
 
         Args:
             wanted: between 0 and 1.
@@ -135,7 +136,7 @@ class Counts:
 
     @property
     def entropy(self) -> float | None:
-        """Bits an element that an ideal code of single elements needs; ``None`` for wide types or no elements."""
+        """Bits per element that an ideal code of single elements needs; ``None`` for wide types or no elements."""
         if not self.exact:
             return None
         self.close()
@@ -145,7 +146,7 @@ class Counts:
         return abs(float(-(share * np.log2(share)).sum()))
 
     def histogram(self, bins: int = 64) -> tuple[Array, Array] | None:
-        """``(bins,)`` counts in equal bins between the smallest and the largest finite value, and their edges.
+        """Return counts in ``bins`` equal bins between the smallest and the largest finite value, and the bins' edges.
 
         The last bin includes its right edge, as numpy's; a single value is in the middle.
         """
@@ -165,7 +166,7 @@ class Counts:
 
 
 class Census:
-    """Reducer of :func:`workbench.core.scan.scan`: a :class:`Counts` a group; ``None`` for packed types.
+    """Reducer of :func:`workbench.core.scan.scan`: one :class:`Counts` per group; ``None`` for packed types.
 
     The states are large while they are open: pass work of ``order="group"``.
 
@@ -177,7 +178,7 @@ class Census:
         self.engine = engine
 
     def begin(self, dtype: DType, other: DType | None = None) -> Counts | None:
-        """Nothing seen."""
+        """Create empty counts; ``None`` for types without numeric values."""
         return None if raw_only(dtype) else Counts.of(dtype)
 
     def fold(self, state: Counts | None, piece: Piece) -> None:
@@ -223,7 +224,7 @@ class Census:
 
 
 def _leading(decoder: Decoder, dtype: DType, bits: Array) -> Array:
-    """The leading half of each element as float32."""
+    """Decode the leading half of each element as float32."""
     if dtype == _F32:
         narrow = bits
     else:
@@ -239,8 +240,8 @@ def _leading(decoder: Decoder, dtype: DType, bits: Array) -> Array:
 
 @cache
 def _middles() -> Array:
-    """``(65536,) float64``: the middle of each bin of wide types; zero's is zero."""
-    with np.errstate(invalid="ignore"):  # NaN that signal
+    """Return the middle of each bin of wide types, ``(65536,) float64``; zero's is zero."""
+    with np.errstate(invalid="ignore"):  # signalling NaN
         lower = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32).astype(np.float64)
     width = np.ldexp(1.0, np.maximum((np.arange(1 << 16) >> 7) & 0xFF, 1) - 127 - 7)
     found = lower + np.copysign(width / 2, lower)

@@ -3,10 +3,10 @@
 ::
 
     piece of a ─┐
-                ├─ memcmp ──► equal: counted, not looked at again
+                ├─ memcmp ──► equal: counted, not examined again
     piece of b ─┘        └──► differs: counts, Σδ² Σa² Σb², max |δ| with its place, ulps, octaves of |δ|, bands
 
-Equality is of bits (NaN equals the same NaN; −0 differs from +0, by no number). Numbers are compared where both sides
+Equality means equal bits (NaN equals the same NaN; −0 differs from +0, but δ is 0). Numbers are compared if both sides
 are finite; NaN and Inf are counted apart. Sums are carried exactly from piece to piece
 (:mod:`workbench.analysis.comparison`), so the order of the pieces does not matter.
 """
@@ -50,15 +50,15 @@ def compare(
 ) -> Iterator[tuple[int, Comparison]]:
     """Compare ``tensors_a[k]`` with ``tensors_b[k]`` for every ``k``; yields ``(k, comparison)`` as they are done.
 
-    Tensors that changed in some pieces only are looked at a second time, for the norms of their equal pieces; equal
+    Tensors that changed only in some pieces are read a second time, for the norms of their equal pieces; equal
     tensors are read once, on both sides. Tensors without an element that both sides store are not yielded.
 
     Args:
         tensors_a, tensors_b: positions of tensors of equal shapes.
         replicas: which stored copies.
         fast: use the compiled code; by default if numba can be imported and the pass is not small.
-        norms: take the norms of equal tensors too.
-        histograms: fill ``ulps`` and ``octaves``, which costs as much again.
+        norms: compute the norms of equal tensors too.
+        histograms: fill ``ulps`` and ``octaves``, which doubles the cost.
 
     Raises:
         OpenError: a chunk cannot be read (only without ``on_error``, which is called as by :func:`scan`).
@@ -67,7 +67,7 @@ def compare(
     chosen = engine(int(work.nbytes.sum()), fast)
     found: dict[int, Comparison] = {}
     reducer = Compare(a, fast=chosen == "numba", histograms=histograms)
-    told = None if progress is None else (lambda done: progress(0.9 * done))  # the second look is mostly short
+    told = None if progress is None else (lambda done: progress(0.9 * done))  # the second pass is mostly short
     for k, state in scan(work, reducer, threads=threads, progress=told, on_error=on_error):
         if (state.changed or norms) and state.looked < state.seen and state.how in ("bits", "numbers"):
             found[k] = state
@@ -95,7 +95,7 @@ class Compare:
     Args:
         a: the first side, for the shapes of its tensors.
         fast: whether the compiled code is used for the types it knows.
-        only_equal: look at the equal pieces instead of the differing ones, for their norms and NaN.
+        only_equal: examine the equal pieces instead of the differing ones, for their norms and NaN.
         histograms: fill those too.
     """
 
@@ -110,7 +110,7 @@ class Compare:
         self.__dict__ |= {**state, "_local": threading.local()}
 
     def begin(self, dtype: DType, other: DType | None) -> Comparison:
-        """A comparison of nothing yet."""
+        """Create an empty comparison."""
         assert other is not None
         return Comparison(dtype, other, how=how(dtype, other))
 
@@ -224,7 +224,7 @@ _COUNTED = ("seen", "changed", "same_number", "looked", "finite", "zeros", "unre
 
 
 def _further(new: Comparison, old: Comparison) -> bool:
-    """Whether the largest |δ| of one comparison comes before another's: larger, or as large and earlier."""
+    """Return whether one comparison's largest |δ| precedes another's: it is larger, or equal and earlier."""
     if new.max_at is None:
         return False
     return old.max_at is None or (-new.max_float, new.max_at) < (-old.max_float, old.max_at)
@@ -241,7 +241,9 @@ def _same(a: Array, b: Array) -> bool:
 
 @cache
 def _memcmp() -> Any:
-    """libc's, through ctypes: faster than comparing arrays, and it lets go of the interpreter."""
+    """Return libc's ``memcmp``, which is faster than comparing arrays and releases the GIL; ``None`` if it is
+    unavailable.
+    """
     try:
         found = ctypes.CDLL(None).memcmp
     except (OSError, AttributeError, TypeError):

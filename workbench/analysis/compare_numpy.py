@@ -1,6 +1,6 @@
 """The differing piece with numpy alone: every type, in blocks that stay in a core's cache.
 
-What is folded, here and by compiled code (``fast_compare``):
+Values that are folded, here and by compiled code (``fast_compare``):
 
     counts   changed · NaN on both sides with other bits · NaN in a · in b · new NaN · Inf in a · in b · pairs of
              finite numbers · index of the largest |δ| · δ = 0 · changed among the pairs that are not finite ·
@@ -35,7 +35,9 @@ LARGEST = 3
 
 
 def how(a: DType, b: DType) -> str:
-    """``bits``: one type with numbers; ``numbers``: two types that have them; ``raw``: one type without; ``none``."""
+    """Choose the comparison: ``bits`` (one numeric type), ``numbers`` (two of them), ``raw`` (one other type), or
+    ``none``.
+    """
     raw = [Decoder(dtype).kind == "raw bytes" for dtype in (a, b)]
     if a == b:
         return "raw" if raw[0] else "bits"
@@ -146,7 +148,7 @@ class Numpy:
 
 
 def _numbers(decoder: Decoder, bits: Array) -> Array:
-    """Bits of one type as float32, float64, complex128 or integers."""
+    """Decode bits of one type as float32, float64, complex128 or integers."""
     dtype = decoder.dtype
     if dtype.kind == "c":
         with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one

@@ -10,7 +10,7 @@
     rounding of a GGUF that was made from the other side          workbench.analysis.rounding
     result   rows, counts, tables, JSON                           workbench.analysis.diff_result
 
-Equal means bitwise equal; for what a converter wrote in another type, the same numbers. A different sharding,
+Equal means bitwise equal; for tensors that a converter wrote in another type, the same numbers. A different sharding,
 file or format is reported, but is not a difference.
 """
 
@@ -72,7 +72,7 @@ def diff(
 ) -> Diff:
     """Compare two checkpoints, of any formats and shardings.
 
-    If they are quantised in different ways, the numbers that they stand for are compared. A GGUF is compared with the
+    If they are quantised in different ways, the numbers that they represent are compared. A GGUF is compared with the
     checkpoint that it was made from: ``a`` is then always that one.
 
     Args:
@@ -195,7 +195,7 @@ class _Differ:
         ]
 
     def _left_out(self, only_a: dict[str, str], only_b: dict[str, str]) -> None:
-        """Take what a conversion adds and leaves out by design off the differences."""
+        """Remove tensors that a conversion adds or leaves out by design from the differences."""
         for key in [key for key in only_b if key in MADE]:
             self.not_checked[f"tensor {key!r}"] = only_b.pop(key)
         for key in [key for key, why in only_a.items() if why == TIED or key.endswith(LEFT_OUT)]:
@@ -212,7 +212,7 @@ class _Differ:
     # ---- rows --------------------------------------------------------------------------------------------------------
 
     def _rows(self, pairs: Sequence[TensorPair]) -> list[TensorDiff]:
-        # what a row keeps can be pickled: the checkpoints, and nothing of this call
+        # a row can be pickled: it keeps the checkpoints, but nothing of this call
         rows = [
             replace(TensorDiff.of(pair, self.b), sides=partial(_sides, pair, self.b, self.replicas)) for pair in pairs
         ]
@@ -232,7 +232,7 @@ class _Differ:
         return rows
 
     def _by_evidence(self, pairs: Sequence[TensorPair], rows: list[TensorDiff], todo: list[int]) -> list[int]:
-        """Fill in what the files say; returns the rows that must still be read."""
+        """Fill in the evidence of the files; return the rows that must still be read."""
         if self.evidence == "none":
             for at in todo:
                 rows[at] = replace(rows[at], status="unknown")
@@ -304,7 +304,7 @@ class _Differ:
             self.not_checked[f"tensor {key!r}"] = why
 
     def _roundings(self, pairs: Sequence[TensorPair], rows: list[TensorDiff]) -> None:
-        """Say of each converted tensor whether it is its source, up to the rounding of its stored type."""
+        """Determine whether each converted tensor equals its source, up to the rounding of its stored type."""
         catalog = self.stored.catalog
         weighted = conversion(self.b.objects).weighted
         todo: list[int] = []
@@ -346,7 +346,7 @@ class _Differ:
                 yield group[k], one
 
     def _without(self, pairs: Sequence[TensorPair], rows: list[TensorDiff]) -> None:
-        """Find damaged tensors that are the source without what the converter should have done to it."""
+        """Find damaged tensors that equal the source without the changes that the converter should have made."""
         done, undone = (conversion(self.b.objects, plain=plain) for plain in (False, True))
         damaged = [
             at

@@ -67,7 +67,7 @@ class TensorDiff(Shown):
         moved: ``cut`` or ``file``: stored in other boxes or files, which is not a difference.
         comparison: counts, norms and bands, if values were compared; :attr:`detail` adds histograms.
         pattern: the proved form of the change, if it has one.
-        rounding: of a converted tensor, whether the source is what the stored codes stand for.
+        rounding: of a converted tensor, whether the stored codes represent the source.
         chunk_rows: changed chunk rows of ``b``.
         why: the reason if it could not be read.
         fqn: its parameter in ``b``; ``None`` if unknown.
@@ -146,7 +146,7 @@ class TensorDiff(Shown):
 
     @property
     def differs(self) -> bool:
-        """Whether this is a difference. A different name is one, a different place is not."""
+        """Whether this is a difference. A different name is a difference, a different place is not."""
         return self.status in DIFFERENT or self.by == RENAMED
 
     @property
@@ -184,7 +184,7 @@ class TensorDiff(Shown):
         return replace(self, status=status, comparison=found, chunk_rows=rows, why=why)
 
     def rounded(self, found: CellCheck) -> TensorDiff:
-        """Return the row of a converted tensor with what its stored codes stand for."""
+        """Return the row of a converted tensor with the check of its stored codes."""
         if found.seen < self.numel:
             return self
         return replace(self, status="changed" if found.beyond else "rounded", rounding=found)

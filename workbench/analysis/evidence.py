@@ -6,7 +6,7 @@
     manifest           tensor by tensor, of fingerprints that were taken when the manifest was written
     one file           the same bytes on disk: a hard link, or the checkpoint with itself
 
-All but the last are evidence of what was *written*: a later bit flip on disk is not detected, and two contents share a
+All but the last show what was *written*: a later bit flip on disk is not detected, and two contents share a
 CRC-32 once in 4·10⁹. Each verdict records its source.
 """
 
@@ -33,7 +33,7 @@ EQUAL, CHANGED, UNKNOWN = "equal", "changed", "unknown"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known about one pair of tensors without reading them.
+    """The evidence on one pair of tensors, without reading them.
 
     Attributes:
         status: ``equal``, ``changed`` or ``unknown``.
@@ -233,7 +233,7 @@ def _by_manifest(
     for t, u, verdict in zip(left.tolist(), right.tolist(), verdicts, strict=True):
         one = manifests[0].tensors.get(a.catalog.keys[t])
         two = manifests[1].tensors.get(b.catalog.keys[u])
-        if _is_decoded(a.catalog, t) or _is_decoded(b.catalog, u):  # fingerprints are those of what is stored
+        if _is_decoded(a.catalog, t) or _is_decoded(b.catalog, u):  # fingerprints are those of the stored elements
             one = None
         if one is None or two is None or one.fingerprint is None or two.fingerprint is None:
             found.append(verdict)

@@ -1,7 +1,7 @@
 """The differing piece in one pass, compiled by numba: the same results as the numpy way.
 
-A piece is taken in blocks that stay in a core's first cache; each step is a loop of its own that the compiler turns
-into wide instructions. Blocks with NaN or Inf are copied, and such pairs become 0 there.
+A piece is processed in blocks that stay in a core's first-level cache; each step is a separate loop that the compiler
+vectorizes. Blocks with NaN or Inf are copied, and such pairs become 0 there.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def tally(name: str, a: Array, b: Array, into: tuple[Array, ...], histograms: bo
     """Fold one piece of two sides of one type into the tallies of :mod:`workbench.analysis.compare_numpy`.
 
     Args:
-        name: of the type, of :data:`TALLIES`.
+        name: name of the type, one of :data:`TALLIES`.
         a, b: bits, ``(N,)``.
-        into: mask ``(N,) uint8``, set to 1 where bits differ; ulps, octaves, counts, sums: added to, see there.
-        histograms: whether ulps and octaves are wanted: they are half of the work.
+        into: mask ``(N,) uint8``, set to 1 where bits differ; ulps, octaves, counts and sums, which are added to.
+        histograms: whether to fill ulps and octaves, which are half of the work.
     """
     table = ready(fp8_table(name) if a.itemsize == 1 else _NO_TABLE)
     mask, ulps, octaves, counts, sums = into
-    # a row each for eight neighbours, which do not wait for each other; rows not a power of two apart
+    # eight neighbours use separate rows, to avoid waiting for each other; rows are not a power of two apart
     near, far = np.zeros((8, len(ulps)), np.int64), np.zeros((8, len(octaves) + 8), np.int64)
     blocks = [np.empty((2, BLOCK), kind) for kind in (a.dtype, np.float32, np.uint8)]
     TALLIES[name](ready(a, a.dtype), ready(b, b.dtype), table, *blocks, mask, near, far, counts, sums, histograms)
@@ -44,7 +44,7 @@ def tally(name: str, a: Array, b: Array, into: tuple[Array, ...], histograms: bo
 
 @loop
 def _differ(x, y, out):
-    """Marks where bits differ; how many do."""
+    """Mark where bits differ, and count the marks."""
     found = np.int32(0)
     for i in range(len(x)):
         mark = np.uint8(x[i] != y[i])
@@ -59,10 +59,10 @@ def _itself(value, table):
 
 
 def _tally_of(number: Any, signed: Any, decoded: bool = False) -> Any:
-    """The kernel of one type.
+    """Return the kernel of one type.
 
     Args:
-        number: what its bits mean, of :mod:`workbench.core.fast_numbers`.
+        number: decodes its bits, from :mod:`workbench.core.fast_numbers`.
         signed: integers of the size of the type.
         decoded: whether blocks are decoded once, before the loops, which then see float32.
     """
@@ -101,12 +101,12 @@ def _tally_of(number: Any, signed: Any, decoded: bool = False) -> Any:
 
     @loop
     def distance(x, y, i, table):
-        """|δ| in float32, as bits."""
+        """Compute |δ| in float32, as bits."""
         return np.float32(abs(value(y[i], table) - value(x[i], table))).view(np.int32)
 
     @loop
     def distances(x, y, table):
-        """The largest |δ|, as bits, and how many are 0."""
+        """Return the largest |δ|, as bits, and how many are 0."""
         high, zeros = np.int32(0), np.int32(0)
         for i in range(len(x)):
             bits = distance(x, y, i, table)
@@ -137,7 +137,7 @@ def _tally_of(number: Any, signed: Any, decoded: bool = False) -> Any:
 
     @loop
     def histograms_of(a, b, x, y, table, near, far, ulps, octaves):
-        """Of bits a, b and what they are decoded to; the bit length of n is the exponent of 2n + 1."""
+        """Count δ of bits a, b and their decoded values by magnitude; the exponent of 2n + 1 is the bit length of n."""
         for i in range(len(x)):
             far[i] = np.uint8(distance(x, y, i, table) >> np.int32(23))
             near[i] = np.uint8((np.float64(2 * np.int64(steps(a[i], b[i])) + 1).view(np.int64) >> 52) - 1023)
@@ -183,7 +183,7 @@ def _tally_of(number: Any, signed: Any, decoded: bool = False) -> Any:
                         break
             counts[_FURTHEST] = max(counts[_FURTHEST], np.int64(furthest(left, right)))
             if histograms:
-                octaves[0, 0] -= zeros  # which are in none
+                octaves[0, 0] -= zeros  # these pairs are in none
                 histograms_of(left, right, x, y, table, places[0], places[1], ulps, octaves)
         sums[0] += dd
         sums[1] += aa

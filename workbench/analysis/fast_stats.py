@@ -51,7 +51,7 @@ def fold(state: Moment, dtype: DType, bits: Array) -> None:
 
 
 def count8(bits: Array) -> Array:
-    """``(256,) int64``: how often each byte occurs."""
+    """Count how often each byte occurs, ``(256,) int64``."""
     bits, counts = ready(bits, np.uint8), np.zeros((8, 256), np.int32)
     whole = len(bits) // 8 * 8
     words = bits[:whole].view(np.uint64)
@@ -72,7 +72,7 @@ def _count8(words, counts):
     byte = np.uint64(255)
     for k in range(len(words)):
         word = words[k]
-        for place in range(8):  # a table each, so that equal neighbours do not wait for each other
+        for place in range(8):  # separate tables, so equal neighbours do not wait for each other
             counts[place, (word >> np.uint64(8 * place)) & byte] += 1
 
 
@@ -96,7 +96,7 @@ def _extremes(bits, signed):
 
 @loop
 def _below(bits, sign, normal):
-    """How many of a run are zero, and how many zero or subnormal; counted in lanes of 16 bits."""
+    """Count the elements of a run that are zero, and those that are zero or subnormal, in lanes of 16 bits."""
     zero, small = np.uint16(0), np.uint16(0)
     for k in range(len(bits)):
         magnitude = bits[k] & ~sign
@@ -114,16 +114,16 @@ def _sum(values):
 
 
 def _fold_of(number: Any, mantissa: int | None = None) -> Any:
-    """The kernel of one type.
+    """Return the kernel of one type.
 
     Args:
-        number: what its bits mean, of :mod:`workbench.core.fast_numbers`.
-        mantissa: its bits, where squares could leave float32 without a scale.
+        number: decodes its bits, from :mod:`workbench.core.fast_numbers`.
+        mantissa: its bits, if squares could leave float32 without a scale.
     """
 
     @reordered
     def add_lanes(run, scale, shift, found):
-        """Σ(y − shift), Σ(y − shift)², Σ|y| of ``y = x · scale``, of every eighth of the run."""
+        """Add up Σ(y − shift), Σ(y − shift)², Σ|y| of ``y = x · scale``, for every eighth of the run."""
         part = len(run) // LANES
         each, square, size = found[0], found[1], found[2]
         for k in range(part):
@@ -147,7 +147,7 @@ def _fold_of(number: Any, mantissa: int | None = None) -> Any:
 
     @kernel
     def fold_runs(bits, signed, special, normal, sign, sums, counts, dirty, found):
-        """All runs; ``sums``: mean, M₂, Σ|x|; ``counts``: n, zero, subnormal, and the range of the bits."""
+        """Fold all runs; ``sums``: mean, M₂, Σ|x|; ``counts``: n, zero, subnormal, and the range of the bits."""
         mean, m2, l1, n = 0.0, 0.0, 0.0, 0
         for start in range(0, len(bits), RUN):
             run = bits[start : start + RUN]
@@ -169,7 +169,7 @@ def _fold_of(number: Any, mantissa: int | None = None) -> Any:
                 scale = np.uint32(np.uint32(min(254, 284 - (most >> mantissa))) << np.uint32(23)).view(np.float32)
             m, shift = len(run), np.float32(0)
             s, q, a = sums_of(run, scale, shift, found)
-            if s * (s / m) > q - s * (s / m):  # the mean outweighs the spread: what is left of q is rounding
+            if s * (s / m) > q - s * (s / m):  # the mean outweighs the spread: the rest of q is rounding
                 shift = np.float32(s / m)
                 s, q, _ = sums_of(run, scale, shift, found)
             back, both = 1.0 / np.float64(scale), n + m

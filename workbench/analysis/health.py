@@ -3,11 +3,11 @@
 ::
 
     incomplete   the commit marker or a listed file is missing
-    unseen       nobody has looked at it yet
-    sound        nothing was found in what was checked; ``values`` says whether the values were part of that
+    unseen       not verified yet
+    sound        the checks found nothing; ``values`` states whether they included the values
     finding      an error or a warning; the sentence is the first one's
 
-"Healthy" is not among them: what was not checked is part of the sentence.
+There is no "healthy": the sentence includes what was not checked.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from workbench.runs import Found
 
 @dataclass(frozen=True)
 class StepHealth:
-    """What is known of a saved step.
+    """The known health of a saved step.
 
     Attributes:
         state: ``incomplete``, ``unseen``, ``sound`` or ``finding``.
-        severity: of the worst finding: ``error`` or ``warn``; empty if there is none.
+        severity: severity of the worst finding: ``error`` or ``warn``; empty without findings.
         words: a sentence.
         values: whether the values were read, as by ``wb.verify(deep=True)``.
         spoilt: tensors with NaN or infinities; ``None`` if the values were not read.
@@ -43,7 +43,7 @@ class StepHealth:
 
 
 def unseen(found: Found) -> StepHealth:
-    """Return what is known of a step from its listing."""
+    """Return the health of a step as its listing shows it."""
     if found.complete:
         return StepHealth("unseen", "", "complete; not checked yet")
     return StepHealth("incomplete", "error", f"incomplete: {found.why or 'a part is missing'}")

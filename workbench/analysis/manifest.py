@@ -6,7 +6,7 @@
     check    the files again, with only the manifest             ──►  which blocks differ, and their contents
     compare  two manifests, no checkpoint                        ──►  tensors added, removed, changed, renamed, moved
 
-A manifest records what the files were when it was written, not that they were correct. Checkpoints too damaged to open
+A manifest records the files' state when it was written, not that they were correct. Checkpoints too damaged to open
 can still be checked: only names, sizes and bytes are compared.
 """
 
@@ -83,7 +83,7 @@ def load(path: str | os.PathLike[str] | Place) -> Manifest:
 
 
 def _found(place: Place) -> Place:
-    """The manifest of a checkpoint in a store."""
+    """Return the place of the manifest of a checkpoint in a store."""
     if place.file is None and place.exists(name := _inside(place)):
         return place.sub(name)
     above, name = place.above, f"{place.name}.manifest.json"
@@ -93,7 +93,7 @@ def _found(place: Place) -> Place:
 
 
 def _inside(place: Place) -> str:
-    """The name of a folder's manifest: :data:`INSIDE`, or a name with the digest of the folder's commit marker.
+    """Return the name of a folder's manifest: :data:`INSIDE`, or a name with the digest of the folder's commit marker.
 
     A save that was interrupted before renaming it leaves it under that name, and every save into a store does.
     """

@@ -1,6 +1,6 @@
 """Check a checkpoint's files against its manifest: which bytes changed, and what they contain.
 
-The manifest alone says what each byte belongs to, so files too damaged for any reader can be checked, too.
+The manifest alone records what each byte belongs to, so files too damaged for any reader can be checked, too.
 """
 
 from __future__ import annotations

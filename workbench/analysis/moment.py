@@ -1,4 +1,4 @@
-"""What is known of the elements seen so far: a state that merges; :mod:`workbench.analysis.moments` fills it."""
+"""Statistics of the elements seen so far: a mergeable state, filled by :mod:`workbench.analysis.moments`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from workbench.core.parts import storable
 @storable
 @dataclass
 class Moment:
-    """What the elements seen so far are like.
+    """Statistics of the elements seen so far.
 
     Attributes:
         dtype: their type; ``None`` for a merge over several.
         count: elements, all of them; of packed types nothing else is known.
         nan, posinf, neginf, zero, subnormal: how many are that (a complex element with an infinite part counts as
             ``posinf``, its magnitude; ``subnormal`` are not zero).
-        finite: how many took part in what follows.
+        finite: number of elements that the fields below describe.
         min, max: integers for integer types; ``None`` while nothing finite was seen.
-        mean, m2: and the sum of squared differences from it (``longdouble`` where squares leave float64).
+        mean, m2: the mean, and the sum of squared differences from it (``longdouble`` if squares leave float64).
         l1: Σ|x|.
         total: Σx of integers, exactly; ``None`` for floats.
     """
@@ -59,7 +59,7 @@ class Moment:
             delta = mean - self.mean if self.finite else 0.0
             self.mean = self.mean + delta * (n / both) if self.finite else mean
             self.total = None
-        # the first have nothing to differ from, and their own mean squared could drown their M₂
+        # the first elements have no earlier mean, and the square of their own could drown their M₂
         self.m2 = self.m2 + m2 + (delta * delta * (self.finite * (n / both)) if self.finite else 0.0)
         self.l1 = self.l1 + l1
         self.finite = both
@@ -88,7 +88,7 @@ class Moment:
 
     @property
     def norm(self) -> float | None:
-        """√Σx² of all elements, as torch has it: NaN where one is, else infinite where one is."""
+        """√Σx² of all elements, as in torch: NaN if any is NaN, else infinite if any is infinite."""
         if self.nan or self.posinf or self.neginf:
             return math.nan if self.nan else math.inf
         return float(np.sqrt(self._rms2()) * math.sqrt(self.finite)) if self.finite else None

@@ -4,7 +4,7 @@
 
     n = nₐ + n_b      δ = mean_b − meanₐ      mean = meanₐ + δ·n_b/n      M₂ = M₂ₐ + M₂_b + δ²·nₐ·n_b/n
 
-What is exact: every count, min and max, and for integers their total and Σ|x|. Of floats, numpy adds in float64;
+Every count, min and max are exact, and for integers their total and Σ|x|. Floats are added by numpy in float64;
 compiled code adds eight elements of up to 32 bits in float32, and those sums in float64, and takes runs whose mean
 outweighs their spread about their mean. Against float64 throughout, ``std``, ``norm`` and ``l1`` stay within
 :data:`ACCURACY` relative, the mean within :data:`ACCURACY` of the mean magnitude; types of 8 bits and float64 within
@@ -29,7 +29,7 @@ ACCURACY = 1e-6  #: relative, of sums of floats of 16 and 32 bits
 
 
 class Moments:
-    """Reducer of :func:`workbench.core.scan.scan`: a :class:`Moment` a group.
+    """Reducer of :func:`workbench.core.scan.scan`: one :class:`Moment` per group.
 
     Args:
         engine: of :func:`workbench.core.engine.engine`.
@@ -39,13 +39,13 @@ class Moments:
         self.engine = engine
 
     def begin(self, dtype: DType, other: DType | None = None) -> Moment:
-        """Nothing seen."""
+        """Create empty moments."""
         return Moment(dtype)
 
     def fold(self, state: Moment, piece: Piece) -> None:
         """Take in a piece."""
         assert state.dtype is not None
-        if state.dtype.packed:  # its pieces are bytes; the box says how many elements those are
+        if state.dtype.packed:  # its pieces are bytes; the box determines the number of elements
             state.count += int(np.prod(piece.sizes)) if piece.start == 0 else 0
             return
         self.fold_bits(state, piece.bits)

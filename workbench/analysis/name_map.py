@@ -31,7 +31,7 @@ class NameMap:
         targets: one for each tensor of ``b`` that ``a`` holds completely, in the order of ``b``.
         only_a: keys of ``a`` that no tensor of ``b`` needs → the reason, if known.
         only_b: keys of ``b`` that ``a`` does not hold completely → the reason, if known.
-        added: positions of tensors of ``a`` → the number that ``b`` has them larger by.
+        added: positions of tensors of ``a`` → the number by which ``b``'s are larger.
     """
 
     a: Checkpoint
@@ -83,14 +83,14 @@ def name_map(a: Checkpoint, b: Checkpoint) -> NameMap:
     are aligned; padded rows of a vocabulary are left out. If something is unknown (for example, neither checkpoint
     stores the number of query groups), the tensor is listed with the reason, never guessed.
 
-    If one side is a GGUF, what llama.cpp's converter does for the file's architecture is undone or done: permuted rows
-    of q and k, 1 added to norms, stacked experts. Of an architecture that is not known, no tensor is mapped.
+    If one side is a GGUF, the changes of llama.cpp's converter for its architecture are undone or applied: permuted
+    rows of q and k, 1 added to norms, stacked experts. No tensor of an unknown architecture is mapped.
     """
     return mapped(a, b)
 
 
 def mapped(a: Checkpoint, b: Checkpoint, *, plain: bool = False) -> NameMap:
-    """As :func:`name_map`; ``plain``: as if the converter of a GGUF had changed names alone."""
+    """Map names like :func:`name_map`; with ``plain``, assume that the converter of a GGUF changed only names."""
     mine, theirs = geometry(a.objects), geometry(b.objects)
     facts_a, facts_b = mine.filled(theirs), theirs.filled(mine)
     converted = (a.format == "gguf") != (b.format == "gguf")
@@ -148,7 +148,7 @@ HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 
 
 def _tied(ckpt: Checkpoint) -> bool:
-    """Whether a configuration says that the output is the embedding."""
+    """Return whether a configuration ties the output to the embedding."""
     config = ckpt.objects.get("config")
     return isinstance(config, Mapping) and config.get("tie_word_embeddings") is True
 
@@ -188,7 +188,7 @@ def _pieces(source: int, there: Link, here: Link) -> list[ComposedBox]:
         sizes[axis_a] = high[k] - low[k]
         at[axis_b] += (low[k] - here.at[k]) * every_b[axis_b]
         axes[axis_b] = axis_a
-    # a box of the target has no steps: then its elements along that axis are pieces of their own
+    # a box of the target has no steps: its elements along that axis become separate pieces
     apart = [axis for axis in range(len(at)) if every_b[axis] > 1 and axes[axis] is not None]
     if not apart:
         return [ComposedBox(source, tuple(offsets), tuple(sizes), tuple(at), tuple(axes), there.steps)]

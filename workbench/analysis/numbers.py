@@ -1,4 +1,4 @@
-"""Stored bits as numbers that can be added and compared, without torch, in buffers that are used again.
+"""Stored bits as numbers that can be added and compared, without torch, in reusable buffers.
 
 ::
 
@@ -6,11 +6,11 @@
     bf16            float32       shifted left by 16
     f16             float32       numpy
     fp8, e8m0       float32       a table of 256 entries, from the type's bits
-    complex         float64       the magnitude (so that there is an order)
+    complex         float64       the magnitude, which has an order
     bool            uint8         0 or 1
     the rest        itself        no copy
 
-Every conversion is exact but the magnitude. F4 and F6 pack several elements into a byte; they have no numbers here.
+Every conversion except the magnitude is exact. F4 and F6 pack several elements into a byte; they have no numbers here.
 
 Tables: OCP "8-bit Floating Point Specification" 1.0 (E4M3, E5M2), the FNUZ variants of ``torch/headeronly/util`` 2.13
 (bias one higher, no infinities, no negative zero: 0x80 is NaN), OCP "Microscaling Formats" 1.0 (E8M0).
@@ -39,7 +39,7 @@ _INTEGERS = {
     "qint8": "i1",
     "quint8": "u1",
     "qint32": "<i4",
-}  # the integers; their scale is not stored beside them
+}  # the integers, whose scale is not stored beside them
 
 
 class Decoder:
@@ -59,7 +59,7 @@ class Decoder:
         self._buffer = np.empty(0, np.float64)
 
     def numbers(self, bits: Array) -> Array:
-        """A flat array of ``LazyTensor.numpy()`` values (at most a block) as float32, float64 or integers."""
+        """Decode a flat array of ``LazyTensor.numpy()`` values (up to a block) as float32, float64 or integers."""
         name = self.dtype.name
         if self.kind == "raw bytes":
             raise ValueError(f"{name} has no numbers")
@@ -90,7 +90,7 @@ class Decoder:
 
 @cache
 def fp8_table(name: str) -> Array:
-    """``(256,) float32``: the value of every byte of an 8-bit float type."""
+    """Return the value of every byte of an 8-bit float type, ``(256,) float32``."""
     code = np.arange(256)
     if name == "float8_e8m0fnu":
         table = np.ldexp(1.0, code - 127)

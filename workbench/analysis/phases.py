@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 PARTS = ("serialise", "hash", "write", "sync")  #: of ``data``, added up over threads
 ORDER = ("stage", "plan", "echo", *PARTS, "data", "gather", "metadata")
-NAMES = 32  #: different phases in a manifest that are believed
-EVEN = 1.1  #: times the median up to which ranks count as equally fast
+NAMES = 32  #: maximum number of distinct phases accepted from a manifest
+EVEN = 1.1  #: multiple of the median up to which ranks count as equally fast
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Slowest:
     """The rank that the others waited for.
 
     Attributes:
-        seconds: of its phase ``data``; ``typical`` is the median of all ranks.
+        seconds: duration of its phase ``data``; ``typical`` is the median of all ranks.
         part: the part of ``data`` that exceeds its own median most; ``part_seconds``, ``part_typical``: its seconds and
             that median.
     """
@@ -87,11 +87,11 @@ class SavePhases(Shown):
             self._seconds[row.rank, row.name] = self._seconds.get((row.rank, row.name), 0.0) + row.seconds
 
     def seconds(self, rank: int, name: str) -> float | None:
-        """Seconds of a phase on a rank; ``None`` if it had none."""
+        """Return the seconds that a phase took on a rank; ``None`` if the rank did not have it."""
         return self._seconds.get((rank, name))
 
     def of(self, name: str) -> dict[int, float]:
-        """Seconds of a phase by rank, of those that had it."""
+        """Return the seconds that a phase took, by rank, for the ranks that had it."""
         return {rank: one for (rank, phase), one in self._seconds.items() if phase == name}
 
     @property
@@ -101,7 +101,7 @@ class SavePhases(Shown):
 
     @property
     def total(self) -> float:
-        """Seconds from the begin of the plan to the end of the last phase on rank 0; staging is not part of it."""
+        """Seconds from the beginning of the plan to the end of the last phase on rank 0, without staging."""
         own = [row for row in self.rows if row.rank == 0 and row.name != "stage"] or self.rows
         begin = min(row.start for row in own)
         return max((row.start + row.seconds - begin for row in own if row.name not in PARTS), default=0.0)
@@ -158,7 +158,7 @@ def phases_of(record: Mapping[str, Any], shown: str) -> SavePhases:
     """Return the phases of a manifest's ``save``; ``shown`` is the name of the checkpoint in errors.
 
     Raises:
-        UsageError: it records none. CorruptError: it is not what ``wb.dcp.Writer`` writes.
+        UsageError: it records none. CorruptError: it was not written by ``wb.dcp.Writer``.
     """
     stored = record.get("phases")
     if not stored:

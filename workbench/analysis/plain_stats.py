@@ -45,9 +45,9 @@ def fold(state: Moment, dtype: DType, bits: Array) -> None:
         if dtype.kind not in "fc":
             _integers(state, block.view(kind))
             continue
-        with np.errstate(invalid="ignore"):  # NaN that signal, which converting makes quiet
+        with np.errstate(invalid="ignore"):  # signalling NaN, which the conversion makes quiet
             values = decoder.numbers(block if dtype.kind == "c" else block.view(dtype.numpy)).astype(np.float64)
-        if dtype.kind == "c":  # a magnitude is subnormal of no type that is stored
+        if dtype.kind == "c":  # magnitudes are not subnormal in any stored type
             subnormal = state.subnormal
             _floats(state, "float64", values.view(np.uint64), values)
             state.subnormal = subnormal
@@ -56,7 +56,7 @@ def fold(state: Moment, dtype: DType, bits: Array) -> None:
 
 
 def ordered(umin: int, umax: int, smin: int, smax: int, sign: int) -> tuple[int, int, int, int]:
-    """Patterns of the smallest and the largest value, and the smallest and the largest magnitude.
+    """Return the bit patterns of the smallest and the largest value, and of the smallest and the largest magnitude.
 
     Args:
         umin, umax, smin, smax: the range of the bits as unsigned and as signed integers.

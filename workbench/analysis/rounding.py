@@ -67,7 +67,7 @@ class CellCheck:
 
 
 def has_bound(name: str, weighted: bool) -> bool:
-    """Whether a stored type says which numbers each of its codes stands for.
+    """Return whether a stored type determines which numbers each of its codes stands for.
 
     Args:
         weighted: the file was quantised with an importance matrix.
@@ -114,7 +114,7 @@ class _Within:
         self._blocks = blocks[ends.catalog.tensor]
 
     def begin(self, dtype: DType, other: DType | None) -> CellCheck:
-        """A comparison of nothing yet."""
+        """Create an empty comparison."""
         return CellCheck("")
 
     def fold(self, state: CellCheck, piece: Piece) -> None:

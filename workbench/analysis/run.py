@@ -511,7 +511,9 @@ class Run(Shown):
         return one.log.unit == "lines", one.loss is None, -covered, -one.points, kind, one.log.path
 
     def _same(self, one: JoinedLog) -> bool:
-        """Whether a further log is of the same run: it has the steps and, where both log it, the loss of the first."""
+        """Return whether another log is of the same run: it has the first log's steps and, where both log it, the same
+        loss.
+        """
         first = self._joined[0]
         curve = one.loss or max(one.curves.values(), key=lambda each: len(each.steps))
         known = first.loss or max(first.curves.values(), key=lambda each: len(each.steps))
@@ -591,7 +593,7 @@ class Run(Shown):
 
     @cached_property
     def _resumes(self) -> list[Resume]:
-        """Of all logs, and of second saves of one step, each once."""
+        """Notes of all logs, and on second saves of one step, each once."""
         found: dict[int, Resume] = {}
         for one in self._used:
             for resume in one.resumes:
@@ -607,8 +609,9 @@ class Run(Shown):
         return [found[step] for step in sorted(found)]
 
     def _beside(self) -> Iterator[Resume]:
-        """Resumes that the log of the loss does not show: a console beside it names the step that was loaded, or the
-        log begins right after a checkpoint."""
+        """Yield resumes that the log of the loss does not show: a console log of the same run names the step that was
+        loaded, or the log begins right after a checkpoint.
+        """
         loss = self._loss()
         if loss is None or self._counted:
             return
@@ -641,7 +644,9 @@ class Run(Shown):
         return next((one for one in reversed(self._resumes) if one.first_after <= step), None)
 
     def _loaded(self, one: Resume) -> tuple[int | None, Found | None]:
-        """The step that a resume continued from, and its checkpoint: the log says so, or the checkpoint exists."""
+        """Return the step that a resume continued from, if the log names it, or its checkpoint exists; and that
+        checkpoint.
+        """
         zero = 1 if self._zero_based else 0
         interval = self._joined[0].interval if self._joined else 1
         whole = [found for found in self.found if found.complete and not is_echo_save(found)]
@@ -675,7 +680,7 @@ def is_echo_save(found: Found) -> bool:
 
 
 def after_resume(row: Mapping[str, Any]) -> bool:
-    """Whether a row of ``Run.spikes`` begins soon after a resume."""
+    """Return whether a row of ``Run.spikes`` begins soon after a resume."""
     resume = row["resume"]
     return resume is not None and resume == resume and row["step"] - resume <= NEAR
 
@@ -686,7 +691,7 @@ def spike_rank(row: Mapping[str, Any]) -> tuple[bool, float]:
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a table in JSON's types; what is missing is ``None``."""
+    """Return the rows of a table in JSON's types; missing values are ``None``."""
     out = []
     for row in frame.to_dict("records"):
         plain: dict[str, Any] = {}

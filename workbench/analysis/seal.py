@@ -32,7 +32,7 @@ def seal(
     storage_options: Mapping[str, Any] | None = None,
     executor: Executor | None = None,
 ) -> Manifest:
-    """Verify a checkpoint, and write the manifest of what was found intact.
+    """Verify a checkpoint, and write its manifest if it is intact.
 
     Call it once, on one rank, when the save is complete: in Megatron's ``add_finalize_fn``, after DeepSpeed's
     ``save_checkpoint``, after ``torch.save`` or a Hugging Face save. ``wb.dcp.Writer`` makes the same manifest while
@@ -53,7 +53,7 @@ def seal(
     Raises:
         CorruptError: the checks found an error; the message names the first ones. Nothing was written.
         OpenError: the checkpoint cannot be opened, or changed meanwhile.
-        UsageError: the manifest cannot be written where it belongs.
+        UsageError: the manifest cannot be written to its place.
     """
     with using(executor), with_options(storage_options, path):
         ckpt = path if isinstance(path, Checkpoint) else open_checkpoint(path, cache=False)

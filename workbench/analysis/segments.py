@@ -13,7 +13,7 @@ Labels are ``(kind, name)``:
     ``archive``  zip headers, pickle and directory around one tensor's elements, by the tensor's key
     ``object``   a stored non-tensor object, by its key
     ``record``   a record of a file that is one archive: ``archive/data.pkl``
-    ``header``   what a reader reads first, such as a safetensors header
+    ``header``   the part that a reader reads first, such as a safetensors header
     ``rest``     anything else: padding, directories, files without tensors
 """
 

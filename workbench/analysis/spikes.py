@@ -1,4 +1,4 @@
-"""Spikes of a loss curve: points far above what the points before them predict.
+"""Spikes of a loss curve: points far above the prediction of the points before them.
 
 ::
 
@@ -15,8 +15,8 @@
                 level shift   the loss stays up: curriculum, data, learning rate, divergence; shown, not an alarm
                 nan           NaN or infinite
 
-One causal pass over the logged points: an event is reported from what was known when it happened, plus what its own
-course shows. Figures for synthetic curves: ``tests/lab/curves.py``, in docs/run.md.
+One causal pass over the logged points: an event is detected from the points before it, and described by its own
+course. Figures for synthetic curves: ``tests/lab/curves.py``, in docs/run.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RECENT, LONG = 72, 192  #: residuals that give the scale
 FLOOR = 0.0015  #: of sigma, in nats
 ONSET, NATS = 5.0, 0.10  #: sigma and nats of the first point
 PEAK, SINGLE = 8.0, 14.0  #: sigma of the peak with two points over ONSET; of one point alone
-FURTHER = 1.2  #: times the furthest of the last LONG residuals, on either side, that the peak has to reach
+FURTHER = 1.2  #: multiple of the largest of the last LONG residuals, on either side, that the peak has to reach
 LOW, APART, FOLLOW = (
     6.5,
     1.7,
@@ -57,7 +57,7 @@ class Spike:
         sigma: the height of the log loss in units of the noise before it.
         over: points over the onset's threshold.
         kind: ``spike``, ``unresolved``, ``level shift`` or ``nan``.
-        recovered: whether the loss came back to what the points before predict.
+        recovered: whether the loss returned to the prediction of the points before.
         suspected: only one point is over, or the noise has heavy tails and the height is below 14 sigma.
     """
 

@@ -1,4 +1,4 @@
-"""Statistics of a whole checkpoint as a table: a row a tensor, a stored chunk, or a module.
+"""Statistics of a whole checkpoint as a table: one row per tensor, stored chunk, or module.
 
 ::
 
@@ -6,8 +6,8 @@
     by="shard"    each chunk as it is stored, copies too: does one rank's differ?
     by="module"   layers.3 is all below layers.3; the root is ""; floating-point tensors only
 
-One pass over the payload (:mod:`workbench.core.scan`) folds :mod:`moments <workbench.analysis.moments>`, and where
-quantiles are asked for a :mod:`census <workbench.analysis.census>`. Results that took longer than a second are kept
+One pass over the payload (:mod:`workbench.core.scan`) folds :mod:`moments <workbench.analysis.moments>`, and, if
+quantiles are requested, a :mod:`census <workbench.analysis.census>`. Results that took longer than a second are kept
 in the user's cache folder under a key of every file's name, size and modification time.
 """
 
@@ -42,7 +42,7 @@ from workbench.errors import UsageError, WorkbenchError
 if TYPE_CHECKING:
     import pandas as pd
 
-VERSION = 2  #: of what is computed; part of the cache's key
+VERSION = 2  #: version of the computation; part of the cache's key
 WORTH_KEEPING = 1.0  #: seconds from which a result is kept
 BY = ("tensor", "shard", "module")
 REALS = ("min", "max", "mean", "std", "norm", "absmean", "rms")
@@ -81,7 +81,7 @@ def stats(
         (of complex ones the magnitudes; NaN if there are none), norm rms of all elements (NaN where one is NaN,
         else infinite where one is infinite), zero nan posinf neginf subnormal as counts, and ``error``: why some
         elements are missing from the row's numbers, or NA.
-        ``attrs["engine"]`` says what computed it: ``numpy``, ``numba`` or ``cache``.
+        ``attrs["engine"]`` states what computed it: ``numpy``, ``numba`` or ``cache``.
 
     Raises:
         UsageError: another ``by``, or quantiles of modules.
@@ -133,7 +133,7 @@ class _Full:
 def _computed(
     ckpt: Checkpoint, by_chunk: bool, quantiles: bool, how: str, threads: int | None, progress: Progress | None
 ) -> tuple[dict[str, Array], dict[int, str]]:
-    """Columns of one row a tensor (or chunk row), and what went wrong by row."""
+    """Compute the columns, one row per tensor (or chunk row), and the errors by row."""
     catalog = ckpt.catalog
     rows = catalog.chunks if by_chunk else len(catalog)
     group = np.arange(rows) if by_chunk else None
@@ -198,7 +198,7 @@ def _by_shard(ckpt: Checkpoint, columns: dict[str, Array], errors: dict[int, str
 
 
 def _by_module(ckpt: Checkpoint, columns: dict[str, Array], errors: dict[int, str]) -> pd.DataFrame:
-    """Each module is the sum of the tensors whose key begins with its path and a dot."""
+    """Aggregate by module: each is the sum of the tensors whose key begins with its path and a dot."""
     import pandas as pd
 
     catalog = ckpt.catalog
@@ -228,7 +228,7 @@ def _by_module(ckpt: Checkpoint, columns: dict[str, Array], errors: dict[int, st
 
 
 def _merged(columns: dict[str, Array], where: Array, who: Array, rows: int) -> dict[str, Array]:
-    """Rows of tensors added up: ``M₂ = Σ (M₂ᵢ + nᵢ·(meanᵢ − mean)²)``."""
+    """Add up rows of tensors: ``M₂ = Σ (M₂ᵢ + nᵢ·(meanᵢ − mean)²)``."""
     each = {name: column[who] for name, column in columns.items()}
     n, total = each["finite"].astype(np.float64), _summed(where, each["finite"], rows)
     found: dict[str, Array] = {name: _summed(where, each[name], rows) for name in COUNTS}
@@ -305,7 +305,7 @@ def _path(ckpt: Checkpoint, by: str, quantiles: bool) -> str:
 
 
 def _kept(ckpt: Checkpoint, by: str, quantiles: bool) -> dict[str, Array] | None:
-    """Columns of an earlier run, or ``None``; what is damaged or another user's counts as none."""
+    """Load the columns of an earlier run, or ``None``; a damaged file or another user's file is ignored."""
     rows = ckpt.catalog.chunks if by == "shard" else len(ckpt.catalog)
     wanted = (*NUMBERS, "finite", "seen", *(_OF_CENSUS if quantiles else ()))
     try:
@@ -314,7 +314,7 @@ def _kept(ckpt: Checkpoint, by: str, quantiles: bool) -> dict[str, Array] | None
                 return None
             with np.load(handle, allow_pickle=False) as stored:
                 columns = {name: stored[name] for name in wanted}
-    except Exception:  # zipfile, zlib and numpy raise what they like; then it is computed again
+    except Exception:  # zipfile, zlib and numpy raise any exception; then it is computed again
         return None
     return columns if all(column.shape == (rows,) for column in columns.values()) else None
 

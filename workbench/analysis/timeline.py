@@ -1,4 +1,4 @@
-"""The steps of a run, one after the other: what is stored, how large the weights and moments are, how far they moved.
+"""The steps of a run in order: their contents, the norms of weights and moments, and how far the weights moved.
 
 ::
 
@@ -75,7 +75,7 @@ def timeline(
     Returns:
         by step: step path format complete why tensors nbytes norm_param norm_exp_avg norm_exp_avg_sq change nan; what
         a step lacks is missing. By tensor: step path key fqn role norm absmean nan change, with ``change`` of weights
-        and moments alike. A step that is incomplete or cannot be read is a row whose ``why`` says so.
+        and moments. A step that is incomplete or cannot be read is a row with the reason in ``why``.
 
     Raises:
         OpenError: the folder cannot be listed, or holds no checkpoints with steps. UsageError: an unknown ``by``.
@@ -204,8 +204,9 @@ def _tensors(
 def _changes(
     first: _ReadStep, second: _ReadStep, threads: int | None, progress: Progress | None
 ) -> dict[int, tuple[int, int] | None]:
-    """For tensors that both steps hold whole: exact Σδ² and Σa², by position in the later step; ``None`` where one of
-    the two has NaN or infinities: sums of the rest would look like a small change."""
+    """Compute exact Σδ² and Σa² of tensors that both steps hold whole, by position in the later step; ``None`` if
+    either contains NaN or infinities, because sums over the rest would look like a small change.
+    """
     before, ckpt = first.ckpt, second.ckpt
     pairs = [
         pair

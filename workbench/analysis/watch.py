@@ -7,8 +7,8 @@
                      not the same: it is being written                          └─► `checked`
              log files changed? ─► wb.run ─► new `resume`, `spike`
 
-A listing before and one after it confine what ``discover`` saw: a step counts if its files were the same in both, in
-every format. This holds for writers that rename a finished save and for those that write in place. What has stopped
+Listings before and after ``discover`` bracket what it saw: a step counts if its files were the same in both, in every
+format. This holds for writers that rename a finished save and for those that write in place. A file that has stopped
 growing but ends too early (half of a ``torch.save``, a ``.metadata`` before its data files) does not open, and waits.
 """
 
@@ -78,8 +78,8 @@ class WatchEvent:
         words: a sentence.
         check: for ``checked`` and ``finding``: which one of :data:`CHECKS`.
         details: of JSON's types, by kind; docs/run.md lists them.
-        health: for ``step``, ``rewritten``, ``incomplete``, ``checked`` and ``finding``: what is known of the step.
-        found: the step, as ``discover`` has it.
+        health: for ``step``, ``rewritten``, ``incomplete``, ``checked`` and ``finding``: the health of the step.
+        found: the step, as found by ``discover``.
     """
 
     kind: str
@@ -102,7 +102,7 @@ class WatchEvent:
 
 @dataclass
 class WatchedStep:
-    """What is known of a checkpoint from look to look.
+    """The state of a checkpoint between looks.
 
     Attributes:
         files: at the last look, by path below the checkpoint.
@@ -110,8 +110,8 @@ class WatchedStep:
         why: why they cannot be opened yet; empty if they can, ``None`` if that was not tried.
         corrupt: they cannot be opened, but nothing is missing.
         reported: the files when it was last reported; ``None`` if it was not.
-        called: whether it was called incomplete as it is now.
-        known: it was there before the watch began, and events of it are not wanted.
+        called: whether its present state was reported as incomplete.
+        known: it existed before the watch began, and its events are not wanted.
     """
 
     found: Found
@@ -126,7 +126,7 @@ class WatchedStep:
 
 @dataclass
 class WatchedRun:
-    """What was reported of a run's log.
+    """The reported state of a run's log.
 
     Attributes:
         logs: its files when they were read.
@@ -144,12 +144,12 @@ class WatchedRun:
 
 
 class Watcher:
-    """Looks at a folder again and again; see the module's docstring.
+    """Examines a folder repeatedly; see the module's docstring.
 
     Attributes:
         exit_code: 0 if nothing was found so far, 1 for warnings, 2 for errors.
         steps: how many steps were reported.
-        path: the folder's path or URL, as events have it.
+        path: the folder's path or URL, as in events.
     """
 
     def __init__(
@@ -172,12 +172,12 @@ class Watcher:
 
         Args:
             root: the folder of a run, or of several; a path or URL.
-            checks: what is run on each step: ``verify`` (the structure), ``deep`` (every byte), ``doctor`` (the step
+            checks: the checks of each step: ``verify`` (the structure), ``deep`` (every byte), ``doctor`` (the step
                 compared with the complete one before it).
             logs: files or folders of logs of the one run in ``root``; by default those in, beside and above each run.
-            above: folders above the root in which logs are looked for.
+            above: number of folders above the root that are searched for logs.
             interval: seconds between two looks; by default 2 on disk and 30 for URLs while something changes, growing
-                to 30 and 300 while nothing does. What takes long, a look or reading a run's logs, is repeated after 9
+                to 30 and 300 while nothing does. A look, or reading a run's logs, that takes long is repeated after 9
                 times as long.
             patience: seconds without a change after which a step that is not complete, or does not open, is reported.
             from_now: report nothing that is complete, or logged, at the first look.
@@ -233,7 +233,7 @@ class Watcher:
                 return
 
     def once(self) -> Iterator[WatchEvent]:
-        """Report everything that is there, from two looks that are up to a second apart.
+        """Report everything that exists, from two looks up to a second apart.
 
         A step that is incomplete, and changed within the last ``patience`` seconds, may still be written: it is
         reported without a severity. Raises as :meth:`events`.
@@ -244,10 +244,10 @@ class Watcher:
         yield from self._check(until=float("inf"))
 
     def look(self, *, last: bool = False) -> Iterator[WatchEvent]:
-        """Look once: yield what has happened since the look before. The checks are left to :meth:`events`.
+        """Look once: yield the events since the previous look. The checks are left to :meth:`events`.
 
         Args:
-            last: there will be no further look: report what is waiting, too.
+            last: there will be no further look: also report waiting steps.
         """
         began = self._clock()
         try:
@@ -282,7 +282,7 @@ class Watcher:
         return with_options(self._options, self.path)
 
     def _listing(self, below: str = ".") -> tuple[Listing, Listing]:
-        """Files of the tree, or of a part of it, by path below the root; and those that are logs."""
+        """List the files of the tree, or of a part of it, by path below the root, with logs listed separately."""
         place = Place(self._at(below))
         if place.file is not None:
             return {below: place.stat(place.file)}, {}
@@ -293,7 +293,7 @@ class Watcher:
         return files, logs
 
     def _discovered(self) -> list[Found]:
-        """The checkpoints under names that are meant to stay. A link to a file (``latest.pt``) is another name."""
+        """Return the checkpoints under permanent names. A link to a file (``latest.pt``) is another name."""
         place = Place(self.path)
         found = (one for one in discover(self.path) if one.format != "unreadable" and not _TEMPORARY.search(one.path))
         return [one for one in found if one.path == "." or not place.is_link(one.path)]
@@ -384,8 +384,8 @@ class Watcher:
         return entry.why
 
     def _unlike(self, entry: WatchedStep) -> str:
-        """Return which file a step lacks that every other step beside it has: some formats have no commit marker, and
-        are complete before the optimizer is saved, for all that their files show."""
+        """Return the file that a step lacks but every other step beside it has: some formats have no commit marker, and
+        their files look complete before the optimizer is saved."""
         beside = os.path.dirname(entry.found.path)
         if entry.found.step is None or "" in entry.files:  # a file is whole once it opens
             return ""
@@ -451,7 +451,7 @@ class Watcher:
         return StepHealth(state, severity, words), {**pair, "causes": causes}
 
     def _before(self, found: Found) -> tuple[Found | None, Found | None]:
-        """The complete step before one in the same folder, and its save from right after a load."""
+        """Return the complete step before this one in the same folder, and its save from right after a load."""
         beside = sorted(
             (
                 one.found
@@ -514,12 +514,12 @@ class Watcher:
                     yield self._counted(event)
 
     def _noted_logs(self, notes: Sequence[str]) -> Iterator[WatchEvent]:
-        """What was not read of the logs, once: counts in these words grow with the log."""
+        """Report once which parts of the logs were not read; counts in these notes grow with the log."""
         for words in notes:
             yield from self._note(words, once=_NUMBER.sub("#", words))
 
     def _stats(self, paths: Any) -> Mapping[str, FileStat | None]:
-        """The present identity of log files; those below the root are in the listing."""
+        """Return the current identity of log files; those below the root are in the listing."""
         found: dict[str, FileStat | None] = {}
         for path in paths:
             inside = path[len(self.path) + 1 :] if path.startswith(f"{self.path}/") else None
@@ -586,7 +586,7 @@ class Watcher:
 
 
 def _walk(place: Place, at: str, depth: int) -> Iterator[tuple[str, FileStat]]:
-    """Files below a folder with their paths; folders that :func:`discover` does not enter are left out."""
+    """Yield files below a folder with their paths; folders that :func:`discover` does not enter are skipped."""
     yield from ((at + name, stat) for name, stat in place.files.items())
     for folder in place.folders:
         if depth and not folder.startswith(".") and not place.is_link(folder):
@@ -597,7 +597,7 @@ def _walk(place: Place, at: str, depth: int) -> Iterator[tuple[str, FileStat]]:
 
 
 def _owned(found: Sequence[Found], files: Listing) -> dict[str, dict[str, FileStat]]:
-    """The files of each checkpoint, by path below it: its own, and those in the folders that belong to its format."""
+    """Return the files of each checkpoint by path below it: its own files, and those in the folders of its format."""
     out: dict[str, dict[str, FileStat]] = {one.path: {} for one in found}
     kinds = {one.path: formats.record(one.format) for one in found}
     for path, stat in files.items():
@@ -626,7 +626,7 @@ def _order(found: Found) -> tuple[Any, ...]:
 
 
 def _shape(files: Listing) -> set[str]:
-    """The names of a step's files without their numbers, which differ from step to step."""
+    """Return the names of a step's files without their numbers, which differ from step to step."""
     return {_NUMBER.sub("#", name) for name in files if name != INSIDE}
 
 

@@ -31,7 +31,7 @@ from workbench.core.remote.url import is_url
 from workbench.errors import UsageError
 from workbench.notebook import enabled
 
-#: Tabs that need nothing but one checkpoint.
+#: Tabs that need only one checkpoint.
 ALONE = tuple(name for name in TABS if name in ("overview", "tensors", "layout", "integrity") and name in MAKERS)
 
 
@@ -86,7 +86,7 @@ class RunCell(pn.viewable.Viewer):
         return self._body
 
     def close(self) -> None:
-        """Stop the jobs and close what was opened."""
+        """Stop the jobs and close the opened checkpoints."""
         self.page.close()
         self.state.close()
 
@@ -99,7 +99,7 @@ class RunCell(pn.viewable.Viewer):
 
 
 class _AnyPlace(Jail):
-    """No ROOT: the run's own paths, as the caller of a notebook's cell named them."""
+    """The replacement of ROOT in a notebook's cell: the run's own paths, as the caller named them."""
 
     def __init__(self) -> None:
         super().__init__(".")
@@ -116,7 +116,7 @@ class Cell(pn.viewable.Viewer):
     """The tabs of one open checkpoint, which the caller must close.
 
     Attributes:
-        state: what is shown; ``state.tensor = "…"`` selects a tensor.
+        state: the selection; ``state.tensor = "…"`` selects a tensor.
         made: the tabs shown so far, by name.
     """
 

@@ -47,7 +47,7 @@ MOST_RANKS = 4096  #: largest mesh that the page plans for
 
 @dataclass(frozen=True)
 class ExportChoice:
-    """Everything that determines what is written.
+    """Everything that determines the export.
 
     Attributes:
         path: of the checkpoint, relative to ROOT; ``into``: of the target, relative to the outlet's folder.
@@ -145,7 +145,7 @@ class ExportChoice:
         return command([*words, *["--overwrite"] * self.overwrite, *["--verify"] * self.verify])
 
     def narrowed(self, ckpt: Checkpoint, progress: Callable[[float], None]) -> tuple[Checkpoint, str | None]:
-        """Return the narrowed checkpoint; with renaming, what the export narrows by the new names."""
+        """Return the narrowed checkpoint; with renaming, all tensors that the export narrows by the new names."""
         if not self.pattern:
             return ckpt, None
         if self.rename != "hf":

@@ -54,7 +54,7 @@ def checkpoints(jail: Jail) -> FoundCheckpoints:
 
 
 def found_before(jail: Jail) -> FoundCheckpoints | None:
-    """Return what the last search of this ROOT found, by any session: a page can show it until its own has ended."""
+    """Return the result of the last search of this ROOT, by any session; a page shows it until its own search ends."""
     return _last.get(str(jail.root))
 
 

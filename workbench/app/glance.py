@@ -1,4 +1,4 @@
-"""What the Overview shows of a checkpoint, as plain data: computed once, on opening, for all sessions."""
+"""The Overview's data of a checkpoint: computed once, on opening, for all sessions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def glance(ckpt: Checkpoint) -> Glance:
 
 
 def facts(ckpt: Checkpoint) -> list[tuple[str, str]]:
-    """Return what the checkpoint is, as pairs of label and HTML, in the words of its text repr."""
+    """Return a description of the checkpoint as pairs of label and HTML, in the words of its text repr."""
     told = [(name, html(value)) for name, value in shared.heading(ckpt) if name not in ("files", "objects")]
     used = np.flatnonzero(np.bincount(ckpt.catalog.file, minlength=len(ckpt.catalog.files))).tolist()
     sizes = [max(ckpt.catalog.file_stats[file].size, 0) for file in used]

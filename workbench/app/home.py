@@ -38,7 +38,7 @@ from workbench.views.run import run_sentence, worst_spike
 from workbench.views.run_html import SMALL
 from workbench.views.run_pictures import thinned
 
-OPENED = 100  #: runs whose logs and steps are read for the cards; the others say so when they are opened
+OPENED = 100  #: maximum runs whose logs and steps are read for the cards
 STEPS = 24  #: newest steps of a run in a card, and the number of them that is checked
 ALARMS = 3  #: findings of the watch that are shown
 SAID = {"error": "error", "warn": "warning"}
@@ -108,7 +108,7 @@ class Home(pn.viewable.Viewer):
                 self.job.start(self._read)
 
     def _list(self) -> None:
-        """Show the runs that were found, with what is known of them."""
+        """Show the runs that were found, with their known state."""
         listing = self._picker.listing
         if listing is None:
             self._page.text = WELCOME.format(root=html(self._state.jail.name))
@@ -191,12 +191,12 @@ class Home(pn.viewable.Viewer):
 
 
 def _order(folder: RunFolder) -> tuple[int, int, str]:
-    """Last saved first; what was saved within an hour, as by an unpacked archive, by depth and name."""
+    """Sort by last save, newest first; folders saved within an hour, as by an unpacked archive, by depth and name."""
     return -int(max(step.mtime for step in folder.steps) // 3600), folder.path.count("/"), folder.path
 
 
 def health_strip(names: Sequence[str], states: Sequence[StepHealth]) -> str:
-    """Return one mark per step, with what was checked and found as its tooltip."""
+    """Return one mark per step, with the checks and findings as its tooltip."""
     marks = "".join(
         f'<span class="{one.state}" title="{html(name)}: {html(one.words)}">{DOTS[one.state]}</span>'
         for name, one in zip(names, states, strict=True)
@@ -207,7 +207,7 @@ def health_strip(names: Sequence[str], states: Sequence[StepHealth]) -> str:
 
 
 def _alarms() -> str:
-    """Return what the server's watch has found last, newest first."""
+    """Return the last findings of the server's watch, newest first."""
     alarms = [one for one in recent if one.severity][-ALARMS:]
     return "".join(style.message(f"{one.path}: {one.words}", SAID[one.severity]) for one in reversed(alarms))
 
@@ -217,7 +217,7 @@ def _curve(run: Run | None, words: str) -> str:
         return f'<div class="none">{"" if words else "reading its log …"}</div>'
     frame = run.metrics
     if "loss" not in frame:
-        return '<div class="none"></div>'  # the sentence below says so
+        return '<div class="none"></div>'  # stated in the sentence below
     series = frame["loss"].dropna()
     steps, values = thinned(series.index.to_numpy("int64"), series.to_numpy("float64"), 240)
     row = worst_spike(run)

@@ -68,7 +68,7 @@ def scan_on(executor: Executor | None) -> None:
 
 
 def steady(progress: Progress, share: float) -> Progress:
-    """Return what a part of a job may call, which can be cancelled there, while the whole stays at ``share``."""
+    """Return the progress function for a part of a job, which can be cancelled in it; the whole stays at ``share``."""
     return lambda _: progress(share)
 
 

@@ -49,7 +49,7 @@ def found_of(one: Layout, ckpt: Checkpoint | None) -> ReadyLayout:
     """Prepare a layout for display; ``ckpt`` is the checkpoint, whose manifest is read."""
     recorded = None
     if ckpt is not None:
-        with suppress(WorkbenchError):  # no manifest, or another writer's; the Integrity tab tells of a damaged one
+        with suppress(WorkbenchError):  # no manifest, or another writer's; the Integrity tab reports a damaged one
             recorded = phases(ckpt.place)
     made = ReadyLayout(one, Bytes(one), recorded)
     _ = one.summary, one.ranks  # computed here, not on the page's thread

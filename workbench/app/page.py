@@ -94,7 +94,7 @@ class Workbench(pn.viewable.Viewer):
                 self.run_page.close()
 
     def look(self) -> None:
-        """Look whether what is on display has changed; called every few seconds."""
+        """Check whether the displayed files have changed; called every few seconds."""
         self.state.look()
         if self.run_page is not None and self.state.run and not self.state.path:
             self.run_page.look()
@@ -120,7 +120,7 @@ class Workbench(pn.viewable.Viewer):
             self._body[:] = [self._trail, self._words, self._left()]
 
     def _left(self) -> pn.Column:
-        """Offer a check of what is left of a checkpoint that cannot be opened."""
+        """Offer a check of the remains of a checkpoint that cannot be opened."""
         from workbench.app.tabs.integrity import Integrity
 
         if self._left_over is not None:
@@ -175,8 +175,8 @@ class BrowserWindow(pn.custom.JSComponent):
     """The browser window: too narrow for list and content side by side; dark mode preferred.
 
     It also ends the wait of :class:`AfterLoad`. Bokeh (3.9, ``core/view.ts``) reports a document as loaded once every
-    view of it has said that it is finished. If one view never says so, the page would stay without a list for good;
-    after ``SETTLED`` milliseconds, what is there counts as loaded.
+    view of it has reported that it is finished. If one view never does, the page would stay without a list for good;
+    after ``SETTLED`` milliseconds, the page counts as loaded.
     """
 
     narrow = param.Boolean(default=False)
@@ -237,7 +237,7 @@ TRAIL = "nav { font-size: 13px; padding: 2px 0; } nav a { font-weight: 400; }"
 
 
 def trail(state: WorkbenchState) -> str:
-    """Return the way to what is on display as links: all runs, the run, the checkpoint."""
+    """Return the path to the current page as links: all runs, the run, the checkpoint."""
     parts = [f'<a href="?">{html(state.jail.name)}</a>']
     if state.run and state.path:
         kept = {name: getattr(state, name) for name in RUN}

@@ -1,4 +1,4 @@
-"""The list of checkpoints under ROOT in the sidebar: what each is, and whether it is complete."""
+"""The list of checkpoints under ROOT in the sidebar: their descriptions, and whether they are complete."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Picker(pn.viewable.Viewer):
     """Lists the checkpoints under ROOT, in a job; a click opens one.
 
     Attributes:
-        listing: what was found; before the first search of a session has ended, what the process knows from the last.
+        listing: the checkpoints found; until a session's first search has ended, those of the process's last search.
     """
 
     def __init__(self, state: WorkbenchState, schedule: Schedule | None = None, **params: Any) -> None:

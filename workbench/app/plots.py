@@ -28,7 +28,7 @@ _FRAME: dict[str, Any] = {"responsive": True, "toolbar": "above", "show_grid": F
 
 
 def histogram(found: Histogram, summary: Summary) -> hv.Overlay:
-    """Draw counts on a log scale; exact zeros have a bar of their own and are not part of their bin."""
+    """Draw counts on a log scale; exact zeros have a separate bar and are not part of their bin."""
     counts, edges = found.counts.copy(), found.edges
     zero = summary.zero if edges[0] <= 0 <= edges[-1] else 0
     if zero:

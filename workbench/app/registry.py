@@ -164,6 +164,6 @@ _rows_lock = threading.Lock()
 
 
 def _stamp(checkpoint: Checkpoint) -> Stamp:
-    """Return the identity of the metadata files, which every save rewrites; stores are asked anew."""
+    """Return the identity of the metadata files, which every save rewrites; stores are queried again."""
     place = checkpoint.place if checkpoint.place.local else checkpoint.place.again()
     return tuple((name, place.stat(name)) for name in checkpoint.catalog.metadata_files[:64])

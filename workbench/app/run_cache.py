@@ -5,7 +5,7 @@
     Home, run page ──► runs.open(jail, path)          reads the logs again if a checkpoint or a log has changed
                    ──► runs.known(jail, path)         the run as last read, without looking
                    ──► runs.answer(run, question, …)  a diagnosis, the layers: computed once
-                   ──► runs.health(found, place)      what is known of a step, without looking
+                   ──► runs.health(found, place)      the known health of a step, without looking
                    ──► runs.check(found, place)       a verification, kept until the step's files change
 """
 
@@ -46,7 +46,7 @@ class RunCache:
         self._answers: WeakKeyDictionary[Run, OrderedDict[tuple[Any, ...], Any]] = WeakKeyDictionary()
 
     def open(self, jail: Jail, path: str) -> Run:
-        """Open a run, or return the one that is open if neither its checkpoints nor its logs have changed.
+        """Open a run, or return the open one if neither its checkpoints nor its logs have changed.
 
         Logs are looked for beside and above it, but never outside ROOT.
 
@@ -83,7 +83,7 @@ class RunCache:
                 self._runs.popitem(last=False)
 
     def answer(self, run: Run, question: tuple[Any, ...], ask: Callable[[], T]) -> T:
-        """Return what was computed of a run, by any page; a run whose files change is another one, and asked anew."""
+        """Return a result computed for a run by any page; it is computed again once the run's files change."""
         with self._lock:
             held = self._answers.setdefault(run, OrderedDict())
             if question in held:
@@ -97,7 +97,7 @@ class RunCache:
         return made
 
     def health(self, found: Found, place: str) -> StepHealth:
-        """Return what is known of a step."""
+        """Return the known health of a step."""
         with self._lock:
             known = self._health.get((place, found.nbytes, found.mtime))
         return known if known is not None and found.complete else unseen(found)

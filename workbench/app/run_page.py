@@ -8,7 +8,7 @@
     Layers × steps                     weight norm │ update │ second moment │ NaN; a click shows one over the steps
     Steps                              a table; a click opens one
 
-The run is read in a job, again when it changes (:meth:`RunPage.look`); what is small is read and diagnosed at once.
+The run is read in a job, again when it changes (:meth:`RunPage.look`); small runs are read and diagnosed at once.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ h1 { font-size: 21px; font-weight: 600; margin: 4px 0 2px; overflow-wrap: anywhe
 
 @dataclass(frozen=True)
 class Reading:
-    """A run as read: the run, those drawn over it, and what is known of its steps."""
+    """A run as read: the run, those drawn over it, and the known health of its steps."""
 
     run: Run
     others: Mapping[str, Run]
@@ -104,7 +104,7 @@ class RunPage(pn.viewable.Viewer):
     """The page of ``state.run``.
 
     Attributes:
-        reading: what is on display; ``None`` before it was read.
+        reading: the displayed run; ``None`` before it was read.
         diagnosis: that of the step on display; ``None`` before it was made.
     """
 
@@ -188,7 +188,7 @@ class RunPage(pn.viewable.Viewer):
             work.reset()
 
     def show_now(self) -> None:
-        """Read the run in this thread and show it, for a notebook that keeps what a cell showed when it ended."""
+        """Read the run in this thread and show it, for notebooks, which keep the output at the end of a cell."""
         self.opening.reset()
         self._show(self._open(lambda share: None))
 
@@ -264,7 +264,7 @@ class RunPage(pn.viewable.Viewer):
             self._rest()
 
     def _rest(self, *_: Any) -> None:
-        """Begin what the answer does not need when the answer is there: the jobs would compete for the cores."""
+        """Begin the jobs that the answer does not need after it, because they would compete for the cores."""
         if self._unchecked and self.examining.job.status != "running":
             self._unchecked = False
             self.checking.start(self._check)
@@ -273,7 +273,7 @@ class RunPage(pn.viewable.Viewer):
         return 0 if self.reading is None else sum(one.nbytes for one in self.reading.run.found)
 
     def _check(self, progress: Progress) -> None:
-        """Check the newest steps; the cache keeps what is found."""
+        """Check the newest steps; the cache keeps the findings."""
         assert self.reading is not None
         run = self.reading.run
         newest = run.found[-CHECKED:]
@@ -529,7 +529,7 @@ class RunPage(pn.viewable.Viewer):
     # ---- steps -------------------------------------------------------------------------------------------------------
 
     def _list_steps(self) -> None:
-        """Show a row for each checkpoint; a table that is there gets the new rows, and keeps its page and order."""
+        """Show a row for each checkpoint; an existing table gets the new rows, and keeps its page and order."""
         reading = self.reading
         if reading is None or not reading.run.found:
             self._steps[:] = []
@@ -648,7 +648,7 @@ def _sentence(words: str) -> str:
 
 
 def cause_html(d: Diagnosis) -> str:
-    """Return the first cause of a diagnosis in four lines: what, how certain, proof, remedy; or the verdict."""
+    """Return the first cause of a diagnosis in four lines: cause, certainty, proof, remedy; or the verdict."""
     compared = f'<p class="muted">Compared: {html(d.coverage)}</p>' if d.coverage else ""
     real = [one for one in d.causes if one.severity != "info"]
     if not real:

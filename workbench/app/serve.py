@@ -25,7 +25,7 @@ from workbench.core.place import Place
 from workbench.core.remote.url import current_options, keep_options
 from workbench.errors import UsageError
 
-BUNDLES = 8  #: pages' scripts and style sheets that are kept: by prefix, and by what is loaded
+BUNDLES = 8  #: maximum cached bundles of scripts and style sheets: by prefix, and by loaded classes
 CHECK = 500  #: milliseconds between two checks for sessions whose page was closed
 
 
@@ -46,7 +46,7 @@ class Serving:
         origins: ``HOST[:PORT]`` as in the browser's address bar: further names of the server, besides its address and
             loopback; pages from there may connect to it.
         certificate, key: PEM files; with them, the server uses TLS.
-        executor: whose workers read what is verified, compared, examined or exported; ``None`` for this process.
+        executor: its workers read the checkpoints to verify, compare, examine or export; ``None`` for this process.
         watch: checks to run on each step under ROOT, in the background: ``verify``, ``deep``, ``doctor``.
     """
 
@@ -104,7 +104,7 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
     jail = jail_of(root)
     if isinstance(jail, BucketJail):
         keep_options(current_options())
-        _ = Place(jail.root).files  # what is wrong with it is said here rather than on every page
+        _ = Place(jail.root).files  # its faults are reported here rather than on every page
     outlet = Outlet(jail, how.exports)
     prefix = _prefix(how.prefix)
     _refuse_ipv6(how.address)
@@ -167,7 +167,7 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
 
 
 def _lighten() -> None:
-    """Make this process's pages share what is the same in all of them, and fetch less.
+    """Make this process's pages share their common parts, and fetch less.
 
     panel-material-ui 0.16.6 (``base.py``, ``FONT_CSS``) adds ``material-icons.css``, which declares the fonts of its
     other style sheet again, without their ranges of characters: a browser fetches twelve of them, one after the other,

@@ -1,4 +1,4 @@
-"""What a session shows. It does not use Panel and can be tested without a browser.
+"""The state of a session's page. It does not use Panel and can be tested without a browser.
 
 ::
 
@@ -27,7 +27,7 @@ from workbench.checkpoint import Checkpoint
 from workbench.errors import UsageError
 
 TABS = ("overview", "tensors", "layout", "integrity", "diff", "doctor", "export")
-#: What a link restores: name in the state → name in the URL.
+#: The values that a link restores: name in the state → name in the URL.
 URL = {
     "run": "run",
     "at": "at",
@@ -149,7 +149,7 @@ class WorkbenchState(param.Parameterized):
     def look(self) -> None:
         """Check in a job whether the files have changed since they were opened.
 
-        If so, ``notice`` says so, and showing the checkpoint again reopens it.
+        If so, ``notice`` states it, and showing the checkpoint again reopens it.
         """
         lease = self.lease
         if self.status == "open" and lease is not None and not self._changed and self._looking.status != "running":
@@ -170,7 +170,7 @@ class WorkbenchState(param.Parameterized):
         It stays open until another one is borrowed in its place, or until the session ends.
 
         Raises:
-            UsageError: none is selected.
+            UsageError: no checkpoint is selected.
             OpenError: it leaves ROOT or cannot be opened.
         """
         path = str(getattr(self, which))

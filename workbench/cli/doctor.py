@@ -105,7 +105,7 @@ def _run(options: argparse.Namespace) -> Run | None:
 
 
 def _events(run: Run) -> dict[str, Any]:
-    """The part of a run's JSON that is about its events, without the curves."""
+    """Return the part of a run's JSON about its events, without the curves."""
     whole = run.to_dict()
     return {name: whole[name] for name in ("sources", "resumes", "spikes", "notes")}
 

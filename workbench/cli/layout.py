@@ -1,4 +1,4 @@
-"""``workbench layout``: what each rank stores, and whether the model would fit other GPUs.
+"""``workbench layout``: the contents of each rank, and whether the model would fit other GPUs.
 
 Exit code 2 for holes and overlaps; with ``--fit``, 1 if no layout fits.
 """

@@ -15,7 +15,7 @@ _COMMANDS = {"manifest": manifest, "stats": stats, "verify": verify}
 
 
 def merge(options: argparse.Namespace) -> int:
-    """Print, or write, what the command would have in one process; return its exit code."""
+    """Print, or write, the same as the command in one process; return its exit code."""
     header, merged = read_parts(options.parts)
     command, stored = header.get("command"), header.get("options")
     if command not in _COMMANDS or not isinstance(stored, dict):

@@ -382,7 +382,7 @@ class _Command(_Parser):
 
 
 def _common(*, top: bool = False) -> argparse.ArgumentParser:
-    """Options that may come before or after the command; those after it must not reset those before it."""
+    """Create the options that may come before or after the command; those after it must not reset those before it."""
     common = argparse.ArgumentParser(add_help=False)
     group = common.add_argument_group("common options")
 
@@ -420,7 +420,7 @@ def _command(commands: Any, name: str, module: str, words: str) -> argparse.Argu
 
 
 def _workers(command: argparse.ArgumentParser, *, parts: bool = False) -> None:
-    """Options of the commands that read every byte: where they do so."""
+    """Add the options for where a command that reads every byte does the work."""
     command.add_argument("--workers", type=_positive, metavar="N", help="read in this many processes")
     command.add_argument("--dask", metavar="ADDRESS", help="read on the workers of this Dask scheduler")
     if parts:

@@ -4,7 +4,7 @@
 
     workbench report RUN -o run.html             curves, jumps, diagnosis, layers, checkpoints
     workbench report CKPT -o ckpt.html           contents and a verification
-    workbench report A B -o diff.html            what differs
+    workbench report A B -o diff.html            the differences
     workbench report RUN --figure loss.svg       the curves alone: PNG, SVG or PDF
 """
 

@@ -147,7 +147,7 @@ def _summary(counts: dict[str, int], watcher: Watcher) -> str:
 
 
 def _calls(options: argparse.Namespace) -> list[Any]:
-    """What is called with each alarm.
+    """Return the functions to call with each alarm.
 
     Raises:
         UsageError: the command does not exist, or the URL is not one that can be posted to.
@@ -190,7 +190,7 @@ def _command(words: list[str], event: WatchEvent) -> None:
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=STDERR, env=env, start_new_session=True) as process:
             try:
                 process.communicate(_json(event), COMMAND)
-            except BaseException as error:  # too slow, or interrupted: what it has started ends with it
+            except BaseException as error:  # too slow, or interrupted: its child processes end with it
                 os.killpg(process.pid, signal.SIGKILL)
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise

@@ -22,7 +22,7 @@ from workbench.errors import ChangedError, MissingExtraError, UsageError, Worker
 from workbench.views.names import safe
 
 CONNECT = 10  #: seconds to wait for a scheduler
-#: Options that say where and how a command runs, not what it computes.
+#: Options that determine where and how a command runs, not its result.
 _HOW = {"run", "workers", "dask", "part", "part_file", "threads", "json", "merged", "no_cache", "cache_dir"}
 
 
@@ -58,7 +58,7 @@ def _pool(count: int) -> Iterator[Executor]:
         yield pool
     except BaseException:
         for process in list((getattr(pool, "_processes", None) or {}).values()):
-            process.terminate()  # what is running is not waited for
+            process.terminate()  # do not wait for running tasks
         raise
     finally:
         pool.shutdown(cancel_futures=True)

@@ -43,10 +43,10 @@ class ArchiveRange(NamedTuple):
 
 
 class ItemArchives:
-    """Items of chunk rows and of objects, each once, in the order of the files.
+    """Items of chunk rows and of objects, each listed once, in the order of the files.
 
     Attributes:
-        nbytes: of all of them, as stored.
+        nbytes: the stored bytes of all items.
     """
 
     def __init__(self, payloads: Payloads) -> None:
@@ -94,7 +94,7 @@ class ItemArchives:
 
 
 def file_archives(payloads: Payloads, place: Place | None, others: Iterable[str]) -> Iterator[ArchiveRange]:
-    """Files that are one archive each.
+    """Yield the files that are one archive each.
 
     A file of the catalog that holds no chunk and no object is looked at only if ``others`` names it: in a selection of
     a few tensors it may be a ``.distcp`` file of many archives, whose bounds only the whole catalog knows.
@@ -144,7 +144,7 @@ def fetch_headers(place: Place) -> None:
 
 
 def looks_like_one(archive: ArchiveRange) -> bool:
-    """Whether it begins or ends like a zip archive; unreadable files are left to be reported later."""
+    """Return whether the range begins or ends like a zip archive; unreadable files are left to be reported later."""
     if archive.stop - archive.start < 22:
         return False
     try:

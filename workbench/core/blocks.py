@@ -23,7 +23,7 @@ from workbench.errors import OpenError, WorkbenchError
 
 DIGEST = 16  #: bytes of a digest
 WINDOW = 1 << 20  #: bytes read at a time: they are still in a core's cache when they are hashed
-TASK = 32 << 20  #: bytes that a thread takes at a time
+TASK = 32 << 20  #: bytes in one task of a thread
 TASK_BLOCKS = 8192  #: … and blocks
 
 
@@ -70,7 +70,7 @@ def file_digests(
 
 
 def _tasks(files: Sequence[FileBlocks]) -> Iterator[tuple[int, int, int]]:
-    """``(file, first block, stop)``: about :data:`TASK` bytes of one file."""
+    """Yield ``(file, first block, stop)``, each about :data:`TASK` bytes of one file."""
     for number, one in enumerate(files):
         first, ends = 0, np.cumsum(one.stops - one.starts)
         while first < len(ends) or first == 0:
@@ -148,7 +148,7 @@ def _hash(source: Source, starts: list[int], stops: list[int], buffer: Array, ou
                     try:
                         low, high = start, max(min(start + len(buffer), source.size), stop)
                         source.read_into(buffer[: high - low], low)
-                    except OpenError:  # perhaps only the blocks behind this one are unreadable
+                    except OpenError:  # perhaps only the blocks after this one are unreadable
                         low, high = start, stop
                         source.read_into(buffer[: high - low], low)
                 digest = xxhash.xxh3_128_digest(buffer[start - low : stop - low])

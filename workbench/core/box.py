@@ -21,16 +21,16 @@ import numpy as np
 
 from workbench.core.arrays import Ints
 
-JOIN = 4_000_000  #: pairs that are looked at in one go where not all are wanted
-REGION = 400  #: boxes that are tested in the time that a region takes besides
-REGIONS = 20  #: regions looked at for each box: a millisecond a box, where a grid with holes takes two of them
-MOST = 50_000  #: regions looked at of one box: two seconds
+JOIN = 4_000_000  #: pairs examined at a time if not all are needed
+REGION = 400  #: boxes tested in the time that a region itself costs
+REGIONS = 20  #: regions examined per box: a millisecond per box; a grid with holes needs two
+MOST = 50_000  #: regions examined for one box: two seconds
 
 
 def volume(sizes: Ints) -> Ints:
     """Return the number of elements in each box: ``(N,)`` for sizes of shape ``(N, D)``."""
     found = np.ones(sizes.shape[:-1], np.int64)
-    for axis in range(sizes.shape[-1]):  # one pass a column is several times np.prod over short rows
+    for axis in range(sizes.shape[-1]):  # one pass per column is several times as fast as np.prod over short rows
         found *= sizes[..., axis]
     return found
 
@@ -48,9 +48,8 @@ def group_join(
     """Return all pairs ``(i, j)`` of the same group whose boxes share one element or more.
 
     This is an interval join on one axis (the one on which the fewest pairs should meet, chosen per group), followed by
-    a
-    filter on the others: O((N + M + pairs) log M), while a nested loop is O(N·M). Chunks of a tensor almost always form
-    a grid, for which the chosen axis leaves few pairs to filter.
+    a filter on the others: O((N + M + pairs) log M), while a nested loop is O(N·M). Chunks of a tensor almost always
+    form a grid, for which the chosen axis leaves few pairs to filter.
 
     Returns:
         two index arrays into ``a`` and ``b``; ordered by ``i``, then by position along the axis.
@@ -199,7 +198,9 @@ def distinct(values: Ints) -> Ints:
 
 
 def _box_of(shapes: Ints, index: Ints, start: Ints, stop: Ints, row: Ints, axis: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """One box a range that starts and stops on multiples of ``row`` inside one row of the axis further out."""
+    """Return one box for each range that starts and stops on multiples of ``row`` inside one row of the next outer
+    axis.
+    """
     real = stop > start
     index, start, stop, row, shape = index[real], start[real], stop[real], row[real], shapes[index[real]]
     offsets, sizes = np.zeros_like(shape), np.ones_like(shape)
@@ -214,12 +215,12 @@ def _box_of(shapes: Ints, index: Ints, start: Ints, stop: Ints, row: Ints, axis:
 
 
 def _full(sizes: Ints) -> Any:
-    """The boxes that are not empty, as an index; a slice where all are."""
+    """Return the boxes that are not empty as an index: a slice if no box is empty."""
     return slice(None) if (sizes > 0).all() else np.flatnonzero(volume(sizes) > 0)
 
 
 def _numbered(ga: Ints, gb: Ints) -> tuple[Ints, Ints, int]:
-    """Groups as small numbers; they mostly are, as positions in a catalog."""
+    """Renumber groups with small numbers; positions in a catalog, the usual case, mostly are small already."""
     low, high = int(min(ga.min(), gb.min())), int(max(ga.max(), gb.max()))
     if high - low < 4 * (len(ga) + len(gb)) + 1000:
         return ga - low, gb - low, high - low + 1
@@ -228,7 +229,7 @@ def _numbered(ga: Ints, gb: Ints) -> tuple[Ints, Ints, int]:
 
 
 def _cut_axes(*offsets: Ints) -> list[int]:
-    """Axes on which some box does not begin at 0; on the others all boxes (which are not empty) share elements."""
+    """Return the axes on which some box does not begin at 0; on all others, the (non-empty) boxes share elements."""
     return [axis for axis in range(offsets[0].shape[1]) if any(one[:, axis].any() for one in offsets)]
 
 
@@ -254,7 +255,7 @@ def _best_axis(ga: Ints, low_a: Ints, size_a: Ints, gb: Ints, low_b: Ints, size_
 def _sweep(
     ga: Ints, low_a: Ints, size_a: Ints, gb: Ints, low_b: Ints, size_b: Ints, groups: int, axis: Ints
 ) -> tuple[Ints, Ints, bool]:
-    """Pairs whose intervals on their group's axis may meet; ``exact`` says that they do."""
+    """Return pairs whose intervals on their group's axis may meet; if ``exact`` is true, they do meet."""
     begin_a, begin_b, end_a, end_b = (
         _pick(column, axis, g) for column, g in ((low_a, ga), (low_b, gb), (size_a, ga), (size_b, gb))
     )
@@ -276,14 +277,14 @@ def _sweep(
 
 
 def _pick(columns: Ints, axis: Ints, group: Ints) -> Ints:
-    """Of each row the column that is its group's axis."""
+    """Return, for each row, the column of its group's axis."""
     if (axis == axis[0]).all():
         return columns[:, axis[0]]
     return columns[np.arange(len(columns)), axis[group]]
 
 
 def _pairs(some: Ints, every: Ints, group: Ints, offsets: Ints, sizes: Ints) -> tuple[Ints, Ints]:
-    """Pairs of overlapping boxes, the lower row among ``some`` and first, the other among ``every``."""
+    """Return pairs of overlapping boxes: first the lower row, from ``some``, then the other, from ``every``."""
     i, j = group_join(group[some], offsets[some], sizes[some], group[every], offsets[every], sizes[every])
     i, j = some[i], every[j]
     keep = i < j
@@ -291,7 +292,7 @@ def _pairs(some: Ints, every: Ints, group: Ints, offsets: Ints, sizes: Ints) -> 
 
 
 def _first_pairs(rows: Ints, group: Ints, offsets: Ints, sizes: Ints, limit: int) -> list[tuple[Ints, Ints]]:
-    """Of one group of many boxes, taken some at a time."""
+    """Return up to ``limit`` overlapping pairs of one large group, joined some rows at a time."""
     found: list[tuple[Ints, Ints]] = []
     step = max(JOIN // len(rows), 1)
     for start in range(0, len(rows), step):
@@ -333,7 +334,7 @@ def _doubtful(group: Ints, offsets: Ints, sizes: Ints) -> Any:
 
 
 def _clashes(group: Ints, lows: list[Ints], highs: list[Ints]) -> Any:
-    """Whether each box but the first does not follow on the one before it."""
+    """Return, for each box except the first, whether it fails to follow on the one before it."""
     undecided = group[1:] == group[:-1]
     clash = np.zeros(len(undecided), bool)
     for low, high in zip(lows, highs, strict=True):
@@ -344,7 +345,7 @@ def _clashes(group: Ints, lows: list[Ints], highs: list[Ints]) -> Any:
 
 
 def _fit(low_a: Ints, low_b: Ints, high_a: Ints, high_b: Ints, groups: int) -> tuple[Ints, Ints, Ints, Ints, int]:
-    """Coordinates small enough that ``group · span + coordinate`` fits 63 bits: ranks, where the numbers do not."""
+    """Return coordinates so small that ``group · span + coordinate`` fits 63 bits: their ranks, if they are not."""
     span = int(max(high_a.max(initial=0), high_b.max(initial=0))) + 1
     if groups * span < 1 << 62:
         return low_a, low_b, high_a, high_b, span
@@ -370,7 +371,7 @@ class _Halving:
             raise Tangled
         spans = (lows == low) & (highs == high)
         whole = np.flatnonzero(spans.all(axis=1))
-        if len(whole):  # what comes later is hidden here
+        if len(whole):  # boxes that come later are hidden here
             end = int(whole[0]) + 1
             rows, lows, highs, spans = rows[:end], lows[:end], highs[:end], spans[:end]
         if len(rows) <= bool(len(whole)):

@@ -176,7 +176,7 @@ class CatalogBuilder:
         )
 
     def _columns(self, dims: int) -> dict[str, Array]:
-        """All chunks as columns, ordered by tensor, box and rank."""
+        """Return all chunks as columns, ordered by tensor, box and rank."""
         blocks = [*self._blocks, *([_as_block(self._chunks, dims)] if self._chunks or not self._blocks else [])]
         strided = any("strides" in block for block in blocks)
         joined = {
@@ -270,7 +270,7 @@ def _strides_of(part: Catalog) -> Array:
 
 
 def row_major(sizes: Array) -> Array:
-    """Strides in elements ``(N, D)`` of contiguous boxes of these sizes."""
+    """Return the strides ``(N, D)``, in elements, of contiguous boxes of these sizes."""
     steps = np.cumprod(np.maximum(sizes, 1)[:, :0:-1], axis=1)[:, ::-1]
     return np.concatenate([steps, np.ones((len(sizes), 1), np.int64)], axis=1)
 

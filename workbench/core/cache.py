@@ -167,7 +167,7 @@ def _column(data: np.ndarray[Any, Any], dtype: str, shape: Sequence[int], at: in
 
 
 def _pack(name: str, texts: Sequence[str | None]) -> dict[str, np.ndarray[Any, Any]]:
-    """Strings as lengths (-1 for ``None``) and one run of bytes; lone surrogates of file names pass through."""
+    """Pack strings as lengths (-1 for ``None``) and one run of bytes; lone surrogates in file names are preserved."""
     raw = [b"" if text is None else text.encode("utf-8", "surrogatepass") for text in texts]
     lengths = np.array([-1 if text is None else len(b) for text, b in zip(texts, raw, strict=True)], np.int64)
     return {f"{name}.lengths": lengths, f"{name}.bytes": np.frombuffer(b"".join(raw), np.uint8)}

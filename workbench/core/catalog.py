@@ -32,10 +32,10 @@ from workbench.core.place import FileStat
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, OpenError, TruncatedError
 
 MAX_ELEMENTS = 1 << 55  #: number of elements beyond which a shape is impossible
-INFLATED = 64  #: times the stored bytes beyond which a chunk's elements are not read …
-INFLATED_LEAST = 64 << 20  #: … if they are more bytes than this
-INFLATED_FILE = 256  #: times a file's bytes beyond which the elements of all its chunks are not read …
-INFLATED_FILE_LEAST = 4 << 30  #: … if they are more bytes than this
+INFLATED = 64  #: a chunk is not read if its elements take more than this many times the stored bytes …
+INFLATED_LEAST = 64 << 20  #: … and more bytes than this
+INFLATED_FILE = 256  #: chunks are not read if all elements of their file take more than this many times its bytes …
+INFLATED_FILE_LEAST = 4 << 30  #: … and more bytes than this
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ class Catalog:
     views: Catalog | None = None
 
     def digest(self) -> str:
-        """Return 32 hex digits of all that decides what is read: names, columns, the files and their identity."""
+        """Return a digest (32 hex digits) of all that determines the reads: names, columns, files, identities."""
         found = hashlib.blake2b(digest_size=16)
         stats = [(stat.size, stat.mtime_ns, stat.tag) for stat in self.file_stats]
         texts = (self.format, self.keys, self.files, stats, self.objects.keys)
@@ -359,12 +359,12 @@ _EXPANDED = "it was expanded before the save (strides of 0, shared bytes): load 
 
 
 def inflates(nbytes: int, stored: int) -> bool:
-    """Whether elements of ``nbytes`` bytes are too many to be read from ``stored`` bytes."""
+    """Return whether ``nbytes`` bytes of elements are too many to come from ``stored`` stored bytes."""
     return nbytes > INFLATED_LEAST and nbytes > INFLATED * stored
 
 
 def _any(columns: Array) -> Array:
-    """Per row, whether any column is true."""
+    """Return, for each row, whether any column is true."""
     return np.asarray(columns.any(axis=1))
 
 
@@ -373,7 +373,7 @@ def _rows(column: Array | None, rows: Array) -> Array | None:
 
 
 def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Strides, in elements, of a contiguous box of these sizes."""
+    """Return the strides, in elements, of a contiguous box of these sizes."""
     strides, step = [], 1
     for size in reversed(sizes):
         strides.append(step)

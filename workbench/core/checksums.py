@@ -41,8 +41,8 @@ from workbench.core.ziparchive import Archive, read_directory
 from workbench.core.ziprecord import STORED, ZipRecord, inflate, inflated_crc, locate
 from workbench.errors import CorruptError, WorkbenchError
 
-TASK = 32 << 20  #: bytes that a thread takes at a time; longer records are cut and their parts' CRCs combined
-ITEM_COST = 128 << 10  #: bytes that reading one more directory is worth
+TASK = 32 << 20  #: bytes in one task of a thread; longer records are cut and their parts' CRCs combined
+ITEM_COST = 128 << 10  #: bytes whose reading costs as much as one more directory
 
 
 @storable
@@ -74,10 +74,10 @@ class RecordCheck:
 
 
 class StoredCrcs(NamedTuple):
-    """What the directories say about the bytes behind each chunk row, no payload read.
+    """The stored CRC-32s of the bytes behind each chunk row, from the directories; no payload is read.
 
     Attributes:
-        crc: ``(N,) int64`` the record's CRC-32, or -1 where none is stored or it cannot be had without the payload.
+        crc: ``(N,) int64`` the record's CRC-32, or -1 if none is stored, or if it cannot be found without the payload.
         nbytes: ``(N,) int64`` bytes of the record; 0 where ``crc`` is -1.
         exact: ``(N,) bool`` whether the record is this chunk's elements in row-major order and nothing else. Where it
             is not (a parameter in a flat buffer), equal CRCs still mean equal chunks if ``inner``, ``strides`` and
@@ -131,7 +131,7 @@ def check_archives(
                     lost = part.archive, part.start
                     yield _damaged(part.archive, part.record.name, str(result))
                 if isinstance(result, WorkbenchError) or lost == (part.archive, part.start):
-                    continue  # told once for all its parts
+                    continue  # reported once for all its parts
                 crc = result if part.first == part.start else crc32_of_two(crc, result, part.last - part.first)
                 if part.last == part.stop:
                     yield _verdict(part.archive, part.record, part.start, part.stop, crc, part.checked)
@@ -180,7 +180,7 @@ def _check_ranges(payloads: Payloads) -> Iterator[RecordCheck]:
 
 
 def _stream(data: Array, codec: int, meta: Mapping[str, Any], what: str) -> Array:
-    """Return what a compressed chunk becomes, with the checksum at its end."""
+    """Return the content of a compressed chunk, with the checksum at its end."""
     limit = int(meta["largest_chunk"])
     found = (inflate_stream if codec == codecs.GZIP else decompress)(data, limit, what=what)
     if len(found) < 4:
@@ -241,7 +241,7 @@ _Task = list[ArchiveRange | _PayloadPart | RecordCheck]
 
 
 def _tasks(archives: Iterable[ArchiveRange]) -> Iterator[tuple[int, _Task]]:
-    """Bytes and what to do with them: small archives several at a time, large ones record by record."""
+    """Yield each task with its bytes: small archives several at a time, large ones record by record."""
     task: _Task = []
     weight = nbytes = 0
     for archive in archives:
@@ -257,7 +257,7 @@ def _tasks(archives: Iterable[ArchiveRange]) -> Iterator[tuple[int, _Task]]:
 
 
 def _records(archive: ArchiveRange) -> Iterator[tuple[_PayloadPart | RecordCheck, int]]:
-    """The records of a large archive, cut; what cannot be read as results already."""
+    """Yield the records of a large archive, cut into parts; unreadable records are yielded as results."""
     try:
         window = archive.pool.window(archive.file, archive.start, archive.stop)
         directory = read_directory(window, what=repr(archive.name))
@@ -285,7 +285,7 @@ def _records(archive: ArchiveRange) -> Iterator[tuple[_PayloadPart | RecordCheck
 
 
 class _CheckRecords:
-    """What a thread does with a task: the records of each archive, or the CRC-32 of each part."""
+    """The work of a thread on a task: the records of each archive, or the CRC-32 of each part."""
 
     def __init__(self) -> None:
         self._announcer = Announcer()
@@ -323,7 +323,7 @@ class _CheckRecords:
 
 
 def _reach(task: _Task) -> list[tuple[SourcePool, list[tuple[int, int, int]]]]:
-    """File and bytes that a task reads, by the pool that it reads them from."""
+    """Return the file and the bytes that a task reads, grouped by the pool that it reads them from."""
     found: dict[int, tuple[SourcePool, list[tuple[int, int, int]]]] = {}
     for one in task:
         if isinstance(one, RecordCheck):
@@ -346,7 +346,7 @@ def _of_part(part: _PayloadPart, announcer: Announcer) -> int | WorkbenchError:
 
 
 def _crc(source: Source, start: int, stop: int) -> int:
-    """The CRC-32 of a file's bytes."""
+    """Return the CRC-32 of a file's bytes."""
     crc, buffer = 0, np.empty(min(PIECE, stop - start), np.uint8)
     for at in range(start, stop, PIECE):
         flat = buffer[: min(PIECE, stop - at)]
@@ -356,7 +356,7 @@ def _crc(source: Source, start: int, stop: int) -> int:
 
 
 def _of_archive(archive: ArchiveRange, announcer: Announcer) -> Iterator[RecordCheck]:
-    """Every record of an archive that is read whole."""
+    """Check every record of an archive that is read whole."""
     what = f"item at byte {archive.start:,} of {archive.name!r}" if archive.owner else repr(archive.name)
     try:
         source = announcer.announce(archive.pool, archive.file)
@@ -372,7 +372,7 @@ def _of_archive(archive: ArchiveRange, announcer: Announcer) -> Iterator[RecordC
         yield _damaged(archive, "", str(error))
         return
     if directory.prefix is None and not archive.owner and not archive.listed:
-        return  # a zip archive of somebody else's
+        return  # a zip archive of another program
     for record in directory.records.values():
         yield _of_record(archive, directory, record)
 
@@ -415,7 +415,7 @@ def _damaged(archive: ArchiveRange, record: str, message: str) -> RecordCheck:
 
 
 def _from_file(payloads: Payloads, file: int, rows: Ints, result: StoredCrcs) -> None:
-    """Rows that are raw ranges of an archive's records."""
+    """Take the CRCs of rows that are raw ranges of an archive's records."""
     catalog = payloads.catalog
     archive = ArchiveRange(payloads.pool, file, catalog.files[file], 0, catalog.file_stats[file].size)
     if not looks_like_one(archive):

@@ -19,17 +19,17 @@ class Codec:
 
     Attributes:
         name: as ``chunks`` and reports show it.
-        raw: the item's bytes are the payload's.
+        raw: the item's bytes are the payload.
         zip: the item is a ``torch.save`` archive of one tensor.
         compressed: the item is one compressed stream: gzip or zlib, or bare deflate, if its name says so; else zstd.
-        within: codec of the stream that begins at ``inner`` in the decoded item and ends by itself; its payload is the
+        within: codec of the stream that begins at ``inner`` in the decoded item, up to its own end; its payload is the
             chunk's.
         filters: HDF5's, in the order in which they were applied to a chunk: shuffle (the first bytes of all elements,
             then the second …), gzip, fletcher32 (a checksum that follows).
         text: the item is text, one character a byte.
-        varint: the item is a varint of each element, whose low bits it is (protobuf).
+        varint: the item has a varint per element; the element is its low bits (protobuf).
         big: elements are big endian.
-        conj, neg: the payload is of a conjugate or a negative view: signs are turned when it is read.
+        conj, neg: the payload belongs to a conjugate or negative view; signs are flipped when it is read.
         part: name of the codec of a part of such an item, addressed by ``inner`` and ``strides``; by default this one.
     """
 
@@ -48,7 +48,7 @@ class Codec:
 
     @property
     def turned(self) -> bool:
-        """Whether signs are turned when it is read."""
+        """Whether signs are flipped when it is read."""
         return self.conj or self.neg
 
     @property
@@ -67,7 +67,7 @@ class Codec:
         return self.compressed or self.text or self.varint or self.big
 
 
-#: What HDF5's filters are combined to; gzip alone, little endian, has a codec of its own.
+#: The codecs of HDF5's combinations of filters; gzip alone, little endian, has a separate codec.
 _FILTERED = tuple(
     (filters, big)
     for big in (False, True)
@@ -87,7 +87,7 @@ TABLE = (
     Codec(name="raw_be", raw=True, big=True),  # the payload, big endian
     Codec(name="torch_zip", zip=True, part="torch_part"),  # an archive, whose own strides count (DCP items)
     Codec(name="zstd+torch_zip", zip=True, compressed=True, part="zstd+torch_part"),  # DCP's ZStandard extension
-    Codec(name="opaque"),  # a transform we do not know; listed, never read
+    Codec(name="opaque"),  # an unknown transform; listed, never read
     Codec(name="torch_part", zip=True),  # a part of an archive's tensor, in its row-major order (a layer of a stack)
     Codec(name="zstd+torch_part", zip=True, compressed=True),
     Codec(name="latin1_text", text=True),  # one character a byte, in UTF-8 (pickles of protocol 2)
@@ -123,12 +123,12 @@ def filtered(filters: tuple[str, ...], big: bool) -> int | None:
 
 
 def _mask(question: Callable[[Codec], bool]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """The answer for each code a ``uint8`` can hold; false for those that are none."""
+    """Return the mask over all codes that fit in a ``uint8``; false for unassigned codes."""
     return np.array([*map(question, TABLE), *[False] * (256 - len(TABLE))])
 
 
 RAW_BYTES = _mask(lambda codec: codec.raw)
-BITS = _mask(lambda codec: codec.raw and not codec.turned)  #: raw bytes, nothing but their order to be changed
+BITS = _mask(lambda codec: codec.raw and not codec.turned)  #: raw bytes; only their order may have to be changed
 ZIP = _mask(lambda codec: codec.zip)
 COMPRESSED = _mask(lambda codec: codec.compressed)
 TEXT = _mask(lambda codec: codec.text)

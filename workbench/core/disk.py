@@ -56,7 +56,7 @@ class Disk:
         return os.path.basename(os.path.abspath(os.path.expanduser(self.shown)))
 
     def listing(self) -> tuple[dict[str, FileStat], list[str]]:
-        """Regular files directly in the folder by name, and the names of its folders; links are followed."""
+        """Return the regular files directly in the folder by name, and the names of its folders; links are followed."""
         files: dict[str, FileStat] = {}
         folders: list[str] = []
         try:
@@ -89,7 +89,7 @@ class Disk:
         return os.path.islink(os.path.join(self.root, relative))
 
     def resolve(self, relative: str) -> str:
-        """The absolute path of a regular file inside."""
+        """Return the absolute path of a regular file inside."""
         real = self._jailed(relative)
         try:
             mode = os.stat(real).st_mode
@@ -106,7 +106,7 @@ class Disk:
         return FileStat(info.st_size, info.st_mtime_ns)
 
     def now(self, relative: str) -> FileStat:
-        """Size and time of a file that was there before.
+        """Return the current size and time of a file that existed before.
 
         Whether its path stays inside was checked when it was first used; afterwards, one call to the file system is
         enough.

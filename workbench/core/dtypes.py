@@ -226,7 +226,7 @@ for _other, _name in {**_STORAGES, **_ALIASES}.items():
 
 
 def by_name(name: object) -> DType:
-    """The type a framework calls ``name``.
+    """Return the type that a framework calls ``name``.
 
     Accepts torch's (``bfloat16``, ``torch.bfloat16``, ``torch.half``), safetensors' (``BF16``), legacy storage
     names (``BFloat16Storage``), numpy dtypes, and ``torch.dtype`` objects (recognised by their string).
@@ -243,15 +243,15 @@ def by_name(name: object) -> DType:
 
 
 def by_code(code: int) -> DType:
-    """The type at position ``code`` of the table (as stored in catalog columns)."""
+    """Return the type at position ``code`` of the table (as stored in catalog columns)."""
     return ALL[code]
 
 
 def nbytes_of(dtype: DType, numel: int) -> int:
-    """Bytes that ``numel`` elements take, packed types rounded up to whole bytes."""
+    """Return the bytes that ``numel`` elements take, with packed types rounded up to whole bytes."""
     return -(-numel * dtype.block_nbytes // dtype.block)
 
 
 def nbytes_of_codes(codes: Array, numel: Array) -> Array:
-    """As :func:`nbytes_of`, for columns."""
+    """Return the bytes of elements like :func:`nbytes_of`, for columns."""
     return np.asarray(-(-numel * BLOCK_NBYTES[codes] // BLOCK[codes]))

@@ -15,13 +15,13 @@ WORTH_NUMBA = 256 << 20  #: bytes of a pass from which importing numba and its c
 
 
 def engine(nbytes: int, fast: bool | None = None) -> str:
-    """``numba`` or ``numpy``: which code a pass over so many bytes runs; results say so.
+    """Return which code a pass over ``nbytes`` bytes runs: ``numba`` or ``numpy``; results name it.
 
     Args:
-        fast: what the caller asks for; by default numba is used if it can be imported and the pass is not small.
+        fast: the caller's choice; by default numba is used if it can be imported and the pass is not small.
 
     Raises:
-        MissingExtraError: numba is asked for and cannot be imported.
+        MissingExtraError: numba is requested and cannot be imported.
     """
     if fast is False or (fast is None and nbytes < WORTH_NUMBA):
         return "numpy"
@@ -35,5 +35,5 @@ def engine(nbytes: int, fast: bool | None = None) -> str:
 
 
 def compiled_in_use() -> bool:
-    """Return whether a pass has imported compiled code; what it calls may then use compiled code, too."""
+    """Return whether a pass has imported compiled code; functions that it calls may then use compiled code, too."""
     return "workbench.core.kernels" in sys.modules

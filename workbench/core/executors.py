@@ -7,9 +7,9 @@
     executor    └──── batch ────┘ └──── batch ────┘        256 MiB to 1 GiB each, sent to a worker that runs them alike
     caller      (task 0, result) (task 1, result) …        always in this order, so results are the same to the bit
 
-A batch is pure: what a task reads, and the reducer, but neither open files nor the catalog. A checkpoint is sent as a
+A batch contains what its tasks read and the reducer, but no open files and no catalog. A checkpoint is sent as a
 reference: its path or URL, and a digest of its catalog with the identity of every file. A worker opens it with its own
-credentials, keeps it for the batches to come, and raises ChangedError if it is not what the caller opened.
+credentials, keeps it for later batches, and raises ChangedError if it is not what the caller opened.
 
 :func:`using` sets where the passes of a call run; the functions between the call and its passes need not know.
 """
@@ -41,19 +41,19 @@ R = TypeVar("R")
 Task = TypeVar("Task", contravariant=True)
 Result = TypeVar("Result", covariant=True)
 
-VERSION = "1"  #: of what is sent and of what results mean; to be raised with every change of either
+VERSION = "1"  #: version of the messages and of the meaning of results; increase it with every change of either
 LEAST = 32 << 20  #: bytes of a pass below which sending it costs more than running it here
 BATCH = 256 << 20  #: bytes of a batch …
 BATCHES = 4096  #: … until a pass has more batches than this; then they grow …
 LARGEST = 1 << 30  #: … up to this size
 AHEAD = 2  #: batches for each worker that are sent before they are needed
-WORKERS = 64  #: … of an executor that does not say how many it has
-POLL = 1.0  #: seconds between two looks at whether the scheduler is still there
+WORKERS = 64  #: … for an executor that does not report its number of workers
+POLL = 1.0  #: seconds between two checks that the scheduler is alive
 KEPT = 4  #: checkpoints that a worker keeps open
 
 
 class TaskRunner(Protocol[Task, Result]):
-    """What a pass does with its tasks. ``run(task)`` is called in several threads at a time."""
+    """The work of a pass on its tasks. ``run(task)`` is called in several threads at a time."""
 
     def __call__(self, task: Task, /) -> Result:
         """Run a task."""
@@ -68,11 +68,11 @@ class TaskRunner(Protocol[Task, Result]):
         """Return bytes that are equal for tasks that do the same with the same elements."""
 
     def close(self) -> None:
-        """Undo what was announced of files, when no task runs any more."""
+        """Withdraw announced reads of files when no task runs any more."""
 
 
 class Ordering(ABC, Executor):
-    """An executor that itself decides which tasks of a pass run, and what becomes of their results."""
+    """An executor that decides which tasks of a pass run, and what happens to their results."""
 
     @abstractmethod
     def ordered(self, run: TaskRunner[T, R], tasks: Iterable[T], threads: int, name: str) -> Iterator[tuple[T, R]]:
@@ -98,7 +98,7 @@ def ordered(
     """Yield each task with its result, in the order of the tasks.
 
     Args:
-        run: what is done with a task.
+        run: the function to call with each task.
         tasks: in order; they do not depend on where they run.
         total: about how many bytes all tasks read.
         threads: threads in this process.
@@ -133,7 +133,7 @@ def in_order(pool: ThreadPoolExecutor, run: Callable[[T], R], tasks: Iterable[T]
             result = under_way.popleft().result()
             under_way.extend(pool.submit(stop.run, run, task) for task in islice(rest, 1))
             yield result
-    finally:  # the pool may be shared: what nobody waits for any more does not run, and what runs is waited for
+    finally:  # the pool may be shared: cancel tasks whose results are no longer needed, and wait for the running ones
         stop.set()
         wait([future for future in under_way if not future.cancel()])
 
@@ -145,7 +145,8 @@ class SharedThreads(Ordering):
     """
 
     def __init__(self, name: str, initializer: Callable[[], None]) -> None:
-        """
+        """Create the threads.
+
         Args:
             name: of the threads.
             initializer: is called by each thread when it starts.
@@ -206,7 +207,7 @@ def _batches(run: TaskRunner[T, R], tasks: Iterable[T], size: int) -> Iterator[l
 
 
 def _workers(executor: Executor) -> int:
-    """How many batches an executor runs at a time, as far as it says so."""
+    """Return how many batches an executor runs at a time, if it states that."""
     _connected(executor)
     if (client := getattr(executor, "_client", None)) is not None:  # distributed's
         try:
@@ -314,7 +315,7 @@ _lock = threading.Lock()
 
 
 def _opened(reference: Reference) -> Any:
-    """The checkpoint of a reference, opened once for all batches of this process."""
+    """Return the checkpoint of a reference, opened once for all batches of this process."""
     with _lock:  # held while it is opened: other threads want the same one
         found = _held.get(reference.key)
         if found is None:

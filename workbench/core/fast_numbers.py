@@ -29,7 +29,7 @@ def bfloat16(bits, table):
 
 @loop
 def looked_up(bits, table):
-    """Types of 8 bits."""
+    """Look up values of an 8-bit type."""
     return table[bits]
 
 

@@ -7,8 +7,8 @@
     digests         xxh3_128 of each block                          d0            d1           d2
     fingerprint     xxh3_128 of "workbench tensor 1\\nbfloat16[8192,4096]\\n" + d0 + d1 + d2      32 hex digits
 
-Where the chunks are, in order, flat ranges of the tensor (one chunk, or rows cut between ranks), they are read one
-after the other; else each block is gathered. Either way into a buffer that is used again. Packed elements
+If the chunks are, in order, flat ranges of the tensor (one chunk, or rows cut between ranks), they are read one
+after the other; otherwise each block is gathered. Both use a buffer that is reused. Packed elements
 (F4, F6) are taken as the bytes in which they are stored.
 
 xxHash is not a cryptographic hash: equal fingerprints prove equality against accidents, not against an adversary.
@@ -42,13 +42,13 @@ from workbench.errors import CorruptError, UnsupportedFormatError, WorkbenchErro
 OnError = Callable[[int, WorkbenchError], None]  #: tensor, why
 
 STEP = 1 << 20  #: bytes gathered, or read, at a time: they are still in a core's cache when they are hashed
-PIECE = 64 << 10  #: bytes that a copy from one chunk should have at least
+PIECE = 64 << 10  #: minimum bytes of a copy from one chunk
 MAX_OPEN = 32  #: files that a thread keeps open while it gathers
-GATHER = 10  #: blocks gathered at a time where there are very many chunks, over all threads: 40 MB of buffers
+GATHER = 10  #: blocks gathered at a time, over all threads, if there are very many chunks: 40 MB of buffers
 
 
 class Fingerprint(NamedTuple):
-    """What names a tensor's content.
+    """The digests that identify a tensor's content.
 
     Attributes:
         hex: 32 hex digits over dtype, shape and the blocks.
@@ -148,7 +148,7 @@ class _Strided(Exception):
 
 
 class _HashRun:
-    """What a thread does with the parts of a task."""
+    """The work of a thread on the parts of a task."""
 
     def __init__(self, payloads: Payloads, layout: StreamLayout, window: int) -> None:
         self._payloads, self._layout, self._window = payloads, layout, window
@@ -188,9 +188,9 @@ class _HashRun:
         return self._gathered(part)
 
     def _reach(self, parts: list[StreamPart]) -> tuple[Ints, Ints, Ints]:
-        """Chunk rows, and the bytes of their elements, that the parts are made of.
+        """Return the chunk rows that the parts are made of, and the byte ranges of their elements.
 
-        Where the chunks are not one after the other, those of whole tensors only: a part of one reads a part of each.
+        If the chunks do not follow each other, only those of whole tensors: a part of a tensor reads a part of each.
         """
         layout, catalog = self._layout, self._payloads.catalog
         found = [np.empty((3, 0), np.int64)]
@@ -225,10 +225,10 @@ class _HashRun:
         return hasher.digests()
 
     def _next(self, row: int, low: int, high: int) -> Array:
-        """Bytes of a chunk's own stream from ``low`` on, at most to ``high``; raises _Strided where it has none."""
+        """Return bytes of a chunk's own stream from ``low`` to ``high`` or less; raise _Strided if it has none."""
         known: tuple[int, Region] | None = getattr(self._own, "region", None)  # the last: its file stays open
         if known is None or known[0] != row:
-            self._own.region = None  # what had to be undone is given back first
+            self._own.region = None  # memory of decoded chunks is freed first
             self._own.source = self._announcer.announce(self._payloads.pool, int(self._payloads.catalog.file[row]))
             known = self._own.region = row, self._payloads.region(row)
         region, itemsize = known[1], known[1].raw.itemsize
@@ -266,7 +266,7 @@ class _HashRun:
         return hasher.digests()
 
     def _check_coverage(self, tensor: int) -> None:
-        """Name the whole of a hole, not the part of it in a block."""
+        """Name the whole hole, not only its part in a block."""
         if tensor not in self._covered:
             catalog, one = self._payloads.catalog, np.array([tensor])
             whole = catalog.shape[one]
@@ -274,7 +274,7 @@ class _HashRun:
             self._covered.add(tensor)
 
     def _fill(self, tensor: int, cuts: Ints, held: dict[int, Region]) -> Iterator[Array]:
-        """Bytes of the elements between one cut of the flattened tensor and the next, valid until the next ones."""
+        """Yield the bytes between consecutive cuts of the flattened tensor, valid until the next iteration."""
         payloads = self._payloads
         catalog = payloads.catalog
         ndim, raw = max(int(catalog.ndim[tensor]), 1), catalog.dtype_of(tensor).raw
@@ -314,7 +314,9 @@ class _HashRun:
             yield out.view(np.uint8)
 
     def _held(self, row: int, ndim: int, held: dict[int, Region]) -> Region:
-        """The chunk, of as many axes as its tensor's boxes; what took work is kept for the whole tensor."""
+        """Return the chunk with as many axes as its tensor's boxes; a chunk that had to be decoded is kept for the
+        whole tensor.
+        """
         if row not in held:
             if not hasattr(self._own, "sources"):
                 self._own.sources = deque(maxlen=MAX_OPEN)
@@ -358,7 +360,7 @@ class BlockDigests:
         self._open, self._filled = xxhash.xxh3_128(), 0
 
     def update(self, flat: Array) -> None:
-        """More of the stream: up to the end of the block that is under way, then block by block."""
+        """Add more of the stream: up to the end of the current block, then block by block."""
         at = 0
         while at < len(flat):
             piece = flat[at : at + BLOCK - self._filled]
@@ -373,5 +375,5 @@ class BlockDigests:
                 self._open, self._filled = xxhash.xxh3_128(), 0
 
     def digests(self) -> list[bytes]:
-        """Of all blocks, the last as it is."""
+        """Return the digests of all blocks; the last block may be incomplete."""
         return [*self._done, self._open.digest()] if self._filled else self._done

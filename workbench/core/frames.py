@@ -76,7 +76,7 @@ def _text(values: Sequence[str | None]) -> Any:
 
 
 def _category(codes: np.ndarray[Any, Any], names: Sequence[str]) -> pd.Categorical:
-    """Names kept once, rows as codes; categories that no row uses are left out."""
+    """Encode names as a categorical, each kept once; categories that no row uses are left out."""
     import pandas as pd
 
     used, compact = np.unique(codes, return_inverse=True)
@@ -90,7 +90,7 @@ def _tuples(values: list[tuple[int, ...]]) -> np.ndarray[Any, Any]:
 
 
 def distinct_files(catalog: Catalog) -> np.ndarray[Any, Any]:
-    """``(T,)`` how many files hold chunks of each tensor."""
+    """Count the files that hold chunks of each tensor, ``(T,)``."""
     if not catalog.chunks:
         return np.zeros(len(catalog), np.int64)
     files = max(len(catalog.files), 1)
@@ -101,7 +101,7 @@ def distinct_files(catalog: Catalog) -> np.ndarray[Any, Any]:
 
 
 def group_max(values: np.ndarray[Any, Any], row_ptr: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """``(T,)`` largest value over the rows of each tensor; 0 where it has none."""
+    """Return the largest value over the rows of each tensor, ``(T,)``; 0 for tensors without rows."""
     out = np.zeros(len(row_ptr) - 1, np.int64)
     full = np.flatnonzero(np.diff(row_ptr))
     if len(full):

@@ -1,4 +1,4 @@
-"""Boxes of many tensors at once: one plan, then bytes go from the files straight to where they belong.
+"""Boxes of many tensors at once: one plan, then bytes go from the files directly to their destination.
 
 ::
 
@@ -6,8 +6,8 @@
     parts     ├────── 32 MiB ──────┤├───── 32 MiB ─────┤…     threads take the next one when they have done one
     buffers   q [ 0:512 │ 512:1024 │ … ]    k [ 0:128 │ … ]
 
-Where a copy is one run of bytes in its file and in its buffer (row-major, little endian), or a few long ones, it is
-read there, cut to pieces. Other copies take the path of every slice.
+If a copy is one run of bytes in its file and in its buffer (row-major, little endian), or a few long ones, it is
+read there in pieces. Other copies are read like any slice.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from workbench.core.select import Selection
 from workbench.errors import UnsafeError
 
 PIECE = 32 << 20  #: bytes a thread reads before it takes the next piece
-MIN_PIECE = 1 << 20  #: bytes below which handing a piece over costs more than reading it
-ROUNDS = 8  #: pieces a thread of a small job so that all threads end together
-REQUESTS = 3  #: requests of one portion that run at once where a store is far away
-RUN = 64 << 10  #: bytes from which one of several runs of a copy is worth a call of its own
+MIN_PIECE = 1 << 20  #: bytes below which handing a piece to a thread costs more than reading it
+ROUNDS = 8  #: pieces per thread in a small job, so all threads end together
+REQUESTS = 3  #: requests of one portion that run at once in a remote store
+RUN = 64 << 10  #: bytes from which one of several runs of a copy is worth a separate call
 
 
 @dataclass(frozen=True, eq=False)
 class BoxRequests:
-    """``R`` boxes of tensors, and where they go.
+    """``R`` boxes of tensors, and their destinations.
 
     Element ``x`` of a box (counted from its first) is element ``at + (x · strides).sum()`` of the buffer ``into``.
 
@@ -96,7 +96,7 @@ class Filling:
     payloads: Payloads
     boxes: BoxRequests
     reads: ReadPlan
-    twice: Array  #: ``(R,)`` whether chunks overlap in a box, and have to be compared
+    twice: Array  #: ``(R,)`` whether chunks overlap in a box and have to be compared
 
     @classmethod
     def plan(cls, payloads: Payloads, boxes: BoxRequests) -> Filling:
@@ -108,7 +108,7 @@ class Filling:
         """
         catalog = payloads.catalog
         reads = plan_reads(catalog, boxes.tensor, boxes.offsets, boxes.sizes)
-        if len(refused := reads.row[catalog.inflated[reads.row]]):  # before memory is asked for
+        if len(refused := reads.row[catalog.inflated[reads.row]]):  # before memory is allocated
             raise UnsafeError(catalog.not_checked(int(refused[0])))
         have = np.zeros(len(boxes.tensor), np.int64)
         np.add.at(have, reads.request, box.volume(reads.sizes))
@@ -146,7 +146,7 @@ class Filling:
 
         count = 0
         workers = ThreadPoolExecutor(max(1, min(threads, len(spans))))
-        with self.payloads.pool.keeping(), workers as pool:  # reading lets go of the interpreter
+        with self.payloads.pool.keeping(), workers as pool:  # reading releases the GIL
             with closing(portions(pool)) as done:
                 for nbytes in done:
                     count += nbytes
@@ -155,7 +155,9 @@ class Filling:
             return count + sum(self._compared(request, buffers) for request in np.flatnonzero(self.twice).tolist())
 
     def _read(self, once: ReadPlan, part: tuple[int, int, bool, int, int, int], buffers: Sequence[Array]) -> int:
-        """One part of a copy; of one that has to be decoded, all of it with its first part. Returns bytes read."""
+        """Read one part of a copy (if it must be decoded, all of it with its first part) and return the number of bytes
+        read.
+        """
         copy, number, run, source, dest, nbytes = part
         catalog, row = self.payloads.catalog, int(once.row[copy])
         into = int(self.boxes.into[once.request[copy]])
@@ -173,7 +175,7 @@ class Filling:
         return int(catalog.stop[row] - catalog.start[row]) if codecs.UNDONE_WHOLE[catalog.codec[row]] else found.nbytes
 
     def _compared(self, request: int, buffers: Sequence[Array]) -> int:
-        """A box in which chunks overlap: what is stored twice must be stored alike."""
+        """Fill a box in which chunks overlap, and check that elements stored twice are equal."""
         tensor = int(self.boxes.tensor[request])
         dims = int(self.payloads.catalog.ndim[tensor])
         low, size = (column[request, :dims].tolist() for column in (self.boxes.offsets, self.boxes.sizes))
@@ -186,7 +188,7 @@ class Filling:
     def _place(
         self, request: int, dest: Ints, shape: tuple[int, ...], raw: np.dtype[Any], buffers: Sequence[Array]
     ) -> Array:
-        """Where elements of a box go, from ``dest`` of it on."""
+        """Return the view of a box's elements in its buffer, from ``dest`` on."""
         boxes, itemsize = self.boxes, raw.itemsize
         steps = boxes.strides[request]
         first = int(boxes.at[request] + (dest * steps).sum())
@@ -200,8 +202,8 @@ class _CopyParts:
     """Copies in the files' order: runs of bytes, long ones cut; ``(M,)`` each.
 
     ``number`` counts the parts of a copy, ``run`` is whether it can be read by runs at all (else it is one part).
-    ``source`` and ``dest`` are bytes of the chunk's elements and of the buffer. ``cuts`` are where a thread's portions
-    begin and end.
+    ``source`` and ``dest`` are byte offsets in the chunk's elements and in the buffer. ``cuts`` are where portions
+    of a thread begin and end.
     """
 
     copy: Ints
@@ -216,7 +218,7 @@ class _CopyParts:
     def of(cls, catalog: Catalog, reads: ReadPlan, boxes: BoxRequests, threads: int) -> _CopyParts:
         request, itemsize = reads.request, ITEMSIZE[catalog.dtype[catalog.tensor[reads.row]]]
         stored, wanted = row_major(catalog.sizes[reads.row]), boxes.strides[request]
-        # from the last axis on, what lies side by side on both sides is one run; the axes before are walked
+        # from the last axis on, elements adjacent on both sides form one run; outer axes are iterated
         length, side_by_side, walked = np.ones(len(reads), np.int64), np.ones(len(reads), bool), reads.sizes.copy()
         for axis in range(walked.shape[1] - 1, -1, -1):
             side_by_side &= (reads.sizes[:, axis] == 1) | ((stored[:, axis] == length) & (wanted[:, axis] == length))
@@ -241,7 +243,7 @@ class _CopyParts:
         return cls(copy, number[of] + piece, run[copy], source[of] + low, dest[of] + low, nbytes, cuts)
 
     def reach(self, reads: ReadPlan, first: int, last: int) -> tuple[Ints, Ints, Ints]:
-        """Chunk rows, and the bytes of their elements, that are read as runs."""
+        """Return the chunk rows that are read as runs, and the byte ranges of their elements."""
         run = self.run[first:last]
         copy, source, nbytes = (column[first:last][run] for column in (self.copy, self.source, self.nbytes))
         return reads.row[copy], source, source + nbytes
@@ -252,6 +254,6 @@ class _CopyParts:
 
 
 def _counted(counts: Ints) -> tuple[Ints, Ints]:
-    """``0, 0, 0, 1, …`` with ``counts[k]`` times ``k``, and beside them ``0, 1, 2, 0, …``."""
+    """Return ``0, 0, 0, 1, …`` with ``counts[k]`` times ``k``, and beside it ``0, 1, 2, 0, …``."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)

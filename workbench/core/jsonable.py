@@ -56,7 +56,7 @@ class _Json:
         if type(value) is str:
             self.left -= len(value[:TEXT]) >> 6  # long text is not one node
             text = value if len(value) <= TEXT else f"{value[:TEXT]}… {len(value) - TEXT:,} more"
-            return text.encode("utf-8", "backslashreplace").decode()  # lone surrogates are no JSON text
+            return text.encode("utf-8", "backslashreplace").decode()  # lone surrogates are not valid JSON text
         if isinstance(value, np.generic):
             return (
                 self.render(value.item(), depth)

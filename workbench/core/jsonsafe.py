@@ -1,4 +1,4 @@
-"""JSON that a stranger wrote: strict UTF-8, no duplicate keys, bounded depth and memory, one error.
+"""Untrusted JSON: strict UTF-8, no duplicate keys, bounded depth and memory, one error.
 
 Python's decoder keeps the last of two equal keys (safetensors 0.8 does too), so a file can show one tensor to one
 reader and another tensor to the next; and 100,000 nested brackets end in a RecursionError. Both are refused here.
@@ -14,7 +14,7 @@ from typing import Any
 
 from workbench.errors import CorruptError, OpenError, UnsafeError, UsageError
 
-VALUES = 8_000_000  #: a safetensors header of the greatest length holds as many; three bytes can become 64 of memory
+VALUES = 8_000_000  #: the longest safetensors header has this many; three bytes can become 64 bytes of memory
 
 
 def read_own(path: str | os.PathLike[str], *, what: str, limit: int = 64 << 20) -> Any:
@@ -65,7 +65,7 @@ def loads(data: bytes | memoryview, *, what: str) -> Any:
         raise CorruptError(f"{what} is not JSON: {error.msg} at character {error.pos:,}") from None
     except RecursionError:
         raise CorruptError(f"{what} has brackets nested too deeply; refused") from None
-    except ValueError:  # Python converts integers of some thousand digits at most
+    except ValueError:  # Python converts integers of up to a few thousand digits
         raise CorruptError(f"{what} contains an integer with thousands of digits; refused") from None
     finally:
         if collecting:

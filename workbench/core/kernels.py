@@ -4,9 +4,9 @@
 
     kernel      called from Python; compiled on first use, with every loop that it calls, and kept on disk
     loop        called by kernels alone, its sums in order: the same numbers as numpy's
-    reordered   the same, but sums may be added in any order, which is what makes them wide instructions
+    reordered   the same, but sums may be added in any order, which allows SIMD instructions
 
-numba asks only whether the file of a kernel has changed before it takes one from disk. Here the key covers what a
+numba checks only whether the kernel's own file has changed before it loads one from disk. Here the key covers what a
 kernel calls, too, because formulas may be in another file. If the folder cannot be written, or a file in it is
 damaged, the kernel is compiled again.
 """
@@ -26,11 +26,11 @@ from workbench.core.arrays import Array
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 _njit: Any = numba.njit  # whose stubs know only some of the options
-_REORDERED = {"reassoc", "contract"}  # NaN, infinities and signed zeros are what they are
+_REORDERED = {"reassoc", "contract"}  # NaN, infinities and signed zeros are preserved
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """A function that Python calls."""
+    """Compile a function that Python calls."""
     compiled = _njit(**_OPTIONS)(function)
     with contextlib.suppress(RuntimeError, OSError):  # no folder for it can be written
         compiled._cache = _Cache(function)
@@ -38,17 +38,17 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 def loop(function: Callable[..., Any]) -> Any:
-    """A function that only kernels call."""
+    """Compile a function that only kernels call."""
     return _njit(no_cpython_wrapper=True, **_OPTIONS)(function)
 
 
 def reordered(function: Callable[..., Any]) -> Any:
-    """A loop whose sums may be added in any order."""
+    """Compile a loop whose sums may be added in any order."""
     return _njit(no_cpython_wrapper=True, fastmath=_REORDERED, **_OPTIONS)(function)
 
 
 def ready(array: Array, kind: Any = np.float32) -> Array:
-    """One type of array, one compilation: aligned, read-only, its bits taken as ``kind``."""
+    """Prepare an array for a kernel: aligned, read-only, its bits viewed as ``kind``, so one compilation serves all."""
     flags = array.flags
     array = array.view(kind) if flags.aligned and flags.c_contiguous else array.copy().view(kind)
     array.setflags(write=False)
@@ -56,12 +56,12 @@ def ready(array: Array, kind: Any = np.float32) -> Array:
 
 
 class _Cache(FunctionCache):
-    """numba's, for a kernel and all that it calls; what cannot be read or written is compiled again."""
+    """numba's cache, for a kernel and all that it calls; kernels that cannot be read or written are compiled again."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)
-        except Exception:  # a damaged file: pickle raises what it likes
+        except Exception:  # a damaged file: pickle raises any exception
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -74,7 +74,7 @@ class _Cache(FunctionCache):
 
 
 def _parts(function: Any, seen: set[Any]) -> Iterator[str]:
-    """The code of a function, and the functions and constants that it names."""
+    """Yield the code of a function, then that of the functions and constants that it names."""
     if function in seen:
         return
     seen.add(function)

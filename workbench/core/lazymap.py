@@ -1,4 +1,4 @@
-"""A read-only mapping whose values are made when somebody looks at them, and kept.
+"""A read-only mapping whose values are created on first access, and kept.
 
 Non-tensor state (configs, schedulers, generator states) can be large and is seldom wanted; its names are.
 """
@@ -27,7 +27,7 @@ class LazyMap(Mapping[str, Any]):
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> LazyMap:
-        """Any mapping as one of these."""
+        """Convert any mapping."""
         return stored if isinstance(stored, cls) else cls({name: partial(getitem, stored, name) for name in stored})
 
     def __getitem__(self, name: str) -> Any:
@@ -47,7 +47,7 @@ class LazyMap(Mapping[str, Any]):
         return name in self._makers
 
     def get(self, name: str, default: Any = None) -> Any:
-        """As of any mapping; what is not there is not searched for names like it."""
+        """Return the value of a name, or ``default``; unlike ``[]``, do not look for similar names if it is missing."""
         return self[name] if name in self else default  # noqa: SIM401
 
     def __getstate__(self) -> dict[str, Any]:

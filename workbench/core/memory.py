@@ -1,6 +1,6 @@
 """Memory for results, and maps of files that hold no descriptor.
 
-Large arrays begin on a huge page, because first touch is what a copy into fresh memory costs.
+Large arrays begin on a huge page, because page faults dominate a copy into fresh memory.
 
 The kernel hands out zeroed memory page by page, at ~0.5 µs for each 4 KiB on first touch; where transparent huge pages
 are allowed (``madvise`` or ``always``), one fault brings 2 MiB. ``np.empty`` asks for them too, but starts its arrays
@@ -45,7 +45,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
 
 def map_file(fd: int, nbytes: int, *, offset: int = 0, private: bool = False) -> np.ndarray[Any, Any]:
-    """Map bytes of an open file; the map outlives the descriptor, and goes with the last view of it.
+    """Map bytes of an open file; the map outlives the descriptor and ends with its last view.
 
     Args:
         fd: may be closed afterwards.

@@ -12,8 +12,8 @@ import heapq
 import os
 from collections.abc import Collection
 
-MOST = 2000  #: most names that are compared letter by letter, about 0.1 ms each
-SHORT = 3  #: letters; shorter text is contained in too many names
+MOST = 2000  #: maximum number of names that are compared letter by letter, about 0.1 ms each
+SHORT = 3  #: minimum letters; shorter text is contained in too many names
 
 
 def near(name: str, known: Collection[str], count: int = 3) -> list[str]:

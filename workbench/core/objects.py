@@ -38,7 +38,7 @@ def decode_archive(data: Array | LazyBytes, *, what: str, part: Callable[[Any], 
     """Decode the object in one ``torch.save`` archive.
 
     Args:
-        part: picks what is wanted of the tree; only its tensors are read.
+        part: selects a part of the tree; only its tensors are read.
 
     Raises:
         CorruptError: it is not such an archive, it is inconsistent, or a record does not match its CRC-32.

@@ -2,12 +2,12 @@
 
 ::
 
-    job 1 of 3   ▓▓──────▓▓──────▓▓     a stretch of the tasks in turn; the states go to a file, one line each
+    job 1 of 3   ▓▓──────▓▓──────▓▓     alternating stretches of the tasks; the states go to a file, one line each
     job 2 of 3   ──▓▓──────▓▓──────
     job 3 of 3   ────▓▓──────▓▓────
-    merge        ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓     the call once more, with the states of the files in place of reading
+    merge        ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓     the same call again, with the states from the files instead of reading
 
-States are merged in the order of the tasks, so the result is that of one process. A task is known by what it reads; if
+States are merged in task order, so the result is that of one process. A task is identified by what it reads; if
 a later pass depends on what an earlier one found (chunks that cannot be read are not compared), its tasks differ in the
 merge and are run there.
 
@@ -50,7 +50,7 @@ def storable(cls: C) -> C:
 
 
 class _Local(Ordering):
-    """An ordering that runs tasks in this process."""
+    """An ordered executor that runs tasks in this process."""
 
     def submit(self, *_: Any, **__: Any) -> Future[Any]:
         raise UsageError("a part of a call runs in this process")
@@ -64,7 +64,8 @@ class PartialRun(_Local):
     """
 
     def __init__(self, number: int, count: int) -> None:
-        """
+        """Create a run of one of ``count`` parts.
+
         Args:
             number: from 1 to ``count``.
         """
@@ -86,10 +87,10 @@ class PartialRun(_Local):
 
 
 class MergedParts(_Local):
-    """Takes the states of all parts in place of running tasks.
+    """Uses the states of all parts instead of running tasks.
 
     Attributes:
-        again: number of tasks that no part had, and that were run.
+        again: number of tasks that were missing from all parts and were run.
     """
 
     def __init__(self, found: Mapping[str, Any]) -> None:
@@ -122,7 +123,7 @@ def write_part(path: str, part: PartialRun, header: Mapping[str, Any]) -> None:
     """Write the states of a part to a file, which appears under its name only when it is complete.
 
     Args:
-        header: what the part is of: equal for all parts of one call.
+        header: the call that the part belongs to; equal for all parts of one call.
 
     Raises:
         WriteError: the file cannot be written.
@@ -151,7 +152,7 @@ def read_parts(paths: Sequence[str]) -> tuple[dict[str, Any], MergedParts]:
     """Read the files of all parts of one call.
 
     Returns:
-        the header that they share, and what takes the place of an executor.
+        the header that they share, and a replacement for the executor.
 
     Raises:
         MissingFileError: a file does not exist.
@@ -230,7 +231,7 @@ def _read(path: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encoded(value: Any) -> Any:
-    """A state as JSON: what JSON has not is a list that begins with a word."""
+    """Encode a state as JSON; values that JSON lacks become lists that begin with a word."""
     if isinstance(value, (np.ndarray, np.generic)):
         raw = np.ascontiguousarray(value)
         kind = "array" if isinstance(value, np.ndarray) else "scalar"

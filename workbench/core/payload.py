@@ -1,4 +1,4 @@
-"""From a chunk row to its elements: their location in a file, or in memory if a codec has to undo them.
+"""From a chunk row to its elements: their location in a file, or in memory if a codec has to decode them.
 
 ::
 
@@ -8,7 +8,7 @@
                 zstd       │ compressed stream          │     decompressed whole, its size bounded beforehand
                 zstd+zstd  │ compressed node of values  │     … and so is the stream that begins at inner in it
                 latin1     │ UTF-8 of one character a byte │  decoded whole, at most as long as it is stored
-                raw_conj   │ payload │                        the signs of the imaginary parts are turned
+                raw_conj   │ payload │                        the signs of the imaginary parts are flipped
     chunk  =    payload[inner :: strides]  as elements of the raw type (unsigned integers of the element's size)
 """
 
@@ -35,11 +35,11 @@ from workbench.core.storage import SourcePool
 from workbench.core.ziparchive import Item, single_tensor
 from workbench.errors import CorruptError, MissingExtraError, UnsafeError, UnsupportedFormatError, WorkbenchError
 
-EXPANDED = 1024  #: times its stored bytes that a compressed stream may become …
-EXPANDED_LEAST = 1 << 30  #: … if that is more bytes than this
+EXPANDED = 1024  #: a compressed stream may expand to this many times its stored bytes …
+EXPANDED_LEAST = 1 << 30  #: … or to this many bytes, if that is more
 
 Undo = Callable[[Array], Array]
-PART_LIMIT = 8 << 30  #: bytes to which an item may grow of which a chunk is only a part, so that its size is unknown
+PART_LIMIT = 8 << 30  #: bytes to which an item may grow if a chunk is only a part of it and the size is unknown
 HEADERS = 16 << 10  #: bytes that an archive may have around a payload (seen: ~1.6 KB); more costs one more request
 ZIP_OVERHEAD = 1 << 20  #: bytes a torch.save archive of one tensor may need beside its payload (seen: ~1.6 KB)
 
@@ -52,19 +52,19 @@ class Payloads:
     def __init__(self, catalog: Catalog, pool: SourcePool) -> None:
         self.catalog, self.pool = catalog, pool
         self.decoding: Any = None  #: a ``core.decoding.values.Decoding``, where the format has recipes
-        self._reference: tuple[Any, str] | None = None  #: what is sent to workers in its place (core/executors.py)
+        self._reference: tuple[Any, str] | None = None  #: sent to workers instead of the payloads (core/executors.py)
         self._items: dict[tuple[int, int], Item] = {}
         self._unpacked: tuple[tuple[int, int, int], Array] | None = None  # neighbouring slices meet one item often
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Payloads, (self.catalog, self.pool), {"decoding": self.decoding}  # what was read is read again
+        return Payloads, (self.catalog, self.pool), {"decoding": self.decoding}  # reads what was read before again
 
     def over(self, catalog: Catalog) -> Payloads:
         """Return payloads of other tensors in the same files."""
         return Payloads(catalog, self.pool)
 
     def region(self, row: int) -> Region:
-        """Return the chunk's elements in place; of archives the directory is read, of transforms all is undone.
+        """Return the chunk's elements in place; for archives, the directory is read; transforms are decoded whole.
 
         Raises:
             TruncatedError, CorruptError, ChangedError, MissingFileError: the stored item is not valid.
@@ -124,9 +124,10 @@ class Payloads:
         return found
 
     def straight(self, row: int) -> int | None:
-        """The byte of its file from which the chunk's elements are stored as in memory: row-major, little endian.
+        """Return the byte of its file at which the chunk's elements begin, if they are stored row-major and little
+        endian.
 
-        ``None`` where they have to be decoded or put in order.
+        Return ``None`` if they have to be decoded or reordered.
 
         Raises:
             as :meth:`region`.
@@ -137,13 +138,13 @@ class Payloads:
         return region.straight if region.size else None
 
     def stored(self, row: int) -> LazyBytes:
-        """The stored item's bytes, checked to be inside the file; read where they are looked at."""
+        """Return the bytes of the stored item, checked to be inside the file; bytes are read when they are accessed."""
         c = self.catalog
         self._check_inside(row)
         return self.pool.window(int(c.file[row]), int(c.start[row]), int(c.stop[row]))
 
     def item(self, row: int) -> tuple[Item, LazyBytes | Array]:
-        """The archive of a ``torch_zip`` chunk: the position of its payload, and the archive's bytes."""
+        """Return the position of a ``torch_zip`` chunk's payload, and the bytes of the archive that contains it."""
         c = self.catalog
         place = (int(c.file[row]), int(c.start[row]))
         data: LazyBytes | Array = self.stored(row)
@@ -178,7 +179,7 @@ class Payloads:
         """Fetch bytes ``[first, last)`` of chunks' elements from a store before they are read piece by piece.
 
         Args:
-            rows: ``(N,)`` chunks; those that a codec undoes whole are fetched whole.
+            rows: ``(N,)`` chunks; those that a codec decodes whole are fetched whole.
             first, last: ``(N,)`` bytes of the elements as they are stored.
         """
         if self.pool.at_once == 1:
@@ -198,7 +199,7 @@ class Payloads:
         return f"tensor {key!r}: item at byte {int(c.start[row]):,} of {file!r}"
 
     def _layout(self, row: int) -> tuple[DType, tuple[int, ...], int, tuple[int, ...] | None]:
-        """Element type and sizes of a chunk, its first byte in the payload, and its strides in elements."""
+        """Return a chunk's element type and sizes, its first byte in the payload, and its strides in elements."""
         c = self.catalog
         tensor = int(c.tensor[row])
         ndim = int(c.ndim[tensor])
@@ -212,7 +213,7 @@ class Payloads:
             raise c.truncated(row)
 
     def _stored_at(self, row: int, at: int, room: int, undo: Undo | None) -> Region:
-        """The chunk in a payload of ``room`` bytes that begins at byte ``at`` of the stored item."""
+        """Return the chunk in a payload of ``room`` bytes that begins at byte ``at`` of the stored item."""
         dtype, sizes, inner, strides = self._layout(row)
         if dtype.packed:
             sizes, strides = (nbytes_of(dtype, math.prod(sizes)),), None
@@ -223,14 +224,14 @@ class Payloads:
     def _at(
         self, row: int, at: int, sizes: tuple[int, ...], steps: tuple[int, ...], dtype: DType, undo: Undo | None
     ) -> Region:
-        """Elements at strides from byte ``at`` of the stored item on."""
+        """Return elements at strides, from byte ``at`` of the stored item on."""
         self._check_inside(row)
         c, itemsize = self.catalog, dtype.raw.itemsize
         start, strides = int(c.start[row]) + at, tuple(step * itemsize for step in steps)
         return Region(self.pool, int(c.file[row]), start, sizes, strides, dtype.raw, undo)
 
     def _from_text(self, row: int) -> Array:
-        """The bytes that a text of one character a byte stands for; the last text stays decoded."""
+        """Return the bytes that a string of one character per byte represents; the last string stays decoded."""
         place = (int(self.catalog.file[row]), int(self.catalog.start[row]), -1)
         data = self.stored(row)  # checks that the file is still the same
         last = self._unpacked
@@ -243,7 +244,7 @@ class Payloads:
         return last[1]
 
     def _from_varints(self, row: int, dtype: DType) -> Array:
-        """The low bytes of each varint."""
+        """Return the low bytes of each varint."""
         data = np.frombuffer(self.stored(row)[:], np.uint8)
         ends = np.flatnonzero(data < 128)
         starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
@@ -256,7 +257,7 @@ class Payloads:
         return np.add.reduceat(parts, starts).astype(dtype.raw).view(np.uint8)
 
     def _from_stream(self, row: int) -> Array:
-        """The payload of a compressed chunk, at most as long as the largest that the reader found declared."""
+        """Return the payload of a compressed chunk, no longer than the largest size that the reader found declared."""
         c = self.catalog
         place = (int(c.file[row]), int(c.start[row]), -2)
         data = self.stored(row)  # checks that the file is still the same
@@ -270,7 +271,7 @@ class Payloads:
         return last[1]
 
     def _from_within(self, row: int, outer: Array, codec: str) -> Array:
-        """The payload of a stream that begins in the decoded item."""
+        """Return the payload of a stream that begins in the decoded item."""
         c = self.catalog
         at = 0 if c.inner is None else int(c.inner[row])
         if at >= len(outer):
@@ -300,7 +301,9 @@ class Payloads:
         return _strided(flat, inner, sizes, strides, dtype)
 
     def _checked(self, row: int) -> tuple[Item, LazyBytes | Array]:
-        """As :meth:`item`, of the type and the shape that the catalog says, or large enough where a part is meant."""
+        """Return :meth:`item` after checking that it has the cataloged type and shape, or is large enough to contain a
+        part.
+        """
         dtype, sizes, inner, strides = self._layout(row)
         item, data = self.item(row)
         if item.dtype != dtype.name:
@@ -417,7 +420,7 @@ _STREAMS: dict[int, Callable[..., Array]] = {
 
 
 def _undo(dtype: DType, *, big: bool, conj: bool, neg: bool) -> Undo | None:
-    """What makes the values of stored bits; ``None`` where they are the values."""
+    """Return the function that turns stored bits into values; ``None`` if they are the values."""
     order = partial(swapped, dtype=dtype) if big else None
     signs = partial(resolved, dtype=dtype, conj=conj, neg=neg) if conj or neg else None
     if order is None or signs is None:
@@ -426,7 +429,7 @@ def _undo(dtype: DType, *, big: bool, conj: bool, neg: bool) -> Undo | None:
 
 
 def _strided(data: Array, start: int, sizes: tuple[int, ...], strides: tuple[int, ...] | None, dtype: DType) -> Array:
-    """A read-only view of ``sizes`` elements; the reach of the strides is checked against the bytes."""
+    """Return a read-only view of ``sizes`` elements, after checking the reach of the strides against the bytes."""
     if dtype.packed:
         return data[start : start + nbytes_of(dtype, int(np.prod(sizes)))]
     strides = cat.row_major(sizes) if strides is None else strides
@@ -438,7 +441,7 @@ def _strided(data: Array, start: int, sizes: tuple[int, ...], strides: tuple[int
 
 
 def _reach(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> int:
-    """Bytes from the first element of a box that is not empty to the end of its last."""
+    """Return the number of bytes from the first element of a box that is not empty to the end of its last."""
     return (sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) + 1) * dtype.raw.itemsize
 
 
@@ -449,7 +452,7 @@ def _check_reach(end: int, room: int, sizes: tuple[int, ...], strides: tuple[int
 
 
 def _row_major(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether elements follow each other in order; the stride of an axis of one element says nothing."""
+    """Return whether elements follow each other in order; the stride of an axis of one element is ignored."""
     return all(n == 1 or a == b for n, a, b in zip(sizes, strides, cat.row_major(sizes), strict=True))
 
 

@@ -40,7 +40,7 @@ class Files(Protocol):
         """Last component of the path."""
 
     def listing(self) -> tuple[dict[str, FileStat], list[str]]:
-        """Regular files directly in the folder by name, and the names of its folders."""
+        """Return the regular files directly in the folder by name, and the names of its subfolders."""
 
     def sub(self, relative: str) -> Files:
         """Return a folder or file inside."""
@@ -71,7 +71,7 @@ class Files(Protocol):
         """Read the files themselves meanwhile, not what a cache on disk holds of them."""
 
     def again(self) -> Files:
-        """Return the same files, looked at anew."""
+        """Return the same files with fresh identities."""
 
     def above(self) -> Files | None:
         """Return the folder that holds this one, or ``None`` at the top."""
@@ -102,12 +102,12 @@ class Place:
     def _at(self, files: Files) -> None:
         self._files = files
         self.at_once = files.at_once
-        self._first: dict[str, FileStat] = {}  # of each file, at the first look
+        self._first: dict[str, FileStat] = {}  # of each file, when first examined
         self.path, self.root, self.file = files.shown, files.root, files.file
 
     @classmethod
     def of(cls, files: Files) -> Place:
-        """Return the place of files that are found in another way than by a path."""
+        """Return the place of files that are not found by a path."""
         made = cls.__new__(cls)
         made._at(files)
         return made
@@ -143,11 +143,11 @@ class Place:
         return self._files.uncached()
 
     def again(self) -> Place:
-        """Return the same place, looked at anew; for one in a store, with the same connection."""
+        """Return the same place with fresh identities; in a store, with the same connection."""
         return Place.of(self._files.again())
 
     def pinned(self, known: Mapping[str, FileStat]) -> Place:
-        """Return the same place, to be sent to another process: its files must be those that are known."""
+        """Return the same place for another process, which requires the files to be the ones known here."""
         fresh = Place.__new__(Place)
         fresh._at(self._files)
         fresh._first = {**known, **{name: stat for name, stat in self._first.items() if name in known}}
@@ -201,7 +201,7 @@ class Place:
         return found
 
     def ahead(self) -> None:
-        """Announce that a reader is about to look at the files: a store sends what it needs in one round."""
+        """Announce that a reader is about to examine the files: a store sends what it needs in one round."""
         self._files.ahead()
 
     def now(self, relative: str) -> FileStat:
@@ -215,7 +215,7 @@ class Place:
         return source
 
     def read(self, relative: str, *, start: int = 0, length: int | None = None) -> bytes:
-        """Bytes of a (metadata) file inside, whole or a range; raises when the file is shorter than asked."""
+        """Read a (metadata) file inside, whole or a range; raises if the file is shorter than requested."""
         source = self.source(relative)
         want = source.size - start if length is None else length
         if want > METADATA_LIMIT:
@@ -228,31 +228,31 @@ class Place:
         return data
 
     def window(self, relative: str) -> LazyBytes:
-        """The bytes of a file inside; a byte is read when it is first accessed. Raises as :meth:`source`."""
+        """Return the bytes of a file inside; a byte is read when it is first accessed. Raises as :meth:`source`."""
         source = self.source(relative)
         return LazyBytes(source, 0, source.size)
 
     def read_json(self, relative: str) -> Any:
-        """A JSON file inside, decoded strictly (UTF-8, no duplicate keys, bounded size and depth)."""
+        """Read a JSON file inside, decoded strictly (UTF-8, no duplicate keys, bounded size and depth)."""
         size = self.stat(relative).size
         if size > JSON_LIMIT:
             raise UnsafeError(f"file {relative!r} has {size:,} bytes of JSON, over the limit of {JSON_LIMIT:,}")
         return jsonsafe.loads(self.read(relative), what=repr(relative))
 
     def check(self) -> None:
-        """Raise ChangedError if a file that was looked at is another one now."""
+        """Raise ChangedError if a file has changed since it was examined."""
         for name, known in self._first.items():
             compared(name, known, stat_or_absent(self, name, fresh=True))
 
 
 def lacking(lost: int, count: int, what: str) -> str:
-    """``1 of 2 files 'model' is missing``."""
+    """Format ``1 of 2 files 'model' is missing``."""
     return f"{lost:,} of {count:,} {what} {'is' if lost == 1 else 'are'} missing"
 
 
 def stat_or_absent(place: Place, relative: str, *, fresh: bool = False) -> FileStat:
-    """Identity of a file when the place first looked at it: it describes what was read since then. With ``fresh``, that
-    of now. A size of -1 for a file that is not there (its tensors cannot be read).
+    """Return the identity of a file when the place first looked at it, which describes all that was read since then;
+    with ``fresh``, its current identity. A size of -1 means that the file does not exist (its tensors cannot be read).
 
     Raises:
         UnsafeError: the path leaves the place; that is refused, not noted.

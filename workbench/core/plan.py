@@ -1,7 +1,7 @@
 """Read plans: from wanted boxes to copies ``source byte range → destination box``.
 
 A request is a box of one global tensor (a slice, a whole tensor, a rank's piece under another mesh). The plan joins
-all requests with the chunks of their tensors at once and lists one :class:`ReadItem` row a non-empty intersection::
+all requests with the chunks of their tensors at once and lists one :class:`ReadItem` row per intersection::
 
     stored: two chunks            wanted: rows 2:6        copies
     ┌────────┐ 0                                          chunk 0, rows 2:4 → wanted rows 0:2
@@ -57,11 +57,11 @@ class ReadPlan:
         return len(self.row)
 
     def take(self, index: Ints) -> ReadPlan:
-        """Some of the copies, in the order given."""
+        """Return some of the copies, in the order given."""
         return ReadPlan(self.request[index], self.row[index], self.source[index], self.dest[index], self.sizes[index])
 
     def items(self, ndim: int) -> Iterator[ReadItem]:
-        """The copies as slices of ``ndim`` axes (for tensors of one rank)."""
+        """Yield the copies as slices of ``ndim`` axes (for tensors of the same number of axes)."""
         columns = (self.request, self.row, self.source[:, :ndim], self.dest[:, :ndim], self.sizes[:, :ndim])
         for request, row, source, dest, sizes in zip(*(column.tolist() for column in columns), strict=True):
             yield ReadItem(
@@ -82,7 +82,7 @@ def plan_reads(
         tensors: ``(R,)`` tensor of each request.
         offsets, sizes: ``(R, D)`` the wanted boxes, inside the tensors' shapes.
         replica: which copy of replicated boxes to read.
-        partial: allow requests that are not covered (the caller looks at the copies).
+        partial: allow requests that are not covered (the caller checks the copies).
 
     Raises:
         HoleError: some wanted element is stored in no chunk.
@@ -112,14 +112,16 @@ def _file_order(catalog: Catalog, rows: Ints) -> Ints:
     file, start = catalog.file[rows], catalog.start[rows]
     order = np.argsort(start, kind="stable")
     if len(catalog.files) < 1 << 16:
-        file = file.astype(np.uint16)  # which numpy sorts digit by digit
+        file = file.astype(np.uint16)  # numpy sorts these digit by digit
     return order[np.argsort(file[order], kind="stable")]
 
 
 def _placed(
     offsets_a: Ints, sizes_a: Ints, i: Ints, offsets_b: Ints, sizes_b: Ints, j: Ints
 ) -> tuple[Ints, Ints, Ints]:
-    """What box ``i`` of chunks and ``j`` of requests share: its first element in either, its size; column by column."""
+    """Intersect box ``i`` of chunks with box ``j`` of requests: its first element in each, and its size, column by
+    column.
+    """
     dims = offsets_a.shape[1]
     source, dest, extent = (np.zeros((dims, len(i)), np.int64).T for _ in range(3))
     for axis in range(dims):
@@ -144,7 +146,7 @@ def _check_coverage(
     have = np.zeros(len(tensors), np.int64)
     np.add.at(have, request, box.volume(extent))
     doubtful = have != want
-    # Overlapping copies can hide a hole from the sum; those of chunks without overlap have none.
+    # Overlapping copies can hide a hole from the sum; chunks without overlap have no such copies.
     i, _ = box.overlapping(catalog.tensor[rows], catalog.offsets[rows], catalog.sizes[rows], limit=1)
     if len(i):
         shared = np.zeros(len(catalog), bool)
@@ -164,7 +166,7 @@ def _check_coverage(
 
 
 def tangled(catalog: Catalog, tensor: int) -> str:
-    """Why a tensor for which `box.Tangled` is raised is not read."""
+    """Explain why a tensor for which `box.Tangled` is raised is not read."""
     count = int(np.count_nonzero(catalog.tensor == tensor))
     return (
         f"tensor {catalog.keys[tensor]!r}: its {count:,} chunks overlap in too many ways to check that "

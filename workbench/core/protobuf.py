@@ -1,4 +1,4 @@
-"""The wire format of protocol buffers, as far as logs and checkpoints need it: fields in order, without a schema.
+"""The part of the wire format of protocol buffers that logs and checkpoints need: fields in order, without a schema.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The ranks of a job that load together: what one cannot do, none does, and every one says so.
+"""The ranks of a job that load together: if one rank fails, all of them raise its error.
 
 Every rank calls the same collectives in the same order so that an error on one never leaves the others waiting.
 """
@@ -19,11 +19,12 @@ class Ranks:
     Attributes:
         group: the ``torch.distributed`` group, or ``None``.
         rank: number of this process in it.
-        size: how many there are.
+        size: number of ranks.
     """
 
     def __init__(self, process_group: Any = None) -> None:
-        """``process_group``, or the default one where ``torch.distributed`` is initialised, or no other process.
+        """Create the ranks of ``process_group``, or of the default group if ``torch.distributed`` is initialised, or
+        one rank.
 
         Raises:
             UsageError: this process is not a member of the group.
@@ -39,7 +40,7 @@ class Ranks:
             raise UsageError("this process is not a member of process_group; call load only on its members")
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank gave, in the order of ranks."""
+        """Gather a value from every rank, in rank order."""
         if self.size == 1:
             return [value]
         import torch.distributed as dist

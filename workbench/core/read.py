@@ -24,7 +24,7 @@ from workbench.errors import UnsafeError
 
 
 def read_selection(payloads: Payloads, tensor: int, selection: Selection, *, replica: int = 0) -> Array:
-    """The selected elements in the raw type, contiguous, in memory of their own.
+    """Read the selected elements in the raw type, contiguous, into memory of their own.
 
     Raises:
         HoleError: some element of the selection's box is stored nowhere.
@@ -44,7 +44,7 @@ def read_selection(payloads: Payloads, tensor: int, selection: Selection, *, rep
     if 0 in shape:
         return np.empty(selection.shape, dtype.raw)
     plan = plan_reads(catalog, np.array([tensor]), offsets, sizes, replica=replica)
-    if len(refused := plan.row[catalog.inflated[plan.row]]):  # before memory is asked for
+    if len(refused := plan.row[catalog.inflated[plan.row]]):  # before memory is allocated
         raise UnsafeError(catalog.not_checked(int(refused[0])))
     out = memory.empty(shape, dtype.raw)
     overlap = int(box.volume(plan.sizes).sum()) > int(box.volume(sizes)[0])
@@ -56,9 +56,9 @@ def read_selection(payloads: Payloads, tensor: int, selection: Selection, *, rep
 
 
 def read_boxes(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, *, replica: int = 0) -> Iterator[Array]:
-    """Boxes of one tensor, one after the other in the raw type: planned together, for that is what small ones cost.
+    """Yield boxes of one tensor in the raw type; they are planned together, because planning dominates small boxes.
 
-    Each array is read-only and good until the next one, for its memory is used again.
+    Each array is read-only and valid until the next one, because its memory is reused.
 
     Args:
         offsets, sizes: ``(R, ndim)`` boxes inside the tensor's shape.
@@ -81,7 +81,7 @@ def read_boxes(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, *, r
     with payloads.pool.keeping():
         for at, (first, stop) in enumerate(pairwise(bounds)):
             shape = tuple(sizes[at].tolist())
-            if stored[at] > volumes[at]:  # chunks overlap: what is stored twice must be stored alike
+            if stored[at] > volumes[at]:  # chunks overlap: elements stored twice must be equal
                 part = whole(catalog.shape_of(tensor)).compose(
                     tuple(slice(a, a + n) for a, n in zip(offsets[at].tolist(), shape, strict=True))
                 )
@@ -91,13 +91,13 @@ def read_boxes(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, *, r
             for item in items[first:stop]:
                 if item.row not in known:
                     known[item.row] = payloads.region(item.row)
-                dest: tuple[Any, ...] = (*item.dest, ...)  # of no axes too a view
+                dest: tuple[Any, ...] = (*item.dest, ...)  # a view, also without axes
                 known[item.row][item.source].into(out[dest])
             yield _frozen(out)
 
 
 def single_chunk(payloads: Payloads, tensor: int, replica: int = 0) -> int | None:
-    """The row of the one chunk that holds a whole tensor, or ``None``."""
+    """Return the row of the one chunk that holds a whole tensor, or ``None``."""
     catalog = payloads.catalog
     rows = np.arange(*catalog.rows_of(tensor).indices(catalog.chunks))
     rows = rows[catalog.replica[rows] == replica]
@@ -137,7 +137,7 @@ def _copy_all(payloads: Payloads, plan: ReadPlan, ndim: int, selection: Selectio
 def _copy_overlapping(
     payloads: Payloads, plan: ReadPlan, ndim: int, selection: Selection, origin: Array, out: Array
 ) -> None:
-    """As :func:`_copy_all` where chunks overlap: what is stored twice must be stored alike."""
+    """Copy like :func:`_copy_all` if chunks overlap, and check that elements stored twice are equal."""
     filled = np.zeros(out.shape, bool)
     for item in plan.items(ndim):
         wanted = _within(selection, item, origin)
@@ -151,7 +151,7 @@ def _copy_overlapping(
 
 
 def _within(selection: Selection, item: ReadItem, origin: Array) -> tuple[list[Axis], tuple[Any, ...]] | None:
-    """Which elements of a copy are selected: positions in the copied box, and an index into the result.
+    """Return which elements of a copy are selected: positions in the copied box, and an index into the result.
 
     ``None`` when steps or an index array pass over the box entirely.
     """
@@ -179,7 +179,7 @@ def _within(selection: Selection, item: ReadItem, origin: Array) -> tuple[list[A
 
 
 def _inside(axis: range, low: int, high: int) -> tuple[int, int]:
-    """Indices ``[first, last)`` of a range whose values are in ``[low, high)``."""
+    """Return indices ``[first, last)`` of a range whose values are in ``[low, high)``."""
     if axis.step < 0:
         first, last = _inside(axis[::-1], low, high)
         return len(axis) - last, len(axis) - first

@@ -9,7 +9,7 @@
             │ q q  │ 20  group 1                   │ q q  │
             │ k v  │ 24                            └──────┘
 
-Each piece is joined with the chunks of its source; what they share becomes a chunk of the target that points into the
+Each piece is joined with the chunks of its source; each intersection becomes a chunk of the target that points into the
 same stored item, by ``inner`` and ``strides``.
 """
 
@@ -38,7 +38,7 @@ class ComposedBox:
         axes: for each axis of the target the source's axis, or ``None`` for a new one of size 1. Axes of the source
             that are not named must have size 1 in the box.
         steps: for each axis of the source, 1 for every element from the first on, 2 for every other …; ``sizes``
-            counts the elements taken. Empty where all are 1.
+            counts the elements taken. Empty if all are 1.
     """
 
     tensor: int
@@ -118,8 +118,9 @@ def compose(catalog: Catalog, targets: Sequence[Composition]) -> Catalog:
 
 
 def _taken(begin: Array, length: Array, count: Array, every: Array) -> tuple[Array, Array]:
-    """Which of the elements ``0, every, 2·every …`` (``count`` of them) are in ``[begin, begin + length)``: the number
-    of the first one, and how many."""
+    """Return which of the elements ``0, every, 2·every …`` (``count`` of them) are in ``[begin, begin + length)``: the
+    number of the first one, and how many there are.
+    """
     first = np.maximum(-(-begin // every), 0)
     return first, np.minimum(-(-(begin + length) // every), count) - first
 
@@ -130,6 +131,6 @@ def _pad(rows: Sequence[Sequence[int]], dims: int, fill: int) -> Array:
 
 
 def _pick(columns: Array, axes: Array, fill: int) -> Array:
-    """Columns in the order of ``axes`` ``(N, D)``; -1 takes ``fill``."""
+    """Return columns in the order of ``axes`` ``(N, D)``; -1 takes ``fill``."""
     wide = np.concatenate([columns, np.full((len(columns), 1), fill, np.int64)], axis=1)
     return np.take_along_axis(wide, np.where(axes < 0, columns.shape[1], axes), axis=1)

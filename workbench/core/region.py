@@ -1,14 +1,14 @@
-"""Elements of a chunk in place: in a file, at strides, or in memory where a codec had to undo them.
+"""Elements of a chunk in place: in a file, at strides, or in memory if a codec had to decode them.
 
 ::
 
     region     shape, strides, first byte            nothing is read
     [box]      the same of a part                    nothing is read
-    into(out)  elements → an array of any strides    dense runs straight into it, others through a scratch buffer
+    into(out)  elements → an array of any strides    dense runs directly, others through a scratch buffer
     load()     elements → memory in the order in which they are stored
 
 Strided elements (a column, every tenth row, a transposed matrix) are read in *spans*: elements closer than the source's
-``gap`` together, those further apart each on its own. So a column of a wide matrix does not read the matrix.
+``gap`` together, those further apart separately. So a column of a wide matrix does not read the matrix.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Sources(Protocol):
         """Return the source with this id."""
 
 
-RUN = 64 << 10  #: bytes from which a run is read straight to where it belongs
+RUN = 64 << 10  #: bytes from which a run is read directly to its destination
 
 
 class Region:
@@ -59,7 +59,7 @@ class Region:
         raw: np.dtype[Any],
         undo: Callable[[Array], Array] | None = None,
     ) -> None:
-        """Elements in a file.
+        """Create a region of elements in a file.
 
         Args:
             start: byte of the first.
@@ -72,7 +72,7 @@ class Region:
 
     @classmethod
     def of(cls, array: Array) -> Region:
-        """Elements in memory."""
+        """Create a region of elements in memory."""
         made = cls.__new__(cls)
         made.memory, made.shape, made.raw = array, array.shape, array.dtype
         return made
@@ -122,7 +122,9 @@ class Region:
         return Region(self._pool, self._file, self._start, shape, strides, self.raw, self._undo)
 
     def flat(self, start: int, stop: int, buffer: Array) -> Array:
-        """Elements ``[start, stop)`` of a contiguous region, read-only: in a ``uint8`` buffer, or where they are."""
+        """Return elements ``[start, stop)`` of a contiguous region, read-only: in a ``uint8`` buffer, or where they
+        are.
+        """
         if self.memory is not None:
             found = self.memory.reshape(-1)[start:stop]
         else:
@@ -166,7 +168,7 @@ class Region:
     def gathered(self, low: Sequence[int], high: Sequence[int]) -> tuple[Region, Sequence[int]]:
         """Return a region from which to read many parts of the box ``[low, high)``, and its start.
 
-        Itself, from 0, unless its elements are in another order than row-major: then each part would be read in many
+        It is this region, from 0, unless its elements are not in row-major order: each part would be read in many
         small runs, or with everything in between, and the box is loaded.
         """
         if self.memory is not None or self.ordered:
@@ -240,7 +242,7 @@ def _read(source: Source, start: int, axes: list[Axis], strides: list[int], out:
 
 
 def _sparse(axes: Sequence[Axis], strides: Sequence[int], itemsize: int, gap: int) -> list[int]:
-    """Axes along which some positions are more than ``gap`` bytes behind the end of the one before."""
+    """Return the axes along which some positions begin more than ``gap`` bytes after the end of the previous one."""
     found, reach = [], itemsize
     for at in sorted(range(len(axes)), key=lambda at: strides[at]):
         axis = axes[at]
@@ -253,7 +255,9 @@ def _sparse(axes: Sequence[Axis], strides: Sequence[int], itemsize: int, gap: in
 
 
 def _spans(source: Source, axis: Axis, stride: int, inner: int, alone: bool) -> Iterator[slice]:
-    """Positions of an axis that are read together, with ``inner`` bytes at each; or each ``alone``."""
+    """Yield the positions of an axis that are read together, with ``inner`` bytes at each; or, if ``alone``, each
+    position.
+    """
     room = max(source.span - inner, 1)
     if isinstance(axis, range):
         step = abs(axis.step) * stride
@@ -277,7 +281,7 @@ def _moved(axis: Axis, low: int) -> Axis:
 
 
 def _index(axes: Sequence[Axis]) -> tuple[slice | Array, ...]:
-    """Positions as an index; one axis at most is an array."""
+    """Return positions as an index; up to one axis is an array."""
     found: list[slice | Array] = []
     for axis in axes:
         if isinstance(axis, range):
@@ -289,7 +293,7 @@ def _index(axes: Sequence[Axis]) -> tuple[slice | Array, ...]:
 
 
 def _dense(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
-    """Whether elements follow each other in row-major order; the stride of an axis of one element says nothing."""
+    """Return whether elements follow each other in row-major order; the stride of an axis of one element is ignored."""
     step = itemsize
     for n, stride in zip(reversed(shape), reversed(strides), strict=True):
         if n != 1 and stride != step:

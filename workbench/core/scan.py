@@ -8,10 +8,10 @@
     caller   states of a group, merged in the order of the tasks, not of completion ──► (group, state)
 
 Tasks are cut by the data alone and merged in their order, so a result does not depend on the number of threads.
-Memory is a few buffers a thread, which are used again: pieces are read into them. A transposed chunk is read a box at a
+Memory is a few reusable buffers per thread, into which pieces are read. A transposed chunk is read a box at a
 time (up to a task's size), and transforms (zstd, text) are undone for a whole chunk.
 
-What to read is a :class:`workbench.core.work.ReadWork`. It may span two catalogs: then a piece holds the same elements
+The work is a :class:`workbench.core.work.ReadWork`. It may span two catalogs: then a piece holds the same elements
 of both, bit for bit as each stores them.
 """
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 Progress = Callable[[float], None]  #: called with the fraction done; cancels the pass by raising
 OnError = Callable[[int, int, WorkbenchError], None]  #: side, chunk row, why
 
-PIECE = 1 << 20  #: bytes of a piece, at most: it stays in a core's cache while several reducers look at it
+PIECE = 1 << 20  #: maximum bytes of a piece: it stays in a core's cache while several reducers read it
 
 
 class Piece(NamedTuple):
@@ -70,13 +70,13 @@ class Piece(NamedTuple):
     other_row: int = -1
 
     def where(self, k: int) -> tuple[int, ...]:
-        """Position in the global tensor of element ``k`` of the piece, padded like ``offsets``."""
+        """Return the position of the piece's element ``k`` in the global tensor, padded like ``offsets``."""
         local = np.unravel_index(self.start + k, tuple(self.sizes.tolist()))
         return tuple(int(o) + int(i) for o, i in zip(self.offsets.tolist(), local, strict=True))
 
 
 class Reducer(Protocol[S]):
-    """What a pass computes. States of one group merge associatively, across threads, files and machines."""
+    """The computation of a pass. States of one group merge associatively, across threads, files and machines."""
 
     def begin(self, dtype: DType, other: DType | None) -> S:
         """Return an empty state for elements of these types."""
@@ -166,7 +166,7 @@ class _Result(Generic[S]):
 
 
 class _Task(Generic[S]):
-    """What a thread does with a run of boxes."""
+    """The work of a thread on a run of boxes."""
 
     def __init__(self, work: ReadWork, reducer: Reducer[S]) -> None:
         self._work, self._reducer, self._sources = work, reducer, Announcer()
@@ -199,7 +199,7 @@ class _Task(Generic[S]):
             return self._run(boxes)
 
     def _reach(self, side: Side, boxes: range) -> tuple[Ints, Ints, Ints]:
-        """Chunk rows, and the bytes of their elements, of the boxes that are most of what is between their ends."""
+        """Return the chunk rows of dense boxes (most bytes between their ends are elements), and their byte ranges."""
         work, rows, catalog = self._work, side.row[boxes], side.payloads.catalog
         dims = min(work.offsets.shape[1], catalog.offsets.shape[1])
         low, sizes = work.offsets[boxes, :dims] - catalog.offsets[rows, :dims], work.sizes[boxes, :dims]
@@ -248,7 +248,7 @@ class _Task(Generic[S]):
         return found[0], found[1]
 
     def _region(self, side: Side, at: int) -> Region:
-        """The box in its chunk."""
+        """Return the box in its chunk."""
         payloads, row, work = side.payloads, int(side.row[at]), self._work
         catalog = payloads.catalog
         tensor = int(catalog.tensor[row])
@@ -278,7 +278,7 @@ def _padded(sizes: Array, dims: int) -> Array:
 
 
 class Announcer:
-    """Announces one pass over each file when it is first met, and takes that back at the end.
+    """Announces one pass over each file on its first use, and withdraws that at the end.
 
     Sources are held weakly: the pool closes the files of a thousand ranks one after the other.
     """
@@ -297,14 +297,14 @@ class Announcer:
         return source
 
     def restore(self) -> None:
-        """Undo the announcements at the end of the pass."""
+        """Withdraw the announcements at the end of the pass."""
         for told in self._told.values():
             if (source := told()) is not None:
                 source.advise("normal")
 
 
 def _pieces(regions: Sequence[Region], buffers: list[Array]) -> Iterator[tuple[int, list[Array]]]:
-    """Runs of the regions' elements in row-major order: where they begin, and one flat array a region."""
+    """Yield runs of the regions' elements in row-major order: where each begins, and one flat array per region."""
     size = regions[0].size
     if not size:
         return

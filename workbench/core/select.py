@@ -33,7 +33,7 @@ class Selection:
         return all(isinstance(axis, range) and axis.start == 0 and axis.step == 1 for axis in self.axes)
 
     def box(self) -> tuple[list[int], list[int]]:
-        """Offsets and sizes of the smallest box that holds the selection."""
+        """Return the offsets and sizes of the smallest box that contains the selection."""
         offsets, sizes = [], []
         for axis in self.axes:
             low, high = _bounds(axis)
@@ -73,7 +73,7 @@ def _bounds(axis: Axis) -> tuple[int, int]:
 
 
 def _expand(key: Any, ndim: int, shape: tuple[int, ...]) -> list[Any]:
-    """One entry per axis: the ellipsis filled with full slices."""
+    """Expand an index to one entry per axis: an ellipsis becomes full slices."""
     parts = list(key) if isinstance(key, tuple) else [key]
     dots = [position for position, part in enumerate(parts) if part is Ellipsis]
     if len(dots) > 1:

@@ -14,7 +14,7 @@ _PARTS = re.compile(r"(\s*\[[^\[\]]*\]\s*|[^,\[\]]*)(,|$)")
 
 
 def parse_slice(text: str) -> tuple[Part, ...]:
-    """``2:9, :, -1, ..., [0, 2]`` as an index key.
+    """Parse ``2:9, :, -1, ..., [0, 2]`` as an index key.
 
     Raises:
         UsageError: something is not an integer, slice, ellipsis or list of integers.

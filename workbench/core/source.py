@@ -1,4 +1,4 @@
-"""The bytes of one file, read by ``pread``: never through a map, whose owner a shortened file kills (SIGBUS).
+"""The bytes of one file, read by ``pread``: never through a map, because truncating a mapped file kills the process.
 
 A read either fills its buffer with the bytes of the file as it was opened, or raises: the file's size and modification
 time are compared after each read so that a file that is cut or rewritten meanwhile is an error, not a mixture.
@@ -22,7 +22,7 @@ from workbench.errors import ChangedError, MissingFileError, OpenError, Truncate
 
 BLOCK = 8 << 10  #: bytes that are read around a small request
 SMALL = 512  #: bytes of a run below which runs that are near each other are read together
-_MOST = 1 << 30  #: bytes of one system call; Linux gives at most 2 GiB
+_MOST = 1 << 30  #: bytes of one system call; Linux limits it to 2 GiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +66,25 @@ class Source:
             self.read_into(row, start)
 
     def read(self, start: int, stop: int) -> Array:
-        """Bytes ``[start, stop)`` in memory of their own, read-only."""
+        """Read bytes ``[start, stop)`` into memory of their own, read-only."""
         buffer = np.empty(stop - start, np.uint8)
         self.read_into(buffer, start)
         buffer.flags.writeable = False
         return buffer
 
     def read_bytes(self, start: int, stop: int) -> bytes:
-        """Bytes ``[start, stop)``, or up to the end of a file that ends before; for metadata."""
+        """Read bytes ``[start, stop)``, or to the end of a file that ends earlier; for metadata."""
         return self.read(start, min(stop, self.size)).tobytes()
 
     def advise(self, advice: str) -> None:
         """Announce ``sequential`` or ``normal`` access."""
 
     def ahead(self, spans: Sequence[tuple[int, int]]) -> AbstractContextManager[None]:
-        """Fetch ranges that this thread is about to read piece by piece, where few large requests pay."""
+        """Fetch ranges that this thread is about to read piece by piece, if a few large requests are faster."""
         return nullcontext()
 
     def fetch(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Fetch ranges of metadata that are about to be read, all at once, where each read is a request."""
+        """Fetch ranges of metadata that are about to be read, all at once, if each read is a request."""
 
 
 class _Descriptor:
@@ -126,7 +126,7 @@ class PreadSource(Source):
             if high - low == 1:
                 self._fill(memoryview(rows[low]), int(first[low]))
                 continue
-            at = low  # those near each other are read with what is between them
+            at = low  # rows near each other are read with the bytes between them
             while at < high:
                 stop = max(int(np.searchsorted(first[low:high], first[at] + self.span)) + low, at + 1)
                 data = np.empty(int(first[stop - 1] - first[at]) + nbytes, np.uint8)
@@ -136,7 +136,7 @@ class PreadSource(Source):
         self._check(int(first.min()), int(first.max()) + nbytes)
 
     def fileno(self) -> int:
-        """The descriptor, good for as long as the source is held."""
+        """Return the descriptor, valid as long as the source is held."""
         return self._fd
 
     def read_bytes(self, start: int, stop: int) -> bytes:
@@ -183,10 +183,10 @@ class PreadSource(Source):
 
 
 class LazyBytes:
-    """Bytes ``[start, stop)`` of a source, indexed and sliced as a ``memoryview`` is; read where they are looked at.
+    """Bytes ``[start, stop)`` of a source, indexed and sliced like a ``memoryview``; read when they are accessed.
 
-    A slice is a ``memoryview`` of memory of its own. The last two blocks are kept: readers of directories look at many
-    small fields side by side.
+    A slice is a ``memoryview`` of separate memory. The last two blocks are kept: readers of directories read many
+    small adjacent fields.
     """
 
     __slots__ = ("_blocks", "_source", "_start", "_stop")
@@ -221,11 +221,11 @@ class LazyBytes:
         return data[start - low : stop - low]
 
     def part(self, start: int, stop: int) -> LazyBytes:
-        """The same bytes between narrower bounds; nothing is read."""
+        """Return the same bytes between narrower bounds; nothing is read."""
         return LazyBytes(self._source, self._start + start, self._start + min(stop, len(self)))
 
     def fetch(self, starts: Sequence[int]) -> None:
-        """Fetch the blocks at these positions, all at once, where each look at one would be a request to a store."""
+        """Fetch the blocks at these positions, all at once, if each access would be a request to a store."""
         size = self._source.block
         lows = [self._start + max(min(start, len(self) - size), 0) for start in starts]
         self._source.fetch([(low, min(low + size, self._stop)) for low in lows])
@@ -242,7 +242,7 @@ class LazyBytes:
 
 
 def cannot_open(what: str, error: OSError, verb: str = "opened") -> OpenError:
-    """The error for what the system refuses; that a process is out of descriptors does not mean a file is missing."""
+    """Return the error for a file that the system does not open; running out of descriptors is not a missing file."""
     if no_descriptor(error):
         return OpenError(f"{what} cannot be {verb}: {_NONE_FREE}")
     return MissingFileError(f"{what} cannot be {verb}: {error.strerror}")
@@ -256,7 +256,7 @@ _refused = 0  #: how often the process had no free descriptor
 
 
 def no_descriptor(error: OSError) -> bool:
-    """Whether a file was not opened because the process (or the system) has no free descriptor.
+    """Return whether a file was not opened because the process (or the system) has no free descriptor.
 
     The failure is counted so that :func:`needs_descriptors` can discard what callers concluded from it.
     """
@@ -270,8 +270,8 @@ def no_descriptor(error: OSError) -> bool:
 def needs_descriptors() -> Iterator[None]:
     """Raise an OpenError if the process had no free file descriptor meanwhile; also used as a decorator.
 
-    Most callers take an error of opening for a property of the file: a finding, a row without numbers, another format.
-    None of these hold where no file can be opened. Modules that are imported late fail likewise.
+    Most callers treat an error on opening as a property of the file: a finding, a row without numbers, another format.
+    None of these is true if no file can be opened at all. Modules that are imported late fail in the same way.
     """
     before = _refused
     try:
@@ -289,14 +289,14 @@ def needs_descriptors() -> Iterator[None]:
 
 
 def changed(name: str, before: int, now: int, when: str = "") -> ChangedError:
-    """The error for a file of another size than when the checkpoint was opened."""
+    """Return the error for a file whose size changed since the checkpoint was opened."""
     return ChangedError(
         f"file {name!r} had {before:,} bytes when the checkpoint was opened and has {now:,} now{when}; open it again"
     )
 
 
 def compared(name: str, known: FileStat, now: FileStat) -> None:
-    """Raise ChangedError unless a file is the one that was looked at before."""
+    """Raise ChangedError unless a file is the one that was examined before."""
     if now.size != known.size:
         raise changed(name, known.size, now.size)
     if now.tag != known.tag if now.tag and known.tag else now.mtime_ns != known.mtime_ns:
@@ -304,5 +304,5 @@ def compared(name: str, known: FileStat, now: FileStat) -> None:
 
 
 def rewritten(name: str) -> ChangedError:
-    """The error for a file of another modification time than when the checkpoint was opened."""
+    """Return the error for a file whose modification time changed since the checkpoint was opened."""
     return ChangedError(f"file {name!r} was rewritten after the checkpoint was opened; open it again")

@@ -1,4 +1,4 @@
-"""Whether anybody still waits for what a thread does: a request that nobody waits for ends with its next piece.
+"""Cancellation of threads: a request whose result is no longer needed ends with its next piece.
 
 ::
 
@@ -6,7 +6,7 @@
                     └─ task                       └─ request
 
 A pass that is left before its end (Ctrl-C, an error, a progress bar that cancels) sets its stop, which ends the
-requests of its tasks too; what they would have returned is dropped.
+requests of its tasks too; their results are dropped.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ R = TypeVar("R")
 _own = threading.local()
 
 
-class GivenUp(BaseException):  # not an Exception: no handler is to explain it
-    """Nobody waits any more for what this thread does."""
+class GivenUp(BaseException):  # not an Exception: no handler should report it
+    """The result of this thread is no longer needed."""
 
 
 class Stop:

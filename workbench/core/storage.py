@@ -1,6 +1,6 @@
 """The files of one checkpoint, each opened when it is read and checked to be the file that the catalog describes.
 
-What is read is copied by ``pread`` into memory of our own (:mod:`workbench.core.source`). The one map left is
+Bytes are copied by ``pread`` into new memory (:mod:`workbench.core.source`). The only map left is
 :meth:`SourcePool.private`, for tensors that a user asks for without a copy.
 """
 
@@ -26,7 +26,7 @@ KEPT = 32  #: files that stay open between two reads of one operation
 
 
 class SourcePool:
-    """The files of one checkpoint. A file is open while somebody holds its source; an idle checkpoint has none open.
+    """The files of one checkpoint. A file is open while its source is held; an idle checkpoint has no open files.
 
     Safe to use from several threads, and in a process forked from this one.
     """
@@ -49,7 +49,7 @@ class SourcePool:
         return self._place.at_once
 
     def source(self, file: int) -> Source:
-        """The source of the file with this id, checked to be unchanged since the checkpoint was opened."""
+        """Return the source of the file with this id, checked to be unchanged since the checkpoint was opened."""
         self.check(file)
         source = self._open.get(file)
         if source is None:
@@ -81,18 +81,18 @@ class SourcePool:
                     self._kept.clear()
 
     def size(self, file: int) -> int:
-        """Bytes of a file when the checkpoint was opened; -1 for one that was absent."""
+        """Return the bytes of a file when the checkpoint was opened; -1 if it was absent."""
         return self._stats[file].size
 
     def window(self, file: int, start: int, stop: int) -> LazyBytes:
-        """Bytes ``[start, stop)`` of a file; a byte is read when it is first accessed."""
+        """Return bytes ``[start, stop)`` of a file; a byte is read when it is first accessed."""
         return LazyBytes(self.source(file), start, stop)
 
     @contextmanager
     def ahead(self, files: Ints, low: Ints, high: Ints) -> Iterator[None]:
         """Fetch ranges ``[low, high)`` of files that this thread is about to read piece by piece: ``(N,)`` each.
 
-        On disk nothing is done, and no error is raised: the reads that follow meet it, and know what they read.
+        Do nothing on disk, and raise no error: the reads that follow will raise it, with the name of what they read.
         """
         if self.at_once == 1 or not len(files):
             yield
@@ -113,11 +113,11 @@ class SourcePool:
         compared(name, self._stats[file], self._place.now(name))
 
     def private(self, file: int, start: int, stop: int) -> np.ndarray[Any, Any] | None:
-        """A copy-on-write map of a range for a user who asked for no copy, or ``None`` where maps are not in use.
+        """Map a range copy-on-write for a user who asked for no copy; ``None`` if maps are not in use.
 
-        Each call maps anew: what a user writes into one tensor is seen in no other, and never in the file. The map
+        Each call creates a new map: writes to one tensor are visible in no other, and never in the file. The map
         shows the file, not a copy of it: it changes as the file is rewritten, and touching a page of it that the file
-        has lost ends the process.
+        has lost kills the process.
         """
         if self._io != "mmap" or stop <= start:
             return None

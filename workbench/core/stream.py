@@ -22,9 +22,9 @@ from workbench.core.arrays import Array, Ints
 from workbench.core.catalog import Catalog
 from workbench.core.payload import Payloads
 
-BLOCK = 4 << 20  #: bytes of a block; part of what a fingerprint is, so never to be changed under its version 1
-TASK = 32 << 20  #: bytes that a thread takes at a time
-PART_COST = 64 << 10  #: bytes that one more tensor is worth
+BLOCK = 4 << 20  #: bytes of a block; part of the definition of fingerprints, so fixed in version 1
+TASK = 32 << 20  #: bytes in one task of a thread
+PART_COST = 64 << 10  #: bytes whose reading costs as much as one more tensor
 
 
 class StreamPart(NamedTuple):
@@ -92,7 +92,7 @@ def _flat_start(shapes: Ints, offsets: Ints) -> Ints:
 
 
 def _is_range(shapes: Ints, sizes: Ints) -> Array:
-    """Per box, whether it is a flat range of its tensor: below the last axis that is cut, only single steps."""
+    """Return, for each box, whether it is a flat range of its tensor: single steps before the last axis that is cut."""
     dims = shapes.shape[1]
     cut = sizes != shapes
     last = np.where(cut.any(axis=1), dims - 1 - np.argmax(cut[:, ::-1], axis=1), 0)
@@ -101,7 +101,7 @@ def _is_range(shapes: Ints, sizes: Ints) -> Array:
 
 
 def runs(payloads: Payloads, layout: StreamLayout) -> Iterator[list[StreamPart]]:
-    """Runs of blocks of about :data:`TASK` bytes, small tensors several at a time."""
+    """Yield runs of blocks of about :data:`TASK` bytes; small tensors are combined."""
     catalog = payloads.catalog
     task: list[StreamPart] = []
     weight = 0
@@ -122,7 +122,7 @@ def runs(payloads: Payloads, layout: StreamLayout) -> Iterator[list[StreamPart]]
 
 
 def _divisible(payloads: Payloads, layout: StreamLayout, tensor: int) -> bool:
-    """Whether parts of a tensor can be read without reading or undoing whole chunks again for each."""
+    """Return whether parts of a tensor can be read without reading or decoding whole chunks again for each part."""
     catalog = payloads.catalog
     a, b = layout.ptr.get(tensor, (0, 0))
     rows = layout.rows[a:b]

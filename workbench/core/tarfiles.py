@@ -1,4 +1,4 @@
-"""The files inside an uncompressed tar archive, as a folder that a reader can be given: none is unpacked.
+"""The files inside an uncompressed tar archive, as a folder for readers; nothing is unpacked.
 
 ::
 
@@ -92,7 +92,7 @@ def _text(raw: bytes) -> str:
 
 
 def _number(raw: bytes, what: str, at: int) -> int:
-    """An octal number, or GNU's: big endian after 0x80."""
+    """Parse an octal number, or GNU's form: big endian after 0x80."""
     if raw[0] == 0x80:
         return int.from_bytes(raw[1:], "big")
     digits = raw.strip(b" \0")
@@ -120,7 +120,7 @@ def _pax(data: bytes, what: str, at: int) -> tuple[str, int]:
 
 
 class _MemberSource(Source):
-    """Bytes ``[start, stop)`` of a source as a file of their own."""
+    """Bytes ``[start, stop)`` of a source as a separate file."""
 
     def __init__(self, source: Source, member: TarMember, name: str) -> None:
         self._source, self._start, self._name = source, member.start, name
@@ -155,7 +155,7 @@ class _MemberSource(Source):
 
 
 class TarFiles:
-    """The files of an archive below a folder of it: what :class:`~workbench.core.place.Place` asks of a folder."""
+    """The files of an archive below one of its folders, as a :class:`~workbench.core.place.Place` needs them."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class TarFiles:
 
 
 def _folders(members: dict[str, TarMember]) -> _Tree:
-    """Files and folders of each folder, whose name ends with ``/`` or is empty."""
+    """Return the files and subfolders of each folder; a folder's name ends with ``/`` or is empty."""
     found: _Tree = {}
     for name in members:
         child, kind = name, 0

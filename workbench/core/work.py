@@ -1,4 +1,4 @@
-"""What a pass reads: boxes of chunks, in the order of the bytes, each element once.
+"""The reads of a pass: boxes of chunks, in the order of the bytes, each element once.
 
 ::
 
@@ -28,8 +28,8 @@ from workbench.core.plan import tangled
 from workbench.core.runs import Runs
 from workbench.errors import CorruptError
 
-TASK = 32 << 20  #: bytes that a thread takes at a time; larger boxes are cut
-BOX_COST = 64 << 10  #: bytes that one more box is worth: what finding it takes, at the speed of reading
+TASK = 32 << 20  #: bytes in one task of a thread; larger boxes are cut
+BOX_COST = 64 << 10  #: bytes whose reading takes as long as finding one more box
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ReadWork:
     """Boxes to read, in the order of the pass, one row each.
 
     Attributes:
-        group: ``(N,)`` what the box's elements are folded into (by default the tensor).
+        group: ``(N,)`` the group into which the box's elements are folded (by default the tensor).
         offsets, sizes: ``(N, D)`` the box in the coordinates of the first catalog's global tensor.
         sides: one or two catalogs that hold the box.
     """
@@ -65,7 +65,7 @@ class ReadWork:
         return nbytes_of_codes(catalog.dtype[catalog.tensor[self.sides[0].row]], box.volume(self.sizes))
 
     def take(self, index: Array | slice) -> ReadWork:
-        """Some of the boxes, in the order given."""
+        """Return some of the boxes, in the order given."""
         return replace(
             self,
             group=self.group[index],
@@ -83,17 +83,17 @@ def chunk_work(
     group: Ints | None = None,
     order: str = "file",
 ) -> ReadWork:
-    """The chunks of one catalog as work.
+    """Return the chunks of one catalog as work.
 
     Args:
         payloads: the catalog and its files.
         tensors: which ones; all by default.
         replica: read every element once, from this copy of it; or ``None`` for every chunk as it is stored.
-        group: ``(chunks,)`` what the elements of each chunk row are folded into; by default their tensor.
+        group: ``(chunks,)`` the group into which each chunk row's elements are folded; by default their tensor.
         order: ``file`` (the fastest way over a disk) or ``group`` (few groups unfinished at a time, for large states).
 
     Raises:
-        CorruptError: chunks of a tensor overlap in more ways than are looked at (with a ``replica``).
+        CorruptError: chunks of a tensor overlap in too many ways to examine (with a ``replica``).
     """
     catalog = payloads.catalog
     wanted = np.ones(catalog.chunks, bool) if tensors is None else np.isin(catalog.tensor, tensors)
@@ -110,7 +110,7 @@ def chunk_work(
 def pair_work(
     a: Payloads, b: Payloads, tensors_a: Ints, tensors_b: Ints, *, replicas: tuple[int, int] = (0, 0)
 ) -> ReadWork:
-    """Two catalogs side by side: boxes of ``tensors_a[k]`` and ``tensors_b[k]`` (of one shape) as group ``k``.
+    """Pair two catalogs: boxes of ``tensors_a[k]`` and ``tensors_b[k]`` (of one shape) become group ``k``.
 
     Elements that one side stores nowhere are in no box: compare volumes to find them.
     """
@@ -129,7 +129,7 @@ def pair_work(
 
 
 def tasks(work: ReadWork) -> list[range]:
-    """Runs of boxes of about :data:`TASK` bytes."""
+    """Return runs of boxes of about :data:`TASK` bytes."""
     if not len(work):
         return []
     turn = np.cumsum(work.nbytes + BOX_COST) // TASK
@@ -148,7 +148,7 @@ def _ordered(work: ReadWork, order: str) -> ReadWork:
 
 
 def cut(work: ReadWork) -> ReadWork:
-    """Boxes larger than a task cut along their leading axes, which keeps them in the order of the bytes."""
+    """Cut boxes larger than a task along their leading axes, which keeps them in the order of the bytes."""
     large = work.nbytes > TASK
     for side in work.sides:
         catalog = side.payloads.catalog
@@ -177,7 +177,7 @@ def _cut_one(low: Ints, size: Ints, most: int) -> tuple[Ints, Ints]:
 
 
 def _each_once(catalog: Catalog, rows: Ints, offsets: Ints, sizes: Ints) -> tuple[Ints, Ints, Ints]:
-    """Chunks without the elements that an earlier chunk of their tensor holds too."""
+    """Remove from chunks the elements that an earlier chunk of their tensor also holds."""
     tensor = catalog.tensor[rows]
     i, _ = box.overlapping(tensor, offsets, sizes, limit=1)
     if not len(i):
@@ -198,7 +198,7 @@ def _each_once(catalog: Catalog, rows: Ints, offsets: Ints, sizes: Ints) -> tupl
 
 
 def _renamed(work: ReadWork, tensors: Ints) -> ReadWork:
-    """The same boxes for each position ``k`` at which their tensor is listed, in group ``k``."""
+    """Repeat the boxes of a tensor for each position ``k`` at which it is listed, in group ``k``."""
     order = np.argsort(tensors, kind="stable")
     listed = np.asarray(tensors)[order]
     first, last = np.searchsorted(listed, work.group), np.searchsorted(listed, work.group, side="right")

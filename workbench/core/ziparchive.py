@@ -1,5 +1,5 @@
-"""torch.save's zip archives inside a byte range: where each storage's bytes are, their CRC, and nothing read
-that is not asked for.
+"""torch.save's zip archives inside a byte range: where each storage's bytes are, and their CRC. Only the
+requested bytes are read.
 
 ::
 
@@ -35,7 +35,7 @@ from workbench.errors import CorruptError, UnsupportedFormatError
 # Records that are never empty so that a CRC of 0 was never computed.
 MARKERS = ("byteorder", "version", ".format_version", ".storage_alignment")
 _TEMPLATE_LIMIT = 4096
-# data.pkl → what it says: the chunks of one tensor mostly share it to the byte.
+# data.pkl → its content: the chunks of one tensor mostly have identical ones.
 _TEMPLATES: dict[bytes, TensorRef] = {}
 
 
@@ -89,7 +89,7 @@ class Archive:
         return word.decode()
 
     def find(self, name: str) -> ZipRecord | None:
-        """The record ``name`` of the archive's folder, such as ``data/0``."""
+        """Return the record ``name`` of the archive's folder, such as ``data/0``."""
         return self.records.get(f"{self.prefix}/{name}")
 
     def fetch_headers(self) -> None:
@@ -98,7 +98,7 @@ class Archive:
             self.view.fetch([record.offset for record in self.records.values()])
 
     def payload(self, record: ZipRecord) -> tuple[int, int]:
-        """Where a STORED record's bytes are: (start, stop) in the buffer.
+        """Return ``(start, stop)`` of a STORED record's bytes in the buffer.
 
         Raises:
             CorruptError: the local header contradicts the directory; UnsafeError: encrypted;
@@ -113,8 +113,8 @@ class Archive:
         return locate(self.view, record, self.what)
 
     def read(self, record: ZipRecord) -> bytes:
-        """A small record's content, inflated if need be and checked against its CRC. Raises like `payload`;
-        UnsafeError: a bomb.
+        """Read a small record, inflated if necessary, and check its CRC. Raises like `payload`; UnsafeError: a zip
+        bomb.
         """
         start, stop = locate(self.view, record, self.what)
         if record.method == STORED:
@@ -159,11 +159,11 @@ def read_directory(buf: object, *, what: str) -> Archive:
 
 
 def single_tensor(buf: object, *, what: str) -> Item:
-    """The one tensor of a ``.distcp`` item (torch.save of a tensor), located in ``buf``.
+    """Locate the one tensor of a ``.distcp`` item (torch.save of a tensor) in ``buf``.
 
     Raises:
         CorruptError: no archive of one tensor, or dtype, shape, stride and payload do not fit each other.
-        UnsupportedFormatError: an element type without whole bytes, a tensor of a class of its own, or a
+        UnsupportedFormatError: an element type without whole bytes, a tensor of a special class, or a
         compressed payload.
     """
     archive = read_directory(buf, what=what)
@@ -214,7 +214,7 @@ def _one_tensor(content: bytes, what: str) -> TensorRef:
 
 
 def _own_class(value: Opaque) -> str:
-    """The class of a tensor that is rebuilt in a way of its own (quantised, a wrapper around others); else empty."""
+    """Return the class of a tensor that needs special rebuilding (quantised, or a wrapper around others), or ""."""
     if not value.qualname.startswith("_rebuild_"):
         return ""
     named = [arg.qualname for arg in value.args[:2] if isinstance(arg, type) and issubclass(arg, Opaque)]
@@ -222,10 +222,10 @@ def _own_class(value: Opaque) -> str:
 
 
 def lazy_view(tensor: TensorRef, what: str) -> tuple[bool, bool]:
-    """Whether a tensor is a conjugate and a negative view.
+    """Return whether a tensor is a conjugate and whether it is a negative view.
 
     Raises:
-        UnsupportedFormatError: its bytes are not its values in a way that is not known.
+        UnsupportedFormatError: its bytes differ from its values in an unknown way.
     """
     facts = tensor.attrs.get("metadata") or {}
     if not isinstance(facts, dict) or not set(facts) <= {"conj", "neg"} or by_name(tensor.dtype).kind not in "cf":

@@ -1,4 +1,4 @@
-"""The end records and the central directory of a zip archive: what a reader believes about the rest of it.
+"""The end records and the central directory of a zip archive, which describe the rest of it.
 
 ::
 
@@ -32,7 +32,7 @@ MAX_RECORDS = 4_000_000
 
 
 def find_directory(view: memoryview | LazyBytes, what: str) -> tuple[int, int, int]:
-    """(start, stop, number of records) of the central directory, its place and size checked.
+    """Return ``(start, stop, number of records)`` of the central directory, after checking its place and size.
 
     Raises:
         TruncatedError: starts like an archive but has no end record.
@@ -86,7 +86,7 @@ def find_directory(view: memoryview | LazyBytes, what: str) -> tuple[int, int, i
 
 
 def read_records(view: memoryview | LazyBytes, start: int, stop: int, count: int, what: str) -> dict[str, ZipRecord]:
-    """The directory's rows by name, in file order.
+    """Return the directory's records by name, in file order.
 
     Raises:
         CorruptError: rows that contradict the directory, each other or the file's size.
@@ -167,7 +167,7 @@ def _in_order(rows: list[tuple[int, str, int, int, int, int, int]], stop: int, w
     records: dict[str, ZipRecord] = {}
     for i, (offset, name, method, flags, crc, csize, usize) in enumerate(ordered):
         limit = ordered[i + 1][0] if i + 1 < len(ordered) else stop
-        if offset + 30 + len(name) + csize > limit:  # characters, at most the bytes of the name: exact in `locate`
+        if offset + 30 + len(name) + csize > limit:  # characters, up to the bytes of the name: exact in `locate`
             raise CorruptError(
                 f"{what}: record {name!r} of {csize:,} bytes at byte {offset:,} overlaps the next one at "
                 f"{limit:,}; the file is damaged, or a zip bomb"
@@ -181,7 +181,7 @@ def _in_order(rows: list[tuple[int, str, int, int, int, int, int]], stop: int, w
 
 
 def _zip64(extra: bytes, usize: int, csize: int, offset: int, what: str, at: int) -> tuple[int, int, int]:
-    """The 64-bit numbers of a directory record: field 0x0001 holds those whose 32-bit place is full, in this
+    """Return the 64-bit numbers of a directory record: field 0x0001 contains those whose 32-bit field is full, in this
     order.
     """
     position = 0

@@ -31,7 +31,7 @@ MAX_RATIO = 1000  # deflate's own limit is 1,032
 
 
 class ZipRecord(NamedTuple):
-    """A row of the central directory. ``offset`` is of the local header; the payload ends at or before
+    """A row of the central directory. ``offset`` is that of the local header; the payload ends at or before
     ``limit``.
     """
 
@@ -46,7 +46,7 @@ class ZipRecord(NamedTuple):
 
 
 def locate(view: memoryview | LazyBytes, record: ZipRecord, what: str) -> tuple[int, int]:
-    """(start, stop) of a record's bytes in the file, after checking its local header.
+    """Return ``(start, stop)`` of a record's bytes in the file, after checking its local header.
 
     Raises:
         CorruptError: the local header contradicts the directory; UnsafeError: encrypted.
@@ -78,7 +78,7 @@ def locate(view: memoryview | LazyBytes, record: ZipRecord, what: str) -> tuple[
 
 
 def inflate(data: memoryview, record: ZipRecord, what: str) -> bytes:
-    """A DEFLATED record's content, of exactly ``record.usize`` bytes.
+    """Inflate a DEFLATED record of exactly ``record.usize`` bytes.
 
     Raises:
         UnsafeError: more than `MAX_INFLATED` bytes, or `MAX_RATIO` times ``data``; CorruptError: damaged.
@@ -102,7 +102,8 @@ def inflate(data: memoryview, record: ZipRecord, what: str) -> bytes:
 
 
 def inflated_crc(view: memoryview | LazyBytes, start: int, stop: int, record: ZipRecord, what: str) -> int:
-    """The CRC-32 of a DEFLATED record of any size, bytes ``[start, stop)`` of ``view``, in a few megabytes of memory.
+    """Compute the CRC-32 of a DEFLATED record of any size, bytes ``[start, stop)`` of ``view``, in a few megabytes of
+    memory.
 
     Raises:
         CorruptError: it cannot be inflated, or not to ``record.usize`` bytes.

@@ -1,12 +1,12 @@
-"""Which rank writes what, of everything that several ranks hold.
+"""Which rank writes which of the replicated parts.
 
 ::
 
     replicated     │ embedding 1.2 GB │ w1 │ w2 │ … │ norm │         on ranks 0 to 3
     cut            │16 MB│16 MB│ … │  w1 │ w2 │ … │ norm │         tensors above 64 MiB, along one dimension
-    spread         largest first, each to the rank with the fewest bytes of those that hold it
+    spread         largest first, each to the rank with the fewest bytes among its holders
 
-Ranks that hold shards of their own begin with the bytes of these.
+Ranks that hold shards of their own start with the bytes of these.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from workbench.core.fingerprint import BLOCK
 
-PARTS = 4  #: a part of a cut tensor has about this fraction of the bytes above which tensors are cut
+PARTS = 4  #: a part of a cut tensor has about this fraction of the limit above which tensors are cut
 
 
 class Cut(NamedTuple):
@@ -28,9 +28,9 @@ class Cut(NamedTuple):
 
 
 def cut(offsets: Sequence[int], sizes: Sequence[int], itemsize: int, above: int) -> list[Cut]:
-    """Divide a box of more than ``above`` bytes along its first dimension that has enough rows; else return it whole.
+    """Divide a box of more than ``above`` bytes along its first dimension that has enough rows, or return it whole.
 
-    Where it is possible, the parts consist of whole blocks of a fingerprint.
+    If possible, the parts consist of whole blocks of a fingerprint.
     """
     whole = Cut(tuple(offsets), tuple(sizes))
     nbytes = prod(sizes) * itemsize
@@ -55,12 +55,12 @@ def cut(offsets: Sequence[int], sizes: Sequence[int], itemsize: int, above: int)
 
 
 def spread(loads: Sequence[int], weights: Sequence[int], holders: Sequence[Sequence[int]]) -> list[int]:
-    """Return who writes each part.
+    """Return the rank that writes each part.
 
     Args:
         loads: bytes that each rank writes anyway.
         weights: bytes of each part.
-        holders: the ranks that have it.
+        holders: the ranks that hold each part.
     """
     loads = list(loads)
     chosen = [0] * len(weights)

@@ -2,7 +2,7 @@
 
 ::
 
-    step-10/  .metadata ──► __0_0.1f3a09bc.distcp  __1_0.1f3a09bc.distcp        the checkpoint until now
+    step-10/  .metadata ──► __0_0.1f3a09bc.distcp  __1_0.1f3a09bc.distcp        the existing checkpoint
               __0_0.77c1e05d.distcp  __1_0.77c1e05d.distcp                      written and synced by the ranks
               .workbench-manifest.<digest>.json                                 of the new .metadata
               .metadata ──► __0_0.77c1e05d.distcp  …                            replaced: this is the commit
@@ -10,7 +10,7 @@
               __0_0.1f3a09bc.distcp  …                                          removed
 
 Data files have the save's id in their names, so a save never writes into a file that a ``.metadata`` refers to. A
-death at any point leaves the old checkpoint or the new one, each with the manifest that describes it.
+crash at any point leaves the old checkpoint or the new one, each with the manifest that describes it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from workbench.export.atomic.writing import sync_folder, writing
 from workbench.formats.dcp.metadata import decode
 
 METADATA = ".metadata"
-TAIL = 4096  #: bytes at the end of the metadata that have the id of the save
+TAIL = 4096  #: bytes at the end of the metadata that contain the id of the save
 _DATA = re.compile(r"__\d+_\d+(\.[0-9a-f]{8})?\.distcp")
 _OURS = re.compile(r"__\d+_\d+\.[0-9a-f]{8}\.distcp")
 _TEMPORARY = re.compile(r"\.(\.metadata|__\d+\.metadata|\.workbench-manifest\..*json)\.\w+\.tmp")
@@ -53,37 +53,37 @@ class SaveFolder(Protocol):
     shown: str
 
     def make(self) -> None:
-        """Make it, if it does not exist."""
+        """Create the folder if it does not exist."""
 
     def has(self, name: str) -> bool:
         """Return whether there is a file of this name."""
 
     def create(self, name: str, size: int) -> Output:
-        """Begin a new file of about this many bytes; FileExistsError if there is one of this name."""
+        """Begin a new file of about this many bytes; FileExistsError if the name is taken."""
 
     def sync(self) -> None:
-        """Bring the names of its files to the disk."""
+        """Sync the names of its files to disk."""
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove those of the files that exist, as far as that is possible."""
+        """Remove those of the files that exist, if possible."""
 
     def commit(self, name: str, metadata: bytes, manifest: Manifest | None, files: Iterable[str]) -> None:
-        """Replace the checkpoint in the folder by the one whose data files are there already.
+        """Replace the checkpoint in the folder with the one whose data files are already there.
 
         Args:
-            name: of the metadata file.
+            name: name of the metadata file.
             metadata: its bytes.
-            manifest: of the new checkpoint. Without one, an older manifest is removed.
+            manifest: manifest of the new checkpoint; without it, an older manifest is removed.
             files: names of the new checkpoint's data files.
 
         Raises:
-            WriteError: the system or the store refuses; the old checkpoint is as it was.
+            WriteError: the system or the store refuses; the old checkpoint is unchanged.
         """
 
     def remove_generation(self, name: str, save_id: str) -> None:
         """Remove all ranks' data files of a save, unless the folder's metadata is that save's.
 
-        Only the process that would commit the save may do so: another one cannot know that it does not.
+        Only the process that would commit the save may do so: no other process can know that it will not.
         """
 
 
@@ -130,11 +130,11 @@ class DiskFolder:
                     os.unlink(os.path.join(folder, INSIDE))
             with writing(name):
                 write_whole(metadata, os.path.join(folder, name), "the metadata")
-            # Visible from here on. What fails now leaves files behind, which the next save removes.
+            # Visible from here on. Failures from now on leave files behind, which the next save removes.
             with suppress(OSError):
                 if manifest is not None:
                     os.replace(waiting, os.path.join(folder, INSIDE))
-                    os.utime(os.path.join(folder, INSIDE))  # newer than all it describes, as its readers want it
+                    os.utime(os.path.join(folder, INSIDE))  # newer than all that it describes, as its readers require
                 # without collectives, other ranks' metadata refers to files, too
                 left = abandoned(self._ages()) if name == METADATA else set()
                 for old in (replaced | left) - set(files):
@@ -154,7 +154,7 @@ class DiskFolder:
             self.remove(of_generation(os.listdir(self.shown), save_id))
 
     def _referenced(self, name: str) -> set[str]:
-        """Names of the data files of the checkpoint that is there; none if its metadata cannot be read."""
+        """Return the names of the existing checkpoint's data files; empty if its metadata cannot be read."""
         if not os.path.isfile(os.path.join(self.shown, name)):
             return set()
         try:
@@ -187,9 +187,9 @@ def referenced(metadata: bytes, name: str) -> set[str]:
 
 
 def abandoned(ages: Iterable[tuple[str, float]]) -> set[str]:
-    """Return the files of saves that did not finish, of names and the times when they were last written.
+    """Return the files of unfinished saves among names and the times when they were last written.
 
-    A young one may belong to another job that is saving into this folder.
+    A recent file may belong to another job that is saving into this folder.
     """
     found = set()
     for name, written in ages:

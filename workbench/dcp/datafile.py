@@ -44,9 +44,9 @@ class WrittenItem(NamedTuple):
     Attributes:
         kind: ``TENSOR``, ``OBJECT`` or ``OPAQUE``.
         offset, length: bytes in the file.
-        crc: of a tensor's payload; 0 otherwise.
-        digests: of the blocks of a tensor's payload, of the whole item otherwise; empty if they were not computed.
-        live: whether they are known to be those of the trainer's values before the save.
+        crc: CRC-32 of a tensor's payload; 0 otherwise.
+        digests: digests of the blocks of a tensor's payload, or of the whole item; empty if they were not computed.
+        live: whether they are known to equal those of the trainer's values before the save.
     """
 
     kind: int
@@ -58,7 +58,7 @@ class WrittenItem(NamedTuple):
 
 
 class DataFile:
-    """A file that is being written, at its end.
+    """A file that is being appended to.
 
     Args:
         out: where the bytes go; its owner closes it.
@@ -81,7 +81,7 @@ class DataFile:
         """Append a tensor as an archive of ``torch.save``.
 
         Args:
-            expected: element type and shape in the plan; another tensor is stored all the same, as ``OPAQUE``.
+            expected: element type and shape in the plan; another tensor is still stored, as ``OPAQUE``.
         """
         with self.timed("serialise"):
             tensor = tensor.detach().cpu()
@@ -98,7 +98,7 @@ class DataFile:
         return WrittenItem(TENSOR, offset, self.size - offset, crc, digests)
 
     def opaque(self, data: memoryview | bytes, kind: int = OBJECT) -> WrittenItem:
-        """Append bytes that are an item already."""
+        """Append bytes that are already an item."""
         offset = self.size
         _, digests = self._payload(np.frombuffer(data, np.uint8), checked=False)
         return WrittenItem(kind, offset, self.size - offset, 0, digests)
@@ -108,7 +108,7 @@ class DataFile:
         self._beside.shutdown()
 
     def flush(self, *, sync: bool) -> None:
-        """Write what is joined, give the file its size, and bring it to the disk."""
+        """Write the joined bytes, give the file its size, and sync it to disk."""
         self._write()
         with self.timed("sync"):
             self._out.end(self.size, sync=sync)
@@ -181,7 +181,7 @@ def archive_of(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorArchive | No
 
 
 def bytes_of(tensor: torch.Tensor) -> Array:
-    """Return the elements of a tensor in host memory as bytes, in row-major order; a copy if they are in another."""
+    """Return a tensor in host memory as bytes, in row-major order; a copy if its elements are in another order."""
     flat = tensor.detach().contiguous().reshape(-1)
     if not flat.numel():
         return np.empty(0, np.uint8)

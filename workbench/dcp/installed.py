@@ -1,8 +1,8 @@
 """Replace torch's writer and planner in a process whose trainer constructs them itself.
 
-accelerate, Trainer, Lightning and torchtitan construct ``FileSystemWriter`` and ``DefaultSavePlanner`` inside and offer
-no argument for others. ``install`` puts subclasses with the same arguments in their place, by name, in every module
-that has imported them.
+accelerate, Trainer, Lightning and torchtitan construct ``FileSystemWriter`` and ``DefaultSavePlanner`` themselves and
+offer no argument for others. ``install`` replaces them with subclasses that take the same arguments, by name, in every
+module that has imported them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from workbench.dcp.planner import Planner
 from workbench.dcp.writer import Writer
 from workbench.errors import UsageError
 
-TESTED = ("2.13",)  #: versions of torch whose modules were looked through
+TESTED = ("2.13",)  #: versions of torch whose modules were checked
 _LOCK = threading.Lock()
 _REPLACED: list[tuple[Any, str, type, type]] = []  #: module, name, torch's class, ours
 
 
 class InstalledWriter(Writer):
-    """What ``FileSystemWriter`` means after :func:`install`."""
+    """The replacement of ``FileSystemWriter`` after :func:`install`."""
 
     options: ClassVar[dict[str, Any]] = {}
 
@@ -54,7 +54,7 @@ def install(**writer_options: Any) -> list[str]:
         writer_options: arguments of ``wb.dcp.Writer`` except the path, which take precedence over the trainer's.
 
     Returns:
-        what was replaced, as ``module.name``; it is also printed.
+        the replaced names, as ``module.name``; they are also printed.
 
     Raises:
         UsageError: a version of torch that this was not tested with, or an unknown option.
@@ -76,7 +76,7 @@ def install(**writer_options: Any) -> list[str]:
             if name.split(".")[0] == "workbench" or module is None:
                 continue
             for attribute, value in list(getattr(module, "__dict__", {}).items()):
-                if (new := ours.get(id(value))) is not None:  # by identity: proxies warn when they are looked at
+                if (new := ours.get(id(value))) is not None:  # by identity: proxies warn when they are accessed
                     setattr(module, attribute, new)
                     _REPLACED.append((module, attribute, value, new))
         found = [f"{module.__name__}.{attribute}" for module, attribute, *_ in _REPLACED]

@@ -1,7 +1,7 @@
 """Record the phases of torch's saves and loads without a change of the code that calls them.
 
-torch logs the begin and the end of each step of ``dcp.save``, ``dcp.async_save`` and ``dcp.load`` to a logger of its
-own, which nobody listens to by default.
+torch logs the beginning and the end of each step of ``dcp.save``, ``dcp.async_save`` and ``dcp.load`` to its own
+logger, which has no handler by default.
 
 Source: torch 2.13 ``torch/distributed/checkpoint/logger.py`` (``_dcp_method_logger``), ``logging_handlers.py``.
 """
@@ -27,10 +27,10 @@ class MonitoredPhase:
     Attributes:
         name: torch's name of the function: ``save``, ``local_step``, ``global_step``, ``write_data``,
             ``finish_checkpoint``, ``async_save``, ``stage_state_dict``, ``load``, ``read_data``, …
-        rank: in the default process group; 0 without one.
+        rank: rank in the default process group; 0 without one.
         start: seconds since the epoch.
         checkpoint: the checkpoint id, if torch logs one for this step.
-        error: the message of the exception that ended it; empty if it ended well.
+        error: the message of the exception that ended it; empty if it succeeded.
     """
 
     name: str
@@ -50,11 +50,11 @@ class Monitor(logging.Handler):
             trainer.fit(model)
         monitor.frame()
 
-    It listens to torch's logger, so it works with any writer. What an asynchronous save does in another process
-    (``AsyncCheckpointerType.PROCESS``) is logged there and not seen here.
+    It listens to torch's logger, so it works with any writer. The steps of an asynchronous save in another process
+    (``AsyncCheckpointerType.PROCESS``) are logged there and not recorded here.
 
     Attributes:
-        phases: what ended so far, in the order in which it ended.
+        phases: the phases that have ended, in that order.
     """
 
     def __init__(self) -> None:

@@ -3,8 +3,8 @@
 ::
 
     DataFile ──► Output.write(parts, at)  back to back, up to some MiB at a time
-                 Output.end(size, sync)   the size is known, and everything is where it survives
-                 Output.close()           what was not ended is given up
+                 Output.end(size, sync)   the size is known, and everything is durable
+                 Output.close()           an unfinished output is abandoned
 
 Source: man-pages 6.9, open(2) ``O_DIRECT``; linux ``Documentation/filesystems`` (alignment of direct I/O).
 """
@@ -27,28 +27,28 @@ from workbench.export.atomic.writing import write_all
 
 ALIGNED = 4096  #: direct writes begin and end at multiples of this, in the file and in memory
 DIRECT = 8 << 20  #: bytes of a direct write
-AHEAD = 2  #: writes that wait to be sent
+AHEAD = 2  #: maximum writes that wait to be sent
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
 
 
 class Output(Protocol):
-    """A new file or object that is being written from its begin to its end."""
+    """A new file or object that is written from beginning to end."""
 
     def write(self, parts: Sequence[memoryview], at: int) -> None:
-        """Append parts; ``at`` is the number of bytes before them. They are not referred to afterwards."""
+        """Append parts; ``at`` is the number of bytes before them. They are not referenced afterwards."""
 
     def end(self, size: int, *, sync: bool) -> None:
         """Complete it."""
 
     def close(self) -> None:
-        """Release what it holds; an object that was not ended is not made."""
+        """Release its resources; an object that was not ended is not created."""
 
 
 class DiskOutput:
     """A file."""
 
     def __init__(self, path: str, size: int) -> None:
-        """Create a file with room for ``size`` bytes.
+        """Create a file with space for ``size`` bytes.
 
         Raises:
             OSError: the system refuses, or the file exists.
@@ -66,7 +66,7 @@ class DiskOutput:
         return os.open(path, NEW, 0o666)
 
     def write(self, parts: Sequence[memoryview], at: int) -> None:
-        """Write parts in one call, and let the disk begin."""
+        """Write parts in one call, and start writing them back to disk."""
         start = at
         done = os.pwritev(self._fd, parts, at)
         for part in parts:
@@ -77,7 +77,7 @@ class DiskOutput:
         start_writeback(self._fd, start, at - start)
 
     def end(self, size: int, *, sync: bool) -> None:
-        """Give the file its size, and bring it to the disk."""
+        """Give the file its size, and sync it to disk."""
         os.ftruncate(self._fd, size)
         if sync:
             os.fdatasync(self._fd)
@@ -91,7 +91,7 @@ class DirectOutput(DiskOutput):
     """A file written around the page cache, through one aligned buffer; the last block is padded, then cut off.
 
     Attributes:
-        refused: whether the file system does not do that: then it is written as any other.
+        refused: whether the file system does not support that: then the file is written as usual.
     """
 
     def __init__(self, path: str, size: int) -> None:
@@ -109,7 +109,7 @@ class DirectOutput(DiskOutput):
             if error.errno != errno.EINVAL:
                 raise
             self.refused = True
-        with suppress(FileNotFoundError):  # some file systems refuse after they have made it
+        with suppress(FileNotFoundError):  # some file systems refuse after they have created it
             os.unlink(path)
         return os.open(path, NEW, 0o666)
 
@@ -145,7 +145,7 @@ class DirectOutput(DiskOutput):
                     except OSError as error:
                         if error.errno != errno.EINVAL or self.refused:
                             raise
-                        self._through_cache()  # it wants another alignment, or wrote less than a block
+                        self._through_cache()  # it requires another alignment, or wrote less than a block
                         continue
                 done += count
         self._at += self._filled
@@ -176,11 +176,11 @@ class StoreOutput:
         self._key, self._ended = key, False
 
     def write(self, parts: Sequence[memoryview], at: int) -> None:
-        """Hand parts over to be sent; raises what sending raised."""
+        """Pass parts on to be sent; raise the error of an earlier part, if any."""
         self._put(b"".join(parts))
 
     def end(self, size: int, *, sync: bool) -> None:
-        """Wait until the store has all of it, which is always durable.
+        """Wait until the store has the whole object, which is always durable.
 
         Raises:
             WriteError: the store refuses.
@@ -190,7 +190,7 @@ class StoreOutput:
         self._ended = True
 
     def close(self) -> None:
-        """Give the object up unless it was ended."""
+        """Abandon the object unless it was ended."""
         if not self._ended:
             self._stop.set()
             with suppress(queue.Full):

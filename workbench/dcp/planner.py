@@ -3,7 +3,7 @@
 ::
 
     each rank     state dict ──► items: boxes, types        + a digest of what other ranks may hold, too
-    rank 0        items of all ranks ──► who writes what    replicas cut and spread (``balance``)
+    rank 0        items of all ranks ──► writer of each     replicas cut and spread (``balance``)
                   digests           ──► replicas that differ
     each rank     its items, kept under a token: the next save of the same structure sends the token and digests only
 
@@ -48,7 +48,7 @@ from workbench.dcp.datafile import bytes_of
 from workbench.errors import UsageError, WriteError
 from workbench.load.boxes import cut_held, held
 
-UNKNOWN = bytes(16)  #: the digest of what was not hashed
+UNKNOWN = bytes(16)  #: the digest of an item that was not hashed
 NAMED = 4  #: names in a warning
 KEPT = 4  #: structures whose plans a rank keeps; rank 0 keeps more, since it must know every plan that a rank knows
 _Box = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  #: offsets, sizes, first element in the local tensor
@@ -57,7 +57,7 @@ _Box = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  #: offsets, siz
 class Planner(DefaultSavePlanner):
     """Plan ``dcp.save`` and ``dcp.async_save``: balanced ranks, irregular shards, replicas compared.
 
-    What several ranks hold (parameters under DDP, the replicas of HSDP) is written by the rank with the fewest bytes,
+    Replicated tensors (parameters under DDP, the replicas of HSDP) are written by the rank with the fewest bytes,
     largest tensors first; tensors of more than ``split_above`` bytes are cut, so each rank writes a part. A tensor
     whose local part is not one box (``_StridedShard``) is saved as several. Nothing is communicated except plans.
 
@@ -69,7 +69,7 @@ class Planner(DefaultSavePlanner):
         split_above: replicated tensors with more bytes are cut.
         cache: keep the plans for saves of the same names, types, shapes and placements.
         check_replicas: hash replicated tensors in host memory, and plain objects, and warn about those that differ
-            between ranks. The value of the lowest rank is saved then. Tensors on a device are not compared in a
+            between ranks, of which the lowest rank's value is saved. Tensors on a device are not compared in a
             synchronous save.
         flatten_state_dict, flatten_sharded_tensors: as for torch's ``DefaultSavePlanner``.
         dedup_save_to_lowest_rank: torch's name for ``balance="lowest"``.
@@ -114,7 +114,7 @@ class Planner(DefaultSavePlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
-        """Flatten the state dict as torch does, but a level of tensors at once; paths are made when they are needed."""
+        """Flatten the state dict as torch does, but a level of tensors at once; paths are created when needed."""
         flat = _flattened(state_dict) if self.flatten_state_dict else None
         if flat is None:
             super().set_up_planner(state_dict, storage_meta, is_coordinator)
@@ -124,7 +124,7 @@ class Planner(DefaultSavePlanner):
 
     @property
     def mappings(self) -> Any:
-        """Path of each name in the state dict, as torch has it."""
+        """Path of each name in the state dict, as in torch."""
         if self._mappings is None:
             self._mappings = flatten_state_dict(self._nested)[1]
         return self._mappings
@@ -141,7 +141,7 @@ class Planner(DefaultSavePlanner):
             known = _PLANS.known(self._signature) if self._keep else None
             if known is not None:
                 self._signature = known.signature
-        _PLANS.in_doubt(True)  # until this plan is agreed on, tokens are not relied on
+        _PLANS.in_doubt(True)  # until this plan is agreed on, tokens are not used
         if known is None:
             items, boxes, fixed = _items(self.state_dict)
             shared = _shared(items, self.state_dict)
@@ -167,7 +167,7 @@ class Planner(DefaultSavePlanner):
         return self.plan
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return what an item stores: a tensor, or a part of one, or a pickled object."""
+        """Return the data of an item: a tensor, a part of one, or a pickled object."""
         if write_item.type == WriteItemType.BYTE_IO:
             return super().resolve_data(write_item)
         return self.transform_object(write_item, self._piece(write_item))
@@ -191,7 +191,7 @@ class Planner(DefaultSavePlanner):
         raise WriteError(f"tensor {index.fqn!r}: the plan has a box at {at} of {sizes}, which is not on this rank")
 
     def _digests(self) -> bytes:
-        """16 bytes for each item that other ranks may hold, too."""
+        """Return the 16-byte digests of the items that other ranks may hold, too."""
         assert self._local is not None
         if not self._check:
             return UNKNOWN * len(self._local.shared)
@@ -211,14 +211,14 @@ class Planner(DefaultSavePlanner):
     # ---- rank 0 ----
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Decide who writes what.
+        """Decide which rank writes which item.
 
         Raises:
             ValueError: the items of a tensor overlap, or do not cover it.
         """
         facts: list[_LocalFacts] = [plan.planner_data for plan in all_plans]
         if not all(isinstance(one, _LocalFacts) for one in facts):
-            return super().create_global_plan(all_plans)  # a subclass made the plans itself
+            return super().create_global_plan(all_plans)  # a subclass created the plans itself
         agreed = [_PLANS.agreed(one.token, rank, len(facts)) for rank, one in enumerate(facts)]
         items = [all_plans[rank].items if one is None else one.items[rank] for rank, one in enumerate(agreed)]
         known = [facts[rank] if one is None else one.facts[rank] for rank, one in enumerate(agreed)]
@@ -248,7 +248,7 @@ class Planner(DefaultSavePlanner):
                 merged |= one.mappings or {}
             metadata = dataclasses.replace(metadata, planner_data=merged)
         wrong = _validate_global_plan(global_plan, metadata)
-        if wrong is False or (wrong is not True and wrong):  # torch before 2.9 returns whether it is valid
+        if wrong is False or (wrong is not True and wrong):  # torch before 2.9 returns whether the plan is valid
             words = "" if wrong is False else ": " + "; ".join(wrong)[:500]
             raise ValueError(f"Failed to validate global plan{words}")
         return _Agreed(items, facts, [plan.items for plan in global_plan], metadata)
@@ -298,7 +298,7 @@ class Planner(DefaultSavePlanner):
 
 @dataclass(frozen=True)
 class _LocalFacts:
-    """What a rank sends with its plan: digests of the items ``shared``; ``fixed`` are those that cannot be cut."""
+    """A rank's message with its plan: digests of the items ``shared``; ``fixed`` are those that cannot be cut."""
 
     token: str
     digests: bytes
@@ -309,7 +309,7 @@ class _LocalFacts:
 
 @dataclass(frozen=True)
 class _Final:
-    """What a rank gets with its plan."""
+    """The message to a rank with its plan."""
 
     token: str
     kept: bool
@@ -329,7 +329,7 @@ class _Kept:
 
 @dataclass(frozen=True)
 class _Agreed:
-    """What rank 0 keeps, by rank: the items that it was sent, and those that it decided on."""
+    """The state kept by rank 0, by rank: the items that it received, and those that it decided on."""
 
     items: list[list[WriteItem]]
     facts: list[_LocalFacts]
@@ -370,7 +370,7 @@ class _Plans:
                 self._agreed.popitem(last=False)
 
     def agreed(self, token: str, rank: int, ranks: int) -> _Agreed | None:
-        """The plan that a rank's token stands for; ``None`` if it sent its items instead."""
+        """Return the plan that a rank's token represents; ``None`` if the rank sent its items instead."""
         if not token:
             return None
         name, _, number = token.partition(".")
@@ -459,7 +459,7 @@ def _shared(items: Sequence[WriteItem], state_dict: Mapping[str, Any]) -> list[i
 
 
 def _flattened(state_dict: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what ``flatten_state_dict`` returns; ``None`` if there are sharded tensors, or names that are equal."""
+    """Return the result of ``flatten_state_dict``; ``None`` if there are sharded tensors or equal names."""
     flat: dict[str, Any] = {}
     count = 0
 
@@ -485,7 +485,7 @@ def _flattened(state_dict: Mapping[str, Any]) -> dict[str, Any] | None:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Do without the garbage collector: a million shapes that are dropped at once would start it over and over."""
+    """Disable the garbage collector: a million shapes that are dropped at once would trigger it repeatedly."""
     on = gc.isenabled()
     gc.disable()
     try:
@@ -496,7 +496,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _signatures(state_dict: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What decides about the items of a state dict, in columns."""
+    """Return, in columns, everything that determines the items of a state dict."""
     kinds = tuple(map(type, state_dict.values()))
     plain = [one for one, kind in zip(state_dict.values(), kinds, strict=True) if kind in _PLAIN]
     others = [_signature(one) for one, kind in zip(state_dict.values(), kinds, strict=True) if kind not in _PLAIN]
@@ -526,7 +526,7 @@ def _ranks() -> tuple[int, int]:
 
 
 def _key(item: WriteItem) -> tuple[Any, ...]:
-    """Equal for items that are replicas of each other; only one plain tensor of a name can be saved."""
+    """Return a key that is equal for replicas of an item; only one plain tensor of a name can be saved."""
     sizes = tuple(item.tensor_data.chunk.sizes) if item.type == WriteItemType.SHARD else None
     return item.index.fqn, item.index.offset, sizes
 
@@ -573,7 +573,7 @@ def _different(
 def _hash_object(value: Any, hasher: Any) -> bool:
     """Add plain values, containers of them, and tensors; return whether nothing else was found.
 
-    A pickle would not do: equal objects may have different pickles.
+    A pickle would not work: equal objects may have different pickles.
     """
     hasher.update(type(value).__name__.encode() + b"\0")
     if isinstance(value, torch.Tensor):

@@ -1,8 +1,8 @@
-"""What each rank wrote, packed for the gather; from that, where every item is, and the manifest.
+"""The record of what each rank wrote, packed for the gather; from it follow the items' places and the manifest.
 
 ::
 
-    a rank     item  file  kind  offset  length  crc      27 bytes an item, and 16 for each block of 4 MiB
+    a rank     item  file  kind  offset  length  crc      27 bytes per item, and 16 for each block of 4 MiB
     rank 0     + the plan of all ranks  ──►  storage_data of ``.metadata``
                                         ──►  Manifest: segments, their digests, fingerprints of tensors
 
@@ -59,16 +59,16 @@ class Phase:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What one rank wrote.
+    """The record of what one rank wrote.
 
     Attributes:
-        folder: where; ranks whose plan is from an older save may disagree.
+        folder: the folder; ranks whose plan is from an older save may disagree.
         files: name and size of each data file.
         columns: packed items; see the module.
-        digests: of the blocks, in the order of the items.
+        digests: digests of the blocks, in the order of the items.
         phases: of this rank.
-        names: digest of the names and offsets of what was written.
-        items: what was written, if the planner may have changed it after the global plan.
+        names: digest of the names and offsets of the written items.
+        items: the written items, if the planner may have changed them after the global plan.
         notes: sentences for the record of the save.
     """
 
@@ -99,10 +99,10 @@ def names_digest(items: Sequence[WriteItem]) -> bytes:
 
 
 def storage_data(records: Sequence[RankRecord], plans: Sequence[Sequence[WriteItem]]) -> dict[MetadataIndex, Any]:
-    """Return where each item is, as torch's readers want it.
+    """Return where each item is, in the form that torch's readers expect.
 
     Raises:
-        WriteError: the ranks wrote other items than were planned.
+        WriteError: the ranks wrote items other than the planned ones.
     """
     found: dict[MetadataIndex, Any] = {}
     planned = 0
@@ -143,12 +143,12 @@ def manifest_of(
     step: int | None,
     save: Mapping[str, Any],
 ) -> Manifest:
-    """Return the manifest of a checkpoint from what was hashed while it was written; no file is read.
+    """Return the manifest of a checkpoint from the digests taken while it was written; no file is read.
 
     Args:
-        name: of the checkpoint's folder.
+        name: name of the checkpoint's folder.
         metadata: as it is stored, and ``data``, its bytes.
-        step: that the state stores; otherwise, the name's.
+        step: the step in the state; otherwise the name's.
         save: the record of the save.
     """
     labels = Labels()
@@ -233,7 +233,7 @@ def _element(item: WriteItem) -> tuple[torch.dtype, tuple[int, ...]]:
 
 
 def _around(dtype: torch.dtype, shape: tuple[int, ...], crc: int) -> tuple[bytes, int, bytes]:
-    """The archive of a tensor: before, bytes of, and after its payload."""
+    """Return the archive of a tensor: the bytes before its payload, their number, and the bytes after it."""
     archive = archive_of(dtype, shape)
     assert archive is not None  # an item of the kind TENSOR was made from it
     return archive.head, archive.nbytes, archive.tail(crc)
@@ -262,9 +262,9 @@ class _HashedChunk:
 
 
 def _tensor(stored: TensorStorageMetadata, chunks: Sequence[_HashedChunk]) -> TensorEntry | None:
-    """The entry of a tensor; its fingerprint, if the blocks of its chunks are blocks of the whole tensor.
+    """Return the entry of a tensor, with its fingerprint if the blocks of its chunks are blocks of the whole tensor.
 
-    ``None`` for an element type that the workbench does not know; its bytes are covered all the same.
+    Return ``None`` for an element type that the workbench does not know; its bytes are still covered.
     """
     shape = tuple(stored.size)
     try:

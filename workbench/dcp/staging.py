@@ -1,4 +1,4 @@
-"""Copies of a state dict for an asynchronous save, in buffers that are used again, with digests taken of the copy.
+"""Copies of a state dict for an asynchronous save, in reusable buffers, with digests of the copy.
 
 ::
 
@@ -7,8 +7,8 @@
 
 The copy is hashed piece by piece while it is in the processor's cache, which takes little more than the copy alone.
 
-A buffer is free again once nobody holds the state dict that was staged in it. While all are in use, a save gets
-memory of its own. Fresh memory costs a page fault for every 4 KiB, which takes longer than the copy.
+A buffer is free again once the state dict that was staged in it is released. While all are in use, a save gets
+fresh memory, which costs a page fault for every 4 KiB, which takes longer than the copy.
 
 Source: torch 2.13 ``distributed/checkpoint/staging.py`` (``BlockingAsyncStager``),
 ``distributed/_state_dict_utils.py``.
@@ -42,7 +42,7 @@ COPIED = 16 << 20  #: bytes that are copied from a device at a time to be hashed
 PART = 4 * BLOCK  #: bytes that one thread hashes; whole blocks
 PIECE = 1 << 20  #: bytes that are copied, then hashed; they fit into the cache of a core
 
-#: by fqn: bytes of the local tensor, the digests of its blocks, and its address; 0 if it is not contiguous there
+#: by fqn: bytes of the local tensor, the digests of its blocks, and its address, 0 if it is not contiguous there
 Digests = Mapping[str, tuple[int, list[bytes], int]]
 
 
@@ -63,13 +63,13 @@ class _Pool:
             return free.pop() if free else None
 
     def lend(self, key: Any, buffer: dict[str, Any], staged: _StagedState, limit: int) -> None:
-        """Take the buffer back when ``staged`` is gone; of a structure, ``limit`` buffers are kept."""
+        """Reclaim the buffer when ``staged`` is released; up to ``limit`` buffers are kept per structure."""
         weakref.finalize(staged, self._back, key, buffer, limit).atexit = False
 
     def _back(self, key: Any, buffer: dict[str, Any], limit: int) -> None:
         with self._lock:
             for other in [one for one in self._free if one != key]:
-                del self._free[other]  # the trainer's state has another structure now
+                del self._free[other]  # the structure of the trainer's state has changed
             free = self._free.setdefault(key, [])
             if len(free) < limit:
                 free.append(buffer)
@@ -92,7 +92,7 @@ def stage(
         the copy, its digests, and, with ``echo``, the names of the tensors that are equal to the trainer's.
 
     Raises:
-        WriteError: a copy is not equal to the tensor of the trainer.
+        WriteError: a copy differs from the trainer's tensor.
     """
     live = digests_of(state_dict, device=True) if echo else {}
     key = tuple(_structure(state_dict))
@@ -102,7 +102,7 @@ def stage(
     sources: dict[int, torch.Tensor] = {}
     staged = _StagedState(_copied(state_dict, buffer, sources if hashed else None))
     if torch.cuda.is_available():
-        torch.cuda.synchronize()  # the copies from the device are under way
+        torch.cuda.synchronize()  # the copies from the device are in progress
     if buffers:
         _POOL.lend(key, buffer, staged, buffers)
     digests = digests_of(staged, sources=sources) if hashed else {}
@@ -144,7 +144,7 @@ def _local_tensors(flat: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]
 
 
 def _buffers(value: Any) -> Any:
-    """Memory for the tensors of a state dict, in the same nesting."""
+    """Allocate memory for the tensors of a state dict, in the same nesting."""
     if isinstance(value, Mapping):
         return {name: _buffers(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -190,7 +190,7 @@ def _copied(value: Any, buffer: Any, later: dict[int, torch.Tensor] | None) -> A
 
 
 def _fill(buffer: torch.Tensor, value: torch.Tensor, later: dict[int, torch.Tensor] | None) -> torch.Tensor:
-    """Copy a tensor, or leave that to the pass that hashes: of bytes in host memory, in the same order."""
+    """Copy a tensor; bytes in host memory, in the same order, are left to the pass that hashes."""
     if later is None or type(value) is not torch.Tensor or not _is_bytes(value) or not value.numel():
         return buffer.copy_(value, non_blocking=True)
     later[buffer.data_ptr()] = value
@@ -198,12 +198,12 @@ def _fill(buffer: torch.Tensor, value: torch.Tensor, later: dict[int, torch.Tens
 
 
 def _is_bytes(tensor: torch.Tensor) -> bool:
-    """Return whether its memory holds its values one after the other."""
+    """Return whether a tensor's values follow each other in memory."""
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
 def _jobs(tensor: torch.Tensor, sources: Mapping[int, torch.Tensor]) -> Iterator[Callable[[], list[bytes]]]:
-    """What returns the digests of a tensor's blocks, part by part."""
+    """Yield functions that return the digests of a tensor's blocks, part by part."""
     if not _is_bytes(tensor):
         yield partial(_hashed, tensor)
         return
@@ -214,7 +214,7 @@ def _jobs(tensor: torch.Tensor, sources: Mapping[int, torch.Tensor]) -> Iterator
 
 
 def _filled(flat: Array, source: Array | None) -> list[bytes]:
-    """Hash bytes, which are copied from ``source`` before, if there is one."""
+    """Hash bytes, after copying them from ``source``, if given."""
     hasher = BlockDigests()
     if source is None:
         hasher.update(flat)
@@ -235,7 +235,7 @@ def _hashed(tensor: torch.Tensor) -> list[bytes]:
 
 
 def _structure(value: Any, path: str = "") -> Iterator[Any]:
-    """What two state dicts have in common that can share a buffer."""
+    """Yield the structure that two state dicts must have in common to share a buffer."""
     if isinstance(value, Mapping):
         for name, one in value.items():
             yield from _structure(one, f"{path}.{name}")

@@ -1,14 +1,14 @@
-"""Make a save into a store visible in one step, where nothing can be renamed, and remove what it replaces.
+"""Make a save visible in one step in a store, which cannot rename, and remove what it replaces.
 
 ::
 
-    s3://bucket/run/step-10/  .metadata ──► __0_0.1f3a09bc.distcp  …      the checkpoint until now
-                              __0_0.77c1e05d.distcp  …                    sent by the ranks while they make it
+    s3://bucket/run/step-10/  .metadata ──► __0_0.1f3a09bc.distcp  …      the existing checkpoint
+                              __0_0.77c1e05d.distcp  …                    sent by the ranks while they write it
                               .workbench-manifest.<digest>.json           of the new .metadata
                               .metadata ──► __0_0.77c1e05d.distcp  …      replaced, if it is still the one that was read
                               __0_0.1f3a09bc.distcp  …                    removed, with the older manifest
 
-The manifest keeps its name with the digest: to copy it to another one would be a second step, and of two jobs that save
+The manifest keeps its name with the digest: copying it to another one would be a second step, and of two jobs that save
 into one folder, one could undo the other's.
 """
 
@@ -26,7 +26,7 @@ from workbench.dcp.commit import METADATA, TAIL, abandoned, of_generation, refer
 from workbench.dcp.outputs import StoreOutput
 from workbench.errors import WorkbenchError, WriteError
 
-TRIES = 20  #: other saves that may become visible while one tries to
+TRIES = 20  #: maximum number of other saves that become visible while one tries to
 
 
 class StoreFolder:
@@ -43,7 +43,7 @@ class StoreFolder:
         self.shown = self._to.shown
 
     def make(self) -> None:
-        """A store has no folders to make."""
+        """Do nothing: a store has no folders to make."""
 
     def has(self, name: str) -> bool:
         """Return whether there is an object of this name."""
@@ -56,15 +56,15 @@ class StoreFolder:
         return StoreOutput(self._to, self._key(name), size)
 
     def sync(self) -> None:
-        """An object that is complete is durable."""
+        """Do nothing: a complete object is durable."""
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove those of the objects that exist, as far as the store lets us."""
+        """Remove those of the objects that exist, if the store permits it."""
         with suppress(WorkbenchError):
             self._to.remove([self._key(name) for name in names])
 
     def commit(self, name: str, metadata: bytes, manifest: Manifest | None, files: Iterable[str]) -> None:
-        """Replace the checkpoint by the one whose data objects are there already."""
+        """Replace the checkpoint with the one whose data objects already exist."""
         waiting = pending(metadata)
         if manifest is not None:
             self._to.put(self._key(waiting), encode(manifest))
@@ -75,7 +75,7 @@ class StoreFolder:
         except WorkbenchError:
             self.remove([waiting])
             raise
-        # Visible from here on. What fails now leaves objects behind, which the next save removes.
+        # Visible from here on. Failures from now on leave objects behind, which the next save removes.
         with suppress(WorkbenchError):
             left = set()
             if name == METADATA:  # without collectives, other ranks' metadata refers to files, too
@@ -85,7 +85,7 @@ class StoreFolder:
             self._to.remove([self._key(old) for old in (replaced | left) - {waiting, *files}])
 
     def _replaced(self, name: str, metadata: bytes) -> set[str]:
-        """Put the metadata in the place of those that are there, and return the files that only these refer to."""
+        """Replace the existing metadata, and return the files to which only the replaced metadata refers."""
         key = self._key(name)
         for _ in range(TRIES):
             version, old = self._to.version(key), self._read(name)
@@ -107,7 +107,7 @@ class StoreFolder:
                 self.remove(of_generation(self._to.files(self._to.key), save_id))
 
     def _read(self, name: str, last: int | None = None) -> bytes | None:
-        """The bytes of an object, or its last ones; ``None`` if it does not exist."""
+        """Read the bytes of an object, or its last ones; ``None`` if it does not exist."""
         key = self._key(name)
         stat = self._to.stat(key)
         return None if stat is None else self._to.read(key, stat, 0 if last is None else max(0, stat.size - last))

@@ -1,4 +1,4 @@
-"""Write what ``dcp.save`` and ``dcp.async_save`` save: durable, visible in one step, hashed on the way.
+"""The writer of ``dcp.save`` and ``dcp.async_save``: durable, visible in one step, hashed while writing.
 
 ::
 
@@ -54,7 +54,7 @@ from workbench.export.atomic.writing import writing
 from workbench.export.writers.dcp_metadata import VERSION
 from workbench.names.steps import find_step
 
-FILE = 8 << 20  #: bytes that a rank has for each of its files before it writes another one
+FILE = 8 << 20  #: bytes per file that a rank must have before it writes another file
 
 
 class Writer(FileSystemWriter):
@@ -65,33 +65,33 @@ class Writer(FileSystemWriter):
         dcp.save(state_dict, storage_writer=wb.dcp.Writer("ckpts/step-100"), planner=wb.dcp.Planner())
         dcp.async_save(state_dict, storage_writer=wb.dcp.Writer("ckpts/step-100"), planner=wb.dcp.Planner())
 
-    What is written is loaded by ``dcp.load`` of torch without this package. A save into a folder that holds a
-    checkpoint leaves that checkpoint intact until the new one is complete and on the disk, and replaces it in one
-    step; then its files are removed. A save that fails or is killed leaves it as it was.
+    The checkpoint can be loaded by torch's ``dcp.load`` without this package. A save into a folder that holds a
+    checkpoint leaves that checkpoint intact until the new one is complete and on disk, and replaces it in one step;
+    then its files are removed. A save that fails or is killed leaves it unchanged.
 
     Every payload gets its CRC-32, as torch writes it. With ``manifest``, every byte gets an XXH3-128 digest in the
     same pass, and ``.workbench-manifest.json`` in the folder records them, so ``wb.verify`` finds any later change and
     ``wb.diff`` compares without reading. The manifest also records the phases of the save on each rank.
 
-    In ``dcp.async_save`` the writer also copies the state dict to host memory. The memory is used again by later
+    In ``dcp.async_save`` the writer also copies the state dict to host memory. The memory is reused by later
     saves, of other writers, too. The copy is hashed, and a tensor whose copy changes before it is written is an error.
 
     Args:
         path: the folder, or its URL: ``s3://``, ``gs://`` or ``az://`` (``memory://`` for one process). Objects are
-            sent while they are made, in parts that the store checks.
+            sent while they are written, in parts that the store checks.
         thread_count: data files that a rank writes at once, if it has 8 MiB or more for each.
         commit: ``"metadata"`` makes the save visible by replacing ``.metadata``. ``"rename"`` writes into a folder
             beside the path and renames it, so the path itself does not exist before the save is complete; it needs the
             ranks to communicate (``use_collectives``) and a disk.
         manifest: compute digests, and write the manifest.
-        echo: hash the trainer's tensors before anything else, too, and compare what is written with that. A save that
-            would differ fails and names the tensor; the manifest records what was compared, so ``wb.verify`` and
+        echo: hash the trainer's tensors first, and compare the written bytes with these digests. A save that would
+            differ fails and names the tensor; the manifest records what was compared, so ``wb.verify`` and
             ``wb.doctor`` can tell a bad save from a bad load. It costs one more pass over the state, and tensors on a
             device are copied twice.
         buffers: copies of the state dict whose memory is kept between asynchronous saves.
         overwrite: replace a checkpoint in the folder; otherwise it is an error.
-        sync_files: bring everything to the disk before the save becomes visible.
-        direct: write data files around the page cache (``O_DIRECT``), which leaves the cache to the training. Where the
+        sync_files: sync everything to disk before the save becomes visible.
+        direct: write data files around the page cache (``O_DIRECT``), which leaves the cache to the training. If the
             file system does not support it, files are written as usual, and the manifest's record says so.
         storage_options: for URLs: passed to the library that knows the scheme, as in ``wb.open``. They are pickled with
             the writer, which ``AsyncCheckpointerType.PROCESS`` does; credentials in the environment are not.
@@ -185,7 +185,7 @@ class Writer(FileSystemWriter):
     # ---- plan ----
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a save, of another path if one is given."""
+        """Begin a save, to another path if one is given."""
         if checkpoint_id:
             self._to(checkpoint_id)
         super().reset()
@@ -199,7 +199,7 @@ class Writer(FileSystemWriter):
         return bool(super().validate_checkpoint_id(checkpoint_id))
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Begin a save; what an earlier, failed one of this writer left behind is removed."""
+        """Begin a save; leftovers of an earlier, failed save of this writer are removed."""
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
         self.rank: int = kwargs.get("rank") or 0
         self.use_collectives = kwargs.get("use_collectives", True)
@@ -214,7 +214,7 @@ class Writer(FileSystemWriter):
         self._begun = time.time()
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Make the folder, unless it holds a checkpoint that may not be overwritten."""
+        """Create the folder, unless it holds a checkpoint that may not be overwritten."""
         path = self._folder.shown
         if not self.overwrite and self._folder.has(self._metadata_name()):
             raise exists(path)
@@ -250,7 +250,7 @@ class Writer(FileSystemWriter):
     # ---- data ----
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's data files and bring them to the disk.
+        """Write this rank's data files and sync them to disk.
 
         Raises:
             WriteError: the system refuses, or a tensor changed after it was staged. No file of this rank remains.
@@ -366,10 +366,10 @@ class Writer(FileSystemWriter):
     # ---- commit ----
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Make the save visible, then remove what it replaced.
+        """Make the save visible, then remove the files that it replaced.
 
         Raises:
-            WriteError: the system refuses, or the ranks wrote something else than was planned. What was visible
+            WriteError: the system refuses, or the ranks wrote something other than planned. What was visible
                 before still is.
         """
         begin = time.time()
@@ -409,7 +409,7 @@ class Writer(FileSystemWriter):
     def _save_record(
         self, records: Sequence[RankRecord], plans: Sequence[Sequence[WriteItem]], begun: float
     ) -> dict[str, Any]:
-        """How the checkpoint was saved, for the manifest: JSON types."""
+        """Return how the checkpoint was saved, for the manifest, as JSON types."""
         ends = [one.start + one.seconds for one in records[0].phases if one.name == "data"]
         own = [Phase("gather", end, begun - end) for end in ends] + [Phase("metadata", begun, time.time() - begun)]
         return {
@@ -436,7 +436,7 @@ class Writer(FileSystemWriter):
 
 @dataclass(frozen=True)
 class _Generation:
-    """What each rank gets with its plan: the id of the save, where to write, and its rank."""
+    """The message to each rank with its plan: the id of the save, where to write, and its rank."""
 
     save_id: str
     folder: str
@@ -445,7 +445,7 @@ class _Generation:
 
 @dataclass(frozen=True)
 class _StagedDigests:
-    """Digests of what is to be written: of the staged copy or of the trainer's tensors, and the process that has them.
+    """Digests of the data to write: of the staged copy or of the trainer's tensors, and the process that has them.
 
     Attributes:
         live: names of tensors whose digests are known to be those of the trainer's values.
@@ -456,7 +456,7 @@ class _StagedDigests:
     live: frozenset[str]
 
     def check(self, fqn: str, tensor: torch.Tensor, written: bytes) -> bool:
-        """Compare what was written with the digests; return whether it is equal to the trainer's value.
+        """Compare the written bytes with the digests; return whether they equal the trainer's value.
 
         Raises:
             WriteError: they differ.
@@ -563,7 +563,7 @@ class _Files:
 
 
 def _writes_what_it_holds(planner: SavePlanner) -> bool:
-    """Whether a planner writes parts of the tensors of its state dict, and nothing that it makes of them."""
+    """Return whether a planner writes parts of its state dict's tensors, rather than new tensors made from them."""
     kind = type(planner)
     if not isinstance(planner, DefaultSavePlanner):
         return False
@@ -572,13 +572,13 @@ def _writes_what_it_holds(planner: SavePlanner) -> bool:
 
 
 def _remove_generation(pid: int, folder: SaveFolder, name: str, save_id: str) -> None:
-    """Remove what a save left; nothing in a fork of the process that set it up."""
+    """Remove the leftovers of a save; do nothing in a fork of the process that began it."""
     if pid == os.getpid():
         folder.remove_generation(name, save_id)
 
 
 def _buckets(items: Sequence[WriteItem], most: int) -> list[list[int]]:
-    """Positions of the items of each file: objects first, tensors spread by their bytes."""
+    """Return the positions of the items of each file: objects first, tensors spread by their bytes."""
     sizes = [_archive_size(item) for item in items]
     count = max(1, min(most, sum(sizes) // FILE))
     chosen = spread([0] * count, sizes, [range(count)] * len(items))
@@ -589,7 +589,7 @@ def _buckets(items: Sequence[WriteItem], most: int) -> list[list[int]]:
 
 
 def _archive_size(item: WriteItem) -> int:
-    """Bytes of an item in its file; about, where only ``torch.save`` knows; 0 for objects."""
+    """Return the bytes of an item in its file, approximate if only ``torch.save`` knows them; 0 for objects."""
     if item.tensor_data is None:
         return 0
     dtype, sizes = item.tensor_data.properties.dtype, tuple(item.tensor_data.chunk.sizes)

@@ -134,7 +134,7 @@ def _no_echo(first: State, echo: State) -> str:
 
 
 def _alike(a: State, b: State) -> bool:
-    """Whether some small second moments are equal bit for bit, which proves that no update was made in between."""
+    """Return whether some small second moments are equal bit for bit, which proves that no update came between."""
     pair = Evidence(a, b).pair("before", "after")
     small = sorted(
         (

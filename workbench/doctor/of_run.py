@@ -49,7 +49,7 @@ def diagnose_run(run: Run, step: int | None = None, **options: Any) -> Diagnosis
 
 
 def _worst(run: Run) -> tuple[int | None, str]:
-    """The step to explain, and why that one."""
+    """Return the step to explain, and why it was chosen."""
     row = min(run.spikes.to_dict("records"), key=spike_rank, default=None)
     if row is not None:
         step = int(row["step"])
@@ -125,8 +125,9 @@ def _compare(run: Run, pair: CheckpointPair, why: str, options: dict[str, Any]) 
 
 
 def _elsewhere(run: Run, step: int, stored: float) -> bool:
-    """Whether the log has learning rates around a step, and none of them is near the stored one. A trainer may store
-    that of the step before or after, and a schedule changes it in between."""
+    """Return whether the log has learning rates around a step, but none is near the stored one. A trainer may store
+    that of the step before or after, and a schedule changes it in between.
+    """
     if "lr" not in run.metrics:
         return False
     series = run.metrics["lr"].dropna()

@@ -3,7 +3,7 @@
 ::
 
     load ──▶ echo(model, optimizer, path, against=CKPT) ──▶ first update
-               │ names, 16 bytes a block of 4 MiB, objects       nothing of the training is touched
+               │ names, 16 bytes per block of 4 MiB, objects     the training is not modified
                ├──▶ path: a DCP checkpoint (payload=True), or one JSON file of fingerprints
                └──▶ what differs from CKPT, bit for bit
 """
@@ -131,7 +131,7 @@ def _listed(tensors: Mapping[tuple[str, ...], Any], ranks: Ranks) -> Listing:
 def _shares(
     listing: Listing, before: tuple[State, Echo | None] | None, payload: bool, ranks: Ranks
 ) -> tuple[float, float, float]:
-    """Return the shares of hashing, writing and reading in the bytes that this rank moves."""
+    """Return the shares of hashing, writing and reading of the bytes that this rank moves."""
     held = sum(one.nbytes for one in listing.held.values())
     stored = 0 if before is None or before[1] is not None else int(before[0].ckpt.catalog.tensor_nbytes.sum())
     hashed, written, read = max(held, 1), held * payload, stored / ranks.size
@@ -183,7 +183,7 @@ def _take(
 
 
 def _merged(live: Live, objects: Mapping[str, Any], ranks: Ranks) -> tuple[list[Any] | None, dict[str, int]]:
-    """Param groups and counts of all ranks: stages of a pipeline hold parameters of their own."""
+    """Merge the param groups and counts of all ranks; pipeline stages have parameters of their own."""
     optimizer = objects.get("optimizer")
     groups = optimizer.get("param_groups") if isinstance(optimizer, dict) else None
     told = gather_alike((groups, live.trained, live.with_state, live.strangers), ranks)
@@ -206,7 +206,7 @@ def _merged(live: Live, objects: Mapping[str, Any], ranks: Ranks) -> tuple[list[
 
 
 def _before(against: Checkpoint | str | os.PathLike[str]) -> tuple[State, Echo | None]:
-    """Return what was loaded, and its fingerprints if it is an echo itself."""
+    """Return the checkpoint that was loaded, and its fingerprints if it is an echo itself."""
     if not isinstance(against, Checkpoint):
         if is_echo(against):
             known = read_echo(against)
@@ -253,7 +253,7 @@ def _report(
 
 @contextmanager
 def _untouched() -> Iterator[None]:
-    """Restore generators, whatever a scheduler's or loader's ``state_dict`` draws."""
+    """Restore random generators, even if a scheduler's or loader's ``state_dict`` draws numbers."""
     import random
 
     import numpy as np

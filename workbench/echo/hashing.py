@@ -3,7 +3,7 @@
 ::
 
     plain tensor, every rank       hashed where it is, 4 MiB at a time
-    DTensor                        plan.py: blocks that one rank holds, there; others are put together by one of them
+    DTensor                        plan.py: blocks on a single rank, there; others are assembled by one of their ranks
     all                            digests (16 bytes a block) are gathered, and combined on every rank
 
 No tensor is gathered: only a few blocks are in memory, and only blocks that several ranks share are sent, once. Copies
@@ -33,16 +33,16 @@ from workbench.load.exchange import device_of
 if TYPE_CHECKING:
     import torch
 
-WINDOW = 8  #: blocks that a rank puts together at a time
+WINDOW = 8  #: blocks that a rank assembles at a time
 STEP = 16 << 20  #: bytes that come from a device at a time
 
 
 class Content(NamedTuple):
-    """What a tensor holds.
+    """The content of a tensor.
 
     Attributes:
-        hex: its fingerprint; of the first copy, where there are several.
-        copies: rank (the first of those that hold a copy) → fingerprint, where copies differ; else empty.
+        hex: its fingerprint, of the first copy if there are several.
+        copies: rank (the first of those that hold a copy) → fingerprint, if copies differ; otherwise empty.
     """
 
     hex: str
@@ -93,7 +93,7 @@ def fingerprints(listing: Listing, ranks: Ranks, progress: Progress | None = Non
 
 
 def _whole(one: HeldTensor) -> str:
-    """The fingerprint of a plain tensor."""
+    """Return the fingerprint of a plain tensor."""
     dtype, local = by_name(str(one.local.dtype)), one.local
     hasher = BlockDigests()
     if local.is_contiguous():
@@ -113,9 +113,9 @@ def _whole(one: HeldTensor) -> str:
 def _sharded(
     listing: Listing, ranks: Ranks, hashed: Callable[[HeldTensor], None]
 ) -> dict[tuple[str, int], dict[int, bytes]]:
-    """Digests of the blocks that this rank hashes: ``(name, first rank of the copy)`` → block → digest.
+    """Return digests of the blocks that this rank hashes: ``(name, first rank of the copy)`` → block → digest.
 
-    Copies are gone through by their ranks and names, in one order for all: no two ranks wait for each other.
+    Copies are processed by their ranks and names, in the same order on all ranks: no two ranks wait for each other.
     """
     todo: dict[tuple[int, ...], list[tuple[str, Copy]]] = defaultdict(list)
     cut: dict[Any, list[Copy]] = {}
@@ -125,7 +125,7 @@ def _sharded(
             continue
         key = row.shape, row.steps, row.mesh
         if key not in cut:
-            cut = {key: copies(row.shape, row.steps, row.mesh)}  # neighbours in name are often alike
+            cut = {key: copies(row.shape, row.steps, row.mesh)}  # neighbours in name often have the same layout
         for copy in cut[key]:
             if ranks.rank in copy.members:
                 todo[copy.members].append((name, copy))
@@ -143,7 +143,7 @@ def _sharded(
 
 
 class _Exchange:
-    """Blocks of one group of ranks: what one of them has alone is hashed, others wait until a window is full."""
+    """Blocks of one group of ranks: blocks on a single rank are hashed, others wait until a window is full."""
 
     def __init__(
         self, members: tuple[int, ...], me: int, ranks: Ranks, found: dict[tuple[str, int], dict[int, bytes]]
@@ -160,7 +160,7 @@ class _Exchange:
             self._hash(key, local, unit, {})
 
     def flush(self) -> None:
-        """Send and receive the pieces of the window, and hash what is this rank's."""
+        """Send and receive the pieces of the window, and hash this rank's blocks."""
         import torch
         import torch.distributed as dist
 
@@ -196,7 +196,7 @@ class _Exchange:
 
 
 def _together(local: torch.Tensor, unit: Unit, me: int, streams: Mapping[int, _SentStream]) -> Array:
-    """The bytes of a block from this rank's pieces and those that came."""
+    """Join the bytes of a block from this rank's pieces and the received ones."""
     itemsize = local.element_size()
     if len(unit.pieces) == 1:
         return _bytes(local[unit.pieces[0].source])
@@ -209,7 +209,7 @@ def _together(local: torch.Tensor, unit: Unit, me: int, streams: Mapping[int, _S
 
 
 class _SentStream:
-    """What a rank sent, piece after piece."""
+    """The bytes that a rank sent, piece after piece."""
 
     def __init__(self, data: Array) -> None:
         self._data, self._at = data, 0
@@ -220,20 +220,20 @@ class _SentStream:
 
 
 def _flat(part: torch.Tensor) -> torch.Tensor:
-    """Its elements' bytes, row-major, where it is."""
+    """Return the bytes of a part's elements, row-major, on its device."""
     import torch
 
     return part.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _bytes(part: torch.Tensor) -> Array:
-    """Its elements' bytes, row-major, on the host; a copy only where it has to be one."""
+    """Return the bytes of a part's elements, row-major, on the host, copied only if necessary."""
     found: Array = _flat(part).cpu().numpy()
     return found
 
 
 def _place(buffer: Array, data: Array, piece: BlockPiece, itemsize: int) -> None:
-    """Put a piece's bytes where they are in the block."""
+    """Put a piece's bytes at their place in the block."""
     begin, count = piece.begin * itemsize, math.prod(piece.shape) * itemsize
     whole = buffer[begin : begin + count].reshape(*piece.shape, itemsize)
     part = whole[piece.dest]

@@ -1,9 +1,9 @@
-"""What every rank holds, exchanged between all ranks once: names, shapes, meshes and placements, no elements.
+"""The tensors of every rank, exchanged between all ranks once: names, shapes, meshes and placements, no elements.
 
 ::
 
     rank 0   model.norm.weight   bfloat16 (4096,)   mesh (0, 1, 2, 3) of (4,), Shard(0)
-    rank 1   as rank 0           equal lists travel once, whatever the number of ranks
+    rank 1   as rank 0           equal lists are sent once, whatever the number of ranks
     rank 2   step                int64 ()           no mesh: all of it, as other ranks may have
 """
 
@@ -30,10 +30,10 @@ class ListedTensor(NamedTuple):
     """One tensor of one rank.
 
     Attributes:
-        mesh: ranks of its mesh in row-major order; ``None`` where it is a plain tensor.
-        steps: a placement a mesh axis, with the axis' size.
+        mesh: ranks of its mesh in row-major order; ``None`` if it is a plain tensor.
+        steps: one placement per mesh axis, with the axis' size.
         tied: name of the tensor whose memory it shares.
-        why: why it cannot be looked at.
+        why: why it cannot be read.
     """
 
     dtype: str
@@ -46,14 +46,14 @@ class ListedTensor(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """What all ranks hold.
+    """The tensors of all ranks.
 
     Attributes:
-        held: this rank's tensors that can be looked at, tied ones once.
-        rows: this rank's.
-        ranks: of each rank, its rows; equal ones are one object.
-        every: name → row of the first rank that has it, in their order.
-        why: name → why it cannot be looked at, on any rank.
+        held: this rank's readable tensors, tied ones once.
+        rows: the rows of this rank.
+        ranks: the rows of each rank; equal ones are one object.
+        every: name → row of the first rank that has it, in order.
+        why: name → why it cannot be read, on any rank.
     """
 
     held: dict[str, HeldTensor]
@@ -100,7 +100,7 @@ def list_all(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Listing:
 
 
 def gather_alike(value: Any, ranks: Ranks) -> list[Any]:
-    """Gather a value from every rank; equal values are sent once, and are one object."""
+    """Gather a value from every rank; equal values are sent once and become one object."""
     if ranks.size == 1:
         return [value]
     data = pickle.dumps(value)
@@ -128,7 +128,7 @@ def _row(
 
 
 def _mesh(tensor: Any, ranks: Ranks) -> tuple[int, ...]:
-    """Ranks of a DTensor's mesh, numbered as the group numbers them."""
+    """Return the ranks of a DTensor's mesh, as numbered in the group."""
     import torch.distributed as dist
 
     found = tensor.device_mesh.mesh.flatten().tolist()

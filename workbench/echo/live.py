@@ -2,13 +2,13 @@
 
 ::
 
-    model                                  model.<fqn>                            wrappers' prefixes taken away
+    model                                  model.<fqn>                            wrappers' prefixes removed
     optimizer.state[param]["exp_avg"]      optimizer.state.<fqn>.exp_avg          named by the model's parameters
     optimizer.param_groups                 optimizer.param_groups, params as fqns
     scheduler, dataloader, step, extra     scheduler, dataloader, train_state.step, …
 
 torch's own ``get_optimizer_state_dict`` creates missing state by a step with zero gradients; here missing state stays
-missing, because that is what the echo is to find out.
+missing, because the echo is to detect it.
 
 Source: torch 2.13 ``distributed/checkpoint/state_dict.py`` (``_get_fqns``, ``_init_optim_state``).
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 Path = tuple[str, ...]
-#: What ``torch.compile``, FSDP and activation checkpointing put into names.
+#: Prefixes that ``torch.compile``, FSDP and activation checkpointing insert into names.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 PLAIN = (bool, int, float, str, type(None))
 DEPTH = 24
@@ -35,13 +35,13 @@ DEPTH = 24
 
 @dataclass(frozen=True, eq=False)
 class Live:
-    """What a trainer holds, as one nested state dict that ``dcp.save`` takes.
+    """The state of a trainer, as one nested state dict that ``dcp.save`` accepts.
 
     Attributes:
         state: mappings down to tensors and plain values.
-        trained: parameters that the optimizer updates; ``None`` where there is no live optimizer to ask.
-        with_state: … that it has a state for.
-        strangers: … that are none of the model's, under numbers.
+        trained: parameters that the optimizer updates; ``None`` without a live optimizer.
+        with_state: … for which it has state.
+        strangers: … that do not belong to the model, under numbers.
     """
 
     state: dict[str, Any]
@@ -118,7 +118,7 @@ def leaves(state: Mapping[str, Any]) -> tuple[dict[Path, torch.Tensor], dict[str
 
 
 def _several(one: Any) -> list[Any]:
-    """A model or the parts of a pipeline, an optimizer or several."""
+    """Return a list of a model or the parts of a pipeline, or of one or several optimizers."""
     import torch
 
     if isinstance(one, list | tuple):
@@ -134,7 +134,7 @@ def _several(one: Any) -> list[Any]:
 
 
 def _model(model: Any) -> tuple[dict[str, Any], dict[int, str]]:
-    """Its state dict, and the name of each parameter by identity."""
+    """Return the model's state dict, and the name of each parameter by identity."""
     import torch
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -165,7 +165,7 @@ def _model(model: Any) -> tuple[dict[str, Any], dict[int, str]]:
 
 
 def _optimizers(optimizer: Any, names: Mapping[int, str], state: dict[str, Any]) -> tuple[dict[str, Any], Live]:
-    """State and groups of one or several under the parameters' names, and what there is of them."""
+    """Return the state and groups of one or several optimizers under the parameters' names, and a summary of them."""
     states: dict[str, Any] = {}
     groups: list[dict[str, Any]] = []
     trained: list[str] = []
@@ -183,7 +183,7 @@ def _optimizers(optimizer: Any, names: Mapping[int, str], state: dict[str, Any])
                     name = f"stranger_{len(live.strangers)}"
                     live.strangers.append(name)
                 own.append(name)
-                held = one.state.get(param)  # a defaultdict makes an entry of what is asked for by []
+                held = one.state.get(param)  # a defaultdict creates an entry on []
                 if param.requires_grad:
                     trained.append(name)
                 if held:
@@ -198,7 +198,7 @@ def _optimizers(optimizer: Any, names: Mapping[int, str], state: dict[str, Any])
 
 
 def _state_of(one: Any, what: str) -> Any:
-    """The state of a scheduler or a data loader, as it is now."""
+    """Return the state of a scheduler or a data loader, as it is now."""
     if isinstance(one, Mapping):
         return one
     if isinstance(one, list | tuple):
@@ -218,7 +218,7 @@ def _number(value: Any) -> Any:
 
 
 def _tame(value: Any, depth: int = DEPTH) -> Any:
-    """Tensors and plain values as they are, containers entered, anything else in words: nothing to be imported."""
+    """Keep tensors and plain values, enter containers, and describe anything else in words: nothing needs importing."""
     import torch
 
     if isinstance(value, torch.Tensor) or type(value) in PLAIN:

@@ -1,13 +1,13 @@
-"""Who hashes which block of a sharded tensor, and who sends it what; the same on every rank, from the placements alone.
+"""Which rank hashes which block of a sharded tensor, and who sends it pieces; every rank infers it from the placements.
 
 ::
 
     rows 0:40 | 40:80 | 80:120 of three ranks, blocks of 32 rows
-    block 0  rank 0                    its own: hashed where it is
+    block 0  rank 0                    its own: hashed in place
     block 1  rank 0, rank 1            the second of its two holders hashes it, the other one sends a piece
     block 2  rank 1, rank 2            …
 
-A block is a flat range, at most ``2n − 1`` boxes; a piece is what such a box and one of a rank's boxes share.
+A block is a flat range of up to ``2n − 1`` boxes; a piece is the intersection of such a box with a rank's box.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AT_ONCE = 1024  #: blocks that are planned at a time
 
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """Ranks that hold a tensor once between them.
+    """A set of ranks that together hold a tensor once.
 
     Attributes:
         members: ranks, in the order of the mesh.
@@ -72,7 +72,7 @@ class Unit(NamedTuple):
 
 
 def copies(shape: tuple[int, ...], steps: Sequence[tuple[Placement, int]], ranks: Sequence[int]) -> list[Copy]:
-    """The copies of a tensor on a mesh of ``ranks`` (in row-major order of its axes)."""
+    """Return the copies of a tensor on a mesh of ``ranks`` (in row-major order of its axes)."""
     sizes = [count for _, count in steps]
     grid = np.indices(sizes).reshape(len(sizes), -1).T if sizes else np.zeros((1, 0), np.int64)
     padded = np.array([shape or (1,)], np.int64)
@@ -97,7 +97,7 @@ def copies(shape: tuple[int, ...], steps: Sequence[tuple[Placement, int]], ranks
 
 
 def units(copy: Copy, shape: tuple[int, ...], itemsize: int) -> Iterator[Unit]:
-    """The blocks of a tensor in their order. Those without an element of somebody's have too few pieces."""
+    """Yield the blocks of a tensor in order. Blocks with too few pieces have elements that no rank holds."""
     whole = np.array([shape or (1,)], np.int64)
     numel, each = int(whole.prod()), BLOCK // itemsize
     for first in range(0, -(-numel // each), AT_ONCE):

@@ -38,15 +38,15 @@ class EchoReport(Report):
     """The result of :func:`workbench.echo`: a report, equal on every rank.
 
     Attributes:
-        echo: names, fingerprints and objects of what the trainer holds.
-        path: where it was written, or ``None``.
+        echo: names, fingerprints and objects of the trainer's state.
+        path: the path to which it was written, or ``None``.
     """
 
     echo: Echo | None = None
     path: str | None = None
 
     def _about(self, echo: Echo, path: str | None) -> EchoReport:
-        """The same, with the echo that it is about, and what to run next in the first hint."""
+        """Return the same report with the echo's path, and what to run next in the first hint."""
         found = self._found
         if found and self.worst != "info" and self.subject != path:
             words = f"run `workbench doctor {self.subject} --echo {path or 'PATH'}`: it reports cause and remedy"
@@ -139,7 +139,7 @@ def differences(found: ComparedPrints, *, state: bool) -> list[Finding]:
 
 
 def facts(before: State, after: State, pair: Pair) -> tuple[list[Finding], dict[str, str], dict[str, str]]:
-    """What the doctor's rules on counters, schedules and arguments say of the load: findings, checked, not checked."""
+    """Apply the doctor's rules on counters, schedules and arguments to the load: findings, checked, not checked."""
     evidence = Evidence(before, None, after)
     evidence._pairs["before", "echo"] = pair
     outcome = check_facts(evidence)

@@ -3,9 +3,9 @@
 ::
 
     echo-48000.incomplete/   every rank's shards, .metadata, workbench-echo.json
-      └─ renamed ──▶ echo-48000/      only when all of it is there; an older echo goes then
+      └─ renamed ──▶ echo-48000/      only when it is complete; an older echo is then removed
 
-DCP always, also for one process: it writes from DTensors what each rank holds, keeps names, and every tool reads it.
+Always DCP, even for one process: it writes each rank's part of DTensors, keeps names, and every tool reads it.
 Source: torch 2.13 ``distributed/checkpoint/state_dict_saver.py``.
 """
 
@@ -43,7 +43,7 @@ def save(state: dict[str, Any], echo: Echo, path: str, ranks: Ranks) -> str:
             except OSError as error:
                 raise WriteError(f"cannot create {unfinished!r}: {error.strerror}; choose another path") from None
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process is no mistake
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a single process is intended
         try:
             dcp.save(state, checkpoint_id=unfinished, process_group=ranks.group, no_dist=ranks.size == 1)
         except OSError as error:

@@ -23,9 +23,9 @@ from workbench.core.arrays import Array
 from workbench.core.dtypes import DType, by_name
 from workbench.errors import UnsupportedFormatError
 
-GRAIN = 32_768  #: elements up to which torch starts no threads of its own (``at::internal::GRAIN_SIZE``)
-FLOATS = ("bfloat16", "float16", "float32")  #: what can be written
-SOURCES = (*FLOATS, "float64")  #: what is cast; integers and the 8-bit floats (which have scales) stay as they are
+GRAIN = 32_768  #: elements up to which torch starts no threads (``at::internal::GRAIN_SIZE``)
+FLOATS = ("bfloat16", "float16", "float32")  #: types that can be written
+SOURCES = (*FLOATS, "float64")  #: types that are cast; integers and 8-bit floats (which have scales) stay unchanged
 
 
 @dataclass
@@ -111,7 +111,7 @@ def costs(before: Array, after: Array) -> CastError:
 
 
 def _count_odd(error: CastError, before: Array, after: Array) -> None:
-    """The same where some elements are, or become, infinite or NaN."""
+    """Count the cast's errors if some elements are, or become, infinite or NaN."""
     differ = after != before
     differ &= ~(np.isnan(before) & np.isnan(after))
     old, new = before[differ], after[differ]
@@ -146,7 +146,9 @@ def narrowed(single: Array, wanted: DType) -> Array:
 
 
 def _converted(values: Array, wanted: type[np.floating[Any]]) -> Array:
-    """Between float16 and float32, by torch: it uses the processor's instructions, 40 times as fast as numpy 2.4."""
+    """Convert between float16 and float32 with torch, which uses the processor's instructions (40 times as fast as
+    numpy 2.4).
+    """
     import torch
 
     out = np.empty(len(values), wanted)

@@ -2,7 +2,7 @@
 
 ::
 
-    source ──► raw bits, part by part ──► change(first, raw) ──► new bits, what that cost ──► target
+    source ──► raw bits, part by part ──► change(first, raw) ──► new bits, the error ──────► target
                (fingerprint before)                              (fingerprint after, CRC)
 
 A cast is the simplest change; :mod:`workbench.export.values.located` makes those that depend on an element's position
@@ -45,7 +45,7 @@ class Change(Protocol):
             raw: flat, of ``source.raw``; neither kept nor changed.
 
         Returns:
-            their new bits, flat, of ``wanted.raw``, and what that cost.
+            their new bits, flat, of ``wanted.raw``, and the error.
         """
 
 

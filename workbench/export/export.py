@@ -51,9 +51,9 @@ from workbench.export.writers.safetensors import MAX_SHARD_SIZE
 if TYPE_CHECKING:
     from workbench.export.hf.convert import Renamed
 
-#: Objects that say how the source is stored or was written, nothing of the model or its training.
+#: Objects that describe how the source is stored or was written, not the model or its training.
 _HOW_STORED = re.compile(r"__metadata__|save_log|.*\.safetensors\.index")
-#: Kind of tensor, as in a catalog's ``meta`` → what objects say about it, and what needs no objects.
+#: Kind of tensor, as in a catalog's ``meta`` → what objects describe it, and what needs no objects.
 _DESCRIBED = {
     "quantised": (
         "has a quantised torch dtype, and its scale, zero point and scheme",
@@ -279,7 +279,7 @@ def _opened(adapter: str | os.PathLike[str] | Checkpoint, opened: ExitStack) -> 
 
 
 def _identity(ckpt: Checkpoint) -> str:
-    """Where a checkpoint is: the real path, or the URL."""
+    """Return where a checkpoint is: its real path, or its URL."""
     return os.path.realpath(ckpt.path) if ckpt.place.local else ckpt.path
 
 
@@ -322,7 +322,7 @@ def _check_store(
     for one in sources:
         if not one.place.local:
             _check_apart(one.path, store.shown)
-    if dry_run and not overwrite:  # otherwise asked once the target is ours
+    if dry_run and not overwrite:  # otherwise checked once this run has the target
         there = store.files(store.key) if folder else store.stat(store.key)
         if there and not (isinstance(there, dict) and UNFINISHED in there):
             raise exists(store.shown)
@@ -379,7 +379,7 @@ def _stranger(place: Place, known: str) -> str | None:
 
 
 def _write(made: Staging, job: ExportJob, threads: int | None, progress: Progress | None) -> list[list[Written]]:
-    """Write every file, and make the names durable."""
+    """Write every file, and sync the names."""
     paths = _paths(made, job)
     inner = sorted({os.path.dirname(path) for path in paths} - {made.path}) if made.folder else []
     for path in inner:
@@ -411,7 +411,7 @@ def _send(
     verify: bool,
     manifest: bool,
 ) -> tuple[list[list[Written]], list[str]]:
-    """Write every file on disk and send it: data, then small files, last what makes it a checkpoint."""
+    """Write every file on disk and send it: data, then small files, last the files that make it a checkpoint."""
     files = range(len(job.maps))
     last = [at for at in files if re.fullmatch(made_by.marker, job.maps[at].name)]
     aside = verify and not last  # a tensor file is the last: it is not shown before it was read back
@@ -466,7 +466,9 @@ def _keep(
     threads: int | None,
     path: str | None = None,
 ) -> None:
-    """The manifest of what was written, inside or at ``path``; the blocks of every piece were hashed when they were."""
+    """Save the manifest of the exported files, inside or at ``path``, from the block hashes computed when they were
+    written.
+    """
     known: dict[str, dict[tuple[int, int], bytes]] = {}
     for one, results in zip(job.maps, written, strict=True):
         known[one.name] = mine = {}
@@ -483,7 +485,7 @@ def _keep(
 def _tensors(
     job: ExportJob, selection: ExportSelection, keys: Sequence[str], written: list[list[Written]] | None
 ) -> tuple[TensorReport, ...]:
-    """By position in the source, then file; under the names by which the target's reader finds them."""
+    """Report tensors by position in the source, then file, under the names by which the target's reader finds them."""
     catalog, found = job.payloads.catalog, []
     called = dict(zip(selection.tensors.tolist(), keys, strict=True))
     named = dict(zip(selection.names, selection.tensors.tolist(), strict=True))

@@ -10,8 +10,8 @@ Readers make a catalog and never read tensor bytes; a *writer makes file maps an
            │ up    0:704  │   box 1: up_proj   rows 0:704  → its rows 704:1408
            └──────────────┘
 
-A piece whose bytes are known beforehand (scales, an object) is a *literal*: it has a name, a type and a shape as any
-other, and its bytes in :attr:`Pieces.literal`. Writers need not know; the pass writes, hashes and checks it.
+A piece whose bytes are known beforehand (scales, an object) is a *literal*: it has a name, a type and a shape like
+any other, and its bytes in :attr:`Pieces.literal`. Writers need not know; the pass writes, hashes and checks it.
 
 The size of every file is known before its first byte. A format whose directory holds checksums (zip) gives the bytes
 that depend on them afterwards, through ``finish``.
@@ -52,8 +52,8 @@ class Pieces:
     """Named local tensors, ``P`` of them, made of ``B`` boxes of source tensors.
 
     Attributes:
-        names: as the target calls them.
-        dtype: ``(P,) uint8`` codes of :mod:`workbench.core.dtypes`, as written; another than the source's is a cast.
+        names: their names in the target.
+        dtype: ``(P,) uint8`` codes of :mod:`workbench.core.dtypes`, as written; a cast if the source's differs.
         ndim: ``(P,)`` axes.
         shape: ``(P, D)`` elements, padded on the right with 1.
         piece: ``(B,)`` which piece a box belongs to, ascending.
@@ -105,15 +105,15 @@ class Pieces:
         return nbytes_of_codes(self.dtype, box.volume(self.shape))
 
     def shape_of(self, piece: int) -> tuple[int, ...]:
-        """Elements of a piece along each axis."""
+        """Return the number of elements of a piece along each axis."""
         return tuple(self.shape[piece, : self.ndim[piece]].tolist())
 
     def dtype_of(self, piece: int) -> DType:
-        """Element type of a piece as written."""
+        """Return the element type of a piece as written."""
         return ALL[self.dtype[piece]]
 
     def change_of(self, piece: int, source: DType) -> Change | None:
-        """What happens to a piece whose elements are read as ``source``; ``None`` where they stay as they are."""
+        """Return the change to a piece whose elements are read as ``source``; ``None`` if they stay unchanged."""
         if piece in self.change:
             return self.change[piece]
         wanted = self.dtype_of(piece)
@@ -151,7 +151,7 @@ class FileMap:
         literals: ``(start, bytes)`` known beforehand: headers, directories, copies of small files.
         pieces: the tensors in it.
         start: ``(P,)`` byte at which each piece begins.
-        finish: makes the bytes that depend on the pieces' CRCs; without it no CRC is computed.
+        finish: returns the bytes that depend on the pieces' CRCs; without it no CRC is computed.
     """
 
     name: str
@@ -163,13 +163,13 @@ class FileMap:
 
     @classmethod
     def of_bytes(cls, name: str, data: bytes, dims: int) -> FileMap:
-        """A file of bytes that are known; ``dims`` is the padded number of axes of the pieces beside it."""
+        """Create a file of known bytes; ``dims`` is the padded number of axes of the pieces beside it."""
         none = no_pieces(dims)
         return cls(name, len(data), ((0, data),), none, none.ndim)
 
     def of_pieces(self, index: Ints) -> FileMap:
         """Return the map of some of the pieces, for a worker that writes them: without literals, and with a mark in
-        place of ``finish``, which is called where the file is made.
+        place of ``finish``, which is called where the file is created.
         """
         finish = None if self.finish is None else _elsewhere
         return FileMap(self.name, self.size, (), self.pieces.take(index), self.start[index], finish)
@@ -178,7 +178,7 @@ class FileMap:
         """Raise unless every literal and every piece is inside the file and no two share a byte.
 
         Raises:
-            UsageError: a writer's arithmetic is wrong; says which bytes.
+            UsageError: a writer's arithmetic is wrong; the message names the bytes.
         """
         for at, data in self.pieces.literal.items():
             if len(data) != self.pieces.nbytes[at]:
@@ -204,7 +204,7 @@ def _elsewhere(crcs: Sequence[int]) -> list[tuple[int, bytes]]:
 
 
 def literals(items: Sequence[Literal], dims: int) -> Pieces:
-    """Pieces of known bytes.
+    """Create pieces of known bytes.
 
     Args:
         dims: the padded number of axes of the pieces that they go with.
@@ -227,7 +227,7 @@ def literals(items: Sequence[Literal], dims: int) -> Pieces:
 
 
 def join(many: Sequence[Pieces]) -> Pieces:
-    """Pieces one after the other; all are padded to the same number of axes."""
+    """Concatenate pieces; all are padded to the same number of axes."""
     numbered = list(zip(np.cumsum([0, *(len(pieces) for pieces in many)]).tolist(), many, strict=False))
     columns = {
         name: np.concatenate([getattr(pieces, name) for pieces in many])
@@ -247,6 +247,6 @@ def _taken(held: Mapping[int, Any], index: Ints) -> dict[int, Any]:
 
 
 def no_pieces(dims: int) -> Pieces:
-    """None, for files that hold literals only; ``dims`` is the padded number of axes."""
+    """Return no pieces, for files that contain literals only; ``dims`` is the padded number of axes."""
     empty, boxes = np.empty(0, np.int64), np.empty((0, dims), np.int64)
     return Pieces([], np.empty(0, np.uint8), empty, boxes, empty, empty, boxes, boxes, boxes)

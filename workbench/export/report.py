@@ -51,7 +51,7 @@ class TensorReport:
 
 @dataclass(frozen=True)
 class ExportReport(Shown):
-    """What was written, or would be written in a dry run.
+    """The files and tensors that were written, or would be written in a dry run.
 
     Attributes:
         path: the target; visible under this name unless ``dry_run``.

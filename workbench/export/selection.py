@@ -1,4 +1,4 @@
-"""What an export writes: which tensors, under which names, in which types, and how they are placed on a mesh."""
+"""The selection of an export: tensors, their names and types, and their placement on a mesh."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class ExportSelection:
         codes: ``(T,) uint8`` element types as written, codes of :mod:`workbench.core.dtypes`.
         target: how they are placed on the mesh; ``None`` if they are written whole.
         objects: non-tensor state that goes with them, plain values by name.
-        edited: what changes of the values, and tensors that the source lacks; ``ckpt`` is its checkpoint then, and
-            ``tensors`` are all of that.
-        recipe: that weights are quantised by, of :data:`workbench.export.values.fp8.RECIPES`.
+        edited: changes of values, and tensors that the source lacks; ``ckpt`` is then its checkpoint, and
+            ``tensors`` are all of its tensors.
+        recipe: by which weights are quantised, one of :data:`workbench.export.values.fp8.RECIPES`.
     """
 
     ckpt: Checkpoint
@@ -56,7 +56,7 @@ class ExportSelection:
 
     @property
     def catalog(self) -> Catalog:
-        """Of the checkpoint; ``tensors`` are positions in it."""
+        """The catalog of the checkpoint; ``tensors`` are positions in it."""
         return self.ckpt.catalog
 
     @property
@@ -66,20 +66,22 @@ class ExportSelection:
 
     @property
     def mesh(self) -> Mesh:
-        """The ranks; one where tensors are written whole."""
+        """The ranks; one rank if tensors are written whole."""
         return Mesh() if self.target is None else self.target.mesh
 
     def shape_of(self, at: int) -> tuple[int, ...]:
-        """Global shape of a tensor of the selection."""
+        """Return the global shape of a tensor of the selection."""
         return self.catalog.shape_of(int(self.tensors[at]))
 
     def dtype_of(self, at: int) -> DType:
-        """Element type of a tensor of the selection, as written."""
+        """Return the element type of a tensor of the selection, as written."""
         return ALL[self.codes[at]]
 
 
 def with_objects(selection: ExportSelection, objects: Mapping[str, Any]) -> ExportSelection:
-    """The selection with non-tensor state; tensors in it may have more axes than those of the checkpoint."""
+    """Return the selection with non-tensor state; tensors in that state may have more axes than those of the
+    checkpoint.
+    """
     most, todo = 0, list(objects.values())
     while todo:
         value = todo.pop()
@@ -111,7 +113,7 @@ def choose(
     :func:`export`.
 
     Args:
-        adapters: open until the export is done.
+        adapters: must stay open until the export is done.
 
     Raises:
         UsageError: nothing is selected, or names, rules or adapters do not fit.
@@ -148,7 +150,7 @@ def choose(
     names = [_name(key, fqn, rename) for key, fqn in zip(narrow.catalog.keys, narrow.fqns, strict=True)]
     if edited is not None:
         names = edited.named(names)
-    target = None if mesh is None else Target.of(narrow, mesh, rules)  # rules see nothing but what is written
+    target = None if mesh is None else Target.of(narrow, mesh, rules)  # rules see only the tensors that are written
     return ExportSelection(narrow, np.arange(len(names)), names, codes, target, edited=edited, recipe=recipe)
 
 

@@ -261,14 +261,14 @@ def read_forced(place: Place, name: str) -> Catalog:
             catalog = FORMATS[name].read_catalog(place)
             if catalog.keys or catalog.objects.keys:
                 return catalog
-        except (IncompleteError, MissingFileError):  # a reader reports what it does not find as lost
+        except (IncompleteError, MissingFileError):  # a reader reports missing files as lost
             pass
     place.check()  # a place that was replaced meanwhile may not have been recognized
     other = f"it looks like {found} ({FORMATS[found].title})" if found else f"looked for {FORMATS[name].marks}"
     raise NotACheckpointError(f"{place.path!r} is not a {name} checkpoint ({FORMATS[name].title}); {other}")
 
 
-#: Records of zip archives → what the archive is.
+#: Records of zip archives → the kind of archive.
 _RECORDS = (("/archive_format", "a torch.export archive (.pt2)"),)
 
 

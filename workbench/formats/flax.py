@@ -12,8 +12,8 @@
 
     flax_model-00001-of-00002.msgpack, …, flax_model.msgpack.index.json     shards, each a map of its own parameters
 
-The file is walked once, and payloads are skipped. The keys of a tensor are joined with ``.``; what is not an array is
-an object. Pieces of a chunked array that begin and end in the middle of a row are several boxes.
+The file is read in one pass, and payloads are skipped. The keys of a tensor are joined with ``.``; other values are
+objects. Pieces of a chunked array that begin and end in the middle of a row are several boxes.
 
 Sources: flax 0.12 ``flax/serialization.py``; the msgpack specification; transformers 4.57 ``modeling_flax_utils.py``.
 """
@@ -41,13 +41,13 @@ from workbench.names.arrays import meaning
 SUFFIX = ".msgpack"
 INDEX = ".msgpack.index.json"
 CHUNKED = "__msgpack_chunked_array__"
-DEPTH = 64  #: maps in maps
-ITEMS = 20_000_000  #: values of a file
-INLINE = 16 << 20  #: bytes of text, or of a value that is not an array
+DEPTH = 64  #: maximum nesting of maps
+ITEMS = 20_000_000  #: maximum values of a file
+INLINE = 16 << 20  #: maximum bytes of text, or of a value that is not an array
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.msgpack")
 _CHECKPOINT = re.compile(r"(?:.*[_-])?checkpoint_(\d+)")
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3
-#: First bytes with a fixed layout: struct's code of a number …
+#: First bytes of values with a fixed layout: struct's code of a number …
 _NUMBERS = {
     0xCA: ">f",
     0xCB: ">d",
@@ -60,7 +60,7 @@ _NUMBERS = {
     0xD2: ">i",
     0xD3: ">q",
 }
-#: … and what has a length, with the bytes of that length.
+#: … and first bytes of values with a length, and the bytes of that length.
 _SIZED = {
     0xC4: ("bin", 1),
     0xC5: ("bin", 2),
@@ -103,7 +103,7 @@ class ChunkedArray:
 
 
 class _Walker:
-    """One pass over a file; arrays become their places, everything else its value."""
+    """One pass over a file; arrays become locations, everything else a value."""
 
     def __init__(self, place: Place, name: str) -> None:
         self.name, self.view = name, place.window(name)
@@ -135,7 +135,7 @@ class _Walker:
             )
 
     def head(self) -> tuple[str, Any]:
-        """The kind of the next value, and its value or length; a container's items and a payload are left in place."""
+        """Read the kind of the next value, and its value or length; a container's items and a payload are not read."""
         at = self.at
         self.left -= 1
         if self.left < 0:
@@ -237,7 +237,7 @@ class _Walker:
         return StoredArray(dtype, tuple(shape), start, start + length, scalar)
 
     def chunked(self, made: dict[str, Any], at: int) -> ChunkedArray:
-        """The array that a map of flat pieces stands for."""
+        """Return the array that a map of flat pieces represents."""
         shape, pieces = (_listed(made.get(part)) for part in ("shape", "chunks"))
         good = shape is not None and pieces and all(type(size) is int and size >= 0 for size in shape)
         if not good or not all(isinstance(one, StoredArray) and len(one.shape) == 1 for one in pieces or ()):
@@ -253,14 +253,14 @@ class _Walker:
 
 
 def _listed(stored: Any) -> list[Any] | None:
-    """The values of a map with the keys "0", "1", …"""
+    """Return the values of a map with the keys "0", "1", …"""
     if not isinstance(stored, dict) or set(stored) != {str(number) for number in range(len(stored))}:
         return None
     return [stored[str(number)] for number in range(len(stored))]
 
 
 def _numpy_name(name: str) -> str:
-    """The type of a dtype's ``name``; little endian unless it says otherwise, as flax writes nothing else."""
+    """Return the type of a dtype's ``name``, little endian unless it states otherwise, because flax writes no other."""
     if not re.fullmatch(r"(bfloat|float|int|uint|complex|bool)[0-9a-z_]{0,12}", name):
         raise CorruptError(f"unknown element type {name[:40]!r}")
     return {"float8_e4m3": "float8_e4m3", "bool_": "bool"}.get(name, name)
@@ -278,7 +278,7 @@ def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def _boxes(shape: tuple[int, ...], first: int, last: int) -> Iterator[tuple[list[int], list[int], int]]:
-    """Boxes (offsets, sizes, first element) that flat elements ``[first, last)`` of an array fill, in order."""
+    """Yield the boxes (offsets, sizes, first element) that flat elements ``[first, last)`` of an array fill."""
     if not shape:
         yield [], [], first
         return
@@ -316,7 +316,7 @@ def _add(builder: CatalogBuilder, file: str, key: str, one: StoredArray | Chunke
 
 
 def detect(place: Place) -> bool:
-    """Return whether the name is one that flax or transformers gives and the file begins with a msgpack map."""
+    """Return whether flax or transformers uses the name, and the file begins with a msgpack map."""
     if place.file is None:
         return any(name.endswith(INDEX) or _is_model(name) for name in place.files)
     if not place.file.endswith(SUFFIX) and not _CHECKPOINT.fullmatch(place.file):
@@ -384,7 +384,7 @@ def read_catalog(place: Place) -> Catalog:
 
 
 def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
-    """Return what is not an array, by key."""
+    """Return the values that are not arrays, by key."""
     stored = catalog.meta.get("objects", {})
     return LazyMap({key: partial(_object, place, name, key) for key, name in stored.items()})
 

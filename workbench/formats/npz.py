@@ -7,12 +7,12 @@
     x.npy   93 "NUMPY" │ version u8 u8 │ length u16 (1.0) or u32 (2.0, 3.0) │ header, text │ elements
                           {'descr': '<f4', 'fortran_order': False, 'shape': (30, 20), }
 
-A stored member is read in place. A deflated one is inflated whole, as no part of it can be found otherwise. The fields
-of a structured array are tensors of their own (``points.x``). Text (``U``, ``S``) is an object. An array of Python
+A stored member is read in place. A deflated one is inflated whole, because no part of it can be located otherwise. The
+fields of a structured array are separate tensors (``points.x``). Text (``U``, ``S``) is an object. An array of Python
 objects is a pickle, which is never loaded: it is named in the notes, as are other types that cannot be shown.
 
 numpy does not store the names of types that it lacks: a bfloat16 array has the type ``V2``. It is read as ``bits16``,
-raw bits, since the file does not say what they mean.
+raw bits, since the file does not state their meaning.
 
 Sources: numpy 2.4 ``numpy/lib/_format_impl.py`` and NEP 1; APPNOTE.TXT 6.3.
 """
@@ -42,12 +42,12 @@ from workbench.formats.format import Format
 
 MAGIC = b"\x93NUMPY"
 END = ".npy"
-#: Bytes; numpy itself reads headers of more than 10,000 only from files that it is told to trust.
+#: Bytes; numpy itself reads headers of more than 10,000 only from files marked as trusted.
 HEADER_LIMIT = 64 << 10
-TEXT_LIMIT = 16 << 20  #: bytes of an array of text that is shown
-DEPTH = 16  #: brackets in brackets of a header
-RATIO = 1032  #: bytes that deflate can make of one
-NOTED = 5  #: arrays that have a note each
+TEXT_LIMIT = 16 << 20  #: maximum bytes of an array of text that is shown
+DEPTH = 16  #: maximum nesting of brackets in a header
+RATIO = 1032  #: maximum expansion of deflate
+NOTED = 5  #: maximum arrays with a note each
 _TOKEN = re.compile(r"""\s*('(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"|\d{1,20}L?|True|False|[()\[\]{},:])""")
 _DESCR = re.compile(r"([<>|=]?)([biufcVSUO])(\d{1,18})?")
 _DTYPES = {
@@ -112,7 +112,7 @@ def parse(data: Any, what: str) -> Npy:
     """Return the header that ``data`` begins with.
 
     Raises:
-        CorruptError: it is not a header of numpy's, or contradicts itself.
+        CorruptError: it is not a numpy header, or contradicts itself.
         TruncatedError: it ends before its length; UnsafeError: a length over the limit.
     """
     head = bytes(data[:12])
@@ -144,7 +144,7 @@ def parse(data: Any, what: str) -> Npy:
 
 
 def _literal(text: str, what: str) -> Any:
-    """The value of a header's text: literals and brackets only, nested to a bounded depth."""
+    """Parse a header's text: literals and brackets only, nested to a bounded depth."""
     at, depth, tokens = 0, 0, []
     text = text.rstrip()
     while at < len(text):
@@ -169,7 +169,7 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 def _value(tokens: list[str], at: int) -> tuple[Any, int]:
-    """The literal that begins at a token, and the token after it."""
+    """Parse the literal that begins at a token, and return the token after it too."""
     token = tokens[at]
     if token in _CLOSING:
         items: list[Any] = []
@@ -195,7 +195,7 @@ def _value(tokens: list[str], at: int) -> tuple[Any, int]:
 
 
 def _fields(descr: Any) -> tuple[list[_Field], int, str]:
-    """The types of an element, its bytes, and why it cannot be shown, or empty."""
+    """Return the types of an element, its bytes, and why it cannot be shown, or an empty string."""
     if isinstance(descr, str):
         match = _DESCR.fullmatch(descr)
         kind, size = (match[2], int(match[3] or 0)) if match else ("", 0)
@@ -231,7 +231,7 @@ def _fields(descr: Any) -> tuple[list[_Field], int, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """An array of the file: its stored bytes, its codec, and the bytes that they stand for."""
+    """An array of the file: its stored bytes, its codec, and the number of decoded bytes."""
 
     key: str
     start: int
@@ -278,7 +278,7 @@ def _inflated_head(archive: Archive, record: ZipRecord, start: int, stop: int) -
 
 
 def _add(builder: CatalogBuilder, file: str, one: _Member) -> str:
-    """Declare the tensors of an array; returns why it is left out, or empty."""
+    """Declare the tensors of an array; return why it is left out, or an empty string."""
     npy = one.npy
     fields, item, why = _fields(npy.descr)
     if not why and npy.data + prod(npy.shape) * item != one.length:
@@ -310,7 +310,7 @@ def _is_text(npy: Npy) -> bool:
 
 
 def _text(place: Place, file: str, key: str) -> Any:
-    """An array of text, as nested lists."""
+    """Read an array of strings, as nested lists."""
     one = next(member for member in _members(place, file, []) if member.key == key)
     count, item = prod(one.npy.shape), int(one.npy.descr.lstrip("<>|=US") or 0)
     item *= 4 if "U" in one.npy.descr else 1
@@ -357,7 +357,7 @@ def read_catalog(place: Place) -> Catalog:
 
     Raises:
         CorruptError, TruncatedError: the archive or a header is damaged or contradicts itself.
-        UnsafeError: a size that cannot be true.
+        UnsafeError: an impossible size.
     """
     if place.file is None:
         raise NotACheckpointError(f"{place.path!r} is a folder; open one of its .npz files")

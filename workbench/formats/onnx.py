@@ -3,15 +3,15 @@
 ::
 
     model.onnx         one message: ModelProto ─ graph 7 ─ initializer 5 (TensorProto) …
-    model.onnx.data    external data, at the offset that an initializer says
+    model.onnx.data    external data, at the offset stated by an initializer
 
-    TensorProto        dims 1 │ data_type 2 │ name 8 │ raw_data 9                 elements as they are
+    TensorProto        dims 1 │ data_type 2 │ name 8 │ raw_data 9                 elements as in memory
                        float_data 4, double_data 10                              the same
-                       int32_data 5, int64_data 7, uint64_data 11                a varint of each element
+                       int32_data 5, int64_data 7, uint64_data 11                a varint per element
                        data_location 14 = 1, external_data 13                    location, offset, length
 
-The message is walked without its payloads, which are read in place. A location that leaves the folder is refused. Types
-of four bits are stored bytes, two elements each. Constants inside nodes and sparse initializers are not read.
+The message is parsed without its payloads, which are read in place. A location that leaves the folder is refused. Types
+of four bits are packed bytes, two elements each. Constants inside nodes and sparse initializers are not read.
 
 Sources: onnx 1.23 ``onnx.proto``, ``docs/ExternalData.md``.
 """
@@ -35,7 +35,7 @@ from workbench.errors import CorruptError, NotACheckpointError, OpenError
 from workbench.formats.format import Format
 
 SUFFIX = ".onnx"
-TEXT_LIMIT = 1 << 20  #: bytes of a name, or of what the model says of itself
+TEXT_LIMIT = 1 << 20  #: maximum bytes of a name, or of the model's description of itself
 NOTED = 5
 #: Types by number, and the fields beside ``raw_data`` that may hold their elements.
 _TYPES = {
@@ -81,7 +81,7 @@ class _Tensor:
 
 
 class _Model:
-    """A model's file, walked where it is asked for."""
+    """A model's file, parsed on demand."""
 
     def __init__(self, place: Place, name: str) -> None:
         self.name, self.view = name, place.window(name)
@@ -188,7 +188,7 @@ def read_catalog(place: Place) -> Catalog:
 
 
 def _add(builder: CatalogBuilder, place: Place, model: _Model, one: _Tensor) -> str:
-    """Declare an initializer; returns why it is left out, or empty."""
+    """Declare an initializer; return why it is left out, or an empty string."""
     what = f"{model.name!r}, byte {one.at:,}: initializer {one.name[:80]!r}"
     if one.kind not in _TYPES:
         return f"has the type {one.kind}" + (" (text)" if one.kind == 8 else "")
@@ -224,7 +224,7 @@ def _add(builder: CatalogBuilder, place: Place, model: _Model, one: _Tensor) -> 
 
 
 def _offset(text: str, what: str, key: str) -> int:
-    """A number of ``external_data``; -1 if it is not given."""
+    """Parse a number of ``external_data``; -1 if it is not given."""
     if not text:
         return -1
     if not text.isascii() or not text.isdecimal() or len(text) > 18:
@@ -233,7 +233,7 @@ def _offset(text: str, what: str, key: str) -> int:
 
 
 def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
-    """Return what the model says of itself: versions, operator sets, properties."""
+    """Return the model's description of itself: versions, operator sets, properties."""
     names = catalog.meta.get("objects", [])
     return LazyMap({name: partial(_fact, place, name) for name in names})
 

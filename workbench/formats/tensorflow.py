@@ -11,7 +11,7 @@
     key ""               header: number of data files, byte order
     model/w/.ATTRIBUTES/VARIABLE_VALUE
                          entry: type, shape, data file, first byte, bytes, masked CRC-32C
-    emb                  a partitioned variable: shape and slices; each slice has an entry of its own, whose key is
+    emb                  a partitioned variable: shape and slices; each slice has a separate entry, whose key is
                          0 │ name │ axes │ begin, length of each axis      in ordered code
 
 Keys are as stored. Tensors of text are objects; ``_CHECKPOINTABLE_OBJECT_GRAPH`` is one that maps each key to the
@@ -47,10 +47,10 @@ from workbench.formats.format import Format
 SUFFIX = ".index"
 MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
 FOOTER, TRAILER = 48, 5  #: bytes of the table's footer, and of a block's type and checksum
-INDEX_LIMIT = 1 << 30  #: bytes of an index
-KEYS = 64  #: times the bytes of the index that its keys may have, whose beginnings are shared …
-KEYS_LEAST = 16 << 20  #: … if they are more bytes than this
-TEXT_LIMIT = 256 << 20  #: bytes of a tensor of text that is shown
+INDEX_LIMIT = 1 << 30  #: maximum bytes of an index
+KEYS = 64  #: the keys of an index, which share prefixes, may have this many times its bytes …
+KEYS_LEAST = 16 << 20  #: … or this many bytes, if that is more
+TEXT_LIMIT = 256 << 20  #: maximum bytes of a tensor of text that is shown
 SHARDS = 100_000
 NOTED = 5
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -94,7 +94,7 @@ _TYPES = {
 
 @dataclass(slots=True)
 class BundleEntry:
-    """What the index says of a tensor, or of a slice of one: ``start`` and ``size`` in bytes of the data file."""
+    """The index's entry of a tensor, or of a slice of one: ``start`` and ``size`` in bytes of the data file."""
 
     kind: int = 0
     shape: tuple[int, ...] = ()
@@ -147,7 +147,7 @@ def read_table(data: bytes, what: str) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _block(data: bytes, start: int, size: int, what: str) -> Iterator[tuple[bytes, bytes]]:
-    """The keys and values of one block, its checksum compared."""
+    """Yield the keys and values of one block after verifying its checksum."""
     stop = start + size
     if stop + TRAILER > len(data) - FOOTER or size < 4:
         raise CorruptError(
@@ -209,7 +209,7 @@ def _extent(data: bytes) -> tuple[int, int]:
 
 
 def slice_key(name: bytes, extents: tuple[tuple[int, int], ...]) -> bytes:
-    """The key of a slice of a partitioned variable, in ordered code."""
+    """Return the key of a slice of a partitioned variable, in ordered code."""
     text = re.sub(rb"[\x00\xff]", lambda match: match[0] + (b"\x00" if match[0] == b"\xff" else b"\xff"), name)
     parts = [b"\x00", text, b"\x00\x01", _ordered(len(extents))]
     return b"".join(parts + [_ordered_signed(number) for extent in extents for number in extent])
@@ -266,8 +266,8 @@ def _read_index(place: Place, name: str) -> _Index:
 
 
 def detect(place: Place) -> bool:
-    """Return whether the file is an index with its mark, or the folder holds just one with data beside it: a folder of
-    several is a run.
+    """Return whether the file is an index with its mark, or the folder holds exactly one with data beside it: a folder
+    with several is a run.
     """
     if place.file is None:
         return len(_prefixes(place)) == 1
@@ -281,7 +281,7 @@ def detect(place: Place) -> bool:
 
 
 def _prefixes(place: Place) -> list[str]:
-    """Indices of a folder that have a data file beside them."""
+    """Return the indices in a folder that have a data file beside them."""
     stems = {name.rpartition(".data-")[0] for name in place.files if ".data-" in name}
     return [name for name in place.files if name.endswith(SUFFIX) and name.removesuffix(SUFFIX) in stems]
 
@@ -311,7 +311,7 @@ def read_catalog(place: Place) -> Catalog:
     """Return the catalog of every variable.
 
     Raises:
-        CorruptError: the index is damaged or contradicts itself. UnsafeError: a size that cannot be true.
+        CorruptError: the index is damaged or contradicts itself. UnsafeError: an impossible size.
     """
     name = _name(place)
     index = _read_index(place, name)
@@ -405,7 +405,7 @@ def _box(
     key: str,
     name: str,
 ) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """File, sizes and offsets of one slice of a variable."""
+    """Return the file, sizes and offsets of one slice of a variable."""
     if len(extents) != len(shape):
         raise CorruptError(f"{name!r}: a slice of {key[:80]!r} has {len(extents)} axes, the variable {len(shape)}")
     first = tuple(begin if length >= 0 else 0 for begin, length in extents)
@@ -421,7 +421,7 @@ def _box(
 
 
 def _meaning(key: str, entries: Mapping[bytes, BundleEntry]) -> tuple[str | None, str]:
-    """Parameter and role of a variable."""
+    """Return the parameter and role of a variable."""
     name = key.removesuffix(ATTRIBUTE)
     if slot := _SLOT.fullmatch(name):
         return slot[1], _ROLES.get(slot[2], "other")
@@ -442,7 +442,7 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
 
 
 def _strings(place: Place, key: str) -> Any:
-    """A tensor of text: lengths, their checksum, then the texts."""
+    """Read a string tensor: lengths, their checksum, then the strings."""
     name = _name(place)
     index = _read_index(place, name)
     entry = index.entries[key.encode()]
@@ -479,7 +479,7 @@ def _strings(place: Place, key: str) -> Any:
 
 
 def _graph(data: bytes, key: str) -> dict[str, str]:
-    """The names of the variables by the keys of the index."""
+    """Return the names of the variables by the keys of the index."""
     names: dict[str, str] = {}
     try:
         for number, node in fields(data):

@@ -1,1 +1,1 @@
-"""Load a checkpoint into the tensors of a running job: what each rank needs, which rank reads it, which sends it."""
+"""Load a checkpoint into the tensors of a running job: what each rank needs, and which rank reads and sends it."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PARTS = ("weights", "grads", "master", "moments")
-#: The lowest sharding stage at which each of PARTS is shared out over data parallel ranks.
+#: The lowest sharding stage at which each of PARTS is sharded over data parallel ranks.
 SHARED_FROM = (3, 2, 1, 1)
 
 
@@ -65,7 +65,7 @@ class Budget(Shown):
         parameters: number of parameters, each counted once.
         choices: every layout that was tried; those that fit come first, the smallest first.
         chosen: the smallest layout that fits; if none does, the one whose largest rank is smallest.
-        ranks: of ``chosen``, one row a rank: rank pp dp ep tp weights grads master moments nbytes.
+        ranks: the ranks of ``chosen``, one row each: rank pp dp ep tp weights grads master moments nbytes.
         notes: assumptions, and what is not counted.
     """
 
@@ -85,7 +85,7 @@ class Budget(Shown):
         return self.chosen.fits
 
     def frame(self) -> pd.DataFrame:
-        """``choices``, one row each: gpus tp pp dp ep stage fits largest mean weights grads master moments."""
+        """Return ``choices`` as rows: gpus tp pp dp ep stage fits largest mean weights grads master moments."""
         import pandas as pd
 
         rows = [(c.gpus, c.tp, c.pp, c.dp, c.ep, c.stage, c.fits, c.largest, c.mean, *c.parts) for c in self.choices]
@@ -131,7 +131,9 @@ def rank_bytes(pieces: Sequence[LocalPieces], mesh: Mesh, dp: int, stage: int) -
 
 
 def _bytes(pieces: LocalPieces, stage: int, dense: tuple[int, int], expert: tuple[int, int]) -> Ints:
-    """Bytes by part of one rank; ``dense`` and ``expert``: among how many ranks tensors are shared, and which it is."""
+    """Return the bytes of one rank by part; ``dense`` and ``expert``: how many ranks share tensors, and this rank's
+    number.
+    """
     rows = pieces.shape[:, 0]
     rest = box.volume(pieces.shape[:, 1:])
     count = np.where(pieces.expert, expert[0], dense[0])

@@ -24,7 +24,7 @@ from workbench.names.frameworks import Geometry, geometry
 from workbench.names.weights import parse
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
-PREFERRED = ("param", "master", "exp_avg")  #: whose shape is the parameter's, where weights are not stored
+PREFERRED = ("param", "master", "exp_avg")  #: roles whose shape is the parameter's, if weights are not stored
 NO_FP8 = ("same", "vocab", "unknown")  #: kinds that stay in bf16 in FP8 training
 
 
@@ -33,11 +33,11 @@ class LocalPieces:
     """Local tensors of one coordinate.
 
     Attributes:
-        shape: ``(K, D)`` padded with 1; rows are axis 0, the one that data parallel ranks share out.
-        expert: ``(K,)`` whether it is spread over ep so that fewer ranks hold copies of it.
-        width: ``(K, 4)`` bytes an element: weights, grads, master, moments together.
+        shape: ``(K, D)`` padded with 1; rows are axis 0, which is sharded over data parallel ranks.
+        expert: ``(K,)`` whether it is sharded over ep, so fewer ranks hold copies of it.
+        width: ``(K, 4)`` bytes per element: weights, grads, master, moments together.
         scaled: ``(K,)`` whether FP8 scales come with the weights.
-        rowless: ``(K,)`` of no axis: never shared out.
+        rowless: ``(K,)`` whether it has no axis and is never sharded.
     """
 
     shape: Ints
@@ -53,10 +53,10 @@ class MemoryModel:
 
     Attributes:
         catalog: the tensors.
-        fqns, roles: of them.
-        facts: heads and groups, where known.
+        fqns, roles: the parameter and role of each.
+        facts: heads and groups, if known.
         trained: ``(T,)`` whether a parameter has gradients and optimizer state.
-        notes: what was assumed.
+        notes: assumptions.
     """
 
     catalog: Catalog
@@ -68,7 +68,7 @@ class MemoryModel:
 
     @classmethod
     def of(cls, source: Checkpoint | Layout) -> MemoryModel:
-        """The parameters of a checkpoint.
+        """Create the model from the parameters of a checkpoint.
 
         Raises:
             UsageError: it holds none.
@@ -120,7 +120,7 @@ class MemoryModel:
         return count
 
     def pieces(self, mesh: Mesh, rules: Rules, precision: Precision) -> tuple[list[LocalPieces], list[str]]:
-        """Local tensors of each rank of a mesh of pp, ep and tp, and what the rules did not know.
+        """Return the local tensors of each rank of a mesh of pp, ep and tp, and what the rules could not decide.
 
         Raises:
             UsageError: the rules do not fit the model (no layers for pp, say).
@@ -168,7 +168,7 @@ class MemoryModel:
 
 
 def scale_bytes(shape: Ints, rows: Ints) -> Ints:
-    """Bytes of FP8 scales of local weights ``(…, D)`` with ``rows`` rows of axis 0."""
+    """Return the bytes of FP8 scales of local weights ``(…, D)`` with ``rows`` rows of axis 0."""
     matrix = (shape[:, 2:] > 1).any(axis=1) if shape.shape[1] > 2 else np.zeros(len(shape), bool)
     second = shape[:, 1] if shape.shape[1] > 1 else np.ones(len(shape), np.int64)
     flat = -(-rows // BLOCK) * -(-second // BLOCK)

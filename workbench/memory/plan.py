@@ -20,9 +20,9 @@ from workbench.memory.precision import Precision
 if TYPE_CHECKING:
     import pandas as pd
 
-NODE = 8  #: GPUs that tensor parallelism is tried over, unless asked for: those of one machine
+NODE = 8  #: largest tp that is tried by default: the GPUs of one machine
 STAGES = (0, 1, 2, 3)
-TRIED = 4096  #: layouts that are looked at, about
+TRIED = 4096  #: approximate number of layouts that are tried
 MAX_GB = 1e6  #: of one GPU
 NOT_COUNTED = "activations, temporary buffers, allocator overhead and, at stage 3, gathered weights are not counted"
 
@@ -54,9 +54,9 @@ def plan_memory(
         gpus: number of GPUs available.
         memory_gb: memory of each GPU, in 10⁹ bytes.
         tp, pp, dp, ep: fixed sizes, if any; ``dp`` counts data parallel ranks, ``ep`` is a part of them.
-        stage: what is sharded over data parallel ranks, by rows as in FSDP2: 0 nothing, 1 moments and masters, 2
+        stage: the state sharded over data parallel ranks, by rows as in FSDP2: 0 nothing, 1 moments and masters, 2
             gradients too, 3 weights too.
-        precision: types; by default stored weights, gradients alike, fp32 masters and two fp32 moments.
+        precision: types; by default weights as stored, gradients of the same types, fp32 masters and two fp32 moments.
         reserve_gb: memory of each GPU reserved for activations and everything else, in 10⁹ bytes.
         rules: placements, as for resharding.
         progress: called with the fraction of layouts tried; raise an exception to cancel.
@@ -89,7 +89,7 @@ def plan_memory(
         mesh, mine, _ = pieces(a, b, d)
         for one in STAGES if stage is None else (stage,):
             if stage is None and c == 1 and one > 0:
-                continue  # nothing to share out
+                continue  # nothing to shard
             choices.append(_choice(mine, mesh, c, one, room))
     if not choices:
         asked = ", ".join(f"{n}={v}" for n, v in zip(("tp", "pp", "dp", "ep"), fixed, strict=True) if v is not None)
@@ -113,7 +113,7 @@ def plan_memory(
 
 
 def _layouts(model: MemoryModel, gpus: int, fixed: Sequence[int | None]) -> Iterator[tuple[int, int, int, int]]:
-    """Sizes of tp, pp, dp, ep that make up a layout; the fewest GPUs first."""
+    """Yield sizes of tp, pp, dp, ep that make up a layout; the fewest GPUs first."""
     tp, pp, dp, ep = fixed
     for world in (n for n in range(1, gpus + 1) if gpus % n == 0):
         for a in _sizes(tp, world, NODE):
@@ -128,7 +128,7 @@ def _layouts(model: MemoryModel, gpus: int, fixed: Sequence[int | None]) -> Iter
 
 
 def _thinned(every: list[tuple[int, int, int, int]]) -> tuple[list[tuple[int, int, int, int]], list[str]]:
-    """About :data:`TRIED` of them, of each number of GPUs alike, and a note where that is not all."""
+    """Return about :data:`TRIED` layouts, equally many for each number of GPUs, and a note if some were left out."""
     if len(every) <= TRIED:
         return every, []
     worlds: dict[int, list[tuple[int, int, int, int]]] = {}
@@ -141,7 +141,7 @@ def _thinned(every: list[tuple[int, int, int, int]]) -> tuple[list[tuple[int, in
 
 
 def _sizes(fixed: int | None, whole: int, most: int) -> list[int]:
-    """Divisors of ``whole``: the one that is fixed, or all up to ``most``."""
+    """Return divisors of ``whole``: the fixed one, or all up to ``most``."""
     if fixed is not None:
         return [fixed] if fixed >= 1 and whole % fixed == 0 else []
     return [n for n in range(1, min(whole, most) + 1) if whole % n == 0]
@@ -166,7 +166,7 @@ def _choice(pieces: list[LocalPieces], mesh: Mesh, dp: int, stage: int, room: in
 
 
 def _preferred(one: Choice) -> tuple[float, ...]:
-    """Those that fit first, by size; then the others, by their largest rank."""
+    """Sort choices that fit first, by size; then the others, by their largest rank."""
     if one.fits:
         return 0, one.gpus, one.tp * one.pp, one.stage, one.tp, one.ep
     return 1, one.largest, one.stage, one.gpus, one.tp, one.ep

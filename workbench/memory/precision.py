@@ -1,4 +1,4 @@
-"""Bytes an element: weights, gradients, master weights and moments."""
+"""Bytes per element: weights, gradients, master weights and moments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BYTES = {
 
 
 def itemsize(name: str) -> int:
-    """Bytes of an element.
+    """Return the bytes of an element.
 
     Raises:
         UsageError: the name is unknown.
@@ -36,15 +36,15 @@ def itemsize(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Types of what a rank holds for each parameter.
+    """The types of a parameter's tensors on a rank.
 
     Attributes:
         weights: ``stored`` (each as in the checkpoint) or a type. ``fp8``: weights of linear layers in FP8 with a
             float32 scale for each 128 × 128 block, the others in bf16.
-        grads: ``weights`` (as the weights, in bf16 where those are FP8), a type, or ``none`` for inference.
-        master: ``auto`` (fp32 where the weights are narrower), a type, or ``none``.
+        grads: ``weights`` (as the weights, in bf16 if those are FP8), a type, or ``none`` for inference.
+        master: ``auto`` (fp32 if the weights are narrower), a type, or ``none``.
         moments: type of each moment, or ``none``.
-        count: moments a parameter: 2 for Adam.
+        count: moments per parameter: 2 for Adam.
     """
 
     weights: str = "stored"

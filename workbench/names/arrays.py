@@ -1,4 +1,4 @@
-"""What the names of arrays in JAX's checkpoints and zarr stores mean: optax's and Megatron's by their own rules.
+"""The meaning of array names in JAX checkpoints and zarr stores: optax's and Megatron's by their own rules.
 
 ::
 
@@ -7,7 +7,7 @@
     opt_state.1.0.count                         —                   step
     optimizer.state.exp_avg.decoder.weight      decoder.weight      exp_avg       Megatron
 
-optax names no parameters: its moments have the tree of the parameters, which a train state has below ``params``.
+optax names no parameters: its moments have the tree of the parameters, which a train state stores below ``params``.
 
 Sources: optax 0.2.8 (``ScaleByAdamState``, ``TraceState``, ``MultiStepsState``, ``PartitionState``); flax's
 ``TrainState``; megatron-core 0.12.
@@ -52,5 +52,5 @@ def meaning(keys: Sequence[str]) -> tuple[list[str | None], list[str]]:
 
 
 def _state(key: str) -> re.Match[str] | None:
-    """The match of an optimizer's tensor."""
+    """Match the name of an optimizer's tensor."""
     return (_MEGATRON.fullmatch(key) if key.startswith("optimizer.state.") else None) or _OPTAX.fullmatch(key)

@@ -1,7 +1,7 @@
-"""How frameworks name and fuse one and the same weight: tensors as boxes of *atoms*.
+"""How frameworks name and fuse the same weights: tensors as boxes of *atoms*.
 
-An atom is a weight nobody fuses further, under its Hugging Face name without the leading ``model.``. A link says which
-box of a stored tensor is which box of an atom; two checkpoints meet in the atoms, whatever each of them fuses::
+An atom is the smallest unfused weight, under its Hugging Face name without the leading ``model.``. A link says which
+box of a stored tensor is which box of an atom; atoms make two checkpoints comparable, whatever each of them fuses::
 
     Megatron                                              atoms                        Hugging Face
     decoder.layers.3.self_attention.linear_qkv.weight ──▶ layers.3.self_attn.q_proj  ◀── model.layers.3.self_attn.q_proj
@@ -25,7 +25,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Heads, query groups, rows a head and vocabulary; ``None`` where no file says."""
+    """Heads, query groups, rows per head and vocabulary; ``None`` if no file states it."""
 
     heads: int | None = None
     groups: int | None = None
@@ -33,7 +33,7 @@ class Geometry:
     vocab: int | None = None
 
     def filled(self, other: Geometry) -> Geometry:
-        """Own facts, and the other's where there are none."""
+        """Return these facts, with missing ones taken from ``other``."""
         mine = (getattr(self, name) for name in self.__slots__)
         theirs = (getattr(other, name) for name in self.__slots__)
         return Geometry(*(a if a is not None else b for a, b in zip(mine, theirs, strict=True)))
@@ -48,8 +48,8 @@ class Link:
         offsets, sizes: the box in the tensor's axes.
         at: first element in the atom, in the atom's axes.
         axes: the tensor's axis for each axis of the atom; the others have size 1 in the box.
-        steps: in the tensor, for each of its axes: 2 if the box has every other element; empty where all are 1.
-        more: what the tensor's elements are larger by than the atom's.
+        steps: in the tensor, for each of its axes: 2 if the box has every other element; empty if all are 1.
+        more: the number by which the tensor's elements exceed the atom's.
     """
 
     atom: str
@@ -62,7 +62,7 @@ class Link:
 
 
 def geometry(objects: Mapping[str, Any]) -> Geometry:
-    """What a checkpoint's own objects say: Hugging Face's ``config``, Megatron's ``args``."""
+    """Return the geometry that a checkpoint's own objects describe: Hugging Face's ``config``, Megatron's ``args``."""
     config = objects.get("config")
     if isinstance(config, Mapping):
         heads, hidden = _int(config, "num_attention_heads"), _int(config, "hidden_size")
@@ -79,7 +79,7 @@ def geometry(objects: Mapping[str, Any]) -> Geometry:
 
 
 def links(fqn: str, shape: tuple[int, ...], facts: Geometry) -> list[Link] | str:
-    """The boxes of a parameter as boxes of atoms, or a sentence that explains why they are unknown."""
+    """Return the boxes of a parameter as boxes of atoms, or a sentence that explains why they are unknown."""
     for pattern, atom in _MEGATRON:
         found = pattern.fullmatch(fqn)
         if found:
@@ -160,7 +160,7 @@ def _megatron(
 
 
 def _qkv(fqn: str, shape: tuple[int, ...], facts: Geometry, prefix: str, leaf: str) -> list[Link] | str:
-    """Rows come by query group: the group's queries, then its key, then its value."""
+    """Link fused QKV rows, ordered by query group: the group's queries, then its key, then its value."""
     heads, groups, rows = facts.heads, facts.groups, facts.head_dim
     if heads is None or groups is None or rows is None:
         return f"{fqn}: neither checkpoint stores heads, query groups and head size; the rows of q, k, v are unknown"
@@ -189,7 +189,7 @@ def _halves(fqn: str, shape: tuple[int, ...], axis: int, names: list[str]) -> li
 
 
 def _fused_experts(shape: tuple[int, ...], layer: str, what: str) -> list[Link] | str:
-    """``[experts, 2·inter, hidden]`` is w1 above w3 for each expert; ``[experts, hidden, inter]`` is w2."""
+    """Link fused experts: ``[experts, 2·inter, hidden]`` is w1 above w3, ``[experts, hidden, inter]`` is w2."""
     if len(shape) != 3 or (what == "gate_up_proj" and shape[1] % 2):
         return f"layers.{layer}.mlp.experts.{what}: shape {shape} is not a stack of experts"
     found = []

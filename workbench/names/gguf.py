@@ -2,7 +2,7 @@
 
 ::
 
-    GGUF                          atom (Hugging Face)                 what the converter does to it
+    GGUF                          atom (Hugging Face)                 change by the converter
     blk.3.attn_q, attn_k          layers.3.self_attn.q_proj, k_proj   llama: rows i and i + d/2 of a head of d rows
                                                                       become rows 2i and 2i + 1
     blk.3.attn_norm               layers.3.input_layernorm            gemma: plus 1
@@ -10,7 +10,7 @@
     blk.3.attn_qkv                q_proj, k_proj, v_proj              one above the other (phi3: one tensor in both)
     output                        lm_head                             absent if it is the embedding
 
-Vectors and norms are stored as float32. Shapes are reversed in the file, which the reader undoes.
+Vectors and norms are stored as float32. Shapes are reversed in the file; the reader restores them.
 
 Sources: llama.cpp's ``conversion/`` as in llama_cpp_python 0.3.36 (``llama.py``, ``qwen.py``, ``gemma.py``, ``phi.py``,
 ``base.py``); gguf 0.19 ``constants.py``, ``tensor_mapping.py``; files that these wrote.
@@ -27,7 +27,7 @@ from workbench.names.frameworks import Link
 
 #: Tensors that the converter computes from the configuration.
 MADE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-LEFT_OUT = ".rotary_emb.inv_freq"  #: a tensor that it leaves out, as old checkpoints have it in every layer
+LEFT_OUT = ".rotary_emb.inv_freq"  #: a tensor that it leaves out; old checkpoints have it in every layer
 
 _GLOBAL = {"token_embd": "embed_tokens", "output": "lm_head", "output_norm": "norm"}
 _LLAMA = {
@@ -54,7 +54,7 @@ _GEMMA2 = _LLAMA | {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _PHI3 = _LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-#: Names in a block; whether q and k are permuted; what is added to norms.
+#: Names in a block; whether q and k are permuted; the number added to norms.
 _KNOWN: dict[str, tuple[Mapping[str, str], bool, float]] = {
     "llama": (_LLAMA, True, 0),
     "mistral3": (_LLAMA, True, 0),
@@ -76,13 +76,13 @@ _EXPERTS = {"ffn_gate": "w1", "ffn_up": "w3", "ffn_down": "w2"}
 
 @dataclass(frozen=True)
 class Conversion:
-    """What the metadata of a GGUF say about how it was made.
+    """The conversion of a GGUF file, as its metadata describes it.
 
     Attributes:
         architecture: ``general.architecture``.
         heads, groups, head_dim: of attention; ``None`` if the file has none, or another for each layer.
         weighted: whether the types were chosen with an importance matrix.
-        plain: leave out what the converter does to values: no permutation, nothing added.
+        plain: ignore the converter's changes of values: no permutation, nothing added.
     """
 
     architecture: str
@@ -93,7 +93,7 @@ class Conversion:
     plain: bool = False
 
     def links(self, key: str, shape: tuple[int, ...]) -> list[Link] | str:
-        """The boxes of a tensor as boxes of atoms, or a sentence that explains why they are unknown."""
+        """Return the boxes of a tensor as boxes of atoms, or a sentence that explains why they are unknown."""
         if self.architecture not in _KNOWN:
             named = repr(self.architecture[:80]) if self.architecture else "not stored"
             return f"general.architecture is {named}; how it is converted is known for {', '.join(ARCHITECTURES)}"
@@ -125,7 +125,7 @@ class Conversion:
     def _rotary(
         self, key: str, atom: str, shape: tuple[int, ...], start: int, rows: int, heads: int | None
     ) -> list[Link] | str:
-        """Rows of a head: of its first half in the even places, of its second half in the odd ones."""
+        """Link the rows of each head: the first half of a head is in the even rows, the second half in the odd rows."""
         if heads is None:
             return f"{self.architecture}.attention.head_count is not one number; the rows of q and k are permuted by it"
         if not 0 < rows <= MOST or rows % (2 * heads):
@@ -168,7 +168,7 @@ class Conversion:
     def _experts(
         self, key: str, shape: tuple[int, ...], prefix: str, name: str, expert: str | None
     ) -> list[Link] | str:
-        """A stack of experts, or (older converters) one."""
+        """Link a stack of experts or, from older converters, one expert."""
         name = name.removesuffix("_exps")
         if name not in _EXPERTS or (expert is None and (len(shape) != 3 or shape[0] > MOST)):
             return f"{key}: shape {shape} is not a stack of experts"
@@ -181,7 +181,7 @@ class Conversion:
 
 
 def conversion(objects: Mapping[str, Any], *, plain: bool = False) -> Conversion:
-    """What the metadata of a GGUF say about its conversion."""
+    """Return what the metadata of a GGUF file says about its conversion."""
     said = objects.get("general.architecture")
     architecture = said if isinstance(said, str) else ""
 

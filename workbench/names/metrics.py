@@ -1,4 +1,4 @@
-"""What a logged metric's name means: the loss, the learning rate, the gradient's norm, or the throughput.
+"""The meaning of a logged metric's name: the loss, the learning rate, the gradient's norm, or the throughput.
 
 ::
 
@@ -9,7 +9,7 @@
 
 Names are those that Megatron-LM, torchtitan, DeepSpeed, Composer, NeMo, fairseq2, MaxText, Levanter, PaddleNLP,
 veScale, verl, OpenRLHF, LLaMA-Factory, torchtune, Lightning and the Hugging Face Trainer write. A validation metric has
-no meaning here: its curve is another one.
+no meaning here: it belongs to another curve.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _LOOSE = {
 _PART = re.compile(r"aux|load_?balanc|z_?loss|mtp|critic|value|kl|router|indexer|max_loss|scale")
 
 
-#: What rises for as long as a program runs, or over all its data: a restart sets it back.
+#: Counters that rise as long as a program runs, or over all its data; a restart resets them.
 _COUNTERS = {
     "epoch": re.compile(r"(?:^|[/_.])epoch$"),
     "elapsed": re.compile(
@@ -108,7 +108,7 @@ def is_validation(name: str) -> bool:
 
 
 def meaning(name: str) -> tuple[str, int] | None:
-    """Return what a metric is, and its rank among names of that meaning (0 is best); ``None`` if it is another.
+    """Return a metric's meaning, and its rank among names of that meaning (0 is best); ``None`` for other metrics.
 
     >>> meaning("lm loss"), meaning("eval_loss"), meaning("loss scale")
     (('loss', 3), None, None)
@@ -126,9 +126,9 @@ def meaning(name: str) -> tuple[str, int] | None:
 
 
 def pick_metric(what: str, names: Iterable[tuple[str, int]]) -> str | None:
-    """Return the name that means ``what`` best, of ``(name, number of points)``; ``None`` if no name does.
+    """Return the best name for ``what`` among ``(name, number of points)``; ``None`` if no name has that meaning.
 
-    Among equals, the one with most points; then the first in the alphabet: the choice does not depend on the order of
+    Ties go to the name with most points, then to the first in the alphabet: the choice does not depend on the order of
     files.
     """
     found = []

@@ -1,4 +1,4 @@
-"""Which parameter an optimizer's integer id stands for, where that is certain.
+"""The parameters behind an optimizer's integer ids, if they are certain.
 
 ::
 
@@ -7,8 +7,8 @@
 
     one group, or decay and no decay, in the model's order: counts and every shape agree  →  0 = embed.weight, …
 
-torch numbers parameters through the groups and stores no names unless it is given some. A wrong join would show one
-parameter's moments as another's; what is not certain stays a number.
+torch numbers parameters through the groups and stores no names unless it is given some. A wrong match would show one
+parameter's moments as another's, so uncertain ids remain numbers.
 
 Sources: torch 2.13 ``torch/optim/optimizer.py``; transformers 5.23 (``get_decay_parameter_names``).
 """
@@ -35,15 +35,15 @@ def join_param_groups(
     *,
     ordered: bool,
 ) -> dict[int, str] | None:
-    """Which parameter an optimizer's integer id stands for, where that is certain; never a guess.
+    """Map an optimizer's integer ids to parameters if that is certain; never guess.
 
-    An optimizer numbers its parameters through its groups. Certain are, in this order:
+    An optimizer numbers its parameters through its groups. The following are certain, in this order:
 
     1. groups with ``param_names`` (torch 2.6 and newer, if the optimizer was given named parameters);
     2. with ``ordered`` names (the model's own order, in which torch stores a ``state_dict``): one group, or the two of
-       transformers' Trainer (decay, no decay), whose counts and shapes all agree in that order. Where all shapes are
+       transformers' Trainer (decay, no decay), whose counts and shapes all agree in that order. If all shapes are
        equal this would prove nothing, so it counts only with two shapes or more;
-    3. else, if the shapes are the same as a multiset: parameters whose shape nobody else has.
+    3. otherwise, if the shapes are equal as a multiset: parameters whose shape is unique.
 
     Args:
         param_groups: as stored; each with ``params``, a list of ids.
@@ -51,7 +51,7 @@ def join_param_groups(
         names, shapes: the model's parameters; of tied ones only the first.
 
     Returns:
-        the ids that are certain, or ``None`` when none is.
+        the ids that are certain, or ``None`` if none is.
     """
     told = [group.get("params") for group in param_groups]
     groups = [list(numbers) if isinstance(numbers, (list, tuple)) else [] for numbers in told]
@@ -84,7 +84,7 @@ def name_numbered(
     ordered: bool,
     optimizer: str,
 ) -> list[str]:
-    """Fill in the parameters of an optimizer's numbered tensors where they are certain; return a note on the others.
+    """Fill in the parameters of an optimizer's numbered tensors if they are certain; return a note on the others.
 
     Args:
         fqns: of a checkpoint's tensors; changed in place.
@@ -92,7 +92,7 @@ def name_numbered(
         moments: shape of each id's moments, see :data:`MOMENTS`.
         groups, ordered: as for :func:`join_param_groups`.
         params: shapes of the model's parameters; of tied ones only the first.
-        optimizer: what the note calls it.
+        optimizer: its name in the note.
     """
     joined = join_param_groups(groups, moments, list(params), params, ordered=ordered) or {}
     for position, number in numbers.items():
@@ -102,12 +102,12 @@ def name_numbered(
 
 
 def uncertain(optimizer: str, count: int) -> str:
-    """Return the note on numbered parameters that nothing joins to a name."""
+    """Return the note on numbered parameters that could not be matched to a name."""
     return f"{optimizer or 'the optimizer'}: {count} of its parameters {_NUMBERED}"
 
 
 def is_uncertain(note: str) -> bool:
-    """Whether a note is :func:`uncertain`'s: a layout that knows the model judges anew."""
+    """Return whether a note comes from :func:`uncertain`; a layout that knows the model decides again."""
     return note.endswith(_NUMBERED)
 
 
@@ -119,7 +119,7 @@ def _named(group: Mapping[str, Any]) -> bool:
 def _splits(
     names: Sequence[str], shapes: Mapping[str, tuple[int, ...]], groups: int
 ) -> Iterator[tuple[list[str], ...]]:
-    """The ways in which ordered names are usually dealt to groups."""
+    """Yield the usual ways to split ordered names into groups."""
     if groups == 1:
         yield (list(names),)
     elif groups == 2:

@@ -1,4 +1,4 @@
-"""What a stored name means: key → (fqn, role).
+"""The meaning of a stored name: key → (fqn, role).
 
 ::
 
@@ -11,15 +11,15 @@
     fc.weight_scale_inv                               fc.weight                     scale
 
 ``model.`` is the hard case: it is the container of ``get_state_dict`` and accelerate, and it is how the fqns of most
-Hugging Face models begin (``model.embed_tokens.weight``). What decides, in this order:
+Hugging Face models begin (``model.embed_tokens.weight``). It is decided by, in this order:
 
 1. the path: DCP's planner and a pickled tree say where a dict ended. ``('model', 'model.norm.weight')`` has the
    container and the fqn; ``('model.norm.weight',)`` is an fqn. This is certain.
 2. the optimizer: its fqns carry no container. The reading under which more parameters have a moment wins.
-3. the whole set: where every key begins with ``model.`` and some continue with ``model.``, the first one is a container
-   (``model.model.norm.weight`` beside ``model.lm_head.weight``); otherwise nothing is taken away.
+3. the whole set: if every key begins with ``model.`` and some continue with ``model.``, the first one is a container
+   (``model.model.norm.weight`` beside ``model.lm_head.weight``); otherwise nothing is removed.
 
-``module.`` (DataParallel) is taken away where all keys of a container begin with it; ``_orig_mod`` and the like,
+``module.`` (DataParallel) is removed if all keys of a container begin with it; ``_orig_mod`` and the like,
 which no user writes, anywhere. Optimizers that number their parameters: optimizer.py.
 
 Sources: torch 2.13 ``distributed/checkpoint/state_dict.py``, ``torch/optim``; transformers 5.23; peft 0.21;
@@ -38,18 +38,18 @@ import numpy as np
 from workbench.core.near import did_you_mean
 from workbench.errors import UsageError
 
-#: What ``role=`` accepts besides the roles themselves: what a model loads, an optimizer's state, every tensor.
+#: Groups that ``role=`` accepts besides the roles: the tensors that a model loads, an optimizer's state, every tensor.
 ROLE_GROUPS = ("model", "optimizer", "all")
 
-#: Roles of what a model loads. Optimizers invent names for their state, so what is not listed is not the model's.
+#: Roles of tensors that a model loads. Optimizers invent names for their state, so unlisted roles are not the model's.
 MODEL_ROLES: frozenset[str] = frozenset(
     {"param", "buffer", "scale", "zero_point", "amax_history", "lora_A", "lora_B", "lora_magnitude_vector", "ia3_l"}
 )
 
-#: Roles of what is trained beside a weight, in parts that the weight's name does not tell apart.
+#: Roles of tensors trained beside a weight, whose parts the weight's name does not distinguish.
 ADAPTERS = frozenset({"lora_A", "lora_B", "lora_magnitude_vector", "ia3_l"})
 
-#: What optimizers call their tensors, and the role it has here.
+#: Optimizers' names of their tensors → roles.
 STATES: dict[str, str] = {
     **{
         name: name
@@ -78,7 +78,7 @@ STATES: dict[str, str] = {
     "momentum": "momentum",
     **dict.fromkeys(("master_param", "master_params", "master_weight", "master_weights", "fp32_param"), "master"),
 }
-#: Those that say so by themselves, wherever they stand.
+#: Names that are unambiguous anywhere.
 UNMISTAKABLE = {"exp_avg", "exp_avg_sq", "momentum_buffer", "max_exp_avg_sq", "square_avg", "exp_avg_slow"}
 
 MODEL = {"state_dict", "model_state_dict", "model_state", "model", "module", "net", "network", "params", "weights"}
@@ -144,7 +144,7 @@ _SCALE = re.compile(
     r"(.*(?:weight|_proj|_blocks))_(?:scale_inv|scale|scale_2|global_scale|scales)"  # weight_scale, down_proj_scales
     r"|(.*\.)(?:input_scale|input_global_scale|activation_scale|scales|weight_scaling_factor|SCB)"  # beside a weight
     r"|(.*)\.(?:absmax|nested_absmax|quant_map|nested_quant_map|quant_state\.bitsandbytes__\w+)"  # bitsandbytes
-    r"|(.*\.weight)\._?scale",  # torchao, quanto: parts of a tensor of a class of their own
+    r"|(.*\.weight)\._?scale",  # torchao, quanto: parts of a tensor of a special class
     re.S,
 )
 #: The singular vectors that ``torch.nn.utils.parametrizations.spectral_norm`` keeps as buffers.
@@ -160,14 +160,14 @@ _QTENSOR = {"int_repr": "param", "q_per_channel_scales": "scale", "q_per_channel
 
 
 def resolve(keys: Sequence[str], hints: Mapping[str, Any] | None = None) -> tuple[list[str | None], list[str]]:
-    """The parameter that each tensor belongs to, and its part in it.
+    """Resolve the parameter that each tensor belongs to, and its role.
 
     Args:
-        keys: all stored names of a checkpoint: what one means can depend on the others.
+        keys: all stored names of a checkpoint: the meaning of one can depend on the others.
         hints: ``paths`` maps keys to tuples of the dict keys and list positions that lead to them.
 
     Returns:
-        ``(fqns, roles)`` in the order of the keys; an fqn is ``None`` where the name is not stored (integer ids) or
+        ``(fqns, roles)`` in the order of the keys; an fqn is ``None`` if the name is not stored (integer ids) or
         the tensor belongs to no parameter (generator states).
     """
     paths = (hints or {}).get("paths") or {}
@@ -180,7 +180,7 @@ def resolve(keys: Sequence[str], hints: Mapping[str, Any] | None = None) -> tupl
     states = {name[cut["state"] :] for name in groups["state"] if not name.isdigit()}
     certain = bool(groups["model!"])
     if not certain and _is_container([name[cut[""] :] for name in groups[""]], states):
-        # from here on as if the paths had said so: what is not in `model.` belongs to no parameter
+        # from here on as if paths were stored: keys outside `model.` belong to no parameter
         certain, cut["model!"] = True, cut[""] + len("model.")
         names = [
             ("model!", name, state)
@@ -209,7 +209,7 @@ def resolve(keys: Sequence[str], hints: Mapping[str, Any] | None = None) -> tupl
 
 
 def of_model(key: str, fqn: str | None, role: str) -> bool:
-    """Whether a model loads this tensor: not the state of an optimizer, an average, or the trainer's own."""
+    """Return whether a model loads this tensor; optimizer state, averages and trainer state are not loaded."""
     return role in MODEL_ROLES or (role == "other" and fqn is not None and _OF_MODEL.fullmatch(key) is not None)
 
 
@@ -246,8 +246,9 @@ def has_role(
 
 
 def _place(key: str, path: Sequence[Any] | None) -> tuple[str, str, str]:
-    """``(container, name, state)``; the container is one of ``model!`` and ``flat`` (both certain), ``ema``, ``state``,
-    ``rest``, or empty where the whole set must decide."""
+    """Return ``(container, name, state)``; the container is one of ``model!`` and ``flat`` (both certain), ``ema``,
+    ``state``, ``rest``, or empty if the whole set of names must decide.
+    """
     if path and len(path) > 1 and path[0] in OUTER:
         path = path[1:]
     if path and len(path) > 1:
@@ -291,14 +292,14 @@ def _plain(name: str) -> str:
 
 
 def _is_rest(key: str) -> bool:
-    """Whether a key outside of every container is trainer's state by its name."""
+    """Return whether the name of a key outside of every container marks it as trainer state."""
     if ("rng" in key or "random_state" in key or "generator_state" in key) and _RNG.search(key):
         return True
     return key.partition(".")[0] in REST
 
 
 def _owner(name: str, state: str, known: set[str]) -> str | None:
-    """The parameter of an optimizer's tensor; ``None`` for a number, or a nested state whose parameter is not known."""
+    """Return the parameter of an optimizer's tensor; ``None`` for a number, or nested state of an unknown parameter."""
     if name.isdigit():
         return None
     if state in STATES or name in known:
@@ -316,7 +317,7 @@ def _ema(name: str, known: set[str]) -> str | None:
 
 
 def _tensor(name: str) -> tuple[str | None, str]:
-    """fqn and role of a name in the model's own namespace."""
+    """Return the fqn and role of a name in the model's own namespace."""
     if "lora_" in name or "ia3_l" in name or name.startswith("base_model.model."):
         return _adapter(name.removeprefix("base_model.model."))
     leaf = name[name.rfind(".") + 1 :]
@@ -344,9 +345,9 @@ def _tensor(name: str) -> tuple[str | None, str]:
 
 
 def listed_alone(fqn: str, role: str) -> tuple[str, str]:
-    """Return the name and role under which optimizers know a tensor: an adapter is a parameter of its own.
+    """Return the name and role under which optimizers know a tensor: an adapter is a separate parameter.
 
-    ``fc.weight, lora_A`` and PEFT's ``base_model.model.fc.lora_A.default.weight, exp_avg`` are of ``fc.lora_A.weight``.
+    ``fc.weight, lora_A`` and PEFT's ``base_model.model.fc.lora_A.default.weight, exp_avg`` become ``fc.lora_A.weight``.
     """
     if role in ADAPTERS:
         module, _, leaf = fqn.rpartition(".")
@@ -356,7 +357,7 @@ def listed_alone(fqn: str, role: str) -> tuple[str, str]:
 
 
 def adapter_of(name: str) -> str:
-    """Return which part of an adapter a name is of: ``lora_A``; "" for other names."""
+    """Return the part of an adapter that a name belongs to: ``lora_A``; "" for other names."""
     found = _LORA.fullmatch(name) if "lora_" in name or "ia3_l" in name else None
     return found[2].replace("embedding_", "") if found else ""
 
@@ -374,7 +375,7 @@ def _adapter(name: str) -> tuple[str | None, str]:
 
 
 def _wrapper(names: Sequence[str]) -> int:
-    """Characters of ``module.`` to take from all of them."""
+    """Return how many characters of ``module.`` prefixes all names share."""
     cut = 0
     while names and all(name.startswith("module.", cut) for name in names):
         cut += len("module.")
@@ -382,7 +383,7 @@ def _wrapper(names: Sequence[str]) -> int:
 
 
 def _is_container(names: Sequence[str], states: set[str]) -> bool:
-    """Whether ``model.`` is a container in a flat set of names; rules 2 and 3 of the module's docstring."""
+    """Return whether ``model.`` is a container in a flat set of names; see rules 2 and 3 of the module's docstring."""
     within = [name for name in names if name.startswith("model.")]
     if states:
         kept = sum(name in states for name in names)

@@ -5,7 +5,7 @@
     train_state.step   global_step   iteration …      the trainer's own state, believed first
     step-2000  iter_0000100.pt  epoch=3-step=100.ckpt  a step, in a name
     checkpoint-6  ckpt_6.pt                            a save, usually numbered by steps
-    epoch_2                                            an epoch, where the name has nothing better
+    epoch_2                                            an epoch, if the name has nothing better
     0000100                                            a number alone: Nanotron, Orbax, Lingua
 """
 
@@ -31,7 +31,7 @@ STEP_KEYS = (
     "state.step",
 )
 _DATE = r"(?:19|20)\d\d[-_]?(?:0[1-9]|1[0-2])[-_]?(?:0[1-9]|[12]\d|3[01])(?!\d)"
-#: What a name counts and how it says so, best first; no part (``-00001-of-4``), size (``7b``) or date.
+#: What a name counts and how it is written, best first; no part (``-00001-of-4``), size (``7b``) or date.
 _NAMES = tuple(
     (unit, re.compile(rf"(?<![a-z])(?:{words})(\d{{1,18}})(?![0-9a-z]|-of-\d)", re.IGNORECASE))
     for unit, words in (
@@ -49,7 +49,7 @@ class NamedStep:
 
     Attributes:
         number: of the step, save or epoch.
-        unit: ``step``, ``save``, ``epoch``, or ``number`` where the name is nothing else.
+        unit: ``step``, ``save``, ``epoch``, or ``number`` if the name is nothing else.
     """
 
     number: int
@@ -71,7 +71,7 @@ def parse_name(name: str) -> NamedStep | None:
 def step_of(path: str) -> int | None:
     """Return the step that a path's last component is named after, or else the nearest folder around it.
 
-    A number alone counts only as the last component: ``2024/model.pt`` is not of step 2024.
+    A number alone counts only as the last component: ``2024/model.pt`` is not step 2024.
     """
     last, *folders = reversed(path.split("/"))
     if named := parse_name(last):
@@ -83,8 +83,8 @@ def step_of(path: str) -> int | None:
 def find_step(objects: Mapping[str, Any], name: str) -> int | None:
     """Return the step that the objects store or, failing that, a checkpoint's name.
 
-    ``None`` where neither does, and where the object that should cannot be read: its step may differ from the
-    name's. Reading that object itself, and ``verify``, report what is wrong with it.
+    Return ``None`` if neither does, or if the object that should store it cannot be read: its step may differ
+    from the name's. Reading that object itself, and ``verify``, report what is wrong with it.
     """
     for key in STEP_KEYS:
         if key in objects:

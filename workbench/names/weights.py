@@ -1,4 +1,4 @@
-"""What the name of a weight says, in any framework: its layer, its expert, and which weight of a layer it is.
+"""The parts of a weight's name, in any framework: its layer, its expert, and which weight of a layer it is.
 
 ::
 
@@ -14,7 +14,7 @@
     something.else                                     –                               other     other
 
 Only the name is parsed: ``fc1`` stands for [gate; up] as well as for an MLP without a gate, which shapes
-distinguish. What a kind implies (how tensor parallelism shards it, say) is the caller's.
+distinguish. What a kind implies (how tensor parallelism shards it, say) is up to the caller.
 
 Sources: transformers 5.23, megatron-core 0.16.1 and Megatron-LM before core, torchtitan 0.3, timm 1.0, OLMo, mamba_ssm,
 DeepSeek-V3's own inference code, PaddleNLP 3.0, peft 0.21.
@@ -36,7 +36,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("router", r"[^.]*(?:mlp|moe|ffn|feed_forward)\.gate|router(?:\.(?:gate|layer|classifier))?|gate\.wg"),
         ("rotary", r"rotary\w*|freqs_cis"),
         ("position", r"wpe|pos(?:ition)?_?emb[^.]*|embed_positions"),
-        ("relative_bias", r"relative_(?:attention_bias|position_bias_table)"),  # a column a head
+        ("relative_bias", r"relative_(?:attention_bias|position_bias_table)"),  # a column per head
         ("token_type", r"token_?type_embeddings"),
         ("token", r"(?:cls|class|mask|dist|reg|register)_tokens?|class_embedding"),
         ("patch", r"patch_embed[^.]*(?:\.proj|\.projection)?"),
@@ -80,9 +80,9 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("down", r"down_proj|w2|linear_fc2|dense_4h_to_h|c_proj|fc2|fc_out|output\.dense|lin2|linear2|ff_out"),
     )
 )
-#: Kinds by modules that stand outside of the layers; inside they mean something else, or nothing.
+#: Kinds by modules outside of the layers; inside they mean something else, or nothing.
 _OUTER = {"output": "head", "head": "head", "shared": "embed", "ff_out": "head"}
-#: What weights that fuse several hold, in the order stored; of a few modules it is another one.
+#: Parts of fused weights, in stored order; a few modules have another order.
 _PARTS = {
     "qkv": ("q", "k", "v"),
     "kv": ("k", "v"),
@@ -102,7 +102,7 @@ _BLOCKS = {
 
 _FC1 = re.compile(r"(.*\.)(linear_fc1|dense_h_to_4h)\.(weight|bias)(\d*)", re.S)
 _FC2 = {"linear_fc1": "linear_fc2", "dense_h_to_4h": "dense_4h_to_h"}
-_LIMIT = 1000  #: characters of a name that is looked at; longer ones are no model's
+_LIMIT = 1000  #: maximum characters of a name that is parsed; no model has longer ones
 _LAYER = re.compile(
     r"(?<![^.])((?:layers|stages)\.\d+\.blocks|layers|layer|h|blocks|block|gpt_layers|resblocks)\.(\d{1,9})(?![^.])"
 )
@@ -120,17 +120,17 @@ _LEAF = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """What a name says.
+    """The parts of a parameter's name.
 
     Attributes:
-        stack: name of the list of layers, ``model.layers``; empty for what is in no layer.
+        stack: name of the list of layers, ``model.layers``; empty outside of layers.
         layer: number in that list.
         expert: number of the routed expert that it belongs to alone.
         inside: the name within its layer, the expert's number as ``*``; outside of layers, the whole name.
         module: ``inside`` without the leaf.
         leaf: ``weight``, ``bias``, ``lora_A``, ``weight_scale_inv`` …; empty for a parameter without one.
         kind: one of the kinds of this module, or ``other``.
-        parts: kinds that it holds: several of a fused weight, in their order.
+        parts: kinds that it holds: several if the weight is fused, in order.
         routed: whether it belongs to routed experts, one or a stack of all.
     """
 
@@ -151,7 +151,7 @@ class Weight:
 
     @property
     def owner(self) -> tuple[str, int | None, int | None, str]:
-        """What weights of one attention or one MLP have in common."""
+        """The key shared by the weights of one attention or one MLP."""
         return self.stack, self.layer, self.expert, self.module.rpartition(".")[0]
 
     @property
@@ -172,7 +172,7 @@ class Weight:
 
 @lru_cache(maxsize=1 << 16)
 def parse(name: str) -> Weight:
-    """Return what a parameter's name says."""
+    """Parse a parameter's name."""
     if len(name) > _LIMIT:
         return Weight("", None, None, name, name, "", "other", ("other",), False)
     found = _LAYER.search(name)
@@ -211,7 +211,7 @@ def tied_pairs(names: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def is_gated(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool | None:
-    """Return whether an ``fc1`` has twice the rows that its partner has columns; ``None`` where that is not known."""
+    """Return whether an ``fc1`` has twice the rows that its partner has columns; ``None`` if unknown."""
     found = _FC1.fullmatch(name)
     if found is None or not shapes.get(name):
         return None
@@ -222,7 +222,7 @@ def is_gated(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool | None:
 
 @lru_cache(maxsize=1 << 14)
 def _inside(name: str, layered: bool) -> tuple[str, str, str, str]:
-    """``(module, leaf, kind, number)`` of a name within a layer; Transformer Engine numbers experts by the leaf."""
+    """Return ``(module, leaf, kind, number)`` of a name in a layer; Transformer Engine numbers experts in the leaf."""
     found = _LEAF.fullmatch(name)
     if found is None:
         return name, "", "other", ""

@@ -10,7 +10,7 @@
       final/model.safetensors
 
 Only names, sizes and a few bytes are read, never a tensor; a format's ``missing`` says whether a checkpoint is
-complete. Links to folders are not followed: inside the root they would list a checkpoint twice, outside they lead away.
+complete. Links to folders are not followed: they would list a checkpoint twice, or leave the root.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from workbench.names.steps import is_step, step_of
 
 __all__ = ["DEPTH", "Found", "RunFolder", "discover", "grouped", "locate", "pick"]
 
-#: Megatron's; DeepSpeed's, and that of what its ds_to_universal.py made
+#: Megatron's; DeepSpeed's, and that of the output of its ds_to_universal.py
 TRACKERS = ("latest_checkpointed_iteration.txt", "latest", "latest_universal")
 TRACKER_LIMIT = 4096  #: bytes of a tracker; real ones hold one number or name
-#: Not a checkpoint of their own: parts of one that lies in the same folder.
+#: Not separate checkpoints: parts of one in the same folder.
 PARTS = re.compile(
     r"training_args\.bin|scheduler(_\d+)?\.(bin|pt)|sampler(_\d+)?\.bin|scaler\.pt|rng_state.*\.pth|optimizer.*\.(bin|pt)"
     r"|(scheduler|scaler)\.pdparams|.+-(?!00001-)\d{5}-of-\d{5}\.gguf"
 )
 MAX_NAMED = 3
 DEPTH = 6  #: levels below a root: <project>/<user>/<date>/<run>/checkpoints/step-10
-SURE, DEEP = 3, 20_000  #: levels that are listed whatever they hold; folders below them: some 10 s on a slow disk
+SURE, DEEP = 3, 20_000  #: levels that are always listed; limit of folders below them: some 10 s on a slow disk
 _NUMBER = re.compile(r"\d+")
 
 
@@ -49,10 +49,10 @@ class Found:
     Attributes:
         path: relative to the root; ``.`` for the root itself.
         format: the reader's name.
-        step: as the trainer's file or a folder's name says, else ``None``.
+        step: from the trainer's file or a folder's name, otherwise ``None``.
         nbytes: bytes of all its files.
         mtime: seconds since the epoch of its newest file.
-        complete: whether the format's commit marker and every file that it lists are there.
+        complete: whether the format's commit marker and every file that it lists exist.
         why: what is missing; empty when complete.
     """
 
@@ -81,9 +81,9 @@ class RunFolder:
 def discover(
     root: str | os.PathLike[str], *, depth: int = DEPTH, storage_options: Mapping[str, Any] | None = None
 ) -> list[Found]:
-    """Checkpoints in a folder and in the folders below it, ``depth`` levels deep, sorted by path and step.
+    """Find the checkpoints in a folder and in the folders below it, ``depth`` levels deep, sorted by path and step.
 
-    Of the folders more than :data:`SURE` levels down, no more than :data:`DEEP` are looked into.
+    Of the folders more than :data:`SURE` levels down, up to :data:`DEEP` are searched.
 
     Raises:
         NotACheckpointError: the root does not exist.
@@ -101,7 +101,7 @@ def discover(
 def grouped(found: Iterable[Found]) -> tuple[list[RunFolder], list[Found]]:
     """Group checkpoints into runs; returns the runs and the remaining checkpoints.
 
-    A run is a folder in which at least two checkpoints have names that differ only by their numbers, and another step;
+    A run is a folder in which two or more checkpoints have different steps, and names that differ only by numbers;
     every checkpoint in it with a step in its name belongs to it.
     """
     folders: dict[str, list[Found]] = {}
@@ -120,17 +120,17 @@ def grouped(found: Iterable[Found]) -> tuple[list[RunFolder], list[Found]]:
 
 
 def locate(place: Place, format: str | None = None) -> tuple[Place, str | None, str | None]:
-    """The checkpoint that a path means: itself, or the step of a run's folder; its format, ``None`` where nothing is
-    recognised; and a sentence that says why that step.
+    """Locate the checkpoint that a path means: itself, or the step of a run's folder; its format, ``None`` if nothing
+    is recognised; and a sentence that explains the choice of that step.
 
     Args:
-        format: a reader's name where the caller knows it; then the place itself is meant.
+        format: a reader's name, if the caller knows it; then the place itself is the checkpoint.
 
     Raises:
         as :func:`pick`.
     """
     found = format or formats.detect(place)
-    # loose files beside a tracker are not the checkpoint; a layout that brings its own tracker is
+    # loose files beside a tracker are not the checkpoint, unless their layout has its own tracker
     loose = found is not None and formats.record(found).loose and any(name in place.files for name in TRACKERS)
     if format is not None or (found is not None and not loose):
         return place, found, None
@@ -142,11 +142,11 @@ def locate(place: Place, format: str | None = None) -> tuple[Place, str | None, 
 
 
 def pick(place: Place) -> tuple[Found, str] | None:
-    """The step of a run's folder to open, and a sentence that says why; ``None`` when the folder holds no checkpoint.
+    """Choose the step of a run's folder to open, and a sentence that explains why; ``None`` if it has no checkpoint.
 
     Raises:
         IncompleteError: there are steps, but none is complete.
-        NotACheckpointError: there are several checkpoints, and it is unknown which is meant.
+        NotACheckpointError: there are several checkpoints, and the choice is unclear.
     """
     if place.file is not None:
         return None
@@ -204,8 +204,8 @@ def _walk(place: Place, relative: str, depth: int, budget: list[int]) -> Iterato
     try:
         name = formats.detect(place)
         if name is not None and formats.record(name).is_collection(place):
-            name = None  # each file is listed: together they are nothing that could be opened
-    except WorkbenchError as error:  # of one file, which may be planted: what else lies there is listed as well
+            name = None  # each file is listed: together they could not be opened
+    except WorkbenchError as error:  # of one file, which may be planted: the other files there are listed as well
         name = None
         yield _unreadable(relative or ".", error)
     if name is not None:
@@ -264,7 +264,7 @@ def _found(place: Place, path: str, format: str, named: str) -> Found:
 
 
 def _size(place: Place) -> tuple[int, float]:
-    """Bytes and newest modification time of all files, two levels down."""
+    """Return the bytes and the newest modification time of all files, two levels down."""
     stats = list(place.files.values())
     if place.file is None:
         for folder in place.folders:
@@ -276,12 +276,12 @@ def _size(place: Place) -> tuple[int, float]:
 def _quietly(place: Place, folder: str) -> list[Any]:
     try:
         return list(place.sub(folder).files.values())
-    except WorkbenchError:  # a folder without permission has no size that we could tell
+    except WorkbenchError:  # the size of a folder without permission is unknown
         return []
 
 
 def _tracked(place: Place, steps: list[Found]) -> tuple[Found | None, str]:
-    """What the tracker names among the steps, and what to say about it."""
+    """Return the step that the tracker names, and a note about it."""
     for tracker in TRACKERS:
         if tracker not in place.files or place.files[tracker].size > TRACKER_LIMIT:
             continue

@@ -14,7 +14,7 @@ SHOWN = 8  #: layouts and ranks that are listed
 
 
 def budget_text(found: Budget) -> str:
-    """Return the chosen layout, its ranks, the runners-up, and what the estimate leaves out."""
+    """Return the chosen layout, its ranks, the runners-up, and the omissions of the estimate."""
     lines = [headline(found), f"  precision   {_precision(found)}"]
     names = {name: f"{units.nbytes(size)}" for name, size in zip(PARTS, found.chosen.parts, strict=True) if size}
     lines.append(

@@ -20,7 +20,7 @@ MOST = 96  #: bars
 
 
 def bars(found: Budget) -> tuple[pd.DataFrame, str]:
-    """Return the rows of ``Budget.ranks`` to draw, and what each bar means; if too many, one bar per group of ranks."""
+    """Return the rows of ``Budget.ranks`` to draw, and their meaning; if too many, one bar per group of ranks."""
     ranks = found.ranks
     if len(ranks) <= MOST:
         return ranks, "Each bar is a rank."

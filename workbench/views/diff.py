@@ -105,7 +105,7 @@ def tensor_text(row: TensorDiff, *, width: int | None = WIDTH) -> str:
     name = safe(row.key_b) if row.key_a == row.key_b else f"{safe(row.key_a)} → {safe(row.key_b)}"
     lines = [shorten(f"{name} {_shapes(row)} {_types(row)}: {row.status}", width)]
     c = row.comparison
-    with suppress(WorkbenchError):  # files that went away since: what was read stays
+    with suppress(WorkbenchError):  # files were removed meanwhile: the results so far stay
         c = row.detail
     if c is not None and c.changed:
         noun = "bytes" if c.how == "raw" else "elements"

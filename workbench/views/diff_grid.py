@@ -27,7 +27,7 @@ from workbench.views.names import safe
 
 COLUMNS, ROWS = 96, 48  #: maximum number of cells of a picture, each way
 NO_LAYER = "–"
-#: What a cell shows, in rising order of precedence: a later kind hides an earlier one.
+#: Kinds of cells, in rising order of precedence: a later kind hides an earlier one.
 KINDS = ("equal", "not compared", "changed, not measured", "changed", "NaN in B only", "different shape")
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 _EXPERT = re.compile(r"\bexperts\.\d+(?=\.|$)")
@@ -74,7 +74,7 @@ class Grid:
 
 
 class Board:
-    """What the pictures and tables of one diff are drawn from; built once, which takes seconds at 100,000 tensors.
+    """The data of the pictures and tables of one diff; built once, which takes seconds at 100,000 tensors.
 
     Attributes:
         diff: the diff.

@@ -2,7 +2,7 @@
 
 ::
 
-    transition   sampled elements against two laws: healthy ones are right of one line and below the other
+    transition   sampled elements against two laws: valid ones are right of one line and below the other
     reach        layer × module: how far weights moved, relative to how far the optimizer can move them
     shards       file × tensor: which stored pieces equal those of before
     rows         which row of a tensor came from which row

@@ -36,7 +36,7 @@ _ROW = 'style="text-align:left;padding:0 1em 0 0;white-space:pre-wrap"'
 
 
 def checkpoint_html(ckpt: Checkpoint) -> str:
-    """Return what the checkpoint is, its size, contents and oddities, and its modules, which expand on click."""
+    """Return the checkpoint's description, size, contents and oddities, and its modules, which expand on click."""
     total = int(ckpt.catalog.tensor_nbytes.sum())
     rows = [(name, escape(value)) for name, value in facts.heading(ckpt)]
     rows += [

@@ -58,7 +58,7 @@ def tensor_lines(found: Layout, key: str) -> list[str]:
 
 
 def holder_text(view: HolderView, most: int | None = ROWS, *, width: int | None = WIDTH) -> str:
-    """Return the position of a rank on the mesh, its peers, and what it stores, largest first."""
+    """Return the position of a rank on the mesh, its peers, and its contents, largest first."""
     at = ", ".join(f"{axis}={value}" for axis, value in view.coordinates.items())
     lines = [
         f"{safe(view.label)}{f' at {at}' if at else ''}: {units.nbytes(view.nbytes)} in "

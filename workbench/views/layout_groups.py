@@ -83,7 +83,7 @@ def groups(keys: Sequence[str], nbytes: Array, chosen: Array, most: int = ROWS) 
             done.append(node)
             continue
         for child in children:
-            if len(child.tensors) == 1 or child.span:  # spans stay closed: neighbours should look alike
+            if len(child.tensors) == 1 or child.span:  # spans stay closed: neighbours should look the same
                 done.append(child)
             else:
                 heapq.heappush(heap, (-float(weight[child.tensors].sum()), tick, child))

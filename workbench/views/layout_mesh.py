@@ -129,7 +129,7 @@ def mesh_picture(
             (*cell, size / divisor, safe(label), tip)
             for cell, size, label, tip in zip(cells, nbytes.tolist(), who.label, words, strict=True)
         ]
-        # starts at zero: balanced ranks should look alike
+        # starts at zero: balanced ranks should look the same
         low = 0.0 if low >= 0.5 * high else low
         layers.append(
             hv.Rectangles(data, SIDES, [hv.Dimension("stored", label="stored"), "who", "words"]).opts(

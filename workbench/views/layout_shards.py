@@ -22,7 +22,7 @@ from workbench.core.arrays import Array
 from workbench.errors import UsageError
 from workbench.views.layout_canvas import PaintBoxes
 
-BY = ("rank", "file")  #: what the colour of a box means
+BY = ("rank", "file")  #: meanings of a box's colour
 SEVERAL = "several"
 
 

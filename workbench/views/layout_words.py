@@ -103,7 +103,7 @@ def chunk_words(found: Layout, rows: Sequence[int]) -> str:
 
 
 def group_words(found: Layout, share: GroupShares, row: int, column: int) -> str:
-    """Return what one cell of the share map shows: the holders, the bytes, and the tensors."""
+    """Return the contents of one cell of the share map: the holders, the bytes, and the tensors."""
     group, who = share.groups[row], found.holders.label[column * share.per : (column + 1) * share.per]
     held, whole = int(share.nbytes[row, column]), int(share.whole[row])
     name = _html(who[0]) if len(who) == 1 else f"{_html(who[0])} to {_html(who[-1])}"

@@ -1,4 +1,4 @@
-"""HTML files of their own, to keep or to send: no network, light or dark like the browser."""
+"""Standalone HTML files, to keep or to send: no network, light or dark like the browser."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ summary { cursor: pointer; } figure { margin: 0 0 2em; } figcaption { opacity: .
 
 
 def page_of(title: str, body: str, figures: Mapping[str, Any], *, hint: str = "") -> str:
-    """Return a page of its own, with Bokeh's scripts in it if it has figures (a megabyte).
+    """Return a standalone page, with Bokeh's scripts in it if it has figures (a megabyte).
 
     Args:
         title: as plain text.
@@ -38,7 +38,7 @@ def page_of(title: str, body: str, figures: Mapping[str, Any], *, hint: str = ""
         from bokeh.resources import Resources
         from bokeh.themes import default
 
-        own = Document()  # without it, Bokeh asks for the current one: that of a session which may just have ended
+        own = Document()  # without it, Bokeh uses the current one, whose session may just have ended
         for figure in figures.values():
             own.add_root(figure)
         script, divs = components(dict(figures), theme=default)
@@ -55,10 +55,10 @@ def page_of(title: str, body: str, figures: Mapping[str, Any], *, hint: str = ""
 
 
 def page_path(path: str | os.PathLike[str], option: str = "") -> Path:
-    """Return where a page is going to be written; refuse a bad place before anything is read, not an hour later.
+    """Return the path to which a page will be written; refuse a bad one before anything is read, not an hour later.
 
     Args:
-        option: what the user called it, for the message.
+        option: the user's name for it, for the message.
 
     Raises:
         WriteError: it is a folder, its folder does not exist, or another kind of file is there.

@@ -80,7 +80,7 @@ def shown_ranks(found: SavePhases, most: int | None) -> list[int]:
 
 
 def rank_words(found: SavePhases, rank: int) -> str:
-    """Return what one rank did, as HTML."""
+    """Return the phases of one rank, as HTML."""
     rows = [(name, one) for name in found.names if (one := found.seconds(rank, name)) is not None]
     nbytes = sum(row.nbytes for row in found.rows if row.rank == rank and row.name == "data")
     words = ", ".join(f"{escape(safe(name))} {units.seconds(one)}" for name, one in rows)

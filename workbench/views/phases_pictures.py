@@ -25,7 +25,7 @@ ROWS = 48  #: ranks in a Gantt chart
 
 
 def phase_colours(found: SavePhases) -> dict[str, str]:
-    """Return the colour of each phase of the Gantt chart: those that are not parts of another."""
+    """Return the colour of each phase of the Gantt chart, without phases that are parts of another."""
     names = [name for name in found.names if name not in PARTS]
     return {safe(name): colour for name, colour in zip(names, palette(len(names)), strict=True)}
 

@@ -24,7 +24,7 @@ SHOWN = 6  #: resumes and spikes that are listed; the tables have all
 
 
 def run_text(run: Run) -> str:
-    """Return what the run holds and where its loss jumped."""
+    """Return the contents of the run, and where its loss jumped."""
     return "\n".join([f"RUN  {shorten(safe(run.path), WIDTH - 5)}", *run_lines(run)])
 
 

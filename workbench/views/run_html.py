@@ -1,4 +1,4 @@
-"""A run as HTML: a fragment for notebooks, and a page of its own to send to someone.
+"""A run as HTML: a fragment for notebooks, and a standalone page to send to someone.
 
 ::
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 ROWS = 40  #: of a table in a notebook; a page has all steps up to PAGE_ROWS
 PAGE_ROWS = 500
-SMALL = 256 << 20  #: bytes of all checkpoints up to which their values are read without being asked to
+SMALL = 256 << 20  #: bytes of all checkpoints up to which their values are read by default
 POINTS = 4_000  #: of a curve in a page
 CELL = 'style="text-align:left;padding:1px 14px 1px 0;vertical-align:top"'
 LABEL = CELL.replace("top", "top;white-space:nowrap;overflow-wrap:normal")
@@ -71,13 +71,13 @@ def run_page(
     layers: pd.DataFrame | None = None,
     metrics: Sequence[str] | None = None,
 ) -> str:
-    """Return a page of its own that needs no network.
+    """Return a standalone page that needs no network.
 
     Args:
-        diagnosis: of its jump, if there is one.
+        diagnosis: the diagnosis of its jump, if it has one.
         health: path of a checkpoint → its state (:class:`~workbench.analysis.health.StepHealth`) and a sentence.
         layers: ``wb.timeline(by="tensor")`` of its steps.
-        metrics: those that are drawn, as for ``run.plot``.
+        metrics: the metrics to draw, as for ``run.plot``.
     """
     figures = {"The run": run_figure(curves_of(run, metrics, health=health, most=POINTS))}
     if layers is not None:

@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST = 20_000  #: points of a line that are sent to a browser
-RATIO = 30.0  #: of the largest to the smallest value from which the loss is drawn on a log scale
+RATIO = 30.0  #: ratio of the largest to the smallest value from which the loss is drawn on a log scale
 WRONG, DOUBT = OKABE_ITO[5], OKABE_ITO[1]  #: findings and jumps; suspected ones
 RUNS = tuple(OKABE_ITO[at] for at in (0, 2, 3, 4, 6))  #: one colour per run; those that mark jumps are left out
 MARKERS = {"sound": "circle", "unseen": "circle_dot", "incomplete": "circle", "finding": "triangle"}
 HEIGHTS = {"first": 260, "more": 110, "saved": 52}
-#: What the picture of layers can show: name → column of ``wb.timeline(by="tensor")``, role, title.
+#: Quantities of the picture of layers: name → column of ``wb.timeline(by="tensor")``, role, title.
 LAYER_MEASURES: dict[str, tuple[str, str, str]] = {
     "weight norm": ("norm", "param", "norm of the weights"),
     "update": ("change", "param", "change of the weights since the step before, relative to their norm"),
     "second moment": ("norm", "exp_avg_sq", "norm of the second moment of the gradients"),
     "NaN": ("nan", "", "elements that are NaN"),
 }
-NAMED = 0.2  #: of the picture's width: what a word beside a line needs on a phone
+NAMED = 0.2  #: share of the picture's width that a word beside a line needs on a phone
 ROWS = 48  #: rows of the picture of layers; more tensors are combined by layer
 
 
@@ -54,7 +54,7 @@ class MetricLine:
 
 @dataclass(frozen=True)
 class Curves:
-    """What a picture of one run or several shows.
+    """The data of a picture of one run or several.
 
     Attributes:
         lines: metric → name of the run → line.
@@ -77,7 +77,7 @@ def curves_of(
     name: str = "",
     most: int = MOST,
 ) -> Curves:
-    """Collect what a picture shows.
+    """Collect the data of a picture.
 
     Args:
         metrics: names in ``run.metrics``; by default the loss, the learning rate and the norm of the gradient.
@@ -131,7 +131,7 @@ def _branches(ghosts: pd.DataFrame) -> Iterable[tuple[Any, Any]]:
 
 
 def thinned(steps: Any, values: Any, most: int = MOST) -> tuple[Any, Any]:
-    """Return at most ``most`` points of a line: the smallest and the largest value of each stretch of steps."""
+    """Return up to ``most`` points of a line: the smallest and the largest value of each stretch of steps."""
     if len(steps) <= most:
         return steps, values
     edges = np.linspace(0, len(steps), most // 2 + 1).astype(np.int64)[:-1]
@@ -391,7 +391,7 @@ def _saves(saves: Sequence[tuple[int, str, str, str]], axis: Any, tapped: Any) -
 
 @dataclass(frozen=True)
 class LayerGrid:
-    """Layers × steps: ``values`` is ``(rows, steps)``, NaN where nothing is known; ``keys`` names, for each cell, the
+    """Layers × steps: ``values`` is ``(rows, steps)``, NaN if unknown; ``keys`` names, for each cell, the
     tensor that contributes most."""
 
     rows: list[str]
@@ -557,7 +557,7 @@ def histograms_figure(steps: Sequence[int], counts: np.ndarray[Any, Any], edges:
     """Return Bokeh's figure of a tensor's histogram at each step.
 
     Args:
-        counts: ``(steps, bins)``: elements of the tensor in each bin; rows of zeros where it is not stored.
+        counts: ``(steps, bins)``: elements of the tensor in each bin; rows of zeros if it is not stored.
         edges: ``(bins + 1,)``: of the values, the same at all steps.
     """
     from bokeh.models import ColorBar, ColumnDataSource, FixedTicker, HoverTool, LogColorMapper
@@ -601,8 +601,8 @@ def histograms_figure(steps: Sequence[int], counts: np.ndarray[Any, Any], edges:
 
 
 def _labels(names: Sequence[str], most: int = 40) -> list[str]:
-    """Return names without the components that all share at their beginning; if need be, cut in what is before the
-    layer number, never in the number or after it."""
+    """Return names without their common leading components; if necessary, cut before the layer number, never in it or
+    after it."""
     parts = [name.split(".") for name in names]
     shared = 0
     while len(names) > 1 and all(len(one) > shared + 1 and one[shared] == parts[0][shared] for one in parts):

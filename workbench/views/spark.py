@@ -39,7 +39,7 @@ def line(
     """Return a curve as inline SVG as wide as its place, in the colour of the surrounding text.
 
     Args:
-        steps, values: of equal length; what is not finite is left out.
+        steps, values: of equal length; points that are not finite are left out.
         marked: a step that gets a vertical line.
     """
     known = np.isfinite(values)

@@ -25,7 +25,7 @@ FEW = 8  #: number of elements up to which the values are shown
 
 
 def checkpoint_text(ckpt: Checkpoint) -> str:
-    """Return about 15 lines: what the checkpoint is, its size, contents and oddities."""
+    """Return about 15 lines: the checkpoint's description, size, contents and oddities."""
     total = int(ckpt.catalog.tensor_nbytes.sum())
     lines = [shorten(f"{ckpt.format} checkpoint {safe(ckpt.path)}", WIDTH)]
     lines += [_field(name, value) for name, value in facts.heading(ckpt)]

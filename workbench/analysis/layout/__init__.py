@@ -2,7 +2,7 @@
 
 ::
 
-    holders    who stored each chunk: ranks, mesh coordinates, files        holders.py
+    holders    the writers of chunks: ranks, mesh coordinates, files       holders.py
     classes    tensors with the same sharding pattern, analysed once        classes.py
     mesh       stored in files, or inferred from the order of pieces        digits.py, infer.py
     fit        placements that give every holder exactly its boxes          runs.py, fit.py, place.py, flat.py
@@ -10,8 +10,8 @@
     coverage   holes and overlaps, exactly                                  coverage.py
 
 Only the catalog's columns are used; nothing is read. A placement counts as proven if it yields, from the holders'
-coordinates alone, exactly the boxes that they stored, and all holders of the mesh are accounted for. What a save leaves
-out (copies that were stored only once, ranks that no file names) is reported as unknown.
+coordinates alone, exactly the boxes that they stored, and all holders of the mesh are accounted for. Facts that a save
+does not store (copies that were stored only once, ranks that no file names) are reported as unknown.
 """
 
 from __future__ import annotations

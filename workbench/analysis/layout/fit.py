@@ -1,7 +1,7 @@
 """Placements that yield, rank by rank, exactly the stored boxes.
 
 Holders are points of a mesh. Holders that agree on some axes form a group (in a save without copies, any of them may
-write); what each group stores must be what cuts along these axes leave to it::
+write); each group must store exactly what cuts along these axes leave to it::
 
     linear_fc1 = [gate; up] (192, 64), tp=2 × dp=2, each piece written by one of its two holders
         rank 0  tp 0 dp 0  rows 96:144 ┐ tp 0: rows 0:48, 96:144      = StridedShard(0, 2) along tp, coordinate 0
@@ -100,7 +100,7 @@ def product_of(boxes: Sequence[tuple[Run, ...]]) -> Box | None:
 
 
 def _grouped(pattern: ShardingPattern, places: Ints, parts: bool) -> dict[tuple[int, ...], Box] | None:
-    """Return what the holders of each coordinate store together; ``None`` if no product of runs, or if they differ."""
+    """Return the joint runs of each coordinate's holders; ``None`` if not a product of runs, or if holders differ."""
     together: dict[tuple[int, ...], set[tuple[Run, ...]]] = {}
     for at, boxes in zip(map(tuple, places.tolist()), pattern.boxes, strict=True):
         mine = together.setdefault(at, set(boxes))
@@ -129,7 +129,7 @@ def _merged(boxes: list[tuple[Run, ...]]) -> list[tuple[Run, ...]]:
 def _cuts(
     shape: tuple[int, ...], axes: tuple[int, ...], sizes: Sequence[int], held: dict[tuple[int, ...], Box]
 ) -> tuple[AxisCut, ...] | None:
-    """Return cuts along all of these axes that give each coordinate exactly what it stores, possibly nothing."""
+    """Return cuts along all of these axes that yield exactly the stored boxes of each coordinate, possibly none."""
     points = list(held)
     if prod(sizes[axis] for axis in axes) <= 64 * len(points):
         points = list(product(*(range(sizes[axis]) for axis in axes)))

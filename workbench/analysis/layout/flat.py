@@ -1,4 +1,4 @@
-"""Ranges of flattened tensors: what ZeRO, FSDP1 and Megatron's distributed optimizer leave to a rank.
+"""Ranges of flattened tensors, as ranks hold them under ZeRO, FSDP1 and Megatron's distributed optimizer.
 
 A buffer contains tensors end to end and is cut into equal parts; a tensor is inside one part, or cut where parts meet::
 

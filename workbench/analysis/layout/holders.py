@@ -25,7 +25,7 @@ class Holders:
     Attributes:
         rank: ``(H,)``, -1 if not stored.
         label: the name of each: ``rank 3``, ``tp=0 pp=1`` or a file name.
-        axes: mesh axes stored in the files, with their sizes as far as known.
+        axes: mesh axes stored in the files, with their sizes if known.
         coordinates: ``(H, axes)``, -1 if not stored.
         of_chunk: ``(N,)`` holder of each chunk row.
         source: where the coordinates are stored; empty if nowhere.
@@ -52,7 +52,7 @@ def holders(ckpt: Checkpoint) -> Holders:
     catalog, mesh = ckpt.catalog, ckpt.mesh
     files = len(catalog.files)
     stated, named, axes = _stated(ckpt, mesh)
-    # one code per (rank, file); then what is known of it: coordinates, else the rank, else the file name
+    # one code per (rank, file); then its label: coordinates, else the rank, else the file name
     pair = (catalog.rank.astype(np.int64) + 1) * max(files, 1) + catalog.file
     used, of_pair = np.unique(pair, return_inverse=True)
     codes = [(code // max(files, 1) - 1, code % max(files, 1)) for code in used.tolist()]

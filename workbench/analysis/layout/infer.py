@@ -1,6 +1,6 @@
 """Every tensor's placement, and the mesh inferred from all of them together.
 
-The mesh is the one stored in the files, or else what the boxes prove: ranks hold pieces in an order that only some
+The mesh is the one stored in the files, or else inferred from the boxes: ranks hold pieces in an order that only some
 meshes produce. If ranks take turns in a save without copies (HSDP), tensors with equal cuts are pooled: ranks 0 and 1
 wrote the halves of some, 2 and 3 those of others, so pieces repeat along an outer axis.
 """
@@ -120,7 +120,7 @@ def _doubted(pattern: ShardingPattern, placed: Placed) -> Placed:
 
 
 def _broken(covered: Coverage) -> list[tuple[int, str, str]]:
-    """Return tensors with holes or overlaps, and what is wrong with each."""
+    """Return tensors with holes or overlaps, and the fault of each."""
     twice = dict.fromkeys((tensor for tensor, *_ in covered.overlaps), "elements are stored in two different chunks")
     holes = dict.fromkeys((tensor for tensor, *_ in covered.holes), "elements are stored in no chunk")
     tangled = dict.fromkeys(covered.tangled, "its chunks have more overlaps or holes than can be checked")

@@ -1,4 +1,4 @@
-"""The mesh that a checkpoint was saved on, as far as known, and one holder on it."""
+"""The known part of the mesh that a checkpoint was saved on, and one holder on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class HolderView:
         holder: its row in ``Layout.ranks``.
         rank: ``None`` if not stored.
         label: ``rank 3``, ``tp=0 pp=1`` or a file's name.
-        coordinates: on the mesh, as far as known.
+        coordinates: its known coordinates on the mesh.
         peers: by axis, the labels of holders that differ from it only on that axis, including itself, in order.
         nbytes: bytes of the chunks that it stores.
         pieces: one row per chunk: key role offsets sizes nbytes replica file start stop.

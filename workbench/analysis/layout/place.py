@@ -1,4 +1,4 @@
-"""One sharding pattern on one mesh: which axes cut it, and what the other axes do."""
+"""One sharding pattern on one mesh: the axes that cut it, and the roles of the other axes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def place(
         return Placed("grid", UNKNOWN, why, **facts)
     fit = found[0] if found else Fit((), ())
     flat = None if whole else _flat(pattern, fit, mesh, places)
-    if not (whole or found or parts) and flat is None:  # ranges of what other axes left
+    if not (whole or found or parts) and flat is None:  # ranges of the rest after other axes
         for one in fits(pattern, mesh.shape, places, allowed, parts=True):
             if (flat := _flat(pattern, one, mesh, places)) is not None:
                 fit, found = one, [one]

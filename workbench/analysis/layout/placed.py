@@ -1,4 +1,4 @@
-"""Value objects: what is known about the placement of a tensor.
+"""Value objects: the known placement of a tensor.
 
 ``proven``   the placement, applied to the coordinates of the holders, yields exactly the stored boxes, and every
              holder of the mesh is accounted for
@@ -35,7 +35,7 @@ class Placed:
         kind: ``whole``, ``grid`` (cut along axes), ``flat`` (ranges of the flattened tensor), ``irregular``,
             ``hole``, ``overlap`` or ``empty``.
         status: ``proven``, ``partly`` or ``unknown``.
-        why: what proves it, or what is missing, as text.
+        why: the proof, or what is missing, as text.
         mesh: the mesh of the placements below.
         cuts: the cuts of the tensor, in the order applied; ``AxisCut.axis`` is an axis of ``mesh``.
         flat: axis along which the flattened local tensor is split into ranges, applied last; ``None`` for none, -1 if
@@ -72,8 +72,8 @@ class Placed:
     def torch(self) -> tuple[str, ...] | None:
         """DTensor placements, one per mesh axis: ``("_StridedShard(0, sf=2)", "Shard(0)")``.
 
-        PyTorch applies them from the first axis to the last; an axis that cuts what a later axis has already cut is
-        strided. ``None`` if DTensor cannot represent the placement, or if something is unknown.
+        PyTorch applies them from the first axis to the last; an axis that cuts a dimension already cut by a later axis
+        is strided. ``None`` if DTensor cannot represent the placement, or if something is unknown.
         """
         if self.flat is not None or any(cut.parts for cut in self.cuts) or not self.mesh.axes:
             return None

@@ -19,7 +19,7 @@ Run = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class AxisCut:
-    """What one mesh axis does to one axis of a tensor.
+    """The cut of one axis of a tensor by one mesh axis.
 
     Attributes:
         axis: position of the mesh axis.

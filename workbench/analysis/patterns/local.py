@@ -27,7 +27,7 @@ from workbench.core.arrays import Array
 from workbench.core.runs import ElementRun
 from workbench.tensor import LazyTensor
 
-SMALL = 1 << 16  #: elements of a tensor that is compared without a first look at a few boxes
+SMALL = 1 << 16  #: elements of a tensor that is compared without testing a few boxes first
 SPREAD = 16  #: such boxes; a power of two
 FLIPS = 8  #: maximum flipped bits listed
 ENOUGH = 64  #: minimum elements per flipped bit: in smaller tensors, any update looks like flipped bits
@@ -57,7 +57,7 @@ class Difference:
         flips: position and bits of the differing elements, as long as there are no more than ``FLIPS``.
         constant: the bits that every differing element of ``b`` has, or ``None``.
         touched: for each axis, a mask of indices with differing elements, or ``None`` for very long axes.
-        kept: for each axis that was looked at, whether rows of ``b`` may have been rows of ``a`` (``patterns.moved``).
+        kept: for each examined axis, whether rows of ``b`` may have been rows of ``a`` (``patterns.moved``).
     """
 
     def __init__(self, a: LazyTensor, b: LazyTensor) -> None:
@@ -78,7 +78,7 @@ class Difference:
         """Return whether a few boxes show that no local change and no hypothesis of the watchers is possible.
 
         The pass is then not worth its reads: the attributes describe the boxes, and ``complete`` is false. A local
-        change affects at most half of the rows; it is missed if it affects more than three quarters of those sampled.
+        change affects half of the rows or fewer; it is missed if it affects more than three quarters of those sampled.
         """
         if self.a.numel() < SMALL:
             return False

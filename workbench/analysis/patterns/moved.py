@@ -95,7 +95,7 @@ def _form(left: LazyTensor, right: LazyTensor, axis: int) -> tuple[Form, float] 
 
 
 def _any_kept(a: LazyTensor, b: LazyTensor, axis: int, seen: Difference | None) -> bool:
-    """As :func:`_kept`, looked up once for both forms."""
+    """Call :func:`_kept`, and keep its result for both forms."""
     if seen is None:
         return _kept(a, b, axis)
     if axis not in seen.kept:

@@ -253,7 +253,9 @@ def _not_covered(subject: Examined, covered: Array) -> None:
 
 
 def _integrity(subject: Examined) -> Iterator[tuple[str, str, str]]:
-    """Megatron's ``integrity.json``: ``{"algorithm": "sha256", "files": {name: hex}}`` (megatron-core 0.18)."""
+    """Yield the digests in Megatron's ``integrity.json``: ``{"algorithm": "sha256", "files": {name: hex}}``
+    (megatron-core 0.18).
+    """
     for folder in ("", *subject.place.folders):
         name = f"{folder}/integrity.json" if folder else "integrity.json"
         if not subject.place.exists(name):

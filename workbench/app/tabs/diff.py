@@ -102,7 +102,7 @@ class DiffTab(JobTab):
             self._offer()
 
     def _offer(self) -> None:
-        """Offer the choices of B, and say what is still missing."""
+        """Offer the choices of B, and state what is still missing."""
         state = self.state
         options = self._others.options(state.path, state.other, NONE)
         self._choice.param.update(options=options, value=state.other)

@@ -136,7 +136,7 @@ class Doctor(JobTab):
             self._offer()
 
     def _offer(self) -> None:
-        """Offer the choices of After and Echo, and say what is still missing."""
+        """Offer the choices of After and Echo, and state what is still missing."""
         state = self.state
         for which, widget in self._choices.items():
             chosen = getattr(state, which)

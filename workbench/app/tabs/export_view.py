@@ -1,4 +1,4 @@
-"""What an export would write, or wrote: figures, files and their contents, and the proof.
+"""The result of an export or a dry run: figures, files and their contents, and the proof.
 
 ::
 

@@ -15,7 +15,7 @@ from workbench.app.words import html
 if TYPE_CHECKING:
     from workbench.analysis.report import Report
 
-#: Depths: word in the URL → label, what is checked and its cost.
+#: Depths: word in the URL → label, checks and their cost.
 DEPTHS = {
     "structure": ("Structure", "names, sizes, headers, boxes, steps; no payload is read; takes seconds at any size"),
     "deep": ("Every byte", "also stored checksums, values, copies and masters; reads everything once or twice"),

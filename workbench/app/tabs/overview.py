@@ -1,4 +1,4 @@
-"""The *Overview* tab: what this checkpoint is, whether it is intact, where its bytes are, and its run."""
+"""The *Overview* tab: a description of the checkpoint, whether it is intact, where its bytes are, and its run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 BARS = 10  #: bars of one chart; the last one sums up the rest
 NAME = 44  #: characters of a bar's name; longer names are cut in the middle
-LONGEST = 0.8  #: share of a chart's width that the longest bar takes; its size stands behind it
+LONGEST = 0.8  #: share of a chart's width that the longest bar takes; its size follows it
 SHOWN = 12  #: names of objects that are listed
 AT_ONCE = 20_000  #: chunks up to which the structure is checked automatically
 SHEET = """
@@ -121,7 +121,7 @@ def health(report: Report) -> str:
 
 
 def training(state: TrainingState) -> str:
-    """Return the HTML of what the objects state about the training, each with the place that states it."""
+    """Return the HTML of the facts about the training in the objects, each with its source."""
     from workbench.doctor.facts.gather import FACTS
 
     rows = "".join(
@@ -143,7 +143,7 @@ def bytes_frame(seen: Glance) -> pd.DataFrame:
 
 
 def charts(seen: Glance) -> str:
-    """Return the HTML of the bytes by role, dtype, module and, if any, rank, side by side where there is room."""
+    """Return the HTML of the bytes by role, dtype, module and, if any, rank, side by side if they fit."""
     pairs = [
         _chart("Bytes by role", seen.roles) + _chart("Bytes by dtype", seen.dtypes),
         _chart("Bytes by module", seen.modules) + (_chart("Bytes by rank", seen.ranks) if seen.ranks else ""),

@@ -3,7 +3,7 @@
 ::
 
     Tab       drawn when first shown, and redrawn when its data changes while it is visible
-    JobTab    … and what it shows is a view that a job makes: work ──► put(view) ──► drop() when its data changes
+    JobTab    … and it shows a view that a job makes: work ──► put(view) ──► drop() when its data changes
                    the view's selection  ◄──►  the state's, which is in the link
 """
 
@@ -71,7 +71,7 @@ class Tab(pn.viewable.Viewer):
 
 
 class JobTab(Tab):
-    """Base of the tabs that show one view, made by a job and kept until what it was made of changes.
+    """Base of the tabs that show one view, made by a job and kept until its data changes.
 
     Attributes:
         mirrored: parameters of the view that are the state's, too: a change of either changes the other.
@@ -107,7 +107,7 @@ class JobTab(Tab):
         self.view, self.result[:] = None, []
 
     def close(self) -> None:
-        self.work.reset()  # the view stays: what its pictures hold is looked for in the page when the session ends
+        self.work.reset()  # the view stays: at the session's end, its pictures' models are searched for in the page
         if hasattr(self.view, "close"):
             self.view.close()
 
@@ -122,7 +122,7 @@ class JobTab(Tab):
         return self.state.ckpt
 
     def of_view(self, words: dict[str, Any]) -> dict[str, Any]:
-        """Return what a change of the view's parameters means for the state."""
+        """Return the state's values after a change of the view's parameters."""
         return words
 
     def of_state(self) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class LazyTabs:
         self.made: dict[str, Any] = {}
         self._frames: dict[str, pn.Column] = {}
         state.param.watch(self._make, ["tab", "status"])
-        # What shows a tab runs after all that fills it (``precedence``): a React component (Panel 1.9.4,
+        # A tab is shown after it has been filled (``precedence``): a React component (Panel 1.9.4,
         # ``models/react_component.ts``) loses what changes between its first rendering and its effects.
         state.param.watch(self._switch, "tab", precedence=1)
         self._make()

@@ -1,4 +1,4 @@
-"""Quantised tensors as the numbers that they stand for: a recipe for each, and sources of bytes that carry it out.
+"""Quantised tensors as the numbers that they represent: a recipe for each, and byte sources that apply it.
 
 ::
 
@@ -7,5 +7,5 @@
     decoded    the same key, float32, as if it were stored row by row                  ckpt.decoded(key)
 
 A decoded tensor has a row in a catalog like any other. Its bytes are those of a :class:`~values.ValueSource`, which
-reads and undoes the units that a request touches, so slices, plans and scans need not know that they are computed.
+reads and decodes the units that a request touches, so slices, plans and scans need not know that they are computed.
 """

@@ -1,4 +1,4 @@
-"""Codebooks of ggml's IQ types: what an index of 8 to 11 bits stands for, four or eight values each.
+"""Codebooks of ggml's IQ types: the four or eight values that each index of 8 to 11 bits stands for.
 
 The tables are those of ggml (MIT licence), as the package gguf 0.19 has them (``quants.py``): one digit of the table's
 own small alphabet per value, packed low bits first, then base 85.

@@ -14,7 +14,7 @@ def spread(codes: Array, table: Array, scale: Array, zero: Array | None = None, 
 
     Args:
         codes: ``uint8``; the last axis is a run.
-        table: ``float32`` that a code means; codes beyond it mean 0.
+        table: the ``float32`` value of each code; codes beyond it mean 0.
         scale, zero, more: ``float32``, one of each run.
     """
     runs = scale.size

@@ -6,7 +6,7 @@
     Q4_K     │ d │ dmin │ 8 scales and 8 minima of 6 bits │ 128 bytes │        d · scale · q - dmin · min
     IQ2_XXS  │ d │ 8 × (4 indices into a codebook, 4 × 7 sign bits, 4 bits of scale) │
 
-The results equal those of gguf 0.19 bit for bit (and ggml's ``to_float`` where that was compared), which decides the
+The results equal those of gguf 0.19 bit for bit (and ggml's ``to_float`` where that was compared), which dictates the
 order in which factors are multiplied. All are little endian.
 
 A type whose numbers are chosen one by one, the nearest code for each, also has *cells*: the numbers that a code stands
@@ -42,7 +42,7 @@ from workbench.core.dtypes import BLOCKS, by_name
 from workbench.errors import CorruptError
 
 CODES = np.array([by_name(name).code for name in BLOCKS], np.uint8)  #: codes of the block types
-HALF = (2.0**-11, 2.0**-25)  #: what rounding to float16 may cost: of the number itself, or of any subnormal one
+HALF = (2.0**-11, 2.0**-25)  #: error of rounding to float16: relative, and absolute for subnormal numbers
 _NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 _WHOLE = np.arange(-128, 128, dtype=np.float32)  #: integers; a slice of it is the table of a type
 _SIGNED = np.arange(256).astype(np.uint8).view(np.int8).astype(np.float32)  #: of bytes as ``int8``
@@ -66,7 +66,7 @@ def decode(name: str, data: Array) -> Array:
 
 
 def cells(name: str, data: Array) -> Array:
-    """Return the numbers that the elements of whole blocks stand for: ``(N, 2) float32``, from and to.
+    """Return the range of numbers that each element of whole blocks represents: ``(N, 2) float32``, from and to.
 
     Both ends allow for the rounding of a scale to float16 after the codes were chosen.
 
@@ -94,10 +94,10 @@ class _CodeGrid:
     Attributes:
         d: the float16 (or, of some types, exact number) that scales a block.
         codes: ``uint8`` of each element; the last axis is a run.
-        table: ``float32`` that a code means, its level.
+        table: the ``float32`` value of each code, its level.
         ends: the first and the last level.
-        times: what multiplies ``d`` in each run.
-        least: what is subtracted.
+        times: the factor of ``d`` in each run.
+        least: the number to subtract.
         levels: all levels in order; those of integers are one apart.
         loose: how many steps beyond the first or the last level a number may be that became it; ``None`` if these were
             fitted: then as many as the run has, and what it loses by the rounding of ``times``; ``ranges`` times that.
@@ -130,9 +130,9 @@ class _CodeGrid:
         return found if more is None else found + more
 
     def cells(self) -> Array:
-        """``(N, 2)``: the ends of the cell of each element."""
+        """Return the ends of each element's cell, ``(N, 2)``."""
         level, times = self.table[self.codes], np.abs(self.times)
-        off = np.abs(self.d) * HALF[0] + HALF[1]  # what the float16 may be off by
+        off = np.abs(self.d) * HALF[0] + HALF[1]  # the error of the float16
         step = np.broadcast_to((np.abs(self.d) + off) * times, level.shape)
         below: Array | float = 0.5
         above: Array | float = 0.5
@@ -170,7 +170,7 @@ class _Codewords:
         book: ``(rows, 4 or 8) float32``.
         indices: of its rows, ``(…, rows of a run)``.
         signs: ``uint8``, a byte of signs for eight elements, low bit first; set means negative.
-        delta: what is added to each row, ``float32`` of the shape of ``indices`` or one of each run.
+        delta: the number to add to each row, ``float32`` of the shape of ``indices``, or one per run.
     """
 
     d: Array
@@ -197,7 +197,7 @@ class _Codewords:
 
 
 def _half(blocks: Array, at: int) -> Array:
-    """``(N, 1)`` of a float16 at a byte of each block."""
+    """Return the float16 at a byte of each block, ``(N, 1)``."""
     return _words(blocks, at, at + 2, "<f2").astype(np.float32)
 
 
@@ -206,28 +206,28 @@ def _words(blocks: Array, start: int, stop: int, dtype: str) -> Array:
 
 
 def _nibbles(packed: Array) -> Array:
-    """``(N, 2B)``: the low nibbles of all bytes, then the high ones."""
+    """Return the low nibbles of all bytes, then the high ones, ``(N, 2B)``."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 
 def _shifted(packed: Array, run: int, shifts: range) -> Array:
-    """``(N, R, S, run)``: runs of bytes, each under every shift."""
+    """Return runs of bytes under every shift, ``(N, R, S, run)``."""
     count = len(packed)
     return packed.reshape(count, -1, 1, run) >> np.array(shifts, packed.dtype).reshape(1, 1, -1, 1)
 
 
 def _whole(first: int, last: int) -> Array:
-    """The table of codes that count from ``first`` to ``last``."""
+    """Return the table of the codes from ``first`` to ``last``."""
     return _WHOLE[first + 128 : last + 129]
 
 
 def _signs(bits: Array) -> Array:
-    """``(…, 8) float32`` of 1 and -1 for each byte of signs, low bit first."""
+    """Return 1 and -1 for each byte of sign bits, low bit first, ``(…, 8) float32``."""
     return np.where((bits[..., None] >> np.arange(8, dtype=np.uint8)) & 1, np.float32(-1), np.float32(1))
 
 
 def _scales_and_minima(packed: Array) -> tuple[Array, Array]:
-    """Eight scales and minima of 6 bits in twelve bytes (Q4_K, Q5_K)."""
+    """Unpack eight 6-bit scales and minima from twelve bytes (Q4_K, Q5_K)."""
     d, m, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scale = np.concatenate([d & 0x3F, (high & 15) | ((d >> 2) & 0x30)], axis=-1)
     least = np.concatenate([m & 0x3F, (high >> 4) | ((m >> 2) & 0x30)], axis=-1)
@@ -252,7 +252,7 @@ def _q4_1(blocks: Array) -> _CodeGrid:
 
 
 def _fifth(blocks: Array, at: int) -> Array:
-    """Five bits: nibbles from ``at + 4`` on, their high bits in the four bytes at ``at``."""
+    """Unpack 5-bit codes: nibbles from ``at + 4`` on, with their high bits in the four bytes at ``at``."""
     high = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little")
     return _nibbles(blocks[:, at + 4 :]) | high << 4
 
@@ -306,7 +306,9 @@ def _nvfp4(blocks: Array) -> _CodeGrid:
 def _fitted(
     d: Array, times: Array, codes: Array, ends: tuple[int, int], dmin: Array | None = None, least: Array | None = None
 ) -> _CodeGrid:
-    """Runs with a rounded multiple of ``d`` as scale, and of ``dmin`` as minimum, which ggml fits to their numbers."""
+    """Describe runs whose scale is a rounded multiple of ``d``, and whose minimum is one of ``dmin``, both fitted by
+    ggml.
+    """
     table = _whole(*ends)
     if dmin is None or least is None:
         return _CodeGrid(d[:, :, None], codes, table, ends, times[:, :, None], loose=None, again=True)
@@ -398,7 +400,7 @@ def _tq2_0(blocks: Array) -> _CodeGrid:
 
 
 def _by_seven(word: Array) -> Array:
-    """Signs of 32 values, a byte for eight, from four indices of 7 bits in a word."""
+    """Return the signs of 32 values, one byte for eight, from four 7-bit indices in a word."""
     return SIGNS[(word[..., None] >> np.array([0, 7, 14, 21], np.uint32)) & 0x7F]
 
 
@@ -410,7 +412,7 @@ def _iq2_xxs(blocks: Array) -> _Codewords:
 
 
 def _quarters(blocks: Array, packed: Array) -> Array:
-    """``(N, 16)``: scales of 4 bits, as IQ2_XS and IQ2_S have them."""
+    """Return the 4-bit scales of IQ2_XS and IQ2_S, ``(N, 16)``."""
     scales = (packed[:, :, None] >> np.array([0, 4], np.uint8)).reshape(len(blocks), 16) & 15
     return _half(blocks, 0) * (np.float32(0.5) + scales.astype(np.float32)) * np.float32(0.25)
 

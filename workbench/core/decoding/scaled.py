@@ -36,7 +36,7 @@ _BYTES = np.arange(256, dtype=np.uint8)
 
 
 def unit_of(columns: int, block: int) -> int:
-    """Elements that are decoded together, for rows of ``columns`` and scales of ``block`` columns each."""
+    """Return how many elements are decoded together, for rows of ``columns`` and scales of ``block`` columns each."""
     return gcd(columns, block) if block < columns else gcd(columns, 1024)
 
 
@@ -47,11 +47,11 @@ class Codes:
     Attributes:
         key: the stored tensor.
         dtype: its element type, if each element is one number.
-        bits: of a packed number, 0 if each element is one.
+        bits: bits of a packed number; 0 if each element is one number.
         kind: ``u`` unsigned, ``e2m1``, ``e2m1+`` (without a negative zero), ``high`` (four bits, the high nibble first,
             an index into ``table``).
-        offset: what is subtracted from an unsigned number.
-        table: stored tensor of 16 ``float32`` that an index means.
+        offset: the number to subtract from an unsigned number.
+        table: stored tensor of the 16 ``float32`` values that an index selects.
     """
 
     key: str
@@ -62,7 +62,7 @@ class Codes:
     table: str = ""
 
     def read(self, stored: StoredParts, first: int, stop: int) -> tuple[Array, Array]:
-        """Return elements ``[first, stop)`` as ``uint8``, and the ``float32`` numbers that those mean."""
+        """Return elements ``[first, stop)`` as ``uint8``, and the table of the ``float32`` numbers that they mean."""
         if not self.bits:
             return stored.elements(self.key, first, stop).reshape(-1), widened(_BYTES, by_name(self.dtype))
         element = 8 * stored.itemsize(self.key)
@@ -88,7 +88,7 @@ class Scaled:
         out: type of the result.
         total: a scale of one element, by which the scales are divided (``divide``) or multiplied.
         bias: a tensor of biases, like the scales; the product is rounded before it is added.
-        factor: a number that the product is multiplied with.
+        factor: a number by which the product is multiplied.
         zeros: a tensor like the scales that is subtracted from the codes; ``int8``, or packed down the rows in words of
             ``codes.bits``.
         groups: a tensor of the group of each column, unless it has a -1.
@@ -129,7 +129,7 @@ class Scaled:
         return rounded(values.reshape(-1), out)
 
     def _scales_of(self, elements: Array, named: Array | None) -> Array:
-        """Position of the scale of each element."""
+        """Return the position of each element's scale."""
         rows, columns = self.shape
         high, wide = self.block
         down, across = -(-rows // high), -(-columns // wide)
@@ -138,7 +138,9 @@ class Scaled:
         return (row // rows * down + row % rows // high) * across + group
 
     def _zeros(self, stored: StoredParts, at: Array) -> Array:
-        """The zeros beside some scales; as the codes of words, they are stored with the same offset."""
+        """Return the zero points of some scales; if they are packed like the codes, they are stored with the same
+        offset.
+        """
         whole = stored.whole(self.zeros)
         if stored.itemsize(self.zeros) == 1:
             return whole.reshape(-1).view(np.int8)[at].astype(np.float32)
@@ -172,7 +174,7 @@ class Transposed:
         outputs, bits: of the weight.
         group: inputs that share a scale, one after the other.
         named: tensor of the group of each input instead, if any.
-        more: what is added to the zeros, modulo ``2 ** bits``: 1 for GPTQ in its first version.
+        more: the number to add to the zeros, modulo ``2 ** bits``: 1 for GPTQ in its first version.
         carry: whether a zero that overflows carries into the next one of its word.
         awq: whether the words are AWQ's.
     """
@@ -224,7 +226,7 @@ class Transposed:
         return found
 
     def _along(self, words: Array) -> Array:
-        """The codes of rows of words."""
+        """Return the codes of rows of words."""
         return _stream(words, self.bits, order=AWQ if self.awq else None)
 
 
@@ -232,7 +234,7 @@ AWQ = np.argsort([0, 2, 4, 6, 1, 3, 5, 7])  #: which four bits of a word are col
 
 
 def _spread(codes: Array, table: Array, scale: Array, zero: Array | None) -> Array:
-    """``(table[codes] - zero) · scale`` of runs with a scale and a zero each."""
+    """Compute ``(table[codes] - zero) · scale`` for runs with a scale and a zero each."""
     if engine.compiled_in_use():
         from workbench.core.decoding import fast_decode
 
@@ -243,7 +245,7 @@ def _spread(codes: Array, table: Array, scale: Array, zero: Array | None) -> Arr
 
 
 def _columns(words: Array, bits: int) -> Array:
-    """``(N, bits, columns) uint32`` as ``(32 · N, columns) uint8``: the codes go down each column."""
+    """Unpack ``(N, bits, columns) uint32`` as ``(32 · N, columns) uint8``: the codes go down each column."""
     if 8 % bits:
         return _stream(words.swapaxes(1, 2), bits).swapaxes(1, 2).reshape(-1, words.shape[2])
     rows, shifts = words.view(np.uint32).reshape(-1, words.shape[2]), np.arange(0, 32, bits, dtype=np.uint32)
@@ -256,7 +258,7 @@ def _columns(words: Array, bits: int) -> Array:
 
 
 def _stream(words: Array, bits: int, high: bool = False, order: Array | None = None) -> Array:
-    """``(…, W)`` words as ``(…, W · 8 · itemsize / bits) uint8``, low bits first.
+    """Unpack ``(…, W)`` words as ``(…, W · 8 · itemsize / bits) uint8``, low bits first.
 
     Args:
         high: the high bits of each byte first.
@@ -282,7 +284,7 @@ def _stream(words: Array, bits: int, high: bool = False, order: Array | None = N
 
 
 def _in_range(groups: Array, count: int, key: str) -> Array:
-    """Raises CorruptError if a group is none of ``count``."""
+    """Raise CorruptError unless every group is one of ``count``."""
     if len(groups) and not 0 <= int(groups.min()) <= int(groups.max()) < count:
         wrong = int(groups.max()) if int(groups.min()) >= 0 else int(groups.min())
         raise CorruptError(f"tensor {key!r} names group {wrong:,}; there are scales for {count:,} groups")

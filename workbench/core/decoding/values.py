@@ -37,7 +37,7 @@ from workbench.core.source import FileStat, Source
 from workbench.core.storage import SourcePool
 from workbench.errors import CorruptError
 
-NEAR = 1 << 10  #: bytes between two elements up to which what is between them is decoded, too
+NEAR = 1 << 10  #: two elements up to this many bytes apart are decoded together with everything between them
 PIECE = 1 << 18  #: elements that are decoded at once, if a unit is not larger
 HALVES = ("float16", "bfloat16")
 KEPT = 64 << 20  #: bytes of scales and the like that are kept between two reads
@@ -50,8 +50,8 @@ class Recipe:
     Attributes:
         key: name of the decoded tensor.
         scheme: name of the quantisation, such as ``Q4_K`` or ``GPTQ``.
-        stored: keys of the stored tensors that it is made of, the one with the quantised numbers first. They are not
-            tensors of the decoded checkpoint.
+        stored: keys of the stored tensors that it is decoded from, the one with the quantised numbers first. They are
+            not tensors of the decoded checkpoint.
         dtype, shape: of the decoded tensor.
         unit: elements, in row-major order, that are decoded together; it divides the elements of the tensor.
         decode: ``decode(stored, first, stop)`` returns elements ``[first, stop)``, both multiples of the unit, as one
@@ -115,7 +115,7 @@ class StoredParts:
 
 
 class ValueSource(Source):
-    """The bytes of one decoded tensor, row by row; what is read is decoded then."""
+    """The bytes of one decoded tensor, row by row, decoded as they are read."""
 
     def __init__(self, recipe: Recipe, stored: StoredParts, what: str) -> None:
         self._recipe, self._stored, self._what = recipe, stored, what
@@ -147,7 +147,7 @@ class ValueSource(Source):
 
 
 class _OneSource:
-    """What a region needs of a pool, for a source that is not a file."""
+    """The part of a pool that a region needs, for a source that is not a file."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -163,10 +163,11 @@ class DecodedPayloads(Payloads):
     def __init__(
         self, catalog: Catalog, pool: SourcePool, stored: Payloads, recipes: Mapping[tuple[int, int], Recipe]
     ) -> None:
-        """
+        """Create the payloads of decoded tensors.
+
         Args:
-            stored: of the catalog that the recipes name tensors of.
-            recipes: by file and first byte of their first stored tensor.
+            stored: payloads of the catalog whose tensors the recipes name.
+            recipes: recipes by file and first byte of their first stored tensor.
         """
         super().__init__(catalog, pool)
         self._recipes, self._stored = recipes, StoredParts(stored)
@@ -202,10 +203,11 @@ class Decoding:
     """The decoded tensors of a checkpoint."""
 
     def __init__(self, payloads: Payloads, recipes: Callable[[], Sequence[Recipe]] | None = None) -> None:
-        """
+        """Create the decoding of stored tensors; recipes are looked up when they are first needed.
+
         Args:
             payloads: of the stored tensors.
-            recipes: returns the recipes of the format; those of block types follow from the catalog.
+            recipes: returns the format's recipes; those of block types follow from the catalog.
         """
         self.stored, self._find = payloads, recipes
 
@@ -267,7 +269,7 @@ def shifted(payloads: Payloads, by: Mapping[int, float]) -> Payloads:
 
 
 def cells(payloads: Payloads) -> Payloads:
-    """Return for each element the numbers that its stored value stands for: ``complex64``, from and to.
+    """Return, for each element, the range of numbers that its stored value represents: ``complex64``, from and to.
 
     Tensors of types without such cells (:data:`workbench.core.decoding.ggml.HAS_CELLS`, float16 and bfloat16 have them)
     are left as they are.
@@ -306,7 +308,7 @@ def _carried_out(stored: Payloads, recipes: Sequence[Recipe]) -> Payloads:
 
 
 def _blocks(catalog: Catalog) -> list[Recipe]:
-    """Recipes of the tensors whose element type is a block of ggml's."""
+    """Return recipes for the tensors whose element type is a ggml block."""
     found = []
     for tensor in np.flatnonzero(np.isin(catalog.dtype, ggml.CODES)).tolist():
         dtype, shape = catalog.dtype_of(tensor), catalog.shape_of(tensor)
@@ -369,7 +371,7 @@ class _Shifted:
 
 
 def _catalog(catalog: Catalog, recipes: Sequence[Recipe]) -> Catalog:
-    """A catalog with the decoded tensors in the place of the first stored one of each."""
+    """Return a catalog with each decoded tensor in the place of its first stored tensor."""
     by_first = {catalog.index[recipe.stored[0]]: recipe for recipe in recipes}
     gone = {catalog.index[part] for recipe in recipes for part in recipe.stored[1:]}
     kept = np.array([t for t in range(len(catalog)) if t not in gone or t in by_first], np.int64)

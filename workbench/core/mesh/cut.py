@@ -29,7 +29,7 @@ class Locals:
 
     Attributes:
         tensor: ``(L,)`` which global tensor.
-        rank: ``(L,)`` who holds it.
+        rank: ``(L,)`` the rank that holds it.
         copy: ``(L,)`` 0 for the first rank that holds these elements; each rank that holds them has another number.
         ndim: ``(L,)``.
         shape: ``(L, D)`` of the local tensor, padded with 1.
@@ -65,12 +65,12 @@ class Locals:
 
 
 def cut(shapes: Ints, ndim: int, steps: Sequence[tuple[Placement, int]], coordinates: Ints) -> Locals:
-    """The local tensors of tensors with the same placements; ordered by tensor, then rank.
+    """Compute the local tensors of tensors with the same placements, ordered by tensor, then rank.
 
     Args:
         shapes: ``(T, D)`` global shapes, padded with 1.
         ndim: axes that they have, all the same.
-        steps: placements in the order they are applied, each with the size of its mesh axis; one a mesh axis.
+        steps: placements in the order they are applied, each with the size of its mesh axis; one per mesh axis.
         coordinates: ``(R, len(steps))`` of each rank along these mesh axes.
 
     Returns:
@@ -120,7 +120,7 @@ def cut(shapes: Ints, ndim: int, steps: Sequence[tuple[Placement, int]], coordin
 
 
 def concatenate(parts: Sequence[Locals]) -> Locals:
-    """Several sets of local tensors in one, reordered by tensor, then rank."""
+    """Concatenate several sets of local tensors, ordered by tensor, then rank."""
     if len(parts) == 1 and (np.diff(parts[0].tensor) >= 0).all():  # and by rank, as they are cut
         return parts[0]
     tensor, rank = (np.concatenate([getattr(part, name) for part in parts]) for name in ("tensor", "rank"))
@@ -149,7 +149,7 @@ class _Axis(NamedTuple):
     size: Ints
     at: Ints
     length: Ints
-    single: bool  # one run a local tensor, perhaps empty
+    single: bool  # one run per local tensor, perhaps empty
 
     @classmethod
     def whole(cls, length: Ints) -> _Axis:
@@ -177,7 +177,7 @@ class _Axis(NamedTuple):
 
 
 def _ranges(placement: Shard | StridedShard | PartedShard, length: Ints, count: int, at: Ints) -> tuple[Ints, ...]:
-    """Which ranges of an axis of ``length`` the coordinate ``at`` of ``count`` keeps: ``(owner, first, size)``."""
+    """Return the ranges ``(owner, first, size)`` of an axis of ``length`` that coordinate ``at`` of ``count`` keeps."""
     if isinstance(placement, Shard):
         base, part = np.zeros_like(length)[:, None], length[:, None]
     elif isinstance(placement, StridedShard):
@@ -209,7 +209,7 @@ def _dim(placement: Shard | StridedShard | PartedShard, ndim: int) -> int:
 
 
 def _copies(steps: Sequence[tuple[Placement, int]], coordinates: Ints) -> Ints:
-    """Number of each rank's copy, counted over the axes that do not cut."""
+    """Number each rank's copy, counting over the axes that do not cut."""
     found = np.zeros(len(coordinates), np.int64)
     for position, (placement, count) in enumerate(steps):
         if isinstance(placement, Only):
@@ -221,7 +221,7 @@ def _copies(steps: Sequence[tuple[Placement, int]], coordinates: Ints) -> Ints:
 
 
 def _product(shapes: Ints, axes: dict[int, _Axis]) -> tuple[Ints, Ints, Ints, Ints]:
-    """Boxes of every local tensor, row by row: owner, offsets, sizes, and the offsets in local positions."""
+    """Return the boxes of every local tensor, row by row: owner, offsets, sizes, and the offsets in local positions."""
     owner, picked = np.arange(len(shapes)), {}
     for dim, axis in sorted(axes.items()):
         if axis.single:
@@ -258,7 +258,7 @@ def _flat_range(flat: tuple[Flat, int, Ints], numel: Ints) -> tuple[Ints, Ints]:
 
 
 def _flatten(found: Locals, inside: Ints, start: Ints, stop: Ints) -> Locals:
-    """Ranges of the flattened local tensors; their boxes are cut at the boxes that the local tensors are made of."""
+    """Return ranges of the flattened local tensors, their boxes cut at the boxes that make up the local tensors."""
     index, low, size, position = box.flat_ranges(found.shape, start, stop)
     owner = found.owner
     i, j = box.group_join(index, low, size, owner, inside, found.sizes)
@@ -288,5 +288,5 @@ def _pointers(owner: Ints, count: int) -> Ints:
 
 
 def _spans(begins: Ints, counts: Ints) -> Ints:
-    """``begins[k], begins[k] + 1, …``, ``counts[k]`` of them, one after the other."""
+    """Concatenate the ranges ``begins[k], begins[k] + 1, …`` of ``counts[k]`` numbers each."""
     return np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))

@@ -19,7 +19,7 @@ class TensorLayout:
 
     Attributes:
         steps: axis and placement in the order they are applied; the tensor is copied along the other axes.
-        why: which rule says so.
+        why: the rule that placed it.
     """
 
     steps: Steps
@@ -37,7 +37,7 @@ class PlacementRule:
         pattern: the expression.
         placements: by mesh axis, applied in the order written, axes that are not named staying as they are; or one
             placement for each axis of the mesh, as a DTensor has them.
-        role: of this role only; by default of every role, as states follow their parameter.
+        role: applies to this role only; by default to every role, because states follow their parameter.
     """
 
     pattern: str
@@ -45,7 +45,7 @@ class PlacementRule:
     role: str | None = None
 
     def matches(self, key: str, fqn: str | None, role: str) -> bool:
-        """Raises UsageError for a pattern that is not a valid regular expression."""
+        """Raise UsageError for a pattern that is not a valid regular expression."""
         if self.role not in (None, role):
             return False
         try:
@@ -54,7 +54,7 @@ class PlacementRule:
             raise UsageError(f"pattern {self.pattern!r} is not a valid regular expression: {error}") from None
 
     def steps(self, mesh: Mesh) -> tuple[Steps, bool]:
-        """The placements in order, and whether they are all that counts."""
+        """Return the placements in order, and whether nothing else counts."""
         if isinstance(self.placements, Mapping):
             for axis in self.placements:
                 if axis not in mesh.axes:
@@ -66,6 +66,6 @@ class PlacementRule:
 
 
 def _shown(placement: Placement) -> str:
-    """``Shard(0)``, ``Only(0, 3)``, ``Flat()``."""
+    """Format a placement: ``Shard(0)``, ``Only(0, 3)``, ``Flat()``."""
     values = placement.coordinates if isinstance(placement, Only) else astuple(placement)
     return f"{type(placement).__name__}({', '.join(str(value) for value in values if value is not None)})"

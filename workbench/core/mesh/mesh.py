@@ -24,7 +24,7 @@ import numpy as np
 from workbench.core.arrays import Ints
 from workbench.errors import UsageError
 
-MAX_RANKS = 1 << 20  #: ranks; more are a typing error
+MAX_RANKS = 1 << 20  #: more ranks than this are a typing error
 
 
 class Mesh:
@@ -45,7 +45,8 @@ class Mesh:
     shape: tuple[int, ...]
 
     def __init__(self, **sizes: int) -> None:
-        """``Mesh(dp=2, tp=4)``: the first axis is the outermost; ``Mesh()`` is one rank.
+        """Create a mesh from axis sizes, as in ``Mesh(dp=2, tp=4)``; the first axis is the outermost. ``Mesh()`` is one
+        rank.
 
         Raises:
             UsageError: a size is not a whole number of 1 or more, or there are more than :data:`MAX_RANKS` ranks.
@@ -59,7 +60,7 @@ class Mesh:
 
     @classmethod
     def parse(cls, text: str) -> Mesh:
-        """A mesh from ``"dp=2,tp=4"``, as on the command line; an empty text is one rank.
+        """Parse a mesh from ``"dp=2,tp=4"``, as on the command line; an empty string is one rank.
 
         Raises:
             UsageError: not of that form, or an axis named twice.
@@ -78,14 +79,17 @@ class Mesh:
 
     @classmethod
     def of(cls, mesh: Mesh | Mapping[str, int] | str) -> Mesh:
-        """A mesh from ``{"dp": 2, "tp": 4}`` or ``"dp=2,tp=4"``, or itself. Raises as :meth:`parse`."""
+        """Create a mesh from ``{"dp": 2, "tp": 4}`` or ``"dp=2,tp=4"``; a mesh is returned unchanged. Raises as
+        :meth:`parse`.
+        """
         if isinstance(mesh, str):
             return cls.parse(mesh)
         return cls(**mesh) if isinstance(mesh, Mapping) else mesh
 
     @classmethod
     def megatron(cls, *, tp: int = 1, pp: int = 1, dp: int = 1, cp: int = 1, ep: int = 1) -> Mesh:
-        """Megatron's numbering (``tp-cp-ep-dp-pp``, tp fastest); ``dp`` counts replicas of a dense weight, without cp.
+        """Number ranks as Megatron does (``tp-cp-ep-dp-pp``, tp fastest); ``dp`` counts replicas of a dense weight,
+        without cp.
 
         Experts are spread inside of dp × cp, so with ``ep`` those ranks are named ``dp`` (replicas of an expert)
         and ``ep``; context parallel ranks hold no weights of their own and are part of both.
@@ -101,7 +105,7 @@ class Mesh:
 
     @classmethod
     def like(cls, device_mesh: Any) -> Mesh:
-        """Names and sizes of a ``torch.distributed.DeviceMesh``; ranks here are positions in it, row by row.
+        """Copy names and sizes of a ``torch.distributed.DeviceMesh``; ranks here are positions in it, row by row.
 
         Raises:
             UsageError: its axes have no names, and placements could not be distinguished.
@@ -117,11 +121,11 @@ class Mesh:
         return prod(self.shape)
 
     def size(self, axis: str) -> int:
-        """Size of an axis; 1 for one that the mesh does not have."""
+        """Return the size of an axis; 1 for an axis that the mesh does not have."""
         return self.shape[self.axes.index(axis)] if axis in self.axes else 1
 
     def coordinates(self, ranks: Sequence[int] | Ints | None = None) -> Ints:
-        """``(R, axes)`` coordinates of some ranks, of all by default.
+        """Return the coordinates of ranks, of all ranks by default, ``(R, axes)``.
 
         Raises:
             UsageError: a rank outside of the mesh.
@@ -138,14 +142,14 @@ class Mesh:
         return found
 
     def coordinate(self, rank: int) -> dict[str, int]:
-        """Coordinate of one rank by axis name."""
+        """Return the coordinate of one rank by axis name."""
         return dict(zip(self.axes, self.coordinates([rank])[0].tolist(), strict=True))
 
     def rank(self, **coordinate: int) -> int:
-        """The rank at a coordinate; axes that are not named are at 0.
+        """Return the rank at a coordinate; axes that are not named are at 0.
 
         Raises:
-            UsageError: an axis that the mesh has not, or a coordinate beyond it.
+            UsageError: an axis that the mesh does not have, or a coordinate beyond it.
         """
         found = 0
         for name in coordinate:
@@ -158,10 +162,11 @@ class Mesh:
         return found
 
     def groups(self, *axes: str) -> Ints:
-        """``(groups, members)`` ranks that differ in these axes only: process groups, members in rank order.
+        """Return the process groups of ranks that differ in these axes only, ``(groups, members)``, members in rank
+        order.
 
         Raises:
-            UsageError: an axis that the mesh has not.
+            UsageError: an axis that the mesh does not have.
         """
         mine = sorted(self._position(axis) for axis in axes)
         rest = [position for position in range(len(self.axes)) if position not in mine]

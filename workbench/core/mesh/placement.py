@@ -1,6 +1,6 @@
 """Placements: which boxes of a global tensor a rank's local tensor is made of, for all tensors and ranks at once.
 
-One placement a mesh axis, applied from left to right, each to what the ones before it left::
+One placement per mesh axis, applied from left to right, each to the result of those before it::
 
     shape (5, 4)   dp=2, tp=2                 dp 0          dp 1
     dp Shard(0)    rows 0:3 │ 3:5    tp 0     rows 0:3      rows 3:5      local (3, 2), (2, 2)
@@ -30,7 +30,7 @@ from workbench.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Every rank of the axis holds the same."""
+    """Every rank of the axis holds the same elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class StridedShard:
 
 @dataclass(frozen=True, slots=True)
 class PartedShard:
-    """As :class:`StridedShard` with parts of the sizes given: [q; k; v] in one weight."""
+    """Like :class:`StridedShard`, with parts of the given sizes: [q; k; v] in one weight."""
 
     dim: int
     parts: tuple[int, ...]
@@ -64,7 +64,7 @@ class Flat:
     """A range of the flattened tensor (FSDP1, ZeRO); the local tensor is 1-d. It must be the last one applied.
 
     Attributes:
-        starts, stops: elements, one pair a coordinate of the axis; without them ceil(n / ranks) elements each.
+        starts, stops: elements, one pair per coordinate of the axis; without them, ceil(n / ranks) elements each.
     """
 
     starts: tuple[int, ...] | None = None
@@ -73,7 +73,7 @@ class Flat:
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """Held by these coordinates of the axis, whole; the others have no such tensor (pipeline stages, experts)."""
+    """Held whole by these coordinates of the axis; the others do not have the tensor (pipeline stages, experts)."""
 
     coordinates: tuple[int, ...]
 
@@ -82,7 +82,7 @@ Placement = Replicate | Shard | StridedShard | PartedShard | Flat | Only
 
 
 def flat_buffer(numels: Sequence[int], ranks: int, *, multiple: int = 1) -> list[Flat]:
-    """Tensors laid end to end in one buffer that is cut into ``ranks`` equal parts: the placement of each.
+    """Return the placement of each tensor in one flat buffer of all tensors that is cut into ``ranks`` equal parts.
 
     The end is padded to a multiple of ``ranks · multiple`` elements, as FSDP1 and ZeRO do.
     """
@@ -97,10 +97,10 @@ def flat_buffer(numels: Sequence[int], ranks: int, *, multiple: int = 1) -> list
 
 
 def of_torch(placement: Any) -> Placement:
-    """Ours for a ``torch.distributed.tensor`` placement.
+    """Convert a ``torch.distributed.tensor`` placement.
 
     Raises:
-        UsageError: a pending reduction (``Partial``) or a placement that we do not know.
+        UsageError: a pending reduction (``Partial``) or an unknown placement.
     """
     name = type(placement).__name__
     if name == "Replicate":

@@ -2,9 +2,9 @@
 
 ::
 
-    opcodes        how long each opcode is and what it takes, from pickletools
-    guard          every opcode of a stream read before the first is executed       budget   what a pickle may cost
+    opcodes        the length of each opcode and its operands, from pickletools
+    guard          every opcode of a stream read before the first is executed       budget   limits of memory and work
     unpickle       the only unpickler
-    standins       what it makes of classes and functions                           arrays   of numpy's
-    constructors   which globals are known, and what each of them makes
+    standins       its replacements for classes and functions                        arrays   numpy's
+    constructors   the known globals, and the result of each
 """

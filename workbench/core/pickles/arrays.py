@@ -68,7 +68,7 @@ class NumpyDType(Opaque):
     module, qualname = "numpy", "dtype"
 
     def resolve(self) -> np.dtype | None:
-        """The dtype, or None when it is structured or holds Python objects. Raises ValueError for
+        """Return the dtype, or None when it is structured or holds Python objects. Raises ValueError for
         nonsense.
         """
         code = self.args[0] if self.args else None

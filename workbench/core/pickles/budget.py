@@ -1,4 +1,4 @@
-"""What decoding one pickle, and listing what it holds, may cost: memory and work in proportion to its length.
+"""Limits for decoding one pickle and listing its contents: memory and work in proportion to its length.
 
 ::
 
@@ -7,9 +7,9 @@
     c 'a' 'b'                    classes, counted as they are made
     keys of equal hash           a clock, read every few thousand bytes
 
-Twenty bytes of a pickle can ask for a copy of everything decoded before them, and a thousand dict keys of the same hash
+Twenty bytes of a pickle can request a copy of everything decoded before them, and a thousand dict keys of equal hash
 for a million comparisons. Which keys collide cannot be inferred from the opcodes, since that depends on the order in
-which a table fills; how long the guard took for the same opcodes can, and it hashes nothing.
+which a table fills. The limit follows from the time that the guard took for the same opcodes, as it hashes nothing.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from typing import Any, NoReturn
 
 from workbench.errors import CorruptError, UnsafeError
 
-SPARE, DENSITY = 64 << 20, 24  # bytes of memory that any pickle may take, and more for each byte of it
+SPARE, DENSITY = 64 << 20, 24  # bytes of memory that any pickle may take, and more for each of its bytes
 SECONDS = 0.4  # of CPU that any pickle may take
 MAX_DEPTH = 200  #: nested containers; modules nest some 30 deep
-MAX_AGAIN = 500_000  #: visits to what was visited before; a pickle can share one list a million times
+MAX_AGAIN = 500_000  #: repeated visits; a pickle can share one list a million times
 NAMES, NAME = 16 << 20, 256  #: characters of all names together, and more for each; a key is part of many names
 PACE = 6.0  # times as long as the guard took; decoding a healthy pickle takes 0.2 to 1.5 times as long
 
 
 def allowed(size: int) -> int:
-    """The bytes of memory that a pickle of ``size`` bytes may take."""
+    """Return the bytes of memory that a pickle of ``size`` bytes may take."""
     return SPARE + DENSITY * size
 
 
 class Allowance:
-    """What is left for one pickle. ``position`` is the byte reached, for messages."""
+    """The remaining budget of one pickle. ``position`` is the byte reached, for messages."""
 
     def __init__(self, what: str, start: int, size: int, spent: int, seconds: float) -> None:
         self.what, self.size, self.spent = what, size, spent
@@ -45,7 +45,7 @@ class Allowance:
         self.position = start
 
     def tick(self) -> None:
-        """Look at the clock. Raises UnsafeError when the time is over."""
+        """Check the clock. Raises UnsafeError when the time is over."""
         if time.thread_time() > self.deadline:
             self.refuse(
                 f"its {self.size:,} bytes take more than {self.seconds:.1f} s of CPU, over {PACE:.0f} times what "
@@ -76,14 +76,14 @@ def charge(nbytes: int) -> None:
 
 
 def refuse(reason: str) -> NoReturn:
-    """Refuse what a constructor is asked for."""
+    """Refuse the request to a constructor."""
     if (budget := ACTIVE.get()) is not None:
         budget.refuse(reason)
     raise UnsafeError(reason)
 
 
 def tick() -> None:
-    """Look at the clock, in a constructor that hashes many keys."""
+    """Check the clock in a constructor that hashes many keys."""
     if (budget := ACTIVE.get()) is not None:
         budget.tick()
 
@@ -95,11 +95,11 @@ def leaves(
     *,
     what: str,
 ) -> list[tuple[tuple[Any, ...], Any]]:
-    """Every leaf of a decoded tree with the keys and positions that lead to it, in the tree's order.
+    """Return every leaf of a decoded tree with the keys and positions that lead to it, in the tree's order.
 
     Args:
-        children: named children of a container, ``None`` for what is neither container nor leaf. ``None`` as a name
-            is a level that the path leaves out.
+        children: named children of a container, ``None`` for values that are neither container nor leaf. A name
+            ``None`` is a level that the path leaves out.
         what: the file, for messages.
 
     Raises:
@@ -128,7 +128,7 @@ def leaves(
             return
         inside = None if id(node) in above else children(node)
         if inside is None:
-            return  # plain, or a module that knows its parent: what is in that has been listed
+            return  # plain, or a module that refers to its parent, whose contents have been listed
         if len(above) >= MAX_DEPTH:
             raise CorruptError(f"{what} has more than {MAX_DEPTH} nested containers at {_start(path)}")
         shared = shared or id(node) in seen
@@ -146,7 +146,7 @@ def leaves(
 
 
 def _start(path: tuple[Any, ...]) -> str:
-    """The first characters of a path."""
+    """Return the first characters of a path."""
     text = ""
     for key in path:
         text += "." * bool(text) + (key[:80] if isinstance(key, str) else repr(key)[:80])

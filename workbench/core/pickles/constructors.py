@@ -1,4 +1,4 @@
-"""The globals that a pickle may name without being called foreign, and what each of them makes.
+"""The globals that a pickle may name without being reported as foreign, and the result of each.
 
 ::
 
@@ -16,7 +16,7 @@ Everything else becomes an `Opaque` too, but is reported. What a hostile pickle 
     GLOBAL builtins bytearray · 10**12 · REDUCE          a terabyte from 30 bytes
     GLOBAL builtins tuple · range(10**12) · REDUCE       the same
     GLOBAL builtins set · [a tuple of 2**60 paths]       hashing it takes for ever
-    GLOBAL builtins list · a list of a million · × 5000  copies of what is there once: charged to the budget
+    GLOBAL builtins list · a list of a million · × 5000  copies of one object: charged to the budget
     GLOBAL builtins str · a list of 2**60 paths          so does writing it down
 
 All are one REDUCE away, so these take only the argument types that real picklers emit and raise TypeError or
@@ -51,7 +51,7 @@ from workbench.core.pickles.standins import (
 )
 
 HASH_BUDGET = 1000  # elements that hashing one key may visit
-SLICE = 500  # keys hashed between two looks at the clock
+SLICE = 500  # keys hashed between two checks of the clock
 
 
 def sequence(kind: Callable[..., object]) -> Callable[..., object]:
@@ -132,7 +132,7 @@ def newobj(cls: object, *args: object) -> object:
 
 
 def _filled(made: Any, items: Iterable[object]) -> Any:
-    """A set or dict after its ``update``, a few items between two looks at the clock: their hashes may be equal."""
+    """Return a set or dict after its ``update``; the clock is checked every few items, as all hashes may be equal."""
     rest = iter(items)
     while part := list(islice(rest, SLICE)):
         made.update(part)
@@ -157,9 +157,7 @@ STORAGE = 120  # bytes of a `StorageRef`
 
 
 def torch_storage(pid: object) -> StorageRef:
-    """The storage behind a persistent id of torch.save: ``('storage', class, key, location, numel[,
-    view])``.
-    """
+    """Return the storage behind a persistent id of torch.save: ``('storage', class, key, location, numel[, view])``."""
     if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != "storage" or not isinstance(pid[1], StorageType):
         raise ValueError(f"{short(pid)} is not a storage")
     _, kind, key, location, numel = pid[:5]
@@ -189,7 +187,7 @@ def tensor(
 
 
 def tensor_v3(storage: object, *args: Any) -> TensorRef:
-    """As `tensor`, with a dtype in the seventh place, since the storage is untyped."""
+    """Rebuild a tensor as `tensor` does, with the dtype as the seventh argument because the storage is untyped."""
     offset, size, stride, requires_grad, _, dtype, *metadata = args
     if not isinstance(dtype, DTypeRef):
         raise TypeError("_rebuild_tensor_v3 without a dtype")

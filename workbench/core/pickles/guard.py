@@ -1,4 +1,4 @@
-"""What is checked before a pickle is decoded: every opcode of the stream, run with sizes instead of values.
+"""Checks before a pickle is decoded: every opcode of the stream is run with sizes instead of values.
 
 ::
 
@@ -10,7 +10,7 @@ CPython 3.11's C unpickler trusts its input in places where that costs the proce
 is an index into an array that is grown and filled up to it (``LONG_BINPUT 0x7fffffff`` is 16 GB from nine bytes), the
 extension registry hands out objects without asking ``find_class``, every opcode may make an object of a few hundred
 bytes, and a dict key may be a tuple that holds itself twice, forty times over: hashing it visits 2**40 elements, or
-overflows the C stack when it nests deeply instead. Opcodes: opcodes.py; what they may cost: budget.py.
+overflows the C stack when it nests deeply instead. Opcodes: opcodes.py; their limits: budget.py.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ OUT_OF_BAND = "an out-of-band buffer, which is not in the file"
 
 
 class Refused(Exception):
-    """Where (from the start of the pickle), why, and whether it is an attack rather than damage."""
+    """The refusal of a pickle: where (from its start), why, and whether it is an attack rather than damage."""
 
 
 class Ends(Exception):
-    """The data end within the opcode at this place."""
+    """The data end within the opcode at this position."""
 
 
 class Walked(NamedTuple):
-    """Of a pickle that may be decoded: the offset after its STOP, bytes that its containers take, its FRAME opcodes."""
+    """A pickle that may be decoded: the offset after its STOP, the bytes of its containers, its FRAME opcodes."""
 
     stop: int
     memory: int
@@ -82,9 +82,9 @@ def walk(data: bytes | memoryview, offset: int, what: str) -> Walked:
         raise kind(f"{what}, byte {offset + at:,}: {reason}; {hint}") from None
 
 
-# What a value costs as a dict key: text, None and instances nothing, a number 1, an integer of any length 2 a byte,
-# a tuple 1, and one more than what it costs for each of its elements.
-# `_LEAF` is the length of opcodes that push a value, `_COST` what it costs.
+# The cost of a value as a dict key: text, None and instances 0, a number 1, an integer of any length 2 per byte,
+# a tuple 1, plus, for each of its elements, its cost and 1.
+# `_LEAF` is the length of opcodes that push a value, `_COST` its cost.
 _LEAF, _COST, _TUPLE = [0] * 256, [0] * 256, [0] * 256
 for _op in b"NKMJG\x88\x89)":
     _LEAF[_op] = 1 + FIXED[_op]
@@ -168,7 +168,7 @@ def follow(data: bytes) -> tuple[int, int, list[int]]:
                 fence = len(stack)
                 if len(marks) > MARK_LIMIT:
                     raise Refused(at, f"more than {MARK_LIMIT:,} open marks", True)
-                if memory > limit:  # of what the marks before made
+                if memory > limit:  # of the values below the marks
                     limit = _room(memory, at)
             elif op == 0x74:  # TUPLE
                 pos += 1
@@ -267,7 +267,7 @@ def follow(data: bytes) -> tuple[int, int, list[int]]:
 
 
 def _before(data: bytes, stop: int) -> str:
-    """How much of a pickle there is up to an opcode, for messages."""
+    """Describe how much of a pickle comes before an opcode, for messages."""
     if stop > 1000:
         return f"{stop:,} bytes"
     pos = count = 0

@@ -1,9 +1,9 @@
-"""The opcodes of pickles: how long each is, and what it takes off the stack. Derived from ``pickletools.opcodes``.
+"""The opcodes of pickles: their lengths and stack effects. Derived from ``pickletools.opcodes``.
 
 ::
 
     4b 05              BININT1   5                one byte follows              FIXED
-    58 04 00 00 00 …   BINUNICODE 'step'          a length, then so many        COUNTED
+    58 04 00 00 00 …   BINUNICODE 'step'          a length, then its bytes      COUNTED
     63 … 0a … 0a       GLOBAL    'os' 'path'      two lines                     LINES
     86                 TUPLE2    (…, …)           takes two values, pushes one  TAKES
 """
@@ -40,10 +40,10 @@ for _op in pickletools.opcodes:
 
 
 def end_of(data: Any, pos: int) -> int:
-    """The position after the opcode at ``pos`` and its argument, which may be beyond the data.
+    """Return the position after the opcode at ``pos`` and its argument, which may be beyond the data.
 
     Args:
-        data: bytes, a ``memoryview``, or what is sliced as one.
+        data: bytes, a ``memoryview``, or an object that is sliced as one.
 
     Raises:
         IndexError: the data end before the argument's length is known; KeyError: there is no such opcode.
@@ -65,7 +65,7 @@ def end_of(data: Any, pos: int) -> int:
 
 
 def line_end(data: Any, pos: int) -> int:
-    """The position after the line that starts at ``pos``. Raises IndexError where none ends."""
+    """Return the position after the line that starts at ``pos``. Raises IndexError if no line ends."""
     for at in range(pos, len(data), 4096):
         found = bytes(data[at : at + 4096]).find(b"\n")
         if found >= 0:

@@ -1,11 +1,11 @@
-"""What a decoded pickle is made of: inert stand-ins for the classes and functions that it names.
+"""The inert stand-ins for the classes and functions that a pickle names.
 
 ::
 
     GLOBAL torch._utils _rebuild_tensor_v2   →  Call("…", a function of ours)  → TensorRef
     GLOBAL torch bfloat16                    →  DTypeRef("bfloat16")
     GLOBAL my.lib Config                     →  a fresh subclass of Opaque     → args, state
-    GLOBAL my.fork MetadataIndex             →  a fresh subclass of Held       → [state]   where ByClass is asked for
+    GLOBAL my.fork MetadataIndex             →  a fresh subclass of Held       → [state]   if ByClass is requested
 
 Opcodes can reach an object in five ways: call it (REDUCE, NEWOBJ, OBJ, INST), give it state (BUILD), append,
 add, set an item. Nothing here runs code that a pickle brought along in any of them, and none of them changes
@@ -14,7 +14,7 @@ a class or a function of ours::
     BUILD looks for __setstate__, and only without one falls back on setattr   → every stand-in has one
     BUILD on a class would set attributes that all its instances see           → classes are sealed
     BUILD on a function would reach its __defaults__                           → `Call` wraps each one
-    repr of what a stranger nested may take forever, or fill a terminal       → `short` bounds and escapes
+    repr of hostile nesting may take forever, or fill a terminal              → `short` bounds and escapes
 
 numpy's arrays and dtypes: arrays.py.
 """
@@ -29,7 +29,7 @@ from typing import Any
 from workbench.core.pickles.budget import charge
 from workbench.errors import CorruptError
 
-INSTANCE, CLASS = 300, 4000  # what an `Opaque` and a class of them count as, in bytes; a class takes 20 µs to make
+INSTANCE, CLASS = 300, 4000  # bytes counted for an `Opaque` and for a class of them; a class takes 20 µs to make
 
 
 class _Sealed(type):
@@ -114,7 +114,7 @@ _COPIES = frozenset((bytes, bytearray, str, int, list, tuple, set, frozenset, di
 
 
 class Opaque(metaclass=_Sealed):
-    """An instance of a class that is not ours: what the pickle says about it, and nothing that runs.
+    """An instance of an unknown class: what the pickle stores about it, and nothing that runs.
 
     The class attributes ``module`` and ``qualname`` name it; ``args`` and ``kwargs`` are what it was called
     with, ``state`` what BUILD gave (None before), ``items`` what was appended or added, ``pairs`` what was
@@ -175,14 +175,14 @@ class Record(Opaque):
 
 
 def opaque_class(module: str, qualname: str, base: type[Opaque] = Opaque) -> type[Opaque]:
-    """A fresh class for a global (fresh per load so that nothing is shared between two pickles)."""
+    """Create a class for a global, a new one for each load, to share nothing between two pickles."""
     charge(CLASS + 4 * len(module) + 4 * len(qualname))
     body = {"__slots__": (), "module": module, "qualname": qualname}
     return _Sealed(base.__name__, (base,), body)  # type: ignore[return-value]
 
 
 def short(value: object, limit: int = 120) -> str:
-    """A one-line, escaped, bounded repr of any decoded value."""
+    """Return a one-line, escaped, bounded repr of any decoded value."""
     text = _REPR.repr(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -238,7 +238,7 @@ _REPR.maxstring = _REPR.maxother = 60
 
 
 MAX_DIMS = 64  # torch's own limit
-TENSOR = 400  # bytes of a `TensorRef`, and of what a catalog keeps of it
+TENSOR = 400  # bytes of a `TensorRef`, and of its part of a catalog
 
 
 class DTypeRef(Inert):
@@ -344,14 +344,14 @@ class TensorRef(Inert):
         set_(self, "kind", kind)
 
     def replace(self, **changes: Any) -> TensorRef:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return TensorRef(**{name: getattr(self, name) for name in TensorRef.__slots__} | changes)
 
     def __repr__(self) -> str:
         return f"<tensor {self.dtype} {list(self.shape)}>"
 
 
-FAULTS = (TypeError, KeyError, AttributeError, ValueError, IndexError, OverflowError)  # what another layout provokes
+FAULTS = (TypeError, KeyError, AttributeError, ValueError, IndexError, OverflowError)  # errors of another layout
 
 
 class Held(list[Any]):
@@ -369,10 +369,10 @@ class Held(list[Any]):
 class ByClass(Mapping[tuple[str, str], object]):
     """(module, name) → stand-in class, for classes of these names in any module.
 
-    Frameworks bring copies of each other's classes, and move their own from module to module; what they hold stays the
+    Frameworks bring copies of each other's classes, and move their own from module to module; their state stays the
     same. Classes of any other name become opaque leaves, as everywhere.
 
-    The classes are made anew for each load so that a hostile BUILD on one cannot outlive its pickle.
+    The classes are created anew for each load, so a hostile BUILD on one cannot outlive its pickle.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -389,13 +389,13 @@ class ByClass(Mapping[tuple[str, str], object]):
 
 
 def not_run(foreign: Iterable[str]) -> str:
-    """The end of a message on a pickle that names globals of others than torch; empty where there are none."""
+    """Return the end of a message on a pickle that names globals from outside torch; empty if it names none."""
     names = sorted(name for name in foreign if not name.startswith("torch."))[:3]
     return f"; it names the foreign globals {names}, which were not run" if names else ""
 
 
 def state_of(value: object, names: Iterable[str], what: str, foreign: set[str]) -> Any:
-    """The state of a decoded root object.
+    """Return the state of a decoded root object.
 
     Args:
         names: classes that it may be of.

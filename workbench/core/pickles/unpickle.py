@@ -11,7 +11,7 @@
     2e                             STOP
 
 The C unpickler (CPython 3.11, ``Modules/_pickle.c``) does the work, after `guard.walk` has read every
-opcode of the stream. `core.jsonable` turns what comes out into bounded JSON.
+opcode of the stream. `core.jsonable` turns the result into bounded JSON.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def load_prefix(data: bytes | memoryview, offset: int, *, what: str, **options: 
 
 
 def nested(value: bytes, what: str) -> object:
-    """Decode bytes that a pickle holds and that are a pickle themselves, by the same rules. Raises like `loads`."""
+    """Decode a pickle that is stored as bytes inside another one, by the same rules. Raises like `loads`."""
     if type(value) not in (bytes, bytearray):
         raise CorruptError(f"{what} is a {type(value).__name__}, not the bytes of a pickle")
     return loads(bytes(value), what=what)
@@ -76,8 +76,8 @@ def loads_with_globals(
         what: how messages name it, e.g. ``"'.metadata'"``.
         allow: (module, qualname) to stand-in, before the table; each is handed to the stream as it is, so it
             must survive a hostile BUILD: a class needs ``__setstate__``, a bare function must not be given.
-        strict: refuse any global outside ``allow`` and the table, where structure is needed.
-        persistent_load: what decodes persistent ids (see `torch_storage`); without one they are refused.
+        strict: refuse any global outside ``allow`` and the table, if the structure is needed.
+        persistent_load: decodes persistent ids (see `torch_storage`); without it they are refused.
 
     Raises:
         CorruptError: no pickle, cut short, or contradicting itself.
@@ -97,7 +97,7 @@ def loads_with_globals(
         value = unpickler.load()
     except WorkbenchError:
         raise
-    except Exception as error:  # whatever hostile bytes provoke in the C unpickler or a stand-in ends here
+    except Exception as error:  # any error that hostile bytes provoke in the C unpickler or a stand-in ends here
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, pickle.UnpicklingError) else str(error)
         raise CorruptError(
             f"{what} cannot be unpickled, in bytes {reader.low:,} to {reader.high:,}: {_line(reason)}; the file is "
@@ -184,7 +184,7 @@ class _Reader:
 
     @property
     def high(self) -> int:
-        """The end of what may have been executed since :attr:`low`; what of it the unpickler does not say."""
+        """The end of the bytes that may have been executed since :attr:`low`; the unpickler does not report it."""
         return max(self.pos, self.ahead)
 
     def read(self, size: int) -> memoryview:
@@ -209,6 +209,6 @@ class _Reader:
 
 
 def _line(text: str) -> str:
-    """One printable, bounded line."""
+    """Format text as one printable line of bounded length."""
     safe = repr(text)[1:-1]
     return safe if len(safe) <= 200 else safe[:199] + "…"

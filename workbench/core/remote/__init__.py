@@ -8,6 +8,6 @@
     objects  head, get a range, list        obstore, fsspec or the Hugging Face hub
               │
               ▼
-    bucket   one listing → a tree of names  what a Place asks: files, folders, stat, source
+    bucket   one listing → a tree of names  the calls of a Place: files, folders, stat, source
     ranged   a Source of one object         few large requests at a time, each of the pinned content
 """

@@ -28,7 +28,7 @@ from workbench.core.source import FileStat, Source
 from workbench.errors import MissingFileError, NotACheckpointError, OpenError, UnsafeError
 
 MANY = 20_000  #: objects up to which a folder is listed with everything below it
-AHEAD = 512  #: files up to which a checkpoint's ends are fetched before they are asked for
+AHEAD = 512  #: files up to which a checkpoint's ends are fetched in advance
 WHOLE = 256 << 10  #: bytes up to which a file is fetched whole
 MARKER = 16 << 10  #: … if there are more files
 BY_HEADER = (".safetensors",)  #: ends of names of files whose directory is at their beginning
@@ -39,8 +39,8 @@ class Tree:
     """Names below a folder: its files, and its folders as trees.
 
     Attributes:
-        files: identity by name; ``None`` until it is asked for, or if the object is gone by then.
-        listed: whether the names are known; if not, the folder is listed when one of them is asked for.
+        files: identity by name; ``None`` until it is requested, or if the object was deleted before.
+        listed: whether the names are known; if not, the folder is listed when one of them is needed.
     """
 
     def __init__(self, files: Mapping[str, FileStat | None] | None = None, *, listed: bool = True) -> None:
@@ -59,14 +59,14 @@ class Tree:
         tree.files[name] = stat
 
     def walk(self, above: str = "") -> Iterator[tuple[Tree, str, str]]:
-        """Each file's folder, name and path, those of this folder first."""
+        """Yield the folder, name and path of each file, those of this folder first."""
         yield from ((self, name, above + name) for name in self.files)
         for name, tree in self.folders.items():
             yield from tree.walk(f"{above}{name}/")
 
 
 class Bucket:
-    """A folder of objects, or one object: what :class:`~workbench.core.place.Place` asks of files."""
+    """A folder of objects, or one object: the files of a :class:`~workbench.core.place.Place`."""
 
     at_once = 16  #: reads that wait for the store at the same time; each may make several requests
 
@@ -76,7 +76,7 @@ class Bucket:
         at = connection.at = at.public
         tree = Tree(listed=False)
         self._become(connection, at, tree, None)
-        listing = connection.begin(self._list, tree, at)  # whether it is a file or a folder is asked at the same time
+        listing = connection.begin(self._list, tree, at)  # file or folder: both requests run at the same time
         stat = connection.ask(connection.head, at.key) if at.key else None
         if stat is not None:
             self._become(connection, at.above(), Tree({at.name: stat}), at.name)
@@ -98,7 +98,7 @@ class Bucket:
         return made
 
     def __getstate__(self) -> tuple[Connection, Location, str | None]:
-        return self._connection, self._at, self.file  # names and identities are asked for again
+        return self._connection, self._at, self.file  # names and identities are requested again
 
     def __setstate__(self, state: tuple[Connection, Location, str | None]) -> None:
         connection, at, file = state
@@ -155,13 +155,13 @@ class Bucket:
         raise MissingFileError(f"file {relative!r} of {self.shown!r} is missing; restore it or save again")
 
     def now(self, relative: str) -> FileStat:
-        return self.stat(relative)  # a request fails if the object is another one by then
+        return self.stat(relative)  # a request fails if the object was replaced meanwhile
 
     def source(self, relative: str) -> Source:
         return RangedSource(self._connection, self._at.at(relative).key, relative, self.stat(relative))
 
     def ahead(self) -> None:
-        """Fetch, in one round, what a reader is about to look at: small files, and the ends of large ones.
+        """Fetch, in one round, what a reader is about to examine: small files, and the ends of large ones.
 
         A safetensors file begins with its header, and a zip archive ends with its directory. Of many files (a run's
         steps), only the smallest are fetched: markers and trackers. Errors are left to the reads themselves.
@@ -188,7 +188,7 @@ class Bucket:
         return self._connection.uncached()
 
     def again(self) -> Bucket:
-        """The same files, listed anew."""
+        """Return the same files, listed anew."""
         return self._with(self._connection.again(), self._at, _unseen(self.file), self.file)
 
     def above(self) -> Bucket | None:
@@ -216,7 +216,7 @@ class Bucket:
         return self._connection.head(self._at.at(relative).key)
 
     def _folder(self, folders: list[str]) -> Tree | None:
-        """The names in a folder inside, listed if they are not known yet; ``None`` if there is no such folder."""
+        """Return the names in a folder inside, listed if not known yet; ``None`` if the folder does not exist."""
         tree, at = self._tree, self._at
         for folder in [*folders, None]:
             if not tree.listed:
@@ -230,7 +230,7 @@ class Bucket:
 
     def _list(self, tree: Tree, at: Location) -> None:
         objects, skip = self._connection.objects, len(at.key) + 1 if at.key else 0
-        self._connection.traffic.count(requests=1)  # or more: stores list in pages, servers folder by folder
+        self._connection.traffic.count(requests=1)  # at least: stores list in pages, servers folder by folder
         try:
             found = list(islice(objects.walk(at.key), MANY + 1))
         except TooManyFolders:

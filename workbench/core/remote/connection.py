@@ -1,4 +1,4 @@
-"""What all folders of one opened URL share: the connection, its counts, and the blocks that were read."""
+"""The state shared by all folders of one opened URL: the connection, its counts, and the blocks that were read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Blocks:
         self._size = 0
 
     def find(self, key: str, start: int, stop: int) -> Array | None:
-        """The bytes, if one block has all of them."""
+        """Return the bytes if one block has all of them."""
         with self._lock:
             for low in self._lows.get(key, ()):
                 block = self._held[key, low]
@@ -71,7 +71,7 @@ class _CacheUse:
 
 @dataclass
 class Connection:
-    """A store under one URL; pickled by what of the URL may be shown."""
+    """A store under one URL; pickled as the public part of the URL."""
 
     at: Location
     options: Mapping[str, Any] = field(repr=False)
@@ -85,9 +85,9 @@ class Connection:
         self._store = f"{self.at.scheme}://{self.at.host} {endpoint}"
 
     def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
-        """Bytes ``[start, stop)`` of an object, in ``into`` if that is given: from the cache on disk, or a request."""
+        """Fetch bytes ``[start, stop)`` of an object, into ``into`` if given, from the disk cache or by a request."""
         pin = stat.tag or self.objects.pin
-        # without a pin, an object may have other content at any time
+        # without a pin, an object's content may change at any time
         cache = self._use.cache if pin and not self._use.without else None
         if cache is not None and (kept := cache.find(f"{self._store}/{key}", stat.size, pin, start, stop)) is not None:
             self.traffic.count(cached=len(kept))
@@ -99,7 +99,7 @@ class Connection:
         return data
 
     def head(self, key: str) -> FileStat | None:
-        """Ask for the identity of an object."""
+        """Request the identity of an object."""
         self.traffic.count(requests=1)
         return self.objects.head(key)
 
@@ -123,7 +123,7 @@ class Connection:
                 self._use.without -= 1
 
     def again(self, *, cached: bool = True) -> Connection:
-        """The same connection without what was read, and if asked without the cache on disk."""
+        """Return the same connection without the bytes read so far and, if requested, without the cache on disk."""
         fresh = Connection.__new__(Connection)
         fresh.at, fresh.options, fresh.objects = self.at, self.options, self.objects
         fresh.traffic, fresh.blocks = self.traffic, Blocks()

@@ -24,7 +24,7 @@ from workbench.core.source import FileStat
 from workbench.errors import ChangedError, MissingFileError, NotACheckpointError, OpenError, UsageError, WriteError
 
 R = TypeVar("R")
-#: Time that a request may take: the answer to a part comes after all of it was sent, to a copy after it was made.
+#: Time limit of a request: a part is answered after all of it was sent, a copy after it was made.
 PATIENCE = timedelta(minutes=5)
 
 
@@ -65,22 +65,22 @@ class Destination:
         self.shown, self.key, self.name = at.shown, at.key, at.name
 
     def beside(self, name: str) -> str:
-        """The key of another name in the same folder."""
+        """Return the key of another name in the same folder."""
         above = self.key.rpartition("/")[0]
         return f"{above}/{name}" if above else name
 
     def files(self, folder: str) -> dict[str, FileStat]:
-        """Every object below a key, by its path from there."""
+        """Return every object below a key by its path relative to it."""
         skip = len(folder) + 1
         found = self._asked(lambda: list(self._objects.walk(folder)))
         return {key[skip:]: stat for key, stat in found if stat is not None}
 
     def stat(self, key: str) -> FileStat | None:
-        """Identity of an object, or ``None``."""
+        """Return the identity of an object, or ``None``."""
         return self._asked(lambda: self._objects.head(key))
 
     def version(self, key: str) -> Version | None:
-        """What :meth:`put` takes to replace exactly the object that is there now."""
+        """Return the version that :meth:`put` takes to replace exactly the current object."""
         return self._asked(lambda: self._objects.version(key))
 
     def put(self, key: str, data: bytes, only: Version | None = None) -> Version:
@@ -93,7 +93,7 @@ class Destination:
         self._asked(lambda: self._objects.send(self.key, len(data), parts))
 
     def read_all(self, stats: Mapping[str, FileStat]) -> list[bytes | None]:
-        """The bytes of small objects, as :meth:`read`, several at a time."""
+        """Read small objects like :meth:`read`, several at a time."""
         found: list[bytes | None] = []
 
         def one(item: tuple[str, FileStat]) -> bytes | None:
@@ -107,7 +107,7 @@ class Destination:
         return found
 
     def read(self, key: str, stat: FileStat, start: int = 0) -> bytes | None:
-        """The bytes of an object from ``start`` on; ``None`` if it is gone or another by now."""
+        """Read an object from ``start`` on; ``None`` if it was deleted or replaced meanwhile."""
 
         def get() -> bytes | None:
             with suppress(MissingFileError, ChangedError):
@@ -120,8 +120,8 @@ class Destination:
         """Send a file, in parts that the store checks and that are sent again one by one; not in the main thread.
 
         Args:
-            stop: when it is set, the object is given up; what was sent of it is removed.
-            sent: called with the number of bytes of each part that is handed over.
+            stop: when it is set, the object is abandoned and its sent parts are removed.
+            sent: called with the number of bytes of each part that is passed on.
 
         Returns:
             the identity of the object.
@@ -156,7 +156,7 @@ class Destination:
         rest = counted()
         self._connection.traffic.count(requests=1)
         try:
-            for part in rest:  # what fits into one request is sent as one, whatever was expected
+            for part in rest:  # an object that fits into one request is sent in one, whatever size was expected
                 first.append(part)
                 if size > SENT_AT_ONCE:
                     break
@@ -176,18 +176,18 @@ class Destination:
         self._asked(lambda: together(lambda one: self._objects.copy(*one), pairs))
 
     def remove(self, keys: Sequence[str]) -> None:
-        """Remove objects, those that are there."""
+        """Remove those of the objects that exist."""
         if keys:
             self._asked(lambda: self._objects.remove(list(keys)))
 
     def place_of(self, held: Mapping[str, tuple[FileStat, str, bool]], file: str | None) -> Bucket:
-        """The files of the target as a reader will find them, wherever they are until then.
+        """Return the files of the target as a reader will find them, regardless of where they are until then.
 
         Args:
             held: by name, the identity of a file, its key in the bucket or else its path on disk, and which of these.
             file: the name of a target that is one object.
         """
-        connection = self._connection.again(cached=False)  # what was sent is to be read back
+        connection = self._connection.again(cached=False)  # the sent objects are to be read back
         at = self._at if file is None else self._at.above()
         prefix = f"{at.key}/" if at.key else ""
         connection.objects = _Scattered(self._objects, {prefix + name: one for name, one in held.items()})
@@ -200,12 +200,12 @@ class Destination:
         try:
             try:
                 asked = alone(call)
-            except RuntimeError:  # the interpreter is ending, and no thread begins any more
+            except RuntimeError:  # the interpreter is shutting down and starts no threads
                 return call()
             return asked.result()
         except WriteError:
             raise
-        except NotACheckpointError as error:  # what a missing bucket is to who reads
+        except NotACheckpointError as error:  # as a reader sees a missing bucket
             raise WriteError(str(error)) from None
         except OpenError as error:
             raise WriteError(f"{self.shown!r} cannot be written: {error}") from None

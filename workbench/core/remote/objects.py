@@ -37,22 +37,22 @@ from workbench.errors import (
 )
 
 Options = Mapping[str, Any]
-#: Time without a byte after which a request is given up, and time for all tries of one request together.
+#: Time without a byte after which a request is abandoned, and time for all attempts of one request.
 STALL, DEADLINE = timedelta(seconds=20), timedelta(seconds=60)
 RETRIES = 4
-ARRIVED = 256 << 10  #: bytes of a body that are taken over at a time
+ARRIVED = 256 << 10  #: bytes of a body that are copied at a time
 BACKOFF = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2}
-PAGE = 1000  #: objects a listing asks for at a time
+PAGE = 1000  #: objects that a listing requests at a time
 FOLDERS, DEPTH = 256, 8  #: folders of a server, and levels, up to which everything below a folder is listed at once
 _MEMORY = threading.Lock()  #: fsspec's memory has no conditional writes of its own
 HTML_LIMIT = 4 << 20  #: bytes of the largest page of links that is read
-SENT_AT_ONCE = 8 << 20  #: bytes of an object up to which it is one request; larger ones are sent in parts
+SENT_AT_ONCE = 8 << 20  #: largest object that is sent in one request; larger ones are sent in parts
 PARTS, PARTS_AT_ONCE = 9_000, 8  #: parts of an object (S3 takes 10,000), and how many are sent at the same time
 TAKEN = ("AlreadyExistsError", "PreconditionError")  #: obstore's errors when a condition does not hold
-COPIED_AT_ONCE = 5 << 30  #: bytes of the largest object that S3 copies by itself
+COPIED_AT_ONCE = 5 << 30  #: bytes of the largest object that S3 copies in one request
 CHECKSUM = "SHA256"  #: what S3 compares each request's body with; AWS_CHECKSUM_ALGORITHM and storage_options override
 WRITABLE = ("s3", "gs", "az", "memory")  #: schemes of stores that show an object only once it is complete
-Version = Mapping[str, Any]  #: what a store says of an object it was sent, to replace exactly this one later
+Version = Mapping[str, Any]  #: a store's version of an object that was sent, to replace exactly this one later
 
 
 class TooManyFolders(Exception):
@@ -60,7 +60,7 @@ class TooManyFolders(Exception):
 
 
 class TakenError(Exception):
-    """An object is there already, or is no longer the version that was to be replaced."""
+    """An object already exists, or is no longer the version that was to be replaced."""
 
 
 class ObjectStore(Protocol):
@@ -73,34 +73,34 @@ class ObjectStore(Protocol):
     pin: str
 
     def head(self, key: str) -> FileStat | None:
-        """Identity of an object, or ``None`` if there is none of that key."""
+        """Return the identity of an object, or ``None`` if the key does not exist."""
 
     def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
         """Return bytes ``[start, stop)`` of an object; raise ChangedError if it has changed since ``stat``.
 
         Args:
-            into: ``(stop - start,) uint8``, contiguous; receives the bytes as they arrive, and is what is returned.
+            into: ``(stop - start,) uint8``, contiguous; receives the bytes as they arrive, and is returned.
         """
 
     def walk(self, folder: str) -> Iterator[tuple[str, FileStat | None]]:
-        """Keys of all objects below a folder; without a ``stat`` if the store does not list it.
+        """Yield the keys of all objects below a folder; without a ``stat`` if the store does not list it.
 
         Raises:
-            TooManyFolders: the store lists one folder at a time, and there are too many, or links form a circle.
+            TooManyFolders: the store lists one folder at a time, and there are too many, or links form a cycle.
         """
 
     def listing(self, folder: str) -> tuple[dict[str, FileStat | None], list[str]]:
-        """Names of the objects directly in a folder, and of its folders."""
+        """Return the objects directly in a folder by name, and the names of its subfolders."""
 
 
 class WritableStore(ObjectStore, Protocol):
     """A store that objects can be sent to, each visible only once it is complete."""
 
     def put(self, key: str, data: bytes, only: Version | None = None) -> Version:
-        """Send a small object. ``only`` an absent one is made (an empty version), or that version is replaced.
+        """Send a small object. With ``only``, create it if absent (an empty version), or replace exactly that version.
 
         Raises:
-            TakenError: it is there already, or is another version.
+            TakenError: it already exists, or is another version.
             WriteError: the store refuses.
         """
 
@@ -108,7 +108,7 @@ class WritableStore(ObjectStore, Protocol):
         """Return the version of an object, or ``None``."""
 
     def send(self, key: str, size: int, parts: Iterable[bytes]) -> None:
-        """Send an object of any size; if ``parts`` raises, nothing is there. Raises WriteError."""
+        """Send an object of any size; if ``parts`` raises, no object is created. Raises WriteError."""
 
     def copy(self, key: str, to: str, stat: FileStat) -> None:
         """Copy an object inside the store. Raises WriteError."""
@@ -250,7 +250,7 @@ class _Cloud:
                 self._obstore.copy(self._store, key, to)
                 return
             part = max(SENT_AT_ONCE, -(-stat.size // PARTS))
-            # not by an iterator: obstore calls it where no other call into obstore is possible
+            # not by an iterator: obstore calls it while no other call into obstore is possible
             with self._obstore.open_writer(self._store, to, buffer_size=part, max_concurrency=PARTS_AT_ONCE) as into:
                 for at in range(0, stat.size, SENT_AT_ONCE):
                     into.write(self.get(key, key, at, min(at + SENT_AT_ONCE, stat.size), stat))
@@ -328,7 +328,7 @@ class _Web(_Cloud):
             return None
         except Exception as error:
             self._explain(error, key)
-        # a page is a folder's list of links, or what a server sends instead of a missing file; never a checkpoint's
+        # a page is a folder's list of links, or a server's page for a missing file; never a file of a checkpoint
         return None if str(reply.attributes.get("Content-Type", "")).startswith("text/html") else _stat(reply.meta)
 
     def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
@@ -545,7 +545,7 @@ class _Other:
 
 
 class _Memory(_Other):
-    """fsspec's memory of this process: the one of its stores that shows an object only when it is complete."""
+    """fsspec's memory of this process: its only store that shows an object only when it is complete."""
 
     def put(self, key: str, data: bytes, only: Version | None = None) -> Version:
         path = self._path(key)
@@ -575,7 +575,7 @@ class _Memory(_Other):
 
 
 def complete(pieces: Iterable[Any], start: int, stop: int, name: str, into: Array | None) -> memoryview:
-    """The bytes of a body that arrives in pieces, in ``into`` if that is given; ChangedError if it is too short."""
+    """Collect a body that arrives in pieces, into ``into`` if given; raise ChangedError if it is too short."""
     sent, data = 0, memoryview(b"")
     for piece in pieces:
         going_on()
@@ -592,7 +592,7 @@ def complete(pieces: Iterable[Any], start: int, stop: int, name: str, into: Arra
 
 
 def _answer(error: BaseException) -> tuple[str, str, str]:
-    """Kind and status of an error of obstore's, and what the store answered, in words."""
+    """Return the kind and status of an obstore error, and the store's answer in words."""
     text = _words(error)
     status = next(iter(re.findall(r"status(?: code)?:? (\d{3})", text)), "")
     tries = next(iter(re.findall(r"after (\d+) retries", text)), "")
@@ -621,7 +621,7 @@ def _plain(value: Any) -> bool:
 
 
 def _by_profile(given: Options) -> bool:
-    """Whether the keys of an S3 bucket are in a profile, which obstore itself does not read."""
+    """Return whether the keys of an S3 bucket are in a profile, which obstore itself does not read."""
     keys = {"access_key_id", "aws_access_key_id", "skip_signature", "aws_skip_signature", "credential_provider"}
     if keys & set(given) or "AWS_ACCESS_KEY_ID" in os.environ:
         return False
@@ -651,6 +651,6 @@ def _lacking(at: Location, package: str) -> MissingExtraError:
 
 
 def _words(error: BaseException) -> str:
-    """First line of a library's message, without URLs, whose queries may be signatures."""
+    """Return the first line of a library's message without URLs, because their queries may be signatures."""
     text = str(error).split("\n")[0].strip()
     return re.sub(r"\b[a-z][a-z0-9+.-]*://\S+", "(URL)", text)[:300] or type(error).__name__

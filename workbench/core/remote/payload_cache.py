@@ -1,4 +1,4 @@
-"""A folder on disk that keeps what was fetched from stores: reading it again needs no request.
+"""A folder on disk that keeps bytes fetched from stores: reading them again needs no request.
 
 ::
 
@@ -7,7 +7,7 @@
         └ digest of the object's URL, size and ETag         another content of the object is another folder
 
 Several processes may use a folder at a time: a file appears under its name only when it is complete, and one that
-another process removed is fetched again. What is longest unused is removed first. A damaged file is removed, too.
+another process removed is fetched again. The least recently used files are removed first, and so are damaged files.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from workbench.errors import UsageError
 DEFAULT_SIZE = 16 << 30  #: bytes that a folder may hold
 FOLDER = "workbench-payload"
 CRC = 4  #: bytes of the checksum at the end of a file
-LOW = 0.9  #: part of the size down to which files are removed
-NEAR = 64  #: ranges of an object that are looked at for one that holds what is wanted
-CHECKED = 16  #: the size is looked at again when this part of it was written
+LOW = 0.9  #: share of the size to which files are trimmed
+NEAR = 64  #: ranges of an object that are searched for one with the requested bytes
+CHECKED = 16  #: share of the size after whose writing it is checked again
 
 
 class _Range(NamedTuple):
@@ -63,7 +63,7 @@ class PayloadCache:
             raise UsageError(f"the cache folder {self._root!r} belongs to another user; choose another folder")
         self._lock = threading.Lock()
         self._ranges: dict[str, list[_Range]] = {}
-        self._written = size  # whatever is there is looked at before the first file is added
+        self._written = size  # existing files are examined before the first one is added
 
     def find(self, url: str, size: int, pin: str, start: int, stop: int) -> memoryview | None:
         """Return bytes ``[start, stop)`` of an object of that size and ETag, or ``None`` if no file has all of them."""
@@ -80,7 +80,7 @@ class PayloadCache:
         return data[start - holding.start : stop - holding.start]
 
     def keep(self, url: str, size: int, pin: str, start: int, data: memoryview) -> None:
-        """Keep bytes of an object; that they cannot be written (a full disk) is not an error."""
+        """Keep bytes of an object; a failure to write them (a full disk) is not an error."""
         if not len(data) or len(data) > self._size // 4:
             return
         folder, one = self._folder(url, size, pin), _Range(start, start + len(data))
@@ -126,7 +126,7 @@ class PayloadCache:
             self._ranges[folder].remove(one)
 
     def _trim(self) -> None:
-        """Remove the files that are longest unused until those left fit."""
+        """Remove the least recently used files until the others fit."""
         files = sorted(_files(self._root))
         total = sum(nbytes for _, nbytes, _ in files)
         if total <= self._size:
@@ -173,7 +173,7 @@ def _before(known: list[_Range], start: int) -> Iterator[_Range]:
 
 
 def _read(path: str, nbytes: int) -> memoryview | None:
-    """Return what a file keeps, or ``None`` if it is gone or damaged."""
+    """Return the bytes kept in a file, or ``None`` if it is gone or damaged."""
     try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size != nbytes + CRC:
@@ -181,7 +181,7 @@ def _read(path: str, nbytes: int) -> memoryview | None:
             data = memoryview(np.empty(nbytes, np.uint8))
             if file.readinto(data) != nbytes or zlib.crc32(data) != int.from_bytes(file.read(CRC), "little"):
                 raise OSError
-        os.utime(path)  # used now: its time is what _trim goes by
+        os.utime(path)  # used now: _trim sorts by this time
     except OSError:
         with suppress(OSError):
             os.unlink(path)

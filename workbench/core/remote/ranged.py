@@ -1,12 +1,12 @@
-"""One object of a store as a source: exact ranges, merged where they are close, split where they are long.
+"""One object of a store as a source: exact ranges, merged if they are close, split if they are long.
 
 ::
 
     wanted   ▒▒  ▒▒      ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒
     requests └────┘      └── 16 MiB ──┘└── 16 MiB ──┘      32 at a time
 
-Metadata is read in blocks that are kept: a reader of directories asks for many small fields side by side. A pass that
-reads much announces what it is about to read (``ahead``): headers and payloads of many chunks then share a request, and
+Metadata is read in blocks that are kept: a reader of directories reads many small adjacent fields. A pass that
+reads much announces its next reads (``ahead``): headers and payloads of many chunks then share a request, and
 arrive while the pass is at the first of them.
 """
 
@@ -25,8 +25,8 @@ from workbench.core.remote.requests import BUFFER, Arriving, ahead, together
 from workbench.core.source import FileStat, Source
 from workbench.errors import OpenError, TruncatedError
 
-AHEAD_PART = BUFFER  #: bytes of a request of those made ahead
-AHEAD_MOST = 64 << 20  #: bytes that one announcement fetches; what is beyond is read where it is needed
+AHEAD_PART = BUFFER  #: bytes of a request made ahead
+AHEAD_MOST = 64 << 20  #: bytes that one announcement fetches; bytes beyond are read when they are needed
 PART = 16 << 20  #: bytes of the largest request
 GAP = 256 << 10  #: bytes between two ranges up to which one request for both is cheaper than two
 SPAN = 32 << 20  #: bytes that are fetched at once to pick strided elements from
@@ -39,9 +39,9 @@ class RangedSource(Source):
     block, span, gap = BLOCK, SPAN, GAP
 
     def __init__(self, connection: Connection, key: str, name: str, stat: FileStat) -> None:
-        """``key`` in the store; ``name`` for messages."""
+        """Create a source that reads ``key`` in the store; messages call it ``name``."""
         self._connection, self._key, self._name, self.stat = connection, key, name, stat
-        self._fetched = threading.local()  # what a thread announced
+        self._fetched = threading.local()  # the announcement of each thread
 
     @contextmanager
     def ahead(self, spans: Sequence[tuple[int, int]]) -> Iterator[None]:
@@ -104,7 +104,7 @@ class RangedSource(Source):
         order = np.argsort(at, kind="stable")
         at = at[order]
         self._connection.traffic.count(needed=nbytes * len(at))
-        # a request ends where the next range is far away, or where it would become too long
+        # a request ends if the next range is far away, or if it would become too long
         group, first = np.zeros(len(at), np.int64), 0
         for k in range(1, len(at)):
             if at[k] - (at[k - 1] + nbytes) > GAP or at[k] + nbytes - at[first] > PART:
@@ -136,7 +136,7 @@ class RangedSource(Source):
         together(fill, spans)
 
     def read(self, start: int, stop: int) -> Array:
-        """Bytes ``[start, stop)`` of metadata; a small read fetches the block around it, which is kept."""
+        """Read bytes ``[start, stop)`` of metadata; a small read fetches the block around it, which is kept."""
         self._inside(stop)
         found = self._copied(start, stop)
         if found is None:
@@ -168,13 +168,13 @@ class RangedSource(Source):
 
 
 def _split(low: int, high: int) -> Iterator[tuple[int, int]]:
-    """A range in equal parts of at most :data:`AHEAD_PART` bytes."""
+    """Split a range into equal parts of up to :data:`AHEAD_PART` bytes."""
     part = -(-(high - low) // max(-(-(high - low) // AHEAD_PART), 1))
     return ((at, min(at + part, high)) for at in range(low, high, part))
 
 
 def _merged(spans: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    """Ranges of a file in its order, those close together as one, up to :data:`AHEAD_MOST` bytes."""
+    """Return ranges of a file in order, merged if they are close together, up to :data:`AHEAD_MOST` bytes."""
     found: list[tuple[int, int]] = []
     left = AHEAD_MOST
     for low, high in sorted(spans):

@@ -95,7 +95,7 @@ class Arriving:
 
     def __init__(self, turn: int, start: int, stop: int) -> None:
         self.turn, self.start, self.stop = turn, start, stop
-        # buffers for requests of full size are all alike: any of them will do
+        # any buffer for a request of full size will do
         self.cost = BUFFER if BUFFER // 2 <= stop - start <= BUFFER else stop - start
         self.buffer: Array | None = None
         self.job: Future[object]
@@ -103,7 +103,7 @@ class Arriving:
         self._read = start
 
     def copy(self, begin: int, end: int, into: Array) -> bool:
-        """Copy bytes ``[begin, end)`` once they are there; ``False`` if they could not be fetched, or are dropped."""
+        """Copy bytes ``[begin, end)`` once they have arrived; ``False`` if they were not fetched, or were dropped."""
         if not self.begun.is_set():
             _ahead.need(self)
             self.begun.wait()
@@ -113,7 +113,7 @@ class Arriving:
         return True
 
     def passed(self, begin: int, end: int) -> None:
-        """Give the memory back once all of it was read, except for headers that were skipped."""
+        """Free the memory once all of it was read, except for headers that were skipped."""
         if begin <= self._read + SKIPPED:
             self._read = max(self._read, end)
             if self._read >= self.stop:
@@ -121,10 +121,10 @@ class Arriving:
 
 
 class _Ahead:
-    """Memory for what is fetched before it is read, shared by the threads of all passes: first come, first served.
+    """Memory for bytes fetched before they are read, shared by the threads of all passes: first come, first served.
 
     A request begins when there is memory for it. If the thread that came first waits for one, that begins at once: the
-    others may all be waiting, too, with all of the memory in their hands. Buffers are used again, since the first touch
+    others may all be waiting, too, while holding all of the memory. Buffers are reused, since the first touch
     of fresh memory costs as much as a copy into it.
     """
 
@@ -137,7 +137,7 @@ class _Ahead:
 
     @contextmanager
     def turn(self) -> Iterator[int]:
-        """The turn of this thread: the same one for all that it reads at a time."""
+        """Give this thread its turn, the same one for everything that it reads at the same time."""
         with self._lock:
             if (turn := getattr(self._own, "turn", None)) is None:
                 turn = self._own.turn = next(self._count)
@@ -165,7 +165,7 @@ class _Ahead:
             self._begin()
 
     def drop(self, one: Arriving) -> None:
-        """Give memory back, or want none any more."""
+        """Free memory, or stop waiting for it."""
         with self._lock:
             if not one.begun.is_set():
                 self._waiting = [waiting for waiting in self._waiting if waiting[2] is not one]
@@ -180,7 +180,7 @@ class _Ahead:
                     self._spare.clear()
 
     def _begin(self) -> None:
-        """Begin what there is memory for, in order, and what the first thread waits for."""
+        """Begin the requests that fit into memory, in order, and the one that the first thread waits for."""
         first, room, left = min(self._turns, default=None), True, []
         for k, waiting in enumerate(self._waiting):
             _, _, one, begin = waiting
@@ -232,7 +232,7 @@ def ahead(call: Callable[[int, int, Array], object], parts: Sequence[tuple[int, 
 def together(call: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Call a function for each item, up to :data:`IN_FLIGHT` at a time, and return the results in order.
 
-    The first error is raised once the calls that have begun are over or have given up; those that have not are dropped.
+    The first error is raised once all running calls have ended or given up; calls that have not begun are dropped.
     """
     pool, stop = _threads.pool(IN_FLIGHT), Stop()
     futures: list[Future[R]] = [pool.submit(stop.run, call, item) for item in items]

@@ -1,4 +1,4 @@
-"""URLs of checkpoints: scheme, host and key, and what of them may be shown."""
+"""URLs of checkpoints: scheme, host and key, and which of their parts may be shown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 from workbench.errors import NotACheckpointError, UsageError
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-#: Names that stores go by → the one used here.
+#: Aliases of stores → the name used here.
 ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "azure": "az"}
 
 
@@ -56,16 +56,16 @@ class Location(NamedTuple):
         return self.key.rpartition("/")[2] or self.host
 
     def at(self, relative: str) -> Location:
-        """The location of a path below this one; a signature holds for one object only and is dropped."""
+        """Return the location of a path below this one; a signature is valid for one object only and is dropped."""
         return self._replace(key=f"{self.key}/{relative}" if self.key else relative, query="")
 
     def above(self) -> Location:
-        """The location of the folder that holds this one."""
+        """Return the location of the folder that holds this one."""
         return self._replace(key=self.key.rpartition("/")[0], query="")
 
 
 def is_url(text: str) -> bool:
-    """Whether a path is a URL rather than a path on disk."""
+    """Return whether a path is a URL rather than a path on disk."""
     return _URL.match(text) is not None
 
 
@@ -89,7 +89,7 @@ def with_options(options: Mapping[str, Any] | None, *paths: Any) -> Iterator[Non
     """Open every URL with these storage options meanwhile, unless a call gives others; paths on disk ignore them.
 
     Args:
-        paths: what the caller was given: paths, URLs, lists of them, or anything else, such as open checkpoints.
+        paths: the caller's arguments: paths, URLs, lists of them, or anything else, such as open checkpoints.
 
     Raises:
         UsageError: there are options, and none of the paths is a URL.
@@ -110,14 +110,14 @@ def with_options(options: Mapping[str, Any] | None, *paths: Any) -> Iterator[Non
 
 def keep_options(options: Mapping[str, Any]) -> None:
     """Open every URL with these storage options from now on, in all threads, unless a call gives others: a server's
-    threads do not inherit what :func:`with_options` gives.
+    threads do not inherit the options of :func:`with_options`.
     """
     global _kept
     _kept = dict(options)
 
 
 def current_options() -> Mapping[str, Any]:
-    """The storage options for a URL that comes without any."""
+    """Return the storage options for a URL that comes without any."""
     return _given.get() or _kept
 
 

@@ -234,7 +234,7 @@ class Case:
         return change.hit(held) - (slight - {name for sign in self.fired("P12") for name in sign.tensors})
 
     def grown(self, change: LedgerLeg) -> bool:
-        """Whether the median norm of the replaced weights grew more than weights of any other run do."""
+        """Return whether the median norm of the replaced weights grew more than the weights of any other run do."""
         other = change.hit(change.weights, "other")
         sizes = sorted(float(change.detail(change.weights, name).get("size", 1.0)) for name in other)
         return bool(sizes) and sizes[len(sizes) // 2] > GROWN
@@ -250,13 +250,13 @@ class Case:
         return frozenset(name for name in fell if SUNK < float(change.detail(SECOND, name).get("depth", 0)) < math.inf)
 
     def still(self, change: LedgerLeg, names: Iterable[str]) -> bool:
-        """Whether the weights and masters of ``names`` were compared and are within their law."""
+        """Return whether the weights and masters of ``names`` were compared and satisfy their bound."""
         names = set(names)
         seen = names & change.seen(*WEIGHTS, *MASTERS)
         return bool(seen) and not seen & change.hit((*WEIGHTS, *MASTERS))
 
     def kept(self, change: LedgerLeg, names: Iterable[str]) -> bool:
-        """Whether the moments of ``names`` were compared and are within their law."""
+        """Return whether the moments of ``names`` were compared and satisfy their bound."""
         names = set(names)
         seen = names & change.seen(*MOMENTS)
         return bool(seen) and not seen & change.hit(MOMENTS)

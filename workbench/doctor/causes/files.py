@@ -163,7 +163,7 @@ def mixed(case: Case) -> Iterator[Match]:
 
 
 def _strangers(case: Case, change: LedgerLeg) -> bool:
-    """Whether nearly all weights are others of the old size; steps that are too large would make them grow."""
+    """Return whether nearly all weights are different ones of the old size; too large steps would make them grow."""
     return change.whole(change.weights, change.hit(change.weights, "other"), NEARLY_ALL) and not case.grown(change)
 
 

@@ -75,7 +75,7 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
 
 
 def _cut_anew(change: LedgerLeg) -> bool:
-    """Whether the flat line was cut at other places; some pieces are then rows of another tensor by chance."""
+    """Return whether the flat line was cut at other places; some pieces are then rows of another tensor by chance."""
     tags = {form for form in change.forms((*change.weights, *MASTERS)) if form.startswith("moved.")}
     return len(tags) >= MANY_TAGS and "moved.flat" in tags
 

@@ -43,7 +43,7 @@ def _positions(case: Case) -> Iterator[tuple[Sign, float | None]]:
 
 
 def _step_is_off(case: Case) -> bool:
-    """Whether the schedule and the optimizer agree with each other but not with the trainer's step."""
+    """Return whether the schedule and the optimizer agree with each other but not with the trainer's step."""
     facts = case.later.facts
     usual, step, count = facts.steps.usual, facts.step, facts.schedule.count if facts.schedule else None
     if None in (usual, step, count) or usual == step:
@@ -78,7 +78,7 @@ def _rates(case: Case) -> Iterator[tuple[Sign, float | None]]:
 
 
 def _declared(case: Case, signs: list[Sign]) -> bool:
-    """Whether a changed argument may be the reason."""
+    """Return whether a changed argument may be the reason."""
     return bool(case.declared) or any(one.evidence.get("declared") for one in signs)
 
 

@@ -155,7 +155,7 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
 
 
 def _forgotten(case: Case, change: LedgerLeg) -> bool:
-    """Whether there were so many updates in between that the moments no longer show where they began."""
+    """Return whether so many updates came in between that the moments no longer show where they began."""
     before, facts = case.evidence.before.facts, case.later.facts
     betas, count = facts.betas or before.betas, passed(before, facts)
     return change.leg == "train" and betas is not None and count is not None and betas[1] ** count < FORGOTTEN
@@ -180,7 +180,7 @@ def counters_reset(case: Case) -> Iterator[Match]:
 
 
 def _whole(case: Case, change: LedgerLeg) -> bool:
-    """Whether all counters restarted, as they do if the optimizer is created anew on purpose."""
+    """Return whether all counters restarted, as they do if the optimizer is created anew on purpose."""
     counters = case.counters(change.leg)
     return bool(counters.reset) and len(counters.reset) >= 0.9 * len(counters.known)
 

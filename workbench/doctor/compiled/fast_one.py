@@ -21,7 +21,7 @@ _SALT = 0x9E3779B97F4A7C15
 
 
 def numbers(values: Array, low: int) -> tuple[list[int], Array]:
-    """Of ``float32`` numbers.
+    """Collect the statistics of ``float32`` numbers.
 
     Args:
         low: mask of low bits; 0: they are not counted.
@@ -38,7 +38,7 @@ def numbers(values: Array, low: int) -> tuple[list[int], Array]:
 
 
 def state_bound(m: Array, v: Array, terms: tuple[float, float, float], known: float) -> bounds.Hits:
-    """m² ≤ K·v of ``float32`` moments.
+    """Check m² ≤ K·v for ``float32`` moments.
 
     Args:
         known: the worst ratio so far; one that is not larger is of no interest.
@@ -49,18 +49,20 @@ def state_bound(m: Array, v: Array, terms: tuple[float, float, float], known: fl
 
 
 def total(values: Array) -> float:
-    """Σ of ``float32`` numbers in float64."""
+    """Add up ``float32`` numbers in float64."""
     return float(_total(ready(values)))
 
 
 def rounding(master: Array, weight: Array) -> tuple[int, int]:
-    """bfloat16 bits that are not their ``float32`` master rounded to nearest even; the most last bits between them."""
+    """Count bfloat16 weights that differ from their ``float32`` master rounded to nearest even; and their largest
+    distance in ulps.
+    """
     count, ulps = _rounding(ready(master, np.uint32), ready(weight, np.uint16))
     return int(count), int(ulps)
 
 
 def digest(bits: Array, start: int) -> int:
-    """Σ mix(bits, position) mod 2⁶⁴, the first at position ``start``."""
+    """Compute Σ mix(bits, position) mod 2⁶⁴, with the first element at position ``start``."""
     return int(_digest(ready(bits, f"u{bits.itemsize}"), np.uint64(start)))
 
 
@@ -93,7 +95,7 @@ def _numbers(bits, low, found, tables, exponents):
 
 @loop
 def _extent(bits, low, exponents):
-    """The least and the greatest magnitude as bits; how many have the sign, and how many no bits of ``low``."""
+    """Return the least and the greatest magnitude as bits; how many have the sign, and how many no bits of ``low``."""
     least, high, negative, short = np.int32(_MAGNITUDE), np.int32(0), np.int32(0), np.int32(0)
     for i in range(len(bits)):
         size = np.int32(bits[i] & np.int32(_MAGNITUDE))
@@ -140,7 +142,7 @@ def _sum(values):
 
 @loop
 def _low_run(bits, low):
-    """Numbers that have none of the bits of ``low``, of those that have a mantissa."""
+    """Count the finite numbers that have a mantissa, first only those without any of the bits of ``low``."""
     some, full = np.int32(0), np.int32(0)
     for i in range(len(bits)):
         mantissa = np.int32(bits[i] & np.int32(0x7FFFFF))
@@ -207,7 +209,7 @@ _sides = loop(bounds.state_bound_sides)
 
 @kernel
 def _bound(m, v, limit, room, under, worst, at):
-    """Only runs with a ratio above the worst so far are divided; what breaks the law is above all that do not."""
+    """Find violations; only runs with a ratio above the worst so far are divided, as every violation is in one."""
     broken = 0
     for start in range(0, len(m), RUN):
         stop = min(start + RUN, len(m))
@@ -218,7 +220,7 @@ def _bound(m, v, limit, room, under, worst, at):
 
 @loop
 def _bound_above(m, v, limit):
-    """False for NaN too: such runs are looked at element by element."""
+    """Count the elements whose m² exceeds limit·v, or is NaN; runs with any are checked element by element."""
     found = 0
     for i in range(len(m)):
         first = np.float64(m[i])

@@ -81,7 +81,7 @@ _reach_sides = loop(bounds.reach_sides)
 
 @loop
 def _fallen(v_a, v_b, least):
-    """How many second moments are less than ``least`` times what they were."""
+    """Count the second moments that are less than ``least`` times what they were."""
     found = 0
     for i in range(len(v_a)):
         found += not np.float64(v_b[i]) >= least * abs(np.float64(v_a[i]))
@@ -90,7 +90,9 @@ def _fallen(v_a, v_b, least):
 
 @loop
 def _moments_above(m_a, v_a, m_b, v_b, least, fade_m, fade_v, limit, per_v, under, scale, with_room):
-    """:func:`_fallen`, and how many may count for the transition: what is above √(x + y) + z is above √(x + y)."""
+    """Count as :func:`_fallen`, and count the candidates for the transition: what is above √(x + y) + z is above √(x +
+    y).
+    """
     fallen, found = 0, 0
     limit, per_v, under = limit * scale, with_room * per_v, with_room * under
     for i in range(len(m_a)):
@@ -162,7 +164,7 @@ def _reach(w_a, w_b, c, start, worst, at):
 
 @loop
 def _note(plain, positive, hit, place, law, worst, at):
-    """Where a ratio is larger than all before: at most 1 unless it is a hit."""
+    """Note the place of a ratio that is larger than all before; it is capped at 1 unless it is a hit."""
     ratio = (1.0 if plain > 1.0 and not hit else plain) if positive else (np.inf if hit else 0.0)
     if ratio > worst[law]:
         worst[law] = ratio
@@ -183,7 +185,7 @@ def _ratio(v_a, v_b, least):
 
 @loop
 def _equal(a, b):
-    """How many are equal, and how many of those are 0."""
+    """Count the elements that are equal, and those among them that are 0."""
     found, zeros = np.int32(0), np.int32(0)
     for i in range(len(a)):
         found = np.int32(found + np.int32(a[i] == b[i]))
@@ -201,7 +203,7 @@ def _odd(b):
 
 @loop
 def _lost(a, b):
-    """How many are finite in A and not in B."""
+    """Count the elements that are finite in A and not in B."""
     found = 0
     if _odd(b):
         for i in range(len(a)):
@@ -280,13 +282,15 @@ def _ruler(m_a, v_a, m_b, v_b, w_a, w_b):
 
 @loop
 def _scale(worst):
-    """How a bound is scaled so that what exceeds it may count, and whether rounding has its room."""
+    """Return the factor on a bound that lets all candidates for the worst ratio count, and whether rounding has its
+    room.
+    """
     return (NEARLY, 1.0) if worst >= 1.0 else (worst * NEARLY, 0.0)
 
 
 @loop
 def _lowest(least, worst, fade, lost):
-    """The ratio v_B/v_A below which an element may be the least, or count for the floor."""
+    """Return the ratio v_B/v_A below which an element may be the minimum, or count for the floor."""
     scale, room = _scale(worst)
     floor = fade * (1.0 - room * lost) / scale if scale > 0.0 else HUGE
     return min(max(least, floor) * (2.0 - NEARLY), HUGE)

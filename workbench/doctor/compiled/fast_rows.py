@@ -19,14 +19,15 @@ SHORT = 512  #: elements whose sums are float32: what that rounds is far below w
 
 
 def square_sums(x: Array) -> tuple[Array, Array, float]:
-    """Of a ``(rows, columns) float32`` matrix: means of x² by row, sums by column, Σ x⁴."""
+    """Compute sums of a ``(rows, columns) float32`` matrix: means of x² by row, sums by column, Σ x⁴."""
     rows, columns = np.zeros(x.shape[0]), np.zeros(x.shape[1])
     return rows, columns, float(_square_sums(ready(x, np.float32), rows, columns))
 
 
 def logs(v: Array, cut: int, least: int) -> tuple[Array, Array, tuple[float, float, int, float] | None]:
-    """Of about log₂ v: means by row ``float32``; ``(2, columns)`` sums over the rows before ``cut`` and from it on; and
-    of what is left without the means of rows and columns the two largest, where the first is, and Σ² of all others.
+    """Compute sums of approximate log₂ v: means by row ``float32``; ``(2, columns)`` sums over the rows before ``cut``
+    and from it on; and, of the residuals without the means of rows and columns, the two largest, where the first is,
+    and Σ² of all others.
 
     The bits of a float32 as a number: an octave is 1.
 
@@ -47,7 +48,7 @@ def logs(v: Array, cut: int, least: int) -> tuple[Array, Array, tuple[float, flo
 
 
 def _columns_of(value: Any) -> Any:
-    """Adds what rows become to sums by column, four rows at a time: sums are loaded and stored once for them."""
+    """Add a function of the rows to sums by column, four rows at a time: sums are loaded and stored once for them."""
 
     @loop
     def add_four(a, b, c, d, columns):
@@ -78,7 +79,7 @@ def _square(x):
 
 @loop
 def _log(bits):
-    """About log₂, within 2e-5 of an octave where four are added."""
+    """Approximate log₂, within 2e-5 of an octave if four are added."""
     return np.float32(np.float32(bits) * np.float32(2.0**-23))
 
 
@@ -101,7 +102,7 @@ def _square_sums(x, rows, columns):
 
 @reordered
 def _powers(line):
-    """Of so few that the lanes of a wide instruction add up some tens of numbers each."""
+    """Compute Σ x² and Σ x⁴ of a run so short that each lane of a wide instruction adds up some tens of numbers."""
     second, fourth = np.float32(0), np.float32(0)
     for j in range(len(line)):
         square = np.float32(line[j] * line[j])

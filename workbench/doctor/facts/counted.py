@@ -34,7 +34,7 @@ def stated(facts: TrainingState) -> int | None:
 
 
 def accumulated(facts: TrainingState) -> bool:
-    """Whether a single file may come from a trainer that counts micro-batches although nothing states it."""
+    """Return whether a single file may come from a trainer that counts micro-batches although nothing states it."""
     ratio, usual = whole_ratio(facts), facts.steps.usual or 0
     if facts.value("accumulation"):
         return False

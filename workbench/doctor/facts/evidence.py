@@ -145,7 +145,7 @@ class Pair:
         return all(counts) and counts[0] != counts[1]
 
     def comparable(self, name: str) -> bool:
-        """Whether a name means the same parameter on both sides."""
+        """Return whether a name means the same parameter on both sides."""
         return not (self.renumbered and is_numbered(name))
 
     def due(self, names: Iterable[str]) -> set[str]:

@@ -83,7 +83,7 @@ _MOMENTS = {"exp_avg", "exp_avg_sq", "momentum", "square_avg", "sum", "exp_inf",
 
 
 def is_numbered(name: str) -> bool:
-    """Whether a parameter's name is a pseudo-name: ``optimizer state 3``."""
+    """Return whether a parameter's name is a pseudo-name: ``optimizer state 3``."""
     return _PSEUDO.fullmatch(name) is not None
 
 

@@ -66,7 +66,7 @@ class Plan:
         return self.floor + share * (self.peak - self.floor)
 
     def allows(self, lr: float, update: float) -> bool:
-        """Whether a stored lr fits the plan near that update; trainers store it before or after the step."""
+        """Return whether a stored lr fits the plan near that update; trainers store it before or after the step."""
         if self.log_warmup and (update - 1) * self.per_update <= self.warmup:
             return lr <= self.peak * (1 + SLACK)
         near = [self.lr_at(update + shift) for shift in (-1, 0, 1, 2)]

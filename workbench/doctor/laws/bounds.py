@@ -129,12 +129,12 @@ def has_slack(betas: Betas, dtype: str, k: int | None = None) -> str | None:
 
 
 def state_bound_sides(m: Array, v: Array, limit: float, room: float, under: float) -> Sides:
-    """m² ≤ K·v."""
+    """Return both sides of m² ≤ K·v."""
     return m * m, limit * v, room * (v + under)
 
 
 def floor_sides(v_a: Array, v_b: Array, fade: float, lost: float, under: float) -> Sides:
-    """β2^k·v_A ≤ v_B."""
+    """Return both sides of β2^k·v_A ≤ v_B."""
     left = fade * v_a
     return left, v_b, v_b + lost * left + under
 
@@ -152,7 +152,7 @@ def transition_sides(
     all_limit: float,
     per_m: float,
 ) -> Sides:
-    """|m_B − β1^k·m_A| ≤ √(K_k·(v_B − β2^k·v_A)); at k = 1 both sides are equal."""
+    """Return both sides of |m_B − β1^k·m_A| ≤ √(K_k·(v_B − β2^k·v_A)); they are equal at k = 1."""
     size, gained = np.abs(v_b), np.maximum(v_b - fade_v * v_a, 0.0)
     room_m = per_m * (np.abs(m_a) + np.sqrt(all_limit * (size + under)))
     allowed = np.sqrt(limit * (gained + (per_v * size + under))) + room_m
@@ -160,13 +160,13 @@ def transition_sides(
 
 
 def reach_sides(w_a: Array, w_b: Array, middle: float, half: float, most: float, per_w: float) -> Sides:
-    """|W_B − W_A·Π(1−lr·λ)| ≤ √K·Σ lr·f(t)."""
+    """Return both sides of |W_B − W_A·Π(1−lr·λ)| ≤ √K·Σ lr·f(t)."""
     size = np.abs(w_a)
     return np.abs(w_b - middle * w_a) - half * size, most, most + per_w * (size + most)
 
 
 def state_bound(m: Array, v: Array, limit: float, betas: Betas, dtype: str = "float32") -> Hits:
-    """m² ≤ K·v of flat moments; the rest as of :func:`state_bound_terms`."""
+    """Check m² ≤ K·v for flat moments; other arguments are as in :func:`state_bound_terms`."""
     found, terms = Hits(), state_bound_terms(limit, betas, dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(m), PIECE):
@@ -176,7 +176,7 @@ def state_bound(m: Array, v: Array, limit: float, betas: Betas, dtype: str = "fl
 
 
 def state_bound_terms(limit: float, betas: Betas, dtype: str) -> tuple[float, float, float]:
-    """K, K with the slack of rounding, and what may be lost below the smallest number.
+    """Return K, K with the slack of rounding, and what may be lost below the smallest number.
 
     Args:
         limit: K; the larger one after a change of β.
@@ -188,24 +188,24 @@ def state_bound_terms(limit: float, betas: Betas, dtype: str) -> tuple[float, fl
 
 
 def floor(v_a: Array, v_b: Array, beta2: float, k: int, dtype: str = "float32") -> Hits:
-    """v_B ≥ β2^k·v_A. ``worst`` is the right side over the left; moments may be of any stored type."""
+    """Check v_B ≥ β2^k·v_A. ``worst`` is the right side over the left; moments may be of any stored type."""
     return _hits(*floor_sides(_wide(v_a), _wide(v_b), *floor_terms(beta2, k, dtype)))
 
 
 def floor_terms(beta2: float, k: int, dtype: str) -> tuple[float, float, float]:
-    """β2^k, the share of it that rounding may take, and what may be lost below the smallest number."""
+    """Return β2^k, the share of it that rounding may take, and what may be lost below the smallest number."""
     lost = -math.expm1(3 * k * math.log1p(-UNITS[dtype]))  # β2, the product and the sum are each rounded once an update
     return beta2**k, lost, 3 * TINY[dtype] * min(k, 1 / (1 - beta2))
 
 
 def transition(m_a: Array, v_a: Array, m_b: Array, v_b: Array, betas: Betas, k: int, dtype: str = "float32") -> Hits:
-    """(m_B − β1^k·m_A)² ≤ K_k·(v_B − β2^k·v_A)."""
+    """Check (m_B − β1^k·m_A)² ≤ K_k·(v_B − β2^k·v_A)."""
     terms = transition_terms(betas, k, dtype)
     return _hits(*transition_sides(_wide(m_a), _wide(v_a), _wide(m_b), _wide(v_b), *terms))
 
 
 def transition_terms(betas: Betas, k: int, dtype: str) -> tuple[float, ...]:
-    """β1^k, β2^k, K_k; what rounding makes of v, per v_B and in all; K, and what it makes of m, per size of m."""
+    """Return β1^k, β2^k, K_k; the effect of rounding on v, per v_B and in all; K, and that on m, per size of m."""
     unit = UNITS[dtype]
     limit, fade = bound(betas, k), betas[0] / math.sqrt(betas[1])
     # each update rounds v by 4u of what it then was, which has decayed to at most 4u of v_B
@@ -217,7 +217,7 @@ def transition_terms(betas: Betas, k: int, dtype: str) -> tuple[float, ...]:
 
 
 def reach(w_a: Array, w_b: Array, most: float, decay: tuple[float, float], k: int, dtype: str = "float32") -> Hits:
-    """|W_B − W_A·Π(1−lr·λ)| ≤ most.
+    """Check |W_B − W_A·Π(1−lr·λ)| ≤ most.
 
     Args:
         most: √K·Σ lr·f(t), from :func:`moved_by`.

@@ -142,7 +142,7 @@ class LedgerLeg:
         return found if names is None else found & set(names)
 
     def proved(self, quantities: Iterable[str], form: str) -> bool:
-        """Whether every row of that form was proved by equality or an exact law."""
+        """Return whether every row of that form was proved by equality or an exact law."""
         wanted = set(quantities)
         return all(row.exact for row in self._rows if row.quantity in wanted and row.form == form)
 
@@ -151,7 +151,7 @@ class LedgerLeg:
         return {name for name in self.hit(MOMENTS) if name in set(names) or name.startswith(NUMBERED)}
 
     def whole(self, quantities: Iterable[str], names: Iterable[str], share: float = 0.9) -> bool:
-        """Whether ``names`` cover at least ``share`` of the parameters for which the quantities were compared."""
+        """Return whether ``names`` cover ``share`` or more of the parameters for which the quantities were compared."""
         seen = self.seen(*quantities)
         return bool(seen) and len(seen & set(names)) >= share * len(seen)
 

@@ -119,7 +119,7 @@ def moments_became(
 
 
 def _began(v_a: Array, v_b: Array, update: Update) -> bool:
-    """Whether v is closer to the sum of ``k`` updates from zero than to its old value."""
+    """Return whether v is closer to the sum of ``k`` updates from zero than to its old value."""
     both = (v_a > 0) & (v_b > 0)
     if update.betas is None or not both.any():
         return False
@@ -159,7 +159,8 @@ def _confined(shape: tuple[int, ...], broken: Array, seen: Array) -> Array | Non
 
 
 def _second_alone(m: Array, v: Array, m_b: Array, v_b: Array, betas: tuple[float, float]) -> bool:
-    """Whether the gradient from exp_avg leaves an exp_avg_sq that is positive everywhere and like the old one.
+    """Return whether the gradient from exp_avg leaves an exp_avg_sq that is positive everywhere and similar to the old
+    one.
 
     If exp_avg were replaced as well, the gradient would be wrong, and its square too large in many elements.
     """
@@ -172,7 +173,7 @@ def _second_alone(m: Array, v: Array, m_b: Array, v_b: Array, betas: tuple[float
 
 
 def _first_gone(v_a: Array, m_b: Array, v_b: Array, update: Update, sums: PairState, kind: str) -> bool:
-    """Whether exp_avg_sq continued, and exp_avg can have evolved from zeros but not from its old values."""
+    """Return whether exp_avg_sq continued, and exp_avg can have evolved from zeros but not from its old values."""
     if sums.floor.broken or sums.transition.broken < 2 or kind not in UNITS:
         return False
     assert update.betas is not None
@@ -291,19 +292,19 @@ def _taken_back(
 
 
 def _rest_stays(a: Array, b: Array, room: float | None) -> bool:
-    """Whether the elements within reach are the old weights, and not others that happen to be close."""
+    """Return whether the elements within reach are the old weights, and not others that happen to be close."""
     kept = np.abs(b - a) <= (math.inf if room is None else room)
     cosine = _cosine(a[kept], b[kept])
     return cosine is None or cosine >= NEAR
 
 
 def _nearer(average: Array, a: Array, b: Array) -> bool:
-    """Whether weights are clearly closer to a stored average than to their old values."""
+    """Return whether weights are clearly closer to a stored average than to their old values."""
     return bool(np.linalg.norm(b - average) < NEARER * np.linalg.norm(b - a))
 
 
 def _cast(a: Array, b: Array, room: float) -> bool:
-    """Whether the updates reach all weights from the old ones rounded to bfloat16, but not from the old ones."""
+    """Return whether the updates reach all weights from the old ones rounded to bfloat16, but not from the old ones."""
     cast = _bf16(a)
     return bool((np.abs(b - cast) <= room * 1.001).all() and (np.abs(b - a) > room * 1.001).any())
 
@@ -385,7 +386,7 @@ def _groups(x: Array, width: int) -> list[Array]:
 
 @np.errstate(all="ignore")  # a group of zeros has no step
 def _rounded_to(new: Array, old: Array, bits: int) -> bool:
-    """Whether the new elements, but not the old ones, are on their group's grid and moved by half a step or less.
+    """Return whether the new elements, but not the old, are on their group's grid and moved by half a step or less.
 
     A zero point is rounded too, which moves elements at the ends of the range by up to a step.
     """

@@ -316,7 +316,7 @@ def _joined(atoms: Atoms, looks: list[AtomLook]) -> None:
 
 
 def _follows(model: AtomLook, before: LazyTensor, after: LazyTensor) -> bool:
-    """Whether every element follows a form; for rounding, also if one rank's part is unchanged."""
+    """Return whether every element follows a form; for rounding, also if one rank's part is unchanged."""
     if before.shape != after.shape:
         return False
     for run in runs_of(after.shape, after.element.itemsize).ends_first():
@@ -364,7 +364,7 @@ def rejoined(before: LazyTensor, after: LazyTensor) -> int:
 
 
 def _zeros(one: AtomLook, before: LazyTensor, after: LazyTensor) -> bool:
-    """Whether all changed elements became zero, except at page boundaries that cut an element."""
+    """Return whether all changed elements became zero, except at page boundaries that cut an element."""
     box = one.row.comparison
     if box is None or box.changed < 16:
         return False

@@ -223,7 +223,7 @@ def _blocks(found: Matched, source: Array, place: Array, names: dict[int, int]) 
 
 
 def others_stay(atoms: Atoms, role: str, lost: set[int]) -> bool:
-    """Whether the other weights are unchanged; an optimizer like Adam changes all weights alike."""
+    """Return whether the other weights are unchanged; an optimizer like Adam changes all weights."""
     others = [
         atom
         for atom in atoms.rows
@@ -238,7 +238,7 @@ def others_stay(atoms: Atoms, role: str, lost: set[int]) -> bool:
 
 
 def out_of_reach(atoms: Atoms, atom: Atom, updates: Mapping[str, Update]) -> bool:
-    """Whether the updates cannot have turned a weight that far: none moves an element by more than √K·lr."""
+    """Return whether the updates cannot have turned a weight that far: none moves an element by more than √K·lr."""
     update = updates.get(atom.owners[0])
     if update is None or update.betas is None or update.lr is None or update.bars("reach"):
         return False

@@ -120,14 +120,14 @@ def _own_tag(facts: Geometry, one: Move, kind: str) -> str:
 
 
 def _thirds(one: Move) -> bool:
-    """Whether query, key and value of a fused weight were swapped entirely."""
+    """Return whether query, key and value of a fused weight were swapped entirely."""
     width = one.shape[-1] if one.columns else one.shape[0]
     sizes = [one.form[name] for name in ("first", "second", "size") if name in one.form]
     return bool(sizes) and width % 3 == 0 and all(int(size) % (width // 3) == 0 for size in sizes)
 
 
 def _even(one: Move) -> bool:
-    """Whether a roll moves complete shards."""
+    """Return whether a roll moves complete shards."""
     return any(int(one.form.get("shift", 1)) * n % one.shape[0] == 0 for n in RANKS)
 
 
@@ -151,7 +151,7 @@ def _vocabulary(facts: Geometry, one: Move) -> str:
 
 
 def _heads(facts: Geometry, one: Move) -> bool:
-    """Whether only complete heads moved (of their own size, if known)."""
+    """Return whether only complete heads moved (of their own size, if known)."""
     size = facts.head_dim
     if one.columns:
         unit = one.form.get("size") or one.form.get("unit") or 1
@@ -160,7 +160,7 @@ def _heads(facts: Geometry, one: Move) -> bool:
 
 
 def _by(one: Move, unit: int) -> bool:
-    """Whether rows moved by multiples of ``unit``."""
+    """Return whether rows moved by multiples of ``unit``."""
     return bool(one.blocks) and all((block.first - block.start) % unit == 0 for block in one.blocks)
 
 
@@ -168,7 +168,7 @@ def _by(one: Move, unit: int) -> bool:
 
 
 def whole(one: Move) -> bool:
-    """Whether the move is one other tensor, row by row."""
+    """Return whether the move is one other tensor, row by row."""
     return len(one.sources) == 1 and one.sources[0] != one.fqn and all(b.start == b.first for b in one.blocks)
 
 

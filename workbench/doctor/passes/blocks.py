@@ -205,7 +205,7 @@ def stream(
 
 
 def compiled(slots: Sequence[TensorSlot], fast: bool | None) -> bool:
-    """Whether a pass over those tensors uses numba's code: if requested, or by default if it is worth loading.
+    """Return whether a pass over those tensors uses numba's code: if requested, or by default if it is worth loading.
 
     Raises:
         MissingExtraError: it is requested but cannot be imported.

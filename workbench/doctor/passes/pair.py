@@ -72,7 +72,7 @@ class Update:
     lag: int | None = None
 
     def bars(self, law: str) -> bool:
-        """Whether a law does not hold for these updates."""
+        """Return whether a law does not hold for these updates."""
         return any(one == law for one, _ in self.barred)
 
     @property
@@ -172,7 +172,7 @@ class PairFold:
         return PairFold({fqn: self._updates[fqn] for fqn in fqns if fqn in self._updates}, self._fast)
 
     def knows(self, fqn: str) -> bool:
-        """Whether anything is known about the updates of a parameter."""
+        """Return whether anything is known about the updates of a parameter."""
         return fqn in self._updates
 
     def begin(self, slot: TensorSlot) -> PairState:

@@ -129,7 +129,7 @@ class Sums:
         self.spread, self.seen = self.spread + later.spread, self.seen + later.seen
 
     def close(self, fqn: str) -> MatrixProfile:
-        """What is kept of it: means by row of queries, keys and values, by column of gate and up."""
+        """Return the profile to keep: means by row of queries, keys and values, by column of gate and up."""
         found = MatrixProfile(self.shape, self._drawn())
         if self.logs:
             found.idle = _runs(~np.concatenate(self.alive))[:RUNS]

@@ -102,7 +102,7 @@ def scheduled(a: TrainingState, b: TrainingState) -> int | None:
 
 
 def _more(a: TrainingState, b: TrainingState, steps: int) -> bool:
-    """Whether the optimizer counted more updates than that."""
+    """Return whether the optimizer counted more updates than that."""
     first, second = a.steps.usual, b.steps.usual
     return first is not None and second is not None and second - first > steps
 
@@ -113,7 +113,7 @@ def _before(state: TrainingState, fqn: str, count: int | None) -> int | None:
 
 
 def _own(state: TrainingState, fqn: str) -> bool:
-    """Whether the count used for a parameter is its own: stored under its name, or the same for all."""
+    """Return whether the count used for a parameter is its own: stored under its name, or the same for all."""
     return fqn in state.steps.by_name or not state.steps.by_name or len(state.steps.counts) == 1
 
 

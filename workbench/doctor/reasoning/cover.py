@@ -100,7 +100,7 @@ def _named(case: Case, sign: Sign) -> CauseExplanation:
 
 
 def _possible(case: Case, cause: str) -> bool:
-    """Whether the checkpoints have what a cause is about: masters, Adam's moments."""
+    """Return whether the checkpoints have what a cause is about: masters, Adam's moments."""
     return (case.mastered or cause not in ("D1", "D2", "D3")) and (case.adam or cause not in ("B3", "B4", "B5", "B6"))
 
 
@@ -115,7 +115,7 @@ def _join(found: list[CauseExplanation], one: CauseExplanation) -> None:
 
 
 def _consists(cause: str, match: Match | None, sign: Sign) -> bool:
-    """Whether a sign is part of the proof of a match rather than a consequence."""
+    """Return whether a sign is part of the proof of a match rather than a consequence."""
     if match is None:
         return cause in (sign.causes or RULES[sign.rule].causes)
     if any(sign is one for one in match.signs):

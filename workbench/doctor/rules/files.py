@@ -165,7 +165,7 @@ def _outcome(state: State, log: Log, deep: bool) -> Outcome:
 
 
 def _trained(state: State, key: str, role: Mapping[str, str]) -> bool:
-    """Whether the checkpoint shows that the optimizer updates this weight; a frozen bias may be zero."""
+    """Return whether the checkpoint shows that the optimizer updates this weight; a frozen bias may be zero."""
     if role.get(key) not in ("param", "master"):
         return False
     catalog = state.ckpt.catalog
@@ -206,7 +206,7 @@ def _zeros(groups: Mapping[str, Sequence[Finding]]) -> set[str]:
 
 
 def _proved(pages: Sequence[Finding], wrong: Sequence[Finding]) -> bool:
-    """Whether a checksum of the same bytes is wrong, which proves that they were not zero when written."""
+    """Return whether a checksum of the same bytes is wrong, which proves that they were not zero when written."""
     for page in pages:
         for record in wrong:
             apart = (

@@ -312,7 +312,7 @@ def _where(profile: MatrixProfile, vocab: int, pad: int, trained: int) -> tuple[
 
 
 def _again(profile: MatrixProfile) -> bool:
-    """Whether the idle rows are at the ends of equal parts, as with padding by rank."""
+    """Return whether the idle rows are at the ends of equal parts, as with padding by rank."""
     rows, runs = profile.shape[0], profile.idle
     parts = len(runs)
     if parts < 2 or rows % parts:

@@ -240,7 +240,7 @@ def _gone(pair: Pair) -> list[Sign]:
 
 
 def _absent(pair: Pair) -> bool:
-    """Whether the echo lacks a state that the checkpoint holds."""
+    """Return whether the echo lacks a state that the checkpoint holds."""
     if pair.mapped:
         return False  # another format may not store it
     there = pair.b.params

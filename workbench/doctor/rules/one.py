@@ -138,14 +138,14 @@ def _numbers(found: Mapping[str, OneState], earlier: State | None) -> Iterator[S
 
 
 def _squares(found: Mapping[str, OneState]) -> bool:
-    """Whether exp_avg_sq holds squares: not if a quarter or more of each of them is negative."""
+    """Return whether exp_avg_sq holds squares: not if a quarter or more of each of them is negative."""
     held = [sums.numbers["exp_avg_sq"] for sums in found.values() if "exp_avg_sq" in sums.numbers]
     large = [numbers for numbers in held if numbers.count >= SAMPLE]
     return not large or any(4 * numbers.negative <= numbers.count for numbers in large)
 
 
 def _was_narrow(earlier: State | None, fqn: str, role: str) -> bool:
-    """Whether it had 16 bits before, in which case low bits of zero do not mean that precision was lost."""
+    """Return whether it had 16 bits before, in which case low bits of zero do not mean that precision was lost."""
     position = None if earlier is None else earlier.params.get(fqn, {}).get(role)
     if earlier is None or position is None or "master" in earlier.params[fqn]:
         return False
@@ -153,7 +153,7 @@ def _was_narrow(earlier: State | None, fqn: str, role: str) -> bool:
 
 
 def _was_large(earlier: State, fqn: str, role: str, most: float) -> bool:
-    """Whether the earlier tensor already had a number of half that size or more."""
+    """Return whether the earlier tensor already had a number of half that size or more."""
     position = earlier.params.get(fqn, {}).get(role)
     if position is None:
         return False

@@ -218,7 +218,7 @@ def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike:
 
 
 def _may_turn(update: Update, sums: PairState) -> bool:
-    """Whether half of the optimizer's reach can turn a weight that far: sin(angle) is at most moved/size."""
+    """Return whether half of the optimizer's reach can turn a weight that far: sin(angle) is up to moved/size."""
     size = math.sqrt(sums.aa / sums.count)
     return update.most is not None and update.most / 2 > size * math.sqrt(1 - TURNED**2)
 

@@ -198,7 +198,7 @@ def _own(echo: Echo, key: str) -> str | None:
 
 
 def _expected(pair: Pair, at: int, echo: Echo) -> bool:
-    """Whether the echo should hold a stored tensor that has no partner."""
+    """Return whether the echo should hold a stored tensor that has no partner."""
     a = pair.a
     fqn, role = a.names.fqns[at], a.names.roles[at]
     live = {listed_alone(one.fqn or "", one.role)[1] for one in echo.tensors.values()}

@@ -116,7 +116,7 @@ register(S06, S07, S16, S17, S18, N6, N9, N11)
 
 
 def scaled(facts: TrainingState) -> bool:
-    """Whether an fp16 scaler may have skipped updates."""
+    """Return whether an fp16 scaler may have skipped updates."""
     return (facts.value("loss_scale") or 1.0) != 1.0 or bool(facts.value("skipped_steps"))
 
 

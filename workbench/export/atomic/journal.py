@@ -7,9 +7,9 @@ r"""The journal of a resumable export: a file in its temp folder, one line per s
     │             77aa… {"file": "model-00001-of-00002.safetensors", "pieces": [[0, "5be2…"], [1, "c01d…"]]}
     └── out/      …                             └─ written after their bytes were synced; more lines for a large file
 
-A line begins with the xxh3_64 of the rest of it, and the first that is not whole ends the journal: what a crash tore.
+A line begins with the xxh3_64 of the rest of it; the first incomplete line, torn by a crash, ends the journal.
 A piece is ``[number in the file, fingerprint as written]``, and after a change of its elements ``[…, fingerprint as
-read, its blocks' digests, what was lost]``. Nothing that is recorded is trusted before it was read again
+read, its blocks' digests, what was lost]``. Recorded pieces are not trusted before they were read back
 (:mod:`workbench.export.moving.kept`).
 """
 
@@ -29,19 +29,19 @@ from workbench.core.fingerprint import Fingerprint
 from workbench.export.atomic.writing import sync_folder, write_all, writing
 from workbench.export.casts import CastError
 
-FORMAT = 1  #: raised whenever the lines, or the bytes that one and the same plan leads to, become others
+FORMAT = 1  #: increased whenever the lines change, or the bytes that result from the same plan
 NAME = "journal"
 LIMIT = 1 << 30  #: bytes of a journal that is read; 1M pieces have ~100 MB
 
 
 @dataclass(frozen=True)
 class Written:
-    """What became of a piece.
+    """The result of a piece.
 
     Attributes:
         source: fingerprint of its elements as they are stored.
-        target: fingerprint of what was written; the same unless it was cast.
-        cast: what the cast changed, or ``None`` where there was none.
+        target: fingerprint of the written bytes; the same unless it was cast.
+        cast: what the cast changed, or ``None`` without a cast.
     """
 
     source: Fingerprint
@@ -49,7 +49,7 @@ class Written:
     cast: CastError | None
 
 
-#: by file of the plan and piece of the file: what became of it, and its CRC-32 where the file needs that
+#: by file of the plan and piece of the file: its result, and its CRC-32 if the file needs that
 Kept = dict[int, dict[int, tuple[Written, int]]]
 
 
@@ -57,8 +57,8 @@ class Journal:
     """The open journal of a temp folder.
 
     Attributes:
-        recorded: by file and piece, what an earlier run says it wrote: the target's fingerprint without its blocks.
-        notes: sentences on what of it was kept.
+        recorded: by file and piece, the result recorded by an earlier run: the target's fingerprint without its blocks.
+        notes: sentences on which pieces were kept.
     """
 
     def __init__(self, folder: str, plan: str) -> None:
@@ -85,15 +85,15 @@ class Journal:
                 sync_folder(folder)
 
     def record(self, file: str, pieces: Iterable[tuple[int, Written]]) -> None:
-        """Pieces of a file that are whole and synced."""
+        """Record pieces of a file that are complete and synced."""
         with writing(NAME):
             self._append({"file": file, "pieces": [_encoded(at, one) for at, one in pieces]})
 
     def tidy(self, paths: Sequence[str]) -> None:
-        """Remove from the temp what was added later, and what is also somebody else's: links are never written through.
+        """Remove from the temp all files that do not belong to it, and links, which are never written through.
 
         Args:
-            paths: of the files that belong there.
+            paths: paths of the files that belong there.
         """
         wanted = {*paths, self._path}
         with writing(NAME):
@@ -106,7 +106,7 @@ class Journal:
 
     @property
     def useful(self) -> bool:
-        """Whether a later run can resume from what is recorded."""
+        """Whether a later run can resume from the journal."""
         return self._end > len(_line(_head("0" * 64))) and os.path.exists(self._path)
 
     def discard(self) -> None:
@@ -141,7 +141,7 @@ def _line(value: dict[str, Any]) -> bytes:
 
 
 def _read(path: str, *, first: bool = False) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of a journal, or only the first, and how many bytes they are."""
+    """Read the complete lines of a journal, or only the first, and return how many bytes they take."""
     found: list[dict[str, Any]] = []
     whole = 0
     try:

@@ -1,4 +1,4 @@
-"""What runs into the same target that failed left next to it: resumed, put back, or removed."""
+"""Leftovers of failed exports next to a target: resumed, restored, or removed."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from workbench.errors import WriteError
 from workbench.export.atomic import journal, owners
 from workbench.export.atomic.writing import writing
 
-TEMP = ".tmp-"  #: folders in which a target is made
-ASIDE = ".old-"  #: what a target had been, where names cannot be exchanged
-GONE = ".gone-"  #: being removed: must not be resumed or put back while half of it is gone
+TEMP = ".tmp-"  #: folders in which a target is written
+ASIDE = ".old-"  #: the previous state of a target, if names cannot be exchanged
+GONE = ".gone-"  #: being removed: must not be resumed or restored once it is incomplete
 
 
 def beside(target: str, kind: str, token: str) -> str:
-    """The path of one of a target's temps."""
+    """Return the path of one of a target's temps."""
     parent, name = os.path.split(target)
     return os.path.join(parent, f".{owners.short(name)}{kind}{token}")
 
 
 def clean(target: str) -> list[str]:
-    """Remove what dead runs into the same target left behind, and restore what they had moved aside.
+    """Remove the leftovers of dead runs into the same target, and restore what they had moved aside.
 
     Returns:
-        the names that are gone.
+        the names that were removed.
     """
     gone = []
     for kind in (ASIDE, TEMP, GONE):
@@ -72,7 +72,7 @@ def others(target: str, plan: str) -> int:
 
 
 def remove(path: str) -> None:
-    """Whatever has the name; what cannot be removed now is removed by the next run."""
+    """Remove whatever has this name; anything that cannot be removed now is removed by the next run."""
     with suppress(OSError):
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path, ignore_errors=True)

@@ -2,8 +2,8 @@
 
 ::
 
-    HOST.BOOT.PID.START.RANDOM     digests of the machine's name and of this start of it, then in hexadecimal the
-                                   process and when it was started; what distinguishes its temps
+    HOST.BOOT.PID.START.RANDOM     digests of the machine's name and its current boot, then in hexadecimal the
+                                   process and its start time; a random part for each temp
 """
 
 from __future__ import annotations
@@ -19,41 +19,43 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 BEAT = 60  #: seconds between two signs of life
-QUIET = 600  #: seconds without one after which an unfinished export of a process we cannot see may be resumed
+QUIET = 600  #: seconds without one after which an unfinished export of an invisible process may be resumed
 DAY = 86_400  #: … after which it may be removed
-ACTIVE: set[str] = set()  #: tokens of this process's own temps that are under way
+ACTIVE: set[str] = set()  #: tokens of the active temps of this process
 _TOKEN = re.compile(r"([0-9a-f]{8})\.([0-9a-f]{8})\.([0-9a-f]+)\.([0-9a-f]+)\.[0-9a-f]{12}")
 
 
 def token() -> str:
-    """Which machine, which start of it, which process, and which of its temps."""
+    """Return a token of the machine, its boot, the process, and the temp."""
     pid = os.getpid()
     return f"{_digest(socket.gethostname())}.{_boot()}.{pid:x}.{_started(pid) or 0:x}.{secrets.token_hex(6)}"
 
 
 def is_token(text: str) -> bool:
-    """Whether a name ends as those that :func:`token` makes; others are somebody else's."""
+    """Return whether a name ends like those that :func:`token` makes; other names belong to someone else."""
     return _TOKEN.fullmatch(text) is not None
 
 
 def short(name: str) -> str:
-    """Names that leave no room for the token are cut; a digest keeps them apart."""
+    """Shorten a name that leaves no room for the token; a digest keeps shortened names distinct."""
     raw = os.fsencode(name)
     return name if len(raw) <= 160 else os.fsdecode(raw[:120]) + "~" + hashlib.sha256(raw).hexdigest()[:16]
 
 
 def is_dead(path: str, token: str, quiet: float = DAY) -> bool:
-    """Whether the process that made a temp is gone.
+    """Return whether the process that made a temp is gone.
 
     Args:
-        quiet: seconds without a sign of life after which one counts as gone that cannot be seen: of another machine,
-            of another container.
+        quiet: seconds without a sign of life after which a process that cannot be seen (on another machine or in
+            another container) counts as gone.
     """
     return is_token(token) and not _is_locked(path) and is_gone(token, lambda: silence(path), quiet)
 
 
 def is_gone(token: str, silent: Callable[[], float], quiet: float) -> bool:
-    """As :func:`is_dead`, of something that cannot be locked; ``silent`` says for how many seconds it was."""
+    """Return whether an owner is gone, like :func:`is_dead`, if it cannot be locked; ``silent`` returns the seconds
+    since its last sign of life.
+    """
     found = _TOKEN.fullmatch(token)
     if found is None:
         return False
@@ -64,12 +66,12 @@ def is_gone(token: str, silent: Callable[[], float], quiet: float) -> bool:
             return token not in ACTIVE
         return now is None or bool(now and started and now != started)
     if host == _digest(socket.gethostname()) and not _in_container():
-        return True  # this machine, before it was started anew
+        return True  # this machine, before it was rebooted
     return silent() > quiet
 
 
 def describe(token: str, silent: float) -> str:
-    """Who made a temp, for an error."""
+    """Describe who made a temp, for an error."""
     found = _TOKEN.fullmatch(token)
     if found is not None and found[2] == _boot():
         return f"process {int(found[3], 16)} on this machine"
@@ -77,7 +79,7 @@ def describe(token: str, silent: float) -> str:
 
 
 def claim(path: str, beside: str) -> bool:
-    """Take a dead process's temp over by giving it a name of our own; ``False`` when somebody else was faster.
+    """Take over a dead process's temp by renaming it; ``False`` if another process was faster.
 
     A stalled writer that resumes no longer finds the old name.
     """
@@ -90,13 +92,13 @@ def claim(path: str, beside: str) -> bool:
 
 @contextmanager
 def locked(folder: str) -> Iterator[None]:
-    """Hold a folder's lock, where its file system has any (NFS and others have none: only the process is checked)."""
+    """Hold a folder's lock, if its file system supports locks (NFS and others do not: only the process is checked)."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         with suppress(ImportError, OSError):
             import fcntl
 
-            fcntl.flock(fd, fcntl.LOCK_EX)  # waits, but only for those who look whether it is free
+            fcntl.flock(fd, fcntl.LOCK_EX)  # waits only for processes that check whether it is free
         yield
     finally:
         os.close(fd)
@@ -104,7 +106,7 @@ def locked(folder: str) -> Iterator[None]:
 
 @contextmanager
 def signs_of_life(folder: str) -> Iterator[None]:
-    """Touch a folder every minute, for those who cannot see this process; also while nothing is written."""
+    """Touch a folder every minute, even while nothing is written, for machines that cannot see this process."""
 
     def touch() -> None:
         with suppress(OSError):
@@ -133,7 +135,7 @@ def every_minute(call: Callable[[], None]) -> Iterator[None]:
 
 
 def silence(path: str) -> float:
-    """Seconds since the last sign of life."""
+    """Return the seconds since the last sign of life."""
     try:
         return time.time() - os.lstat(path).st_mtime
     except OSError:
@@ -141,7 +143,7 @@ def silence(path: str) -> float:
 
 
 def _boot() -> str:
-    """This start of this machine, and who can see whose processes on it."""
+    """Identify this boot of this machine and its process namespace."""
     told = [str(os.stat("/proc/self/ns/pid").st_ino)] if os.path.exists("/proc/self/ns/pid") else []
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as handle:
         told.append(handle.read())
@@ -149,14 +151,14 @@ def _boot() -> str:
 
 
 def _in_container() -> bool:
-    """Whether other processes of this machine may be out of sight: not the first namespace (linux/proc_ns.h)."""
+    """Return whether other processes here may be hidden: this is not the first namespace (linux/proc_ns.h)."""
     with suppress(OSError):
         return os.stat("/proc/self/ns/pid").st_ino != 0xEFFFFFFC
     return True
 
 
 def _started(pid: int) -> int | None:
-    """When a process was started, in the kernel's ticks; ``None`` if there is none."""
+    """Return when a process was started, in the kernel's ticks; ``None`` if the process does not exist."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as handle:
             fields = handle.read().rpartition(b")")[2].split()
@@ -166,7 +168,7 @@ def _started(pid: int) -> int | None:
             return None
     except OSError:
         return 0
-    try:  # no /proc: alive or not is all that can be known
+    try:  # no /proc: only whether it is alive can be known
         os.kill(pid, 0)
     except ProcessLookupError:
         return None
@@ -187,7 +189,7 @@ def _is_locked(path: str) -> bool:
     except (ImportError, OSError):
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look do not see each other
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two processes that check do not block each other
     except BlockingIOError:
         return True
     except OSError:

@@ -1,4 +1,4 @@
-"""Signals that would end the process, as exceptions: what is under way can be cleaned up, or finished first."""
+"""Signals that would end the process, as exceptions: unfinished work can be cleaned up, or completed first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Signals:
-    """Signals that would end the process raise instead so that the temp goes; only in the main thread."""
+    """Signals that would end the process raise instead, so the temp is removed; only in the main thread."""
 
     def __init__(self) -> None:
         self._before: dict[int, Any] = {}
@@ -34,7 +34,7 @@ class Signals:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """What arrives meanwhile is raised at the end."""
+        """Defer signals until the end of the block, then raise."""
         self._deferred = True
         try:
             yield

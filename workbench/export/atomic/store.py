@@ -1,19 +1,19 @@
-"""Atomic targets in a store, where nothing can be renamed: objects come one by one, and the last one counts.
+"""Atomic targets in a store, which cannot rename: objects appear one by one, and the last one completes the target.
 
 ::
 
     s3://bucket/run/ ┌ .out.tmp-export/             beside the target
-                     │ ├── owner                    who writes what; sent again every minute as a sign of life
-                     │ ├── journal/…                what became of each file, once it is in the store
-                     │ ├── out/…                    the files, where something has the name that is to be overwritten
-                     │ └── complete                 all of these are there; to copy them over the old ones has begun
-                     └ out/ .workbench-unfinished   first to come and last to go: until then it does not open
+                     │ ├── owner                    the writer and its plan; sent again every minute as a sign of life
+                     │ ├── journal/…                the result of each file, once it is in the store
+                     │ ├── out/…                    the files, if an existing target is to be overwritten
+                     │ └── complete                 all of these exist; copying them over the old ones has begun
+                     └ out/ .workbench-unfinished   created first and removed last: until then it does not open
                             model-00001-of-…        data, then small files, and last the format's own marker
 
 An object is visible only once it is complete; parts of one that were sent before a kill are not visible at all, and a
-rule of the bucket's life cycle (AbortIncompleteMultipartUpload) removes them. One run at a time has the target: it made
-``owner``, which a store does for one of several. A run of the same plan resumes what a dead one left, any other one
-removes it: of the target only if the mark in it says that it was the dead one's. If files were being copied over old
+lifecycle rule of the bucket (AbortIncompleteMultipartUpload) removes them. One run at a time has the target: it created
+``owner``, which a store allows only one of several. A run of the same plan resumes the leftovers of a dead one, any
+other removes them: files in the target only if its mark names the dead run. If files were being copied over old
 ones, that is finished first.
 """
 
@@ -42,22 +42,22 @@ from workbench.export.atomic.signals import Signals
 from workbench.export.atomic.transaction import GO_ON, add_note, exists
 from workbench.export.casts import CastError
 
-QUIET = 1800  #: seconds without a sign of life after which a run that we cannot see counts as gone; clocks may differ
+QUIET = 1800  #: seconds without a sign of life after which an invisible run counts as gone; clocks may differ
 RECORD = 64 << 20  #: bytes of the largest record of a file that is read
 
 
 @dataclass
 class StoreStaging:
-    """A target in a store under way.
+    """A target in a store that is being written.
 
     Attributes:
         destination: the target.
         folder: whether it is a folder of objects, or one object.
         names: its files, in the order in which they become visible.
-        plan: what is written, as :meth:`workbench.export.moving.engine.ExportJob.plan` names it.
-        aside: whether the files are kept beside the target until all of them are there.
-        kept: by name, files that a dead run of the same plan has sent, and what became of their pieces.
-        notes: sentences on what was found of earlier runs, for a report.
+        plan: the identity of the job, from :meth:`workbench.export.moving.engine.ExportJob.plan`.
+        aside: whether the files are kept beside the target until all of them exist.
+        kept: by name, files that a dead run of the same plan has sent, and the results of their pieces.
+        notes: sentences on leftovers of earlier runs, for a report.
     """
 
     destination: Destination
@@ -75,25 +75,25 @@ class StoreStaging:
         self._temp = self.destination.beside(f".{owners.short(self.destination.name)}{TEMP}export")
         self._version: Version | None = None  # of the owner's object, while it is ours
         self._lock = threading.Lock()
-        self._after: dict[str, Any] | None = None  # what a dead run left has still to be settled
+        self._after: dict[str, Any] | None = None  # the leftovers of a dead run are still to be resolved
         self._recorded = 0
         self._settled = self._copying = self._done = False
 
     def key(self, name: str) -> str:
-        """The key at which a file is sent."""
+        """Return the key to which a file is sent."""
         if self.aside:
             return f"{self._temp}/out/{name}"
         return f"{self.destination.key}/{name}" if self.folder else self.destination.key
 
     @property
     def resumable(self) -> bool:
-        """Whether a later run can resume from what is recorded."""
+        """Whether a later run can resume from the journal."""
         return self.resume and self._recorded > 0
 
     def record(self, name: str, stat: FileStat, written: Sequence[Written]) -> None:
         """Note that a file is in the store."""
         if not self.folder and not self.aside:
-            return  # it is all there is
+            return  # it is the whole target
         self._alive()
         value = {
             "file": name,
@@ -110,7 +110,7 @@ class StoreStaging:
     # ---- whose it is ----
 
     def take(self) -> None:
-        """Become the one run that has the target, and settle what a dead one left.
+        """Become the only run that has the target, and resolve the leftovers of a dead one.
 
         Raises:
             WriteError: another run has it, the target exists, or the store refuses.
@@ -141,12 +141,12 @@ class StoreStaging:
             raise exists(self.destination.shown)
         if self.names and self.folder and self.destination.stat(self.destination.key) is not None:
             raise WriteError(f"{self.destination.shown!r} exists and is one object; choose another name")
-        self._alive()  # nothing is left to be settled, and `aside` is known
+        self._alive()  # nothing is left to resolve, and `aside` is known
         if self.folder and not self.aside:
             self.destination.put(f"{self.destination.key}/{UNFINISHED}", self._document())
 
     def _own(self) -> StoreStaging | None:
-        """Make the owner's object, or take that of a dead run, which is returned."""
+        """Create the owner's object, or take over that of a dead run, which is returned."""
         where = f"{self._temp}/owner"
         with suppress(TakenError):
             self._version = self.destination.put(where, self._document(), only={})
@@ -168,7 +168,7 @@ class StoreStaging:
                 f"finished, or stop it (a writer on another machine counts as stopped after {QUIET // 60} silent "
                 "minutes)"
             )
-        if isinstance(value, dict):  # one that died before it had settled what it found leaves that to us
+        if isinstance(value, dict):  # a run that died before it had resolved its leftovers leaves that to this one
             self._after = value.get("after") or value
         try:
             self._version = self.destination.put(where, self._document(), only=version)
@@ -189,7 +189,7 @@ class StoreStaging:
         return json.dumps(value).encode()
 
     def _run_of(self, value: Any) -> StoreStaging | None:
-        """The run that wrote an owner's object, or ``None`` if it is not one."""
+        """Return the run that wrote an owner's object, or ``None`` if it is not one."""
         try:
             if value["journal"] != FORMAT:
                 return None
@@ -206,7 +206,7 @@ class StoreStaging:
         """Send the owner's object again.
 
         Raises:
-            WriteError: it is another run's now, which took this one for dead.
+            WriteError: another run, which considered this one dead, owns it now.
         """
         where = f"{self._temp}/owner"
         with self._lock:
@@ -225,12 +225,12 @@ class StoreStaging:
         raise WriteError(f"{self.destination.shown!r} is being written by another run, which took this one for stopped")
 
     def beat(self) -> None:
-        """Give a sign of life; whether the target is still ours is asked with the next file."""
+        """Give a sign of life; the next file checks whether this run still has the target."""
         with suppress(WriteError):
             self._alive()
 
     def _there(self) -> dict[str, FileStat]:
-        """What is under the target's name."""
+        """Return the objects under the target's name."""
         if self.folder:
             return self.destination.files(self.destination.key)
         if self.destination.files(self.destination.key):
@@ -241,7 +241,7 @@ class StoreStaging:
     def _found(
         self, left: Mapping[str, FileStat], there: Mapping[str, FileStat]
     ) -> dict[str, tuple[FileStat, list[Written]]]:
-        """What is recorded, of files that are in the store as they were recorded."""
+        """Return the recorded pieces of files that are still in the store as recorded."""
         sent = {name[4:]: stat for name, stat in left.items() if name.startswith("out/")} if self.aside else there
         records = {
             f"{self._temp}/{name}": stat
@@ -263,7 +263,7 @@ class StoreStaging:
     # ---- the end ----
 
     def commit(self) -> None:
-        """Make it visible; every file is in the store."""
+        """Make the target visible; every file is in the store."""
         if self.folder or self.aside:
             self._alive()
         if self.aside:
@@ -281,7 +281,7 @@ class StoreStaging:
             self._sweep(self.destination.files(self._temp), owner_first=True)
 
     def _publish(self, files: Mapping[str, FileStat]) -> None:
-        """Copy the files over the old ones; begun again from the start if it was interrupted."""
+        """Copy the files over the old ones; if interrupted, it starts over."""
         names = [name for name in self.names if name in files]
         if len(names) < len(files):
             raise WriteError(f"{self._temp!r} holds files that are not of this export; remove it and export again")
@@ -300,12 +300,12 @@ class StoreStaging:
         self.destination.remove([f"{self._temp}/complete"])
 
     def discard(self) -> None:
-        """Remove what was sent; what cannot be removed now is removed by the next run."""
+        """Remove what was sent; the next run removes what cannot be removed now."""
         if self._version is None or not self._settled or self._done:
             return
         with suppress(WorkbenchError):
             left = self.destination.files(self._temp)
-            if "complete" in left:  # the old files are going: the next run finishes that
+            if "complete" in left:  # the old files are being replaced: the next run finishes that
                 return
             if self.folder and not self.aside:
                 self._forget(self.destination.files(self.destination.key))
@@ -319,7 +319,7 @@ class StoreStaging:
             self.destination.remove([f"{target}/{UNFINISHED}"])
 
     def _sweep(self, left: Mapping[str, FileStat], *, owner_first: bool | None = None) -> None:
-        """Remove what is beside the target: the owner's object first, last, or not at all."""
+        """Remove the files beside the target: the owner's object first, last, or not at all."""
         owner = [f"{self._temp}/owner"]
         if owner_first:
             self.destination.remove(owner)
@@ -339,15 +339,16 @@ def staging_in_store(
     resume: bool = False,
     aside: bool = False,
 ) -> Iterator[StoreStaging]:
-    """A target for the block to send files to, made visible when the block ends, removed when it raises.
+    """Provide a target for the block to send files to; it becomes visible when the block ends and is removed if it
+    raises.
 
     Args:
         folder: whether the target is a folder of objects, or one object.
         names: its files, in the order in which they are to become visible.
-        plan: what is written.
-        overwrite: replace what has the name; it stays as it is until every new file is in the store.
-        resume: resume what a dead run of the same plan sent; and keep what this one sent if the block raises.
-        aside: show nothing under the target's name before every file is there, even if nothing has that name.
+        plan: the identity of the job.
+        overwrite: replace an existing target; it stays unchanged until every new file is in the store.
+        resume: resume a dead run of the same plan; and keep what this run sent if the block raises.
+        aside: show nothing under the target's name before every file exists, even if the name is free.
 
     Raises:
         WriteError: the target exists, another run is writing it, or the store refuses.
@@ -373,11 +374,11 @@ def staging_in_store(
 
 
 def clean_store(destination: Destination) -> list[str]:
-    """Remove what dead runs into a target left, and finish what they were copying; as
+    """Remove the leftovers of dead runs into a target, and finish their copying; like
     :func:`workbench.export.atomic.leftovers.clean` does on disk.
 
     Returns:
-        the keys that are gone.
+        the keys that were removed.
 
     Raises:
         WriteError: a run into the target is under way, or the store refuses.
@@ -406,7 +407,7 @@ def _json(data: bytes) -> Any:
 
 
 def _encoded(one: Written) -> list[Any]:
-    """Both fingerprints with their blocks, and what a cast lost."""
+    """Encode both fingerprints with their blocks, and what a cast lost."""
     if one.cast is None:
         return list(_print(one.target))
     return [*_print(one.target), *_print(one.source), asdict(one.cast)]

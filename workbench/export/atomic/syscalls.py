@@ -1,9 +1,9 @@
-"""Three Linux calls that Python does not offer; each says when it could not, and the caller does without.
+"""Three Linux calls that Python does not offer; each reports failure, and the caller does without.
 
-``fallocate``      room for a file now so that a full disk shows before hours of writing; also what makes writing
+``fallocate``      reserve space now, so a full disk shows before hours of writing; it also makes writing
                    into a file in any order cheap. ``os.posix_fallocate`` would, on file systems without it (NFS 3,
                    some FUSE), write one byte into each block instead.
-``sync_file_range``  let the disk begin with what was written, so a later ``fdatasync`` has less to wait for.
+``sync_file_range``  start writing back dirty pages, so a later ``fdatasync`` has less to wait for.
 ``renameat2``      ``RENAME_EXCHANGE`` swaps two names in one step, ``RENAME_NOREPLACE`` never overwrites.
 
 Source: man-pages 6.9, fallocate(2), sync_file_range(2), renameat2(2); linux/fs.h.
@@ -24,7 +24,7 @@ _NOT_HERE = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM}
 
 
 def allocate(fd: int, size: int) -> None:
-    """Give a file its size, with room for all of it where the file system can promise that.
+    """Give a file its size, with space for all of it if the file system can guarantee that.
 
     Raises:
         OSError: no room, or the disk failed.
@@ -40,19 +40,19 @@ def allocate(fd: int, size: int) -> None:
 
 
 def start_writeback(fd: int, start: int, size: int) -> None:
-    """Begin to write a range of a file to the disk, without waiting for it; does nothing where that is unknown."""
+    """Begin to write a range of a file to the disk, without waiting for it; does nothing if that is not supported."""
     call = _libc("sync_file_range")
     if call is not None:
         call(fd, ctypes.c_int64(start), ctypes.c_int64(size), ctypes.c_uint(_SYNC_WRITE))
 
 
 def rename_exchange(a: str, b: str) -> bool:
-    """Swap two names atomically; ``False`` where the file system cannot."""
+    """Swap two names atomically; ``False`` if the file system cannot."""
     return _renameat2(a, b, _EXCHANGE)
 
 
 def rename_noreplace(old: str, new: str) -> bool:
-    """Rename unless the new name is taken (then ``FileExistsError``); ``False`` where the file system cannot."""
+    """Rename unless the new name is taken (then ``FileExistsError``); ``False`` if the file system cannot."""
     return _renameat2(old, new, _NOREPLACE)
 
 

@@ -1,24 +1,24 @@
-"""Atomic targets: made beside their place under another name, synced, then renamed in one step.
+"""Atomic targets: written beside their place under another name, synced, then renamed in one step.
 
 ::
 
-    /ckpts ┌ .out.tmp-HOST.BOOT.PID.START.RANDOM/   locked (flock) by who writes it
-           │ ├── journal                            only of a resumable one
+    /ckpts ┌ .out.tmp-HOST.BOOT.PID.START.RANDOM/   locked (flock) by its writer
+           │ ├── journal                            only if resumable
            │ └── out                                being written
-           │     │ rename, only if nothing has the name; to overwrite: the two names are exchanged
+           │     │ rename, only if the name is free; to overwrite, the two names are exchanged
            └ out ◄┘ visible only when it is complete and on the disk
 
-Whatever happens at whichever point, the name shows the old state or the new one (but see the last paragraph). An
+At any time, the name shows either the old state or the new one (but see the last paragraph). An
 exception or a signal removes the temp; after a kill -9 or a power cut it stays, and the next run into the same target
-removes it, once nobody holds its lock and the process that its name records is gone (processes on machines it cannot
-see: once they gave no sign of life for a day).
+removes it, once nobody holds its lock and the process that its name records is gone (a process on another machine is
+gone if it gave no sign of life for a day).
 
 With a plan the temp stays after exceptions and signals, too, and the next run of the same plan takes it over: by
 renaming it to its own name. One run wins, and a stalled writer that resumes finds its temp gone.
 
-Where a file system cannot exchange names (NFS, some FUSE), a folder is overwritten by two renames: the old one to
-``.out.old-…``, the new one in. A death between the two leaves the old state under that name, and the next run puts it
-back.
+If a file system cannot exchange names (NFS, some FUSE), a folder is overwritten by two renames: the old one to
+``.out.old-…``, then the new one to ``out``. A crash between them leaves the old state under that name, and the next
+run restores it.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ GO_ON = "; completed files were kept: run the same export with resume to continu
 
 @dataclass
 class Staging:
-    """A target under way.
+    """A target that is being written.
 
     Attributes:
         target: its real path.
         work: the temp folder.
-        path: in it the folder to be filled and synced, or the file.
-        journal: of an earlier run of the same plan, or a new one; ``None`` without a plan.
-        removed: how many unfinished ones of other plans were removed.
+        path: the folder inside it to be filled and synced, or the file.
+        journal: the journal of an earlier run of the same plan, or a new one; ``None`` without a plan.
+        removed: number of unfinished targets of other plans that were removed.
     """
 
     target: str
@@ -69,7 +69,7 @@ class Staging:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on what was found of earlier runs, for a report."""
+        """Sentences on leftovers of earlier runs, for a report."""
         if self.journal is None:
             return []
         removed = f"removed unfinished exports of something else into this target: {self.removed}"
@@ -81,7 +81,7 @@ class Staging:
         return self.journal is not None and self.journal.useful and os.path.lexists(self.path)
 
     def commit(self) -> None:
-        """Make it visible; everything in it is on the disk."""
+        """Make the target visible; everything in it is on disk."""
         parent, name = os.path.split(self.target)
         with writing(name):
             for folder, _, _ in os.walk(self.path, topdown=False):  # none for a file
@@ -130,7 +130,7 @@ class Staging:
             except BaseException:
                 os.rename(aside, self.target)
                 raise
-            sync_folder(os.path.dirname(self.target))  # the new name is on the disk before the old state goes
+            sync_folder(os.path.dirname(self.target))  # the new name is on disk before the old state is removed
             remove(aside)
 
 
@@ -138,18 +138,19 @@ class Staging:
 def staging(
     target: str | os.PathLike[str], *, folder: bool, nbytes: int, overwrite: bool = False, plan: str | None = None
 ) -> Iterator[Staging]:
-    """A temp beside the target for the block to fill, made visible when the block ends, removed when it raises.
+    """Provide a temp next to the target for the block to fill; it becomes visible when the block ends and is removed if
+    it raises.
 
-    Left-over temps of dead processes are removed first. SIGINT, SIGTERM and SIGHUP, unless somebody handles them,
+    Leftover temps of dead processes are removed first. SIGINT, SIGTERM and SIGHUP, unless they are handled,
     raise inside the block; during the last step they wait until it is done.
 
     Args:
         target: a path whose parent exists. It may be an empty folder.
-        folder: make a folder, or a file.
-        nbytes: what will be written.
-        overwrite: replace what has the name, in one step.
-        plan: what is written, as :meth:`workbench.export.moving.engine.Job.plan` names it. A temp of it that a dead
-            run left is resumed, and this one's data stays when the block raises after something was recorded.
+        folder: whether to create a folder or a file.
+        nbytes: bytes that will be written.
+        overwrite: replace an existing target in one step.
+        plan: the identity of the job, from :meth:`workbench.export.moving.engine.ExportJob.plan`. A dead run's temp of
+            this plan is resumed, and this run's data stays if the block raises after something was recorded.
 
     Raises:
         WriteError: the target exists, the parent does not, there is no room, or the system refuses; with a plan also
@@ -200,7 +201,7 @@ def staging(
 
 
 def check_free(target: str, *, folder: bool, overwrite: bool) -> None:
-    """Raise :class:`WriteError` when something has the name already that may not be replaced."""
+    """Raise :class:`WriteError` if a target exists that must not be replaced."""
     try:
         mode = os.lstat(target).st_mode
     except FileNotFoundError:
@@ -219,7 +220,7 @@ def check_free(target: str, *, folder: bool, overwrite: bool) -> None:
 
 
 def check_room(folder: str, nbytes: int) -> None:
-    """Raise :class:`WriteError` unless a folder's file system has so many bytes free."""
+    """Raise :class:`WriteError` unless a folder's file system has that many bytes free."""
     try:
         found = os.statvfs(folder)
     except OSError as error:
@@ -233,19 +234,19 @@ def check_room(folder: str, nbytes: int) -> None:
 
 
 def exists(target: str) -> WriteError:
-    """The error for a target that may not be replaced."""
+    """Return the error for a target that may not be replaced."""
     return WriteError(f"{target!r} exists; nothing was changed. Choose another name, or overwrite (overwrite=True)")
 
 
 def _allocated(folder: str) -> int:
-    """Bytes on the disk that the files in a folder have already."""
+    """Return the bytes on disk that the files in a folder already occupy."""
     return sum(
         os.lstat(os.path.join(inside, name)).st_blocks * 512 for inside, _, names in os.walk(folder) for name in names
     )
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Add a sentence to an error's message, or to its notes if it is not one of ours."""
+    """Add a sentence to an error's message, or to its notes if it is not a workbench error."""
     if isinstance(error, WorkbenchError):
         error.args = (f"{error}{text}",)
     else:

@@ -1,4 +1,4 @@
-"""Writes that either happen whole or say which file failed."""
+"""Writes that either complete or name the file that failed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ADVICE = {
 
 @contextmanager
 def writing(name: str) -> Iterator[None]:
-    """What the operating system refuses while a file is written, as an error that names the file.
+    """Raise errors of the operating system while a file is written as errors that name the file.
 
     Raises:
         WriteError: instead of any ``OSError``.
@@ -35,14 +35,14 @@ def writing(name: str) -> Iterator[None]:
 
 
 def write_all(fd: int, data: memoryview, at: int) -> None:
-    """``pwrite`` until every byte is written."""
+    """Repeat ``pwrite`` until every byte is written."""
     while data:
         count = os.pwrite(fd, data, at)
         at, data = at + count, data[count:]
 
 
 def sync_folder(path: str) -> None:
-    """The names in a folder on the disk, where the file system syncs folders at all."""
+    """Sync the names in a folder to disk, on file systems that sync folders."""
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
         os.fsync(fd)

@@ -8,8 +8,7 @@
     args  num_query_groups rotary_base swiglu …  ─────────▶ config.json
 
 Box arithmetic on the catalog: no weight is read or copied. Anything that cannot be determined for certain is an error
-that names it,
-never a guess: a model with one layer in the wrong order of rows loads, and talks nonsense.
+that names it, never a guess: a model with one layer in the wrong order of rows loads, and generates nonsense.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _VOCABULARY = ("embed_tokens.weight", "lm_head.weight", "lm_head.bias")
 _COMPUTED = ("rope.freqs", "rotary_emb.inv_freq")  #: tables that old versions stored
 _WEIGHTS = ("bfloat16", "float16", "float32", "float64")
 _UNKNOWN = "not a weight of the Llama family"
-MAX_TOLD = 3  #: tensors that an error names
+MAX_TOLD = 3  #: maximum number of tensors that an error names
 
 
 @dataclass(frozen=True, eq=False)
 class Renamed:
     """Attributes:
     ckpt: the same bytes under Hugging Face's names, lazy like any checkpoint.
-    config: ``config.json`` of the model; ``None`` where a fact that it needs is not stored, or no class has these
+    config: ``config.json`` of the model; ``None`` if a required fact is not stored, or no class has these
         weights.
     notes: what was cut, and why there is no config.
     left: stored keys that have no place in the model, and why.
@@ -53,14 +52,14 @@ class Renamed:
 
 
 def as_hf(ckpt: Checkpoint, config: Mapping[str, Any] | None = None) -> Renamed:
-    """The parameters of a checkpoint as transformers' Llama, Qwen and Mixtral name, cut and turn them.
+    """Rename, cut and permute the parameters of a checkpoint as transformers' Llama, Qwen and Mixtral expect them.
 
     Megatron (legacy, ``torch_dist``, under DeepSpeed), Meta and torchtitan, PaddleNLP, and Hugging Face's own names
     under the wrappers of FSDP, DCP and others.
 
     Args:
-        config: fields of the model's ``config.json``, for facts that the checkpoint does not store (rows a head, above
-            all); with a ``model_type`` it is the complete config of the result.
+        config: fields of the model's ``config.json``, for facts that the checkpoint does not store (mainly rows per
+            head); with a ``model_type`` it is the complete config of the result.
 
     Raises:
         UsageError: the names follow no known convention, or a parameter's place cannot be determined for certain.
@@ -90,7 +89,7 @@ def as_hf(ckpt: Checkpoint, config: Mapping[str, Any] | None = None) -> Renamed:
     if not own or stacked:
         _check(ckpt, atoms, shapes)
         mixtral = is_mixtral(set(shapes))
-    else:  # whatever class it is, its names stay
+    else:  # its names stay, whatever its class
         mixtral = any(fqn is not None and ".block_sparse_moe." in fqn for fqn in ckpt.fqns)
     notes = _cut_padding(atoms, shapes, known.geometry.vocab) if name == "Megatron" else []
     names = {atom: hf_name(atom, mixtral) for atom in atoms}
@@ -106,7 +105,7 @@ def as_hf(ckpt: Checkpoint, config: Mapping[str, Any] | None = None) -> Renamed:
 def _atoms(
     ckpt: Checkpoint, parts_of: Dialect, known: ModelFacts
 ) -> tuple[dict[str, list[ComposedBox]], dict[str, str]]:
-    """The pieces of every atom, and what has no place."""
+    """Return the pieces of every atom, and the tensors that have no place."""
     rows = [ckpt.catalog.shape_of(t)[0] for t in range(len(ckpt)) if _is_embedding(ckpt, t)]
     geometry = known.geometry.filled(Geometry(vocab=rows[0] if rows else None))
     tied = known.fields.get("tie_word_embeddings") is True
@@ -142,7 +141,7 @@ def _atoms(
 
 
 def _check(ckpt: Checkpoint, atoms: Mapping[str, list[ComposedBox]], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Where rows move, every name has to be one that is known, and every shape the one that its name says."""
+    """Check that every name is known and every shape matches its name, because rows move."""
     unknown = {piece.tensor for atom, pieces in atoms.items() if not is_atom(atom) for piece in pieces}
     if unknown:
         raise UsageError(_refusal({ckpt.catalog.keys[tensor]: _UNKNOWN for tensor in sorted(unknown)}))
@@ -158,7 +157,7 @@ def _refusal(refused: Mapping[str, str]) -> str:
 
 
 def _shape(atom: str, pieces: list[ComposedBox]) -> tuple[int, ...]:
-    """Shape of what pieces put together; they have to fill it, each element once."""
+    """Return the shape that pieces make up together; they must fill it, each element once."""
     taken = [[1 if a is None else piece.sizes[a] for a in piece.axes] for piece in pieces]
     shape = tuple(
         max(piece.at[axis] + sizes[axis] for piece, sizes in zip(pieces, taken, strict=True))
@@ -173,7 +172,7 @@ def _shape(atom: str, pieces: list[ComposedBox]) -> tuple[int, ...]:
 def _cut_padding(
     atoms: dict[str, list[ComposedBox]], shapes: dict[str, tuple[int, ...]], vocab: int | None
 ) -> list[str]:
-    """Take the rows away that only pad the vocabulary, where its true size is stored; in place."""
+    """Remove the rows that only pad the vocabulary, if its true size is stored; in place."""
     notes = []
     for atom in _VOCABULARY:
         rows = shapes[atom][0] if atom in shapes else 0
@@ -190,7 +189,7 @@ def _cut_padding(
 
 
 def _clipped(piece: ComposedBox, rows: int) -> ComposedBox:
-    """Return a piece without what is beyond the target's first ``rows``."""
+    """Return a piece without the rows beyond the target's first ``rows``."""
     axis = piece.axes[0]
     assert axis is not None
     sizes = list(piece.sizes)
@@ -205,7 +204,7 @@ def _is_embedding(ckpt: Checkpoint, tensor: int) -> bool:
 
 
 def _is_hf_already(ckpt: Checkpoint) -> bool:
-    """Whether stored keys are those that ``save_pretrained`` writes so that there is nothing to rename."""
+    """Return whether the stored keys are those that ``save_pretrained`` writes, so nothing must be renamed."""
     if any(key != fqn for key, fqn, role in zip(ckpt, ckpt.fqns, ckpt.roles, strict=True) if role == "param"):
         return False
     config = ckpt.objects.get("config")

@@ -1,4 +1,4 @@
-"""What a checkpoint stores of its model beside the weights, in the words of Hugging Face's ``config.json``.
+"""The facts about a model that a checkpoint stores beside the weights, in the terms of Hugging Face's ``config.json``.
 
 ::
 
@@ -24,9 +24,9 @@ from workbench.names.frameworks import Geometry
 @dataclass(frozen=True)
 class ModelFacts:
     """Attributes:
-    geometry: heads, query groups, rows a head, rows of the vocabulary without padding.
+    geometry: heads, query groups, rows per head, rows of the vocabulary without padding.
     fields: entries of ``config.json``.
-    unlike: why no class of transformers computes what this model computes.
+    unlike: why no class of transformers computes the same as this model.
     refused: why the rows of the weights are not those that transformers expects.
     """
 
@@ -36,12 +36,12 @@ class ModelFacts:
     refused: tuple[str, ...] = ()
 
     def filled(self, other: ModelFacts) -> ModelFacts:
-        """Own facts, and the other's where there are none."""
+        """Return these facts, with missing ones taken from ``other``."""
         return replace(self, geometry=self.geometry.filled(other.geometry), fields={**other.fields, **self.fields})
 
 
 def facts(ckpt: Checkpoint, config: Mapping[str, Any] | None = None) -> ModelFacts:
-    """The facts of a checkpoint; what it does not store is taken from a ``config.json`` that the user gave."""
+    """Return the facts of a checkpoint; those it does not store come from a ``config.json`` that the user passed."""
     stored = _stored(ckpt)
     return stored if config is None else stored.filled(_of_config(config))
 
@@ -62,7 +62,7 @@ def _stored(ckpt: Checkpoint) -> ModelFacts:
 
 # ---- Megatron --------------------------------------------------------------------------------------------------------
 
-#: Arguments that must have one of these values, where they are stored, for a class of the Llama family to fit.
+#: Arguments that must have one of these values, if they are stored, for a class of the Llama family to fit.
 _LIKE_LLAMA: dict[str, tuple[Any, ...]] = {
     "normalization": ("RMSNorm", "rmsnorm"),
     "rotary_percent": (1.0, None),
@@ -87,7 +87,7 @@ _LIKE_LLAMA: dict[str, tuple[Any, ...]] = {
     "moe_apply_probs_on_input": (False,),
     "swiglu": (True,),
 }
-#: Arguments that change what the stored numbers are; none of them is undone by cutting.
+#: Arguments that change the stored numbers; cutting does not undo them.
 _REFUSED = {
     "rotary_interleaved": "interleaved rotary pairs",
     "layernorm_zero_centered_gamma": "norms are stored less 1",
@@ -136,7 +136,7 @@ def _of_megatron(args: Mapping[str, Any], version: object) -> ModelFacts:
 
 
 def _scaling(args: Mapping[str, Any]) -> dict[str, Any] | None:
-    """``--use-rope-scaling`` is Llama 3's; all of it but the factor is constant in megatron-core."""
+    """Return Llama 3's scaling for ``--use-rope-scaling``; all but the factor is constant in megatron-core."""
     factor = _number(args, "rope_scaling_factor")
     if args.get("use_rope_scaling") is not True or factor is None:
         return None
@@ -150,12 +150,14 @@ def _scaling(args: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _vocabulary(args: Mapping[str, Any]) -> int | None:
-    """Rows of the vocabulary before padding; ``None`` where they are not stored, or do not pad to what is."""
+    """Return the rows of the vocabulary before padding; ``None`` if not stored, or if they do not pad to the stored
+    rows.
+    """
     size = _count(args, "vocab_size")
     if size is None:
         return None
     if args.get("tokenizer_type") in ("NullTokenizer", "NullMultimodalTokenizer"):
-        size += 1  # it adds the end of a document to the size it was given
+        size += 1  # it adds an end-of-document token to the given size
     padded, unit = _count(args, "padded_vocab_size"), _count(args, "make_vocab_size_divisible_by")
     if padded and unit:
         unit *= _count(args, "tensor_model_parallel_size") or 1
@@ -214,7 +216,9 @@ def _of_meta(params: Mapping[str, Any]) -> ModelFacts:
 
 
 def _rows_of_angles(ckpt: Checkpoint) -> int | None:
-    """Rows a head from ``rope.freqs`` ``(rows / 2,)`` or a complex ``freqs_cis`` ``(positions, rows / 2)``."""
+    """Return the rows of a head from ``rope.freqs`` ``(rows / 2,)`` or a complex ``freqs_cis`` ``(positions, rows /
+    2)``.
+    """
     for tensor, fqn in enumerate(ckpt.fqns):
         shape, kind = ckpt.catalog.shape_of(tensor), ckpt.catalog.dtype_of(tensor).name
         if (fqn == "rope.freqs" and len(shape) == 1) or (

@@ -1,4 +1,4 @@
-"""Which class of transformers a set of weights is, proved by its names and shapes, and that class's ``config.json``.
+"""The transformers class of a set of weights, proved by their names and shapes, and that class's ``config.json``.
 
 ::
 
@@ -11,7 +11,7 @@
         –           yes          –      yes        yes              Qwen2MoeForCausalLM
       both or none              yes     yes         –               Qwen3MoeForCausalLM
 
-A config is made only of stored facts, and only where every weight of the class is there in its shape and none besides.
+A config is made only of stored facts, and only if exactly the weights of the class exist, each in its shape.
 Source: transformers 5.23; the fields are those that 4.x reads too (``torch_dtype``, ``rope_theta`` at the top).
 """
 
@@ -42,12 +42,12 @@ _TYPES = {
 
 
 def is_mixtral(atoms: set[str]) -> bool:
-    """Whether experts are called as in Mixtral, rather than as in Qwen."""
+    """Return whether experts are named as in Mixtral, rather than as in Qwen."""
     return _class(atoms)[0] == "MixtralForCausalLM"
 
 
 def misfit(shapes: Shapes) -> str | None:
-    """What is wrong with the shapes of atoms: a transposed linear, a first MLP layer that is not [gate; up].
+    """Explain what is wrong with the shapes of atoms: a transposed linear, or a first MLP layer that is not [gate; up].
 
     Every convention is inferred from names; this checks that the names did not mislead.
     """
@@ -67,11 +67,11 @@ def misfit(shapes: Shapes) -> str | None:
 
 
 def model_config(shapes: Shapes, facts: ModelFacts, dtype: str | None) -> tuple[dict[str, Any] | None, list[str]]:
-    """``config.json`` of the atoms' model, or ``None`` and why there is none.
+    """Create ``config.json`` of the atoms' model, or return ``None`` and the reason why it cannot be created.
 
     Args:
         shapes: shape of every atom.
-        dtype: the one element type of all, as torch calls it; ``None`` where they differ.
+        dtype: torch's name of the common element type; ``None`` if they differ.
     """
     name, traits = _class(set(shapes))
     if name is None:
@@ -103,7 +103,7 @@ def model_config(shapes: Shapes, facts: ModelFacts, dtype: str | None) -> tuple[
             + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else "")
         ]
     made = {"architectures": [name], "model_type": _TYPES[name], **sizes, **fields, **_flags(name, traits, sizes)}
-    # unknown, and not the numbers that a class has by default
+    # unknown: the class's defaults would be wrong
     made |= {token: fields.get(token) for token in ("bos_token_id", "eos_token_id", "pad_token_id")}
     return made | ({"torch_dtype": dtype} if dtype else {}), []
 
@@ -158,7 +158,7 @@ def _sizes(shapes: Shapes) -> dict[str, Any]:
 
 
 def _expected(fields: Mapping[str, Any], sizes: Mapping[str, Any], traits: set[str]) -> dict[str, tuple[int, ...]]:
-    """Every atom of the class and its shape."""
+    """Return every atom of the class with its shape."""
     hidden, rows = sizes["hidden_size"], fields["head_dim"]
     found: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (sizes["vocab_size"], hidden), "norm.weight": (hidden,)}
     if not fields["tie_word_embeddings"]:
@@ -202,7 +202,7 @@ def _gated(prefix: str, inner: int, hidden: int, bias: bool) -> dict[str, tuple[
 
 
 def _flags(name: str, traits: set[str], sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a class that its tensors decide."""
+    """Return the fields of a class that its tensors decide."""
     if name == "LlamaForCausalLM":
         return {"attention_bias": "o_bias" in traits, "mlp_bias": "mlp_bias" in traits}
     if name in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"):

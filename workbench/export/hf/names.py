@@ -39,7 +39,7 @@ Dialect = Callable[[int, str, tuple[int, ...], Geometry], list[AtomPart] | str]
 
 
 def dialect(ckpt: Checkpoint) -> tuple[str, Dialect] | None:
-    """How the parameters of a checkpoint are named; ``None`` where no convention that is known does."""
+    """Return how the parameters of a checkpoint are named; ``None`` if they follow no known convention."""
     names = {fqn for fqn, role in zip(ckpt.fqns, ckpt.roles, strict=True) if fqn is not None and role == "param"}
     if any(_MEGATRON.match(name) for name in names):
         return "Megatron", _megatron
@@ -54,12 +54,12 @@ def dialect(ckpt: Checkpoint) -> tuple[str, Dialect] | None:
 
 
 def is_atom(name: str) -> bool:
-    """Whether a name is one that the Llama family has."""
+    """Return whether a name is one of the Llama family's."""
     return _ATOM.fullmatch(name) is not None
 
 
 def hf_name(atom: str, mixtral: bool) -> str:
-    """Hugging Face's name of an atom; experts are called as Mixtral calls them, or as Qwen does."""
+    """Return Hugging Face's name of an atom; experts are named as in Mixtral or as in Qwen."""
     if not _INNER.match(atom):
         return atom
     layer, _, rest = atom.partition(".mlp.")
@@ -93,7 +93,7 @@ def _whole(atom: str, tensor: int, shape: tuple[int, ...], swapped: bool = False
 
 # ---- Megatron --------------------------------------------------------------------------------------------------------
 
-#: Names before megatron-core, and what they are called now.
+#: Names before megatron-core → current names.
 _OLD = [
     (re.compile(pattern), new)
     for pattern, new in (
@@ -168,7 +168,7 @@ def _meta(tensor: int, fqn: str, shape: tuple[int, ...], geometry: Geometry) -> 
 
 
 def _meta_as_is(tensor: int, fqn: str, shape: tuple[int, ...], geometry: Geometry) -> list[AtomPart] | str:
-    """Names alone: where q and k have norms (Qwen 3 in torchtitan), angles come by halves as in Hugging Face."""
+    """Rename only: if q and k have norms (Qwen 3 in torchtitan), angles come by halves as in Hugging Face."""
     layer = _META_LAYER.fullmatch(fqn)
     atom = _META_NAMES.get(layer[2] if layer else fqn)
     return [] if atom is None else [_whole((layer[1] if layer else "") + atom, tensor, shape)]

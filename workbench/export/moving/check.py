@@ -1,4 +1,4 @@
-"""Read a target again: every byte that was to be written, and what the reader makes of it."""
+"""Read a target back: every byte that was to be written, and the checkpoint that the reader finds."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from workbench.export.selection import ExportSelection
 def check_pieces(
     place: Place, name: str, one: FileMap, written: Sequence[Written], *, threads: int | None = None
 ) -> None:
-    """Compare each piece of a file with the fingerprint of what was written there.
+    """Compare each piece of a file with the fingerprint of the written bytes.
 
     Args:
-        place, name: where the file is, whatever its name will be.
-        written: what became of each of its pieces.
+        place, name: where the file is now, whatever its final name.
+        written: the result of each of its pieces.
 
     Raises:
-        CorruptError: a piece is another now; names it and its bytes.
+        CorruptError: a piece differs; the message names it and its bytes.
         OpenError: the file cannot be read, or is shorter.
     """
     pool = SourcePool(place, [name], [place.stat(name)], "pread")
@@ -52,14 +52,14 @@ def check_pieces(
 
 
 def check_reader(place: Place, reader: str, selection: ExportSelection, keys: Sequence[str]) -> None:
-    """Open a target and compare what it holds with what was selected: names, shapes, element types, no holes.
+    """Open a target and compare its contents with the selection: names, shapes, element types, no holes.
 
     Args:
-        keys: what each tensor of the selection is called there.
+        keys: the name of each tensor of the selection in the target.
 
     Raises:
-        CorruptError: it is not; names the first tensor.
-        HoleError: some element is nowhere.
+        CorruptError: they differ; the message names the first tensor.
+        HoleError: an element is missing.
         OpenError: it cannot be opened.
     """
     with open_place(place, format=reader, cache=False) as again:

@@ -4,7 +4,7 @@
 
     piece (row-major stream of elements)   0 ─────────── lo ════════ hi ──────── numel
     copy, a run on both sides              its chunk's elements are stored in the file as in the piece: bytes are read
-    from the file straight to where they belong
+    from the file directly to their destination
     copy, not a run                        columns of a tensor, say: gathered through a view of the file
 """
 
@@ -32,17 +32,17 @@ from workbench.export.filemap import FileMap, Pieces
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """``M`` copies from chunks to pieces; pieces of all files are numbered through.
+    """``M`` copies from chunks to pieces; pieces of all files are numbered consecutively.
 
     Attributes:
         ptr: ``(P+1,)`` CSR over the copies.
         code: ``(P,)`` element type of each piece's source.
-        numel: ``(P,)`` elements; none of a literal.
+        numel: ``(P,)`` elements; 0 for a literal.
         run: ``(M,)`` whether it is one run of elements on both sides.
-        twice: ``(P,)`` whether chunks overlap in it so that what is stored twice has to be compared.
+        twice: ``(P,)`` whether chunks overlap in it, so elements stored twice have to be compared.
         row: ``(M,)`` chunk row of the catalog.
         lo, hi: ``(M,)`` its elements are in ``[lo, hi)`` of the piece's stream (exactly these for a run).
-        at: ``(M,)`` elements of the chunk's own stream before it, where it is a run.
+        at: ``(M,)`` elements of the chunk's own stream before it, if it is a run.
         source, dest, sizes: ``(M, D)`` its box in the chunk, and in the piece.
     """
 
@@ -182,14 +182,16 @@ def _check_packed(
 
 
 def _flat(shapes: Ints, offsets: Ints) -> Ints:
-    """Position of an element in its row-major stream."""
+    """Return the position of an element in its row-major stream."""
     steps = np.ones_like(shapes)
     steps[:, :-1] = np.cumprod(shapes[:, :0:-1], axis=1)[:, ::-1]
     return np.asarray((offsets * steps).sum(axis=1), np.int64)
 
 
 def _is_run(shapes: Ints, sizes: Ints) -> Array:
-    """Per box, whether it is one run of its tensor: cut along one axis, single steps further out, whole further in."""
+    """Return, for each box, whether it is one run of its tensor: cut along one axis, single steps on outer axes, whole
+    on inner ones.
+    """
     inner = np.cumsum(sizes > 1, axis=1) - (sizes > 1) > 0
     return np.asarray(((sizes == shapes) | ~inner).all(axis=1))
 
@@ -207,7 +209,7 @@ def plan_of(path: str, catalog: Catalog, copies: Copies, maps: Sequence[FileMap]
     origin.
 
     Args:
-        path: the source's real path. Its files count as unchanged while size and time of modification are the same.
+        path: the source's real path. Its files count as unchanged while size and modification time are the same.
     """
     hasher = hashlib.sha256(f"workbench journal {FORMAT}\n".encode())
 
@@ -218,7 +220,7 @@ def plan_of(path: str, catalog: Catalog, copies: Copies, maps: Sequence[FileMap]
                 hasher.update(f"{raw.dtype.str}{raw.shape}".encode() + raw.tobytes())
             elif isinstance(value, bytes):
                 hasher.update(b"%d:" % len(value) + value)
-            elif isinstance(value, Mapping):  # of pieces: what is done to their elements, or their bytes
+            elif isinstance(value, Mapping):  # of pieces: the changes of their elements, or their bytes
                 for at, one in value.items():
                     fold(at, one if isinstance(one, bytes | np.ndarray) else one.identity)
             else:

@@ -4,12 +4,12 @@
 
     units    parts of pieces, at most 32 MiB, cut where blocks of fingerprints end, in the order of the targets
              (of the sources, where these are very many files)
-    thread   ┌ 1 MiB of the piece's stream: pread from the source straight into the buffer, or gathered ┐
+    thread   ┌ 1 MiB of the piece's stream: pread from the source directly into the buffer, or gathered ┐
              │   xxh3 of it · cast · xxh3 and CRC-32 of what is written · pwrite at its place           │ repeated
              └───────────────── the buffer stays in a core's cache between these steps ─────────────────┘
-    file     room for all of it first; written back while others are still filled; synced when it is full
+    file     allocated in full first; written back while others are still filled; synced when it is full
 
-Nothing is written before everything is planned: a hole, a type that cannot be cast and a wrong map raise in
+Nothing is written before everything is planned: a hole, a type that cannot be cast, or a wrong map raises in
 :func:`prepare`.
 """
 
@@ -41,10 +41,10 @@ from workbench.export.moving.kept import kept_pieces, said
 from workbench.export.moving.results import ExportResults
 from workbench.export.moving.units import MOST, Filler
 
-TASK = 32 << 20  #: bytes that a thread takes at a time
-UNIT_COST = 64 << 10  #: bytes that one more unit is worth
-RECORD = 1 << 30  #: bytes after which what a file has so far is synced and recorded
-MANY_FILES = 64  #: source files from which on they are read one after the other, wherever their bytes go
+TASK = 32 << 20  #: bytes in one task of a thread
+UNIT_COST = 64 << 10  #: bytes whose copying costs as much as one more unit
+RECORD = 1 << 30  #: bytes after which the finished part of a file is synced and recorded
+MANY_FILES = 64  #: from this many source files on, they are read one after the other, wherever their bytes go
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class ExportJob:
             paths: path of each map's file; existing files are overwritten.
             threads: number of threads; by default the cores available to this process, up to 8.
             progress: called with the fraction of bytes done, in the caller's thread; raise an exception to cancel.
-            journal: pieces that an earlier run recorded are read back and kept if intact; what is written is recorded.
+            journal: pieces that an earlier run recorded are read back and kept if intact; written pieces are recorded.
 
         Returns:
             for each map, the result of each of its pieces.
@@ -137,14 +137,14 @@ class ExportJob:
                 sync(file)
             for task, batch in batches:
                 for (unit_file, piece, *_), unit in zip(task, batch, strict=True):
-                    unit.file, unit.piece = unit_file, piece  # a worker numbers those that it was sent
+                    unit.file, unit.piece = unit_file, piece  # a worker numbers the maps that it was sent
                     results.add(unit)
                     done += unit.nbytes
                     large = journal is not None and results.unrecorded[unit.file] >= RECORD
                     if large or results.is_full(unit.file):
                         sync(unit.file)
                 if syncs and syncs[-1].done():
-                    syncs[-1].result()  # a disk that fails ends the pass
+                    syncs[-1].result()  # a failing disk ends the pass
                 if progress is not None and done < total:
                     progress(done / total)
             for waiting in syncs:
@@ -170,7 +170,7 @@ def prepare(payloads: Payloads, maps: Sequence[FileMap]) -> ExportJob:
 
 @dataclass(frozen=True, eq=False)
 class _Units:
-    """Parts of pieces, in the order in which they are worked on: elements ``[first, stop)`` of a piece's stream."""
+    """Parts of pieces, in the order of processing: elements ``[first, stop)`` of a piece's stream."""
 
     file: Ints
     piece: Ints
@@ -188,7 +188,7 @@ class _Units:
         itemsize = ITEMSIZE[copies.code]
         # units end where blocks end, of elements before and after a cast: multiples of BLOCK elements do
         step = BLOCK * np.maximum(TASK // (BLOCK * np.maximum(itemsize, 1)), 1)
-        undone = codecs.UNDONE_WHOLE[catalog.codec[copies.row]]  # chunks undone whole: not once for each unit
+        undone = codecs.UNDONE_WHOLE[catalog.codec[copies.row]]  # not once for each unit
         pieces = np.repeat(np.arange(len(copies.numel)), np.diff(copies.ptr))
         step[np.isin(np.arange(len(step)), pieces[undone]) | (itemsize == 0)] = 1 << 62
         parts = -(-copies.numel // step)
@@ -209,7 +209,7 @@ class _Units:
         return cls(*(column[order] for column in (file[piece], piece, first, stop, nbytes)))
 
     def tasks(self) -> Iterator[list[tuple[int, int, int, int]]]:
-        """Runs of units of about :data:`TASK` bytes: ``(file, piece, first, stop)``."""
+        """Yield runs of units of about :data:`TASK` bytes: ``(file, piece, first, stop)``."""
         turn = np.cumsum(self.nbytes + UNIT_COST) // (TASK + UNIT_COST)
         cuts = [0, *(np.flatnonzero(np.diff(turn)) + 1).tolist(), len(turn)]
         columns = [column.tolist() for column in (self.file, self.piece, self.first, self.stop)]
@@ -235,7 +235,7 @@ def _create(one: FileMap, path: str, *, go_on: bool) -> None:
 def _sync(
     one: FileMap, path: str, crcs: list[int] | None, journal: Journal | None, new: list[tuple[int, Written]]
 ) -> None:
-    """The bytes that depend on checksums, once these are known; everything on the disk; then what is new recorded."""
+    """Write the bytes that depend on checksums once these are known, sync everything, then record what is new."""
     with writing(one.name):
         fd = os.open(path, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
         try:

@@ -1,7 +1,7 @@
 """Pieces that an earlier run of the same plan wrote: kept only after they were read back.
 
-A piece is kept if its bytes have the fingerprint in the journal. The bytes around pieces are written again. Where a
-file has neither a literal nor a piece it must contain zeros; otherwise, or if its size differs, the file is restarted.
+A piece is kept if its bytes have the fingerprint in the journal. The bytes around pieces are written again. Ranges of
+a file with neither a literal nor a piece must contain zeros; otherwise, or if its size differs, the file is restarted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from workbench.export.atomic.journal import Kept, Written
 from workbench.export.filemap import FileMap
 
 STEP = 1 << 20  #: bytes read at a time
-TASK = 32 << 20  #: bytes that a thread takes at a time
+TASK = 32 << 20  #: bytes in one task of a thread
 
 
 def kept_pieces(
@@ -34,10 +34,10 @@ def kept_pieces(
     threads: int,
     progress: Progress | None = None,
 ) -> Kept:
-    """Read back what is recorded.
+    """Read the recorded pieces back.
 
     Args:
-        recorded: by file and piece, what an earlier run says it wrote.
+        recorded: by file and piece, the result recorded by an earlier run.
         progress: called with the fraction of the plan's bytes kept so far.
 
     Returns:
@@ -99,8 +99,8 @@ def _is_ours(one: FileMap, path: str) -> bool:
 
 
 def _gaps(one: FileMap) -> Iterator[tuple[int, int]]:
-    """Ranges that nothing is written to, in parts."""
-    later = one.finish([0] * len(one.pieces)) if one.finish is not None else []  # where, whatever the checksums
+    """Yield the ranges to which nothing is written, in parts."""
+    later = one.finish([0] * len(one.pieces)) if one.finish is not None else []  # only the places count
     taken = sorted(
         [(at, at + len(data)) for at, data in [*one.literals, *later]]
         + list(zip(one.start.tolist(), (one.start + one.pieces.nbytes).tolist(), strict=True))

@@ -26,7 +26,7 @@ from workbench.export.sharding.target import Target
 
 @dataclass(frozen=True, eq=False)
 class Chunks:
-    """What one rank writes of a checkpoint whose files hold boxes of global tensors: ``P`` pieces, a box each.
+    """The part of one rank in a checkpoint whose files hold boxes of global tensors: ``P`` pieces, a box each.
 
     Attributes:
         pieces: under the names of their tensors, in the shapes of their boxes.
@@ -48,11 +48,11 @@ def whole_pieces(selection: ExportSelection) -> Pieces:
 def rank_pieces(selection: ExportSelection) -> list[tuple[Pieces, Locals]]:
     """Return the local tensors of each rank, in the order of the selection, and the boxes they are made of.
 
-    A rank that holds nothing of a tensor has no piece of it; one whose share is empty has an empty piece.
+    A rank that does not hold a tensor has no piece of it; a rank whose share is empty has an empty piece.
     ``locals.tensor`` are positions in the selection.
 
     Raises:
-        UnsupportedFormatError: a local tensor is a range of a flattened one, which has no shape of its own.
+        UnsupportedFormatError: a local tensor is a range of a flattened one, which has no shape.
     """
     found = _locals(selection)
     flat = found.ndim != selection.catalog.ndim[selection.tensors[found.tensor]]
@@ -72,14 +72,16 @@ def chunk_pieces(selection: ExportSelection) -> list[Chunks]:
     np.maximum.at(copies, found.tensor, found.copy + 1)
     mine = found.copy == found.tensor % np.maximum(copies[found.tensor], 1)
     ranks = _by_rank(selection, _take(found, np.flatnonzero(mine)))
-    # a tensor without elements is an empty chunk of the first rank, or nothing would say that it is there
+    # a tensor without elements is an empty chunk of the first rank; otherwise nothing would show that it exists
     shapes = selection.catalog.shape[selection.tensors].astype(np.int64)
     empty = np.flatnonzero(box.volume(shapes) == 0)
     return [_boxes(selection, part, empty if rank == 0 else empty[:0]) for rank, part in enumerate(ranks)]
 
 
 def _locals(selection: ExportSelection) -> Locals:
-    """Of all ranks; tensors renumbered by their place in the selection, the others left out."""
+    """Return the local tensors of all ranks, renumbered by their place in the selection; tensors outside it are left
+    out.
+    """
     target = selection.target or Target.of(selection.catalog, selection.mesh)
     found = target.locals()
     place = np.full(len(selection.catalog), -1)
@@ -97,7 +99,7 @@ def _by_rank(selection: ExportSelection, found: Locals) -> list[Locals]:
 
 
 def _joined(selection: ExportSelection, found: Locals) -> Pieces:
-    """One piece a local tensor."""
+    """Create one piece per local tensor."""
     owner = found.owner
     steps = row_major(found.shape)[owner]
     dest, rest = np.empty_like(found.offsets), found.at.copy()
@@ -119,7 +121,7 @@ def _joined(selection: ExportSelection, found: Locals) -> Pieces:
 
 
 def _boxes(selection: ExportSelection, found: Locals, empty: Ints) -> Chunks:
-    """One piece a box, and one for each tensor of ``empty``."""
+    """Create one piece per box, and one for each tensor in ``empty``."""
     shapes = selection.catalog.shape[selection.tensors].astype(np.int64)
     tensor = found.tensor[found.owner]
     at = np.concatenate([tensor, empty])
@@ -144,7 +146,7 @@ def _edited(selection: ExportSelection, pieces: Pieces) -> Pieces:
 
 
 def _take(found: Locals, index: Ints) -> Locals:
-    """Some of the local tensors, in the order given."""
+    """Return some of the local tensors, in the order given."""
     counts = np.diff(found.ptr)[index]
     begins = found.ptr[:-1][index]
     rows = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))

@@ -1,4 +1,4 @@
-"""What a pass has done so far: units make pieces, pieces make files."""
+"""The progress of a pass: units make up pieces, and pieces make up files."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from workbench.export.moving.units import Done
 
 
 class ExportResults:
-    """Pieces of all files are numbered through here, as units have them.
+    """The results so far. Pieces of all files are numbered consecutively, as in units.
 
     Attributes:
-        unrecorded: by file, bytes of the pieces that :meth:`take` has not given yet.
+        unrecorded: by file, bytes of the pieces that :meth:`take` has not returned yet.
     """
 
     def __init__(self, maps: Sequence[FileMap], code: Ints, kept: Kept, file: Ints, piece: Ints) -> None:
-        """
+        """Create the results of pieces, complete once all their units are added.
+
         Args:
             code: ``(P,)`` element type of each piece's source.
             kept: pieces that an earlier run wrote.
-            file, piece: of each unit that there will be; the others' pieces have no elements to be read.
+            file, piece: file and piece of each expected unit; pieces without units have no elements to read.
         """
         self._maps, self._code = maps, code
         self._base = np.cumsum([0, *(len(one.pieces) for one in maps)]).tolist()
@@ -47,7 +48,7 @@ class ExportResults:
                     self._found[at] = self._result(one, at - base, at, [])
 
     def add(self, unit: Done) -> None:
-        """A unit that was written."""
+        """Add a unit that was written."""
         self._parts[unit.piece].append(unit)
         self._units_of_file[unit.file] -= 1
         self._units_of_piece[unit.piece] -= 1
@@ -59,11 +60,11 @@ class ExportResults:
             self.unrecorded[unit.file] += int(self._maps[unit.file].pieces.nbytes[at])
 
     def is_full(self, file: int) -> bool:
-        """Whether every piece of a file is written."""
+        """Return whether every piece of a file is written."""
         return not self._units_of_file[file]
 
     def take(self, file: int) -> list[tuple[int, Written]]:
-        """The pieces of a file that were written since this was last asked, by their numbers in the file."""
+        """Return the pieces of a file written since the last call, by their numbers in the file."""
         self.unrecorded[file] = 0
         return self._new.pop(file, [])
 
@@ -72,7 +73,7 @@ class ExportResults:
         return [self._found[at] for at in range(self._base[file], self._base[file + 1])]
 
     def _result(self, file: int, piece: int, at: int, parts: list[Done]) -> tuple[Written, int]:
-        """Fingerprints and CRC-32 of a piece from those of its units."""
+        """Combine the fingerprints and CRC-32s of a piece's units."""
         pieces = self._maps[file].pieces
         shape, new = pieces.shape_of(piece), pieces.dtype_of(piece)
         old = ALL[self._code[at]]

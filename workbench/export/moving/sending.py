@@ -1,4 +1,4 @@
-"""The pass into a store: files are written on disk as ever, a few at a time, sent, and removed.
+"""The pass into a store: files are written on disk as usual, a few at a time, sent, and removed.
 
 ::
 
@@ -31,17 +31,17 @@ from workbench.export.moving.engine import ExportJob, prepare
 GROUP = 1 << 30  #: bytes of files that are written before they are sent
 FILES = 2  #: files that are sent at the same time
 SENDING = FILES * (PARTS_AT_ONCE + 1) * SENT_AT_ONCE  #: bytes of memory that sending takes
-SPOOL = "workbench-export"  #: name in the folder for temporary files; what dead runs left under it is removed
+SPOOL = "workbench-export"  #: name in the folder for temporary files; leftovers of dead runs under it are removed
 
 
 def spool_folder() -> str:
-    """The folder for temporary files, ``TMPDIR``."""
+    """Return the folder for temporary files, ``TMPDIR``."""
     return tempfile.gettempdir()
 
 
 @contextmanager
 def spool() -> Iterator[str]:
-    """A folder for the files of a store until they are sent."""
+    """Provide a folder for the files of a store until they are sent."""
     base = os.path.join(spool_folder(), SPOOL)
     leftovers.clean(base)
     token = owners.token()
@@ -73,7 +73,7 @@ class Sender:
     def __init__(
         self, made: StoreStaging, job: ExportJob, folder: str, threads: int | None, progress: Progress | None
     ) -> None:
-        """``folder`` holds the files until they are sent."""
+        """Create a sender; ``folder`` contains the files until they are sent."""
         self._made, self._job, self._folder = made, job, folder
         self._threads, self._progress = threads, progress
         self.written: dict[int, list[Written]] = {}
@@ -81,7 +81,7 @@ class Sender:
         self._sent: dict[Future[FileStat], tuple[str, str, Sequence[Written]]] = {}
         self._pool = ThreadPoolExecutor(FILES, thread_name_prefix="workbench-send")
         self._stop, self._lock = threading.Event(), threading.Lock()
-        self._total = 2 * max(job.nbytes, 1)  # what is written, and then sent
+        self._total = 2 * max(job.nbytes, 1)  # the files that are written, and then sent
         self._done = 0
         for file, one in enumerate(job.maps):
             stat, found = made.kept.get(one.name, (None, []))
@@ -100,7 +100,7 @@ class Sender:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()  # what is still being sent is given up
+        self._stop.set()  # transfers in progress are abandoned
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def write(self, files: Sequence[int]) -> None:
@@ -118,19 +118,19 @@ class Sender:
         self._finish(last)
 
     def send(self, files: Sequence[int]) -> None:
-        """Send what is still on disk of some files, one after the other."""
+        """Send those of the files that are still on disk, one after the other."""
         for file in files:
             if not self._held[self._job.maps[file].name][2]:
                 self._finish([self._begin(file)])
 
     def add(self, name: str) -> None:
-        """Send a file that the caller made in the folder."""
+        """Send a file that the caller wrote into the folder."""
         path = os.path.join(self._folder, name)
         self._total += os.path.getsize(path)
         self._finish([self._submit(name, path, [])])
 
     def place(self) -> Place:
-        """The files that are written, as a reader will find them: in the store, or still on disk."""
+        """Return the written files as a reader will find them: in the store, or still on disk."""
         file = None if self._made.folder else self._made.destination.name
         return Place.of(self._made.destination.place_of(self._held, file))
 
@@ -191,7 +191,7 @@ class Sender:
 
 
 def _groups(maps: Sequence[FileMap], files: Sequence[int]) -> list[list[int]]:
-    """Files one after the other, about :data:`GROUP` bytes of them at a time."""
+    """Group files in order, about :data:`GROUP` bytes at a time."""
     found: list[list[int]] = []
     nbytes = GROUP
     for file in files:

@@ -27,9 +27,9 @@ from workbench.export.casts import CastError
 from workbench.export.filemap import FileMap
 from workbench.export.moving.copies import Copies
 
-STEP = 1 << 20  #: bytes at a time: they are still in a core's cache when they are hashed and written
-MOST = 8 << 20  #: … where very many chunks meet in a step
-PIECE = 64 << 10  #: bytes that a copy from one chunk should have at least
+STEP = 1 << 20  #: bytes per step: they are still in a core's cache when they are hashed and written
+MOST = 8 << 20  #: … if a step contains very many chunks
+PIECE = 64 << 10  #: minimum bytes of a copy from one chunk
 
 
 Unit = tuple[int, int, int, int]  #: file, piece, and its elements ``[first, stop)``
@@ -62,9 +62,10 @@ class Filler:
         *,
         durable: bool = False,
     ) -> None:
-        """
+        """Create a filler of the files.
+
         Args:
-            durable: sync what is written before a task ends: another machine cannot sync it.
+            durable: sync written bytes before a task ends, because another machine cannot sync them.
         """
         self._maps, self._copies, self._payloads = maps, copies, payloads
         self._announcer, self._paths, self._durable = Announcer(), paths, durable
@@ -141,12 +142,12 @@ class Filler:
         return done
 
     def _reach(self, units: list[Unit]) -> tuple[Ints, Ints, Ints]:
-        """Chunk rows, and the bytes of their elements, that units are made of.
+        """Return the chunk rows that units are made of, and the byte ranges of their elements.
 
-        Of chunks that are not one run of a unit, only those that it needs whole: of the others it reads a part.
+        Chunks that are not one run of a unit are included only if it needs all of them; of the others it reads a part.
         """
         copies, found = self._copies, [np.empty((3, 0), np.int64)]
-        for _, piece, first, stop in units if self._payloads.pool.at_once > 1 else ():  # nothing ahead from a disk
+        for _, piece, first, stop in units if self._payloads.pool.at_once > 1 else ():  # a disk reads on demand
             if ALL[copies.code[piece]].packed:
                 continue
             mine = slice(int(copies.ptr[piece]), int(copies.ptr[piece + 1]))
@@ -165,7 +166,7 @@ class Filler:
     # ---- the stream of a piece, step by step ----
 
     def _stream(self, piece: int, first: int, stop: int, dtype: DType) -> Iterator[Array]:
-        """Bytes of its elements ``[first, stop)``, valid until the next ones."""
+        """Yield the bytes of its elements ``[first, stop)``, valid until the next iteration."""
         copies = self._copies
         a, b = int(copies.ptr[piece]), int(copies.ptr[piece + 1])
         if dtype.packed:
@@ -184,7 +185,7 @@ class Filler:
             yield from self._gather(piece, a, b, first, stop, dtype)
 
     def _straight(self, a: int, b: int) -> list[int] | None:
-        """Byte of its file at which each chunk begins, or ``None`` if one of them has to be decoded."""
+        """Return the byte of its file at which each chunk begins, or ``None`` if any chunk must be decoded."""
         found = []
         for row in self._copies.row[a:b].tolist():
             start = self._payloads.straight(row)
@@ -194,7 +195,7 @@ class Filler:
         return found
 
     def _read(self, a: int, b: int, begins: list[int], first: int, stop: int, itemsize: int) -> Iterator[Array]:
-        """Runs one after the other, from the files into the buffer."""
+        """Read consecutive runs from the files into the buffer."""
         copies = self._copies
         columns = [column[a:b].tolist() for column in (copies.row, copies.lo, copies.hi, copies.at)]
         runs = list(zip(begins, *columns, strict=True))
@@ -214,7 +215,7 @@ class Filler:
             yield out
 
     def _gather(self, piece: int, a: int, b: int, first: int, stop: int, dtype: DType) -> Iterator[Array]:
-        """Boxes of the chunks into the buffer."""
+        """Gather boxes of the chunks in the buffer."""
         copies, raw = self._copies, dtype.raw
         shape = self._shape(piece)
         nbytes = STEP
@@ -247,7 +248,9 @@ class Filler:
             yield out.view(np.uint8)
 
     def _near(self, piece: int, a: int, b: int, first: int, stop: int) -> dict[int, tuple[Region, Array]]:
-        """What elements ``[first, stop)`` of a piece are read from, and where it begins in its chunk; by copy."""
+        """Return, by copy, the region that elements ``[first, stop)`` of a piece are read from, and where it begins in
+        its chunk.
+        """
         copies, shape = self._copies, self._shape(piece)
         _, offsets, sizes, _ = box.flat_ranges(shape[None], np.array([first]), np.array([stop]))
         found: dict[int, tuple[Region, Array]] = {}

@@ -44,7 +44,7 @@ def follow(
 def _of_blocks(
     parameter: tuple[int, ...], shape: tuple[int, ...], steps: Steps, sizes: Mapping[str, int]
 ) -> Steps | None:
-    """Scales a row, or a block: cut where the weight is, if that is between two blocks."""
+    """Place scales per row or per block: cut where the weight is cut, if that is between two blocks."""
     kept: list[tuple[str, Placement]] = []
     length = list(parameter)
     for axis, placement in steps:
@@ -59,7 +59,7 @@ def _of_blocks(
             continue  # one scale for the whole axis: every rank needs it
         block, rest = divmod(parameter[dim], blocks)
         if rest or block & (block - 1):
-            return None  # the last block is short, or blocks are odd: where they end cannot be told
+            return None  # the last block is short, or blocks are odd: their ends are unknown
         pieces = parts * sizes[axis]
         if length[dim] % pieces or length[dim] // pieces % block:
             return None

@@ -1,4 +1,4 @@
-"""What parallelism does to a kind of weight: which axis tensor parallelism cuts, which end of the pipeline holds it.
+"""Parallelism by kind of weight: the axis that tensor parallelism cuts, and the end of the pipeline that holds it.
 
 ::
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 from workbench.core.mesh.placement import Placement, Replicate, Shard, StridedShard
 from workbench.names.weights import Weight, parse
 
-#: What tp does to the weight and to the bias of a kind.
+#: How tp places the weight and the bias of a kind.
 CUTS: dict[str, tuple[Placement, Placement]] = {
     "column": (Shard(0), Shard(0)),
     "row": (Shard(1), Replicate()),
@@ -41,7 +41,7 @@ CUTS: dict[str, tuple[Placement, Placement]] = {
     "experts same": (Replicate(), Replicate()),
 }
 
-#: Kind of cut of each kind of weight, where no more than that decides.
+#: The cut of each kind of weight, if the kind alone decides.
 _CUT_OF = {
     **dict.fromkeys(("norm", "router", "shared_gate", "position", "token_type", "rotary", "pooler", "sink"), "same"),
     **dict.fromkeys(("q_a", "kv_a"), "same"),
@@ -77,7 +77,7 @@ def kind_of(fqn: str) -> tuple[str, bool] | None:
 
 
 def end_of(fqn: str) -> str | None:
-    """Return ``first`` for embeddings, ``last`` for what follows the layers, ``None`` for neither."""
+    """Return ``first`` for embeddings, ``last`` for weights after the layers, and ``None`` for others."""
     weight = parse(fqn)
     if weight.leaf not in ("weight", "bias", "") or weight.layer is not None:
         return None

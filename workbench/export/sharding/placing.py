@@ -14,14 +14,14 @@ from workbench.export.sharding.stages import Stages
 from workbench.names.frameworks import Geometry
 from workbench.names.weights import is_gated, parse
 
-#: Of which role a parameter's shape is taken, where several tensors are of one parameter.
+#: Roles by preference from which a parameter's shape is taken, if it has several tensors.
 _SHAPE_FROM = ("param", "master", "exp_avg", "exp_avg_sq", "momentum", "ema")
-_STATELESS = ("buffer", "other")  #: roles of what FSDP does not cut
+_STATELESS = ("buffer", "other")  #: roles of tensors that FSDP does not cut
 PACKED = (".qweight", ".weight_packed", "_blocks")  #: ends of keys of quantised weights
 
 
 class Placing:
-    """One run over a checkpoint's tensors; :class:`workbench.export.sharding.rules.Rules` is the way in."""
+    """One run over a checkpoint's tensors; use it through :class:`workbench.export.sharding.rules.Rules`."""
 
     def __init__(
         self,
@@ -31,7 +31,9 @@ class Placing:
         does: Mapping[str, str | None],
         facts: Geometry,
     ) -> None:
-        """``does`` says for each axis of the mesh whether it is ``tp``, ``ep``, ``pp``, ``shard`` or ``copies``."""
+        """Create the placing; ``does`` states for each axis of the mesh whether it is ``tp``, ``ep``, ``pp``, ``shard``
+        or ``copies``.
+        """
         self.explicit, self.layers, self.mesh, self.does, self.facts = explicit, layers, mesh, does, facts
         self.sizes = dict(zip(mesh.axes, mesh.shape, strict=True))
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -44,7 +46,7 @@ class Placing:
     def run(
         self, keys: Sequence[str], fqns: Sequence[str | None], roles: Sequence[str], shapes: Sequence[tuple[int, ...]]
     ) -> tuple[list[TensorLayout], list[str]]:
-        """Return the layout of every tensor, and notes about what is doubtful."""
+        """Return the layout of every tensor, and notes about doubtful ones."""
         self.shapes = _parameter_shapes(fqns, roles, shapes)
         names = dict.fromkeys(fqn for fqn in fqns if fqn is not None)
         self.experts = 1 + max((e for name in names if (e := parse(name).expert) is not None), default=-1)
@@ -107,7 +109,7 @@ class Placing:
         return mine, why if role == "param" else f"{role} of {why}"
 
     def _parameter(self, fqn: str) -> tuple[Steps, str]:
-        shape = self.shapes.get(fqn)  # of an adapter's weight it is not known
+        shape = self.shapes.get(fqn)  # it is not known for an adapter's weight
         steps: list[tuple[str, Placement]] = []
         if self.stages is not None and (stage := self.stages.of(fqn)) is not None:
             steps.append(("pp", Only(stage)))
@@ -147,7 +149,7 @@ class Placing:
         return kind, kinds.CUTS[kind][bias], bias
 
     def _stack(self, fqn: str, kind: str, bias: bool) -> tuple[str, Placement, bool]:
-        """Stacks of experts, whose axes are distinguished by the shapes of the pair."""
+        """Place stacks of experts; the shapes of the pair determine which axis is which."""
         first, second = ("linear_fc1", "linear_fc2") if kind == "stack fc1" else ("gate_up_proj", "down_proj")
         name = fqn.removesuffix("_bias")
         up = self.shapes.get(name.replace(second, first))
@@ -168,13 +170,13 @@ class Placing:
             return "experts row", placed, bias
         if told == "single":
             return "experts column", Shard(1), bias
-        # gpt-oss lays gate and up row by row so that a range holds as much of both; the others one after the other
+        # gpt-oss interleaves gate and up by row, so a range holds as much of both; the others concatenate them
         mixed = told == "transposed" and ".feed_forward." not in fqn
         dim = 2 if told == "transposed" and not bias else 1
         return "experts gate_up", Shard(dim) if mixed else StridedShard(dim, 2), bias
 
     def _adapter(self, fqn: str, role: str, shape: tuple[int, ...]) -> Steps:
-        """LoRA: B has the rows of its weight, A its columns; the rank is never cut."""
+        """Place LoRA factors: B has the rows of its weight, A its columns; the rank is never cut."""
         steps, _ = self.known[fqn]
         kept = []
         for axis, placement in steps:
@@ -212,7 +214,7 @@ class Placing:
 def _parameter_shapes(
     fqns: Sequence[str | None], roles: Sequence[str], shapes: Sequence[tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
-    """The shape of each parameter: its own, or that of a state which has it."""
+    """Return the shape of each parameter: its own, or that of a state of the same shape."""
     best: dict[str, tuple[int, tuple[int, ...]]] = {}
     for fqn, role, shape in zip(fqns, roles, shapes, strict=True):
         if fqn is not None and role in _SHAPE_FROM:
@@ -223,5 +225,5 @@ def _parameter_shapes(
 
 
 def _dim(placement: Placement) -> int:
-    """The axis that a placement cuts, -1 for none."""
+    """Return the axis that a placement cuts, or -1."""
     return placement.dim if isinstance(placement, Shard | StridedShard | PartedShard) else -1

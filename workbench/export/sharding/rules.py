@@ -1,11 +1,11 @@
-"""Which tensor goes where: placements of every tensor of a checkpoint on the axes of a mesh, inferred from names.
+"""Placements of every tensor of a checkpoint on the axes of a mesh, inferred from names.
 
 ::
 
     tp                          column, row, vocab … as in kinds.py            first
     ep                          experts: whole ones, or axis 0 of a stack
     pp                          layers, evenly or as given; the ends of the model at the ends
-    fsdp dp_shard               axis 0 of what tp left                            last
+    fsdp dp_shard               axis 0 of the rest after tp                       last
     dp dp_replicate cp          copies
 
 States of the optimizer, scales and adapters follow their parameter. Rules by pattern win over all this, axis by axis.
@@ -24,7 +24,7 @@ from workbench.errors import UsageError
 from workbench.export.sharding.placing import Placing
 from workbench.names.frameworks import Geometry
 
-#: What an axis of this name does unless a rule says otherwise.
+#: The effect of an axis of this name unless a rule overrides it.
 AXES: dict[str, str] = {
     "tp": "tp",
     "ep": "ep",
@@ -61,11 +61,11 @@ class Rules:
         mesh: Mesh,
         facts: Geometry | None = None,
     ) -> tuple[list[TensorLayout], list[str]]:
-        """Return the layout of every tensor, and notes about what is not optimal.
+        """Return the layout of every tensor, and notes about layouts that are not optimal.
 
         Args:
             catalog: the tensors.
-            fqns, roles: what each belongs to, as reported by :class:`workbench.checkpoint.Checkpoint`.
+            fqns, roles: the parameter and role of each, from :class:`workbench.checkpoint.Checkpoint`.
             mesh: the ranks.
             facts: heads and groups, if known.
 
@@ -87,5 +87,5 @@ class Rules:
         return placing.run(catalog.keys, fqns, roles, shapes)
 
     def does(self, axis: str) -> str | None:
-        """Return what an axis of this name does: ``tp``, ``ep``, ``pp``, ``shard``, ``copies``; ``None`` if unknown."""
+        """Return the effect of an axis by name: ``tp``, ``ep``, ``pp``, ``shard``, ``copies``; ``None`` if unknown."""
         return "shard" if axis in self.shard else AXES.get(axis)

@@ -30,9 +30,9 @@ class Stages:
 
         Args:
             fqns: all parameters.
-            count: how many stages.
-            layers: of each stage; evenly by default, the first stages with one more.
-            note: called with what is doubtful, and for which parameter.
+            count: number of stages.
+            layers: number of layers of each stage; even by default, the first stages with one more.
+            note: called with a doubt and the parameter that it concerns.
 
         Raises:
             UsageError: ``layers`` do not match the model, or no parameter is in a numbered layer.

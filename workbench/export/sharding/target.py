@@ -5,7 +5,7 @@
     checkpoint ──rules──▶ layouts ──cut──▶ local tensors = boxes ──plan_reads──▶ copies, in the files' order
                           (T)              (T × ranks)
 
-Nothing is read: what a plan would do can be shown first (:meth:`Target.explain`).
+Nothing is read: a plan can be shown before it runs (:meth:`Target.explain`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Target:
         catalog: the tensors; only keys, shapes and dtypes matter.
         mesh: the ranks.
         layouts: one for each tensor.
-        notes: sentences about what the rules did not know or could not do.
+        notes: sentences about tensors that the rules do not know or could not place as intended.
     """
 
     catalog: Catalog
@@ -104,7 +104,7 @@ class Target:
         """Plan every copy from a checkpoint's files to the local tensors of some ranks (all by default).
 
         Args:
-            source: the checkpoint to read; by default the one the target was made of. Its tensors must have the same
+            source: the checkpoint to read; by default the one the target was made from. Its tensors must have the same
                 keys and shapes; its chunks may differ.
             ranks: which ranks.
 
@@ -125,7 +125,7 @@ class Target:
         return _explained(self, catalog, self.plan(catalog))
 
     def nbytes(self, locals: Locals) -> Ints:
-        """``(L,)`` bytes of local tensors."""
+        """Return the bytes of local tensors, ``(L,)``."""
         return nbytes_of_codes(self.catalog.dtype[locals.tensor], locals.numel)
 
     @cached_property
@@ -158,7 +158,7 @@ class Target:
 
 
 def _resized(found: Locals, dims: int) -> Locals:
-    """The columns of boxes for catalogs of ``dims`` axes; what is cut off or added is padding."""
+    """Return the columns of boxes for catalogs of ``dims`` axes; only padding is cut off or added."""
     columns = {"shape": 1, "offsets": 0, "sizes": 1, "strides": 0}
     more = dims - found.offsets.shape[1]
     if more <= 0:
@@ -179,7 +179,7 @@ class Explanation:
         copies: number of copies.
         nbytes: bytes of all local tensors.
         unique_nbytes: those bytes that no lower rank also holds.
-        notes: what the rules did not know or could not do.
+        notes: as in :class:`Target`.
     """
 
     ranks: pd.DataFrame
@@ -202,7 +202,7 @@ class Explanation:
 
 
 def _explained(target: Target, catalog: Catalog, planned: Planned) -> Explanation:
-    """The tables of a plan of all ranks; ``catalog`` is the one that was planned to be read."""
+    """Return the tables of a plan of all ranks; ``catalog`` is the one that the reads were planned for."""
     import pandas as pd
 
     found, reads = planned

@@ -4,7 +4,7 @@
 
     chunks, in the order of the files ─► runs of 1 MiB ─► boxes ─► values after the steps so far ─► maximum by block
 
-Memory is a few MB a thread and one float32 a block.
+Memory is a few MB per thread and one float32 per block.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def largest(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> dict[int, Array]:
-    """The largest finite magnitude of each block, 0 if it has none.
+    """Return the largest finite magnitude of each block, 0 if it has none.
 
     Args:
-        changes: what happens to the values before; by position of the tensor, of at least two axes.
+        changes: earlier changes of the values; by position of the tensor, which has two axes or more.
         blocks: rows and columns of a block, by position of the tensor.
 
     Returns:
@@ -52,7 +52,7 @@ def largest(
 
 @dataclass(frozen=True)
 class _GridMax:
-    """A state is a list of one grid, empty before the first piece says which tensor it is of."""
+    """A state is a list of one grid, empty before the first piece, which determines the tensor."""
 
     payloads: Payloads
     changes: Mapping[int, TensorChange]

@@ -32,7 +32,7 @@ def edit(
         dtype: cast floats of 16, 32 and 64 bits, and FP8 weights times their scales, to one of
             :data:`workbench.export.casts.FLOATS`; without it, FP8 weights and their scales stay as they are.
             Weights quantised in another way keep their codes, and with them their scales and maps.
-        adapters: PEFT checkpoints, merged one after the other; to stay open until the export is done.
+        adapters: PEFT checkpoints, merged one after the other; they must stay open until the export is done.
         recipe: quantise the weights of linear layers, ``fp8`` or ``fp8-tensor``.
         unscaled: with ``dtype``, cast FP8 weights without a scale by their raw values.
 

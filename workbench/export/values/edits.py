@@ -1,4 +1,4 @@
-"""What an export changes in addition to names and placements: types, values, omitted and added tensors.
+"""The changes of an export in addition to names and placements: types, values, omitted and added tensors.
 
 ::
 
@@ -7,7 +7,7 @@
     lora.merge(edits, adapter)               + s·B·A
     fp8.quantize(edits, "fp8")               codes and new scales
                     │
-    edited = edits.done()                    a checkpoint of what is written: tensors that stay, then those added
+    edited = edits.done()                    a checkpoint of the result: tensors that stay, then added ones
     edited.applied(pieces)                   its pieces, whole, local or in boxes, with their changes and known bytes
 
 They apply in this order; each sees the result of the ones before it.
@@ -28,7 +28,7 @@ from workbench.export.casts import SOURCES
 from workbench.export.filemap import Pieces
 from workbench.export.values.located import Quantised, Step, TensorChange, locate
 
-#: Roles of tensors that say what codes mean: rounding one changes every number that is decoded with it.
+#: Roles of tensors that define what codes mean: rounding one changes every number that is decoded with it.
 _OF_CODES = {"scale", "zero_point", "amax_history", "exp_avg_scale", "exp_avg_sq_scale"}
 
 
@@ -38,10 +38,10 @@ class Added:
 
     Attributes:
         key: the name that it would have in the source.
-        fqn, role: as :mod:`workbench.names.roles` has them.
+        fqn, role: as in :mod:`workbench.names.roles`.
         dtype: element type.
         raw: its elements, of ``dtype.raw`` and its shape; may be a view of a file.
-        beside: position of a tensor of the source whose name its own begins with, whatever that becomes.
+        beside: position of the source tensor after whose new name this one is named.
     """
 
     key: str
@@ -65,7 +65,7 @@ class Edits:
     """
 
     def __init__(self, ckpt: Checkpoint, tensors: Iterable[int], dtype: DType | None = None) -> None:
-        """Casts to ``dtype``, of the tensors that are floats of 16, 32 or 64 bits; all others stay as they are.
+        """Create edits that cast tensors of 16-, 32- or 64-bit floats to ``dtype``; all others stay unchanged.
 
         The scales and maps of quantised tensors stay, too.
         """
@@ -149,15 +149,15 @@ class Edits:
 
 @dataclass(frozen=True, eq=False)
 class Edited:
-    """What an export writes, and how it comes about. Positions are those of :attr:`ckpt`'s catalog.
+    """The tensors that an export writes, and their changes. Positions are those in :attr:`ckpt`'s catalog.
 
     Attributes:
         ckpt: all tensors that are written, in the shapes in which they are written and the types in which they are
             stored; added ones have no chunks.
         codes: ``(T,) uint8`` types in which they are written, codes of :mod:`workbench.core.dtypes`.
-        changes: by position, where it is more than a cast.
+        changes: by position, if they are more than a cast.
         known: elements of the added ones, by position.
-        beside: of an added one, the tensor that it goes with and the end of its name.
+        beside: for an added tensor, the tensor that it belongs to and the end of its name.
         notes: sentences for the report.
     """
 
@@ -190,7 +190,7 @@ class Edited:
         return replace(pieces, literal=literal)
 
     def _bytes(self, pieces: Pieces, piece: int, rows: Ints) -> Array:
-        """Of a piece that is made of boxes of added tensors."""
+        """Return the bytes of a piece made of boxes of added tensors."""
         ndim, found = int(pieces.ndim[piece]), [self.known[t] for t in pieces.tensor[rows].tolist()]
         if len(rows) == 1 and found[0].shape == pieces.shape_of(piece):
             out = np.ascontiguousarray(found[0])

@@ -23,7 +23,7 @@ import numpy as np
 from workbench.core.arrays import Array
 
 LARGEST = 448.0  #: of e4m3fn
-#: By type: bits of the mantissa, bias of the exponent; what is neither is told in :func:`_values`.
+#: By type: bits of the mantissa, bias of the exponent; for the rest see :func:`_values`.
 CODES = {
     "float8_e4m3fn": (3, 7),
     "float8_e5m2": (2, 15),
@@ -38,14 +38,14 @@ _NAN, _LARGEST_CODE = np.uint8(0x7F), np.uint32(0x7E)
 
 
 def decoded(codes: Array, name: str) -> Array:
-    """float32 values of codes (``uint8``, any shape) of a type of :data:`CODES`, or of ``float8_e8m0fnu``."""
+    """Decode codes (``uint8``, any shape) of a type of :data:`CODES`, or of ``float8_e8m0fnu``, to float32."""
     return np.take(_values(name), codes)
 
 
 def encoded(single: Array) -> Array:
-    """Codes of e4m3fn (``uint8``) nearest to flat float32 values, ties to even; NaN keep their sign.
+    """Encode flat float32 values as the nearest e4m3fn codes (``uint8``), ties to even; NaN keep their sign.
 
-    What is larger than 448, infinite values too, becomes 448: torch's cast of values clamped to ±448.
+    Values larger than 448, including infinite ones, become 448: torch's cast of values clamped to ±448.
     """
     bits = single.view(np.uint32)
     size = bits & np.uint32(0x7FFFFFFF)
@@ -61,7 +61,7 @@ def encoded(single: Array) -> Array:
 
 @lru_cache
 def _values(name: str) -> Array:
-    """All 256 values."""
+    """Return the values of all 256 codes."""
     codes = np.arange(256)
     if name == "float8_e8m0fnu":
         values = np.ldexp(1.0, codes - 127)

@@ -10,7 +10,7 @@
     amax of a block ─► forward = 1 / amax · 448 ─► code = nearest(value · forward), scale = 1 / forward
 
 A block of zeros has scale 1. Values that are NaN stay NaN and infinite ones become the largest; neither counts for the
-scale. What is read may have scales for blocks, rows or the tensor: float32, 16 bits, or E8M0, also as bytes.
+scale. Sources may have scales for blocks, rows or the tensor: float32, 16 bits, or E8M0, also as bytes.
 
 Source: transformers 5.23 ``integrations/finegrained_fp8.py`` (``Fp8Quantize``, ``Fp8Dequantize``; ``FP8Linear`` for the
 shape of the scales), which is the layout of DeepSeek-V3's files; compressed-tensors 0.20 (what llm-compressor writes)
@@ -38,12 +38,12 @@ from workbench.export.values.scales import Scales, grid_shape
 from workbench.names.weights import parse
 
 BLOCK = (128, 128)
-#: Name → rows and columns of a block (``None``: one scale for the tensor) and what the scale's name ends in.
+#: Name → rows and columns of a block (``None``: one scale for the tensor) and the end of the scale's name.
 RECIPES: Mapping[str, tuple[tuple[int, int] | None, str]] = {
     "fp8": (BLOCK, "_scale_inv"),
     "fp8-tensor": (None, "_scale"),
 }
-SUFFIXES = ("_scale_inv", "_scale")  #: of a weight's scale; what an activation's is called is another matter
+SUFFIXES = ("_scale_inv", "_scale")  #: names of weight scales; activation scales have other names
 E4M3, FLOAT32 = by_name("float8_e4m3fn"), by_name("float32")
 _LINEAR = re.compile(r"column|row|gate_up|thirds|qkv|fc1|stack .*|experts (?!same).*")
 
@@ -53,8 +53,8 @@ def quantize(
 ) -> None:
     """Write the weights of linear layers as e4m3fn with scales; embeddings, norms, heads and routers stay.
 
-    The weights are read once now, to know their scales, and again when they are written. Weights that are of 8 bits
-    already stay as they are.
+    The weights are read once now, to compute their scales, and again when they are written. Weights that already have
+    8 bits stay unchanged.
 
     Args:
         recipe: one of :data:`RECIPES`.
@@ -132,22 +132,22 @@ def is_linear(edits: Edits, tensor: int) -> bool:
     if fqn is None or edits.ckpt.roles[tensor] != "param" or edits.ckpt.catalog.ndim[tensor] < 2:
         return False
     kind, bias = kind_of(fqn) or ("", False)
-    latent = parse(fqn).kind in ("q_a", "kv_a")  # of DeepSeek's attention, which tensor parallelism leaves whole
+    latent = parse(fqn).kind in ("q_a", "kv_a")  # in DeepSeek's attention, which tensor parallelism leaves whole
     return not bias and (latent or (_LINEAR.fullmatch(kind) is not None and "transposed" not in kind))
 
 
 def _forward(amax: Array) -> Array:
     with np.errstate(divide="ignore", over="ignore"):
-        forward = np.float32(1) / amax * np.float32(LARGEST)  # torch's 448 / amax, to the last bit
+        forward = np.float32(1) / amax * np.float32(LARGEST)  # equals torch's 448 / amax to the last bit
     forward[amax == 0] = 1
-    return np.minimum(forward, np.finfo(np.float32).max)  # of the tiniest blocks: infinite, and 0 · ∞ is NaN
+    return np.minimum(forward, np.finfo(np.float32).max)  # infinite for the tiniest blocks, and 0 · ∞ is NaN
 
 
 _ONE = Scales(np.ones((1, 1), np.float32), (1 << 62, 1 << 62))
 
 
 def _scales(edits: Edits, key: str, scale: str, block: tuple[int, int]) -> Scales:
-    """The scales of a weight; the two shapes determine which elements each scale is for."""
+    """Return the scales of a weight; the two shapes determine which elements each scale is for."""
     stored = edits.ckpt[scale]
     shape, found = edits.ckpt.catalog.shape_of(edits.ckpt.catalog.index[key]), stored.shape
     shape = (1,) * (2 - len(shape)) + shape
@@ -174,7 +174,7 @@ def _scales(edits: Edits, key: str, scale: str, block: tuple[int, int]) -> Scale
 
 
 def _numbers(key: str, dtype: DType, array: Array) -> Array:
-    """Scales as float32."""
+    """Decode scales to float32."""
     if dtype.name in ("float8_e8m0fnu", "uint8"):
         return decoded(array, "float8_e8m0fnu")
     if dtype.name in FLOATS:
@@ -185,7 +185,7 @@ def _numbers(key: str, dtype: DType, array: Array) -> Array:
 
 
 def _block(edits: Edits) -> tuple[int, int]:
-    """Rows and columns of a block, as the model's configuration says."""
+    """Return the rows and columns of a block, as the model's configuration states."""
     config = edits.ckpt.objects.get("config")
     told = config.get("quantization_config") if isinstance(config, Mapping) else None
     size = told.get("weight_block_size") if isinstance(told, Mapping) else None

@@ -19,11 +19,11 @@ _TYPES = ("torch_dtype", "dtype")
 
 
 def configured(config: Mapping[str, Any], edited: Edited, names: Sequence[str], recipe: str | None) -> dict[str, Any]:
-    """Return the configuration of what is written; otherwise unchanged.
+    """Return the configuration of the written model; the same one if nothing was converted.
 
     Args:
         names: the new names of its tensors.
-        recipe: that the weights were quantised by, if they were.
+        recipe: by which the weights were quantised, if they were.
     """
     made = dict(config)
     values = {
@@ -59,7 +59,7 @@ def configured(config: Mapping[str, Any], edited: Edited, names: Sequence[str], 
 
 
 def _left_alone(edited: Edited, names: Sequence[str]) -> list[str]:
-    """Modules whose weights could be quantised, and are not; the head too where it is the embedding again."""
+    """Return the modules whose weights could be quantised but are not; the head too if it is tied to the embedding."""
     ckpt, found = edited.ckpt, {"lm_head"}
     for tensor, (fqn, role, code) in enumerate(zip(ckpt.fqns, ckpt.roles, edited.codes.tolist(), strict=True)):
         matrix = fqn is not None and role == "param" and ckpt.catalog.ndim[tensor] >= 2 and end_of(fqn) != "first"

@@ -1,4 +1,4 @@
-"""Changes that depend on an element's position in its tensor: whole tensors, local ones, and joined ones alike.
+"""Changes that depend on an element's position in its tensor, for whole, local and joined tensors.
 
 ::
 
@@ -43,7 +43,7 @@ class Step(Protocol):
 
 
 class Quantised(NamedTuple):
-    """How values become codes of e4m3fn: ``code = nearest(value · forward)``, which stands for ``code · back``."""
+    """The quantisation to e4m3fn: ``code = nearest(value · forward)``, which represents ``code · back``."""
 
     forward: Scales
     back: Scales
@@ -51,13 +51,13 @@ class Quantised(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TensorChange:
-    """What happens to the elements of one tensor.
+    """The change of the elements of one tensor.
 
     Attributes:
         source: as it is stored.
         wanted: as it is written; ``float8_e4m3fn`` needs ``quantised``.
         steps: applied one after the other, in float32.
-        quantised: scales of a target of 8 bits.
+        quantised: scales of an 8-bit target.
     """
 
     source: DType
@@ -67,12 +67,12 @@ class TensorChange:
 
     @property
     def identity(self) -> str:
-        """All that it does."""
+        """The identity of all steps."""
         scales = [] if self.quantised is None else [self.quantised.forward.identity]
         return " ".join([f"{self.source} {self.wanted}", *(step.identity for step in self.steps), *scales])
 
     def values(self, begin: Sequence[int], raw: Array) -> Array:
-        """What a box of the tensor holds after all steps: float32, in memory of its own.
+        """Compute the values of a box of the tensor after all steps: float32, in memory of their own.
 
         Args:
             raw: the box's bits, of its shape.
@@ -85,7 +85,7 @@ class TensorChange:
         return values
 
     def __call__(self, begin: Sequence[int], raw: Array) -> tuple[Array, CastError]:
-        """Bits of a box (of its shape), and what they cost against :meth:`values`."""
+        """Return the bits of a box (of its shape), and their error against :meth:`values`."""
         if self.quantised is None and not self.steps and self.source.name not in CODES:
             if self.source == self.wanted:
                 return raw, CastError(raw.size)
@@ -106,11 +106,11 @@ class TensorChange:
 
 
 def locate(pieces: Pieces, changes: Mapping[int, TensorChange]) -> Pieces:
-    """The same pieces, with the changes of the tensors that their boxes are of.
+    """Return the same pieces with the changes of the tensors that their boxes belong to.
 
     Args:
-        changes: by position of the tensor in the catalog; boxes of other tensors in the same piece are cast, where the
-            piece's type is another.
+        changes: by position of the tensor in the catalog; boxes of other tensors in the same piece are cast if the
+            piece's type differs.
     """
     found = dict(pieces.change)
     concerned = np.isin(pieces.tensor, np.fromiter(changes, np.int64, len(changes)))
@@ -150,11 +150,11 @@ class _Located:
 
     @property
     def identity(self) -> str:
-        """Of every box, in order; the positions of the boxes are part of the piece."""
+        """The identities of every box's change, in order; the positions of the boxes are part of the piece."""
         return " | ".join(one.change.identity for one in self.boxes)
 
     def __call__(self, first: int, raw: Array) -> tuple[Array, CastError]:
-        """A part of the stream is a few boxes of the piece; each meets some of the boxes that the piece is made of."""
+        """Change a part of the stream: a few boxes; each may overlap several of those that make up the piece."""
         shape = self.shape if len(self.shape) else np.ones(1, np.int64)
         _, begins, sizes, at = box.flat_ranges(shape[None], np.array([first]), np.array([first + len(raw)]))
         out, error = np.empty(len(raw), self.wanted.raw), CastError()
@@ -166,7 +166,7 @@ class _Located:
         return out, error
 
     def _part(self, one: _Box, begin: Ints, size: Ints, old: Array, new: Array, error: CastError) -> None:
-        if not len(self.shape):  # a tensor of no axes
+        if not len(self.shape):  # a tensor without axes
             bits, cost = one.change((), old.reshape(()))
             new[...] = bits
             error.merge(cost)

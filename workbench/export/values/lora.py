@@ -6,7 +6,7 @@
     adapter     base_model.model.layers.0.q_proj.lora_A.weight   (r, in)          s = alpha / r, or alpha / √r (rsLoRA)
                 base_model.model.layers.0.q_proj.lora_B.weight   (out, r)
                 base_model.model.embed.lora_embedding_A, _B      (r, tokens), (width, r)       W' = W + s · (B · A)ᵀ
-                base_model.model.lm_head.weight                  saved whole: takes the place of the base's
+                base_model.model.lm_head.weight                  saved whole: replaces the base's
 
 Products and sums are float32, rounded once to the type that is written. Factors of 32 bits are read in place from the
 file; those of 16 bits are held as float32.
@@ -43,11 +43,11 @@ def merge(edits: Edits, adapter: Checkpoint) -> None:
     casts; one of another shape, or that the base lacks, is added.
 
     Args:
-        adapter: a PEFT checkpoint, with its ``adapter_config.json``; to stay open until the export is done.
+        adapter: a PEFT checkpoint, with its ``adapter_config.json``; it must stay open until the export is done.
 
     Raises:
-        UnsupportedFormatError: an adapter of another kind, or with settings that cannot be merged; names them.
-        UsageError: an adapter that does not fit: tensors without a place in the base, or of other shapes.
+        UnsupportedFormatError: an adapter of another kind, or with settings that cannot be merged, which are named.
+        UsageError: an adapter that does not fit: tensors without a counterpart in the base, or of other shapes.
     """
     config = LoraConfig.of(adapter.objects.get("adapter_config"))
     ckpt = edits.ckpt
@@ -71,7 +71,7 @@ def merge(edits: Edits, adapter: Checkpoint) -> None:
 
 
 def _sorted(adapter: Checkpoint) -> tuple[dict[str, Pair], dict[str, LazyTensor]]:
-    """By parameter: the two factors, and what was saved whole."""
+    """Sort the adapter's tensors by parameter: the two factors, and the tensors saved whole."""
     pairs: dict[str, Pair] = defaultdict(dict)
     whole: dict[str, LazyTensor] = {}
     for key, fqn, role in zip(adapter.catalog.keys, adapter.fqns, adapter.roles, strict=True):
@@ -112,7 +112,7 @@ def _update(edits: Edits, tensor: int, pair: Pair, config: LoraConfig, scratch: 
 
 
 def _is_transposed(fqn: str, pair: Pair, config: LoraConfig) -> bool:
-    """Whether a square weight is stored ``(in, out)``: inferred from its name or else from the configuration."""
+    """Return whether a square weight is stored ``(in, out)``: inferred from its name or else from the configuration."""
     kind = kind_of(fqn)
     if "lora_embedding_" in pair["lora_A"].key:
         return True
@@ -120,7 +120,7 @@ def _is_transposed(fqn: str, pair: Pair, config: LoraConfig) -> bool:
 
 
 def _matrix(tensor: LazyTensor) -> Array:
-    """A factor as float32; of 32 bits, it is a view of the file."""
+    """Return a factor as float32; a 32-bit factor is a view of the file."""
     if tensor.element.name not in FLOATS or tensor.ndim < 2 or any(n != 1 for n in tensor.shape[2:]):
         raise UnsupportedFormatError(
             f"tensor {tensor.key!r} of the adapter has type {tensor.element} and shape {tensor.shape}: only matrices "
@@ -130,7 +130,7 @@ def _matrix(tensor: LazyTensor) -> Array:
 
 
 def _replace(edits: Edits, tensor: int | None, fqn: str, stored: LazyTensor) -> None:
-    """A tensor that the adapter saved whole."""
+    """Replace a tensor with the one that the adapter saved whole."""
     catalog, element = edits.ckpt.catalog, stored.element
     wanted = edits.dtype if edits.dtype is not None and element.name in SOURCES else element
     floats = wanted.name in FLOATS and element.name in FLOATS
@@ -155,5 +155,5 @@ def _is_float(edits: Edits, tensor: int) -> bool:
 
 
 def _bits(tensor: LazyTensor) -> Array:
-    """Flat, of the raw type."""
+    """Return the bits, flat, in the raw type."""
     return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(tensor.element.raw)

@@ -1,4 +1,4 @@
-"""``adapter_config.json``: what PEFT needs to know of an adapter before it can be merged, and what cannot be.
+"""``adapter_config.json``: the settings of an adapter that a merge needs, and those that cannot be merged.
 
 Source: peft 0.21 ``tuners/lora/config.py``, ``tuners/lora/layer.py`` (``update_layer``: the scaling),
 ``utils/other.py`` (``get_pattern_key``).
@@ -28,7 +28,7 @@ _REFUSED = (
     "arrow_config",
     "monteclora_config",
 )
-#: Beginnings of ``init_lora_weights`` that take something away from the base's own weights.
+#: Prefixes of ``init_lora_weights`` that subtract from the base's own weights.
 _RESIDUAL = ("pissa", "corda", "olora", "loftq", "lora_ga")
 MAX_PATTERN = 200  #: characters
 
@@ -38,7 +38,7 @@ class LoraConfig:
     """The settings that merging needs.
 
     Attributes:
-        ranks, alphas: by pattern of a module's name, where they differ from ``r`` and ``alpha``.
+        ranks, alphas: by pattern of a module's name, if they differ from ``r`` and ``alpha``.
         rslora: the scale is ``alpha / √r`` instead of ``alpha / r``.
         transposed: weights are stored ``(in, out)``, as GPT-2's are.
     """
@@ -52,10 +52,10 @@ class LoraConfig:
 
     @classmethod
     def of(cls, config: object) -> LoraConfig:
-        """From the JSON document.
+        """Create the configuration from its JSON document.
 
         Raises:
-            UnsupportedFormatError: none, another kind of adapter, or a setting that is not merged; names it.
+            UnsupportedFormatError: no configuration, another kind of adapter, or a setting that is not merged.
         """
         if not isinstance(config, Mapping):
             raise UnsupportedFormatError("the adapter has no 'adapter_config.json'; pass the folder that PEFT saved")
@@ -86,13 +86,13 @@ class LoraConfig:
         )
 
     def scale(self, module: str, rank: int) -> float:
-        """What the product of a module's factors is multiplied by.
+        """Return the factor by which the product of a module's factors is multiplied.
 
         Args:
-            rank: of the factors that are stored.
+            rank: rank of the stored factors.
 
         Raises:
-            UsageError: the rank is another than the configuration says, or there is no alpha.
+            UsageError: the rank differs from the configuration's, or there is no alpha.
         """
         r, alpha = _of_module(self.ranks, module, self.r), _of_module(self.alphas, module, self.alpha)
         if r != rank or not rank or isinstance(alpha, bool) or not isinstance(alpha, int | float):
@@ -104,7 +104,7 @@ class LoraConfig:
 
 
 def _of_module(patterns: Mapping[str, Any], module: str, default: object) -> object:
-    """The value of the first pattern that a module's name ends in."""
+    """Return the value of the first pattern that matches the end of a module's name."""
     for pattern, value in patterns.items():
         # without groups, and with few repeats, no pattern takes for ever
         if len(pattern) > MAX_PATTERN or "(" in pattern or sum(map(pattern.count, "*+{")) > 3:

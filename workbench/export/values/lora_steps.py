@@ -1,4 +1,4 @@
-"""Steps of a merge: a product of two narrow matrices is added, or other values take the place of a tensor's own."""
+"""Steps of a merge: add a product of two narrow matrices, or replace a tensor's values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BLOCK = 1 << 18  #: elements of a product that are computed together
 
 
 class Scratch(threading.local):
-    """The last block that a thread computed: neighbouring parts of a tensor meet it again."""
+    """The last block that a thread computed: neighbouring parts of a tensor need it again."""
 
     def __init__(self) -> None:
         self.key: tuple[int, int] | None = None
@@ -29,8 +29,7 @@ class Scratch(threading.local):
 class LowRankUpdate:
     """Adds ``scale · left · right`` to a matrix (axes of 1 may follow).
 
-    Blocks of rows are computed whole and always the same ones so that an element's last bit does not depend on how the
-    tensor is cut.
+    The same blocks of rows are always computed whole, so an element's last bit does not depend on the cuts.
 
     Attributes:
         left: float32 ``(rows, r)``.
@@ -70,7 +69,7 @@ class LowRankUpdate:
 
 @dataclass(frozen=True, eq=False)
 class Replaced:
-    """Puts other values in the place of a tensor's own.
+    """Replaces a tensor's values.
 
     Attributes:
         raw: their bits, of the tensor's shape.
@@ -86,6 +85,6 @@ class Replaced:
         return f"replaced {self.element} {xxhash.xxh3_128_hexdigest(np.ascontiguousarray(self.raw))}"
 
     def __call__(self, begin: Sequence[int], values: Array) -> None:
-        """Put a box of them in place."""
+        """Replace the values of a box."""
         box = self.raw[tuple(slice(a, a + n) for a, n in zip(begin, values.shape, strict=True))]
         values[...] = widened(np.ascontiguousarray(box).reshape(-1), self.element).reshape(values.shape)

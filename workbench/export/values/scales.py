@@ -24,7 +24,7 @@ from workbench.core.arrays import Array
 
 
 def grid_shape(shape: Sequence[int], block: tuple[int, int]) -> tuple[int, ...]:
-    """Blocks of a tensor of at least two axes; those at the ends may be smaller."""
+    """Return the grid of blocks of a tensor of two or more axes; blocks at the ends may be smaller."""
     return (*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1]))
 
 

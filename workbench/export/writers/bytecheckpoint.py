@@ -39,13 +39,13 @@ VERSION = "0.0.2"
 GROUPS = "param_groups"
 _MODULE = "bytecheckpoint.checkpointer.meta_type"
 _EXTRA = re.compile(r"extra_state_rank_(\d{1,9})")
-_SOURCE_LOG = "save_log"  #: our reader's, of how the source was saved
+_SOURCE_LOG = "save_log"  #: the reader's object on how the source was saved
 
 
 def bytecheckpoint_files(selection: ExportSelection) -> list[FileMap]:
-    """The files, in folders of their parts.
+    """Return the files, in folders of their parts.
 
-    All of ``selection.objects`` goes with them, except for a log of the source's save. Tensors that are neither a
+    They include all of ``selection.objects``, except for a log of the source's save. Tensors that are neither a
     parameter's nor the optimizer's go to the model part, under their names: an extra state has no place for them.
 
     Raises:
@@ -78,7 +78,7 @@ def _part(
 def _data(
     selection: ExportSelection, part: str, objects: Mapping[str, Any]
 ) -> tuple[list[FileMap], list[Chunk], list[Blob]]:
-    """A file a rank, objects at the beginning of the first, and what is in them."""
+    """Return one file per rank, with objects at the beginning of the first, and the chunks and blobs in them."""
     maps, chunks, blobs = [], [], []
     for rank, mine in enumerate(chunk_pieces(selection)):
         file, at = f"__{rank}_0.distcp", 0
@@ -117,7 +117,7 @@ def _metadata(chunks: Sequence[Chunk], blobs: Sequence[Blob], paths: Paths, orde
 
 
 def _extra(selection: ExportSelection, objects: Mapping[str, Any]) -> list[FileMap]:
-    """Extra states: those of the source's ranks as they are, other objects in the states of all ranks."""
+    """Return the extra states: those of the source's ranks unchanged, other objects in the states of all ranks."""
     given = {int(match[1]): value for name, value in objects.items() if (match := _EXTRA.fullmatch(name))}
     rest = {name: one for name, one in objects.items() if not _EXTRA.fullmatch(name) and name != _SOURCE_LOG}
     ranks = sorted({*given, *(range(selection.mesh.world_size) if rest else ())})

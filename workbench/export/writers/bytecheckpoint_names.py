@@ -1,4 +1,4 @@
-"""Which part of a ByteCheckpoint a tensor goes to, and what it is called there.
+"""The part of a ByteCheckpoint to which a tensor belongs, and its name there.
 
 ::
 
@@ -28,7 +28,7 @@ _GROUP = re.compile(r"((?:.+\.)?optim(?:izer)?s?)\.param_groups\.(\d{1,6})\.([^.
 
 @dataclass(frozen=True)
 class NamedPart:
-    """A tensor's part, its key in it, and the dict keys that the key stands for."""
+    """A tensor's part, its key in it, and the dict keys that the key represents."""
 
     part: str
     key: str
@@ -36,7 +36,7 @@ class NamedPart:
 
 
 def named(selection: ExportSelection) -> list[NamedPart]:
-    """A place for each tensor of a selection. One that was renamed keeps its new name."""
+    """Return a place for each tensor of a selection. A renamed tensor keeps its new name."""
     ckpt = selection.ckpt
     fqns, roles, keys = ckpt.fqns, ckpt.roles, selection.catalog.keys
     positions = selection.tensors.tolist()
@@ -57,12 +57,12 @@ def named(selection: ExportSelection) -> list[NamedPart]:
 
 
 def stored_names(selection: ExportSelection) -> list[str]:
-    """The key under which each tensor of a selection is found when the export is opened."""
+    """Return the key under which each tensor of a selection is found when the export is opened."""
     return [f"{place.part}.{place.key}" for place in named(selection)]
 
 
 def param_groups(objects: Mapping[str, Any]) -> tuple[list[dict[str, Any]] | None, dict[str, Any]]:
-    """The groups of the first optimizer, from objects however flat they are, and the objects that are not groups."""
+    """Return the groups of the first optimizer, however flat its objects are, and the objects that are not groups."""
     groups: dict[int, dict[str, Any]] = {}
     rest: dict[str, Any] = {}
     owner = None
@@ -80,17 +80,19 @@ def param_groups(objects: Mapping[str, Any]) -> tuple[list[dict[str, Any]] | Non
 
 
 def _container(params: list[tuple[str, str | None]]) -> str:
-    """What stands before the fqn in the name of every parameter, ``model.`` or nothing."""
+    """Return the prefix of the fqn in every parameter's name, ``model.`` or nothing."""
     heads = {key[: -len(fqn)] if fqn and key.endswith(fqn) else None for key, fqn in params}
     return heads.pop() or "" if len(heads) == 1 else ""
 
 
 def _state(name: str, fqn: str, role: str) -> NamedPart:
-    """A tensor of the optimizer; what the name calls it, where that is what the role says."""
+    """Place a tensor of the optimizer under its stored name if that means the role, else under the usual name of the
+    role.
+    """
     leaf = name.rpartition(".")[2]
     state = leaf if STATES.get(leaf) == role else _ROLES[role]
     return NamedPart("optimizer", f"state.{fqn}.{state}", ("state", fqn, state))
 
 
-#: What an optimizer calls a role, where the stored name does not tell.
+#: An optimizer's name for a role, if the stored name does not show it.
 _ROLES = {role: state for state, role in reversed(STATES.items())} | {"momentum": "momentum_buffer"}

@@ -3,12 +3,12 @@
 ::
 
     .metadata         pickle: every tensor's boxes, where each is, and the state dict's nesting
-    __0_0.distcp      the chunks that rank 0 of the mesh writes; what several ranks hold is written by one
+    __0_0.distcp      the chunks that rank 0 of the mesh writes; replicas are written by one rank
     __1_0.distcp      …
 
-``planner_data`` says how the nested state dict is made of flat names. Where a name is a parameter's with a container
+``planner_data`` describes the nesting of the state dict behind flat names. If a name is a parameter's with a container
 before it (``model.…``) or an optimizer's state around it (``optim.state.….exp_avg``), that is recorded, as is a value
-of the optimizer's groups (``optim.param_groups.0.lr``); other names are one key each, as a flat dict has them.
+of the optimizer's groups (``optim.param_groups.0.lr``); other names are one key each, as in a flat dict.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GROUP = re.compile(r"param_groups\.(\d+)\.([^.]+)")
 
 
 def dcp_files(selection: ExportSelection) -> list[FileMap]:
-    """A file a rank, and ``.metadata``; all of ``selection.objects`` goes with them.
+    """Return one file per rank, and ``.metadata``; all of ``selection.objects`` are included.
 
     Raises:
         UnsupportedFormatError: an element type that torch lacks or cannot load; names the tensor.
@@ -43,7 +43,7 @@ def dcp_files(selection: ExportSelection) -> list[FileMap]:
 
 
 def _is_stored(selection: ExportSelection, leaf: FlatLeaf) -> bool:
-    """Whether a tensor in the objects is one of the selection's too (Megatron's common step), to the bit."""
+    """Return whether a tensor in the objects equals one of the selection's (Megatron's common step), bit for bit."""
     if leaf.literal is None or leaf.key not in selection.names:
         return False
     at = selection.names.index(leaf.key)
@@ -71,7 +71,7 @@ def _paths(selection: ExportSelection, objects: list[tuple[str, Path]]) -> dict[
 
 
 def _split(name: str, fqn: str | None) -> Path:
-    """``model.FQN`` and ``optim.state.FQN.exp_avg``."""
+    """Split ``model.FQN`` and ``optim.state.FQN.exp_avg`` into paths."""
     head, found, state = name.partition(fqn) if fqn else ("", "", "")
     if found and head.count(".") == 1 and not state:
         return head[:-1], found

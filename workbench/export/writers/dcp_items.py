@@ -1,8 +1,8 @@
-"""Data files of torch's distributed checkpoint: one a rank, items back to back.
+"""Data files of torch's distributed checkpoint: one per rank, items back to back.
 
 ::
 
-    __0_0.distcp    │ object │ object │ chunk │ chunk │ …      each item a torch.save archive of its own;
+    __0_0.distcp    │ object │ object │ chunk │ chunk │ …      each item a separate torch.save archive;
     __1_0.distcp    │ chunk │ chunk │ …                        objects are in the first rank's file only
 
 Shared by the formats whose data files these are (DCP, Megatron ``torch_dist``).
@@ -50,7 +50,7 @@ class Blob(NamedTuple):
 
 
 class WrittenItems(NamedTuple):
-    """The data files, by rank, and what is in them, in stored order."""
+    """The data files, by rank, and their contents, in stored order."""
 
     maps: list[FileMap]
     blobs: list[Blob]
@@ -58,7 +58,7 @@ class WrittenItems(NamedTuple):
 
 
 def lay_out(selection: ExportSelection, leaves: Sequence[FlatLeaf]) -> WrittenItems:
-    """The data files of a selection.
+    """Return the data files of a selection.
 
     Args:
         leaves: non-tensor state; tensors in it become tensors of the checkpoint, in the first file.
@@ -89,7 +89,7 @@ def lay_out(selection: ExportSelection, leaves: Sequence[FlatLeaf]) -> WrittenIt
 
 
 def _file(pieces: Pieces, name: str, heads: list[tuple[int, bytes]], at: int) -> tuple[FileMap, Ints, Ints]:
-    """The file of these pieces after ``at`` bytes of objects, and where each item begins and how long it is."""
+    """Return the file of these pieces after ``at`` bytes of objects, and each item's first byte and length."""
     kinds, kind = np.unique(
         np.concatenate([pieces.dtype[:, None], pieces.ndim[:, None], pieces.shape], axis=1), axis=0, return_inverse=True
     )
@@ -127,7 +127,7 @@ def rows(
     starts: Ints,
     lengths: Ints,
 ) -> list[Chunk]:
-    """What is in a file: the chunks of ``mine``, then the tensors ``known`` whole."""
+    """List the items of a file: the chunks of ``mine``, then the whole tensors ``known``."""
     whole = [selection.shape_of(t) for t in mine.tensor.tolist()] + [one.shape for one in known]
     offsets = mine.offsets.tolist() + [[0] * len(one.shape) for one in known]
     return [
@@ -147,10 +147,10 @@ def rows(
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise where two are the same.
+    """Raise if two names are equal.
 
     Raises:
-        UsageError: naming it.
+        UsageError: the message shows the name.
     """
     seen: set[str] = set()
     for name in names:

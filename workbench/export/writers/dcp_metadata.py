@@ -1,7 +1,7 @@
 """The ``.metadata`` of torch's distributed checkpoint, pickled without importing torch.
 
 Chunks are listed in the order of the ranks that wrote them, and the ``index`` of an item is its place in that list, as
-torch's planner numbers them. ``storage_meta`` names no folder and no save so that equal exports are equal files.
+torch's planner numbers them. ``storage_meta`` names no folder and no save, so equal exports are equal files.
 
 Source: torch 2.13 ``torch/distributed/checkpoint/metadata.py``, ``filesystem.py`` (``_StorageInfo``, ``finish``),
 ``default_planner.py`` (``create_default_global_save_plan``); the same classes since torch 2.3.
@@ -26,11 +26,11 @@ _SIZE = Global("torch", "Size")
 
 
 def metadata(chunks: Sequence[Chunk], blobs: Sequence[Blob], paths: Paths | None, order: Sequence[str] = ()) -> bytes:
-    """The pickle of a ``Metadata``.
+    """Return the pickle of a ``Metadata``.
 
     Args:
         order: names of tensors that come first.
-        paths: for each tensor and object, the dict keys and list positions that its flat name stands for.
+        paths: for each tensor and object, the dict keys and list positions that its flat name represents.
     """
     nothing: dict[str, Any] = {"checkpoint_id": None, "save_id": None, "load_id": None, "modules": []}
     return dumps(
@@ -48,7 +48,7 @@ def metadata(chunks: Sequence[Chunk], blobs: Sequence[Blob], paths: Paths | None
 
 
 def tensor_metadata(chunks: Sequence[Chunk], blobs: Sequence[Blob], order: Sequence[str] = ()) -> dict[str, Instance]:
-    """``state_dict_metadata``: tensors with the boxes of their chunks, then objects."""
+    """Return ``state_dict_metadata``: tensors with the boxes of their chunks, then objects."""
     listed: dict[str, list[PickleRow]] = {name: [] for name in order}
     kind: dict[str, tuple[int, tuple[int, ...]]] = {}
     for one in chunks:
@@ -63,7 +63,7 @@ def tensor_metadata(chunks: Sequence[Chunk], blobs: Sequence[Blob], order: Seque
 
 
 def storage_data(chunks: Sequence[Chunk], blobs: Sequence[Blob], info: Global) -> Pairs:
-    """Where each item is; ``info`` is the class that says so."""
+    """Return where each item is; ``info`` is the class that describes it."""
     index = _class("MetadataIndex")
     place = PickleForm(Instance(info, {"relative_path": Hole(0), "offset": Hole(1), "length": Hole(2)}))
     pairs: list[tuple[Any, Any]] = [
@@ -83,26 +83,28 @@ def storage_data(chunks: Sequence[Chunk], blobs: Sequence[Blob], info: Global) -
 
 
 def size(values: tuple[Any, ...]) -> PickleCall:
-    """A ``torch.Size``."""
+    """Return a ``torch.Size``."""
     return PickleCall(_SIZE, (values,))
 
 
 @cache
 def _box_form(ndim: int) -> PickleForm:
-    """``ChunkStorageMetadata``: offsets, then sizes."""
+    """Return the form of ``ChunkStorageMetadata``: offsets, then sizes."""
     offsets, sizes = (tuple(Hole(base + axis) for axis in range(ndim)) for base in (0, ndim))
     return PickleForm(Instance(_class("ChunkStorageMetadata"), {"offsets": size(offsets), "sizes": size(sizes)}))
 
 
 @cache
 def _index_form(ndim: int) -> PickleForm:
-    """``MetadataIndex``: name, place in the list of chunks, offsets."""
+    """Return the form of ``MetadataIndex``: name, position in the list of chunks, offsets."""
     offset = size(tuple(Hole(2 + axis) for axis in range(ndim)))
     return PickleForm(Instance(_class("MetadataIndex"), {"fqn": Hole(0), "index": Hole(1), "offset": offset}))
 
 
 def _properties(code: int) -> Instance:
-    """``TensorProperties``, whose state is a tuple; all but the type is deprecated, and as torch fills it in."""
+    """Return ``TensorProperties``, whose state is a tuple; all fields except the type are deprecated and filled in as
+    torch does.
+    """
     name = ALL[code].torch_name
     assert name is not None  # lay_out has refused it
     strided = PickleCall(Global("torch.serialization", "_get_layout"), ("torch.strided",))

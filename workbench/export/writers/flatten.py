@@ -6,7 +6,7 @@
         optim.param_groups.0.lr      path ("optim", "param_groups", 0, "lr")        0.1
         optim.param_groups.0.betas   path ("optim", "param_groups", 0, "betas")     (0.9, 0.999)
 
-Dicts are always opened, lists where a dict or a tensor is in them, tuples never.
+Dicts are always flattened, lists if they contain a dict or a tensor, tuples never.
 
 Source: torch 2.13 ``torch/distributed/checkpoint/_traverse.py`` (``traverse_state_dict``).
 """
@@ -45,12 +45,12 @@ class FlatLeaf:
 
 
 def flatten(objects: Mapping[str, Any]) -> list[FlatLeaf]:
-    """The leaves of plain values; an empty dict is one."""
+    """Return the leaves of plain values; an empty dict is a leaf."""
     return [FlatLeaf(".".join(map(str, path)), path, value) for path, value in _leaves((), dict(objects)) if path]
 
 
 def archive(value: Any) -> bytes:
-    """A plain value as torch stores it."""
+    """Store a plain value as torch does."""
     import torch
 
     out = io.BytesIO()
@@ -70,7 +70,7 @@ def _leaves(path: tuple[str | int, ...], value: Any) -> Iterator[tuple[tuple[str
 
 
 def _closed(value: list[Any]) -> bool:
-    """Whether a list is stored as one value."""
+    """Return whether a list is stored as one value."""
     return not any(
         isinstance(one, dict) or is_tensor(one) or (isinstance(one, list) and not _closed(one)) for one in value
     )

@@ -23,10 +23,10 @@ MAX_PASSED = 256 << 20  #: bytes
 
 
 def passed(selection: ExportSelection, notes: list[str], named: Renamed | None = None) -> list[FileMap]:
-    """The source's small files; its ``config.json`` names the new element type where tensors are cast.
+    """Return the source's small files; its ``config.json`` names the new element type if tensors are cast.
 
     Args:
-        named: the renaming for Hugging Face, if there was one: ``config.json`` is what it made, or is not there.
+        named: the renaming for Hugging Face, if any; ``config.json`` is then its result, or absent.
     """
     found = []
     if named is not None and named.config is not None:
@@ -47,7 +47,7 @@ def passed(selection: ExportSelection, notes: list[str], named: Renamed | None =
 
 
 def _retyped(selection: ExportSelection, data: bytes, notes: list[str]) -> bytes:
-    """``config.json`` with the types that tensors are written in; unchanged where it named others to begin with."""
+    """Return ``config.json`` with the types in which tensors are written; unchanged if it named others before."""
     stored = selection.catalog.dtype[selection.tensors].tolist()
     changed = {(ALL[a].name, ALL[b].name) for a, b in zip(stored, selection.codes.tolist(), strict=True) if a != b}
     try:

@@ -1,4 +1,4 @@
-"""What a pickle says, as a tree: classes, instances and calls by name, for ``pickled.dumps``.
+"""The content of a pickle as a tree: classes, instances and calls by name, for ``pickled.dumps``.
 
 ::
 
@@ -7,7 +7,7 @@
     Instance(Global("m", "Chunk"), {"offsets": …})  … EMPTY_TUPLE NEWOBJ {…} BUILD
     Persistent(("storage", …))                      … BINPERSID
 
-Records by the hundred thousand are :class:`PickleRow` of one :class:`PickleForm`.
+Hundreds of thousands of records are :class:`PickleRow` of one :class:`PickleForm`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Global(NamedTuple):
 
 
 class PickleCall(NamedTuple):
-    """What a function or class returns for arguments."""
+    """The result of a function or class for arguments."""
 
     function: Global
     args: tuple[Any, ...]
 
 
 class Instance(NamedTuple):
-    """An object made without arguments, then given a state; ``None`` gives it none."""
+    """An object created without arguments, then given a state, unless that is ``None``."""
 
     cls: Global
     state: Any = None
@@ -43,7 +43,7 @@ class Pairs(NamedTuple):
 
 
 class Opcodes(NamedTuple):
-    """What makes one value and leaves the memo alone."""
+    """Opcodes that make one value and do not touch the memo."""
 
     data: bytes
 
@@ -69,13 +69,13 @@ class PickleRow(NamedTuple):
 
 
 class Persistent(NamedTuple):
-    """What the reader's ``persistent_load`` makes of an id."""
+    """The value that the reader's ``persistent_load`` returns for an id."""
 
     id: tuple[Any, ...]
 
 
 def filled(tree: Any, values: tuple[int | str, ...]) -> Any:
-    """A form's tree with values in its holes."""
+    """Return a form's tree with values in its holes."""
     if isinstance(tree, Hole):
         return values[tree.number]
     if isinstance(tree, dict):

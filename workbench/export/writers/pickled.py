@@ -2,7 +2,7 @@
 
 :func:`dumps` writes the opcodes that CPython's pickler would write for the real objects, memo included, in one frame.
 Equal texts and equal globals are written once, bytes every time; anything else is written again unless it is the same
-object. Of rows after the first only the bytes between the holes of their form differ::
+object. Rows after the first share the bytes around the holes of their form::
 
     form   Instance(CHUNK, {"offset": Hole(0), "length": Hole(1)})
     row    │ h 29 ) 81 94 } 94 ( h 2c │ K 07 │ h 2d │ M 00 10 │ u b │      static │ hole │ static │ hole │ static
@@ -35,13 +35,13 @@ _TUPLES = (pickle.EMPTY_TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)
 
 
 def dumps(value: Any, protocol: int = 4) -> bytes:
-    """The pickle of a tree of the above, numbers, texts, bytes, tuples, lists and dicts.
+    """Return the pickle of a tree of these objects, numbers, strings, bytes, tuples, lists and dicts.
 
     Args:
         protocol: 2 or 4.
 
     Raises:
-        TypeError: another type is in it; bytes or rows in protocol 2.
+        TypeError: the tree contains another type; or bytes or rows, in protocol 2.
     """
     writer = _Writer(protocol)
     writer.save(value)
@@ -59,7 +59,7 @@ class _Writer:
         self._memo: dict[Any, int] = {}  # texts and globals by value, others by id: the tree keeps them alive
         self._count = 0  # objects in the reader's memo
         self._parts: dict[PickleForm, _Parts] = {}
-        self._cuts: list[tuple[int, int, int]] = []  # of the form under way: byte, memo, number of the hole
+        self._cuts: list[tuple[int, int, int]] = []  # of the current form: byte, memo, number of the hole
         self._first: dict[PickleForm, Any] = {}  # its first row, kept alive
         self._by_type: dict[type, Callable[[Any], None]] = {
             type(None): lambda value: self._add(pickle.NONE),
@@ -93,7 +93,7 @@ class _Writer:
     # ---- the memo ----
 
     def _known(self, key: Any) -> bool:
-        """Refer to what was written before, if it was."""
+        """Refer to an object that was written before, if it was."""
         at = self._memo.get(key)
         if at is None:
             return False
@@ -164,7 +164,7 @@ class _Writer:
         self._batches([one for pair in items for one in pair], 2, pickle.SETITEM, pickle.SETITEMS)
 
     def _batches(self, flat: Sequence[Any], width: int, single: bytes, several: bytes) -> None:
-        """Items of ``width`` values each, into the container that was begun."""
+        """Write items of ``width`` values each into the container that was begun."""
         if len(flat) == width:
             for one in flat:
                 self.save(one)
@@ -240,7 +240,7 @@ class _Writer:
         self._count += parts.memos
 
     def _cut(self, tree: Any) -> _Parts:
-        """A form in parts; nothing is written."""
+        """Cut a form into parts; nothing is written."""
         begin, known, count = len(self.out), dict(self._memo), self._count
         self.save(tree)
         before = []
@@ -263,7 +263,7 @@ class _Part(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """A form: what stands before each hole and after the last, and the place of its own object in the memo."""
+    """A form: the bytes before each hole and after the last, and the place of its own object in the memo."""
 
     before: list[_Part]
     rest: bytes

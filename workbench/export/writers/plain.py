@@ -9,13 +9,13 @@ import numpy as np
 
 from workbench.errors import WorkbenchError
 
-DEPTH = 64  #: containers in one another; deeper ones, and those that hold themselves, are not written
+DEPTH = 64  #: nesting limit; deeper containers, and those that contain themselves, are not written
 
 
 def plain_objects(
     objects: Mapping[str, Any], names: Iterable[str], *, tensors: bool
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Those of a checkpoint's objects that can be written, and why the others cannot.
+    """Return the checkpoint's objects that can be written, and why the others cannot.
 
     Args:
         names: which ones.
@@ -32,10 +32,10 @@ def plain_objects(
 
 
 def plain(value: Any, *, tensors: bool = False, depth: int = DEPTH) -> Any:
-    """A copy made of ``None``, bool, int, float, str, bytes, list, tuple, set and dict; arrays become tensors.
+    """Copy a value as ``None``, bool, int, float, str, bytes, list, tuple, set and dict; arrays become tensors.
 
     Raises:
-        ValueError: something else is in it; names its class.
+        ValueError: the value contains something else; the message names its class.
     """
     if value is None or type(value) in (bool, int, float, complex, str, bytes):
         return value
@@ -59,5 +59,5 @@ def plain(value: Any, *, tensors: bool = False, depth: int = DEPTH) -> Any:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a torch tensor, without importing torch: a tensor's class was imported with it."""
+    """Return whether a value is a torch tensor, without importing torch: a tensor's class was imported with it."""
     return type(value).__module__ == "torch" and type(value).__name__ == "Tensor"

@@ -1,4 +1,4 @@
-"""One file a rank: the local tensors of a mesh, under their global names.
+"""One file per rank: the local tensors of a mesh, under their global names.
 
 ::
 
@@ -12,10 +12,10 @@
                               "DCP_SHARDING_INFO": {"norm": {"saved_offsets": [0]}}
 
 With the boxes, :mod:`workbench.formats.safetensors.reader` opens the folder as one checkpoint of global tensors.
-``DCP_SHARDING_INFO`` is what torch's ``HuggingFaceStorageReader`` merges such files by; it knows one box a file, so it
-is written only where every local tensor is one.
+torch's ``HuggingFaceStorageReader`` merges such files by ``DCP_SHARDING_INFO``; it supports one box per file, so it
+is written only if every local tensor is one box.
 
-Files of torch.save have no place for this: each is a checkpoint of its own, for the rank in its name.
+Files of torch.save have no place for this: each is a separate checkpoint, for the rank in its name.
 
 Source: torch 2.13 ``torch/distributed/checkpoint/hf_storage.py``, ``_hf_utils.py`` (``CUSTOM_METADATA_KEY``,
 ``SAVED_OFFSETS_KEY``).
@@ -35,7 +35,9 @@ from workbench.export.writers.torch import torch_file
 
 
 def safetensors_ranks(selection: ExportSelection) -> list[FileMap]:
-    """A safetensors file for each rank of the selection's mesh. Raises as :func:`one_file` and :func:`rank_pieces`."""
+    """Return a safetensors file for each rank of the selection's mesh. Raises as :func:`one_file` and
+    :func:`rank_pieces`.
+    """
     ranks = rank_pieces(selection)
     single = all(bool((found.ptr[1:] - found.ptr[:-1] <= 1).all()) for _, found in ranks)
     return [
@@ -45,7 +47,7 @@ def safetensors_ranks(selection: ExportSelection) -> list[FileMap]:
 
 
 def torch_ranks(selection: ExportSelection) -> list[FileMap]:
-    """A torch.save of a flat dict for each rank. Raises as :func:`torch_file` and :func:`rank_pieces`."""
+    """Return a torch.save of a flat dict for each rank. Raises as :func:`torch_file` and :func:`rank_pieces`."""
     return [
         torch_file(pieces, _name(selection, rank, "pt"), objects=selection.objects)
         for rank, (pieces, _) in enumerate(rank_pieces(selection))
@@ -69,7 +71,7 @@ def _facts(selection: ExportSelection, rank: int, pieces: Pieces, found: Locals,
 
 
 def _boxes(selection: ExportSelection, pieces: Pieces, found: Locals, at: int) -> dict[str, Any]:
-    """Global shape of a local tensor, and its boxes: offsets in it, sizes, offsets in the local tensor."""
+    """Return the global shape of a local tensor, and its boxes: global offsets, sizes, local offsets."""
     shape = selection.shape_of(int(found.tensor[at]))
     rows = slice(int(found.ptr[at]), int(found.ptr[at + 1]))
     columns = (found.offsets[rows], found.sizes[rows], pieces.dest[rows])

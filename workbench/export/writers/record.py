@@ -4,12 +4,12 @@
 
     local header, name, "FB" field of 'Z's    pads so that the payload begins at a multiple of 64 bytes
     payload
-    data descriptor                           CRC-32 and sizes; none where the payload is empty
+    data descriptor                           CRC-32 and sizes; none if the payload is empty
     …
     central directory, zip64 end records      CRCs again: filled in last
 
 Records are STORED, with data descriptors (flag bit 3); from 4 GiB on with zip64 fields. Versions and dates are 0, as
-torch has them.
+in torch.
 
 Source: torch 2.13 ``caffe2/serialize/inline_container.cc``, ``third_party/miniz``; APPNOTE.TXT 6.3, sections 4.3.7 to
 4.3.16, 4.5.3.
@@ -37,7 +37,7 @@ class ArchiveRecord:
     Attributes:
         offset: of the local header.
         start, size: of the payload, bytes.
-        data: the payload where it is known beforehand.
+        data: the payload, if it is known beforehand.
     """
 
     name: bytes
@@ -49,17 +49,17 @@ class ArchiveRecord:
     @property
     def flags(self) -> int:
         """Bit 11, names are UTF-8; bit 3, a descriptor follows."""
-        return FLAGS | DESCRIPTOR if self.size else FLAGS  # torch writes no descriptor of nothing
+        return FLAGS | DESCRIPTOR if self.size else FLAGS  # torch writes no descriptor for an empty payload
 
     def descriptor(self, crc: int) -> bytes:
-        """What follows the payload."""
+        """Return the bytes after the payload."""
         if not self.size:
             return b""
         return struct.pack("<4sLQQ" if self.size >= FULL else "<4sLLL", b"PK\x07\x08", crc, self.size, self.size)
 
 
 class RecordLayout:
-    """Records one after the other; what depends on no payload becomes a literal.
+    """Consecutive records; bytes that depend on no payload become literals.
 
     Attributes:
         records: in their order.
@@ -73,9 +73,9 @@ class RecordLayout:
         self.at = 0
 
     def add(self, name: str, size: int, data: bytes | None = None) -> ArchiveRecord:
-        """The next record; ``data`` where it is known now."""
+        """Add the next record, with ``data`` if it is already known."""
         full = f"{ROOT}/{name}".encode()
-        wide = struct.pack("<HHQQ", 1, 16, 0, 0) if size >= FULL else b""  # with a descriptor, sizes are told there
+        wide = struct.pack("<HHQQ", 1, 16, 0, 0) if size >= FULL else b""  # with a descriptor, sizes are stored there
         head = self.at + _LOCAL.size + len(full) + len(wide) + 4
         pad = -head % ALIGN
         extra = wide + struct.pack("<2sH", b"FB", pad) + b"Z" * pad
@@ -90,7 +90,7 @@ class RecordLayout:
         return record
 
     def finish(self, crcs: Sequence[int]) -> list[tuple[int, bytes]]:
-        """Descriptors and the directory, once the CRCs of the payloads that were not known are."""
+        """Return the descriptors and the directory, once the CRCs of all payloads are known."""
         payloads = [record for record in self.records if record.data is None]
         made = [
             (record.start + record.size, record.descriptor(crc)) for record, crc in zip(payloads, crcs, strict=True)
@@ -98,12 +98,12 @@ class RecordLayout:
         return [*(one for one in made if one[1]), (self.at, self.directory(crcs))]
 
     def crc_fields(self) -> list[int]:
-        """Byte in the directory at which each record's CRC stands."""
+        """Return the byte in the directory at which each record's CRC is stored."""
         rows = [len(_row(record, 0)) for record in self.records]
         return [self.at + sum(rows[:number]) + 16 for number in range(len(rows))]
 
     def directory(self, crcs: Sequence[int]) -> bytes:
-        """The central directory and the end records, zip64 ones included as torch always does."""
+        """Return the central directory and the end records, including the zip64 ones that torch always writes."""
         rest = iter(crcs)
         rows = b"".join(_row(r, next(rest) if r.data is None else zlib.crc32(r.data)) for r in self.records)
         count, start = len(self.records), self.at

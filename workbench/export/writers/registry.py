@@ -1,4 +1,4 @@
-"""The formats that are written: how each turns a selection into file maps, and what it has a place for."""
+"""The formats that are written: how each turns a selection into file maps, and what each can store."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from workbench.export.writers.torch_dist import torch_dist_files, torch_dist_not
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the writers receive in addition to the selection.
+    """The arguments of the writers in addition to the selection.
 
     Attributes:
-        name: of the target, where it is one file.
-        max_shard_size: bytes of tensors a file.
+        name: name of the target, if it is one file.
+        max_shard_size: bytes of tensors per file.
     """
 
     name: str
@@ -36,17 +36,17 @@ class ExportWriter:
     """A target format.
 
     Attributes:
-        title: what people call it.
+        title: its usual name.
         reader: the reader that opens it again.
         maps: its files.
         is_folder: whether a target of this name is a folder.
         objects: it has a place for non-tensor state.
-        tensors_in_objects: also where tensors are part of it.
+        tensors_in_objects: also if tensors are part of it.
         passes: the small files of a Hugging Face model go with it.
-        merges: its reader merges the files of all ranks; otherwise each file is a checkpoint of its own.
+        merges: its reader merges the files of all ranks; otherwise each file is a separate checkpoint.
         marker: regular expression of the files without which a folder is not a checkpoint: the last in a store.
-        notes: what is left to be done before the framework loads it.
-        keys: what each tensor of a selection is called when the target is opened.
+        notes: what remains to be done before the framework can load it.
+        keys: the name of each tensor of a selection when the target is opened.
     """
 
     title: str
@@ -63,10 +63,10 @@ class ExportWriter:
 
 
 def writer(format: str) -> ExportWriter:
-    """The writer of a format.
+    """Return the writer of a format.
 
     Raises:
-        UnsupportedFormatError: none is.
+        UnsupportedFormatError: there is no writer of that format.
     """
     if format not in WRITERS:
         raise UnsupportedFormatError(f"cannot write format {format!r}; choose {', '.join(WRITERS)}")

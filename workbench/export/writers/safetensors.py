@@ -24,8 +24,8 @@ from workbench.errors import UnsupportedFormatError, UsageError
 from workbench.export.filemap import FileMap, Pieces
 
 MAX_SHARD_SIZE = 5_000_000_000  #: bytes; Hugging Face's default
-MAX_HEADER = 100_000_000  #: bytes; safetensors reads no longer one
-#: The order in which safetensors 0.8 lists its types, backwards: what is laid down first.
+MAX_HEADER = 100_000_000  #: bytes; safetensors refuses longer headers
+#: The types in the order in which they are stored: the reverse of safetensors 0.8's list.
 ORDER = (
     "U64",
     "I64",
@@ -54,14 +54,14 @@ RESERVED = "__metadata__"
 
 
 def one_file(pieces: Pieces, name: str, *, metadata: Mapping[str, str] | None = None) -> FileMap:
-    """Everything in one file.
+    """Write all pieces in one file.
 
     Args:
-        metadata: beside ``{"format": "pt"}``, which transformers asks for.
+        metadata: in addition to ``{"format": "pt"}``, which transformers requires.
 
     Raises:
-        UnsupportedFormatError: an element type that safetensors has no name for; names the tensor.
-        UsageError: two tensors of one name, or a name that is reserved.
+        UnsupportedFormatError: an element type without a name in safetensors; the message names the tensor.
+        UsageError: two tensors of the same name, or a reserved name.
     """
     types = [_type(pieces, at) for at in range(len(pieces))]
     _check_names(pieces.names)
@@ -95,9 +95,10 @@ def one_file(pieces: Pieces, name: str, *, metadata: Mapping[str, str] | None = 
 
 
 def shards(pieces: Pieces, *, max_shard_size: int = MAX_SHARD_SIZE, stem: str = "model") -> list[FileMap]:
-    """Files of at most so many bytes of tensors each (a larger tensor has one of its own), and their index.
+    """Return files of up to ``max_shard_size`` bytes of tensors each (a larger tensor has its own file), and their
+    index.
 
-    One ``model.safetensors`` without an index where everything fits. Raises as :func:`one_file`.
+    One ``model.safetensors`` without an index if everything fits. Raises as :func:`one_file`.
     """
     if max_shard_size < 1:
         raise UsageError(f"max_shard_size={max_shard_size}: must be 1 byte or more")
@@ -114,7 +115,7 @@ def shards(pieces: Pieces, *, max_shard_size: int = MAX_SHARD_SIZE, stem: str = 
 
 
 def _split(nbytes: list[int], most: int) -> list[list[int]]:
-    """Positions by shard: greedily, in order; what is too large goes alone."""
+    """Group positions by shard, greedily and in order; a tensor that is too large has its own shard."""
     groups: list[list[int]] = []
     under_way: list[int] = []
     filled = 0

@@ -5,8 +5,8 @@
     data.pkl  .format_version  .storage_alignment  byteorder │ data/0  │ version  .data/serialization_id  directory
     head: known                                              │ payload │ tail: known except two CRCs and the id
 
-Head, tail and size depend on element type and shape alone so that a :class:`TensorArchive` serves all chunks of one
-kind: an archive of a hundred thousand costs what a few do.
+Head, tail and size depend on element type and shape alone, so a :class:`TensorArchive` serves all chunks of one
+kind: a hundred thousand archives cost as little as a few.
 
 ``serialization_id`` is two numbers of 20 digits: a hash of the records' names, the same for all of these, and a hash of
 their CRCs. torch only logs it; equal chunks have equal ids.
@@ -30,7 +30,7 @@ from workbench.export.writers.pickle_tree import Global, Persistent, PickleCall
 from workbench.export.writers.pickled import dumps
 from workbench.export.writers.record import ALIGN, RecordLayout
 
-#: Types with a storage class of their own; the others are named themselves.
+#: Types with their own storage class; other types are named directly.
 STORAGES = {
     "float32": "FloatStorage",
     "float64": "DoubleStorage",
@@ -64,7 +64,7 @@ class TensorArchive:
     nbytes: int
     size: int
     _tail: bytes
-    _fixed: tuple[int, int]  # what the CRCs before the payload's are hashed to, and the one after
+    _fixed: tuple[int, int]  # the hash of the CRCs before the payload's, and the CRC after it
     _at: tuple[int, ...]  # in the tail: both CRC fields of the payload, those of the id, and the id
 
     @classmethod
@@ -105,7 +105,7 @@ class TensorArchive:
         return cls(bytes(head), payload.size, size, bytes(tail), (crcs, zlib.crc32(VERSION)), at)
 
     def tail(self, crc: int) -> bytes:
-        """Bytes after the payload, whose CRC-32 is given."""
+        """Return the bytes after the payload with this CRC-32."""
         before, after = self._fixed
         crcs = _combined(before, crc) if self.nbytes else before
         told = b"%020d%020d" % (NAMES_HASH, _combined(crcs, after))
@@ -122,7 +122,7 @@ class TensorArchive:
 
 
 def tensor_pickle(dtype: DType, shape: tuple[int, ...]) -> bytes:
-    """``data.pkl`` of one tensor in row-major order.
+    """Return ``data.pkl`` of one tensor in row-major order.
 
     Raises:
         UnsupportedFormatError: an element type that torch lacks or cannot load.
@@ -131,7 +131,7 @@ def tensor_pickle(dtype: DType, shape: tuple[int, ...]) -> bytes:
 
 
 def tensor_value(dtype: DType, shape: tuple[int, ...], storage: str) -> PickleCall:
-    """A tensor in row-major order over a whole storage, as torch pickles it. Raises as :func:`tensor_pickle`."""
+    """Return a tensor in row-major order over a whole storage, as torch pickles it. Raises as :func:`tensor_pickle`."""
     if dtype.torch_name is None or dtype.packed:
         raise UnsupportedFormatError(f"torch cannot load element type {dtype}; leave the tensor out, or cast it")
     cls = STORAGES.get(dtype.name)
@@ -152,7 +152,7 @@ def tensor_value(dtype: DType, shape: tuple[int, ...], storage: str) -> PickleCa
 
 
 def _combined(seed: int, value: int) -> int:
-    """``c10::hash_combine``."""
+    """Combine hashes as ``c10::hash_combine`` does."""
     return seed ^ ((value + 0x9E3779B9 + (seed << 6) + (seed >> 2)) & _MASK)
 
 

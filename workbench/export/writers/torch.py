@@ -36,7 +36,7 @@ from workbench.export.writers.tensor_archive import tensor_value
 
 
 def torch_file(pieces: Pieces, name: str, *, objects: Mapping[str, Any] = MappingProxyType({})) -> FileMap:
-    """One archive of all pieces.
+    """Write all pieces in one archive.
 
     Args:
         objects: plain values (:mod:`workbench.export.writers.plain`) that follow the tensors in the dict.
@@ -63,7 +63,7 @@ def torch_file(pieces: Pieces, name: str, *, objects: Mapping[str, Any] = Mappin
 
 
 def _pickle(pieces: Pieces, objects: Mapping[str, Any]) -> bytes:
-    """``{name: tensor, …, name: object}``, with torch's persistent ids for storages."""
+    """Pickle ``{name: tensor, …, name: object}``, with torch's persistent ids for storages."""
     tree: dict[str, Any] = {}
     for at, name in enumerate(pieces.names):
         if name in tree or name in objects:
@@ -76,7 +76,7 @@ def _pickle(pieces: Pieces, objects: Mapping[str, Any]) -> bytes:
 
 
 def _plain(value: object) -> Opcodes:
-    """A plain value, without a memo: its numbers would be those of this pickle."""
+    """Pickle a plain value without a memo, whose numbers would collide with those of this pickle."""
     out = io.BytesIO()
     pickler = pickle.Pickler(out, 2)
     pickler.fast = True

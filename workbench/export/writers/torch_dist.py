@@ -4,12 +4,12 @@
 
     metadata.json     {"sharded_backend": "torch_dist", …}
     common.pt         iteration, args, schedulers …: every object but those below
-    .metadata         as torch's distributed checkpoint has it, without planner data
+    .metadata         as in torch's distributed checkpoint, without planner data
     __R_0.distcp      chunks, and objects in cells:   rng_state/shard_0.1_1.2
                                                       decoder.layers.3.mlp.linear_fc1._extra_state/shard_0_1
 
-Every layer stays a tensor of its own, which Megatron loads where ``content_metadata`` says ``non_homogeneous_layers``;
-that is recorded. What Megatron keeps for itself beside this, the plans of the ranks (``all_local_plans``), is a cache.
+Every layer stays a separate tensor, which Megatron loads if ``content_metadata`` states ``non_homogeneous_layers``,
+as recorded here. Megatron's own extra state, the plans of the ranks (``all_local_plans``), is a cache and left out.
 
 Source: megatron-core 0.16.1 ``core/dist_checkpointing/strategies/torch.py``, ``mapping.py`` (``ShardedObject``),
 ``core/transformer/transformer_block.py`` (``sharded_state_dict``), ``training/checkpointing.py``.
@@ -50,7 +50,7 @@ _CELL = re.compile(r"\d+(?:\.\d+)*")
 
 
 def torch_dist_files(selection: ExportSelection) -> list[FileMap]:
-    """All of ``selection.objects`` goes with the tensors; with any, so do the plain values among the ``args``.
+    """Return the files of tensors and all of ``selection.objects``; with objects, also the plain values of ``args``.
 
     Raises:
         UnsupportedFormatError: an element type that torch lacks or cannot load; names the tensor.
@@ -69,7 +69,7 @@ def torch_dist_files(selection: ExportSelection) -> list[FileMap]:
 
 
 def torch_dist_notes(selection: ExportSelection) -> list[str]:
-    """What is left to do before Megatron can load it."""
+    """List what remains to be done before Megatron can load the export."""
     step = selection.ckpt.step or 0
     notes = [
         f"Megatron expects this folder to be SAVE/iter_{step:07d}, and "
@@ -85,7 +85,7 @@ def torch_dist_notes(selection: ExportSelection) -> list[str]:
             "finds tensors only under its own names, with fused weights"
         )
     norms = [name for name in selection.names if ".input_layernorm." in name]
-    if norms and selection.ckpt.format != "megatron_dist":  # there they are what the run's own layers are called
+    if norms and selection.ckpt.format != "megatron_dist":  # there they are the names of the run's own layers
         notes.append(
             f"{len(norms):,} names have input_layernorm, for example {norms[0]!r}: Megatron's GPT layers look for "
             "self_attention.linear_qkv.layer_norm_…; rename them if a load reports those keys as missing"
@@ -94,13 +94,13 @@ def torch_dist_notes(selection: ExportSelection) -> list[str]:
 
 
 def _parted(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Objects of the common state, and those in cells by their keys."""
+    """Split the objects into those of the common state, and those in cells by their keys."""
     common: dict[str, Any] = {}
     cells: dict[str, Any] = {}
     for name, value in objects.items():
         extra = name.endswith("._extra_state")
         grid = _grid(value) if extra or name == "rng_state" else None
-        if grid is not None:  # ranks, or of a layer's extra state its experts
+        if grid is not None:  # ranks, or the experts of a layer's extra state
             of = ".".join(str(1 + max(at)) for at in zip(*(map(int, cell.split(".")) for cell in grid), strict=True))
             cells |= {f"{name}/shard_{cell}_{of}": one for cell, one in grid.items()}
         elif extra:
@@ -111,7 +111,7 @@ def _parted(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def _grid(value: Any) -> Mapping[str, Any] | None:
-    """Cells by position, ``0.1``: as our reader shows objects that each rank of a grid stores."""
+    """Return cells by position, ``0.1``, as the reader shows objects that each rank of a grid stores."""
     if not isinstance(value, dict) or not value:
         return None
     cells = [key for key in value if isinstance(key, str) and _CELL.fullmatch(key)]
@@ -119,7 +119,7 @@ def _grid(value: Any) -> Mapping[str, Any] | None:
 
 
 def _completed(selection: ExportSelection, common: dict[str, Any]) -> dict[str, Any]:
-    """The common state with what Megatron asks of it, and true to how the tensors are stored."""
+    """Return the common state with what Megatron requires, consistent with how the tensors are stored."""
     made = {"checkpoint_version": 3.0, "iteration": selection.ckpt.step or 0} | common
     args = _args(selection)
     if args is not None:
@@ -127,7 +127,7 @@ def _completed(selection: ExportSelection, common: dict[str, Any]) -> dict[str, 
     content = dict(made["content_metadata"]) if isinstance(made.get("content_metadata"), dict) else {}
     if any(layout.layer_of(name) is not None for name in selection.names):
         content["non_homogeneous_layers"] = True
-    if any(name.startswith("optimizer.state.param.") for name in selection.names):  # a tensor a parameter, no buckets
+    if any(name.startswith("optimizer.state.param.") for name in selection.names):  # per parameter, no buckets
         content["distrib_optim_sharding_type"] = "fully_reshardable"
         if isinstance(made.get("optimizer"), dict):
             made["optimizer"] = made["optimizer"] | {"param_state_sharding_type": "fully_reshardable"}
@@ -148,7 +148,7 @@ def _without(selection: ExportSelection, name: str) -> ExportSelection:
 
 
 def _args(selection: ExportSelection) -> argparse.Namespace | None:
-    """The plain values among the ``args``, where other state is carried too."""
+    """Return the plain values among the ``args`` if other state is exported too."""
     objects = selection.ckpt.objects
     if not selection.objects or "args" in selection.objects or "args" not in objects:
         return None

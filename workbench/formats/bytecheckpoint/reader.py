@@ -237,7 +237,7 @@ def _unflat(place: Place, part: PartFile, flats: Mapping[str, flatten.FlatParam]
 
 
 def _join_numbers(place: Place, merged: Catalog, fqns: list[str | None], roles: list[str]) -> list[str]:
-    """Fill in the fqns of numbered optimizer state where they are certain. Return notes about the others."""
+    """Fill in the fqns of numbered optimizer state if they are certain. Return notes about the others."""
     numbers: dict[int, int] = {}
     shapes: dict[int, tuple[int, ...]] = {}
     for position, key in enumerate(merged.keys):

@@ -51,7 +51,7 @@ class Folder:
     expert_optims: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def mp_ranks(self) -> list[int]:
-        """Model-parallel ranks in the names of files."""
+        """Return the model-parallel ranks in the names of files."""
         return sorted({mp for mp, _ in self.models} | {mp for mp, _ in self.optims})
 
     def model_files(self, mp: int, stage3: bool) -> list[tuple[int | None, str]]:

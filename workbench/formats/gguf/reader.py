@@ -7,10 +7,10 @@
     model-00002-of-00003.gguf          split.tensors.count alone; the first part may hold no tensor
 
 Keys are ggml's names (``blk.0.attn_q.weight``), shapes are in numpy's order. Quantised tensors have the block types of
-:data:`workbench.core.dtypes.BLOCKS` and are stored bytes; :mod:`workbench.core.decoding` makes numbers of them. The
+:data:`workbench.core.dtypes.BLOCKS` and are returned as stored; :mod:`workbench.core.decoding` decodes them. The
 metadata are the objects, by key.
 
-A converter changes values as well as names: :mod:`workbench.names.gguf`. What is read here is what the file holds.
+Converters change values as well as names, see :mod:`workbench.names.gguf`. This reader returns them as stored.
 
 Sources: gguf 0.19; llama.cpp ``gguf-split``; files of llama.cpp's converter and of gguf.
 """
@@ -131,7 +131,7 @@ def _stem(name: str) -> str:
 
 
 def _parts(name: str) -> list[str]:
-    """Names of all parts of a split file, or the name alone."""
+    """Return the names of all parts of a split file, or this name if it is not split."""
     match = _PART.fullmatch(name)
     if match is None or not 1 <= int(match[2]) <= int(match[3]):
         return [name]
@@ -151,7 +151,7 @@ def _files(place: Place) -> list[str]:
 
 
 def _check_split(name: str, header: GgufHeader, parts: int) -> None:
-    """Check that a part says the same of its number as its name."""
+    """Check that a part's number agrees with its name."""
     match = _PART.fullmatch(name)
     told = header.metadata.get(COUNT), header.metadata.get(NUMBER)
     if match is None or told == (None, None):

@@ -1,4 +1,4 @@
-"""Fractal heaps and B-trees of version 2: how HDF5 keeps many links or attributes, and chunks of two open axes.
+"""Fractal heaps and B-trees of version 2, in which HDF5 stores many links or attributes, and chunks of two open axes.
 
 ::
 
@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 from workbench.errors import CorruptError, UnsupportedFormatError
 from workbench.formats.keras.structures import StructureFields, Structures
 
-DEPTH = 16  #: nodes above each other
+DEPTH = 16  #: maximum depth of nodes
 
 
 def _bytes_of(largest: int) -> int:
-    """Bytes that hold numbers up to ``largest``."""
+    """Return how many bytes store numbers up to ``largest``."""
     return (max(largest, 1).bit_length() - 1) // 8 + 1
 
 
@@ -32,7 +32,7 @@ def read_records(file: Structures, address: int, what: str) -> Iterator[bytes]:
     """Yield the records of a B-tree of version 2.
 
     Raises:
-        CorruptError, TruncatedError, UnsupportedFormatError: it is not one, or a checksum is wrong.
+        CorruptError, TruncatedError, UnsupportedFormatError: it is not a B-tree, or a checksum is wrong.
     """
     head = file.marked(address, 22 + file.wide + file.long, b"BTHD", what)
     file.summed(head.data, head.begin, what)
@@ -72,10 +72,10 @@ def read_records(file: Structures, address: int, what: str) -> Iterator[bytes]:
 
 
 def read_stored(file: Structures, address: int, ids: Sequence[bytes], what: str) -> Iterator[StructureFields]:
-    """Yield the objects of a fractal heap that ids (and bytes that follow them) stand for.
+    """Yield the objects of a fractal heap for ids (and the bytes that follow them).
 
     Raises:
-        CorruptError, TruncatedError: they are not in it, or a checksum is wrong.
+        CorruptError, TruncatedError: they are not in the heap, or a checksum is wrong.
         UnsupportedFormatError: the heap is filtered, or an object is stored outside of its blocks.
     """
     long, wide = file.long, file.wide

@@ -1,4 +1,4 @@
-"""What an HDF5 file contains, read from its bytes: groups, data sets and where their elements are.
+"""The contents of an HDF5 file, read from its bytes: groups, data sets and the places of their elements.
 
 ::
 
@@ -10,8 +10,8 @@
       index       "TREE" type 1 │ one chunk │ implicit │ fixed array "FAHD", "FADB" │ B-tree of version 2
 
 The parser is bounded: every range is checked against the file, every header and node of an index is read once, and
-links to other files, soft links and cycles are not followed. What is not supported (other indices and filters, virtual
-data sets, external storage) raises or is noted with the object and the byte.
+links to other files, soft links and cycles are not followed. Unsupported features (other indices and filters, virtual
+data sets, external storage) raise or are noted with the object and the byte.
 
 Sources: HDF5 File Format Specification 1.0 – 4.0; hdf5 2.0 ``H5checksum.c``, ``H5Dfarray.c``, ``H5FAdblock.c``.
 """
@@ -37,14 +37,14 @@ from workbench.formats.keras.structures import StructureFields, Structures
 from workbench.formats.keras.types import Element, read_element
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-OBJECTS = 1 << 20  #: groups and data sets of a file
-DEPTH = 64  #: groups in groups
-HEADER_LIMIT = 16 << 20  #: bytes of an object's header
-NAME_LIMIT = 64 << 10  #: bytes of a name
-NAMES_LIMIT = 64 << 20  #: bytes of the paths of all objects
-NOTED = 8  #: notes that are kept
-TEXT_LIMIT = 64 << 20  #: bytes of all attributes
-#: Filters by number, by the names that codecs have.
+OBJECTS = 1 << 20  #: maximum groups and data sets of a file
+DEPTH = 64  #: maximum nesting of groups
+HEADER_LIMIT = 16 << 20  #: maximum bytes of an object's header
+NAME_LIMIT = 64 << 10  #: maximum bytes of a name
+NAMES_LIMIT = 64 << 20  #: maximum bytes of the paths of all objects
+NOTED = 8  #: maximum notes
+TEXT_LIMIT = 64 << 20  #: maximum bytes of all attributes
+#: Filters by number, named as in codecs.
 FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}
 OTHERS = {4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc", 32004: "lz4", 32015: "zstd"}
 _SPACE, _LINKS, _TYPE, _LINK, _EXTERNAL, _LAYOUT, _PIPELINE = 1, 2, 3, 6, 7, 8, 11
@@ -108,12 +108,12 @@ class Hdf5(Structures):
         origin: where it begins in the file that is read, for positions.
 
     Attributes:
-        notes: what was left out, and why; see :meth:`note`.
-        end: the byte at which it ends by its own account.
+        notes: sentences on what was left out, and why; see :meth:`note`.
+        end: the byte at which it ends according to its superblock.
 
     Raises:
         CorruptError, TruncatedError: it contradicts itself.
-        UnsafeError: a count or a length that cannot be true.
+        UnsafeError: an impossible count or length.
         UnsupportedFormatError: the version of a part is not known.
     """
 
@@ -129,13 +129,13 @@ class Hdf5(Structures):
         self._root = self._superblock()
 
     def note(self, text: str) -> None:
-        """Remember what was left out; the first :data:`NOTED` of all are kept, and how many more there were."""
+        """Note what was left out; the first :data:`NOTED` notes are kept, and the number of the others."""
         self.left_out += 1
         if self.left_out <= NOTED:
             self.notes.append(text)
 
     def _superblock(self) -> int:
-        """The address of the root's header."""
+        """Read the superblock and return the address of the root's header."""
         what = self.what()
         fields = self.read(0, min(128, len(self.view)), what)
         if fields.take(8) != MAGIC:
@@ -175,7 +175,7 @@ class Hdf5(Structures):
     # ---- objects -----------------------------------------------------------------------------------------------------
 
     def walk(self) -> Iterator[Hdf5Group]:
-        """Yield every group and data set, each before what it contains; the root's path is empty."""
+        """Yield every group and data set, each before its contents; the root's path is empty."""
         waiting: list[tuple[str, int, int]] = [("", self._root, 0)]
         while waiting:
             path, address, depth = waiting.pop()
@@ -271,7 +271,7 @@ class Hdf5(Structures):
         return fields.uint(self.wide), fields.uint(self.long)
 
     def _resolved(self, messages: list[Message], what: str) -> list[Message]:
-        """Messages without those that are only placeholders; a shared one is replaced with that which it refers to."""
+        """Resolve messages: drop placeholders, and replace each shared message with the one that it refers to."""
         found = []
         for message in messages:
             if message.kind > _KNOWN and message.flags & 0x80:
@@ -284,7 +284,7 @@ class Hdf5(Structures):
         return found
 
     def _shared(self, message: Message, what: str) -> Message:
-        """The message that another object's header holds (a committed data type)."""
+        """Return the message in another object's header (a committed data type)."""
         fields = StructureFields(message.data, message.at, what)
         version, where = self.version(fields, (1, 2, 3), "a shared message"), fields.uint(1)
         if version == 3 and where == 1:
@@ -308,7 +308,7 @@ class Hdf5(Structures):
     # ---- groups ------------------------------------------------------------------------------------------------------
 
     def _members(self, messages: list[Message], path: str) -> dict[str, int]:
-        """Names and addresses of what a group contains."""
+        """Return the members of a group: names and addresses."""
         members: dict[str, int] = {}
         what = self.what(path or "/")
 
@@ -341,7 +341,7 @@ class Hdf5(Structures):
         return members
 
     def _dense(self, fields: StructureFields, skipped: int) -> Iterator[StructureFields]:
-        """Yield the links or attributes that a heap and an index of their names hold, if there is one.
+        """Yield the links or attributes in a heap and an index of their names, if the index exists.
 
         ``skipped``: bytes of a record of the index before the object's id in the heap; 0 if it comes first.
         """
@@ -367,7 +367,7 @@ class Hdf5(Structures):
         self.note(f"{what}, byte {at:,}: {name[:80]!r} is a soft or external link, which is not followed")
 
     def _local_heap(self, address: int, what: str) -> StructureFields:
-        """The names of a group."""
+        """Return the local heap with the names of a group."""
         fields = self.marked(address, 8 + 2 * self.long + self.wide, b"HEAP", what)
         self.version(fields, (0,), "a heap of names")
         fields.take(3)
@@ -475,7 +475,7 @@ class Hdf5(Structures):
         return found
 
     def _space(self, fields: StructureFields) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
-        """Shape of a data space and the largest it may have; ``None`` for one without elements."""
+        """Return the shape of a data space and its largest allowed shape; ``None`` for a space without elements."""
         version = self.version(fields, (1, 2), "a data space")
         axes, flags = fields.uint(1), fields.uint(1)
         kind = fields.uint(1)
@@ -593,7 +593,7 @@ class Hdf5(Structures):
         self._settle(found, rows, filters, nbytes, what)
 
     def _settle(self, found: DataSet, rows: Any, filters: int, nbytes: int, what: str) -> None:
-        """Check the chunks and remember them."""
+        """Check the chunks and record them."""
         offsets, starts, sizes, masks = rows
         shape, chunk = np.array(found.shape, np.int64), np.array(found.chunk, np.int64)
         starts = starts + self.origin + self.base
@@ -664,7 +664,7 @@ class Hdf5(Structures):
     def values(
         self, data: bytes, element: Element, shape: tuple[int, ...], fields: StructureFields | None = None
     ) -> Any:
-        """The elements of an attribute or a data set of text, as nested lists."""
+        """Read the elements of an attribute or a data set of strings, as nested lists."""
         count = prod(shape)
         parts = [data[n * element.size : (n + 1) * element.size] for n in range(count if element.size else 0)]
         if element.name in ("text", "texts"):
@@ -678,7 +678,7 @@ class Hdf5(Structures):
         return None if element.name.startswith("complex") else found.tolist()
 
     def _text_of(self, reference: bytes, what: str) -> bytes:
-        """A text of any length: bytes of an object of a global heap."""
+        """Read a variable-length string: the bytes of an object of a global heap."""
         fields = StructureFields(reference, 0, what)
         length, address, number = fields.uint(4), self.address(fields), fields.uint(4)
         if not length or not address:

@@ -1,4 +1,4 @@
-"""Where HDF5 keeps the place of each chunk: B-trees of version 1 (also of groups) and 2, and fixed arrays.
+"""The indices in which HDF5 stores the place of each chunk: B-trees of version 1 (also of groups) and 2, fixed arrays.
 
 ::
 
@@ -25,7 +25,7 @@ MOST_CHUNKS = 1 << 26
 
 
 def read_tree(file: Structures, root: int, kind: int, key: int, what: str) -> Iterator[tuple[bytes, int, bytes]]:
-    """Yield what the leaves of a B-tree of version 1 refer to, in order, between the keys before and after it."""
+    """Yield the children of the leaves of a version 1 B-tree, in order, with the keys before and after each."""
     waiting: list[tuple[int, int | None]] = [(root, None)]
     while waiting:
         address, expected = waiting.pop()
@@ -46,7 +46,7 @@ def read_tree(file: Structures, root: int, kind: int, key: int, what: str) -> It
 
 
 def tree_rows(file: Structures, root: int | None, axes: int, what: str) -> tuple[Array, Array, Array, Array]:
-    """Offsets, addresses, bytes and filter masks of the chunks that a B-tree of version 1 lists."""
+    """Return offsets, addresses, bytes and filter masks of the chunks in a version 1 B-tree."""
     key = 8 + 8 * (axes + 1)
     parts, addresses = [], []
     for row, address, _ in read_tree(file, root, 1, key, what) if root is not None else ():
@@ -65,7 +65,7 @@ def tree_rows(file: Structures, root: int | None, axes: int, what: str) -> tuple
 def record_rows(
     file: Structures, address: int | None, filtered: bool, grid: tuple[int, ...], nbytes: int, what: str
 ) -> tuple[Array, Array, Array, Array]:
-    """Places, addresses, bytes and filter masks of the chunks that a B-tree of version 2 lists."""
+    """Return positions, addresses, bytes and filter masks of the chunks in a version 2 B-tree."""
     none = np.empty(0, np.int64)
     records = list(read_records(file, address, what)) if address is not None else []
     if not records:
@@ -89,7 +89,7 @@ def record_rows(
 def fixed_array(
     file: Structures, address: int | None, filtered: bool, nbytes: int, what: str
 ) -> tuple[Array, Array, Array, Array]:
-    """Places, addresses, bytes and filter masks of the chunks that a fixed array lists."""
+    """Return positions, addresses, bytes and filter masks of the chunks in a fixed array."""
     none = np.empty(0, np.int64)
     if address is None:
         return none, none, none, none
@@ -109,7 +109,7 @@ def fixed_array(
     data = file.marked(block, prefix + 4 if pages else prefix + count * item + 4, b"FADB", what)
     file.summed(data.data, data.begin, what)
     parts = [(0, data.data[prefix:-4])]
-    if pages:  # each with a checksum of its own; those without a chunk were never written
+    if pages:  # each with its own checksum; places without a chunk were never written
         parts, at = [], block + prefix + 4
         for page in range(pages):
             length = min(count - (page << bits), 1 << bits) * item
@@ -130,7 +130,7 @@ def fixed_array(
 
 
 def _integers(columns: Array) -> Array:
-    """Little-endian integers of ``(N, bytes) uint8``, as ``int64``."""
+    """Decode little-endian integers ``(N, bytes) uint8`` as ``int64``."""
     wide = np.zeros((len(columns), 8), np.uint8)
     wide[:, : columns.shape[1]] = columns
     return wide.view("<i8")[:, 0]

@@ -1,4 +1,4 @@
-"""What Keras' paths mean: variables by the layers' own names, and the optimizer's by the variables.
+"""The meaning of Keras' paths: variables by the layers' own names, and the optimizer's by the variables.
 
 ::
 
@@ -12,8 +12,8 @@
     optimizer_weights/adam/fc2_kernel_momentum          exp_avg of fc2.kernel
     optimizer_weights/Adam/fc2/kernel/m:0               … of Keras 2
 
-What is not proved keeps its path: a class that is not Keras' own, another number of variables than its class has, or
-slots whose number or shapes do not fit the variables.
+Variables without proof keep their paths: of a class that is not Keras' own, of a layer whose number of variables
+differs from its class', or slots whose number or shapes do not fit the variables.
 
 Sources: keras 3.15 ``saving/saving_lib.py``, ``legacy/saving/legacy_h5_format.py``, ``optimizers/adam.py`` and the
 layers' ``build``; Keras 2.15 ``optimizer_v2``.
@@ -26,12 +26,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-DEPTH = 32  #: layers in layers
+DEPTH = 32  #: maximum nesting of layers
 _VARS = re.compile(r"(?:(.+)/)?vars/(\d{1,6})", re.DOTALL)
 _KERNEL = "kernel", "bias?use_bias"
 _RECURRENT = "kernel", "recurrent_kernel", "bias?use_bias"
 _NORM = "gamma?scale", "beta?center"
-#: Class → variables in the order in which they are stored; after "?", the setting without which there is none.
+#: Class → variables in stored order; after "?", the setting that a variable requires.
 VARIABLES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
@@ -56,7 +56,7 @@ VARIABLES: dict[str, tuple[str, ...]] = {
     "GroupNormalization": _NORM,
     "RMSNormalization": ("scale",),
 }
-#: Class → parts in the order in which they are made: attribute, own name and variables of each.
+#: Class → parts in the order of creation: attribute, own name and variables of each.
 _ATTENTION = (("query", "query"), ("key", "key"), ("value", "value"), ("output", "attention_output"))
 PARTS: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     "LSTM": (("cell", "lstm_cell", _RECURRENT),),
@@ -66,7 +66,7 @@ PARTS: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     "GroupedQueryAttention": tuple((f"_{part}_dense", name, _KERNEL) for part, name in _ATTENTION),
 }
 BUFFERS = ("moving_mean", "moving_variance")
-#: Optimizer → the role of each variable that it keeps for one of the model's, where that is all that it keeps.
+#: Optimizer → the role of each variable that it keeps per model variable, if it keeps no others.
 _SLOTS = {"Adam": ("exp_avg", "exp_avg_sq"), "AdamW": ("exp_avg", "exp_avg_sq")}
 _LEGACY_SLOTS = {"momentum": "exp_avg", "velocity": "exp_avg_sq", "m": "exp_avg", "v": "exp_avg_sq"}
 _STEP = ("iteration", "iterations", "iter")
@@ -91,7 +91,7 @@ def model_layers(config: Any) -> list[Layer]:
 
 
 def _contained(model: Mapping[str, Any], path: str, trained: bool, depth: int) -> Iterator[Layer]:
-    """The layers of a model, and theirs."""
+    """Yield the layers of a model, then their layers."""
     used: dict[str, int] = {}
     stored = model.get("layers")
     for one in stored if isinstance(stored, list) and depth else ():
@@ -138,7 +138,7 @@ def _present(variables: tuple[str, ...], config: Mapping[str, Any]) -> tuple[str
 
 
 def _snake(name: str) -> str:
-    """As Keras makes a path of a class."""
+    """Convert a class name to a path as Keras does."""
     name = re.sub(r"\W+", "", name)
     name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
@@ -150,12 +150,12 @@ def meaning(
     """Return the parameter and the role of each variable of a ``.keras`` or ``.weights.h5`` file.
 
     Args:
-        shapes: of the variables, by path.
-        names: own names that the file stores, by the path of the layer.
-        config: what ``config.json`` describes, or ``None``.
+        shapes: shapes of the variables by path.
+        names: own names stored in the file, by the path of the layer.
+        config: the contents of ``config.json``, or ``None``.
 
     Returns:
-        The parameter and role by path; and what does not fit, for a note.
+        The parameter and role by path; and a mismatch, for a note.
     """
     layers = {layer.path: layer for layer in model_layers(config)}
     wrong = [path for path, layer in layers.items() if names.get(path, layer.name) != layer.name]
@@ -166,7 +166,7 @@ def meaning(
         if match := _VARS.fullmatch(path):
             owners.setdefault(match[1] or "", []).append(int(match[2]))
     found: dict[str, tuple[str | None, str]] = {}
-    variables: list[tuple[str, str]] = []  # path and name of those that are trained
+    variables: list[tuple[str, str]] = []  # path and name of the trained ones
     complete = bool(layers)
     for owner in [*layers, *(owner for owner in owners if owner not in layers)]:
         if owner == "optimizer" or owner.startswith("optimizer/") or owner not in owners:
@@ -196,7 +196,7 @@ def meaning(
 
 
 def _own(owner: str, names: Mapping[str, str], layers: Mapping[str, Layer]) -> str | None:
-    """The own names that lead to a layer, joined by dots."""
+    """Return the names that lead to a layer, joined by dots."""
     parts, own = owner.split("/"), []
     for count in range(1, len(parts) + 1):
         path = "/".join(parts[:count])
@@ -212,7 +212,7 @@ def _own(owner: str, names: Mapping[str, str], layers: Mapping[str, Layer]) -> s
 def _slots(
     shapes: Mapping[str, tuple[int, ...]], variables: list[tuple[str, str]] | None, config: Any
 ) -> dict[str, tuple[str | None, str]]:
-    """What the optimizer's variables are, where its class, their number and their shapes prove it."""
+    """Identify the optimizer's variables, if its class, their number and their shapes determine them."""
     count = 0
     while f"optimizer/vars/{count}" in shapes:
         count += 1
@@ -238,7 +238,7 @@ def _slots(
 
 
 def _optimizer(config: Any) -> tuple[str | None, Mapping[str, Any]]:
-    """Class and settings of the optimizer that a model was compiled with."""
+    """Return the class and settings of the optimizer that a model was compiled with."""
     compiled = config.get("compile_config") if isinstance(config, dict) else None
     one = compiled.get("optimizer") if isinstance(compiled, dict) else None
     if not isinstance(one, dict) or str(one.get("module")).partition(".")[0] != "keras":
@@ -253,9 +253,9 @@ def legacy_meaning(
     """Return the parameter and the role of each variable of a whole model in HDF5.
 
     Args:
-        keys: their paths.
+        keys: paths of the variables.
         weights: own paths of variables, as ``weight_names`` lists them by the path of a layer.
-        model, training: what the attributes ``model_config`` and ``training_config`` describe.
+        model, training: the contents of the attributes ``model_config`` and ``training_config``.
     """
     inner = model.get("config") if isinstance(model, dict) and model.get("class_name") == "Sequential" else None
     root = f"{inner['name']}/" if isinstance(inner, dict) and isinstance(inner.get("name"), str) else None

@@ -37,15 +37,15 @@ from workbench.formats.keras.names import legacy_meaning, meaning
 
 WEIGHTS = "model.weights.h5"
 DOCUMENTS = ("config.json", "metadata.json")
-JSON_LIMIT = 64 << 20  #: bytes of a document
-TEXT_LIMIT = 16 << 20  #: bytes of a data set of text that is shown
+JSON_LIMIT = 64 << 20  #: maximum bytes of a document
+TEXT_LIMIT = 16 << 20  #: maximum bytes of a data set of text that is shown
 NOTED = 5
 LEGACY = "model_weights"
 _ITERATION, _RATE = "optimizer/vars/0", "optimizer/vars/1"
 
 
 def _open(place: Place) -> tuple[Hdf5, Archive | None]:
-    """The HDF5 file, and the archive that it is in."""
+    """Open the HDF5 file, and the archive that contains it."""
     if place.file is None:
         raise NotACheckpointError(f"{place.path!r} is a folder; open one of its .keras or .h5 files")
     view = place.window(place.file)
@@ -96,8 +96,8 @@ def read_catalog(place: Place) -> Catalog:
 
     Raises:
         CorruptError, TruncatedError: the file contradicts itself.
-        UnsafeError: a count or a length that cannot be true.
-        UnsupportedFormatError: a part that is needed is of a version or a kind that is not read.
+        UnsafeError: an impossible count or length.
+        UnsupportedFormatError: a required part has an unsupported version or kind.
     """
     file5, archive = _open(place)
     file = place.file or ""
@@ -161,7 +161,9 @@ def read_catalog(place: Place) -> Catalog:
 
 
 def _parts(told: Mapping[str, Any], name: str) -> list[str] | None:
-    """A list of text that may be stored in parts (``weight_names0``, ``weight_names1`` …), as headers are short."""
+    """Read a list of strings that may be stored in parts (``weight_names0``, ``weight_names1`` …), as headers are
+    short.
+    """
     parts = [told[name]] if name in told else []
     while f"{name}{len(parts)}" in told and name not in told:
         parts.append(told[f"{name}{len(parts)}"])
@@ -232,7 +234,7 @@ def _same(value: Any) -> Any:
 
 
 def _scalars(catalog: Catalog) -> dict[str, str]:
-    """Names and keys of what an optimizer keeps beside its slots."""
+    """Return the names and keys of the optimizer's scalars, stored beside its slots."""
     roles = catalog.roles or []
     steps = [key for key, role in zip(catalog.keys, roles, strict=True) if role == "step"]
     if len(steps) != 1:
@@ -245,7 +247,7 @@ def _scalars(catalog: Catalog) -> dict[str, str]:
 
 
 def _scalar(place: Place, catalog: Catalog, key: str) -> Any:
-    """The value of a data set with one element."""
+    """Read the value of a data set with one element."""
     tensor = catalog.index[key]
     row = int(catalog.row_ptr[tensor])
     dtype = catalog.dtype_of(tensor)
@@ -257,7 +259,7 @@ def _scalar(place: Place, catalog: Catalog, key: str) -> Any:
 
 
 def _text(place: Place, key: str) -> Any:
-    """A data set of text, as nested lists."""
+    """Read a data set of strings, as nested lists."""
     file5, _ = _open(place)
     one = next(found for found in file5.walk() if isinstance(found, DataSet) and found.path == key)
     length = max(one.stop - one.start, 0)

@@ -1,4 +1,4 @@
-"""The structures of an HDF5 file that everything else is made of: fields, checksums, and bounded reads.
+"""The basic structures of an HDF5 file: fields, checksums, and bounded reads.
 
 ::
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
 
-NODE_LIMIT = 16 << 20  #: bytes of a node, a heap of names, or a page of an index
+NODE_LIMIT = 16 << 20  #: maximum bytes of a node, a heap of names, or a page of an index
 
 
 class StructureFields:
@@ -79,7 +79,7 @@ class Structures:
     Attributes:
         view, name: the bytes, and the file's name for messages.
         origin: where it begins in the file that is read, for positions.
-        base: what addresses are relative to; wide, long: bytes of an address and a length.
+        base: the byte that addresses are relative to; wide, long: bytes of an address and a length.
     """
 
     def __init__(self, view: LazyBytes, name: str, origin: int) -> None:
@@ -92,7 +92,7 @@ class Structures:
         return f"{self.name!r}: {path!r}" if path else repr(self.name)
 
     def read(self, address: int, count: int, what: str) -> StructureFields:
-        """Bytes from an address on."""
+        """Read bytes from an address on."""
         at = self.base + address
         if count > NODE_LIMIT:
             raise UnsafeError(
@@ -106,7 +106,7 @@ class Structures:
         return StructureFields(bytes(self.view[at : at + count]), self.origin + at, what)
 
     def marked(self, address: int, count: int, mark: bytes, what: str) -> StructureFields:
-        """A structure that begins with four letters; each is read once."""
+        """Read a structure that begins with four letters, once each."""
         if (mark, address) in self._seen:
             raise CorruptError(
                 f"{what}: the {mark.decode()} at byte {self.origin + self.base + address:,} is referred to twice; the "
@@ -121,7 +121,7 @@ class Structures:
         return found
 
     def summed(self, data: bytes, begin: int, what: str) -> bytes:
-        """Bytes without the checksum that ends them."""
+        """Verify the checksum that ends some bytes, and return them without it."""
         stored, found = int.from_bytes(data[-4:], "little"), lookup3(data[:-4])
         if stored != found:
             raise CorruptError(
@@ -131,7 +131,7 @@ class Structures:
         return data[:-4]
 
     def address(self, fields: StructureFields) -> int | None:
-        """An address, or ``None`` for the one that means none."""
+        """Read an address, or ``None`` for the undefined address."""
         found = fields.uint(self.wide)
         return None if found == (1 << 8 * self.wide) - 1 else found
 

@@ -4,7 +4,7 @@
 
     class and version u8 │ bits u24 │ bytes of an element u32 │ properties of the class
 
-Integers and IEEE's floats of whole bytes; bfloat16 also as opaque bytes, as h5py writes what numpy has no name for.
+Integers and IEEE's floats of whole bytes; bfloat16 also as opaque bytes, as h5py writes types that numpy lacks.
 h5py's booleans are an enumeration of FALSE and TRUE, its complex numbers a compound of ``r`` and ``i``.
 
 Source: HDF5 File Format Specification, IV.A.2.d.
@@ -30,7 +30,7 @@ class Element:
     """The type of the elements of a data set or an attribute.
 
     Attributes:
-        name: of :mod:`workbench.core.dtypes`; ``text`` or ``texts`` of strings of a fixed or any length; otherwise
+        name: name in :mod:`workbench.core.dtypes`; ``text`` or ``texts`` for strings of fixed or variable length; else
             empty, with the reason in ``why``.
         size: bytes.
     """
@@ -42,7 +42,7 @@ class Element:
 
 
 def read_element(fields: StructureFields, depth: int = 2) -> Element:
-    """Decode a data type, whose place in the file the fields know."""
+    """Decode a data type at the current position of the fields."""
     first = fields.uint(1)
     bits, size = fields.uint(3), fields.uint(4)
     kind = first & 15
@@ -86,7 +86,7 @@ def read_element(fields: StructureFields, depth: int = 2) -> Element:
 
 
 def _enumeration(fields: StructureFields, count: int, size: int, version: int, depth: int) -> Element:
-    """h5py's booleans, or the integers that an enumeration is stored as."""
+    """Read an enumeration: h5py's booleans, or the integers in which it is stored."""
     base = read_element(fields, depth - 1)
     names = []
     for _ in range(min(count, 3)):
@@ -101,7 +101,7 @@ def _enumeration(fields: StructureFields, count: int, size: int, version: int, d
 
 
 def _complex(fields: StructureFields, count: int, size: int, kind: int, version: int, depth: int) -> Element:
-    """A complex number: HDF5 2.0's own class, or h5py's compound of ``r`` and ``i``."""
+    """Read a complex type: HDF5 2.0's own class, or h5py's compound of ``r`` and ``i``."""
     other = Element("", size, why=f"has elements of {size} bytes that are compounds")
     parts: list[Element] = []
     if kind == 11:

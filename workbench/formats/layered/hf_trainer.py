@@ -15,7 +15,7 @@
       training_args.bin                    a pickled TrainingArguments, shown as an inert record
 
 ``trainer_state.json`` may be missing: ``optimizer.pt`` beside such weights has its layout. Keys of
-the optimizer's file get the prefix ``optimizer.``. Ids are mapped to parameters only where that is certain, which is
+the optimizer's file get the prefix ``optimizer.``. Ids are mapped to parameters only if that is certain, which is
 rare with safetensors' sorted names. Source: transformers 5.23 ``trainer.py``, ``trainer_pt_utils.py``.
 """
 

@@ -5,11 +5,11 @@
     model.nemo   tar   ./model_config.yaml  ./…_tokenizer.model
                        ./model_weights.ckpt       a torch.save file                          (NeMo 1, one GPU)
                        ./model_weights/           a distributed checkpoint: .metadata, __0_0.distcp … or zarr arrays
-                       ./mp_rank_00/model_weights.ckpt …   one a rank of tensor or pipeline parallelism: not joined
+                       ./mp_rank_00/model_weights.ckpt …   one per rank of tensor or pipeline parallelism: not joined
 
-The reader of the weights is the one that recognizes them; their byte ranges are then those of the archive.
-Configurations are objects, as text. An archive that is compressed (``.tar.gz``) has to be unpacked: no part of it
-can be found.
+The weights are read by the reader that recognizes them; their byte ranges are then relative to the archive.
+Configurations are objects, as text. A compressed archive (``.tar.gz``) has to be unpacked: parts of it cannot be
+located.
 
 Source: NeMo 1.23 ``nemo/core/connectors/save_restore_connector.py``, ``nlp_overrides.py``.
 """
@@ -34,7 +34,7 @@ from workbench.formats import Format
 SUFFIX = ".nemo"
 WEIGHTS = ("model_weights.ckpt", "model_weights")
 TEXT = (".yaml", ".yml", ".json")
-TEXT_LIMIT = 16 << 20  #: bytes of a configuration
+TEXT_LIMIT = 16 << 20  #: maximum bytes of a configuration
 _GZIP = b"\x1f\x8b"
 
 
@@ -50,7 +50,7 @@ def detect(place: Place) -> bool:
 
 
 def _inside(place: Place) -> tuple[TarFiles, Place, Format]:
-    """The archive, the weights in it, and their format."""
+    """Return the archive, the weights in it, and their format."""
     file = place.file or ""
     if place.read(file, length=2) == _GZIP:
         raise UnsupportedFormatError(
@@ -74,7 +74,7 @@ def read_catalog(place: Place) -> Catalog:
     """Return the catalog of the weights, with the bytes of the archive.
 
     Raises:
-        CorruptError, TruncatedError, UnsafeError: the archive is damaged; what the reader of the weights raises.
+        CorruptError, TruncatedError, UnsafeError: the archive is damaged; otherwise as the reader of the weights.
         UnsupportedFormatError: the archive is compressed, or holds the files of several ranks.
     """
     if place.file is None:
@@ -82,12 +82,12 @@ def read_catalog(place: Place) -> Catalog:
     _, inner, reader = _inside(place)
     catalog = reader.read_catalog(inner)
     catalog.check()
-    catalog.check_files()  # against the members, before they are ranges of one file
+    catalog.check_files()  # check against the members, before they become ranges of one file
     return _moved(catalog, inner, place)
 
 
 def _moved(catalog: Catalog, inner: Place, place: Place) -> Catalog:
-    """The same catalog in the bytes of the archive."""
+    """Return the catalog relative to the bytes of the archive."""
     files = inner._files
     if not isinstance(files, TarFiles):
         raise CorruptError(f"{place.path!r} is not an archive")
@@ -114,7 +114,7 @@ def _moved(catalog: Catalog, inner: Place, place: Place) -> Catalog:
 
 
 def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
-    """Return the objects beside the weights, and the configurations as text."""
+    """Return the objects stored with the weights, and the configurations as text."""
     tar, inner, reader = _inside(place)
     texts = {name: partial(_config, tar, name) for name in tar.listing()[0] if name.endswith(TEXT)}
     stored = LazyMap.of(reader.read_objects(inner, reader.read_catalog(inner)))

@@ -128,7 +128,7 @@ def _is_flat(part: Part) -> bool:
 def _join(
     part: Part, found: Sequence[Part], merged: Catalog, fqns: list[str | None], roles: Sequence[str], at: int
 ) -> list[str]:
-    """Name an optimizer's numbered parameters where that is certain. Return notes about the others."""
+    """Name an optimizer's numbered parameters if that is certain. Return notes about the others."""
     models = [other for other in found if not other.optimizer]
     params: dict[str, tuple[int, ...]] = {}
     for position, (fqn, role) in enumerate(zip(fqns, roles, strict=True)):

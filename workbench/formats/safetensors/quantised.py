@@ -3,7 +3,7 @@
 ::
 
     compressed-tensors   weight_packed I32, weight_scale, weight_shape                              pack-quantized
-                         … and weight_zero_point, weight_g_idx, each if it is there
+                         … and weight_zero_point, weight_g_idx, if present
                          weight I8 or F8, weight_scale [, weight_zero_point]        int-, float-quantized
                          weight_packed U8, weight_scale F8, weight_global_scale             nvfp4-pack-quantized
                          weight_packed U8, weight_scale U8                                  mxfp4-pack-quantized
@@ -19,13 +19,13 @@
     gpt-oss              X_blocks U8 (experts, rows, groups, 16), X_scales U8; transposed, as transformers loads it
 
 The result has the element type that the owning library returns; of ModelOpt's NVFP4, whose files do not state it,
-float32. A scheme that is not listed stays as it is stored. Tensors that contradict each other are listed as they are
-stored, and reading them as numbers is an error.
+float32. Tensors of unlisted schemes stay as stored. Tensors that contradict each other are listed as stored; reading
+them as numbers is an error.
 
 Sources: compressed-tensors 0.20, bitsandbytes 0.50, torchao 0.18, mlx 0.32, transformers 5.23
 (``integrations/mxfp4.py``, ``finegrained_fp8.py``), AutoGPTQ 0.7.1 (``qlinear_cuda_old.py``), AutoAWQ 0.2.9
-(``WQLinear_GEMM``, ``dequantize_gemm``) and ModelOpt 0.47 (``NVFP4QTensor``): what these wrote, and what they return
-for it, bit for bit. GPTQModel 7.7 by its source. A zero point of 0, less 1, is the largest code: AutoGPTQ decodes it as
+(``WQLinear_GEMM``, ``dequantize_gemm``) and ModelOpt 0.47 (``NVFP4QTensor``): their files, and the values that they
+return, bit for bit. GPTQModel 7.7 by its source. A zero point of 0, less 1, is the largest code: AutoGPTQ decodes it as
 0 (its kernels for 3 bits and ``qlinear_cuda.py`` do not, and are off by 2 ** bits steps), and GPTQModel borrows from
 the next zero of the word (``convert_gptq_v2_to_v1_format_module``; not with 3 bits).
 """
@@ -56,12 +56,12 @@ SCB = 7.874015718698502e-3  #: 1 / 127, as bitsandbytes multiplies
 
 
 def recipes(place: Place, catalog: Catalog) -> Sequence[Recipe]:
-    """Return a recipe for each quantised weight; where tensors do not fit each other, one that raises CorruptError."""
+    """Return a recipe for each quantised weight; if tensors do not fit each other, it raises CorruptError."""
     return list(_Finder(place, catalog).found())
 
 
 class _Finder:
-    """Looks at the names and types of all tensors, and at the model's configuration."""
+    """Examines the names and types of all tensors, and the model's configuration."""
 
     def __init__(self, place: Place, catalog: Catalog) -> None:
         self.place, self.catalog, self.index = place, catalog, catalog.index
@@ -96,7 +96,7 @@ class _Finder:
     # ---- schemes -----------------------------------------------------------------------------------------------------
 
     def _packed(self, stem: str) -> Recipe | None:
-        """compressed-tensors: integers in words, or NVFP4."""
+        """Read compressed-tensors: integers in words, or NVFP4."""
         key, scale, total = (f"{stem}.weight_{part}" for part in ("packed", "scale", "global_scale"))
         if self._type(key) == "uint8" and self._type(total) == "float32" and self._type(scale) == "float8_e4m3fn":
             rows, half = self._matrix(key)
@@ -142,7 +142,9 @@ class _Finder:
         return self._grouped(f"{stem}.weight", f"INT{bits}", codes, scale, shape, parts, zeros, named)
 
     def _transposed(self, stem: str) -> Recipe | None:
-        """GPTQ and AWQ: the file has a row for each input. What their words mean is in the configuration alone."""
+        """Read GPTQ and AWQ, whose files have a row for each input. Only the configuration states what their words
+        mean.
+        """
         key, zeros, scales, named = (f"{stem}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx"))
         dtype, version = self._type(scales), self.config.get("checkpoint_format", "gptq")
         method = self.config.get("quant_method"), version if self.config.get("quant_method") == "gptq" else "gemm"
@@ -175,7 +177,7 @@ class _Finder:
         return Recipe(f"{stem}.weight", scheme, parts, by_name(dtype), (outputs, inputs), unit, how, (1, outputs))
 
     def _weight(self, key: str) -> Recipe | None:
-        """Weights that keep their name: 8-bit codes, or MLX's words."""
+        """Read weights that keep their name: 8-bit codes, or MLX's words."""
         stem, kind = key.removesuffix(".weight"), self._type(key)
         scale = f"{stem}.weight_scale"
         if kind == "uint32" and f"{stem}.scales" in self.index:
@@ -238,7 +240,7 @@ class _Finder:
         zeros: str = "",
         named: str = "",
     ) -> Recipe:
-        """Scales for groups of columns, for rows, or one for all; the result has their type."""
+        """Create a recipe of scales for groups of columns, for rows, or one for all; the result has their type."""
         rows, columns = shape
         told, dtype = self._shape(scale), self._type(scale)
         if prod(told) == 1:
@@ -265,7 +267,7 @@ class _Finder:
         return Recipe(name, scheme, parts, by_name(dtype), shape, max(unit, 1), how)
 
     def _blocks(self, key: str, scale: str) -> Recipe | None:
-        """FP8 with a scale for each block of a matrix, or of each of several."""
+        """Read FP8 with a scale for each block of a matrix, or of each of several matrices."""
         shape = self._shape(key)
         size = self.config.get("weight_block_size", [128, 128])
         known = isinstance(size, list) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)
@@ -286,7 +288,7 @@ class _Finder:
         return Recipe(key, "FP8", (key, scale), by_name("float32"), shape, unit, how)
 
     def _four_bits(self, key: str, state: str) -> Recipe | None:
-        """bitsandbytes: the shape is in the state. Scales may be codes of 8 bits with scales of their own."""
+        """Read bitsandbytes: the shape is in the state. Scales may be 8-bit codes with scales of their own."""
         absmax, table = f"{key}.absmax", f"{key}.quant_map"
         kind = self._type(absmax)
         if self._type(key) != "uint8" or kind not in ("float32", "uint8") or self._type(table) != "float32":
@@ -321,7 +323,7 @@ class _Finder:
         return Recipe(key, "NF4" if state.endswith("nf4") else "FP4", parts, by_name(dtype), tuple(shape), unit, how)
 
     def _nested(self, key: str, absmax: str, told: Any, state: str) -> tuple[str, str, int, float]:
-        """The table and the scales of a scale's codes, how many share one, and what is added."""
+        """Return the table and the scales of a scale's codes, how many codes share a scale, and the offset to add."""
         table, own = f"{key}.nested_quant_map", f"{key}.nested_absmax"
         block, more = told.get("nested_blocksize"), told.get("nested_offset")
         if type(block) is not int or block < 1 or not isinstance(more, int | float):
@@ -334,7 +336,7 @@ class _Finder:
         return table, own, block, float(more)
 
     def _mlx_floats(self, stem: str) -> Recipe | None:
-        """MLX's mxfp4 and nvfp4: scales are the bits of floats of 8 bits."""
+        """Read MLX's mxfp4 and nvfp4, whose scales are the bits of 8-bit floats."""
         key, scale = f"{stem}.weight", f"{stem}.scales"
         own = self.config.get(stem)
         mode = (own if isinstance(own, dict) and "mode" in own else self.config).get("mode")
@@ -353,7 +355,7 @@ class _Finder:
         return Recipe(key, f"MLX {mode}", (key, scale), by_name("bfloat16"), shape, group, how)
 
     def _torchao(self, stem: str) -> Recipe | None:
-        """torchao's Float8Tensor, whose element type is in the header; that of the models it is used for otherwise."""
+        """Read torchao's Float8Tensor as bfloat16, the type of most models that use it; the header's is not read."""
         key, scale = f"{stem}._weight_qdata", f"{stem}._weight_scale"
         if self._type(key) != "float8_e4m3fn" or self._type(scale) != "float32":
             return None
@@ -367,7 +369,7 @@ class _Finder:
         return Recipe(f"{stem}.weight", "FP8", (key, scale), by_name("bfloat16"), shape, unit, how)
 
     def _mlx(self, stem: str) -> Recipe | None:
-        """MLX's affine groups; bits and group sizes are in the configuration, for a module where they differ."""
+        """Read MLX's affine groups; the configuration states bits and group sizes, per module where they differ."""
         key, scale, bias = (f"{stem}.{part}" for part in ("weight", "scales", "biases"))
         own = self.config.get(stem)
         config = {**self.config, **own} if isinstance(own, dict) else self.config
@@ -388,7 +390,7 @@ class _Finder:
         return Recipe(key, f"MLX {bits}", (key, scale, bias), by_name(dtype), (*outer, rows, columns), group, how)
 
     def _mxfp4(self, stem: str) -> Recipe | None:
-        """gpt-oss: groups of 32 in 16 bytes; the matrices of the model are those of the file transposed."""
+        """Read gpt-oss: groups of 32 in 16 bytes; the model's matrices are the transposes of the file's."""
         key, scale = f"{stem}_blocks", f"{stem}_scales"
         shape = self._shape(key)
         if self._type(key) != "uint8" or len(shape) != 4 or shape[3] != 16:
@@ -422,7 +424,7 @@ class _Finder:
             raise CorruptError(f"tensor {key!r} has the shape {self._shape(key)}; for {of!r}, {shape} was expected")
 
     def _bytes(self, key: str) -> bytes:
-        """The bytes of a small tensor of metadata."""
+        """Read the bytes of a small tensor of metadata."""
         tensor = self.index[key]
         rows = self.catalog.rows_of(tensor)
         nbytes = nbytes_of(self.catalog.dtype_of(tensor), prod(self._shape(key)))
@@ -434,7 +436,7 @@ class _Finder:
 
 @dataclass(frozen=True)
 class _Refused:
-    """Of tensors that contradict each other: raises when they are read as numbers."""
+    """The recipe of contradictory tensors: raises when they are read as numbers."""
 
     why: str
 
@@ -443,7 +445,7 @@ class _Refused:
 
 
 def _config(place: Place) -> Mapping[str, Any]:
-    """The model's configuration of its quantisation; empty if there is none."""
+    """Return the model's quantisation configuration; empty if it has none."""
     document = place.read_json(CONFIG) if place.exists(CONFIG) else {}
     names = ("quantization_config", "quantization", "compression_config")
     found = [document[name] for name in names if isinstance(document, dict) and isinstance(document.get(name), dict)]
@@ -454,7 +456,7 @@ def _config(place: Place) -> Mapping[str, Any]:
 
 
 def _bits(config: Mapping[str, Any]) -> int:
-    """Bits of compressed-tensors' integers; 0 if the groups of the configuration do not say."""
+    """Return the bits of compressed-tensors' integers; 0 if the configuration's groups do not state them."""
     groups = config.get("config_groups")
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None
@@ -465,7 +467,7 @@ def _bits(config: Mapping[str, Any]) -> int:
 
 
 def _by_gptqmodel(config: Mapping[str, Any]) -> bool:
-    """Return whether GPTQModel wrote a file: it takes 1 from each packed word of zeros, not from each zero."""
+    """Return whether GPTQModel wrote a file: it subtracts 1 from each packed word of zeros, not from each zero."""
     meta = config.get("meta")
     names = meta.get("quantizer") if isinstance(meta, dict) else None
     return any(str(name).startswith("gptqmodel") for name in (names if isinstance(names, list) else [names]))

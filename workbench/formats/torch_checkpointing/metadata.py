@@ -14,7 +14,7 @@ A path is JSON; integer keys of dicts and positions of lists stay integers. Seve
 different meshes (a tensor sharded along one of two mesh axes), not more shards.
 
 The file proves nothing about a save: rank 0 writes it before the other ranks are known to be done, the synchronous
-saver writes it in the first save of a process only, and items without a resharder are not in it.
+saver writes it only in the first save of a process, and items without a resharder are not in it.
 
 Source: torch_checkpointing 0.1.1 ``distributed_metadata.py``, ``checkpoint_layout.py``.
 """
@@ -37,12 +37,12 @@ VERSIONS = ("1.0", "2.0")
 
 @dataclass(frozen=True)
 class SaveMetadata:
-    """What the file says.
+    """The contents of the file.
 
     Attributes:
         world_size: number of ranks.
         groups: item → path → its groups, each a dict with ``sharding_metadata`` and ``ranks``.
-        files: item → rank → file path and kind of serialization, where they are not the default ``{item}_{rank}.pt``.
+        files: item → rank → file path and kind of serialization, if they are not the default ``{item}_{rank}.pt``.
     """
 
     world_size: int
@@ -50,7 +50,7 @@ class SaveMetadata:
     files: Mapping[str, Mapping[int, tuple[str, str]]] = field(default_factory=dict)
 
     def group(self, item: str, path: tuple[Any, ...], rank: int) -> Any:
-        """The sharding metadata of a tensor for one rank, or ``None``."""
+        """Return the sharding metadata of a tensor for one rank, or ``None``."""
         for one in self.groups.get(item, {}).get(path, ()):
             if isinstance(one, dict) and isinstance(one.get("ranks"), (tuple, list)) and rank in one["ranks"]:
                 return one.get("sharding_metadata")
@@ -61,7 +61,7 @@ def read(place: Place) -> SaveMetadata | None:
     """Read the file; ``None`` if there is none.
 
     Raises:
-        CorruptError: it is damaged, or not what the library writes.
+        CorruptError: it is damaged, or was not written by the library.
         UnsafeError: it is far larger when decoded.
         UnsupportedFormatError: a version that this reader does not know.
     """

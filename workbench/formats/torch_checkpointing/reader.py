@@ -1,4 +1,4 @@
-"""torch_checkpointing (Meta; the successor of DCP), as its native writer lays a save out.
+"""torch_checkpointing (Meta; the successor of DCP), in the layout of its native writer.
 
 ::
 
@@ -8,10 +8,10 @@
       model_0.pt │ model_1.pt …     one file for each item and rank: torch.save, DTensors with their local tensor
       optimizer_0.pt …              replicas are stored by every rank
       train_state_0.pt …            items that hold no tensor are stored by every rank, too
-      config_0.json │ blob_0 │ model_0.safetensors          where an item's layout asks for it
+      config_0.json │ blob_0 │ model_0.safetensors          if an item's layout requests it
 
 Keys are ``item.path``. A file's DTensors store their own placements (spec.py), so a save without ``metadata.pkl`` is
-read like one with it; where both exist they must agree. The tensors of all ranks that hold the same box are replicas:
+read like one with it; if both exist they must agree. The tensors of all ranks that hold the same box are replicas:
 equal in a healthy save, and ``verify`` compares them. Generator states (bytes of an item that no metadata describes)
 are a rank's own and keep its number: ``rng.cpu@rank1``. So do tensors whose ranks store different shapes.
 
@@ -58,13 +58,13 @@ from workbench.formats.torch_checkpointing.spec import Boxes, Spec, from_dtensor
 from workbench.names.optimizer import MOMENTS, name_numbered
 from workbench.names.roles import resolve
 
-TEMPORARY = "tmp_"  #: prefix of a folder that is not finished
+TEMPORARY = "tmp_"  #: prefix of an unfinished folder
 _FILE = re.compile(r"(.+)_(\d{1,7})\.(pt|json|safetensors)", re.DOTALL)
 _WORLD = re.compile(rb"world_size\x94(?:K(.)|M(..)|J(....))", re.DOTALL)
 _KINDS = {"pt": "TorchSerialization", "json": "JsonSerialization", "safetensors": "SafetensorsSerialization"}
 _MARK = b"torch.distributed.tensor"  #: module of DTensor, in the pickle of a file that has one
-HEAD = 256 << 10  #: bytes of a file that are searched for it; data.pkl is the first record of an archive
-TAIL = 64  #: bytes at the end of metadata.pkl that have the world size
+HEAD = 256 << 10  #: bytes of a file to search for it; data.pkl is the first record of an archive
+TAIL = 64  #: bytes at the end of metadata.pkl that contain the world size
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class _LocalTensor:
     file: str
     rank: int
     spec: Spec
-    declared: bool  # whether a DTensor or the metadata says where it belongs
+    declared: bool  # whether a DTensor or the metadata states its place
     ref: TensorRef | None = None
     loaded: LegacyFile | None = None
     span: tuple[int, int] = (0, 0)  # bytes of a tensor in safetensors …
@@ -93,7 +93,7 @@ class _LocalTensor:
 
 @dataclass
 class _Found:
-    """What the files hold: tensors by path, values without tensors by item and rank, and files that are lost."""
+    """The contents of the files: tensors by path, values without tensors by item and rank, and lost files."""
 
     notes: list[str] = field(default_factory=list)
     tensors: dict[tuple[Any, ...], list[_LocalTensor]] = field(default_factory=lambda: defaultdict(list))
@@ -131,7 +131,7 @@ def detect(place: Place) -> bool:
 
 
 def missing(place: Place) -> str:
-    """Describe a folder that was never renamed, or files that other ranks or items have."""
+    """Describe a folder that was never renamed, or missing files that other ranks or items have."""
     if place.name.startswith(TEMPORARY):
         return f"the folder was not renamed to {place.name.removeprefix(TEMPORARY)!r}, which ends a save"
     files = _by_name(place)
@@ -143,7 +143,7 @@ def missing(place: Place) -> str:
     if lost and tc_metadata.NAME in place.files:
         known = tc_metadata.read(place)
         named = known.files if known is not None else {}
-        lost = [one for one in lost if one.rpartition("_")[0] not in named]  # those are where the metadata say
+        lost = [one for one in lost if one.rpartition("_")[0] not in named]  # the metadata state where those are
         paths = [path for by_rank in named.values() for path, _ in by_rank.values()]
         lost += [path for path in paths if not place.exists(path)]
     if lost:
@@ -197,7 +197,7 @@ def read_catalog(place: Place) -> Catalog:
 
 
 def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
-    """Return each item's non-tensor state, by item; that of other ranks, where it differs, as ``item@rank1``."""
+    """Return each item's non-tensor state, by item; that of other ranks, if it differs, as ``item@rank1``."""
     makers = {name: partial(_value, place, *where) for name, where in catalog.meta.get("objects", {}).items()}
     return LazyMap(makers)
 
@@ -206,14 +206,14 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
 
 
 def _by_name(place: Place) -> list[_ItemFile]:
-    """The files whose names are those of an item and a rank."""
+    """Return the files that are named after an item and a rank."""
     matches = [(name, match) for name in place.files if (match := _FILE.fullmatch(name))]
     found = [_ItemFile(match[1], int(match[2]), name, _KINDS[match[3]]) for name, match in matches]
     return [one for one in found if one.rank < MAX_RANKS]
 
 
 def _files(place: Place, known: SaveMetadata | None) -> list[_ItemFile]:
-    """Those that exist, and those that the metadata name; in order of item and rank."""
+    """Return the files that exist or that the metadata name, in order of item and rank."""
     found = {(one.item, one.rank): one for one in _by_name(place)}
     for item, by_rank in (known.files if known is not None else {}).items():
         for rank, (path, kind) in by_rank.items():
@@ -222,7 +222,7 @@ def _files(place: Place, known: SaveMetadata | None) -> list[_ItemFile]:
 
 
 def _stored_world(place: Place) -> int:
-    """The world size at the end of ``metadata.pkl``, without decoding it; 0 if it is not where it is written."""
+    """Read the world size at the end of ``metadata.pkl`` without decoding it; 0 if it is not at its usual place."""
     stat = place.files.get(tc_metadata.NAME)
     if stat is None or stat.size < TAIL:
         return 0
@@ -245,13 +245,13 @@ def _head(place: Place, name: str, length: int) -> bytes:
 
 
 def _world(found: _Found, ranks: set[int]) -> int:
-    """The number of ranks where nothing states it: as many as have files, or as the largest mesh has."""
+    """Infer the number of ranks if it is not stored: as many as have files, or as the largest mesh has."""
     meshes = {held.spec.mesh for group in found.tensors.values() for held in group}
     return max(max(ranks) + 1, *map(prod, meshes), 1)
 
 
 def _lose_ranks(files: Sequence[_ItemFile], found: _Found, world: int, known: SaveMetadata | None) -> None:
-    """Note the files that a rank should have and that are not there."""
+    """Note missing files that a rank should have."""
     if known is not None and any(one.rank >= world for one in files):
         high = next(one for one in files if one.rank >= world)
         raise CorruptError(
@@ -263,7 +263,7 @@ def _lose_ranks(files: Sequence[_ItemFile], found: _Found, world: int, known: Sa
         items[one.item][one.rank] = one.name
     for item, by_rank in items.items():
         if known is not None and item in known.files:
-            continue  # its files are those that the metadata name
+            continue  # the metadata name its files
         for rank in range(world):
             if rank not in by_rank and len(found.lost) < MAX_RANKS:
                 found.lost[f"{item}_{rank}.pt"] = "it is missing"
@@ -279,7 +279,7 @@ def _read(builder: CatalogBuilder, one: _ItemFile, known: SaveMetadata | None, f
     """Collect the tensors and the value of a file.
 
     Raises:
-        TruncatedError, MissingFileError: it is not whole.
+        TruncatedError, MissingFileError: it is incomplete.
     """
     place = builder.place
     if not place.stat(one.name).size:
@@ -291,7 +291,7 @@ def _read(builder: CatalogBuilder, one: _ItemFile, known: SaveMetadata | None, f
         _read_torch(place, one, known, found)
     elif one.kind == "JsonSerialization":
         _object(one, place.read_json(one.name), "json", found)
-    elif one.rank == 0:  # bytes as they are
+    elif one.rank == 0:  # bytes unchanged
         found.objects[one.item] = one.name, "raw"
 
 
@@ -329,7 +329,7 @@ def _read_torch(place: Place, one: _ItemFile, known: SaveMetadata | None, found:
 
 
 def _read_safetensors(place: Place, one: _ItemFile, known: SaveMetadata | None, found: _Found) -> None:
-    """Collect local tensors of a safetensors file: only the metadata know what they are parts of."""
+    """Collect local tensors of a safetensors file: only the metadata state which tensors they are parts of."""
     parsed = safetensors_header.parse(place, one.name)
     if parsed.metadata:
         _object(one, dict(parsed.metadata), "safetensors", found)
@@ -359,7 +359,7 @@ def _box(shape: tuple[int, ...]) -> Boxes:
 
 
 def _agree(own: Spec, told: Spec | None, name: str) -> None:
-    """Compare a DTensor with what the metadata say of it."""
+    """Compare a DTensor with its metadata."""
     if told is None:
         return
     mine = (own.shape, own.dtype.name, own.mesh, own.placements, own.boxes)
@@ -373,7 +373,7 @@ def _agree(own: Spec, told: Spec | None, name: str) -> None:
 
 
 def _check_local(held: _LocalTensor, shape: tuple[int, ...], name: str) -> None:
-    """Check that a stored tensor has the shape that its placements leave to the rank."""
+    """Check that a stored tensor has the shape that its placements imply for the rank."""
     spec = held.spec
     if spec.local is not None and spec.local != shape:
         raise CorruptError(
@@ -388,7 +388,7 @@ def _check_local(held: _LocalTensor, shape: tuple[int, ...], name: str) -> None:
 
 
 def _object(one: _ItemFile, value: object, kind: str, found: _Found) -> None:
-    """Keep where a value is stored: the first rank's under the item's name, others only if they differ from it."""
+    """Record where a value is stored: the first rank's under the item's name, others only if they differ from it."""
     text = json.dumps(jsonable(value), sort_keys=True)
     first = found.objects.get(one.item)
     if first is None:
@@ -437,7 +437,7 @@ def _declare(builder: CatalogBuilder, found: _Found, world: int) -> dict[str, tu
 
 
 def _own(group: Sequence[_LocalTensor], world: int) -> bool:
-    """Whether ranks hold tensors of their own: of different shapes, or generator states, which are bytes."""
+    """Return whether ranks have tensors of their own: of different shapes, or generator states, which are bytes."""
     if world == 1 or any(held.declared for held in group):
         return False
     shapes = {(held.spec.shape, held.spec.dtype.name) for held in group}
@@ -462,7 +462,7 @@ def _key(path: Sequence[Any]) -> str:
 
 
 def _mesh(found: _Found) -> dict[str, Any]:
-    """The largest mesh with named axes."""
+    """Return the largest mesh with named axes."""
     meshes = {(held.spec.mesh, held.spec.names) for group in found.tensors.values() for held in group}
     named = [(mesh, names) for mesh, names in meshes if mesh and len(names) == len(mesh) == len(set(names))]
     if not named:
@@ -485,7 +485,7 @@ def _join_ids(
     fqns: list[str | None],
     roles: Sequence[str],
 ) -> list[str]:
-    """Fill in the fqns of an optimizer's integer ids where they are certain. Return notes about the others."""
+    """Fill in the fqns of an optimizer's integer ids if they are certain. Return notes about the others."""
     shapes = [catalog.shape_of(position) for position in range(len(catalog))]
     params = {fqn: shapes[p] for p, (fqn, role) in enumerate(zip(fqns, roles, strict=True)) if fqn and role == "param"}
     notes: list[str] = []

@@ -6,8 +6,8 @@
                    {"type": "default_tensor_v1", "data": {global_shape, global_offsets, local_offsets, local_sizes}}
     {item}_R.pt    _rebuild_wrapper_subclass(DTensor, dtype, shape, …)  state: _local_tensor, _spec (mesh, placements)
 
-Placements are those of torch: one for each mesh axis. ``StridedShard`` (FSDP2 over TP) says that the shards of the mesh
-axes to its right come first; they are applied first here, and what it keeps is then an ordinary shard.
+Placements are those of torch: one per mesh axis. ``StridedShard`` (FSDP2 over TP) means that the shards of the mesh
+axes to its right come first; they are applied first here, after which it is an ordinary shard.
 
 A sub-mesh has no list of its ranks in the file, only strides over those of the root mesh; the coordinate of the rank
 that wrote the file is stored (``_coordinate_on_dim``) and suffices.
@@ -43,14 +43,14 @@ class Spec:
     """The placement of one rank's local tensor.
 
     Attributes:
-        shape: global.
-        dtype: of the elements.
+        shape: the global shape.
+        dtype: type of the elements.
         local: shape of the local tensor, or ``None`` if only :attr:`boxes` are stored.
         boxes: the parts of the global tensor that it holds.
         mesh: size of each mesh axis; empty if no mesh is stored.
-        names: names of the mesh axes, as far as they are stored.
+        names: names of the mesh axes, if stored.
         placements: as text, to compare two specs.
-        coordinate: of the rank, along each mesh axis.
+        coordinate: coordinate of the rank along each mesh axis.
     """
 
     shape: Ints
@@ -64,7 +64,7 @@ class Spec:
 
 
 def from_metadata(group: object, rank: int, what: str) -> Spec:
-    """The spec of a group in ``metadata.pkl`` for one of its ranks.
+    """Return the spec of a group in ``metadata.pkl`` for one of its ranks.
 
     Raises:
         CorruptError: the group contradicts itself.
@@ -101,7 +101,7 @@ def from_metadata(group: object, rank: int, what: str) -> Spec:
 
 
 def from_dtensor(node: Opaque, rank: int, what: str) -> tuple[Spec, TensorRef] | None:
-    """The spec of a DTensor in the file of ``rank``, and its local tensor; ``None`` if its mesh lacks this rank.
+    """Return the spec of a DTensor in the file of ``rank``, and its local tensor; ``None`` if its mesh lacks this rank.
 
     Raises:
         CorruptError: the DTensor contradicts itself, or was saved by another rank.
@@ -137,7 +137,7 @@ def from_dtensor(node: Opaque, rank: int, what: str) -> tuple[Spec, TensorRef] |
 
 
 def mesh_of(node: Opaque) -> Ints:
-    """Shape of the mesh of a pickled DTensor, empty if it has none. Before torch 2.13 the mesh is a tensor."""
+    """Return the shape of a pickled DTensor's mesh, empty if it has none. Before torch 2.13 the mesh is a tensor."""
     mesh = _fields(_fields(_state(node).get("_spec")).get("mesh"))
     axes = _fields(mesh.get("_layout")).get("axes")
     if isinstance(axes, tuple) and len(axes) <= 8:
@@ -172,7 +172,7 @@ def _made(
 
 @lru_cache(4096)
 def _boxes(shape: Ints, mesh: Ints, coordinate: Ints, placements: tuple[Placement, ...]) -> tuple[Ints, Boxes]:
-    """Shape of the local tensor at a coordinate of the mesh, and its boxes."""
+    """Return the shape of the local tensor at a coordinate of the mesh, and its boxes."""
     order, steps = [], []
     strided = []
     for axis, placement in enumerate(placements):
@@ -228,7 +228,7 @@ def _unravel(position: int, shape: Ints) -> Ints:
 
 
 def _state(node: Opaque) -> Mapping[str, Any]:
-    """The attributes of a wrapper subclass: the part of its state that has its local tensor."""
+    """Return the attributes of a wrapper subclass: the part of its state with its local tensor."""
     states = node.state if isinstance(node.state, tuple) else (node.state,)
     return next((one for one in states if isinstance(one, dict) and "_local_tensor" in one), {})
 

@@ -6,7 +6,7 @@
       .zarray      zarr 2: {"shape": [100, 24], "chunks": [50, 12], "dtype": "<f4", "compressor": {"id": "zstd", …},
                    "order": "C", "fill_value": null, "filters": null, "dimension_separator": "."}
       0.0  0.1     chunks by their place in the grid; "0" of an array without axes
-      1.0  1.1     a chunk at the edge has the full size, and its elements outside of the array mean nothing
+      1.0  1.1     a chunk at the edge has the full size; its elements outside of the array are meaningless
 
       zarr.json    zarr 3: {"shape": [100, 24], "chunk_grid": {… {"chunk_shape": [50, 12]}}, "data_type": "float32",
                    "codecs": [{"name": "bytes", …}, {"name": "zstd", …}], "chunk_key_encoding": {"name": "default", …}}
@@ -32,7 +32,7 @@ from workbench.core.dtypes import DType, by_name
 from workbench.errors import CorruptError, UnsupportedFormatError
 
 DESCRIPTIONS = (".zarray", "zarr.json")
-LARGEST = 8 << 30  #: bytes of a chunk
+LARGEST = 8 << 30  #: maximum bytes of a chunk
 MAX_AXES = 32
 _DTYPE = re.compile(r"([<>|])([fiubc])(\d{1,2})")
 _KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}
@@ -53,7 +53,7 @@ class Shards:
     checked: bool
 
     def grid(self, whole: Sequence[int]) -> tuple[int, ...]:
-        """Inner chunks along each axis of a shard."""
+        """Return the number of inner chunks along each axis of a shard."""
         return tuple(n // size for n, size in zip(whole, self.chunk, strict=True))
 
 
@@ -62,12 +62,12 @@ class ZarrArray:
     """The description of an array.
 
     Attributes:
-        shape, chunk: elements; the chunk is that of the grid, a whole shard where there are any.
-        strides: of the payload of a chunk, or of an inner one where there are shards, in elements.
+        shape, chunk: elements; the chunk is that of the grid, a whole shard if the array is sharded.
+        strides: strides of the payload of a chunk, or of an inner one if there are shards, in elements.
         codec: of :mod:`workbench.core.codecs`, of a chunk or an inner one; big elements that are compressed are opaque.
         tail: bytes of a checksum that follow a stored chunk, or an inner one.
-        more: bytes of one that end what a stream becomes. ``verify --deep`` compares both, a read neither.
-        prefix, separator: how the keys of chunks are made: ``c/0/1`` or ``0.1``.
+        more: bytes of a checksum that ends the decoded stream. ``verify --deep`` compares both, a read neither.
+        prefix, separator: the form of the keys of chunks: ``c/0/1`` or ``0.1``.
     """
 
     shape: tuple[int, ...]
@@ -83,7 +83,7 @@ class ZarrArray:
 
     @property
     def payload(self) -> tuple[int, ...]:
-        """Shape of what is stored as one: a chunk, or an inner one."""
+        """Shape of a stored unit: a chunk, or an inner one."""
         return self.chunk if self.shards is None else self.shards.chunk
 
     @property
@@ -97,7 +97,7 @@ class ZarrArray:
         return tuple(-(-n // size) for n, size in zip(self.shape, self.chunk, strict=True))
 
     def place(self, key: str) -> tuple[int, ...] | None:
-        """Return the place in the grid that the key of a chunk stands for; ``None`` for another key.
+        """Return the place in the grid that the key of a chunk represents; ``None`` for another key.
 
         Raises:
             CorruptError: outside of the grid; the message begins with "is".
@@ -176,7 +176,7 @@ def _third(told: Mapping[str, Any], name: str) -> ZarrArray:
 
 
 def _coded(found: ZarrArray, chain: list[tuple[str, Mapping[str, Any]]]) -> ZarrArray:
-    """The array with the layout and codec that a chain of codecs makes; opaque where it cannot be undone."""
+    """Return the array with the layout and codec of a chain of codecs; opaque if the chain cannot be decoded."""
     shape, axes = found.payload, list(range(len(found.payload)))
     if chain and chain[0][0] == "transpose":
         told = chain[0][1].get("order")
@@ -250,7 +250,7 @@ def _sizes(told: Mapping[str, Any], name: str, file: str) -> tuple[int, ...]:
 
 
 def _dtype(value: object, file: str) -> tuple[DType, bool]:
-    """The element type, and whether it is big endian; types that numpy lacks have torch's names."""
+    """Return the element type, and whether it is big endian; types that numpy lacks have torch's names."""
     match = _DTYPE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         dtype = by_name(value)
@@ -262,7 +262,9 @@ def _dtype(value: object, file: str) -> tuple[DType, bool]:
 
 
 def _codec(told: Mapping[str, Any], big: bool) -> int:
-    """The codec of a chunk's file; filters and compressors that cannot be undone here are listed, never read."""
+    """Return the codec of a chunk's file; chunks whose filters and compressors are not supported are listed, never
+    read.
+    """
     compressor = told.get("compressor")
     if told.get("filters"):
         return codecs.OPAQUE

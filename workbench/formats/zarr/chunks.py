@@ -8,7 +8,7 @@
     params.norm.scale/0                        bytes 1,314–1,488 of a node's content       chunk, codec zstd+zstd
     params.wi.kernel/c/0/1                     a shard; its index is read                  a chunk for each inner one
 
-Nothing is read but descriptions and the indices of shards. A chunk without a value is a hole, whatever the fill value.
+Only descriptions and the indices of shards are read. A chunk without a value is a hole, whatever the fill value.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from workbench.formats.zarr.ocdbt import Leaf, read_leaves
 DEPTH = 4  #: folders between the checkpoint and an array, whose name may contain "/"
 DESCRIPTION_LIMIT = 16 << 20  #: bytes of the description of an array
 MOST_CHUNKS = 1 << 26
-NOTED = 3  #: arrays that are left out and have a note each
+NOTED = 3  #: maximum omitted arrays with a note each
 _PROCESS = re.compile(r"(?:^|/)ocdbt\.process_(\d{1,8})/")
-#: Codec of a chunk in a file → that of one in a node that is a zstd stream.
+#: Codec of a chunk in a file → codec of the same chunk in a node that is a zstd stream.
 _WITHIN = {codecs.RAW: codecs.ZSTD, codecs.ZSTD: codecs.ZSTD_ZSTD, codecs.GZIP: codecs.ZSTD_GZIP}
 
 
@@ -105,7 +105,7 @@ _UNKNOWN = (-1,)  #: the place of a key that was not decoded yet
 
 @dataclass
 class _Described:
-    """A description, the places in the grid that its arrays' keys stand for, and those of the chunks to be added."""
+    """A description, the places in the grid that its arrays' keys represent, and those of the chunks to be added."""
 
     array: ZarrArray
     places: dict[str, tuple[int, ...] | None] = field(default_factory=lambda: dict.fromkeys(DESCRIPTIONS))
@@ -118,7 +118,7 @@ _LEFT_OUT = _Described(ZarrArray((), (), (), by_name("uint8"), codecs.OPAQUE, ".
 
 @dataclass
 class Adder:
-    """Adds the arrays of stores to a catalog, and remembers what there is to say about them."""
+    """Adds the arrays of stores to a catalog, and collects notes about them."""
 
     place: Place
     builder: CatalogBuilder
@@ -148,7 +148,7 @@ class Adder:
             self.add([one], name)
 
     def meta(self) -> dict[str, Any]:
-        """Return what the catalog's ``meta`` says of the arrays."""
+        """Return the facts about the arrays for the catalog's ``meta``."""
         if self.opaque:
             self.notes.append(
                 f"{len(self.opaque)} arrays have a filter, a byte order or a compressor that cannot be undone here, "
@@ -197,7 +197,7 @@ class Adder:
             self.notes.append(f"{len(strays):,} keys belong to no array and are left out: {strays[0]!r} …")
 
     def _kind(self, data: bytes, kind: str, file: str) -> _Described:
-        """The arrays of one description, which many usually share."""
+        """Return the arrays of one description, which many usually share."""
         found = self._kinds.get((kind, data))
         if found is None:
             found = self._kinds[kind, data] = _Described(read_array(data, file))
@@ -205,7 +205,7 @@ class Adder:
         return found
 
     def _texts(self, values: StoredValues, rows: list[int]) -> Iterator[bytes]:
-        """The values that are descriptions."""
+        """Yield the values that are descriptions."""
         chosen = np.array(rows, np.int64)
         starts, lengths = values.start[chosen], values.length[chosen]
         if lengths.max(initial=0) > DESCRIPTION_LIMIT:
@@ -237,7 +237,7 @@ class Adder:
                 yield data
 
     def _source(self, file: str) -> Source:
-        """An open file; one at a time, as a save may have thousands."""
+        """Return an open file; one at a time, as a save may have thousands."""
         if file not in self._sources:
             self._sources = {file: self.place.source(file)}
         return self._sources[file]
@@ -285,7 +285,7 @@ class Adder:
         lost = np.zeros(len(rows), bool)
         if array.shards is not None and array.codec != codecs.OPAQUE:
             index, lost = self._indices(values, rows, array)
-            if lost.any():  # the shard stands for its chunks: opening reports the file
+            if lost.any():  # the shard represents its chunks: opening reports the file
                 self._block(
                     values, rows[lost], tensor[lost], array, offsets[lost], array.chunk, start[lost], length[lost], True
                 )
@@ -348,7 +348,7 @@ class Adder:
     def _indices(
         self, values: StoredValues, rows: Array, array: ZarrArray
     ) -> tuple[tuple[Array, Array, Array, Array], Array]:
-        """The inner chunks of shards that are there: position in ``rows``, offsets in the shard, first byte in it,
+        """Return the inner chunks of shards that exist: position in ``rows``, offsets in the shard, first byte in it,
         bytes; and ``(N,) bool``, the shards whose bytes are beyond the end of their file.
         """
         assert array.shards is not None
@@ -413,7 +413,7 @@ class Adder:
 
 
 def _of_leaf(leaf: Leaf) -> StoredValues:
-    """A leaf node's values; those that are inline are in the node's file, in the end."""
+    """Read a leaf node's values; inline values are at the end of the node's file."""
     name, first, last = leaf.where
     inline = leaf.file < 0
     start = np.where(inline & (not leaf.compressed), leaf.start + first, leaf.start)

@@ -1,9 +1,9 @@
-"""An OCDBT database: a B+tree of keys and values in a folder, tensorstore's; Orbax keeps zarr arrays in one.
+"""An OCDBT database (tensorstore): a B+tree of keys and values in a folder. Orbax stores zarr arrays in one.
 
 ::
 
     manifest.ocdbt            the newest version's root: file, offset, length
-    manifest.00000000000000ff … in manifests of their own, if manifest.ocdbt says "numbered"; the highest counts
+    manifest.00000000000000ff … in separate manifests, if manifest.ocdbt states "numbered"; the highest counts
     d/7e69c232a6df4149…       data files: nodes and values, in any order
     ocdbt.process_0/d/…       … of the process that wrote them, until and after process 0 merged the databases
 
@@ -46,7 +46,7 @@ MANIFEST_MAGIC, NODE_MAGIC = b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde"
 MOST_ENTRIES = 1 << 20  #: of a node (tensorstore's ``kMaxNodeArity``)
 MOST_TEXT = 1 << 28  #: bytes of a node's keys, or paths, in full
 MOST_KEYS = 1 << 31  #: bytes of all keys of a database, in full
-EXPANDED, EXPANDED_LEAST = 256, 1 << 28  #: times the stored bytes that all nodes may become, if it is more than …
+EXPANDED, EXPANDED_LEAST = 256, 1 << 28  #: ratio of all nodes' bytes to the stored ones, if it is more than …
 MOST_FILES = 1 << 20  #: that one node refers to
 LARGEST = 1 << 30  #: bytes of a node's content
 KEY_LIMIT = 1 << 16  #: bytes of a key, and of a path
@@ -69,11 +69,11 @@ class Leaf:
     """The entries of one leaf node, in order of their keys.
 
     Attributes:
-        keys: in full.
+        keys: the complete keys.
         files: of the node's table of data files.
         file: ``(n,) int64`` positions in ``files``; of an inline value, -1.
         start, length: ``(n,) int64`` bytes of the value: in its file, or in ``content``.
-        content: what the node decodes to.
+        content: the decoded node.
         where: file, first and last byte of the stored content.
         compressed: whether that is a zstd stream.
     """
@@ -99,7 +99,7 @@ def read_leaves(place: Place, folder: str, used: Callable[[str], Any]) -> list[L
         CorruptError: a manifest or node does not match its CRC-32C or contradicts itself or the tree.
         UnsupportedFormatError: a newer version or another compression.
         UnsafeError: a data file outside of the folder, or nodes or keys that become too long.
-        MissingFileError, TruncatedError, IncompleteError: a file that is needed is absent or ends too early.
+        MissingFileError, TruncatedError, IncompleteError: a required file is absent or ends too early.
     """
     return list(_Database(place, f"{folder}/" if folder else "", used).leaves())
 
@@ -152,7 +152,7 @@ class _Database:
                 raise CorruptError(f"{what} has {total:,} keys where its parent says {count:,}; restore the file")
 
     def _root(self) -> tuple[NodeRef | None, int, int, int]:
-        """The root of the newest version, its height, the number of keys, and the largest node's bytes."""
+        """Return the root of the newest version, its height, the number of keys, and the largest node's bytes."""
         name, uuid = f"{self.folder}{MANIFEST}", b""
         for _ in range(2):
             self.used(name)
@@ -194,7 +194,7 @@ class _Database:
     def _open(
         self, at: NodeRef, what: str, largest: int, magic: bytes = NODE_MAGIC
     ) -> tuple[_Cursor, tuple[str, int, int, bool]]:
-        """The content of a manifest or node, and where it is stored."""
+        """Read the content of a manifest or node, and return where it is stored."""
         self.used(at.file)
         self.total += at.length
         if self.total > METADATA_LIMIT:
@@ -256,7 +256,7 @@ class _Cursor:
         return int(self.numbers(1)[0])
 
     def numbers(self, count: int) -> Array:
-        """``(count,) uint64`` varints: seven bits a byte, the lowest first; the highest bit says that more follow."""
+        """Read varints ``(count,) uint64``: seven bits a byte, the lowest first; the highest bit marks continuation."""
         window = self.data[self.at : self.at + 10 * count]
         ends = np.flatnonzero(window < 0x80)[:count]
         if len(ends) < count:
@@ -277,7 +277,7 @@ class _Cursor:
         return values
 
     def lengths(self, count: int) -> list[int]:
-        """Lengths of keys and paths, which are bounded."""
+        """Read lengths of keys and paths, which are bounded."""
         found = self.numbers(count)
         if count and int(found.max()) >= KEY_LIMIT:
             raise CorruptError(f"{self.what} has a key or path of {int(found.max()):,} bytes, over {KEY_LIMIT:,}")
@@ -285,7 +285,7 @@ class _Cursor:
         return values
 
     def texts(self, shared: list[int], suffixes: list[int], first: bytes = b"") -> list[bytes]:
-        """Texts; each shares a prefix with the one before it."""
+        """Read strings; each shares a prefix with the previous one."""
         total = sum(shared) + sum(suffixes)
         if total > MOST_TEXT:
             raise UnsafeError(f"{self.what} has keys or paths of {total:,} bytes, over the limit of {MOST_TEXT:,}")
@@ -300,7 +300,7 @@ class _Cursor:
         return found
 
     def files(self, folder: str, base: str) -> list[tuple[str, str]]:
-        """The table of data files: path, and the base path of what is read from it."""
+        """Read the table of data files: path, and base path of the nodes read from it."""
         count = self.number()
         if count > min(MOST_FILES, len(self.data)):
             raise CorruptError(f"{self.what} states {count:,} data files in {len(self.data):,} bytes; restore the file")
@@ -332,7 +332,7 @@ class _Cursor:
         return NodeRef(*files[int(file)], int(start), int(length))
 
     def older(self) -> None:
-        """Pass over references to nodes of older versions: generation, file, offset, length, number, height, time."""
+        """Skip references to nodes of older versions: generation, file, offset, length, number, height, time."""
         count = self.number()
         if count > 64:
             raise CorruptError(f"{self.what} refers to {count:,} nodes of older versions; at most 64 are possible")
@@ -348,7 +348,7 @@ class _Cursor:
 
 
 def _keys(cursor: _Cursor, entries: int, prefix: bytes, *, inner: bool) -> tuple[list[bytes], list[int]]:
-    """The keys of a node without the prefix of its subtree, and how much of each is that of the child's."""
+    """Read the keys of a node without the prefix of its subtree, and how much of each is the child's prefix."""
     shared, suffixes = [0, *cursor.lengths(entries - 1)], cursor.lengths(entries)
     subtrees = cursor.lengths(entries) if inner else []
     keys = cursor.texts(shared, suffixes)

@@ -2,7 +2,7 @@ r"""Orbax, JAX's checkpoints: zarr arrays in an OCDBT database, or in folders, a
 
 ::
 
-    1000/                               a step, or a save of its own without items
+    1000/                               a step, or a single save without items
       _CHECKPOINT_METADATA              handlers of the items, metrics, and when the save was begun and committed
       default/  state/  items/ …        an item is a tree of arrays …
         _METADATA                       its leaves: path, type, shape; use_ocdbt, use_zarr3
@@ -11,16 +11,16 @@ r"""Orbax, JAX's checkpoints: zarr arrays in an OCDBT database, or in folders, a
         array_metadatas/process_0       shapes of chunks, by process
         manifest.ocdbt  d/…             the database: keys such as params.wi.kernel/.zarray, params.wi.kernel/0.1
         ocdbt.process_0/d/…             data files, by process: chunks of its devices
-        params.wi.kernel/.zarray  0.1   … or, with use_ocdbt=False, a folder an array
+        params.wi.kernel/.zarray  0.1   … or, with use_ocdbt=False, a folder per array
       iterator/metadata                 … or JSON …
       rng/jax_random_key/…              … or the key of a generator
 
-Each process saves a database of its own, and process 0 merges their trees into ``manifest.ocdbt``; the chunks stay. A
+Each process saves its own database, and process 0 merges their trees into ``manifest.ocdbt``; the chunks stay. A
 save is written into ``1000.orbax-checkpoint-tmp`` (and its items likewise) and renamed in the end. A chunk is the part
 of one device.
 
-The item ``default``, ``state`` or ``items``, or the only one with arrays, gives its keys without a prefix, others with
-the item's name. Moments of optax become ``exp_avg`` and ``exp_avg_sq``, counts ``step``.
+Keys of the item ``default``, ``state`` or ``items``, or of the only one with arrays, have no prefix; those of others
+have the item's name. Moments of optax become ``exp_avg`` and ``exp_avg_sq``, counts ``step``.
 
 Sources: orbax-checkpoint 0.12.8 with tensorstore 0.1.86.
 """
@@ -49,7 +49,7 @@ from workbench.formats.zarr.chunks import Adder
 from workbench.formats.zarr.ocdbt import MANIFEST
 from workbench.names.arrays import meaning
 
-LOOKED = 4  #: folders that are looked into to find an array
+LOOKED = 4  #: maximum folders to search for an array
 TEMPORARY = ".orbax-checkpoint-tmp"
 MAIN = ("default", "state", "items")  #: items whose keys need no prefix: Orbax's, flax's and MaxText's names
 STEP, TREE, SHARDING, STRINGS = "_CHECKPOINT_METADATA", "_METADATA", "_sharding", "_strings.json"
@@ -60,7 +60,7 @@ _KEY = re.compile(r"\w+_random_key")
 #: Leaves that are stored as arrays, as ``_METADATA`` spells their types.
 STORED = ("jax.Array", "np.ndarray", "scalar")
 _STORED = tuple(f'"value_type": "{kind}"'.encode() for kind in STORED)
-TAIL = 4 << 10  #: bytes at the end of ``_METADATA`` in which the flags are
+TAIL = 4 << 10  #: bytes at the end of ``_METADATA`` that contain the flags
 _MESH = re.compile(rb'NamedSharding\\", \\"shape\\": (\[[\d, ]*\]), \\"axis_names\\": (\[[^\]]*\])')
 
 
@@ -145,15 +145,15 @@ class _Item:
     key: bool = False
 
     def name(self, array: str) -> str:
-        """The key of an array."""
+        """Return the key of an array."""
         return self.item if self.key else f"{self.item}.{array}" if self.item else array
 
     def file(self, name: str) -> str:
-        """The path of a file."""
+        """Return the path of a file."""
         return f"{self.folder}/{name}" if self.folder else name
 
     def at(self, place: Place) -> Place:
-        """Its own place."""
+        """Return the item's own place."""
         return place.sub(self.folder) if self.folder else place
 
 
@@ -280,7 +280,7 @@ def _documents(place: Place) -> Iterator[tuple[str, str]]:
 
 
 def _shardings(place: Place, file: str) -> Any:
-    """``_sharding`` with its names and descriptions decoded: mesh, axis names and PartitionSpec by array."""
+    """Read ``_sharding`` with its names and descriptions decoded: mesh, axis names and PartitionSpec by array."""
     document = place.read_json(file)
     found = {}
     for name, text in document.items() if isinstance(document, dict) else ():

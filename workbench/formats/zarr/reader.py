@@ -29,7 +29,7 @@ from workbench.formats.zarr.array import DESCRIPTIONS
 from workbench.formats.zarr.chunks import Adder
 from workbench.names.arrays import meaning
 
-LOOKED = 4  #: folders that are looked into to recognize a place
+LOOKED = 4  #: maximum folders to examine to recognize a place
 OBJECTS = ("metadata.json",)
 
 

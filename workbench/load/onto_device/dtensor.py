@@ -43,10 +43,10 @@ class Wrapping:
 
     @classmethod
     def of(cls, target: Target, found: Locals, device_mesh: DeviceMesh, device: torch.device) -> Wrapping:
-        """Checked before a byte is read.
+        """Create the wrapping after checking it, before a byte is read.
 
         Raises:
-            UsageError: a layout that no DTensor has, or a mesh of another kind of device.
+            UsageError: a layout that no DTensor can have, or a mesh of another kind of device.
         """
         if device_mesh.device_type != device.type:
             raise UsageError(f"device_mesh has device type {device_mesh.device_type!r}, but device={str(device)!r}")
@@ -67,7 +67,7 @@ class Wrapping:
         return cls(how)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The DTensors of this process."""
+        """Return the DTensors of this process."""
         return [
             one
             if mesh is None
@@ -101,7 +101,7 @@ def _said(axis: str, one: Placement, placed: dict[str, Placement], order: list[s
     dim = one.dim % ndim
     if isinstance(one, StridedShard):
         return _StridedShard(dim, split_factor=one.split_factor)
-    # what is applied before but comes later in the mesh has cut the axis into parts already
+    # placements that are applied before but come later in the mesh have already cut the axis into parts
     later = mesh.axes[mesh.axes.index(axis) + 1 :]
     before = [a for a in order[: order.index(axis)] if a in later and _cuts(placed[a], dim, ndim)]
     parts = prod(mesh.size(a) for a in before)
@@ -115,7 +115,7 @@ def _cuts(one: Placement, dim: int, ndim: int) -> bool:
 def _check_same(
     steps: Steps, axes: tuple[str, ...], found: tuple[Any, ...], mesh: Mesh, shape: tuple[int, ...]
 ) -> None:
-    """In the mesh's order each rank has to hold what it holds in ours; it does not where pieces are uneven in a way."""
+    """Check that each rank holds the same elements in the device mesh's order as in ours; some uneven pieces differ."""
     coordinates = mesh.coordinates()
     ours = [(axis, one) for axis, one in steps if axis in axes]
     theirs = [(axis, of_torch(one)) for axis, one in zip(axes, found, strict=True)]
@@ -139,7 +139,7 @@ def _check_same(
 
 
 def _part(device_mesh: DeviceMesh, mesh: Mesh, axes: tuple[str, ...]) -> DeviceMesh | None:
-    """The mesh of some axes that this process is in."""
+    """Return the submesh of some axes that contains this process."""
     if axes == mesh.axes:
         return device_mesh
     return device_mesh[axes] if axes else None

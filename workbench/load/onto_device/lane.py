@@ -8,7 +8,7 @@
                                                         a buffer is filled again once the mark behind its copies passed
 
 Copies from pinned memory are only queued: the queueing thread continues, and the copy engine works while other threads
-read. Elsewhere (CPU, and devices whose copies we cannot follow) a copy is done when its call returns, and a
+read. Elsewhere (CPU, and devices whose copies cannot be tracked) a copy is done when its call returns, and a
 lane has nothing to wait for.
 """
 
@@ -22,8 +22,8 @@ import torch
 
 from workbench.errors import UsageError
 
-PEAK_BUFFER = 32 << 20  #: bytes of a copy by which the peak is measured
-PEAK_COPIES = 32  #: copies in a round: 1 GiB so that the time to start the first one does not count
+PEAK_BUFFER = 32 << 20  #: bytes of a copy in the measurement of the peak
+PEAK_COPIES = 32  #: copies in a round: 1 GiB, so the time to start the first one is negligible
 PEAK_ROUNDS = 3
 
 
@@ -35,25 +35,25 @@ class Mark(Protocol):
 
 
 class Lane(Protocol):
-    """A queue of copies to one device, worked off in order."""
+    """A queue of copies to one device, processed in order."""
 
     def buffer(self, nbytes: int) -> torch.Tensor:
         """Host memory, ``(nbytes,) uint8``, from which copies are fast."""
 
     def begin(self) -> None:
-        """Memory that was handed out so far may still be read by its last owner: what is queued waits for that."""
+        """Make later copies wait for the last owners of the memory handed out so far, which may still read it."""
 
     def queue(self) -> AbstractContextManager[Any]:
-        """``copy_(…, non_blocking=True)`` inside goes into the lane."""
+        """Queue each ``copy_(…, non_blocking=True)`` of the block in the lane."""
 
     def mark(self) -> Mark | None:
-        """Behind all that is queued; ``None`` where all of it is done already."""
+        """Mark the end of the queued copies; ``None`` if all are complete."""
 
     def join(self) -> None:
-        """Whatever the caller's stream does from now on comes after what is queued."""
+        """Make the caller's stream wait for the queued copies from now on."""
 
     def drain(self) -> None:
-        """Return once all that is queued is done."""
+        """Return once all queued copies are done."""
 
 
 class HostLane:
@@ -129,7 +129,7 @@ def device_of(device: str | torch.device) -> torch.device:
 
 
 def lane_to(device: torch.device) -> Lane:
-    """The lane to a device."""
+    """Return the lane to a device."""
     return CudaLane(device) if device.type == "cuda" else HostLane()
 
 

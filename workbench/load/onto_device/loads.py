@@ -1,16 +1,16 @@
-"""From a plan to parts that fit a buffer: what is read where, and where in a local tensor it goes.
+"""From a plan to parts that fit a buffer: which bytes are read, and their place in a local tensor.
 
 ::
 
     chunk (row-major in its file)      wanted: columns 2:4           staged in the buffer
     ┌───────────────┐                  ┌───┐
     │ . . W W . . . │  W W . . . . . W W . . . . . W W             rows    the run of the file from first to last, cut
-    │ . . W W . . . │                                                      out on the device: two thirds are surplus
-    │ . . W W . . . │  W W W W W W                                 gather  put together by a core
+    │ . . W W . . . │                                                      out on the device: two thirds are unused
+    │ . . W W . . . │  W W W W W W                                 gather  assembled by a core
     └───────────────┘
 
 A load is one *part* of a copy. Its bytes in the buffer are elements at ``source`` strides; they go to elements at
-``dest`` strides of the local tensor. Where both are dense it is a run of bytes, copied to its place and nothing more.
+``dest`` strides of the local tensor. If both are dense, it is a run of bytes, which is only copied to its place.
 """
 
 from __future__ import annotations
@@ -33,11 +33,9 @@ from workbench.errors import UnsupportedFormatError
 from workbench.export.sharding.target import Planned
 
 Ints = tuple[int, ...]
-Fetch = Callable[[Array], None]  #: writes a load's bytes into the part of the buffer that it is given
+Fetch = Callable[[Array], None]  #: writes a load's bytes into a given part of the buffer
 
-SURPLUS = (
-    2  #: times the wanted bytes that a run may have: a bus moves twice as much faster than a core puts it together
-)
+SURPLUS = 2  #: ratio of a run's bytes to the wanted ones: a bus moves twice as much faster than a core assembles it
 RUN = 64 << 10  #: bytes from which on runs are read one by one
 
 
@@ -46,9 +44,9 @@ class Load(NamedTuple):
 
     Attributes:
         local: position of the local tensor in the plan.
-        nbytes: in the buffer.
+        nbytes: bytes in the buffer.
         file, start: location of these bytes, unless there is a ``fetch``.
-        fetch: writes them into the buffer.
+        fetch: writes these bytes into the buffer.
         itemsize: bytes of an element (1 for packed types, whose elements share bytes).
         sizes: elements along each axis.
         source, dest: strides of the elements in the buffer and in the local tensor.
@@ -81,7 +79,7 @@ def loads(payloads: Payloads, planned: Planned, most: int) -> Iterator[Load]:
     """Yield every copy of a plan in parts of up to ``most`` bytes (16 or more), in the files' order.
 
     Args:
-        payloads: of the catalog that was planned for.
+        payloads: payloads of the catalog that was planned for.
 
     Raises:
         UnsupportedFormatError: elements that share bytes are to be cut; before the first part.
@@ -120,7 +118,7 @@ def _loads(payloads: Payloads, planned: Planned, most: int, twice: Array, whole:
 def _copy(
     payloads: Payloads, local: int, row: int, low: list[int], sizes: Ints, dest: Ints, at: int, most: int
 ) -> Iterator[Load]:
-    """A copy from one chunk: directly from its file if its bytes are in order and not too many."""
+    """Yield a copy from one chunk: directly from its file if its bytes are in order and not too many."""
     catalog = payloads.catalog
     itemsize = catalog.dtype_of(int(catalog.tensor[row])).itemsize
     strides = row_major(catalog.sizes[row, : len(sizes)].tolist())
@@ -157,7 +155,7 @@ def _compared(payloads: Payloads, planned: Planned, local: int, request: int, mo
 
 
 def _packed(payloads: Payloads, local: int, row: int, most: int) -> Iterator[Load]:
-    """A whole chunk of elements that share bytes, as bytes."""
+    """Yield a whole chunk of elements that share bytes, as bytes."""
     chunk, nbytes = _Chunk(payloads, row), int(payloads.catalog.chunk_nbytes[row])
     for at in range(0, nbytes, most):
         size = min(most, nbytes - at)
@@ -169,7 +167,7 @@ def _gathered(fetch: Fetch, local: int, itemsize: int, sizes: Ints, dest: Ints, 
 
 
 class _Chunk:
-    """A chunk that has to be decoded or put in order; it is decoded once, by the thread that needs it first."""
+    """A chunk that has to be decoded or reordered; it is decoded once, by the thread that needs it first."""
 
     def __init__(self, payloads: Payloads, row: int) -> None:
         self._payloads, self._row = payloads, row
@@ -193,7 +191,7 @@ def _fill(out: Array, part: Array) -> None:
 
 
 def _check_packed(payloads: Payloads, planned: Planned) -> set[int]:
-    """The local tensors whose elements share bytes."""
+    """Return the local tensors whose elements share bytes."""
     found, reads = planned
     catalog = payloads.catalog
     owner = found.owner[reads.request]
@@ -214,7 +212,7 @@ def _check_packed(payloads: Payloads, planned: Planned) -> set[int]:
 
 
 def _parts(sizes: Ints, strides: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
-    """A box as boxes that reach over at most ``most`` elements each, in order: where each begins, and its sizes."""
+    """Yield a box as boxes that each span up to ``most`` elements, in order: where each begins, and its sizes."""
     axis = next((axis for axis, n in enumerate(sizes) if n > 1), len(sizes))
     if _span(sizes, strides) <= most or axis == len(sizes):
         yield (0,) * len(sizes), sizes
@@ -231,12 +229,12 @@ def _parts(sizes: Ints, strides: Ints, most: int) -> Iterator[tuple[Ints, Ints]]
 
 
 def _span(sizes: Ints, strides: Ints) -> int:
-    """Elements from a box's first to its last."""
+    """Return the number of elements from a box's first to its last."""
     return 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
 
 
 def _run(sizes: Ints, strides: Ints) -> int:
-    """Elements of a box that follow each other without a gap."""
+    """Return how many elements of a box follow each other without a gap."""
     run = 1
     for n, step in zip(reversed(sizes), reversed(strides), strict=True):
         if n > 1 and step != run:

@@ -9,15 +9,15 @@ import torch
 
 from workbench.errors import DeviceMemoryError
 
-BLOCK = 512  #: bytes: what torch's allocator rounds a CUDA tensor up to (``c10/cuda/CUDACachingAllocator.cpp``, 2.13)
+BLOCK = 512  #: bytes: the rounding of torch's CUDA allocator (``c10/cuda/CUDACachingAllocator.cpp``, 2.13)
 
 
 def check_room(device: torch.device, results: Iterable[int], scratch: int) -> int:
-    """Bytes that tensors of ``results`` bytes each take on a device, ``scratch`` left out.
+    """Return the bytes that tensors of ``results`` bytes each take on a device, without ``scratch``.
 
     Raises:
-        DeviceMemoryError: they and ``scratch`` are more than is free; with the numbers. Devices that do not report free
-            memory are not checked.
+        DeviceMemoryError: they and ``scratch`` exceed the free memory; the message has the numbers. Devices that do not
+            report free memory are not checked.
     """
     count, needed = 0, 0
     for nbytes in results:

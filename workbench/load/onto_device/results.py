@@ -13,7 +13,7 @@ from workbench.errors import DeviceMemoryError
 from workbench.load.onto_device.loads import Load
 
 Shape = tuple[int, ...]
-#: Elements that are not cast are moved as these: every type takes the same path, and no bit is looked at.
+#: Elements that are not cast are moved as these types, so every type takes the same path, bit for bit.
 CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
@@ -25,7 +25,7 @@ class DeviceResults:
     """
 
     def __init__(self, shapes: Sequence[Shape], old: Sequence[DType], new: Sequence[DType]) -> None:
-        """``old`` are the element types as stored, ``new`` as wanted.
+        """Create the results; ``old`` are the stored element types, ``new`` the requested ones.
 
         Raises:
             UnsupportedFormatError: this version of torch lacks a type that later versions have.
@@ -40,7 +40,7 @@ class DeviceResults:
         self._scratch: torch.Tensor | None = None
 
     def allocate(self, device: torch.device, *, scratch: int) -> None:
-        """Take the memory, and ``scratch`` bytes on the device for what is not a run of bytes.
+        """Allocate the memory, and ``scratch`` bytes on the device for loads that are not a run of bytes.
 
         Raises:
             DeviceMemoryError: the device has enough memory, but it is too fragmented.
@@ -66,7 +66,7 @@ class DeviceResults:
             self._bytes[load.local][at : at + load.nbytes].copy_(host, non_blocking=True)
             return
         assert self._scratch is not None
-        # one scratch buffer will do: copies are queued in order, and the next one into it comes after this one from it
+        # one scratch buffer suffices: copies are queued in order, and the next copy into it follows this copy out of it
         scratch = self._scratch[: load.nbytes]
         scratch.copy_(host, non_blocking=True)
         elements = scratch.view(cast or CARRIERS[load.itemsize]).as_strided(load.sizes, load.source)
@@ -85,20 +85,22 @@ class DeviceResults:
 
 
 def _empty(shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if dtype is torch.complex32:  # torch warns whoever makes one that there is little to be done with it
+    if dtype is torch.complex32:  # torch warns on creation that such tensors support few operations
         return torch.empty(shape, dtype=CARRIERS[4], device=device).view(dtype)
     return torch.empty(shape, dtype=dtype, device=device)
 
 
 def _torch(dtype: DType) -> Any:
-    """The ``torch.dtype`` of a result: for types that torch lacks, unsigned integers of the same size."""
+    """Return the ``torch.dtype`` of a result; types that torch lacks become unsigned integers of the same size."""
     if dtype.torch_name is not None:
         return dtype.torch
     return {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}[dtype.raw.itemsize]
 
 
 def _bytes_shape(shape: Shape, dtype: DType) -> Shape:
-    """Of a tensor whose elements share bytes: the last axis in bytes, or flat where it does not fill them."""
+    """Return the shape in bytes of a tensor whose elements share bytes; flat if the last axis is not a whole number of
+    bytes.
+    """
     if shape and shape[-1] % dtype.block == 0:
         return (*shape[:-1], nbytes_of(dtype, shape[-1]))
     return (nbytes_of(dtype, _volume(shape)),)

@@ -8,7 +8,7 @@
     buffer 3                        │ …
 
 One thread, the caller's, hands buffers out and queues copies; the others only read. Half of the ring is being read
-while the other half is being copied so that neither the threads nor the bus wait for the one that is faster.
+while the other half is being copied, so neither the threads nor the bus wait for the other.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ import torch
 from workbench.core.arrays import Array
 from workbench.load.onto_device.lane import Lane, Mark
 
-Task = Callable[[Array], None]  #: fills its part of the buffer that it is given
+Task = Callable[[Array], None]  #: fills its part of a given buffer
 
 
 class BufferWindow(Protocol):
-    """What goes into one buffer."""
+    """The loads that go into one buffer."""
 
     def tasks(self) -> Iterable[Task]:
-        """Its parts, each for one thread."""
+        """Return the window's parts, each for one thread."""
 
 
 W = TypeVar("W", bound=BufferWindow)
@@ -47,7 +47,7 @@ class RingSlot:
 
 
 class _Ring:
-    """Buffers in turn, made when they are first needed: pinning one takes as long as filling it."""
+    """Buffers in turn, created when first needed: pinning one takes as long as filling it."""
 
     def __init__(self, lane: Lane, nbytes: int, count: int) -> None:
         self._lane, self._nbytes, self._count = lane, nbytes, count
@@ -89,13 +89,13 @@ def run(
     Args:
         windows: none larger than a buffer.
         send: called in this thread and the lane's queue, to queue the copies of a window.
-        lane: the device's.
-        nbytes: of one buffer.
-        count: buffers; memory is ``count · nbytes``.
+        lane: the device's lane.
+        nbytes: bytes of one buffer.
+        count: number of buffers; they take ``count · nbytes`` bytes.
         threads: number of threads.
 
     Raises:
-        whatever a task or ``send`` raises, the first in the order of windows and tasks.
+        the first error of a task or ``send``, in the order of windows and tasks.
     """
     ring = _Ring(lane, nbytes, count)
     under_way: deque[_UnderWay[W]] = deque()

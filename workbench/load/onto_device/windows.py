@@ -1,4 +1,4 @@
-"""Windows: loads packed into buffers, and who reads which part of one.
+"""Windows: loads packed into buffers, and the parts that each thread reads.
 
 ::
 
@@ -6,7 +6,7 @@
     buffer      t0 ████████ t1 ███ ······················ t2 ██████    ▏a   t3 ███
     reads       ├────── thread 1 ──────┤├────── thread 2 ──────────┤        ├────┤
 
-Loads that follow each other in a file are read as one, through small gaps, however many tensors they belong to.
+Loads that follow each other in a file are read as one, across small gaps, regardless of their tensors.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from workbench.core.storage import SourcePool
 from workbench.load.onto_device.loads import Fetch, Load
 from workbench.load.onto_device.ring import Task
 
-GAP = 16 << 10  #: bytes that cost less to read than another request does
-ALIGN = 512  #: where what does not follow in the file begins: a multiple of every size of element and of a DMA's step
+GAP = 16 << 10  #: bytes that cost less to read than another request
+ALIGN = 512  #: alignment of loads that do not follow in the file: a multiple of every element size and of a DMA's step
 MIN_PART = 1 << 20  #: bytes below which handing a part to a thread costs more than reading it
 
 
@@ -50,14 +50,14 @@ class _Read(NamedTuple):
 
 @dataclass(frozen=True)
 class Filled:
-    """Loads and where they begin in the buffer."""
+    """Loads, and where each begins in the buffer."""
 
     loads: list[tuple[int, Load]]
     pool: SourcePool
     part: int
 
     def tasks(self) -> Iterator[Task]:
-        """Reads of about ``part`` bytes in all, for one thread each."""
+        """Yield tasks that read about ``part`` bytes each, for one thread each."""
         group: list[_Read] = []
         weight = 0
         for read in self._reads():
@@ -69,7 +69,7 @@ class Filled:
         yield partial(_carry_out, group, self.pool)
 
     def _reads(self) -> Iterator[_Read]:
-        """What follows in file and buffer joined, then cut at ``part`` bytes."""
+        """Yield reads, joined if they are adjacent in file and buffer, then cut at ``part`` bytes."""
         joined: list[_Read] = []
         for at, load in self.loads:
             read = _Read(at, at + load.nbytes, load.file, load.start, load.fetch)
@@ -87,12 +87,12 @@ class Filled:
 
 
 def windows(loads: Iterable[Load], pool: SourcePool, *, nbytes: int, threads: int) -> Iterator[Filled]:
-    """Loads in their order, as many to a window as fit into a buffer of ``nbytes``.
+    """Yield windows of loads in order, each with as many as fit into a buffer of ``nbytes``.
 
     Args:
-        loads: none larger than a buffer.
+        loads: the loads, none larger than a buffer.
         pool: their files.
-        threads: how many share a window.
+        threads: number of threads that share a window.
     """
     part = max(-(-nbytes // threads), MIN_PART)
     window: list[tuple[int, Load]] = []

@@ -1,4 +1,4 @@
-"""Training logs: which files beside or above the checkpoints are logs, and what they say.
+"""Training logs: which files beside or above the checkpoints are logs, and their contents.
 
 ::
 
@@ -38,8 +38,8 @@ __all__ = ["ABOVE", "FoundLogs", "GrownLogs", "MetricLog", "StartMark", "find_lo
 
 DEPTH = 6  #: folders below the root that are searched: mlruns/<experiment>/<run>/metrics/train/loss
 ABOVE = 2  #: folders above the root that are searched if there is no log below it
-FILES = 2000  #: files that are looked at
-FOLDERS = 5000  #: folders that are looked at
+FILES = 2000  #: maximum number of files to examine
+FOLDERS = 5000  #: maximum number of folders to examine
 STATES = 8  #: newest checkpoints whose trainer_state.json is read; each repeats the history of those before
 #: Folders above the checkpoints in which programs put their logs.
 LOG_FOLDERS = (
@@ -63,7 +63,7 @@ _NOT_TEXT = re.compile(
     r"(?:requirements|readme|license|vocab|merges|latest.*|MARKER|rank\d+|log_rank\d+)\.(?:txt|log)", re.I
 )
 _VERSION = re.compile(r"version_(\d+)")
-#: Folders that are made anew at each start: the Trainer's, torchtitan's, Lightning's.
+#: Folders that each start creates anew: the Trainer's, torchtitan's, Lightning's.
 _DATED = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_.*|\d{8}[-_]\d{4,6}|version_\d+")
 _RANKS = re.compile(r"(?:rank|node|worker|proc|gpu|local)[-_]?\d+", re.IGNORECASE)
 _DIGITS = re.compile(r"[0-9]+")
@@ -75,11 +75,11 @@ class FoundLogs:
     """Logs of a run.
 
     Attributes:
-        logs: what was read, one per run of a program, those with points only.
+        logs: the logs that have points, one per run of a program.
         root: the folder that the paths are relative to.
-        said: texts without rows that say that a checkpoint was loaded.
-        notes: what was not read, and why, one sentence each.
-        files: paths or URLs of all that was looked into, with what turned out not to be a log.
+        said: texts without rows that report that a checkpoint was loaded.
+        notes: sentences on files that were not read, and why.
+        files: paths or URLs of all examined files, including those that turned out not to be logs.
     """
 
     logs: list[MetricLog] = field(default_factory=list)
@@ -97,7 +97,7 @@ class LogFile:
     group: str
     order: tuple[Any, ...]
     path: str
-    name: str = ""  #: of the metric, where each has a file
+    name: str = ""  #: of the metric, if each has a file
 
 
 def find_logs(
@@ -114,11 +114,11 @@ def find_logs(
         place: the run's folder.
         skip: checkpoints in it, relative paths; only ``trainer_state.json`` of the last few is looked for in them.
         above: folders above it that are searched.
-        growing: leave out a last line that nothing ends.
-        known: what was read of these files before; of a file that has grown, the rest is read.
+        growing: leave out an unterminated last line.
+        known: the earlier readings of these files; of a file that has grown, only the rest is read.
 
-    Logs above count if their name contains the folder's, or if nothing else there could mean another run: the folder
-    has to be the only one with a name like its own.
+    Logs above count if their name contains the folder's, or if they cannot belong to another run: the folder has to
+    be the only one with a name like its own.
     """
     found = _read(place, list(_walk(place, "", DEPTH, set(skip))) + _states(place, skip), growing, known)
     at, inner = place, place.name
@@ -208,7 +208,7 @@ def _folder(place: Place, at: str, depth: int, skip: set[str], given: bool, budg
 
 
 def _mlflow(place: Place, top: str, at: str, budget: list[int]) -> Iterator[LogFile]:
-    """Files of one run of MLflow's store: the name of a metric is the path below ``metrics``."""
+    """Yield the files of one run of MLflow's store; the name of a metric is its path below ``metrics``."""
     inner = place.sub(at)
     for name in inner.files:
         budget[1] -= 1
@@ -240,7 +240,7 @@ def _file(files: Mapping[str, Any], name: str, at: str, given: bool = False) -> 
         version = _VERSION.fullmatch(os.path.basename(at))
         if name == "metrics.csv" and version:
             return LogFile("lightning_csv", os.path.dirname(at), (int(version[1]),), path)
-        monitor = name.startswith(("Train_", "Eval_"))  # DeepSpeed: one metric a file
+        monitor = name.startswith(("Train_", "Eval_"))  # DeepSpeed: one metric per file
         return LogFile("deepspeed_csv", at, (path,), path) if monitor else _numbered("csv", path, at, name)
     if name.endswith((".jsonl", ".ndjson")):
         return _numbered("jsonl", path, at, name)
@@ -250,7 +250,7 @@ def _file(files: Mapping[str, Any], name: str, at: str, given: bool = False) -> 
 
 
 def _numbered(kind: str, path: str, at: str, name: str) -> LogFile:
-    """Files whose names differ in a number other than a rank may be the starts of one run."""
+    """Group files whose names differ in a number other than a rank; they may be the starts of one run."""
     group = path if _RANKS.search(name) else f"{at}/{_DIGITS.sub('#', name)}"
     return LogFile(kind, group, (tuple(int(n) for n in re.findall(r"\d{1,18}", name)), path), path)
 
@@ -261,7 +261,7 @@ def is_log(name: str) -> bool:
 
 
 def _states(place: Place, skip: Sequence[str]) -> list[LogFile]:
-    """``trainer_state.json`` of the checkpoints written last; each holds the history of those before it."""
+    """Return ``trainer_state.json`` of the checkpoints written last; each holds the history of those before it."""
     found = []
     for path in skip:
         if path == ".":
@@ -277,12 +277,12 @@ def _states(place: Place, skip: Sequence[str]) -> list[LogFile]:
 
 
 def _written(mtime_ns: int, folder: str) -> tuple[Any, ...]:
-    """By time, then by step: copies of one moment are in the order of their steps."""
+    """Sort by time, then by step: copies made at the same moment are in the order of their steps."""
     return (mtime_ns // 10**9, -1 if (step := step_of(folder)) is None else step, folder)
 
 
 def _above(place: Place, name: str) -> Iterator[LogFile]:
-    """Logs directly in a folder above the run, and in the folders that programs put them in."""
+    """Yield logs directly in a folder above the run, and in the folders where programs put them."""
     files = [one for one in (_file(place.files, file, "") for file in place.files) if one is not None]
     same = [one for one in files if name.lower() in one.path.lower()]
     alone = [folder for folder in place.folders if not folder.startswith(".") and folder not in LOG_FOLDERS] == [name]
@@ -300,7 +300,7 @@ def _above(place: Place, name: str) -> Iterator[LogFile]:
 
 @dataclass(frozen=True, slots=True)
 class _LogReader:
-    """How the files of a place are read: with an unfinished last line or without, and what was read of them before."""
+    """Reads the files of a place, with an unfinished last line or without it, and reuses earlier readings."""
 
     place: Place
     growing: bool
@@ -308,14 +308,14 @@ class _LogReader:
     notes: list[str]
 
     def file(self, one: LogFile) -> list[MetricLog]:
-        """Return the logs of a file of its own; none, and a note, if it cannot be read."""
+        """Return the logs of a single file; none, and a note, if it cannot be read."""
         make = _READINGS[one.kind]
         try:
             source = self.place.source(one.path)
             if one.kind != "tensorboard" and not is_text(source):
                 self.notes.append(f"{one.path!r} is binary and was not read")
                 return []
-            if source.size == 0 and one.kind != "text":  # a console without output is no loss
+            if source.size == 0 and one.kind != "text":  # a console without output loses nothing
                 self.notes.append(f"{one.path!r} is empty")
             at = f"{self.place.root.rstrip('/')}/{one.path}"
             return read_grown(source, at, one.kind, lambda: make(one.path), self.known, self.growing)
@@ -352,7 +352,7 @@ def _read(place: Place, files: Sequence[LogFile], growing: bool, known: GrownLog
 
 
 def _group(reader: _LogReader, kind: str, members: list[LogFile]) -> list[MetricLog]:
-    """Logs whose files have rows in common."""
+    """Read logs whose files have rows in common."""
     place, notes = reader.place, reader.notes
     log = MetricLog(members[-1 if kind == "hf_trainer" else 0].path, kind)  # the newest state has the whole history
     for one in members:
@@ -384,7 +384,7 @@ def _group(reader: _LogReader, kind: str, members: list[LogFile]) -> list[Metric
 
 
 def _files(reader: _LogReader, kind: str, members: list[LogFile]) -> list[MetricLog]:
-    """Logs of files that each are one start of a run, or one metric of it, joined in their order."""
+    """Read logs of files that each are one start of a run, or one metric of it, joined in order."""
     joined: list[MetricLog] = []
     for one in members:
         for log in reader.file(one):
@@ -395,7 +395,7 @@ def _files(reader: _LogReader, kind: str, members: list[LogFile]) -> list[Metric
                 joined.append(log)
                 continue
             try:
-                # an event file begins with a mark of its own; DeepSpeed's files each hold one metric
+                # an event file begins with its own mark; DeepSpeed's files each hold one metric
                 old.extend(log, "" if kind in ("tensorboard", "deepspeed_csv") else "new file")
             except LogFull:
                 reader.notes.append(f"{one.path!r} has more than {old.limit:,} values; the rest was not read")
@@ -403,7 +403,7 @@ def _files(reader: _LogReader, kind: str, members: list[LogFile]) -> list[Metric
 
 
 def _continues(old: MetricLog, log: MetricLog) -> bool:
-    """Whether a file is a later start of the run that another one logs, rather than another rank or another run."""
+    """Return whether a file is a later start of the run that another file logs, rather than another rank or run."""
     if log.kind in ("tensorboard", "lightning_csv", "deepspeed_csv"):
         return True  # grouped by more than their names
     if log.kind not in ("jsonl", "csv"):

@@ -13,7 +13,7 @@
       Record: 2 history {1 item: 1 key or 2 nested_key …, 16 value_json}
 
 CRCs are not checked: Python would take longer for them than for everything else, and a log is evidence, not a backup.
-Both files end in the middle of a record when a trainer dies; what came before is returned.
+Both files end in the middle of a record if a trainer dies; the records before are returned.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _ReadAhead:
         self.source, self.at, self.buffer, self.start = source, start, b"", 0
 
     def take(self, count: int) -> bytes | None:
-        """Return the next bytes, or ``None`` where the file ends before."""
+        """Return the next bytes, or ``None`` if the file ends before."""
         if self.at + count > self.source.size:
             return None
         if not self.start <= self.at <= self.at + count <= self.start + len(self.buffer):
@@ -83,7 +83,7 @@ class EventsReading:
         return start
 
     def rest(self, source: Source, start: int) -> None:
-        """Take nothing: a record that is cut holds no scalar."""
+        """Ignore the rest: an incomplete record has no scalar."""
 
     @property
     def kept(self) -> int:
@@ -110,7 +110,7 @@ def _event(log: MetricLog, data: bytes) -> None:
                 if inner == 1 and isinstance(item, bytes):
                     _scalar(item, values)
         elif number == 7 and isinstance(value, bytes) and (1, 1) in list(fields(value)) and step > 0:
-            # purge_step: what was written from this step on no longer holds
+            # purge_step: values written from this step on are invalid
             log.start(StartMark(log.rows, "start event", first=step))
     log.add(step, values, time)
 
@@ -129,7 +129,7 @@ def _scalar(data: bytes, values: dict[str, float]) -> None:
 
 
 def _tensor(data: bytes) -> float | None:
-    """A TensorProto of one float; ``None`` for text, images and histograms."""
+    """Decode a TensorProto of one float; ``None`` for text, images and histograms."""
     dtype, content, shape = 0, b"", b""
     for number, value in fields(data):
         if number == 1 and isinstance(value, int):
@@ -149,7 +149,7 @@ def _tensor(data: bytes) -> float | None:
 
 
 def read_wandb(log: MetricLog, source: Source, path: str) -> None:
-    """Append the history of one offline run; each start of a run writes a folder of its own.
+    """Append the history of one offline run; each start of a run writes a new folder.
 
     ``_step`` begins at 0 again if the program never passes ``step=``: a name such as ``train/global_step`` is
     preferred.
@@ -169,7 +169,7 @@ def read_wandb(log: MetricLog, source: Source, path: str) -> None:
 
 
 def _leveldb(source: Source, log: MetricLog, path: str) -> Iterator[bytes]:
-    """Records of a log in blocks; the first block counts the file's own header."""
+    """Yield the records of a log in blocks; the first block includes the file's own header."""
     whole: list[bytes] = []
     kept = 0
     for start in range(0, source.size, BLOCK):

@@ -1,14 +1,14 @@
-"""Logs that grow: of a file that was read before, only what was added since is read.
+"""Logs that grow: of a file that was read before, only the part added since is read.
 
 ::
 
-    first read   ├────────── lines that are ended ──────────┤ half a line
+    first read   ├─────────── terminated lines ─────────────┤ half a line
     again        the same inode, not shorter, and the same head and tail digest before the mark:
                                                             ├── read from here on ──┤ half a line
                  anything else: the file was truncated, replaced or rewritten, and is read from its beginning
 
-A number that is changed in place in the middle of a file, while it grows at its end, is not seen. Files in a store are
-always read as a whole.
+A number that is changed in place in the middle of a file, while it grows at its end, is not noticed. Files in a store
+are always read as a whole.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from workbench.runs.logs.record import LogFull, MetricLog
 HEAD, TAIL = (
     4 << 10,
     64 << 10,
-)  #: bytes at the beginning, and before where the last read ended, that have to be the same
+)  #: bytes at the beginning, and before the end of the last read, that have to be the same
 KEPT = 8_000_000  #: values of all logs together that are kept: 192 MB
 
 
@@ -52,10 +52,10 @@ class FileReading(Protocol):
         """Values so far."""
 
     def read(self, source: Source, start: int) -> int:
-        """Take what is complete from a byte on; return where it ends."""
+        """Take the complete part from a byte on; return where it ends."""
 
     def rest(self, source: Source, start: int) -> None:
-        """Take what nothing ends."""
+        """Take the unterminated rest."""
 
     def done(self) -> list[MetricLog]:
         """Return the logs that were read. Called once."""
@@ -99,7 +99,7 @@ class LinesReading:
 
 @dataclass
 class _Known:
-    """A file as it was when it was last read."""
+    """The state of a file when it was last read."""
 
     inode: tuple[int, int]
     size: int
@@ -110,7 +110,7 @@ class _Known:
 
 
 class GrownLogs:
-    """What was read of files before, by path. Thread-safe."""
+    """Earlier readings of files, by path. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -164,9 +164,9 @@ def read_grown(
         source: the file.
         path: its absolute path.
         kind: how it is read; one file may be read in several ways.
-        make: makes a reading that has seen nothing.
-        known: what was read before; ``None`` if nothing is to be kept.
-        growing: leave out what nothing ends.
+        make: returns an empty reading.
+        known: earlier readings; ``None`` if none are to be kept.
+        growing: leave out an unterminated rest.
     """
     if known is None or not isinstance(source, PreadSource):
         reading = make()

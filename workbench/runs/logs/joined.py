@@ -6,11 +6,11 @@
     surviving 1 2 … 60           61 62 … 120         the last attempt wins
     ghost                61 … 72                     the abandoned branch is kept
 
-A resume is where the step of one series, in written order, does not rise: ``step[i] <= step[i - 1]``; or where a
-restart line, a new file or a start event says so, or a counter that only rises while a program runs: its time, the
-epoch, the consumed samples. A wall clock that goes back is not a resume, and neither is a pause. A step that is logged
-twice with the same value is one point, and a file in which many steps are repeated without a restart was written by
-several ranks.
+A resume is where the step of one series, in written order, does not rise: ``step[i] <= step[i - 1]``; where a
+restart line, a new file or a start event marks one; or where a counter falls that only rises while a program runs:
+its time, the epoch, the consumed samples. A wall clock that goes back is not a resume, and neither is a pause. A step
+that is logged twice with the same value is one point, and a file in which many steps are repeated without a restart
+was written by several ranks.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from workbench.runs.logs.record import LoggedColumn, MetricLog, StartMark
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
-REPEATED = 0.05  #: share of steps that are logged twice in a row from which several ranks must have written the file
-FALLS = 0.10  #: share of points at which the step falls from which the file is not one series
-FEW = 3  #: repeats that are no evidence for several ranks
-COUNTED = 0.5  #: of the rows that a counter has to be in
+REPEATED = 0.05  #: share of steps logged twice in a row that proves that several ranks wrote the file
+FALLS = 0.10  #: share of points with a falling step from which the file is not one series
+FEW = 3  #: number of repeats that is not yet evidence for several ranks
+COUNTED = 0.5  #: share of rows that a counter has to be in
 COUNTER_FALLS = 0.02  #: share of rows at which a counter may fall
-RISES = 0.5  #: of the other rows at which it has to rise
-PAUSE, PAUSES = 60.0, 20  #: seconds, and median distances of rows, from which a pause is mentioned
+RISES = 0.5  #: share of the other rows at which it has to rise
+PAUSE, PAUSES = 60.0, 20  #: seconds, and multiples of the median distance of rows, from which a pause is mentioned
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Curve:
 
     Attributes:
         name: as logged.
-        steps: ascending, each once.
-        values: of the attempt that survived.
+        steps: ascending, without repeats.
+        values: values of the surviving attempt.
         ghosts: abandoned branches, first to last: steps and values.
     """
 
@@ -56,17 +56,17 @@ class Curve:
 
 @dataclass(frozen=True)
 class Resume:
-    """A place at which training was continued from a checkpoint, or started again.
+    """A place where training resumed from a checkpoint, or started again.
 
     Attributes:
         first_after: first step logged after it.
         stopped_after: last step logged before it; ``None`` if the log begins with it.
         repeated: steps logged by both attempts: ``stopped_after - first_after + 1``, or 0.
-        loaded: step of the checkpoint, as a line of the log says; ``None`` if none does.
+        loaded: step of the checkpoint, from a line of the log; ``None`` if no line states it.
         fresh: whether the log says that nothing was loaded.
         why: the evidence.
-        difference: median of ``|log loss after - log loss before|`` over the repeated steps, in nats; NaN if none. The
-            same data in the same order give the noise of the arithmetic.
+        difference: median of ``|log loss after - log loss before|`` over the repeated steps, in nats; NaN if none. With
+            the same data in the same order, it is the noise of the arithmetic.
         time: seconds since the epoch of the first row after it; NaN if the log has no absolute times.
     """
 
@@ -85,9 +85,9 @@ class JoinedLog:
     """The curves of one log.
 
     Attributes:
-        log: where they come from.
+        log: their log.
         curves: name as logged → curve.
-        main: name → ``loss``, ``lr``, ``grad_norm`` or ``throughput``, of the one metric that means it best.
+        main: name → ``loss``, ``lr``, ``grad_norm`` or ``throughput``, for the best metric of each meaning.
         resumes: by the loss, or by the longest metric if no loss is logged.
         interval: median distance of two logged steps.
         points: rows of the main series with those of abandoned branches.
@@ -145,7 +145,7 @@ def join(log: MetricLog) -> JoinedLog:
 
 
 def _starts(log: MetricLog, series: LoggedColumn) -> list[StartMark]:
-    """The marks of a log, and those where a counter falls that only rises while a program runs."""
+    """Return the marks of a log, and the rows where a counter falls that only rises while a program runs."""
     rows = np.frombuffer(series.rows, np.int64)
     falls = rows[np.flatnonzero(np.diff(np.frombuffer(series.steps, np.int64)) <= 0) + 1]
     known = np.unique(np.concatenate([falls, np.array([mark.row for mark in log.starts], np.int64)]))
@@ -168,7 +168,7 @@ def _starts(log: MetricLog, series: LoggedColumn) -> list[StartMark]:
 
 
 def _falls(what: str, rows: Ints, values: Floats, epochs: LoggedColumn | None) -> Ints:
-    """Positions at which a counter begins again; none unless it counts over the whole run."""
+    """Return the positions at which a counter restarts; empty unless it counts over the whole run."""
     change = np.diff(values)
     falls = np.flatnonzero(change < 0) + 1
     others = len(change) - len(falls)
@@ -177,7 +177,7 @@ def _falls(what: str, rows: Ints, values: Floats, epochs: LoggedColumn | None) -
         return none
     if what != "epoch" and (change > 0).sum() < RISES * others:
         return none  # the tokens of a batch, the time of a step
-    if what == "epoch":  # the part of an epoch that is done goes from 1 to 0
+    if what == "epoch":  # the finished share of an epoch falls from 1 to 0
         return falls[~((values[falls - 1] > 0.9) & (values[falls - 1] <= 1) & (values[falls] < 0.1))]
     if epochs is not None:  # counted in each epoch
         of_rows = np.searchsorted(np.frombuffer(epochs.rows, np.int64), rows, "right") - 1
@@ -189,7 +189,7 @@ def _falls(what: str, rows: Ints, values: Floats, epochs: LoggedColumn | None) -
 
 
 def _in_steps(column: LoggedColumn, log: MetricLog, name: str, notes: list[str]) -> Ints:
-    """Steps of a column; samples are divided by the batch, where a row is written for every update."""
+    """Return the steps of a column; samples are divided by the batch, if a row is written for every update."""
     steps = np.frombuffer(column.steps, np.int64)
     if log.unit != "samples" and not name.startswith("Train/Samples/"):
         return steps
@@ -220,7 +220,7 @@ def _whole_run(steps: Ints, column: LoggedColumn, log: MetricLog) -> tuple[Ints,
 
 
 def _attempts(steps: Ints, values: Floats, rows: Ints, marks: Sequence[StartMark]) -> tuple[Ints, list[int], str]:
-    """Positions of the points that count, and the positions among them at which an attempt begins."""
+    """Return the positions of the points that count, and the positions among them at which an attempt begins."""
     kept = np.arange(len(steps))
     marked = np.searchsorted(rows, np.array([mark.row for mark in marks], np.int64))
     change = np.diff(steps)
@@ -284,7 +284,7 @@ def _resumes(
         loaded = next((mark.loaded for mark in said if mark.loaded is not None), None)
         fresh = any(mark.fresh for mark in said) and loaded is None
         if at == 0:
-            # the first attempt: a resume only if a line names the step that was loaded, and training went on from there
+            # the first attempt: a resume only if a line names the loaded step, and training continued from there
             near = log.unit == "lines" or first - _interval(steps) <= (loaded or 0) <= first
             if loaded is None or loaded <= 0 or not near:
                 continue
@@ -310,7 +310,7 @@ def _why(marks: Sequence[StartMark], repeated: int, unit: str) -> str:
 
 
 def _pause(log: MetricLog, rows: Ints, at: int) -> str:
-    """Words about a pause before a resume. A pause alone is none: saves and evaluations take time, too."""
+    """Describe a pause before a resume. A pause alone is not a resume: saves and evaluations take time, too."""
     if rows[-1] >= len(log.times):
         return ""
     apart = np.diff(np.frombuffer(log.times, np.float64)[rows])
@@ -321,7 +321,7 @@ def _pause(log: MetricLog, rows: Ints, at: int) -> str:
 
 
 def _difference(steps: Ints, values: Floats, at: int) -> float:
-    """Median |difference| of the log loss over the steps that both attempts logged."""
+    """Return the median |difference| of the log loss over the steps that both attempts logged."""
     before = dict(zip(steps[:at].tolist(), values[:at].tolist(), strict=True))  # the last write of a step counts
     apart = []
     for step, value in zip(steps[at:].tolist(), values[at:].tolist(), strict=True):

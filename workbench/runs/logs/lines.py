@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from workbench.core.source import Source
 
-BLOCK = 1 << 20  #: bytes that are read at once
+BLOCK = 1 << 20  #: bytes per read
 LINE = 1 << 20  #: bytes of the longest line that is read
 _HEAD = 4096
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -19,7 +19,7 @@ _END = re.compile(rb"[\r\n]+")
 
 
 def end_of_lines(source: Source, start: int = 0) -> int:
-    """Return where the last line ends that something ends, or ``start``: what follows may be half of a number."""
+    """Return where the last terminated line ends, or ``start``: the rest may be half of a number."""
     stop = source.size
     while stop > start:
         begin = max(start, stop - BLOCK)
@@ -43,7 +43,7 @@ def stripped_lines(source: Source, start: int = 0, stop: int | None = None) -> I
 
 
 def byte_lines(source: Source, start: int, stop: int) -> Iterator[bytes]:
-    """Yield the lines as bytes. The last one is yielded even if nothing ends it."""
+    """Yield the lines as bytes. The last one is yielded even if it is unterminated."""
     rest, skipping = b"", False
     for at in range(start, stop, BLOCK):
         data = rest + source.read_bytes(at, min(at + BLOCK, stop))

@@ -1,4 +1,4 @@
-r"""Logs that trainers print, by the line.
+r"""Logs that trainers print, line by line.
 
 ::
 
@@ -38,7 +38,7 @@ from workbench.names.steps import parse_name
 from workbench.runs.logs.record import MetricLog, StartMark
 
 NUM = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
-DIGITS = 18  #: of a step; more do not fit 64 bits
+DIGITS = 18  #: maximum digits of a step; more do not fit 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def number(text: str) -> float | None:
 
 
 def pairs(found: Iterable[tuple[str, str]]) -> dict[str, float]:
-    """Return names and numbers, without what is not a number."""
+    """Return names and numbers, without values that are not numbers."""
     out = {}
     for name, text in found:
         value = number(text)
@@ -214,7 +214,7 @@ def _openrlhf(line: str) -> PrintedRow | None:
     return PrintedRow(int(count[1]) + (int(epoch[1]) * int(count[2]) if epoch else 0), values)
 
 
-#: Program, a part of the line that is quickly looked for, its reader; whether the first update is number 0.
+#: Program, a substring for a quick check of the line, its reader; whether the first update is number 0.
 PROGRAMS: tuple[tuple[str, str, LineReader, bool], ...] = (
     ("nemo", "Training epoch", _nemo, True),
     ("megatron", "iteration ", _megatron, False),
@@ -230,7 +230,7 @@ PROGRAMS: tuple[tuple[str, str, LineReader, bool], ...] = (
     ("openrlhf", "loss=", _openrlhf, False),
     ("deepspeed", "step", _deepspeed, False),
 )
-#: One of these is in every line that is read; looked for first, because most lines are something else.
+#: Every line that is read contains one of these; checked first, because most lines are something else.
 PARTS = (
     "loss",
     "step",
@@ -250,7 +250,7 @@ _VALIDATION = re.compile(r"\b(?:val|valid|validate|validation|eval|evaluation)\b
 
 
 def about_validation(line: str) -> bool:
-    """Return whether a line says that it is about validation."""
+    """Return whether a line is about validation."""
     plain = line.lower()
     return "val" in plain and _VALIDATION.search(plain) is not None
 
@@ -286,7 +286,7 @@ STARTS: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("Training from scratch", re.compile(r"Training from scratch"), "fresh"),
     ("a new model from scratch", re.compile(r"Initializing a new model from scratch"), "fresh"),
 )
-#: What other programs print when they go on from a checkpoint; and the lines that are about something else.
+#: Lines that other programs print when they resume from a checkpoint; and similar lines about something else.
 _AGAIN = re.compile(
     r"\b(?:resum(?:ed|ing)|continu(?:ed|ing)(?=.*\b(?:from|at)\b)|restor(?:ed|ing)|restart(?:ed|ing)|(?:re-?)?load(?:ed|ing))\b"
     r".*?\b(?:checkpoints?|ckpt|training|run|state|step|iteration)(?![a-z])",
@@ -302,10 +302,10 @@ _PATH = re.compile(r"\S*/\S*")
 _AT_STEP = re.compile(r"(?<!next )\b(?:global[ _]?step|step|iteration|iter)[ :=#]{1,3}(\d{1,18})\b", re.IGNORECASE)
 _NEXT = re.compile(r"\b(?:resum|continu|restart)(?:ed|ing)\s+(?:\w+\s+)?(?:at|with)\b", re.IGNORECASE)
 _FROM = re.compile(r"(?:\bfrom|checkpoint|ckpt)\b[ :='\"`]*((?=\S*\d)[^\s'\"`,;()]+)", re.IGNORECASE)
-#: Who wrote a line: torchrun's, Ray's and fairseq2's prefixes, and Composer's file logger's.
+#: Prefixes that name the writer of a line: torchrun's, Ray's, fairseq2's, and Composer's file logger's.
 _WHO = re.compile(r"^\s*(?:\[(?:rank|Rank )(\d+)\]:?|\((?:[\w.]+) pid=(\d+)[^)]*\)|\[stdout\]:|\[stderr\]:)\s?")
 COUNTED = "hf_trainer, by the row"
-BARRED = 0.8  #: of the Trainer's rows that are followed by a bar, if the bars are the steps
+BARRED = 0.8  #: share of the Trainer's rows that must be followed by a bar, if the bars show the steps
 _HF_KEYS = ("'loss'", "'eval_loss'")
 
 
@@ -316,17 +316,17 @@ class PrintedLogs:
         self.path, self.limit = path, limit
         self.logs: dict[tuple[str, int], MetricLog] = {}
         self.marks: list[StartMark] = []  # since the last row: they belong to the next
-        self.epochs, self.rates = array("d"), array("d")  # of the Trainer's rows, where they are counted
+        self.epochs, self.rates = array("d"), array("d")  # the count of the Trainer's rows
         self.batch: int | None = None  # Composer's step: the lines that follow are its values
-        self.held: dict[str, float] | None = None  # of the Trainer: the bar that follows shows the step
-        self.total = 0  # of the training's bar; those of evaluations are shorter
+        self.held: dict[str, float] | None = None  # the Trainer's row: the bar that follows shows the step
+        self.total = 0  # total of the training's bar; those of evaluations are shorter
         self.lines = 0
         self.last: tuple[str, int, int] | None = None
 
     def feed(self, line: str) -> None:
         """Take one line."""
         if self.batch is None and not any(part in line for part in PARTS):
-            return  # most lines of a large log are of no program's
+            return  # most lines of a large log match no program
         who = 0
         while (prefix := _WHO.match(line)) is not None:
             who = int((prefix[1] or prefix[2] or "0")[:DIGITS])
@@ -338,7 +338,7 @@ class PrintedLogs:
                 row = reader(line)
                 if row is not None and row.values:
                     if program not in ("megatron", "verl", "levanter") and about_validation(line):
-                        return  # these three log both in one line, under names of their own
+                        return  # these three log both in one line, under their own names
                     self._row(program, who, row, zero)
                     return
         self._start(line)
@@ -354,7 +354,7 @@ class PrintedLogs:
         again = not self.marks and self.last == (program, who, row.step)
         self.marks = []
         if program == "openrlhf" and again:
-            return  # a bar is printed again and again; its first print of a step is kept
+            return  # a bar is printed repeatedly; its first print of a step is kept
         self.last = (program, who, row.step)
         log.add(row.step, row.values, counters=row.counters)
 
@@ -404,7 +404,7 @@ class PrintedLogs:
         return True
 
     def _hugging(self, line: str, who: int) -> bool:
-        """The Trainer prints a dict without a step, and right after it the bar, which shows the step."""
+        """Read a dict that the Trainer prints without a step, and the step from the progress bar right after it."""
         if "/" in line and "<" in line and (count := _BAR_COUNT.search(line)) and "=" not in line[count.end() :]:
             done, total = int(count[1]), int(count[2])
             self.total = max(self.total, total)
@@ -417,7 +417,7 @@ class PrintedLogs:
         text = line.strip()
         if not text.startswith("{"):
             return False
-        if "'train_runtime'" in text:  # the row about a whole training: what follows is of another start
+        if "'train_runtime'" in text:  # the row about a whole training: the following rows belong to another start
             words = "the training before it had ended ('train_runtime' was logged)"
             self._mark(StartMark(0, "restart line", text=words))
             return True
@@ -428,7 +428,7 @@ class PrintedLogs:
         return True
 
     def _count(self, row: dict[str, float], who: int) -> None:
-        """Keep a row under its number, in case no bars are printed; where the epoch goes back, the number does."""
+        """Keep a row under its number, in case no bars are printed; if the epoch decreases, the number does too."""
         epoch, rate = row.get("epoch", math.nan), row.get("learning_rate", math.nan)
         if self.epochs and epoch < self.epochs[-1]:
             self.lines = bisect_left(self.epochs, epoch)
@@ -490,7 +490,7 @@ def numbers_of(document: dict[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def _step_in(path: str) -> int | None:
-    """The step that a path is named after; an epoch is none."""
+    """Return the step that a path is named after; an epoch is not a step."""
     for at, part in enumerate(reversed(path.rstrip("./…\"',;").replace("\\", "/").split("/"))):
         named = parse_name(part)
         if named is not None and named.unit != "epoch" and (named.unit != "number" or at == 0):
@@ -499,7 +499,7 @@ def _step_in(path: str) -> int | None:
 
 
 def _loaded_in(line: str, path: str = "") -> int | None:
-    """The step of the checkpoint that a line names; ``None`` if it names none, or the step that comes next."""
+    """Return the step of the checkpoint that a line names; ``None`` if it names none, or the next step."""
     if path and (step := _step_in(path)) is not None:
         return step
     for found in _FROM.finditer(line):

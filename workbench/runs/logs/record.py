@@ -2,12 +2,12 @@
 
 ::
 
-    steps   1 2 3 … 72 │ 61 62 …        row numbers run on; at │ the trainer was started again
+    steps   1 2 3 … 72 │ 61 62 …        row numbers continue; at │ the trainer was restarted
     loss    10.4 … 3.9 │ 4.4 …
     val     -  -  2.1  │ -              a column holds only the rows that have a value
 
-A row takes 24 bytes per value and no Python object, so a log of gigabytes needs memory only for its numbers, and no
-more than :data:`VALUES` of them.
+A row takes 24 bytes per value and no Python object, so a log of gigabytes needs memory only for its numbers, up to
+:data:`VALUES` of them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-VALUES = 20_000_000  #: values of one log that are kept: 480 MB
-COLUMNS = 4096  #: names of one log that are kept; a file of random text must not make a million columns
+VALUES = 20_000_000  #: maximum values of one log: 480 MB
+COLUMNS = 4096  #: maximum names of one log; a file of random text must not create a million columns
 NAME = 200  #: characters of a name
 STEP_LIMIT = 1 << 62
 
 
 class LogFull(Exception):
-    """More values than are kept; the reader stops."""
+    """There are more values than the limit; the reader stops."""
 
 
 @dataclass(slots=True)
@@ -37,12 +37,12 @@ class LoggedColumn:
 
 @dataclass(frozen=True, slots=True)
 class StartMark:
-    """A place in the log at which the trainer was started.
+    """A place in the log where the trainer was started.
 
     Attributes:
         row: number of the first row after it.
         why: ``new file``, ``restart line``, ``start event`` or ``counter``.
-        loaded: step of the checkpoint that the log says was loaded; ``None`` if it does not say.
+        loaded: step of the checkpoint that was loaded according to the log; ``None`` if it does not state it.
         first: step of the first row after it, if the log says so.
         fresh: whether the log says that nothing was loaded.
         text: the line, for people.
@@ -58,20 +58,20 @@ class StartMark:
 
 @dataclass(slots=True)
 class MetricLog:
-    """What one program logged of one run.
+    """The log of one run by one program.
 
     Attributes:
-        path: of its first file, relative to the folder that was searched.
+        path: path of its first file, relative to the folder that was searched.
         kind: the format: ``tensorboard``, ``megatron`` ….
-        unit: what its steps count: ``step``, or ``samples``, ``tokens``, ``lines`` where no step is logged.
+        unit: the unit of its steps: ``step``, or ``samples``, ``tokens``, ``lines`` if no step is logged.
         columns: metric → its values.
-        counters: what rises while a program runs, besides the metrics: its running time, that of its progress bar.
-        starts: where the trainer was started, in written order.
-        times: seconds since the epoch by row; empty where the log has no absolute time.
+        counters: values besides the metrics that rise while a program runs: its running time, that of its progress bar.
+        starts: the starts of the trainer, in written order.
+        times: seconds since the epoch by row; empty if the log has no absolute time.
         files: all its files.
-        notes: what was not read, and why.
+        notes: sentences on what was not read, and why.
         zero_based: whether the program numbers the first update 0.
-        by_metric: whether each metric has a file of its own: rows of different metrics have no common order.
+        by_metric: whether each metric has a separate file: rows of different metrics have no common order.
     """
 
     path: str
@@ -108,7 +108,7 @@ class MetricLog:
         self._keep(self.columns, step, values)
         if counters:
             self._keep(self.counters, step, counters)
-        if time is not None and len(self.times) == self.rows:  # a log gives a time in every row or in none
+        if time is not None and len(self.times) == self.rows:  # a log has a time in every row or in none
             self.times.append(time)
         self.rows += 1
 
@@ -168,5 +168,5 @@ class MetricLog:
             self.starts.append(mark)
 
     def points(self, name: str) -> int:
-        """Number of values of a metric."""
+        """Count the values of a metric."""
         return len(self.columns[name].steps)

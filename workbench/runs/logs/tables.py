@@ -10,7 +10,7 @@
     mlflow.db                         metrics(key, value, timestamp, run_uuid, step, is_nan)              mlflow 3.17
     <project>.db                      metrics(id, run_id, step, timestamp, metrics JSON)                  trackio 0.43
 
-Rows keep their written order; what the same step is logged twice for is decided later.
+Rows keep their written order; steps that are logged twice are resolved later.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from workbench.runs.logs.record import VALUES, LogFull, MetricLog, StartMark
 STATE = 256 << 20  #: bytes of the largest trainer_state.json that is decoded
 CELLS = 4096  #: columns of a CSV
 FIELD = 1 << 17  #: characters of a row with a field that is quoted over several lines
-#: Columns that count something else than updates.
+#: Columns that count something other than updates.
 _UNITS = {"samples": "samples", "consumed_samples": "samples", "num_tokens": "tokens", "tokens": "tokens"}
 #: Numbers about the run, not measurements at a step.
 _ABOUT = {"total_steps", "percentage", "_runtime", "_timestamp", "timestamp", "time", "wall_time"}
@@ -163,7 +163,9 @@ class JsonRows:
 
 
 def _role(name: str) -> str:
-    """What a column is: a ``metric``; a ``timer``, which is one if it holds numbers; a ``counter``; or ``none``."""
+    """Classify a column: ``metric``; ``timer``, which counts as one only if it contains numbers; ``counter``; or
+    ``none``.
+    """
     elapsed = counter(name) == "elapsed"
     if normalised(name) in _ABOUT:
         return "counter" if elapsed else "none"
@@ -187,7 +189,7 @@ def _time(row: Mapping[str, Any]) -> float | None:
                 found = datetime.fromisoformat(value)
             except ValueError:
                 continue
-            return found.timestamp() if found.tzinfo is not None else None  # without a zone, it is another clock
+            return found.timestamp() if found.tzinfo is not None else None  # without a time zone, the clock is unknown
         if isinstance(value, (int, float)) and 1e9 < value < 1e10:
             return float(value)
     return None
@@ -202,8 +204,8 @@ class CsvRows:
         self.log.by_metric = kind == "deepspeed_csv"
         self._columns: list[tuple[int, str, str]] = []
         self._at: int | None = None
-        self._open = ""  # a quoted field that goes on in the next line
-        self._other = False  # its first line names no step: it is another table
+        self._open = ""  # a quoted field that continues in the next line
+        self._other = False  # its first line names no step: it is not a log
 
     def feed(self, line: str) -> None:
         """Take one line. Raises LogFull: there are more values than are kept."""
@@ -267,8 +269,8 @@ class CsvRows:
 
 
 def read_mlflow(log: MetricLog, source: Source, path: str, name: str, growing: bool = False) -> None:
-    """Append one metric of MLflow's file store: a line ``timestamp_ms value step`` per point; ``growing`` leaves out a
-    last line that nothing ends.
+    """Append one metric of MLflow's file store: a line ``timestamp_ms value step`` per point; ``growing`` leaves out an
+    unterminated last line.
 
     Raises:
         LogFull: there are more values than are kept.
@@ -296,7 +298,7 @@ def read_databases(place: Place, path: str, limit: int) -> list[MetricLog]:
     """
     if not place.local:
         raise UsageError(f"{path!r} is an SQLite database, which cannot be read in a store: copy it to a disk")
-    # immutable: no lock is taken and no file made, and a writer is not disturbed; rows that are still in the
+    # immutable: no lock is taken, no file is created, and a writer is not disturbed; rows that are still in the
     # write-ahead log are not seen
     uri = f"file:{quote(place.resolve(path))}?mode=ro&immutable=1"
     try:

@@ -73,7 +73,7 @@ class Fields:
         return out
 
     def texts(self, name: str) -> tuple[Ints, list[Any]]:
-        """Return numbers and the distinct values that they stand for."""
+        """Return numbers, and the distinct values that they refer to."""
         number: dict[Any, int] = {}
         out = np.empty(self.count, np.int64)
         for position, one, at, rows in self.templates:
@@ -190,7 +190,7 @@ class Values:
                     self.spans(position, value)
 
     def spans(self, position: int, value: Value) -> tuple[Ints, list[str]]:
-        """Return a text column as numbers, and the texts that they stand for."""
+        """Return a text column as numbers, and the texts that they refer to."""
         self.read.add((position, value.column))
         start, stop = self.lanes.records[position].columns[value.column : value.column + 2]
         codes, where = distinct(self.buffer, start, stop)
@@ -201,7 +201,7 @@ class Values:
         return str(bytes(self.lanes.data[start:stop]), "utf-8", "surrogatepass")  # as the C unpickler
 
     def targets(self, column: Ints) -> tuple[Ints, list[Any]]:
-        """Return a reference column as numbers, and the objects that they stand for."""
+        """Return a reference column as numbers, and the objects that they refer to."""
         found = np.unique(column)
         if len(found) > TARGETS:
             raise Unlike("too many shared objects")
