@@ -104,7 +104,7 @@ def main(scratch: Path) -> None:
 def samples() -> None:
     """Sequential round trips until a sample is open."""
     print("### Opening the samples\n\n| sample | requests | round trips | wall s |\n|---|---:|---:|---:|")
-    names = sorted(path.stem for path in (ROOT / "sample_ckpts" / "truth").glob("*.safetensors"))
+    names = sorted(path.stem for path in (ROOT / "tests" / "truth").glob("*.safetensors"))
     with serving(ROOT / "sample_ckpts") as server:
         for name in names:
             if (ROOT / "sample_ckpts" / name).exists():

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
@@ -42,6 +43,10 @@ CHROMIUM_FLAGS = [
 ]
 
 WAIT = 45_000  #: ms that a page waits by default; a machine with other work on its cores is slow, not wrong
+
+# No property is judged by the clock: benchmarks are.
+settings.register_profile("workbench", deadline=None)
+settings.load_profile("workbench")
 
 _own = pytest.StashKey[list[str]]()
 

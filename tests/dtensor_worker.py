@@ -18,7 +18,7 @@ MESHES = {"fsdp": (4,), "fsdp,tp": (2, 2), "dp_replicate,dp_shard": (2, 2), "pp,
 def rank(number: int, port: int, samples: str) -> None:
     """Raises where a tensor is not the truth."""
     dist.init_process_group("gloo", rank=number, world_size=4, init_method=f"tcp://127.0.0.1:{port}")
-    truth = load_file(f"{samples}/truth/{NAME}.safetensors")
+    truth = load_file(f"{samples}/../tests/truth/{NAME}.safetensors")
     ckpt = wb.open(f"{samples}/{NAME}")
     for axes, sizes in MESHES.items():
         mesh = init_device_mesh("cpu", sizes, mesh_dim_names=tuple(axes.split(",")))

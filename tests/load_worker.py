@@ -47,11 +47,11 @@ OUTSIDE = {
 def samples() -> list[tuple[Path, list[Path]]]:
     """Every sample, with the files that hold its truth: those beside it, or its own where its library reads it."""
     found = []
-    for path in sorted((ROOT / "truth").rglob("*.safetensors")):
-        name = path.relative_to(ROOT / "truth").with_suffix("")
+    for path in sorted((ROOT.parent / "tests/truth").rglob("*.safetensors")):
+        name = path.relative_to(ROOT.parent / "tests/truth").with_suffix("")
         if not name.as_posix().startswith(QUANTISED):
             found.append((ROOT / name, [path]))
-    found.append((ROOT / "torch_save/ckpt_legacy.pt", [ROOT / "truth/torch_save/ckpt.pt.safetensors"]))
+    found.append((ROOT / "torch_save/ckpt_legacy.pt", [ROOT.parent / "tests/truth/torch_save/ckpt.pt.safetensors"]))
     for name in ("hf_llama_tied_fp32", "hf_deepseek_fp8_block", "hf_peft_lora", "trainer_run/checkpoint-6"):
         found.append((ROOT / name, sorted((ROOT / name).glob("*.safetensors"))))
     if outside := os.environ.get("WORKBENCH_SAMPLES"):

@@ -69,7 +69,7 @@ def copy(tmp_path):
 
 
 def test_the_sample_equals_its_truth():
-    ckpt = check_sample(HERE, load_file(ROOT / "sample_ckpts/truth/bytecheckpoint_fsdp1_flat.safetensors"))
+    ckpt = check_sample(HERE, load_file(ROOT / "tests/truth/bytecheckpoint_fsdp1_flat.safetensors"))
     assert ckpt.step == 3 and ckpt.world_size is None
     assert ckpt.catalog.meta["bytecheckpoint_version"] == "0.0.2"
     assert ckpt.notes == ["opened 'global_step_3': the tracker 'latest_checkpointed_iteration.txt' names it"]
@@ -618,7 +618,7 @@ def test_inner_pickles_that_lie(copy, value, words):
 def test_an_item_without_an_inner_tensor_is_read_only_if_its_length_proves_it(copy):
     edited(copy / STEP / "model", inner_edit(None))
     ckpt = wb.open(copy / STEP, cache=False)
-    truth = load_file(ROOT / "sample_ckpts/truth/bytecheckpoint_fsdp1_flat.safetensors")
+    truth = load_file(ROOT / "tests/truth/bytecheckpoint_fsdp1_flat.safetensors")
     same_bits(
         ckpt.param("layers.0.input_layernorm.weight").torch(), truth["param.layers.0.input_layernorm.weight"], "norm"
     )

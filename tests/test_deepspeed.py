@@ -94,7 +94,7 @@ def check_zero1(run: Path, truth: dict[tuple[str, str], torch.Tensor]) -> None:
 
 
 def test_the_sample_equals_its_truth():
-    check_zero1(HERE, by_meaning(ROOT / "sample_ckpts/truth/deepspeed_zero1.safetensors"))
+    check_zero1(HERE, by_meaning(ROOT / "tests/truth/deepspeed_zero1.safetensors"))
     ckpt = wb.open(HERE)
     assert ckpt.format == "deepspeed" and ckpt.step == 4
     assert ckpt.notes == ["opened 'global_step4': the tracker 'latest' names it"]

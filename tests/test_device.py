@@ -41,7 +41,7 @@ from workbench.load.onto_device.lane import HostLane, measure_peak
 from workbench.load.onto_device.results import DeviceResults
 
 ROOT = Path(__file__).resolve().parents[1]
-TRUTHS = sorted(path.stem for path in (ROOT / "sample_ckpts" / "truth").glob("*.safetensors"))
+TRUTHS = sorted(path.stem for path in (ROOT / "tests" / "truth").glob("*.safetensors"))
 SMALL = {"buffer": 4096, "buffers": 3, "threads": 2}
 
 
@@ -121,7 +121,7 @@ def piece(whole, steps, mesh, coordinate):
 
 @pytest.mark.parametrize("name", TRUTHS)
 def test_every_tensor_of_every_format_is_the_truth_in_tiny_buffers(samples, name):
-    truth = load_file(samples / "truth" / f"{name}.safetensors")
+    truth = load_file(samples.parent / "tests/truth" / f"{name}.safetensors")
     with wb.open(samples / name) as ckpt:
         found = {want: key_of(ckpt, want) for want in truth}
         read = ckpt.state_dict()

@@ -73,7 +73,7 @@ def test_the_same_state_in_another_format_is_no_difference(tmp_path, first, seco
 
 @pytest.mark.parametrize("name", ["dcp_fsdp2", "dcp_tp2_fsdp2_vocab515", "dcp_hsdp_2x2", "hf_llama_bf16_sharded"])
 def test_a_sharded_checkpoint_equals_its_truth_in_one_file(samples, name):
-    found = diff(samples / name, samples / "truth" / f"{name}.safetensors")
+    found = diff(samples / name, samples.parent / "tests/truth" / f"{name}.safetensors")
     assert found.summary["changed"] == found.summary["type"] == found.summary["shape"] == 0
     assert found.count("unread") == 0 and found.summary["equal"] == len(found.rows) > 20
     assert not found.added and found.summary["moved"] > 0

@@ -45,7 +45,9 @@ def test_choose_compare_tap_and_come_back_by_the_link(quiet, served, samples):
     page.wait_for_function("location.search.includes('tensor=layers.1.')")
     key = link(page)["tensor"]
     becomes(page, key)
-    a, b = (load_file(samples / "truth" / "titan_run" / f"step-{n}.safetensors")[key].double() for n in (2, 4))
+    a, b = (
+        load_file(samples.parent / "tests/truth" / "titan_run" / f"step-{n}.safetensors")[key].double() for n in (2, 4)
+    )
     assert f"{((b - a).norm() / a.norm()).item():.5g}" in page.locator(".facts").last.inner_text()
     page.get_by_text("Values before and after").wait_for()
     assert link(page) == {"ckpt": "run/step-2", "tensor": key, "tab": "diff", "b": "run/step-4"}

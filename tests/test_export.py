@@ -28,7 +28,7 @@ from workbench.export.selection import choose
 from workbench.export.writers.plain import plain
 
 ROOT = Path(__file__).resolve().parents[1]
-TRUTHS = sorted(path.stem for path in (ROOT / "sample_ckpts" / "truth").glob("*.safetensors"))
+TRUTHS = sorted(path.stem for path in (ROOT / "tests" / "truth").glob("*.safetensors"))
 
 
 def load(path: Path, format: str) -> dict[str, torch.Tensor]:
@@ -57,7 +57,7 @@ def key_of(ckpt: wb.Checkpoint, name: str) -> str:
 @pytest.mark.parametrize("format", ["safetensors", "one", "torch"])
 @pytest.mark.parametrize("name", TRUTHS)
 def test_every_tensor_of_every_format_is_the_truth(samples, tmp_path, name, format):
-    truth = load_file(samples / "truth" / f"{name}.safetensors")
+    truth = load_file(samples.parent / "tests/truth" / f"{name}.safetensors")
     target = tmp_path / {"safetensors": "folder", "one": "one.safetensors", "torch": "one.pt"}[format]
     kind = "torch" if format == "torch" else "safetensors"
     with wb.open(samples / name) as ckpt:
@@ -159,7 +159,7 @@ def test_the_model_of_every_sample_is_its_parameters_and_buffers(name, tmp_path)
 
 def test_the_samples_counted_are_all_samples():
     found = wb.discover(ROOT / "sample_ckpts")["path"]
-    assert set(MODELS) == {path for path in found if not path.startswith(("truth/", "logs/"))}
+    assert set(MODELS) == {path for path in found if not path.startswith("logs/")}
 
 
 def test_an_export_of_a_paddlenlp_model_has_no_powers_of_beta(tmp_path):

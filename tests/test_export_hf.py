@@ -23,6 +23,7 @@ from hf_twins import ARGS, CLASSES, EXPERTS, GROUPS, HEADS, HIDDEN, LAYERS, ROWS
 from megatron_files import write_dist, write_legacy
 
 OWN = Path(__file__).resolve().parents[1] / "sample_ckpts"
+TRUTH = Path(__file__).resolve().parent / "truth"
 OUTSIDE = os.environ.get("WORKBENCH_SAMPLES")
 
 
@@ -105,7 +106,7 @@ def dense(params: dict[str, torch.Tensor], heads: int, groups: int, rows: int, v
 )
 def test_a_real_megatron_run(tmp_path, name):
     if name == "megatron_dp_reshardable":
-        at, truth = OWN / name, OWN / "truth" / f"{name}.safetensors"
+        at, truth = OWN / name, TRUTH / f"{name}.safetensors"
     elif OUTSIDE is None:
         pytest.skip("WORKBENCH_SAMPLES is not set")
     else:
@@ -120,7 +121,7 @@ def test_a_real_megatron_run(tmp_path, name):
 
 
 def test_linears_of_paddle_are_turned_round():
-    truth = load_file(OWN / "truth" / "paddlenlp_legacy.safetensors")
+    truth = load_file(TRUTH / "paddlenlp_legacy.safetensors")
     found = as_hf(wb.open(OWN / "paddlenlp_legacy"))
     assert len(found.ckpt) == 39
     for key in found.ckpt:
@@ -131,7 +132,7 @@ def test_linears_of_paddle_are_turned_round():
 
 
 def test_wrappers_are_taken_off():
-    truth = load_file(OWN / "truth" / "dcp_fsdp2.safetensors")
+    truth = load_file(TRUTH / "dcp_fsdp2.safetensors")
     found = as_hf(wb.open(OWN / "dcp_fsdp2"))
     want = {key.removeprefix("model."): value for key, value in truth.items() if key.startswith("model.")}
     assert set(found.ckpt) == set(want) and found.config is None
@@ -185,7 +186,7 @@ def permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def test_a_run_of_torchtitan_with_a_config(tmp_path):
-    truth = load_file(OWN / "truth/titan_run/step-4.safetensors")
+    truth = load_file(TRUTH / "titan_run/step-4.safetensors")
     run = wb.open(OWN / "titan_run/step-4")
     config = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8, "hidden_act": "silu"}
     found = as_hf(run, config)

@@ -25,7 +25,7 @@ from workbench.export.sharding.target import Target
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = os.environ.get("WORKBENCH_SAMPLES")
-SAMPLES = sorted(path.stem for path in (ROOT / "sample_ckpts" / "truth").glob("*.safetensors"))
+SAMPLES = sorted(path.stem for path in (ROOT / "tests" / "truth").glob("*.safetensors"))
 WRITERS = ("safetensors", "ranks", "dcp", "torch", "bytecheckpoint", "torch_dist")
 MESHES = {
     "1": Mesh(),
@@ -80,7 +80,7 @@ def test_experts_on_every_mesh(moe, tmp_path, writer, mesh):
 @pytest.mark.parametrize(("sample", "writer", "mesh"), CASES)
 def test_every_sample(samples, tmp_path, sample, writer, mesh):
     with wb.open(samples / sample) as ckpt:
-        truth = truth_of(ckpt, load_file(samples / "truth" / f"{sample}.safetensors"))
+        truth = truth_of(ckpt, load_file(samples.parent / "tests/truth" / f"{sample}.safetensors"))
         carry(ckpt, truth, tmp_path / "out", writer, MESHES[mesh])
 
 

@@ -259,10 +259,12 @@ def test_real_checkpoints_against_their_truth(samples):
 
     met = 0
     truths = [
-        (samples / truth.relative_to(samples / "truth").with_suffix(""), truth)
-        for truth in sorted((samples / "truth").rglob("*.safetensors"))
+        (samples / truth.relative_to(samples.parent / "tests/truth").with_suffix(""), truth)
+        for truth in sorted((samples.parent / "tests/truth").rglob("*.safetensors"))
     ]
-    truths.append((samples / "torch_save/ckpt_legacy.pt", samples / "truth/torch_save/ckpt.pt.safetensors"))
+    truths.append(
+        (samples / "torch_save/ckpt_legacy.pt", samples.parent / "tests/truth/torch_save/ckpt.pt.safetensors")
+    )
     for path, truth in truths:
         ckpt = wb.open(path).decode()
         loaded = load_file(truth)

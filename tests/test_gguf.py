@@ -90,7 +90,7 @@ def test_metadata_of_every_type_are_objects(types: Path, tmp_path: Path) -> None
 
 
 def test_a_part_opens_the_whole_file(samples: Path, tmp_path: Path) -> None:
-    truth = load_file(samples / "truth" / "gguf" / "split.safetensors")
+    truth = load_file(samples.parent / "tests/truth" / "gguf" / "split.safetensors")
     for part in sorted((samples / "gguf" / "split").iterdir()):
         check_reader(part, truth)
     assert wb.open(samples / "gguf" / "split").objects["general.architecture"] == "llama"
@@ -233,7 +233,7 @@ def test_a_slice_reads_only_its_blocks(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_passes_take_decoded_checkpoints(types: Path, samples: Path, tmp_path: Path) -> None:
     values = wb.open(types).decode()
-    truth = load_file(samples / "truth" / "gguf" / "types.gguf.safetensors")
+    truth = load_file(samples.parent / "tests/truth" / "gguf" / "types.gguf.safetensors")
     table = wb.stats(values).set_index("key")
     for key in ("blk.0.q6_k.weight", "blk.0.nvfp4.weight", "blk.0.ffn_up_exps.weight"):
         assert table.loc[key, "max"] == truth[key].max().item()

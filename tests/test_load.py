@@ -318,7 +318,7 @@ def test_a_name_map_of_two_checkpoints(samples):
 
 def test_a_part_of_a_fused_weight_is_a_view_and_what_is_behind_it_is_expected(samples):
     ckpt = wb.open(samples / "megatron_dp_reshardable")
-    truth = load_file(samples / "truth" / "megatron_dp_reshardable.safetensors")
+    truth = load_file(samples.parent / "tests/truth" / "megatron_dp_reshardable.safetensors")
     fused = [name for name in ckpt if name.endswith("linear_qkv.weight") and not name.startswith("optimizer")]
     rest = {name: one.torch() for name, one in ckpt.select(role="param").items() if name not in fused}
     views = [

@@ -49,7 +49,7 @@ RUNS = (
 ALL = sorted(
     str(path.relative_to(SAMPLES))
     for folder in SAMPLES.iterdir()
-    if folder.name not in ("make", "truth", "logs") and folder.is_dir()
+    if folder.name not in ("make", "logs") and folder.is_dir()
     for path in (sorted(folder.iterdir()) if folder.name in RUNS else [folder])
 )
 

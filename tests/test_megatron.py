@@ -99,7 +99,7 @@ def test_samples_equal_their_truth(name, tmp_path):
 
 def test_the_sample_of_the_project_equals_its_truth():
     folder = HERE / "sample_ckpts/megatron_dp_reshardable"
-    truth = sample_truth(HERE / "sample_ckpts/truth/megatron_dp_reshardable.safetensors")
+    truth = sample_truth(HERE / "tests/truth/megatron_dp_reshardable.safetensors")
     ckpt = check(folder, truth)
     assert (ckpt.format, ckpt.step, ckpt.world_size) == ("megatron_dist", 10, 4)
     assert len(ckpt) == len(truth)

@@ -70,7 +70,7 @@ def test_items_of_a_step_are_one_checkpoint(samples: Path) -> None:
 
 
 def test_an_item_opens_alone(samples: Path) -> None:
-    truth = load_file(samples / "truth" / "orbax" / "2.safetensors")
+    truth = load_file(samples.parent / "tests/truth" / "orbax" / "2.safetensors")
     step = samples / "orbax" / "2"
     check_reader(step / "ema", {key[4:]: one for key, one in truth.items() if key.startswith("ema.")})
     check_reader(step / "state", {key: one for key, one in truth.items() if key[:3] not in ("ema", "rng")})

@@ -1,4 +1,4 @@
-"""What paddle wrote, against paddle's own gathered tensors (sample_ckpts/truth)."""
+"""What paddle wrote, against paddle's own gathered tensors (tests/truth)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def outside() -> Path:
 
 @pytest.mark.parametrize("name", ["paddle_save", "paddle_dist"])
 def test_samples_pass_the_shared_suite(samples: Path, name: str) -> None:
-    ckpt = check_reader(samples / name, load_file(samples / "truth" / f"{name}.safetensors"))
+    ckpt = check_reader(samples / name, load_file(samples.parent / "tests/truth" / f"{name}.safetensors"))
     assert ckpt.format == name
 
 
@@ -83,7 +83,7 @@ def _check_by_meaning(ckpt: wb.Checkpoint, truth: Mapping[str, torch.Tensor]) ->
 def test_legacy_paddlenlp_is_merged_where_the_files_prove_how(samples: Path) -> None:
     ckpt = wb.open(samples / "paddlenlp_legacy")
     assert ckpt.format == "paddlenlp" and ckpt.step == 30
-    _check_by_meaning(ckpt, load_file(samples / "truth" / "paddlenlp_legacy.safetensors"))
+    _check_by_meaning(ckpt, load_file(samples.parent / "tests/truth" / "paddlenlp_legacy.safetensors"))
     assert ckpt["llama.norm.weight"].dtype == torch.bfloat16
     norms = ckpt.tensors.set_index("key").loc["llama.norm.weight"]
     assert norms["replicas"] == 2, "both tp ranks stored it"

@@ -43,7 +43,7 @@ def opened(server: RangeServer, path: str, cache: Path, **options: object) -> wb
 
 @pytest.mark.parametrize("sample", ["hf_llama_bf16_sharded", "dcp_fsdp2", "dcp_hsdp_2x2"])
 def test_what_was_read_once_is_not_requested_again(cache, sample):
-    truth = load_file(ROOT / "truth" / f"{sample}.safetensors")
+    truth = load_file(ROOT.parent / "tests/truth" / f"{sample}.safetensors")
     with RangeServer(ROOT) as server:
         for again in (False, True):
             ckpt = opened(server, sample, cache)
@@ -66,7 +66,7 @@ def test_another_content_is_another_entry(cache, tmp_path):
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "gone"])
 def test_a_damaged_file_of_the_cache_is_fetched_again(cache, harm):
-    truth = load_file(ROOT / "truth/dcp_fsdp2.safetensors")
+    truth = load_file(ROOT.parent / "tests/truth/dcp_fsdp2.safetensors")
     with RangeServer(ROOT) as server:
         first = opened(server, "dcp_fsdp2", cache)
         first.state_dict()

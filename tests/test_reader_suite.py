@@ -13,6 +13,7 @@ import workbench as wb
 from tests.reader_suite import check_reader
 
 ROOT = Path(__file__).resolve().parents[1] / "sample_ckpts"
+TRUTH = ROOT.parent / "tests" / "truth"
 
 #: Samples that are their own truth, read by the library that owns the format.
 OWN = ("hf_llama_tied_fp32", "hf_deepseek_fp8_block", "hf_peft_lora")
@@ -27,7 +28,7 @@ DECODED = (
     *(f"quantised/{path.name}" for path in sorted((ROOT / "quantised").iterdir())),
 )
 WITH_TRUTH = sorted(
-    {str(p.relative_to(ROOT / "truth")).removesuffix(".safetensors") for p in ROOT.glob("truth/**/*.safetensors")}
+    {str(p.relative_to(TRUTH)).removesuffix(".safetensors") for p in TRUTH.rglob("*.safetensors")}
     - {*BY_MEANING, *ELSEWHERE, *DECODED}
 )
 
@@ -35,19 +36,19 @@ WITH_TRUTH = sorted(
 @pytest.mark.parametrize("name", WITH_TRUTH)
 def test_sample_equals_its_truth(name):
     # dcp_fsdp2 keeps generator states that differ by rank, of which the save kept an arbitrary one: not in the truth
-    check_reader(ROOT / name, load_file(ROOT / "truth" / f"{name}.safetensors"), rest=name == "dcp_fsdp2")
+    check_reader(ROOT / name, load_file(TRUTH / f"{name}.safetensors"), rest=name == "dcp_fsdp2")
 
 
 @pytest.mark.parametrize("name", DECODED)
 def test_sample_decodes_to_its_truth(name):
-    check_reader(ROOT / name, load_file(ROOT / "truth" / f"{name}.safetensors"), decoded=True)
+    check_reader(ROOT / name, load_file(TRUTH / f"{name}.safetensors"), decoded=True)
 
 
 @pytest.mark.parametrize("name", BY_MEANING)
 def test_sample_equals_its_truth_by_meaning(name):
     ckpt = wb.open(ROOT / name)
     truth = {}
-    for key, want in load_file(ROOT / "truth" / f"{name}.safetensors").items():
+    for key, want in load_file(TRUTH / f"{name}.safetensors").items():
         role, _, fqn = key.partition(".")
         truth[ckpt.param(fqn, role=ROLES.get(role, role)).key] = want
     check_reader(ROOT / name, truth, rest=True)

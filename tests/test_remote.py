@@ -51,7 +51,9 @@ def same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
 
 
 ROOT = Path(__file__).resolve().parents[1] / "sample_ckpts"
-SAMPLES = sorted(path.stem for path in (ROOT / "truth").glob("*.safetensors") if (ROOT / path.stem).exists())
+SAMPLES = sorted(
+    path.stem for path in (ROOT.parent / "tests/truth").glob("*.safetensors") if (ROOT / path.stem).exists()
+)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +90,7 @@ def test_every_sample_is_the_same_by_url(server, sample):
     assert list(near) == list(far) and near.format == far.format
     for key in near.objects:
         assert repr(far.objects[key]) == repr(near.objects[key])
-    truth = load_file(ROOT / "truth" / f"{sample}.safetensors")
+    truth = load_file(ROOT.parent / "tests/truth" / f"{sample}.safetensors")
     state = far.state_dict()
     for key in near:
         assert same_bits(far[key].torch(), near[key].torch()), key

@@ -12,9 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[1] / "sample_ckpts"
+TRUTH = ROOT.parent / "tests"  #: the truth files named in the README are below it
 ROW = re.compile(r"^\| `([^`]+)` \| (.+) \| (?:`([^`]+)`|itself) \|$", re.MULTILINE)
 README = {name: (origin, truth) for name, origin, truth in ROW.findall((ROOT / "README.md").read_text("utf-8"))}
-NOT_CHECKPOINTS = {"logs", "make", "truth"}
+NOT_CHECKPOINTS = {"logs", "make"}
 # state that differs by rank and has no gathered value, so its truth file cannot hold it
 RANK_LOCAL = {*(f"rng.rank{r}" for r in range(4)), "rng_shared_key", "train_state.tokens"}
 RUNS = {
@@ -40,7 +41,7 @@ def _on_disk() -> set[str]:
 
 
 def _truth(name: str) -> dict[str, torch.Tensor]:
-    return load_file(ROOT / README[name][1])
+    return load_file(TRUTH / README[name][1])
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -50,7 +51,12 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def test_all_samples_together_stay_below_40_mb():
-    sizes = {p: p.stat().st_size for p in ROOT.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    sizes = {
+        p: p.stat().st_size
+        for top in (ROOT, TRUTH / "truth")
+        for p in top.rglob("*")
+        if p.is_file() and "__pycache__" not in p.parts
+    }
     assert sum(sizes.values()) <= 40_000_000, sorted(sizes.items(), key=lambda item: -item[1])[:5]
 
 
@@ -61,7 +67,7 @@ def test_each_checkpoint_has_a_line_on_its_origin_and_the_reverse():
 
 def test_each_truth_file_belongs_to_a_checkpoint_and_the_reverse():
     named = {truth for _, truth in README.values() if truth}
-    assert named == {p.relative_to(ROOT).as_posix() for p in (ROOT / "truth").rglob("*") if p.is_file()}
+    assert named == {p.relative_to(TRUTH).as_posix() for p in (TRUTH / "truth").rglob("*") if p.is_file()}
     same = {"torch_save/ckpt_legacy.pt": "torch_save/ckpt.pt"}  # one state, saved twice
     assert all(truth == f"truth/{same.get(name, name)}.safetensors" for name, (_, truth) in README.items() if truth)
 

@@ -28,7 +28,7 @@ from workbench.views.stats import anomaly_words, stats_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = sorted(
-    path for path in (ROOT / "sample_ckpts").iterdir() if path.is_dir() and path.name not in ("make", "truth", "logs")
+    path for path in (ROOT / "sample_ckpts").iterdir() if path.is_dir() and path.name not in ("make", "logs")
 )
 
 

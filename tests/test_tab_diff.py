@@ -84,7 +84,7 @@ def shown(tab):
 
 @pytest.fixture
 def truth(samples):
-    return [load_file(samples / "truth" / "titan_run" / f"step-{n}.safetensors") for n in (2, 4)]
+    return [load_file(samples.parent / "tests/truth" / "titan_run" / f"step-{n}.safetensors") for n in (2, 4)]
 
 
 # ---- pictures ------------------------------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ def test_a_hole_survives_in_a_painted_tensor():
 
 def test_shares_are_the_rows_that_torch_gives_each_rank(samples):
     found = found_of(samples, "dcp_fsdp2")
-    truth = load_file(samples / "truth" / "dcp_fsdp2.safetensors")
+    truth = load_file(samples.parent / "tests/truth" / "dcp_fsdp2.safetensors")
     keys = found.catalog.keys
     chosen = np.array([n for n, key in enumerate(keys) if key.startswith("model.")])
     share = shares(found, groups(keys, found.catalog.tensor_nbytes, chosen, most=1000))

@@ -32,7 +32,7 @@ def served(tmp_path_factory, samples):
 
 
 def test_a_slice_is_typed_moved_linked_and_downloaded(quiet, served, samples):
-    page, truth = quiet, load_file(samples / "truth" / "titan_run" / "step-4.safetensors")[KEY]
+    page, truth = quiet, load_file(samples.parent / "tests/truth" / "titan_run" / "step-4.safetensors")[KEY]
     page.goto(f"{served}?ckpt=run/step-4&tab=tensors&tensor={KEY}&slice={quote('3:6, ::40')}")
     page.locator("table.window").wait_for()
     cells = page.locator("table.window td.n")

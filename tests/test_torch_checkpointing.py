@@ -34,7 +34,7 @@ def step(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def truth() -> dict[str, torch.Tensor]:
-    return load_file(ROOT / "truth" / f"{NAME}.safetensors")
+    return load_file(ROOT.parent / "tests/truth" / f"{NAME}.safetensors")
 
 
 def edit(step: Path, change) -> None:

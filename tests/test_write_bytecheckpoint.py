@@ -42,7 +42,7 @@ def exported(tmp_path_factory):
 
 
 def test_an_export_of_its_own_format_opens_as_its_source_did(exported):
-    truth = load_file(SAMPLES / "truth" / "bytecheckpoint_fsdp1_flat.safetensors")
+    truth = load_file(SAMPLES.parent / "tests/truth" / "bytecheckpoint_fsdp1_flat.safetensors")
     with wb.open(FLAT) as ckpt, wb.open(exported / "global_step_3" / "global_step_3") as again:
         assert again.format == "bytecheckpoint" and again.step == 3 and set(again) == set(ckpt)
         assert again.catalog.meta["notes"] == []
@@ -59,7 +59,7 @@ def test_an_export_of_its_own_format_opens_as_its_source_did(exported):
 
 
 def test_other_formats_get_its_names(exported):
-    truth = load_file(SAMPLES / "truth" / "dcp_fsdp2.safetensors")
+    truth = load_file(SAMPLES.parent / "tests/truth" / "dcp_fsdp2.safetensors")
     with wb.open(exported / "dcp_fsdp2" / "global_step_3") as again:
         for key, want in truth.items():
             _, _, name = key.partition("optim.state.") if key.startswith("optim.") else key.partition("model.")

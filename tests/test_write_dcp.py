@@ -111,7 +111,7 @@ def exported(tmp_path_factory):
         with wb.open(SAMPLES / name) as ckpt:
             selection = everything(ckpt, mesh)
             write(selection, dcp_files(selection), out / name)
-        shutil.copy(SAMPLES / "truth" / f"{name}.safetensors", out)
+        shutil.copy(SAMPLES.parent / "tests/truth" / f"{name}.safetensors", out)
     return out
 
 
@@ -255,7 +255,7 @@ def test_flat_ranges_and_fused_weights_become_boxes(tmp_path):
     with wb.open(SAMPLES / "hf_llama_bf16_sharded") as ckpt:
         selection = everything(ckpt, Mesh(fsdp=3, tp=2), rules=rules)
         write(selection, dcp_files(selection), tmp_path / "out")
-    truth = load_file(SAMPLES / "truth" / "hf_llama_bf16_sharded.safetensors")
+    truth = load_file(SAMPLES.parent / "tests/truth" / "hf_llama_bf16_sharded.safetensors")
     again = check_reader(tmp_path / "out", truth)
     assert len(again["model.layers.0.self_attn.q_proj.weight"].chunks) > 6
     got = loaded(tmp_path / "out")

@@ -52,7 +52,7 @@ def test_it_opens_as_its_source_did(exported):
 
 
 def test_tensors_are_those_that_the_framework_gathered(exported):
-    truth = load_file(SAMPLES / "truth" / "megatron_dp_reshardable.safetensors")
+    truth = load_file(SAMPLES.parent / "tests/truth" / "megatron_dp_reshardable.safetensors")
     with wb.open(SOURCE) as ckpt, wb.open(exported) as again:
         compared = 0
         for key in truth.keys() & set(ckpt):
@@ -114,7 +114,7 @@ def test_a_model_alone_has_what_megatron_asks_for(tmp_path):
     assert "iter_0000000" in notes[0] and "are not Megatron's" in notes[1]
     common = torch.load(tmp_path / "out" / "common.pt", weights_only=True)
     assert common == {"checkpoint_version": 3.0, "iteration": 0, "content_metadata": {}}
-    truth = load_file(SAMPLES / "truth" / "hf_llama_bf16_sharded.safetensors")
+    truth = load_file(SAMPLES.parent / "tests/truth" / "hf_llama_bf16_sharded.safetensors")
     with wb.open(tmp_path / "out") as again:
         assert again.format == "megatron_dist" and set(again) == set(truth)
         assert all(raw(again[key].torch()) == raw(want) for key, want in truth.items())

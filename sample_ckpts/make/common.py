@@ -4,7 +4,7 @@ Each script builds in a scratch folder that it enters first and saves under rela
 the Trainer record the folder they save to. ``publish`` then looks for machine names in the bytes and moves
 the result::
 
-    scratch/<name>, scratch/truth/<name>.safetensors  ──publish──►  sample_ckpts/<name>, sample_ckpts/truth/…
+    scratch/<name>, scratch/truth/<name>.safetensors  ──publish──►  sample_ckpts/<name>, tests/truth/…
 
 Truth is each tensor whole, under its stored key, in safetensors (nothing of the workbench takes part).
 """
@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.tensor import DTensor
 
 SAMPLES = Path(__file__).resolve().parents[1]
+TRUTH = SAMPLES.parent / "tests" / "truth"
 
 
 class Block(nn.Module):
@@ -151,7 +152,7 @@ def _rank_main(rank: int, world_size: int, port: int, worker: Callable[[], None]
 
 @contextmanager
 def publish(*names: str) -> Iterator[None]:
-    """Build inside a scratch folder, then replace ``sample_ckpts/<name>`` and its truth for each name."""
+    """Build inside a scratch folder, then replace ``sample_ckpts/<name>`` and ``tests/truth/<name>`` for each name."""
     home = Path.cwd()
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)
@@ -159,13 +160,13 @@ def publish(*names: str) -> Iterator[None]:
             yield
             _refuse_machine_names(Path("."), scratch)
             for name in names:
-                for target in (SAMPLES / name, SAMPLES / "truth" / name):
+                for target in (SAMPLES / name, TRUTH / name):
                     shutil.rmtree(target, ignore_errors=True)
                 shutil.copytree(name, SAMPLES / name)
                 for path in (SAMPLES / name).rglob("*.safetensors"):
                     path.chmod(0o644)  # safetensors 0.8 writes 0600
             if Path("truth").is_dir():
-                shutil.copytree("truth", SAMPLES / "truth", dirs_exist_ok=True)
+                shutil.copytree("truth", TRUTH, dirs_exist_ok=True)
         finally:
             os.chdir(home)
 

@@ -4,7 +4,7 @@
 >>> case = lab.case("f01_drop_opt", lab.Config(betas=(0.9, 0.999)), "megatron", k=1)  # doctest: +SKIP
 >>> case.before, case.echo, case.after, case.cause, case.expected, case.facts.rates  # doctest: +SKIP
 
-``python -m tests.lab.accuracy`` counts how often the doctor is right, in the development half or the sealed one.
+``python -m tests.lab.accuracy`` counts how often the doctor is right, in the development half or a sealed one.
 
 The first case of a configuration trains it (some seconds); another one costs its k updates and two saves.
 """

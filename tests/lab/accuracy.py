@@ -10,7 +10,8 @@
 something said there; ``!`` certain, ``e w i`` severity, ``~`` the doctor failed. Only `workbench.doctor` is called.
 Of what is healthy: ``+`` nothing said, ``w`` a warning, ``x`` an error.
 
-Of the sealed half no line says what a case is, unless ``--reveal`` is given: what is read is no longer sealed.
+Of a sealed half (``sealed``, ``fourth``) no line says what a case is, unless ``--reveal`` is given: what is read is no
+longer sealed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
 import workbench as wb
-from tests.lab.catalogue import HALVES
+from tests.lab.catalogue import HALVES, SEALED
 from tests.lab.drawn import EARLY, Paths, draw, fitting
 from tests.lab.fault import Fault
 
@@ -273,14 +274,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--any-k", action="store_true", help="draw a fault's later checkpoint too, 1 to 50 updates on")
-    parser.add_argument("--reveal", action="store_true", help="name the cases of the sealed half: who reads it tunes")
+    parser.add_argument("--reveal", action="store_true", help="name the cases of a sealed half: who reads it tunes")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     half = HALVES[options.half]
     todo = chosen(options.half, options.cases or len(half), options.seed, options.faults, options.formats)
     if options.cases is None:
         todo = list({fault.id: (fault, seed) for fault, seed in reversed(todo)}.values())[::-1]
-    open_ = options.half != "sealed" or options.reveal
+    open_ = options.half not in SEALED or options.reveal
     trials, lines = [], []
     for fault, seed in todo:
         trials.append(tried(fault, seed, options.formats, options.ways, None if options.any_k else EARLY))

@@ -1,13 +1,17 @@
-"""Every fault and control by id: the 42 of the first lab, the wider ones, the healthy; and the two halves.
+"""Every fault and control by id: the 42 of the first lab, the wider ones, the healthy; and the halves.
 
 Rules may be tuned on the development half. The sealed half only measures: its results are printed as counts, and nobody
-reads its cases (``third_*.py``) while tuning. It is the third; the first two (``opened*.py``) are development now.
+reads its cases (``third_*.py``) while tuning. It is the third; the first two (``opened*.py``) are development now. The
+fourth (``fourth_*.py``) only measures as well: it is sealed until the third is opened.
 """
 
 from __future__ import annotations
 
 from tests.lab.corruption import CORRUPTIONS
 from tests.lab.fault import Fault
+from tests.lab.fourth_faults import FOURTH_FAULTS
+from tests.lab.fourth_hugging import FOURTH_HUGGING
+from tests.lab.fourth_live import FOURTH_LIVE
 from tests.lab.healthy import HEALTHY
 from tests.lab.hugging import HUGGING
 from tests.lab.live_healthy import LIVE_HEALTHY
@@ -25,7 +29,7 @@ from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
 
-__all__ = ["ALL", "CONTROLS", "EVERY", "FAULTS", "HALVES", "WIDER"]
+__all__ = ["ALL", "CONTROLS", "EVERY", "FAULTS", "HALVES", "SEALED", "WIDER"]
 
 FAULTS: dict[str, Fault] = {fault.id: fault for fault in (*LOADER_FAULTS, *TRAINER_FAULTS, *CORRUPTIONS)}
 WIDER: dict[str, Fault] = {fault.id: fault for fault in WIDER_FAULTS}
@@ -36,5 +40,7 @@ _OPENED = (*OPENED_FAULTS, *OPENED_LIVE, *OPENED2_FAULTS, *OPENED2_LIVE, *OPENED
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in (*THIRD_FAULTS, *THIRD_LIVE, *THIRD_HUGGING)},
+    "fourth": {fault.id: fault for fault in (*FOURTH_FAULTS, *FOURTH_LIVE, *FOURTH_HUGGING)},
 }
-EVERY: dict[str, Fault] = HALVES["dev"] | HALVES["sealed"]
+SEALED = ("sealed", "fourth")  #: halves of which nothing but counts is printed
+EVERY: dict[str, Fault] = HALVES["dev"] | HALVES["sealed"] | HALVES["fourth"]

@@ -58,10 +58,7 @@ TABLE = """
 # `<%-` escapes, in the cell and in its tooltip; Tabulator's own tooltips do not escape.
 _TEXT = '<span title="<%- value %>"><%- value %></span>'
 # A missing value arrives as null, or as NaN in a numeric column; NaN as a value is written as text elsewhere.
-_COUNT = (
-    "<%= value == null || Number.isNaN(value) ? '–' "
-    ": Number(value).toLocaleString('en-US').replaceAll(',', '\u2009') %>"
-)
+_COUNT = "<%= value == null || Number.isNaN(value) ? '–' : Number(value).toLocaleString('en-US') %>"
 _BYTES = (
     "<% var v = Number(value), u = 0; while (v >= 1023.95 && u < 5) { v /= 1024; u++ } %>"
     "<span title=\"<%= Number(value).toLocaleString('en-US') %> bytes\">"

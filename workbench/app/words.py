@@ -1,4 +1,4 @@
-"""Numbers and names as the page shows them: units after a thin space, digits in groups, names escaped."""
+"""Numbers and names as the page shows them: units after a thin space, commas between thousands, names escaped."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def safe(text: object) -> str:
 
 
 def count(value: int) -> str:
-    """Return ``1 048 576``, exactly."""
-    return f"{value:,}".replace(",", THIN)
+    """Return ``1,048,576``, exactly."""
+    return f"{value:,}"
 
 
 def size(nbytes: int) -> str:

@@ -20,9 +20,7 @@ _COLOURS = {"bad": "31", "head": "1"}
 
 def open_as(options: argparse.Namespace, path: str) -> Checkpoint:
     """Open a checkpoint with the common options; notes about choices made on opening go to stderr."""
-    ckpt = workbench.open(
-        path, format=options.format, cache=not options.no_cache, partial=options.partial
-    )
+    ckpt = workbench.open(path, format=options.format, cache=not options.no_cache, partial=options.partial)
     for sentence in ckpt.notes:
         note(sentence)
     return ckpt

@@ -18,7 +18,6 @@ from workbench.views.names import safe
 
 MOST = 300  #: entries of one list
 OPEN = 40  #: object changes up to which everything is shown expanded
-THIN = "\u2009"
 STATUS = {
     "equal": "bitwise equal",
     "rounded": "equal up to rounding",
@@ -34,7 +33,7 @@ def sides_html(diff: Diff, names: tuple[str, str] | None = None) -> str:
     """Return a table of A and B: their paths, unless other names are given, and their steps."""
     rows = []
     for letter, path, name, step in zip("AB", names or (diff.a, diff.b), diff.formats, diff.steps, strict=True):
-        when = "no step stored" if step is None else f"step {_count(step)}"
+        when = "no step stored" if step is None else f"step {step:,}"
         rows.append(
             f'<tr><th>{letter}</th><td class="name">{_text(path)}</td><td>{_text(name)}</td><td>{when}</td></tr>'
         )
@@ -76,7 +75,7 @@ def objects_html(changes: Sequence[ObjectChange]) -> str:
         words = f"{_text(name)} ({units.plural(len(inside), 'change')})"
         parts.append(f"<details{unfolded}><summary>{words}</summary><table>{head}{rows}</table></details>")
     left = len(changes) - 4 * MOST
-    return "".join(parts) + (f'<p class="muted">{_count(left)} more in the JSON</p>' if left > 0 else "")
+    return "".join(parts) + (f'<p class="muted">{left:,} more in the JSON</p>' if left > 0 else "")
 
 
 def lists_html(diff: Diff) -> str:
@@ -94,15 +93,15 @@ def lists_html(diff: Diff) -> str:
     for title, many, items in lists:
         if many:
             shown = "".join(f"<li>{item}</li>" for item, _ in zip(items, range(MOST), strict=False))
-            more = f'<li class="muted">{_count(many - MOST)} more in the JSON</li>' if many > MOST else ""
-            summary = f"<summary>{title} ({_count(many)})</summary>"
+            more = f'<li class="muted">{many - MOST:,} more in the JSON</li>' if many > MOST else ""
+            summary = f"<summary>{title} ({many:,})</summary>"
             parts.append(f"<details>{summary}<ul>{shown}{more}</ul></details>")
     return "".join(parts)
 
 
 def _tiles(row: TensorDiff) -> list[tuple[str, str]]:
     a, b = units.dtype(row.dtype_a), units.dtype(row.dtype_b)
-    shapes = [" × ".join(map(_count, shape)) or "scalar" for shape in (row.shape_a, row.shape_b)]
+    shapes = [" × ".join(map(units.number, shape)) or "scalar" for shape in (row.shape_a, row.shape_b)]
     found = [
         ("status", STATUS.get(row.status, row.status)),
         ("role", safe(row.role)),
@@ -111,9 +110,9 @@ def _tiles(row: TensorDiff) -> list[tuple[str, str]]:
     ]
     c = row.comparison
     if c is None or not c.changed:
-        return [*found, ("elements", _count(row.numel))]
+        return [*found, ("elements", units.number(row.numel))]
     noun = "bytes" if c.how == "raw" else "elements"
-    found.append((f"{noun} changed", f"{_count(c.changed)} of {_count(c.seen)} ({_share(c.changed, c.seen)})"))
+    found.append((f"{noun} changed", f"{c.changed:,} of {c.seen:,} ({_share(c.changed, c.seen)})"))
     for name, value in (("relative change", c.rel_l2), ("max |Δ|", c.max_abs)):
         if value is not None:
             found.append((name, _number(value)))
@@ -121,7 +120,7 @@ def _tiles(row: TensorDiff) -> list[tuple[str, str]]:
         near = 0.9999 < c.cosine < 1
         found.append(("cosine", f"1 − {_number(1 - c.cosine)}" if near else _number(c.cosine)))
     if c.ulp_max is not None:
-        found.append(("largest change in ULPs", _count(c.ulp_max)))
+        found.append(("largest change in ULPs", units.number(c.ulp_max)))
     return found
 
 
@@ -135,11 +134,11 @@ def _sentences(row: TensorDiff) -> list[str]:
         found.append(f"The largest change is at [{at}]: {_number(c.max_a)} → {_number(c.max_b)}.")
     for name, before, after in (("NaN", c.nan_a, c.nan_b), ("infinite", c.inf_a, c.inf_b)):
         if before or after:
-            found.append(f"{name}: {_count(before)} → {_count(after)} elements.")
+            found.append(f"{name}: {before:,} → {after:,} elements.")
     if c.same_number:
-        found.append(f"{_count(c.same_number)} of them represent the same number (signs of zero, NaN payloads).")
+        found.append(f"{c.same_number:,} of them represent the same number (signs of zero, NaN payloads).")
     if c.rounded is not None:
-        found.append(f"{_count(c.rounded)} are equal after rounding to the narrower dtype.")
+        found.append(f"{c.rounded:,} are equal after rounding to the narrower dtype.")
     return found
 
 
@@ -163,7 +162,7 @@ def _root(path: str) -> str:
 
 
 def _more(many: int, columns: int) -> str:
-    return f'<tr><td colspan="{columns}" class="muted">{_count(many)} more in the JSON</td></tr>' if many > 0 else ""
+    return f'<tr><td colspan="{columns}" class="muted">{many:,} more in the JSON</td></tr>' if many > 0 else ""
 
 
 def _named(key: str, why: str = "") -> str:
@@ -183,13 +182,9 @@ def _share(part: int, whole: int) -> str:
     return ">99 %" if text == "100 %" and part < whole else text
 
 
-def _count(value: int) -> str:
-    return f"{value:,}".replace(",", THIN)
-
-
 def _number(value: object) -> str:
     if isinstance(value, bool | int):
-        return _count(int(value)).replace("-", "−")
+        return units.number(int(value)).replace("-", "−")
     if isinstance(value, float):
         return f"{value:.5g}".replace("-", "−").replace("inf", "∞")
     return f"{value:.4g}".replace("-", "−") if isinstance(value, complex) else str(value)
