@@ -114,7 +114,7 @@ class Planner(DefaultSavePlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
-        """Flatten the state dict as torch does, but a level of tensors at once; paths are created when needed."""
+        """Flatten the state dict as torch does, but a level of tensors at once; paths are made when they are needed."""
         flat = _flattened(state_dict) if self.flatten_state_dict else None
         if flat is None:
             super().set_up_planner(state_dict, storage_meta, is_coordinator)
@@ -141,7 +141,7 @@ class Planner(DefaultSavePlanner):
             known = _PLANS.known(self._signature) if self._keep else None
             if known is not None:
                 self._signature = known.signature
-        _PLANS.in_doubt(True)  # until this plan is agreed on, tokens are not used
+        _PLANS.in_doubt(True)  # until this plan is agreed on, tokens are not relied on
         if known is None:
             items, boxes, fixed = _items(self.state_dict)
             shared = _shared(items, self.state_dict)
@@ -485,7 +485,7 @@ def _flattened(state_dict: Mapping[str, Any]) -> dict[str, Any] | None:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Disable the garbage collector: a million shapes that are dropped at once would trigger it repeatedly."""
+    """Do without the garbage collector: a million shapes that are dropped at once would start it over and over."""
     on = gc.isenabled()
     gc.disable()
     try:

@@ -601,8 +601,8 @@ def histograms_figure(steps: Sequence[int], counts: np.ndarray[Any, Any], edges:
 
 
 def _labels(names: Sequence[str], most: int = 40) -> list[str]:
-    """Return names without their common leading components; if necessary, cut before the layer number, never in it or
-    after it."""
+    """Return names without the components that all share at their beginning; if need be, cut in what is before the
+    layer number, never in the number or after it."""
     parts = [name.split(".") for name in names]
     shared = 0
     while len(names) > 1 and all(len(one) > shared + 1 and one[shared] == parts[0][shared] for one in parts):

@@ -47,11 +47,11 @@ class Codes:
     Attributes:
         key: the stored tensor.
         dtype: its element type, if each element is one number.
-        bits: bits of a packed number; 0 if each element is one number.
+        bits: of a packed number, 0 if each element is one.
         kind: ``u`` unsigned, ``e2m1``, ``e2m1+`` (without a negative zero), ``high`` (four bits, the high nibble first,
             an index into ``table``).
-        offset: the number to subtract from an unsigned number.
-        table: stored tensor of the 16 ``float32`` values that an index selects.
+        offset: what is subtracted from an unsigned number.
+        table: stored tensor of 16 ``float32`` that an index means.
     """
 
     key: str

@@ -60,7 +60,7 @@ _KEY = re.compile(r"\w+_random_key")
 #: Leaves that are stored as arrays, as ``_METADATA`` spells their types.
 STORED = ("jax.Array", "np.ndarray", "scalar")
 _STORED = tuple(f'"value_type": "{kind}"'.encode() for kind in STORED)
-TAIL = 4 << 10  #: bytes at the end of ``_METADATA`` that contain the flags
+TAIL = 4 << 10  #: bytes at the end of ``_METADATA`` in which the flags are
 _MESH = re.compile(rb'NamedSharding\\", \\"shape\\": (\[[\d, ]*\]), \\"axis_names\\": (\[[^\]]*\])')
 
 
