@@ -44,7 +44,7 @@ NAME_LIMIT = 64 << 10  #: maximum bytes of a name
 NAMES_LIMIT = 64 << 20  #: maximum bytes of the paths of all objects
 NOTED = 8  #: maximum notes
 TEXT_LIMIT = 64 << 20  #: maximum bytes of all attributes
-#: Filters by number, named as in codecs.
+#: Filters by number, by the names that codecs have.
 FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}
 OTHERS = {4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc", 32004: "lz4", 32015: "zstd"}
 _SPACE, _LINKS, _TYPE, _LINK, _EXTERNAL, _LAYOUT, _PIPELINE = 1, 2, 3, 6, 7, 8, 11
