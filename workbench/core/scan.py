@@ -44,7 +44,7 @@ T = TypeVar("T")
 Progress = Callable[[float], None]  #: called with the fraction done; cancels the pass by raising
 OnError = Callable[[int, int, WorkbenchError], None]  #: side, chunk row, why
 
-PIECE = 1 << 20  #: maximum bytes of a piece: it stays in a core's cache while several reducers read it
+PIECE = 1 << 20  #: bytes of a piece, at most: it stays in a core's cache while several reducers look at it
 
 
 class Piece(NamedTuple):

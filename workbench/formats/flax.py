@@ -41,9 +41,9 @@ from workbench.names.arrays import meaning
 SUFFIX = ".msgpack"
 INDEX = ".msgpack.index.json"
 CHUNKED = "__msgpack_chunked_array__"
-DEPTH = 64  #: maximum nesting of maps
-ITEMS = 20_000_000  #: maximum values of a file
-INLINE = 16 << 20  #: maximum bytes of text, or of a value that is not an array
+DEPTH = 64  #: maps in maps
+ITEMS = 20_000_000  #: values of a file
+INLINE = 16 << 20  #: bytes of text, or of a value that is not an array
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.msgpack")
 _CHECKPOINT = re.compile(r"(?:.*[_-])?checkpoint_(\d+)")
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3

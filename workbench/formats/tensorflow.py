@@ -47,10 +47,10 @@ from workbench.formats.format import Format
 SUFFIX = ".index"
 MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
 FOOTER, TRAILER = 48, 5  #: bytes of the table's footer, and of a block's type and checksum
-INDEX_LIMIT = 1 << 30  #: maximum bytes of an index
-KEYS = 64  #: the keys of an index, which share prefixes, may have this many times its bytes …
-KEYS_LEAST = 16 << 20  #: … or this many bytes, if that is more
-TEXT_LIMIT = 256 << 20  #: maximum bytes of a tensor of text that is shown
+INDEX_LIMIT = 1 << 30  #: bytes of an index
+KEYS = 64  #: times the bytes of the index that its keys may have, whose beginnings are shared …
+KEYS_LEAST = 16 << 20  #: … if they are more bytes than this
+TEXT_LIMIT = 256 << 20  #: bytes of a tensor of text that is shown
 SHARDS = 100_000
 NOTED = 5
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"

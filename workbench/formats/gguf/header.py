@@ -31,10 +31,10 @@ MAGIC = b"GGUF"
 ALIGNMENT = 32  #: bytes, without ``general.alignment``
 MAX_ALIGNMENT = 1 << 20
 MAX_AXES = 4  #: GGML_MAX_DIMS
-DEPTH = 4  #: maximum nesting of arrays
-STEP = 1 << 20  #: bytes of a header per read
-LONGEST = 1 << 31  #: maximum bytes of a header; a tokenizer of 256,000 words takes 10 MB
-VALUES = 32_000_000  #: maximum array elements of a header
+DEPTH = 4  #: arrays in arrays
+STEP = 1 << 20  #: bytes of a header that are read at a time
+LONGEST = 1 << 31  #: bytes of a header; a tokenizer of 256,000 words takes 10 MB
+VALUES = 32_000_000  #: array elements of a header
 #: Codes of :mod:`struct` by type of a value.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9

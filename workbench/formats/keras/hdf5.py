@@ -37,13 +37,13 @@ from workbench.formats.keras.structures import StructureFields, Structures
 from workbench.formats.keras.types import Element, read_element
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-OBJECTS = 1 << 20  #: maximum groups and data sets of a file
-DEPTH = 64  #: maximum nesting of groups
-HEADER_LIMIT = 16 << 20  #: maximum bytes of an object's header
-NAME_LIMIT = 64 << 10  #: maximum bytes of a name
-NAMES_LIMIT = 64 << 20  #: maximum bytes of the paths of all objects
-NOTED = 8  #: maximum notes
-TEXT_LIMIT = 64 << 20  #: maximum bytes of all attributes
+OBJECTS = 1 << 20  #: groups and data sets of a file
+DEPTH = 64  #: groups in groups
+HEADER_LIMIT = 16 << 20  #: bytes of an object's header
+NAME_LIMIT = 64 << 10  #: bytes of a name
+NAMES_LIMIT = 64 << 20  #: bytes of the paths of all objects
+NOTED = 8  #: notes that are kept
+TEXT_LIMIT = 64 << 20  #: bytes of all attributes
 #: Filters by number, by the names that codecs have.
 FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}
 OTHERS = {4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc", 32004: "lz4", 32015: "zstd"}

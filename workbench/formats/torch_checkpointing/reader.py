@@ -58,13 +58,13 @@ from workbench.formats.torch_checkpointing.spec import Boxes, Spec, from_dtensor
 from workbench.names.optimizer import MOMENTS, name_numbered
 from workbench.names.roles import resolve
 
-TEMPORARY = "tmp_"  #: prefix of an unfinished folder
+TEMPORARY = "tmp_"  #: prefix of a folder that is not finished
 _FILE = re.compile(r"(.+)_(\d{1,7})\.(pt|json|safetensors)", re.DOTALL)
 _WORLD = re.compile(rb"world_size\x94(?:K(.)|M(..)|J(....))", re.DOTALL)
 _KINDS = {"pt": "TorchSerialization", "json": "JsonSerialization", "safetensors": "SafetensorsSerialization"}
 _MARK = b"torch.distributed.tensor"  #: module of DTensor, in the pickle of a file that has one
-HEAD = 256 << 10  #: bytes of a file to search for it; data.pkl is the first record of an archive
-TAIL = 64  #: bytes at the end of metadata.pkl that contain the world size
+HEAD = 256 << 10  #: bytes of a file that are searched for it; data.pkl is the first record of an archive
+TAIL = 64  #: bytes at the end of metadata.pkl that have the world size
 
 
 @dataclass(frozen=True, slots=True)

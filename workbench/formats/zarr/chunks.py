@@ -37,7 +37,7 @@ from workbench.formats.zarr.ocdbt import Leaf, read_leaves
 DEPTH = 4  #: folders between the checkpoint and an array, whose name may contain "/"
 DESCRIPTION_LIMIT = 16 << 20  #: bytes of the description of an array
 MOST_CHUNKS = 1 << 26
-NOTED = 3  #: maximum omitted arrays with a note each
+NOTED = 3  #: arrays that are left out and have a note each
 _PROCESS = re.compile(r"(?:^|/)ocdbt\.process_(\d{1,8})/")
 #: Codec of a chunk in a file → codec of the same chunk in a node that is a zstd stream.
 _WITHIN = {codecs.RAW: codecs.ZSTD, codecs.ZSTD: codecs.ZSTD_ZSTD, codecs.GZIP: codecs.ZSTD_GZIP}
