@@ -417,7 +417,7 @@ class Checkpoint(Shown, Mapping[str, LazyTensor]):
         return Checkpoint(self.place, catalog, self._pool, self.objects, self.notes, parent=self, payloads=payloads)
 
     def decoded(self, name: str) -> LazyTensor:
-        """Return a quantised tensor as the numbers that it stands for: ``ckpt.decoded("layers.0.wq.weight")[2:9]``.
+        """Return a quantised tensor as the numbers that it represents: ``ckpt.decoded("layers.0.wq.weight")[2:9]``.
 
         Args:
             name: a key of the decoded checkpoint (:meth:`decode`), the key of a stored part, or an fqn. A tensor that
@@ -434,7 +434,7 @@ class Checkpoint(Shown, Mapping[str, LazyTensor]):
     def decode(self) -> Checkpoint:
         """Return the checkpoint with its quantised tensors as numbers; ``stats``, ``diff`` and ``export`` take it.
 
-        Each has the name of the parameter that it is; scales, zero points and the like are not listed. Values are
+        Each has the name of its parameter; scales, zero points and the like are not listed. Values are
         decoded when they are read, nothing is kept. See :meth:`LazyTensor.decoded`.
 
         Raises:

@@ -209,7 +209,7 @@ _sides = loop(bounds.state_bound_sides)
 
 @kernel
 def _bound(m, v, limit, room, under, worst, at):
-    """Find violations; only runs with a ratio above the worst so far are divided, as every violation is in one."""
+    """Count violations; only runs with a ratio above the worst so far are divided, as every violation is in one."""
     broken = 0
     for start in range(0, len(m), RUN):
         stop = min(start + RUN, len(m))

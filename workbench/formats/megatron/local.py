@@ -196,7 +196,7 @@ def _named(names: Any, folder: str, holder: int) -> Iterator[LocalFile]:
 
 
 def _ranks(held: list[LocalFile]) -> set[int]:
-    """Return the ranks that names speak of: of folders and of files."""
+    """Return the ranks in the names of folders and files."""
     return {one.owner for one in held} | {one.holder for one in held}
 
 

@@ -123,7 +123,7 @@ class StageModel:
             found += made
         key = "embedding.word_embeddings.weight"
         if last and not first and not expert and "output_layer.weight" not in self.shapes and key in self.shapes:
-            cut = self._cut(key, self.shapes[key], tp_rank, self.tp)  # tied: the last stage optimizes a copy of its own
+            cut = self._cut(key, self.shapes[key], tp_rank, self.tp)  # tied: the last stage optimizes its own copy
             if cut is not None and self.dtype[key] == dtype:
                 found.append(Param("output_layer.weight", "output_layer.weight", self.shapes[key], *cut))
         return sorted(found, key=lambda param: self._order(param.name))[::-1]
@@ -147,7 +147,7 @@ class StageModel:
         return found
 
     def _cut(self, key: str, shape: tuple[int, ...], rank: int, world: int) -> tuple[int, tuple[BoxRun, ...]] | None:
-        """Return elements and boxes of a rank's part; layers of one model are divided alike."""
+        """Return elements and boxes of a rank's part; layers of one model are divided in the same way."""
         kind = (_LAYER.sub(".", key), shape, rank, world)
         if kind not in self._cuts:
             self._cuts[kind] = self._cut_one(key, shape, rank, world)

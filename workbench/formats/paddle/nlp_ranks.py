@@ -222,7 +222,7 @@ def _layout(name: str, pieces: Sequence[_Piece], facts: Facts) -> _Layout | None
 def _state_layout(
     name: str, role: str, pieces: Sequence[_Piece], layouts: Mapping[str, _Layout | None]
 ) -> _Layout | None:
-    """Return a state's layout, its parameter's; a power of beta is one number that every rank has a copy of."""
+    """Return a state's layout, that of its parameter; a power of beta is one number, copied on every rank."""
     shapes = {piece.stored.shape for piece in pieces}
     shape, layout = pieces[0].stored.shape, layouts.get(name)
     if len(shapes) == 1 and ((role in POWERS and math.prod(shape) == 1) or (len(pieces) == 1 and not name)):

@@ -37,7 +37,7 @@ def add_boxes(builder: CatalogBuilder, headers: Mapping[str, Header], notes: lis
     """Add the tensors of all files; each box is a chunk of its rank.
 
     Returns:
-        Facts for the catalog: world size, mesh, and what is incomplete.
+        Facts for the catalog: world size, mesh, and incomplete ranks.
 
     Raises:
         CorruptError: files contradict each other or themselves; the message names the file and the tensor.

@@ -57,7 +57,7 @@ def load_tree(place: Place, file: str) -> LegacyFile:
 
 
 def _plain_nvrx(loaded: LegacyFile) -> object:
-    """Return the state dict that NVRx wraps in a ``BasicTensorAwareStateDict``; any other tree as it is."""
+    """Return the state dict that NVRx wraps in a ``BasicTensorAwareStateDict``; any other tree unchanged."""
     tree = loaded.tree
     if not isinstance(tree, Opaque) or tree.qualname != "BasicTensorAwareStateDict":
         return tree
@@ -147,7 +147,7 @@ def declare(
         ref: the stored tensor, whole or the local one of a rank.
         shape: of the global tensor, if the stored one is a local tensor.
         boxes: which parts of the global tensor the stored one holds: offsets there, sizes, offsets in the stored one.
-        rank: who wrote the file, ``-1`` if that is not known.
+        rank: the rank that wrote the file, ``-1`` if unknown.
     """
     storage = ref.storage
     if not isinstance(storage, StorageRef) or storage.key not in loaded.storages:

@@ -133,7 +133,7 @@ def _join_ids(
     roles: list[str],
     tied: set[str],
 ) -> list[str]:
-    """Fill in the fqns of integer ids where they are certain. Return notes about the others."""
+    """Fill in the fqns of integer ids if they are certain. Return notes about the others."""
     keys = list(paths)
     params = {
         fqn: shapes[key]
