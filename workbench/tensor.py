@@ -167,10 +167,10 @@ class LazyTensor(Shown):
         return array if dtype is None else array.astype(dtype)
 
     def decoded(self) -> LazyTensor:
-        """Return the numbers that a quantised tensor represents, as a lazy tensor; any other tensor is returned unchanged.
+        """Return the numbers that a quantised tensor represents, as a lazy tensor; other tensors are returned unchanged.
 
-        The stored elements remain available as ``ckpt[key]``. Elements are decoded when read, and a slice reads only the
-        blocks that it needs. The result equals that of the reference implementation of the scheme bit for bit; its
+        The stored elements remain available as ``ckpt[key]``. Elements are decoded when read, and a slice reads only
+        the blocks that it needs. The result equals that of the reference implementation of the scheme bit for bit; its
         element type is the one that the reference returns (``float32`` for the block types of GGUF).
 
         Raises:
