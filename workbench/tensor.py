@@ -167,7 +167,7 @@ class LazyTensor(Shown):
         return array if dtype is None else array.astype(dtype)
 
     def decoded(self) -> LazyTensor:
-        """Return the numbers that a quantised tensor represents, as a lazy tensor; other tensors are returned unchanged.
+        """Return the numbers that a quantised tensor represents, as a lazy tensor; other tensors are returned as is.
 
         The stored elements remain available as ``ckpt[key]``. Elements are decoded when read, and a slice reads only
         the blocks that it needs. The result equals that of the reference implementation of the scheme bit for bit; its
