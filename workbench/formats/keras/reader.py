@@ -15,8 +15,8 @@ Sources: keras 3.15, h5py 3.16; see :mod:`.hdf5` and :mod:`.names`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -215,7 +215,9 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
         for name in DOCUMENTS
         if archive is not None and name in archive.records
     }
-    top = next(file5.walk())
+    walk = file5.walk()
+    top = next(walk)
+    sets = cache(lambda: {one.path: one for one in walk if isinstance(one, DataSet)})
     told = file5.attributes(top)
     for name, value in told.items():
         is_json = name.endswith("_config") and isinstance(value, str)
@@ -223,7 +225,7 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
     for name, key in _scalars(catalog).items():
         found[name] = partial(_scalar, place, catalog, key)
     for key in catalog.meta.get("objects", []):
-        found[key] = partial(_text, place, key)
+        found[key] = partial(_text, place, file5, sets, key)
     return LazyMap(found)
 
 
@@ -256,10 +258,9 @@ def _scalar(place: Place, catalog: Catalog, key: str) -> Any:
     return (found.byteswap() if codecs.TABLE[catalog.codec[row]].big else found).item()
 
 
-def _text(place: Place, key: str) -> Any:
+def _text(place: Place, file5: Hdf5, sets: Callable[[], dict[str, DataSet]], key: str) -> Any:
     """A data set of text, as nested lists."""
-    file5, _ = _open(place)
-    one = next(found for found in file5.walk() if isinstance(found, DataSet) and found.path == key)
+    one = sets()[key]
     length = max(one.stop - one.start, 0)
     if one.chunk is not None or one.start < 0:
         raise UnsupportedFormatError(f"{place.file!r}: {key!r} is text in chunks or never written, which is not read")
