@@ -199,9 +199,8 @@ def read_catalog(place: Place) -> Catalog:
     }
     if found.lost:
         name, why = next(iter(found.lost.items()))
-        facts["incomplete"] = (
-            f"{lacking(len(found.lost), len({one.name for one in files} | found.lost.keys()), 'files')} or cut off, first {name!r}: {why}"
-        )
+        count = len({one.name for one in files} | found.lost.keys())
+        facts["incomplete"] = f"{lacking(len(found.lost), count, 'files')} or cut off, first {name!r}: {why}"
     catalog = builder.build(facts)
     fqns, roles = resolve(catalog.keys, {"paths": paths})
     found.notes += _join_ids(catalog, paths, found.groups, fqns, roles)
