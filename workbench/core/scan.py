@@ -44,6 +44,7 @@ T = TypeVar("T")
 Progress = Callable[[float], None]  #: called with the fraction done; cancels the pass by raising
 OnError = Callable[[int, int, WorkbenchError], None]  #: side, chunk row, why
 
+LARGEST = 64  #: bytes of an element, at most
 PIECE = 1 << 20  #: bytes of a piece of all sides, at most: it stays in a core's cache while reducers look at it
 
 
@@ -212,7 +213,8 @@ class _Task(Generic[S]):
     def _run(self, boxes: range) -> _Result[S]:
         work, reducer, result = self._work, self._reducer, _Result[S]({}, [])
         if not hasattr(self._own, "buffers"):
-            self._own.buffers = [np.empty(PIECE // len(work.sides), np.uint8) for _ in work.sides]
+            nbytes = max(PIECE // len(work.sides), LARGEST)
+            self._own.buffers = [np.empty(nbytes, np.uint8) for _ in work.sides]
         buffers: list[Array] = self._own.buffers
         for at in boxes:
             group = int(work.group[at])

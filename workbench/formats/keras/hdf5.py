@@ -30,6 +30,7 @@ from workbench.core import codecs
 from workbench.core.arrays import Array
 from workbench.core.catalog import MAX_ELEMENTS
 from workbench.core.jsonable import check_listed, nested
+from workbench.core.pickles.standins import short
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
 from workbench.formats.keras.dense import read_records, read_stored
@@ -186,7 +187,7 @@ class Hdf5(Structures):
                 raise UnsafeError(f"{self.what()} has more than {OBJECTS:,} objects; refused")
             what = self.what(path)
             if address in self._paths:
-                self.note(f"{path!r} is another name of {self._paths[address] or '/'!r} and is left out")
+                self.note(f"{short(path)} is another name of {short(self._paths[address] or '/')} and is left out")
                 continue
             self._paths[address] = path
             messages = self._header(address, what)
@@ -212,7 +213,8 @@ class Hdf5(Structures):
         first.take(1)
         count = first.uint(2)
         first.take(4)
-        blocks, found, room, seen = [(address + 16, first.uint(4))], [], HEADER_LIMIT, set[int]()
+        found: list[Message] = []
+        blocks, room, seen = [(address + 16, first.uint(4))], HEADER_LIMIT, set[int]()
         while blocks and count > 0:
             begin, length = blocks.pop(0)
             room -= length
@@ -247,7 +249,8 @@ class Hdf5(Structures):
         flags = head.uint(1)
         head.take(16 * bool(flags & 0x20) + 4 * bool(flags & 0x10))
         length = head.uint(1 << (flags & 3))
-        blocks, found, room, seen = [(address, head.at, head.at + length + 4)], [], HEADER_LIMIT, set[int]()
+        found: list[Message] = []
+        blocks, room, seen = [(address, head.at, head.at + length + 4)], HEADER_LIMIT, set[int]()
         while blocks:
             begin, skipped, size = blocks.pop(0)
             room -= size

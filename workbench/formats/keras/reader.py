@@ -27,6 +27,7 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog, row_major
 from workbench.core.dtypes import by_name
 from workbench.core.lazymap import LazyMap
+from workbench.core.pickles.standins import short
 from workbench.core.place import Place
 from workbench.core.ziparchive import Archive
 from workbench.core.ziprecord import STORED, locate
@@ -141,7 +142,7 @@ def read_catalog(place: Place) -> Catalog:
         largest = max(largest, _add(builder, tensor, one, file))
         if one.start < 0 and one.chunk is None and 0 not in (one.shape or ()):
             holes.append(one.path)
-    left = [f"{one.path!r} {one.why} and is left out" for one in sets if one.why]
+    left = [f"{short(one.path)} {one.why} and is left out" for one in sets if one.why]
     if raw:
         notes.append(
             f"the type of {', '.join(map(repr, raw[:3]))}{', …' if len(raw) > 3 else ''} is not stored (opaque bytes, "

@@ -48,7 +48,7 @@ class SaveMetadata:
     world_size: int
     groups: Mapping[str, Mapping[tuple[Any, ...], list[Any]]]
     files: Mapping[str, Mapping[int, tuple[str, str]]] = field(default_factory=dict)
-    _positions: dict[int, tuple[object, dict[object, int]]] = field(default_factory=dict)  # of lists that many share
+    _positions: dict[int, tuple[object, dict[int, int]]] = field(default_factory=dict)  # of lists that many share
 
     def group(self, item: str, path: tuple[Any, ...], rank: int) -> Any:
         """The sharding metadata of a tensor for one rank, or ``None``."""
@@ -62,8 +62,8 @@ class SaveMetadata:
         """Where a list of ranks has one, or ``None``; thousands of tensors share such a list, of as many ranks."""
         known = self._positions.get(id(ranks))
         if known is None:
-            where = {one: at for at, one in enumerate(ranks) if type(one) is int and one >= 0}
-            known = self._positions[id(ranks)] = ranks, where
+            where = {one: at for at, one in enumerate(ranks) if isinstance(one, int)}
+            known = self._positions[id(ranks)] = ranks, where  # held, so that no other list gets its id
         return known[1].get(rank)
 
 

@@ -248,10 +248,10 @@ def _names(value: object) -> tuple[str, ...]:
 
 
 def _ints(value: object, what: str) -> Ints:
-    good = isinstance(value, (tuple, list)) and len(value) <= MAX_AXES
-    if not good or not all(type(one) is int and 0 <= one < _LARGEST for one in value):  # type: ignore[attr-defined]
+    sizes: Sequence[Any] = value if isinstance(value, (tuple, list)) and len(value) <= MAX_AXES else (None,)
+    if not all(type(one) is int and 0 <= one < _LARGEST for one in sizes):
         raise CorruptError(f"{what} is not a list of sizes")
-    return tuple(value)
+    return tuple(sizes)
 
 
 def _rows(value: object, what: str) -> list[Ints]:
