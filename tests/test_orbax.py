@@ -512,7 +512,7 @@ def test_keys_that_share_long_prefixes_do_not_fill_memory(tmp_path: Path) -> Non
         b"\0" + made.table([]) + made.varint(n, *range(size, size + n - 1), size, *[1] * (n - 1)) + b"w" * (size + n)
     )
     path = written(tmp_path, [wrapped(NODE, content + bytes(2 * n))], 0, 0, n)
-    refused(UnsafeError, path, "keys or paths of 312,", "over the limit of 268,435,456")
+    refused(UnsafeError, path, "keys or paths of 312,", "over the limit of 134,217,728")
 
 
 def test_nodes_that_become_too_long_together_are_refused(tmp_path: Path, monkeypatch) -> None:

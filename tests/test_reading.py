@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.properties import boxes, chunkings, examples, keys, shapes
 from workbench import errors
-from workbench.core import plan, region, source
+from workbench.core import memory, plan, region, source
 from workbench.core.build import CatalogBuilder
 from workbench.core.codecs import CODECS, RAW_BE
 from workbench.core.dtypes import by_name
@@ -291,3 +292,19 @@ def test_a_view_costs_no_memory_until_it_is_touched(tmp_path):
     held = tensor.torch(copy=False)
     assert held.shape == (size,) and anonymous() - before < 32 << 20
     assert int(held[12345]) == 0
+
+
+def test_a_tensor_that_does_not_fit_into_memory_is_an_error_of_ours(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise MemoryError
+
+    size = 1 << 22
+    (tmp_path / "data.bin").write_bytes(bytes(size))
+    builder = CatalogBuilder("test", Place(tmp_path))
+    builder.tensor("t", by_name("uint8"), (size,))
+    builder.chunk("t", (0,), (size,), "data.bin", 0, size)
+    tensor = lazy(tmp_path, builder.build())
+    monkeypatch.setattr(memory, "_ADVICE", None)
+    monkeypatch.setattr(memory, "np", SimpleNamespace(empty=full, prod=np.prod, int64=np.int64))
+    with pytest.raises(errors.OpenError, match="not enough memory to read 4,194,304 bytes"):
+        tensor[...]

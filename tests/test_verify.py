@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 import workbench as wb
 from tests.faults import checked_records
+from tests.megatron_files import Model, write_legacy
 from workbench import errors
 from workbench.analysis.verify import verify
 from workbench.core import checksums as checksums_module
@@ -259,6 +260,21 @@ def test_bytes_after_a_legacy_file(tmp_path):
             handle.write(b"junk")
         found = one(verify(where), "files.trailing")
         assert (found.where, found.severity) == (path.name, "warn") and "has 4 bytes after" in found.message
+
+
+@pytest.mark.parametrize("rank", ["mp_rank_00_model_states.pt", "mp_rank_00/model_optim_rng.pt"])
+def test_bytes_after_a_rank_s_legacy_file(tmp_path, rank):
+    folder = tmp_path / ("global_step4" if "states" in rank else "iter_0000010")
+    if "states" in rank:
+        shutil.copytree(ROOT / "sample_ckpts/deepspeed_zero1/global_step4", folder)
+    else:
+        write_legacy(folder, Model(layers=1))
+    torch.save(torch.load(folder / rank, weights_only=False), folder / rank, _use_new_zipfile_serialization=False)
+    assert not told(verify(folder), "files.trailing")
+    with open(folder / rank, "ab") as handle:
+        handle.write(b"junk")
+    found = one(verify(folder), "files.trailing")
+    assert (found.where, found.severity) == (rank, "warn") and "has 4 bytes after" in found.message
 
 
 def test_a_hole_on_disk_is_named_with_its_bytes(tmp_path):

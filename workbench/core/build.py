@@ -13,10 +13,14 @@ import numpy as np
 from workbench.core import catalog as cat
 from workbench.core import codecs
 from workbench.core.arrays import Array
-from workbench.core.catalog import Catalog, ObjectTable
+from workbench.core.catalog import MAX_ELEMENTS, Catalog, ObjectTable
 from workbench.core.dtypes import DType
+from workbench.core.pickles.budget import check_names
+from workbench.core.pickles.standins import short
 from workbench.core.place import Place, stat_or_absent
 from workbench.errors import CorruptError
+
+MAX_AXES = 64  #: of a tensor, as in torch and numpy
 
 
 class CatalogBuilder:
@@ -33,6 +37,7 @@ class CatalogBuilder:
         self.format, self.place = format, place
         self._tensors: dict[str, tuple[DType, tuple[int, ...], str | None, str | None]] = {}
         self._position: dict[str, int] = {}
+        self._letters = 0  # of all names
         self._files: dict[str, int] = {} if files is None else files
         self._chunks: list[tuple[Any, ...]] = []
         self._blocks: list[dict[str, Array]] = []
@@ -73,9 +78,15 @@ class CatalogBuilder:
         """Declare a global tensor and return its position; declaring it again must agree.
 
         Raises:
-            CorruptError: declared before with another dtype or shape.
+            CorruptError: declared before with another dtype or shape, or a shape that no tensor can have.
+            UnsafeError: the names are far longer than those of a model.
         """
         shape = tuple(shape)
+        if len(shape) > MAX_AXES or (shape and not 0 <= min(shape) <= max(shape) <= MAX_ELEMENTS):
+            raise CorruptError(f"tensor {key[:200]!r} has the impossible shape {short(shape)}")
+        if key not in self._tensors:
+            self._letters += len(key)
+            check_names(len(self._tensors) + 1, self._letters, repr(self.place.path), lambda: repr(key[:80]))
         known = self._tensors.setdefault(key, (dtype, shape, fqn, role))
         if known[:2] != (dtype, shape):
             raise CorruptError(

@@ -13,12 +13,15 @@ A pickle of 200 bytes can describe a list with 2**60 paths, or one that contains
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from math import prod
 
 import numpy as np
 
 from workbench.core.pickles.standins import DTypeRef, Inert, Opaque, TensorRef, short
+from workbench.errors import UnsafeError
 
+LISTED = 2_000_000  #: texts that are listed, times their axes
 TEXT, ARRAY = 10_000, 1000  # characters of a string and elements of an array that are shown
 
 
@@ -37,6 +40,19 @@ def jsonable(value: object, *, max_nodes: int = 100_000, max_depth: int = 64) ->
     repr.
     """
     return _Json(max_nodes, max_depth).render(value, max_depth)
+
+
+def check_listed(shape: Sequence[int], what: str) -> None:
+    """Raise UnsafeError if elements in nested lists would take far more memory than they do in a file."""
+    if (count := prod(shape)) * max(len(shape), 1) > LISTED:
+        raise UnsafeError(f"{what} has {count:,} texts in {len(shape)} axes, more than are listed; they were not read")
+
+
+def nested(values: Sequence[object], shape: Sequence[int], *, fortran: bool = False) -> object:
+    """Elements in row-major order (or the reverse) as nested lists."""
+    found = np.empty(len(values), object)
+    found[:] = values
+    return (found.reshape(tuple(shape)[::-1]).T if fortran else found.reshape(shape)).tolist()
 
 
 class _Json:

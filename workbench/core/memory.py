@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from workbench.errors import OpenError
+
 HUGE_PAGE = 2 << 20  #: bytes; x86-64's, and with 4 KiB pages also arm64's
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named in Python 3.12 only; Linux' value
 _FAILED = ctypes.c_void_p(-1).value
@@ -28,20 +30,31 @@ _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return an array like ``np.empty``; from :data:`HUGE_PAGE` bytes on, it uses huge pages if allowed."""
+    """Return an array like ``np.empty``; from :data:`HUGE_PAGE` bytes on, it uses huge pages if allowed.
+
+    Raises:
+        OpenError: there is not enough memory for it.
+    """
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if nbytes < HUGE_PAGE or _ADVICE is None:
-        return np.empty(shape, dtype)
+        return _plain(shape, dtype, nbytes)
     # One page more than needed, to start at a page boundary: this uses up addresses, not memory.
     try:
         mapped = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError:  # out of map entries
-        return np.empty(shape, dtype)
+    except OSError:  # out of map entries, or of memory
+        return _plain(shape, dtype, nbytes)
     whole = np.frombuffer(mapped, np.uint8)
     start = -whole.__array_interface__["data"][0] % HUGE_PAGE
     with suppress(OSError):  # a kernel without huge pages: still memory
         mapped.madvise(_ADVICE, start, nbytes // HUGE_PAGE * HUGE_PAGE)
     return whole[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def _plain(shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> np.ndarray[Any, Any]:
+    try:
+        return np.empty(shape, dtype)
+    except MemoryError:
+        raise OpenError(f"there is not enough memory to read {nbytes:,} bytes; read a part of them, a slice") from None
 
 
 def map_file(fd: int, nbytes: int, *, offset: int = 0, private: bool = False) -> np.ndarray[Any, Any]:

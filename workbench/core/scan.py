@@ -44,7 +44,8 @@ T = TypeVar("T")
 Progress = Callable[[float], None]  #: called with the fraction done; cancels the pass by raising
 OnError = Callable[[int, int, WorkbenchError], None]  #: side, chunk row, why
 
-PIECE = 1 << 20  #: bytes of a piece, at most: it stays in a core's cache while several reducers look at it
+LARGEST = 64  #: bytes of an element, at most
+PIECE = 1 << 20  #: bytes of a piece of all sides, at most: it stays in a core's cache while reducers look at it
 
 
 class Piece(NamedTuple):
@@ -212,7 +213,8 @@ class _Task(Generic[S]):
     def _run(self, boxes: range) -> _Result[S]:
         work, reducer, result = self._work, self._reducer, _Result[S]({}, [])
         if not hasattr(self._own, "buffers"):
-            self._own.buffers = [np.empty(PIECE, np.uint8) for _ in work.sides]
+            nbytes = max(PIECE // len(work.sides), LARGEST)
+            self._own.buffers = [np.empty(nbytes, np.uint8) for _ in work.sides]
         buffers: list[Array] = self._own.buffers
         for at in boxes:
             group = int(work.group[at])
@@ -308,7 +310,7 @@ def _pieces(regions: Sequence[Region], buffers: list[Array]) -> Iterator[tuple[i
     size = regions[0].size
     if not size:
         return
-    most = max(PIECE // max(region.raw.itemsize for region in regions), 1)
+    most = max(PIECE // len(regions) // max(region.raw.itemsize for region in regions), 1)
     if all(region.contiguous for region in regions):
         for start in range(0, size, most):
             stop = min(start + most, size)

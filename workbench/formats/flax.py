@@ -24,7 +24,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -33,6 +33,8 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import MAX_ELEMENTS, Catalog
 from workbench.core.dtypes import DType, by_name
 from workbench.core.lazymap import LazyMap
+from workbench.core.pickles.budget import leaves
+from workbench.core.pickles.standins import short
 from workbench.core.place import Place, lacking
 from workbench.errors import CorruptError, NotACheckpointError, OpenError, TruncatedError, UnsafeError
 from workbench.formats.format import Format
@@ -42,7 +44,8 @@ SUFFIX = ".msgpack"
 INDEX = ".msgpack.index.json"
 CHUNKED = "__msgpack_chunked_array__"
 DEPTH = 64  #: maps in maps
-ITEMS = 20_000_000  #: values of a file
+ITEMS = 2_000_000  #: values of a file; an array is ten
+PIECES = 1 << 20  #: pieces of an array, times the square of its axes; flax cuts at every GiB
 INLINE = 16 << 20  #: bytes of text, or of a value that is not an array
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.msgpack")
 _CHECKPOINT = re.compile(r"(?:.*[_-])?checkpoint_(\d+)")
@@ -227,10 +230,10 @@ class _Walker:
                 f"{self.name!r}, byte {at:,}: an array has {kind} in place of bytes; the file is damaged"
             )
         dtype = by_name(_numpy_name(name))
-        if prod(shape) > MAX_ELEMENTS or len(shape) > 64 or prod(shape) * dtype.itemsize != length:
+        if len(shape) > 64 or prod(shape) > MAX_ELEMENTS or prod(shape) * dtype.itemsize != length:
             raise CorruptError(
-                f"{self.name!r}, byte {at:,}: an array of {dtype} {tuple(shape)} has {length:,} bytes; the file is "
-                "damaged"
+                f"{self.name!r}, byte {at:,}: an array of {dtype} {short(tuple(shape), 200)} has {length:,} bytes; the "
+                "file is damaged"
             )
         self.room(length, "an array")
         start, self.at = self.at, self.at + length
@@ -243,11 +246,16 @@ class _Walker:
         if not good or not all(isinstance(one, StoredArray) and len(one.shape) == 1 for one in pieces or ()):
             raise CorruptError(f"{self.name!r}, byte {at:,}: a chunked array has no shape, or pieces that are not flat")
         assert shape is not None and pieces is not None
+        if len(pieces) * len(shape) ** 2 > PIECES:
+            raise UnsafeError(
+                f"{self.name!r}, byte {at:,}: an array of {len(shape)} axes in {len(pieces):,} pieces, more than "
+                "any array is cut into; refused"
+            )
         stored = sum(one.shape[0] for one in pieces)
-        if len({one.dtype for one in pieces}) != 1 or prod(shape) != stored or len(shape) > 64:
+        if len(shape) > 64 or len({one.dtype for one in pieces}) != 1 or prod(shape) != stored:
             raise CorruptError(
                 f"{self.name!r}, byte {at:,}: {len(pieces):,} pieces with {stored:,} elements do not make an array of "
-                f"{tuple(shape)}; a piece is missing or damaged"
+                f"{short(tuple(shape), 200)}; a piece is missing or damaged"
             )
         return ChunkedArray(pieces[0].dtype, tuple(shape), tuple(pieces))
 
@@ -269,12 +277,16 @@ def _numpy_name(name: str) -> str:
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 
-def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if isinstance(tree, dict) and tree:
-        for key, value in tree.items():
-            yield from _leaves(value, (*path, key))
-    else:
-        yield path, tree
+def _leaves(place: Place, name: str) -> list[tuple[tuple[str, ...], Any]]:
+    """Everything in a file that is not a map, with the keys that lead to it; an empty map is such a value."""
+
+    def children(node: Any) -> Any:
+        return node.items()
+
+    def is_leaf(node: Any) -> bool:
+        return not isinstance(node, dict) or not node
+
+    return leaves(_Walker(place, name).whole(), children, is_leaf, what=repr(name))
 
 
 def _boxes(shape: tuple[int, ...], first: int, last: int) -> Iterator[tuple[list[int], list[int], int]]:
@@ -365,7 +377,7 @@ def read_catalog(place: Place) -> Catalog:
     step = None
     for name in [name for name in names if name not in lost] or names:
         builder.file(name, metadata=True)
-        for path, value in _leaves(_Walker(place, name).whole()):
+        for path, value in _leaves(place, name):
             key = ".".join(path) or "value"
             if isinstance(value, StoredArray | ChunkedArray):
                 _add(builder, name, key, value)
@@ -386,11 +398,16 @@ def read_catalog(place: Place) -> Catalog:
 def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
     """Return the values that are not arrays, by key."""
     stored = catalog.meta.get("objects", {})
-    return LazyMap({key: partial(_object, place, name, key) for key, name in stored.items()})
 
+    @cache
+    def values(name: str) -> dict[str, Any]:  # of a whole file: it has to be walked for any one of them
+        found = ((".".join(path) or "value", value) for path, value in _leaves(place, name))
+        return {key: value for key, value in found if stored.get(key) == name}
 
-def _object(place: Place, name: str, key: str) -> Any:
-    return next(value for path, value in _leaves(_Walker(place, name).whole()) if (".".join(path) or "value") == key)
+    def value(name: str, key: str) -> Any:
+        return values(name)[key]
+
+    return LazyMap({key: partial(value, name, key) for key, name in stored.items()})
 
 
 def stored_step(place: Place) -> Any:

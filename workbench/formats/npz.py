@@ -21,18 +21,17 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import Any
-
-import numpy as np
 
 from workbench.core import codecs, payload, ziparchive
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import MAX_ELEMENTS, Catalog
 from workbench.core.dtypes import DType, by_name
+from workbench.core.jsonable import check_listed, nested
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
 from workbench.core.ziparchive import Archive
@@ -309,13 +308,14 @@ def _is_text(npy: Npy) -> bool:
     return isinstance(npy.descr, str) and npy.descr.lstrip("<>|=")[:1] in ("U", "S")
 
 
-def _text(place: Place, file: str, key: str) -> Any:
+def _text(place: Place, file: str, members: Callable[[], dict[str, _Member]], key: str) -> Any:
     """Read an array of strings, as nested lists."""
-    one = next(member for member in _members(place, file, []) if member.key == key)
+    one = members()[key]
     count, item = prod(one.npy.shape), int(one.npy.descr.lstrip("<>|=US") or 0)
     item *= 4 if "U" in one.npy.descr else 1
-    if max(one.length, count) > TEXT_LIMIT:
+    if one.length > TEXT_LIMIT:
         raise UnsafeError(f"{one.what} has {one.length:,} bytes of text, over the limit of {TEXT_LIMIT:,}; refused")
+    check_listed(one.npy.shape, one.what)
     data: Any = place.read(file, start=one.start, length=one.stop - one.start)
     if one.deflated:
         data = payload.inflate(memoryview(data), one.length, what=one.what, raw=True).tobytes()
@@ -327,8 +327,7 @@ def _text(place: Place, file: str, key: str) -> Any:
         data[at : at + item].decode(spell, "backslashreplace").rstrip("\0")
         for at in range(one.npy.data, one.npy.data + count * item, item or 1)
     ] or [""] * count
-    array = np.array(texts, object)
-    return (array.reshape(one.npy.shape[::-1]).T if one.npy.fortran else array.reshape(one.npy.shape)).tolist()
+    return nested(texts, one.npy.shape, fortran=one.npy.fortran)
 
 
 # ---- the format ------------------------------------------------------------------------------------------------------
@@ -390,7 +389,13 @@ def read_catalog(place: Place) -> Catalog:
 
 def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
     """Return the arrays of text."""
-    return LazyMap({key: partial(_text, place, place.file or "", key) for key in catalog.meta.get("objects", [])})
+    file, listed = place.file or "", catalog.meta.get("objects", [])
+
+    @cache
+    def members() -> dict[str, _Member]:
+        return {one.key: one for one in _members(place, file, [])}
+
+    return LazyMap({key: partial(_text, place, file, members, key) for key in listed})
 
 
 FORMAT = Format(

@@ -29,6 +29,7 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import MAX_ELEMENTS, Catalog
 from workbench.core.dtypes import by_name, nbytes_of
 from workbench.core.lazymap import LazyMap
+from workbench.core.pickles.standins import short
 from workbench.core.place import Place
 from workbench.core.protobuf import BadMessage, signed, spans, varint
 from workbench.errors import CorruptError, NotACheckpointError, OpenError
@@ -194,7 +195,7 @@ def _add(builder: CatalogBuilder, place: Place, model: _Model, one: _Tensor) -> 
         return f"has the type {one.kind}" + (" (text)" if one.kind == 8 else "")
     dtype, shape = by_name(_TYPES[one.kind][0]), tuple(one.dims)
     if min(shape, default=0) < 0 or len(shape) > 64 or prod(shape) > MAX_ELEMENTS:
-        raise CorruptError(f"{what} has the impossible shape {shape}")
+        raise CorruptError(f"{what} has the impossible shape {short(shape)}")
     if one.name in builder:
         raise CorruptError(f"{what} occurs twice; it is unknown which one is valid")
     nbytes, codec = nbytes_of(dtype, prod(shape)), codecs.RAW

@@ -25,20 +25,22 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from workbench.core import codecs
-from workbench.core.build import CatalogBuilder
+from workbench.core.build import MAX_AXES, CatalogBuilder
 from workbench.core.catalog import MAX_ELEMENTS, Catalog
 from workbench.core.crc32 import crc32c, masked
 from workbench.core.dtypes import DType, by_name, nbytes_of
+from workbench.core.jsonable import check_listed, nested
 from workbench.core.lazymap import LazyMap
+from workbench.core.pickles.standins import short
 from workbench.core.place import Place, lacking
 from workbench.core.protobuf import BadMessage, fields, signed, varint
 from workbench.errors import CorruptError, NotACheckpointError, OpenError, UnsafeError, UnsupportedFormatError
@@ -47,15 +49,15 @@ from workbench.formats.format import Format
 SUFFIX = ".index"
 MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
 FOOTER, TRAILER = 48, 5  #: bytes of the table's footer, and of a block's type and checksum
-INDEX_LIMIT = 1 << 30  #: bytes of an index
-KEYS = 64  #: times the bytes of the index that its keys may have, whose beginnings are shared …
+INDEX_LIMIT = 128 << 20  #: bytes of an index; one entry takes some 100
+KEYS = 8  #: times the bytes of the index that its keys may have, whose beginnings are shared …
 KEYS_LEAST = 16 << 20  #: … if they are more bytes than this
-TEXT_LIMIT = 256 << 20  #: bytes of a tensor of text that is shown
+TEXT_LIMIT = 64 << 20  #: bytes of a tensor of text that is shown
 SHARDS = 100_000
 NOTED = 5
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 ATTRIBUTE = "/.ATTRIBUTES/VARIABLE_VALUE"
-_SLOT = re.compile(r"(.+)/\.OPTIMIZER_SLOT/.+/([^/]+)", re.DOTALL)
+SLOT = "/.OPTIMIZER_SLOT/"
 _ROLES = {
     "m": "exp_avg",
     "v": "exp_avg_sq",
@@ -392,8 +394,8 @@ def _data_file(index: _Index, entry: BundleEntry, key: str, name: str) -> str:
 
 
 def _check_shape(shape: tuple[int, ...], key: str, name: str) -> None:
-    if min(shape, default=0) < 0 or len(shape) > 254 or prod(shape) > MAX_ELEMENTS:
-        raise CorruptError(f"{name!r}: {key[:80]!r} has the impossible shape {shape}")
+    if len(shape) > MAX_AXES or min(shape, default=0) < 0 or prod(shape) > MAX_ELEMENTS:
+        raise CorruptError(f"{name!r}: {key[:80]!r} has the impossible shape {short(shape)}")
 
 
 def _box(
@@ -423,9 +425,10 @@ def _box(
 def _meaning(key: str, entries: Mapping[bytes, BundleEntry]) -> tuple[str | None, str]:
     """Return the parameter and role of a variable."""
     name = key.removesuffix(ATTRIBUTE)
-    if slot := _SLOT.fullmatch(name):
-        return slot[1], _ROLES.get(slot[2], "other")
     base, _, last = name.rpartition("/")
+    owner, slot, optimizer = base.rpartition(SLOT)
+    if slot and owner and optimizer and last:
+        return owner, _ROLES.get(last, "other")
     if last in _ROLES and last[0].isupper() and base.encode() in entries:
         return base, _ROLES[last]
     if name in ("save_counter", "global_step", "step") or "/.ATTRIBUTES/" in name or "optimizer/" in name:
@@ -438,20 +441,22 @@ def _meaning(key: str, entries: Mapping[bytes, BundleEntry]) -> tuple[str | None
 
 def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
     """Return the tensors of text, and the object graph as names of variables by key."""
-    return LazyMap({key: partial(_strings, place, key) for key in catalog.meta.get("objects", [])})
-
-
-def _strings(place: Place, key: str) -> Any:
-    """Read a string tensor: lengths, their checksum, then the strings."""
     name = _name(place)
-    index = _read_index(place, name)
+    index = cache(partial(_read_index, place, name))
+    return LazyMap({key: partial(_strings, place, name, index, key) for key in catalog.meta.get("objects", [])})
+
+
+def _strings(place: Place, name: str, read: Callable[[], _Index], key: str) -> Any:
+    """Read a string tensor: lengths, their checksum, then the strings."""
+    index = read()
     entry = index.entries[key.encode()]
-    file, count = _data_file(index, entry, key, name), prod(entry.shape)
     _check_shape(entry.shape, key, name)
-    if max(entry.size, count) > TEXT_LIMIT:
+    file, count = _data_file(index, entry, key, name), prod(entry.shape)
+    if entry.size > TEXT_LIMIT:
         raise UnsafeError(
             f"{key!r} has {entry.size:,} bytes of text, over the limit of {TEXT_LIMIT:,}; it was not read"
         )
+    check_listed(entry.shape, repr(key))
     data = place.read(file, start=entry.start, length=entry.size)
     lengths, at = [], 0
     try:
@@ -475,7 +480,7 @@ def _strings(place: Place, key: str) -> Any:
     if key == GRAPH:
         return _graph(texts[0] if texts else b"", key)
     shown = [text.decode("utf-8", "backslashreplace") for text in texts]
-    return np.array(shown, object).reshape(entry.shape).tolist()
+    return nested(shown, entry.shape)
 
 
 def _graph(data: bytes, key: str) -> dict[str, str]:

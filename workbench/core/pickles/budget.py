@@ -88,6 +88,18 @@ def tick() -> None:
         budget.tick()
 
 
+def check_names(count: int, characters: int, what: str, last: Callable[[], str]) -> None:
+    """Raise UnsafeError if ``count`` names have far more characters in all than those of a model.
+
+    ``last`` describes the last of them.
+    """
+    if characters > NAMES + NAME * count:
+        raise UnsafeError(
+            f"{what}: the names of its first {count:,} entries have {characters:,} characters in all, too many for a "
+            f"model; refused. The last begins with {last()}"
+        )
+
+
 def leaves(
     tree: object,
     children: Callable[[Any], Iterable[tuple[Any, object]] | None],
@@ -120,11 +132,7 @@ def leaves(
         if is_leaf(node):
             found.append((path, node))
             characters += length
-            if characters > NAMES + NAME * len(found):
-                raise UnsafeError(
-                    f"{what}: the names of its first {len(found):,} tensors have {characters:,} characters in all, too "
-                    f"many for a model; refused. The last begins with {_start(path)}"
-                )
+            check_names(len(found), characters, what, lambda: _start(path))
             return
         inside = None if id(node) in above else children(node)
         if inside is None:

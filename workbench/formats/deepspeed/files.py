@@ -44,10 +44,10 @@ class Located(NamedTuple):
 
 
 class States:
-    """A decoded file. Files with equal pickles share ``tree``."""
+    """A decoded file. Files with equal pickles share ``tree``; ``end`` is that of ``LegacyFile.stop``."""
 
-    def __init__(self, file: str, tree: Any, storages: Any, big: bool, same: bool) -> None:
-        self.file, self.tree, self.same = file, tree, same
+    def __init__(self, file: str, tree: Any, storages: Any, big: bool, same: bool, end: int | None = None) -> None:
+        self.file, self.tree, self.same, self.end = file, tree, same, end
         self._storages, self._big = storages, big
 
     def locate(self, ref: TensorRef, what: str) -> Located:
@@ -112,7 +112,7 @@ class FileDecoder:
         loaded = load_tree(self.place, file)
         storages = {key: loaded.storages[key] for key in loaded.storages}
         tree = loaded.tree if any_tree else _mapping(loaded.tree, repr(file))
-        return States(file, tree, lambda ref: storages[ref.key], loaded.big, False)
+        return States(file, tree, lambda ref: storages[ref.key], loaded.big, False, loaded.stop)
 
 
 def items(value: object) -> Sequence[Any]:

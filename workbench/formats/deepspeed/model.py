@@ -107,7 +107,7 @@ def add_model(
         if stage3 and r is not None and dp and r >= dp:
             continue  # left over from a save with more ranks; a note on the optimizer says so
         states = decoder.read(file)
-        builder.file(file, metadata=True)
+        builder.file(file, metadata=True, end=states.end)
         if model is None:
             model = _head(states, mp)
         elif not states.same:
@@ -137,7 +137,7 @@ def add_model(
 
 def add_tensors(builder: CatalogBuilder, states: States, prefix: str, key: Callable[[str], str]) -> None:
     """Declare the tensors of a plain dict file (a pipeline layer, an expert) under ``prefix`` and their names."""
-    builder.file(states.file, metadata=True)
+    builder.file(states.file, metadata=True, end=states.end)
     named = {prefix + str(name): ref for name, ref in states.tree.items() if isinstance(ref, TensorRef)}
     for name, (fqn, role) in _meaning(named, set()).items():
         put(builder, key(name), states.locate(named[name], f"tensor {name!r}"), fqn=fqn, role=role)

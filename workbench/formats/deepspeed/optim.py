@@ -41,6 +41,7 @@ class RankShard:
         order: parameter names of each group in ``param_slice_mappings``; never used as the order of the file.
         steps: integers that param groups store as ``step``.
         info: ``universal_checkpoint_info``, if stored.
+        end: where the contents of the file end, if its format defines that.
     """
 
     file: str
@@ -53,6 +54,7 @@ class RankShard:
     order: list[list[str]] | None = None
     steps: list[int] = field(default_factory=list)
     info: Any = None
+    end: int | None = None
 
     @property
     def groups(self) -> int:
@@ -83,7 +85,7 @@ def read_shard(states: States) -> RankShard:
     parts = items(whole.get(_FLAT[3 if stage3 else 1]))
     if not parts or not all(isinstance(part, TensorRef) and len(part.shape) == 1 for part in parts):
         raise CorruptError(f"{states.file!r} lacks the list of flat tensors {_FLAT[3 if stage3 else 1]!r}")
-    shard = RankShard(states.file, stage3)
+    shard = RankShard(states.file, stage3, end=states.end)
     shard.flat[MASTER] = [_located(states, part, f"{MASTER} of group {g}") for g, part in enumerate(parts)]
     shard.counts = _counts(states, whole.get("partition_count"), len(parts))
     _refuse_uneven(states, whole, shard.counts)

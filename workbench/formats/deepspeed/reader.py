@@ -166,7 +166,7 @@ class FolderReader:
                 at = catalog.index.get(f"{state}.{name}")
                 if at is not None:
                     views[f"{state}.{alias}"] = f"{state}.{name}", alias, (catalog.roles or [])[at]
-        return with_views(replace(catalog, meta=facts), views)
+        return with_views(replace(catalog, meta={**catalog.meta, **facts}), views)
 
     # ---- files -----------------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class FolderReader:
     def _partitions(self, mp: int, found: Partitions) -> None:
         for shard in found.shards:
             if shard is not None:
-                self.builder.file(shard.file, metadata=True)
+                self.builder.file(shard.file, metadata=True, end=shard.end)
         shapes = self.models[mp].shapes
         if shapes is None:
             raise IncompleteError(
@@ -241,9 +241,9 @@ class FolderReader:
             if unnamed := {number for number in numbers.values() if number not in joined}:
                 self.notes.append(uncertain("optimizer", len(unnamed)))
         for (ep, mp), file in sorted(self.folder.expert_optims.items()):
-            self.builder.file(file, metadata=True)
             self.notes.append(f"{file!r}: the parameters of an expert optimizer without ZeRO keep its own numbers")
             states = FileDecoder(self.place).read(file)
+            self.builder.file(file, metadata=True, end=states.end)
             for path, ref in tensors(states.tree):
                 key = ".".join(["optim", f"expp_rank_{ep}", f"mp_rank_{mp:02d}", *map(str, path)])
                 role = STATES.get(str(path[-1]), "other")

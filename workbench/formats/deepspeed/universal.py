@@ -74,7 +74,7 @@ def read_catalog(place: Place) -> Catalog:
         states = decoder.read(file, any_tree=True)
         at = states.locate(_tensor(states), f"{state} of {name!r}")
         key = f"{state}.{name}"
-        reader.builder.file(file, metadata=True)
+        reader.builder.file(file, metadata=True, end=states.end)
         reader.names.setdefault((state, name), {})[-1] = key
         found.setdefault(name, set()).add(state)
         role = "master" if state == MASTER else STATES.get(state, "other")

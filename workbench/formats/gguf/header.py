@@ -33,8 +33,10 @@ MAX_ALIGNMENT = 1 << 20
 MAX_AXES = 4  #: GGML_MAX_DIMS
 DEPTH = 4  #: arrays in arrays
 STEP = 1 << 20  #: bytes of a header that are read at a time
-LONGEST = 1 << 31  #: bytes of a header; a tokenizer of 256,000 words takes 10 MB
-VALUES = 32_000_000  #: array elements of a header
+LONGEST = 128 << 20  #: bytes of a header; a tokenizer of 256,000 words takes 10 MB
+LONGEST_TEXT = 16 << 20  #: bytes of a text; chat templates take some 10 KB
+PAIRS = 1 << 16  #: of metadata; models have some 50
+VALUES = 4_000_000  #: array elements of a header; a tokenizer has about three for each word
 #: Codes of :mod:`struct` by type of a value.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
@@ -131,6 +133,8 @@ def parse(place: Place, name: str, *, metadata_only: bool = False) -> GgufHeader
         raise UnsupportedFormatError(f"{name!r} has GGUF version {version:,}; this workbench reads 1 to 3")
     reader.size = "I" if version == 1 else "Q"
     tensors, pairs = reader.count("tensors", 24), reader.count("metadata pairs", 9)
+    if pairs > PAIRS:
+        raise UnsafeError(f"{name!r} has {pairs:,} metadata pairs, over the limit of {PAIRS:,}; refused")
     metadata: dict[str, Any] = {}
     for _ in range(pairs):
         at = reader.at
@@ -247,11 +251,24 @@ class _HeaderReader:
             )
         return found
 
+    def letters(self, what: str) -> memoryview:
+        """Return the bytes of text.
+
+        Raises:
+            UnsafeError: more than :data:`LONGEST_TEXT`.
+        """
+        at, length = self.at, self.number(self.size, f"the length of {what}")
+        if LONGEST_TEXT < length <= self.total - self.at:
+            raise UnsafeError(
+                f"{self.name!r}, byte {at:,}: {what} has {length:,} bytes, over {LONGEST_TEXT:,}; refused"
+            )
+        return self.take(length, what)
+
     def text(self, what: str) -> str:
         """Return text."""
-        at, length = self.at, self.number(self.size, f"the length of {what}")
+        at = self.at
         try:
-            return str(self.take(length, what), "utf-8")
+            return str(self.letters(what), "utf-8")
         except UnicodeDecodeError as error:
             raise CorruptError(f"{self.name!r}, byte {at:,}: {what} is not UTF-8 ({error.reason})") from None
 
@@ -261,8 +278,7 @@ class _HeaderReader:
         if kind in _SCALARS:
             return self.numbers(_SCALARS[kind], what)[0]
         if kind == _TEXT:  # a tokenizer's merges need not be UTF-8
-            length = self.number(self.size, f"the length of {what}")
-            return str(self.take(length, what), "utf-8", "backslashreplace")
+            return str(self.letters(what), "utf-8", "backslashreplace")
         if kind != _ARRAY or not depth:
             raise CorruptError(f"{self.name!r}, byte {self.at - 4:,}: {what} has the unknown type {kind:,}")
         inner = self.number("I", f"the element type of {what}")

@@ -29,6 +29,8 @@ import numpy as np
 from workbench.core import codecs
 from workbench.core.arrays import Array
 from workbench.core.catalog import MAX_ELEMENTS
+from workbench.core.jsonable import check_listed, nested
+from workbench.core.pickles.standins import short
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
 from workbench.formats.keras.dense import read_records, read_stored
@@ -37,7 +39,8 @@ from workbench.formats.keras.structures import StructureFields, Structures
 from workbench.formats.keras.types import Element, read_element
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-OBJECTS = 1 << 20  #: groups and data sets of a file
+OBJECTS = 1 << 17  #: groups and data sets of a file
+MESSAGES = 1 << 19  #: of all headers, however often each is read; a variable has about eight
 DEPTH = 64  #: groups in groups
 HEADER_LIMIT = 16 << 20  #: bytes of an object's header
 NAME_LIMIT = 64 << 10  #: bytes of a name
@@ -121,7 +124,7 @@ class Hdf5(Structures):
         super().__init__(view, name, origin)
         self.notes: list[str] = []
         self.left_out = 0
-        self._left, self._letters, self._text = OBJECTS, NAMES_LIMIT, TEXT_LIMIT
+        self._left, self._messages, self._letters, self._text = OBJECTS, MESSAGES, NAMES_LIMIT, TEXT_LIMIT
         self._heaps: dict[int, dict[int, bytes]] = {}
         self._paths: dict[int, str] = {}
         self._sharing = 0
@@ -180,14 +183,11 @@ class Hdf5(Structures):
         while waiting:
             path, address, depth = waiting.pop()
             self._left -= 1
-            self._letters -= len(path)
-            if self._left < 0 or self._letters < 0:
-                raise UnsafeError(
-                    f"{self.what()} has more than {OBJECTS:,} objects, or names of too many bytes; refused"
-                )
+            if self._left < 0:
+                raise UnsafeError(f"{self.what()} has more than {OBJECTS:,} objects; refused")
             what = self.what(path)
             if address in self._paths:
-                self.note(f"{path!r} is another name of {self._paths[address] or '/'!r} and is left out")
+                self.note(f"{short(path)} is another name of {short(self._paths[address] or '/')} and is left out")
                 continue
             self._paths[address] = path
             messages = self._header(address, what)
@@ -213,7 +213,8 @@ class Hdf5(Structures):
         first.take(1)
         count = first.uint(2)
         first.take(4)
-        blocks, found, room, seen = [(address + 16, first.uint(4))], [], HEADER_LIMIT, set[int]()
+        found: list[Message] = []
+        blocks, room, seen = [(address + 16, first.uint(4))], HEADER_LIMIT, set[int]()
         while blocks and count > 0:
             begin, length = blocks.pop(0)
             room -= length
@@ -228,11 +229,18 @@ class Hdf5(Structures):
                 kind, size, flags = block.uint(2), block.uint(2), block.uint(1)
                 block.take(3)
                 at = block.begin + block.at
-                found.append(Message(kind, block.take(size), at, flags))
+                self._count(found, Message(kind, block.take(size), at, flags), what)
                 count -= 1
                 if kind == _CONTINUED:
                     blocks.append(self._continued(found[-1], what))
         return self._resolved(found, what)
+
+    def _count(self, found: list[Message], message: Message, what: str) -> None:
+        """Add a message to those of a header. Several headers may have a block in common, so all are counted."""
+        self._messages -= 1
+        if self._messages < 0:
+            raise UnsafeError(f"{what}, byte {message.at:,}: more than {MESSAGES:,} messages in all headers; refused")
+        found.append(message)
 
     def _second(self, address: int, what: str) -> list[Message]:
         head = self.read(address, min(40, len(self.view) - self.base - address), what)
@@ -241,7 +249,8 @@ class Hdf5(Structures):
         flags = head.uint(1)
         head.take(16 * bool(flags & 0x20) + 4 * bool(flags & 0x10))
         length = head.uint(1 << (flags & 3))
-        blocks, found, room, seen = [(address, head.at, head.at + length + 4)], [], HEADER_LIMIT, set[int]()
+        found: list[Message] = []
+        blocks, room, seen = [(address, head.at, head.at + length + 4)], HEADER_LIMIT, set[int]()
         while blocks:
             begin, skipped, size = blocks.pop(0)
             room -= size
@@ -260,7 +269,7 @@ class Hdf5(Structures):
                 kind, size, bits = block.uint(1), block.uint(2), block.uint(1)
                 block.take(prefix - 4)
                 at = block.begin + block.at
-                found.append(Message(kind, block.take(size), at, bits))
+                self._count(found, Message(kind, block.take(size), at, bits), what)
                 if kind == _CONTINUED:
                     start, length = self._continued(found[-1], what)
                     blocks.append((start, 4, length))
@@ -321,6 +330,9 @@ class Hdf5(Structures):
                 raise CorruptError(
                     f"{what}, byte {at:,}: the name {name[:80]!r} occurs twice or is not valid; the file is damaged"
                 )
+            self._letters -= len(path) + len(text)
+            if self._letters < 0 or len(members) > OBJECTS:
+                raise UnsafeError(f"{what}, byte {at:,}: names of over {NAMES_LIMIT:,} bytes in all; refused")
             members[text] = address
 
         for message in messages:
@@ -666,12 +678,12 @@ class Hdf5(Structures):
     ) -> Any:
         """Read the elements of an attribute or a data set of strings, as nested lists."""
         count = prod(shape)
+        check_listed(shape, fields.what if fields else self.what())
         parts = [data[n * element.size : (n + 1) * element.size] for n in range(count if element.size else 0)]
         if element.name in ("text", "texts"):
             read = partial(self._text_of, what=fields.what if fields else self.what())
             texts = [part if element.name == "text" else read(part) for part in parts] or [b""] * count
-            flat = np.array([text.split(b"\0")[0].decode("utf-8", "backslashreplace") for text in texts], object)
-            return flat.reshape(shape).tolist()
+            return nested([text.split(b"\0")[0].decode("utf-8", "backslashreplace") for text in texts], shape)
         from_numpy = {"bool": "?", "bits8": "u1", "bits16": "u2", "bfloat16": "u2"}.get(element.name, element.name)
         dtype = np.dtype(from_numpy).newbyteorder(">" if element.big else "<")
         found = np.frombuffer(data, dtype).reshape(shape)

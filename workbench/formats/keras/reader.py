@@ -15,8 +15,8 @@ Sources: keras 3.15, h5py 3.16; see :mod:`.hdf5` and :mod:`.names`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -27,6 +27,7 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog, row_major
 from workbench.core.dtypes import by_name
 from workbench.core.lazymap import LazyMap
+from workbench.core.pickles.standins import short
 from workbench.core.place import Place
 from workbench.core.ziparchive import Archive
 from workbench.core.ziprecord import STORED, locate
@@ -141,7 +142,7 @@ def read_catalog(place: Place) -> Catalog:
         largest = max(largest, _add(builder, tensor, one, file))
         if one.start < 0 and one.chunk is None and 0 not in (one.shape or ()):
             holes.append(one.path)
-    left = [f"{one.path!r} {one.why} and is left out" for one in sets if one.why]
+    left = [f"{short(one.path)} {one.why} and is left out" for one in sets if one.why]
     if raw:
         notes.append(
             f"the type of {', '.join(map(repr, raw[:3]))}{', …' if len(raw) > 3 else ''} is not stored (opaque bytes, "
@@ -217,7 +218,9 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
         for name in DOCUMENTS
         if archive is not None and name in archive.records
     }
-    top = next(file5.walk())
+    walk = file5.walk()
+    top = next(walk)
+    sets = cache(lambda: {one.path: one for one in walk if isinstance(one, DataSet)})
     told = file5.attributes(top)
     for name, value in told.items():
         is_json = name.endswith("_config") and isinstance(value, str)
@@ -225,7 +228,7 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
     for name, key in _scalars(catalog).items():
         found[name] = partial(_scalar, place, catalog, key)
     for key in catalog.meta.get("objects", []):
-        found[key] = partial(_text, place, key)
+        found[key] = partial(_text, place, file5, sets, key)
     return LazyMap(found)
 
 
@@ -258,10 +261,9 @@ def _scalar(place: Place, catalog: Catalog, key: str) -> Any:
     return (found.byteswap() if codecs.TABLE[catalog.codec[row]].big else found).item()
 
 
-def _text(place: Place, key: str) -> Any:
+def _text(place: Place, file5: Hdf5, sets: Callable[[], dict[str, DataSet]], key: str) -> Any:
     """Read a data set of strings, as nested lists."""
-    file5, _ = _open(place)
-    one = next(found for found in file5.walk() if isinstance(found, DataSet) and found.path == key)
+    one = sets()[key]
     length = max(one.stop - one.start, 0)
     if one.chunk is not None or one.start < 0:
         raise UnsupportedFormatError(f"{place.file!r}: {key!r} is text in chunks or never written, which is not read")

@@ -10,6 +10,7 @@ Sources: HDF5 File Format Specification; hdf5 2.0 ``H5checksum.c``; Jenkins, loo
 
 from __future__ import annotations
 
+from workbench.core.pickles.standins import short
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
 
@@ -89,7 +90,7 @@ class Structures:
 
     def what(self, path: str = "") -> str:
         """Name the file, and an object in it, for messages."""
-        return f"{self.name!r}: {path!r}" if path else repr(self.name)
+        return f"{self.name!r}: {short(path)}" if path else repr(self.name)
 
     def read(self, address: int, count: int, what: str) -> StructureFields:
         """Read bytes from an address on."""

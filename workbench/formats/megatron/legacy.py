@@ -90,7 +90,7 @@ def read_catalog(place: Place) -> Catalog:
     builder = CatalogBuilder("megatron_legacy", place)
     for part in parts:
         for file in part.storages:
-            builder.file(f"{part.folder}/{file}", metadata=not part.absent)
+            builder.file(f"{part.folder}/{file}", metadata=not part.absent, end=part.ends.get(file))
     merger = Merger(builder, run, {part.coordinates[0] for part in parts}, notes)
     held = [held_states(part.tree, part.flat, part.chunks, part.run, part.coordinates[1]) for part in parts]
     for part, states in zip(parts, held, strict=True):
@@ -101,7 +101,7 @@ def read_catalog(place: Place) -> Catalog:
     catalog = builder.build(named=True)
     views = boxes.concat(boxes.views(catalog, run) or [catalog.take(_EMPTY)])
     facts = _facts(parts, run, notes, place)
-    return replace(catalog, views=views if len(views) else None, meta=facts)
+    return replace(catalog, views=views if len(views) else None, meta={**catalog.meta, **facts})
 
 
 def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
@@ -136,9 +136,10 @@ def _parts(place: Place, notes: list[str]) -> list[RankFiles]:
         part = RankFiles(
             folder, (0, 0, 0), loaded.tree, RunArgs.of(loaded.tree.get("args")), {FILE: loaded.storages}, loaded.big
         )
+        part.ends[FILE] = loaded.stop
         if place.exists(f"{folder}/{FLAT}"):
             flat = load_tree(place, f"{folder}/{FLAT}")
-            part.flat, part.storages[FLAT] = flat.tree, flat.storages
+            part.flat, part.storages[FLAT], part.ends[FLAT] = flat.tree, flat.storages, flat.stop
         part.chunks = _chunks(loaded.tree)
         found.append(part)
         names.append(tuple(int(number) for number in match.groups() if number is not None))

@@ -48,6 +48,7 @@ class RankFiles:
         folder: its name. coordinates: the ranks along tp, pp and ep.
         tree: the object tree, with tensors as references.
         storages: payload byte ranges by file and storage key.
+        ends: where the contents of each file end, if its format defines that.
         absent: the folder is missing; the shapes are from a sibling's tree.
         chunks: local names of each model chunk, in the model's order.
     """
@@ -58,6 +59,7 @@ class RankFiles:
     run: RunArgs
     storages: dict[str, dict[str, tuple[int, int]]]
     big: bool = False
+    ends: dict[str, int | None] = field(default_factory=dict)
     flat: Any = None
     absent: bool = False
     sibling: RankFiles | None = None

@@ -21,7 +21,7 @@ Source: torch_checkpointing 0.1.1 ``distributed_metadata.py``, ``checkpoint_layo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,13 +48,23 @@ class SaveMetadata:
     world_size: int
     groups: Mapping[str, Mapping[tuple[Any, ...], list[Any]]]
     files: Mapping[str, Mapping[int, tuple[str, str]]] = field(default_factory=dict)
+    _positions: dict[int, tuple[object, dict[int, int]]] = field(default_factory=dict)  # of lists that many share
 
     def group(self, item: str, path: tuple[Any, ...], rank: int) -> Any:
         """Return the sharding metadata of a tensor for one rank, or ``None``."""
         for one in self.groups.get(item, {}).get(path, ()):
-            if isinstance(one, dict) and isinstance(one.get("ranks"), (tuple, list)) and rank in one["ranks"]:
+            ranks = one.get("ranks") if isinstance(one, dict) else None
+            if isinstance(ranks, (tuple, list)) and self.position(ranks, rank) is not None:
                 return one.get("sharding_metadata")
         return None
+
+    def position(self, ranks: Sequence[object], rank: int) -> int | None:
+        """Where a list of ranks has one, or ``None``; thousands of tensors share such a list, of as many ranks."""
+        known = self._positions.get(id(ranks))
+        if known is None:
+            where = {one: at for at, one in enumerate(ranks) if isinstance(one, int)}
+            known = self._positions[id(ranks)] = ranks, where  # held, so that no other list gets its id
+        return known[1].get(rank)
 
 
 def read(place: Place) -> SaveMetadata | None:

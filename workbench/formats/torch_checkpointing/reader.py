@@ -47,6 +47,7 @@ from workbench.errors import (
     MissingFileError,
     NotACheckpointError,
     TruncatedError,
+    UnsafeError,
     WorkbenchError,
 )
 from workbench.formats import Format
@@ -64,6 +65,7 @@ _WORLD = re.compile(rb"world_size\x94(?:K(.)|M(..)|J(....))", re.DOTALL)
 _KINDS = {"pt": "TorchSerialization", "json": "JsonSerialization", "safetensors": "SafetensorsSerialization"}
 _MARK = b"torch.distributed.tensor"  #: module of DTensor, in the pickle of a file that has one
 HEAD = 256 << 10  #: bytes of a file that are searched for it; data.pkl is the first record of an archive
+MOST_BOXES = 1 << 16  #: of all tensors, and one more for each 64 bytes of the files
 TAIL = 64  #: bytes at the end of metadata.pkl that have the world size
 
 
@@ -101,6 +103,14 @@ class _Found:
     lost: dict[str, str] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)  # item → its first value, as JSON
     groups: dict[str, list[Any]] = field(default_factory=dict)  # item → param_groups of the first rank
+    room: int = MOST_BOXES  # boxes that there may still be
+
+    def add(self, path: tuple[Any, ...], held: _LocalTensor) -> None:
+        """Add a tensor. Its boxes may be those of many, as what a pickle shares costs nothing."""
+        self.room -= len(held.spec.boxes)
+        if self.room < 0:
+            raise UnsafeError(f"{held.file!r} and those before it have far more boxes than bytes of tensors; refused")
+        self.tensors[path].append(held)
 
 
 def detect(place: Place) -> bool:
@@ -164,7 +174,7 @@ def read_catalog(place: Place) -> Catalog:
     files = _files(place, known)
     if not files:
         raise NotACheckpointError(f"{place.path!r} holds no files {{item}}_{{rank}}")
-    found = _Found()
+    found = _Found(room=MOST_BOXES + sum(place.stat(one.name).size for one in files if place.exists(one.name)) // 64)
     builder = CatalogBuilder("torch_checkpointing", place)
     if known is not None:
         builder.file(tc_metadata.NAME, metadata=True)
@@ -189,7 +199,8 @@ def read_catalog(place: Place) -> Catalog:
     }
     if found.lost:
         name, why = next(iter(found.lost.items()))
-        facts["incomplete"] = f"{lacking(len(found.lost), len(files), 'files')} or cut off, first {name!r}: {why}"
+        count = len({one.name for one in files} | found.lost.keys())
+        facts["incomplete"] = f"{lacking(len(found.lost), count, 'files')} or cut off, first {name!r}: {why}"
     catalog = builder.build(facts)
     fqns, roles = resolve(catalog.keys, {"paths": paths})
     found.notes += _join_ids(catalog, paths, found.groups, fqns, roles)
@@ -306,7 +317,7 @@ def _read_torch(place: Place, one: _ItemFile, known: SaveMetadata | None, found:
     for path, node in tensors_of(loaded, what):
         name = f"tensor {_key((one.item, *path))!r} in {what}"
         told = None if known is None else known.group(one.item, path, one.rank)
-        spec = None if told is None else from_metadata(told, one.rank, name)
+        spec = None if told is None or known is None else from_metadata(told, one.rank, name, known.position)
         there.add(path)
         if isinstance(node, Opaque):
             stored = from_dtensor(node, one.rank, name)
@@ -319,7 +330,7 @@ def _read_torch(place: Place, one: _ItemFile, known: SaveMetadata | None, found:
             ref = node
         held = _LocalTensor(one.name, one.rank, spec or _whole(ref), spec is not None, ref, loaded)
         _check_local(held, ref.shape, name)
-        found.tensors[one.item, *path].append(held)
+        found.add((one.item, *path), held)
     for path, groups in known.groups.get(one.item, {}).items() if known is not None else ():
         if path not in there and known is not None and known.group(one.item, path, one.rank) is not None and groups:
             raise CorruptError(
@@ -339,14 +350,14 @@ def _read_safetensors(place: Place, one: _ItemFile, known: SaveMetadata | None, 
         path = dotted.get(entry.name, (entry.name,))
         name = f"tensor {_key((one.item, *path))!r} in {one.name!r}"
         told = None if known is None else known.group(one.item, path, one.rank)
-        spec = None if told is None else from_metadata(told, one.rank, name)
+        spec = None if told is None or known is None else from_metadata(told, one.rank, name, known.position)
         whole = Spec(entry.shape, entry.dtype, entry.shape, _box(entry.shape))
         span = entry.start, entry.stop
         held = _LocalTensor(one.name, one.rank, spec or whole, spec is not None, span=span, local=entry.shape)
         if held.spec.dtype != entry.dtype:
             raise CorruptError(f"{name} is {entry.dtype}, but {tc_metadata.NAME!r} says {held.spec.dtype}")
         _check_local(held, entry.shape, name)
-        found.tensors[one.item, *path].append(held)
+        found.add((one.item, *path), held)
 
 
 def _whole(ref: TensorRef) -> Spec:

@@ -18,7 +18,7 @@ Sources: torch_checkpointing 0.1.1 ``dtensor_metadata.py``, ``default_metadata.p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.core.build import MAX_AXES
 from workbench.core.dtypes import DType, by_name
 from workbench.core.mesh.cut import cut
 from workbench.core.mesh.mesh import MAX_RANKS
@@ -36,6 +37,7 @@ from workbench.errors import CorruptError, UnsupportedFormatError, UsageError
 Ints = tuple[int, ...]
 Boxes = tuple[tuple[Ints, Ints, Ints], ...]  #: offsets in the global tensor, sizes, offsets in the local one
 _LARGEST = 1 << 55
+MAX_PARTS = 1 << 14  #: boxes of a rank's part of one tensor; torch cuts as many as a mesh axis has ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,8 @@ class Spec:
     coordinate: Ints = ()
 
 
-def from_metadata(group: object, rank: int, what: str) -> Spec:
-    """Return the spec of a group in ``metadata.pkl`` for one of its ranks.
+def from_metadata(group: object, rank: int, what: str, position: Callable[[Sequence[object], int], int | None]) -> Spec:
+    """Return the spec of a group in ``metadata.pkl`` for one of its ranks; ``position`` finds a rank in a list of them.
 
     Raises:
         CorruptError: the group contradicts itself.
@@ -90,10 +92,13 @@ def from_metadata(group: object, rank: int, what: str) -> Spec:
         raise UnsupportedFormatError(f"{what} has sharding metadata of an unknown type {str(kind)[:60]!r}")
     told = data.get("mesh_spec")
     mesh = _ints(told.get("mesh_shape") if isinstance(told, dict) else None, f"{what}: mesh_shape")
-    ranks = _ints(told["mesh_data"], f"{what}: mesh_data") if isinstance(told, dict) else ()
-    if len(ranks) != prod(mesh) or rank not in ranks:
+    ranks = told.get("mesh_data") if isinstance(told, dict) else None
+    if not isinstance(ranks, (tuple, list)):
+        raise CorruptError(f"{what}: mesh_data is not a list of ranks")
+    at = position(ranks, rank)
+    if len(ranks) != prod(mesh) or at is None:
         raise CorruptError(f"{what} is on a mesh of {len(ranks)} ranks and shape {mesh}, without rank {rank}")
-    coordinate = _unravel(ranks.index(rank), mesh)
+    coordinate = _unravel(at, mesh)
     found = data.get("placements")
     placements = [_placement(one, one.get("type"), what) for one in found] if isinstance(found, list) else []
     names = told.get("mesh_dim_names") if isinstance(told, dict) else None
@@ -173,7 +178,7 @@ def _made(
 @lru_cache(4096)
 def _boxes(shape: Ints, mesh: Ints, coordinate: Ints, placements: tuple[Placement, ...]) -> tuple[Ints, Boxes]:
     """Return the shape of the local tensor at a coordinate of the mesh, and its boxes."""
-    order, steps = [], []
+    order, steps, parts = [], [], 1
     strided = []
     for axis, placement in enumerate(placements):
         if isinstance(placement, StridedShard):
@@ -185,8 +190,8 @@ def _boxes(shape: Ints, mesh: Ints, coordinate: Ints, placements: tuple[Placemen
             if placement.split_factor == prod(later) and later:
                 strided.append((axis, Shard(placement.dim)))
                 continue
-            if placement.split_factor > MAX_RANKS:
-                raise UsageError(f"{placement} has more than {MAX_RANKS:,} parts")
+            if (parts := parts * max(placement.split_factor, 1)) > MAX_PARTS:
+                raise UsageError(f"{placement} has more than {MAX_PARTS:,} parts")
         order.append(axis)
         steps.append((placement, mesh[axis]))
     for axis, shard in reversed(strided):
@@ -243,9 +248,10 @@ def _names(value: object) -> tuple[str, ...]:
 
 
 def _ints(value: object, what: str) -> Ints:
-    if not isinstance(value, (tuple, list)) or not all(type(one) is int and 0 <= one < _LARGEST for one in value):
+    sizes: Sequence[Any] = value if isinstance(value, (tuple, list)) and len(value) <= MAX_AXES else (None,)
+    if not all(type(one) is int and 0 <= one < _LARGEST for one in sizes):
         raise CorruptError(f"{what} is not a list of sizes")
-    return tuple(value)
+    return tuple(sizes)
 
 
 def _rows(value: object, what: str) -> list[Ints]:

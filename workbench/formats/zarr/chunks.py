@@ -36,7 +36,7 @@ from workbench.formats.zarr.ocdbt import Leaf, read_leaves
 
 DEPTH = 4  #: folders between the checkpoint and an array, whose name may contain "/"
 DESCRIPTION_LIMIT = 16 << 20  #: bytes of the description of an array
-MOST_CHUNKS = 1 << 26
+MOST_CHUNKS = 1 << 23  #: inner chunks of the arrays of one description
 NOTED = 3  #: arrays that are left out and have a note each
 _PROCESS = re.compile(r"(?:^|/)ocdbt\.process_(\d{1,8})/")
 #: Codec of a chunk in a file → codec of the same chunk in a node that is a zstd stream.
@@ -382,7 +382,10 @@ class Adder:
         table = np.ascontiguousarray(data[:, : 16 * count]).view("<u8").reshape(len(good), count, 2)
         there = ~(table == np.uint64((1 << 64) - 1)).all(axis=2)
         end = length[good, None].astype(np.uint64)
-        bad = there & ((table[..., 0] > end) | (table[..., 1] > end - np.minimum(table[..., 0], end)))
+        bad = table[..., 1] > end - np.minimum(table[..., 0], end)
+        bad |= table[..., 0] > end
+        bad |= table[..., 1] == 0  # of a file with a hole; what is not there has its own mark
+        bad &= there
         if bad.any():
             row, number = (int(i[0]) for i in np.nonzero(bad))
             raise CorruptError(

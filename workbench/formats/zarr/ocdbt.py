@@ -44,9 +44,9 @@ from workbench.errors import CorruptError, IncompleteError, TruncatedError, Unsa
 MANIFEST = "manifest.ocdbt"
 MANIFEST_MAGIC, NODE_MAGIC = b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde"
 MOST_ENTRIES = 1 << 20  #: of a node (tensorstore's ``kMaxNodeArity``)
-MOST_TEXT = 1 << 28  #: bytes of a node's keys, or paths, in full
-MOST_KEYS = 1 << 31  #: bytes of all keys of a database, in full
-EXPANDED, EXPANDED_LEAST = 256, 1 << 28  #: times the stored bytes that all nodes may become, if it is more than …
+MOST_TEXT = 128 << 20  #: bytes of a node's keys, or paths, in full
+KEYS, KEYS_LEAST, KEY = 64, 128 << 20, 64  #: times the stored bytes of all nodes that keys may take, if more than …
+EXPANDED, EXPANDED_LEAST = 256, 128 << 20  #: times the stored bytes that all nodes may become, if it is more than …
 MOST_FILES = 1 << 20  #: that one node refers to
 LARGEST = 1 << 30  #: bytes of a node's content
 KEY_LIMIT = 1 << 16  #: bytes of a key, and of a path
@@ -143,9 +143,11 @@ class _Database:
                 if leaf.keys[0] <= last and found:
                     raise CorruptError(f"{what} has keys that belong before those of the node before it")
                 total, last = entries, leaf.keys[-1]
-                self.text += sum(map(len, leaf.keys))
-                if self.text > MOST_KEYS:
-                    raise UnsafeError(f"{what} and those before it have keys of more than {MOST_KEYS:,} bytes; refused")
+                self.text += sum(map(len, leaf.keys)) + KEY * entries
+                if self.text > max(KEYS_LEAST, KEYS * self.total):
+                    raise UnsafeError(
+                        f"{what} and those before it have keys of {self.text:,} bytes in {self.total:,}; refused"
+                    )
                 found += entries
                 yield leaf
             if total != count:
@@ -399,7 +401,9 @@ def _leaf(cursor: _Cursor, files: list[str], entries: int, prefix: bytes, where:
     if len(prefix) * entries > MOST_TEXT:
         raise UnsafeError(f"{cursor.what} has keys of {len(prefix) * entries:,} bytes, over the limit of {MOST_TEXT:,}")
     try:
-        texts = (prefix + (b"\0" + prefix).join(keys)).decode().split("\0")
+        joined = prefix + (b"\0" + prefix).join(keys)
+        del keys  # a million of them, in two forms, are a quarter of a gigabyte
+        texts = joined.decode().split("\0")
     except UnicodeDecodeError:
         texts = []
     if len(texts) != entries:
