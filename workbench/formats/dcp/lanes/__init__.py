@@ -38,14 +38,15 @@ from workbench.errors import WorkbenchError
 from workbench.formats.dcp import metadata as dcp
 from workbench.formats.dcp.lanes.cut import IRREGULAR, RUN, Lanes, RecordRun, read
 from workbench.formats.dcp.lanes.fields import Fields, Values
+from workbench.formats.dcp.lanes.pages import Pages, Whole
 from workbench.formats.dcp.lanes.records import Ints
 from workbench.formats.dcp.lanes.templates import Unlike
 
-__all__ = ["Columns", "decode"]
+__all__ = ["Columns", "Pages", "decode"]
 
 
 def decode(
-    data: bytes | memoryview, *, what: str, run: int = RUN, irregular: float | None = None
+    data: bytes | memoryview | Pages, *, what: str, run: int = RUN, irregular: float | None = None
 ) -> dcp.DcpMetadata | None:
     """Return what `dcp_metadata.decode` returns, or None if the pickle must be decoded as a whole.
 
@@ -56,7 +57,7 @@ def decode(
     gc.disable()  # as in `unpickle`: 100,000 tensors are a million objects, and none is garbage
     try:
         share = IRREGULAR if irregular is None else irregular
-        lanes = read(data, what=what, allow=ByClass(dcp.CLASSES), run=run, irregular=share)
+        lanes = read(data if isinstance(data, Pages) else Whole(data), what=what, allow=ByClass(dcp.CLASSES), run=run, irregular=share)
         columns = Columns(lanes)
         root = state_of(lanes.value, dcp.ROOTS, what, set())
         found = dcp.assemble(root, columns)
@@ -117,10 +118,9 @@ class Columns:
                 raise Unlike("a run across keys and values")
         _, order, objects = _flatten([[part for pair in storage.items() for part in pair]])
         self._count(order)
-        odd = np.cumsum(order < 0) - 1  # position in objects
-        places = np.flatnonzero(order < 0)
-        keys = [objects[i] for i in odd[places[places % 2 == 0]].tolist()]
-        values = [objects[i] for i in odd[places[places % 2 == 1]].tolist()]
+        value = np.flatnonzero(order < 0) % 2  # of each object: whether it is a key's
+        keys = [one for one, odd in zip(objects, value.tolist(), strict=True) if not odd]
+        values = [one for one, odd in zip(objects, value.tolist(), strict=True) if odd]
         index, info = Fields(self.values, order[0::2], keys), Fields(self.values, order[1::2], values)
 
         codes, names = index.texts("fqn")
@@ -133,6 +133,7 @@ class Columns:
         rank = np.empty(len(names), np.int64)
         rank[by_appearance] = np.arange(len(names))
         codec, transforms = info.codecs()
+        self.values.check_texts()
         return dcp.Items(
             owner=owner,
             hint=index.numbers("index", -1, owner >= 0),
@@ -147,8 +148,7 @@ class Columns:
         )
 
     def whole(self) -> bool:
-        """Return whether each record occurred once, and all their texts are valid."""
-        self.values.check_texts()
+        """Return whether each record occurred once."""
         return self.seen == self.values.lanes.cut
 
     def _count(self, order: Ints) -> None:
@@ -179,5 +179,8 @@ def _flatten(lists: Iterable[Any]) -> tuple[Ints, Ints, list[Any]]:
     )
     length = stop - first
     ends = np.cumsum(length)
-    order = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - ends + length, length)
-    return np.array(counts, np.int64), cast(Ints, order), objects
+    total = int(ends[-1]) if len(ends) else 0
+    kind = np.int32 if max(total, *stop.tolist()) < 1 << 31 else np.int64
+    order = np.arange(total, dtype=kind)
+    order += np.repeat((first - ends + length).astype(kind), length)
+    return np.array(counts, np.int64), order, objects
