@@ -57,7 +57,13 @@ def decode(
     gc.disable()  # as in `unpickle`: 100,000 tensors are a million objects, and none is garbage
     try:
         share = IRREGULAR if irregular is None else irregular
-        lanes = read(data if isinstance(data, Pages) else Whole(data), what=what, allow=ByClass(dcp.CLASSES), run=run, irregular=share)
+        lanes = read(
+            data if isinstance(data, Pages) else Whole(data),
+            what=what,
+            allow=ByClass(dcp.CLASSES),
+            run=run,
+            irregular=share,
+        )
         columns = Columns(lanes)
         root = state_of(lanes.value, dcp.ROOTS, what, set())
         found = dcp.assemble(root, columns)

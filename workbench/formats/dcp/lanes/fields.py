@@ -199,7 +199,10 @@ class Values:
         for low, high in blocks(start, MANY, SPAN):
             held.need(int(start[low]), int(stop[high - 1]) + MARGIN)
             found, where = distinct(held.array, start[low:high], stop[low:high])
-            texts = (self._text(a, b) for a, b in zip(start[low:high][where].tolist(), stop[low:high][where].tolist(), strict=True))
+            texts = (
+                self._text(a, b)
+                for a, b in zip(start[low:high][where].tolist(), stop[low:high][where].tolist(), strict=True)
+            )
             known = [number.setdefault(text, len(number)) for text in texts]
             codes[low:high] = np.array(known, np.int32)[found]
         return codes, list(number)
