@@ -1,7 +1,7 @@
 """From 0.1 to 10 million chunks: what opening, reopening, listing and laying out cost.
 
-``python benchmarks/scale.py [SCRATCH]`` prints Markdown; ``make bench`` puts it into ``RESULTS.md``. SCRATCH needs 6 GB.
-Each figure is that of a process of its own; the largest are taken once.
+``python benchmarks/scale.py [SCRATCH]`` prints Markdown; ``make bench`` puts it into ``RESULTS.md``. SCRATCH needs
+6 GB. Each figure is that of a process of its own; the largest are taken once.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ def main(scratch: Path) -> None:
             write_dcp_metadata(folder / "big", tensors, ranks)
         rounds = 1 if tensors * ranks >= ONCE else 3
         found[folder] = best("first", folder, rounds) | best("again", folder, rounds)
-    print(
-        "| tensors × ranks | chunks | `.metadata`, MB | first open | µs a chunk | peak RSS, MB | reopen | peak RSS, MB |"
-    )
+    print("| tensors × ranks | chunks | `.metadata`, MB | first open | µs a chunk | peak MB | reopen | peak MB |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
     for (tensors, ranks), (folder, one) in zip(SHAPES, found.items(), strict=True):
         stored = (folder / "big" / ".metadata").stat().st_size / 1e6
@@ -44,9 +42,10 @@ def main(scratch: Path) -> None:
             f"{1e6 * one['open'] / tensors / ranks:.2f} | {one['open, MB']:,.0f} | {one['reopen']:.2f} | "
             f"{one['reopen, MB']:,.0f} |"
         )
-    print("\nPeaks are of the whole process; imports take some 230 MB of them.\n")
+    print("\nPeaks are the largest resident sizes of the process; imports take some 230 MB of them.\n")
     print(
-        "| tensors × ranks | catalog, MB | in the cache, MB | `workbench ls` | filter | layout | dashboard: open | filter | sort |"
+        "| tensors × ranks | catalog, MB | its cache, MB | `workbench ls` | filter | layout "
+        "| dashboard: open | filter | sort |"
     )
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     for (tensors, ranks), one in zip(SHAPES, found.values(), strict=True):
@@ -56,8 +55,8 @@ def main(scratch: Path) -> None:
             f"{one['page: sort']:.2f} |"
         )
     print(
-        "\n`ls` is a process from its start to its end. The dashboard: from the list of runs to the Overview, a regular "
-        "expression in the Tensors tab, and its rows by bytes.\n"
+        "\n`ls` is a process from its start to its end. The dashboard: from the list of runs to the Overview, a "
+        "regular expression in the Tensors tab, and its rows by bytes.\n"
     )
 
 
@@ -96,9 +95,9 @@ def first(folder: Path) -> dict[str, float]:
 
 def again(folder: Path) -> dict[str, float]:
     """What follows once the catalog is in the cache."""
+    import torch  # noqa: F401
     from dashboard import Session, clock
 
-    import torch  # noqa: F401
     import workbench as wb
     from workbench.app.registry import Registry
     from workbench.app.tabs import overview, tensors  # noqa: F401

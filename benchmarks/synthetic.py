@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO

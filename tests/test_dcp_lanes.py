@@ -31,6 +31,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+import workbench as wb
+from benchmarks.synthetic import ITEM, write_dcp_metadata
 from workbench.core.pickles.standins import ByClass
 from workbench.core.source import FileStat, Source
 from workbench.errors import WorkbenchError
@@ -505,6 +507,35 @@ def test_every_sample_equals_the_slow_decoder():
     assert len(paths) >= 5
     for path in paths:
         check(path.read_bytes())
+
+
+@pytest.mark.parametrize(("tensors", "ranks"), [(3, 1003), (1000, 2)])
+def test_synthetic_metadata_is_what_torch_writes(tmp_path, tensors, ranks):
+    """The metadata of ten million chunks is measured on files that torch did not write."""
+    write_dcp_metadata(tmp_path, tensors, ranks)
+    made = Metadata({}, {}, {}, StorageMeta(checkpoint_id="synthetic"), "1.0.0")
+    for t in range(tensors):
+        name = f"model.layers.{t // 10}.mlp.experts.{t % 10}.up_proj.weight_{t:05d}"
+        chunks = [ChunkStorageMetadata(torch.Size((16 * r, 0)), torch.Size((16, 64))) for r in range(ranks)]
+        shape = torch.Size((16 * ranks, 64))
+        made.state_dict_metadata[name] = TensorStorageMetadata(TensorProperties(torch.float32), shape, chunks)
+        made.planner_data[name] = tuple(name.split(".", 1))
+        for r in range(ranks):
+            own, path = name.encode().decode(), f"__{r}_0.distcp".encode().decode()
+            made.storage_data[MetadataIndex(own, torch.Size((16 * r, 0)), r)] = _StorageInfo(path, t * ITEM, ITEM)
+    one, other = (
+        [(op.name, argument) for op, argument, _ in pickletools.genops(data) if op.name != "FRAME"]
+        for data in (pickle.dumps(made, 4), (tmp_path / ".metadata").read_bytes())
+    )
+    assert one == other
+
+
+def test_a_huge_file_is_read_a_part_at_a_time(tmp_path, monkeypatch):
+    write_dcp_metadata(tmp_path, 40, 300)
+    whole = wb.open(tmp_path, cache=False).catalog.digest()
+    monkeypatch.setattr(dcp, "PAGED_FROM", 1)
+    monkeypatch.setattr(dcp, "_decode", None)
+    assert wb.open(tmp_path, cache=False).catalog.digest() == whole
 
 
 def test_text_spans_are_numbered_by_value():

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
