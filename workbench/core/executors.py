@@ -27,7 +27,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future,
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -41,7 +41,7 @@ R = TypeVar("R")
 Task = TypeVar("Task", contravariant=True)
 Result = TypeVar("Result", covariant=True)
 
-VERSION = "1"  #: of what is sent and of what results mean; to be raised with every change of either
+VERSION = "2"  #: of what is sent and of what results mean; to be raised with every change of either
 LEAST = 32 << 20  #: bytes of a pass below which sending it costs more than running it here
 BATCH = 256 << 20  #: bytes of a batch …
 BATCHES = 4096  #: … until a pass has more batches than this; then they grow …
@@ -177,12 +177,15 @@ def _sent(
 ) -> Iterator[tuple[T, R]]:
     size = min(max(BATCH, total // BATCHES), LARGEST)
     rest = ((batch, _submitted(executor, run, batch, threads)) for batch in _batches(run, tasks, size))
-    under_way: deque[tuple[list[T], Future[list[R]]]] = deque()
+    under_way: deque[tuple[list[T], Future[_Results[R]]]] = deque()
     try:
         under_way.extend(islice(rest, AHEAD * _workers(executor)))
         while under_way:
             batch, future = under_way[0]
             results = _received(executor, future)
+            if results is None:
+                under_way[0] = batch, _submitted(executor, run, batch, threads)
+                continue
             under_way.popleft()
             under_way.extend(islice(rest, 1))
             yield from zip(batch, results, strict=True)
@@ -216,7 +219,7 @@ def _workers(executor: Executor) -> int:
     return int(getattr(executor, "_max_workers", WORKERS))
 
 
-def _submitted(executor: Executor, run: TaskRunner[T, R], batch: list[T], threads: int) -> Future[list[R]]:
+def _submitted(executor: Executor, run: TaskRunner[T, R], batch: list[T], threads: int) -> Future[_Results[R]]:
     data, far = _dumps((*run.part(batch), threads))
     context = getattr(executor, "_mp_context", None)
     if far and context is not None and context.get_start_method() == "fork":
@@ -230,16 +233,19 @@ def _submitted(executor: Executor, run: TaskRunner[T, R], batch: list[T], thread
         raise _lost(error) from None
 
 
-def _received(executor: Executor, future: Future[list[R]]) -> list[R]:
+def _received(executor: Executor, future: Future[_Results[R]]) -> list[R] | None:
+    """Return the results of a batch, or ``None`` if they were lost with their worker."""
     try:
         while not wait([future], timeout=POLL).done:
             _connected(executor)
-        return future.result()
+        return future.result().each
     except (BrokenExecutor, CancelledError) as error:
         raise _lost(error) from None
     except WorkbenchError:
         raise
     except Exception as error:
+        if isinstance(error, TypeError) and _Results.__name__ in str(error):
+            return None
         if type(error).__module__.split(".")[0] == "distributed" or isinstance(error, (ImportError, OSError)):
             raise _lost(error) from None
         raise
@@ -325,8 +331,21 @@ def _opened(reference: Reference) -> Any:
         return found
 
 
+class _Results(Generic[R]):
+    """The results of a batch, which cannot be unpacked.
+
+    If a worker of distributed's (2026.8) is lost just after its result arrived, the executor takes this result for an
+    error and unpacks it as one. That fails, always, and the batch runs again.
+    """
+
+    __slots__ = ("each",)
+
+    def __init__(self, each: list[R]) -> None:
+        self.each = each
+
+
 @needs_descriptors()
-def _run(version: tuple[str, str], data: bytes) -> list[Any]:
+def _run(version: tuple[str, str], data: bytes) -> _Results[Any]:
     """Run a batch, in a worker."""
     if (here := _version()) != version:  # results could differ in their last bits
         raise WorkerError(
@@ -336,8 +355,8 @@ def _run(version: tuple[str, str], data: bytes) -> list[Any]:
     run, tasks, threads = _TaskUnpickler(io.BytesIO(data)).load()
     try:
         if threads == 1:
-            return [run(task) for task in tasks]
+            return _Results([run(task) for task in tasks])
         with ThreadPoolExecutor(threads, thread_name_prefix="workbench-batch") as pool:
-            return list(in_order(pool, run, tasks))
+            return _Results(list(in_order(pool, run, tasks)))
     finally:
         run.close()
