@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import mmap
 import os
 import pickle
 import pickletools
@@ -41,7 +42,7 @@ from workbench.formats.dcp import metadata as dcp_metadata
 from workbench.formats.dcp import reader as dcp
 from workbench.formats.dcp.lanes import cut as pickle_lanes
 from workbench.formats.dcp.lanes.fields import distinct
-from workbench.formats.dcp.lanes.pages import Whole
+from workbench.formats.dcp.lanes.pages import HeldBytes
 from workbench.formats.dcp.lanes.records import match
 from workbench.formats.dcp.lanes.templates import Unlike, derive
 
@@ -76,11 +77,12 @@ def fast(data: bytes) -> dcp_metadata.DcpMetadata | None:
     return dcp_lanes.decode(held, what="'.metadata'", run=3, irregular=1.0)
 
 
-class Paged(dcp_lanes.Pages):
+class Paged(dcp_lanes.PagedBytes):
     """Bytes of which a few KiB are in memory at a time."""
 
     def __init__(self, data: bytes) -> None:
-        super().__init__(MemorySource(data), bits=12, resident=3 << 12)
+        bits = mmap.PAGESIZE.bit_length() - 1
+        super().__init__(MemorySource(data), bits=bits, resident=3 << bits)
 
 
 class MemorySource(Source):
@@ -197,7 +199,7 @@ REGULAR = {
 def test_regular_metadata_takes_the_lanes_and_equals_the_slow_decoder(kind, protocol):
     data = pickled(metadata(random.Random(kind), **REGULAR[kind]), protocol)
     check(data)
-    lanes = pickle_lanes.read(Whole(data), what="x", allow=ByClass(dcp_metadata.CLASSES), run=3, irregular=1.0)
+    lanes = pickle_lanes.read(HeldBytes(data), what="x", allow=ByClass(dcp_metadata.CLASSES), run=3, irregular=1.0)
     assert lanes.cut >= 70
 
 
@@ -555,7 +557,7 @@ def test_template_reads_what_pickletools_reads():
     ) + bytes(600)
     starts = np.array([i for i in range(100, len(data)) if data[i + 2 : i + 8] == b")\x81\x94}\x94("])
     template = derive(data, int(starts[100]))
-    index, _, columns = match(Whole(data), template, starts)
+    index, _, columns = match(HeldBytes(data), template, starts)
     first = columns[template.fields[0].column]
     assert len(index) > 200 and first.tolist() == list(range(int(first[0]), int(first[0]) + len(first)))
     assert columns[template.fields[2].column].tolist() == [70_000 * i for i in first.tolist()]

@@ -177,7 +177,7 @@ def _sent(
 ) -> Iterator[tuple[T, R]]:
     size = min(max(BATCH, total // BATCHES), LARGEST)
     rest = ((batch, _submitted(executor, run, batch, threads)) for batch in _batches(run, tasks, size))
-    under_way: deque[tuple[list[T], Future[_Results[R]]]] = deque()
+    under_way: deque[tuple[list[T], Future[_BatchResults[R]]]] = deque()
     try:
         under_way.extend(islice(rest, AHEAD * _workers(executor)))
         while under_way:
@@ -219,7 +219,7 @@ def _workers(executor: Executor) -> int:
     return int(getattr(executor, "_max_workers", WORKERS))
 
 
-def _submitted(executor: Executor, run: TaskRunner[T, R], batch: list[T], threads: int) -> Future[_Results[R]]:
+def _submitted(executor: Executor, run: TaskRunner[T, R], batch: list[T], threads: int) -> Future[_BatchResults[R]]:
     data, far = _dumps((*run.part(batch), threads))
     context = getattr(executor, "_mp_context", None)
     if far and context is not None and context.get_start_method() == "fork":
@@ -233,7 +233,7 @@ def _submitted(executor: Executor, run: TaskRunner[T, R], batch: list[T], thread
         raise _lost(error) from None
 
 
-def _received(executor: Executor, future: Future[_Results[R]]) -> list[R] | None:
+def _received(executor: Executor, future: Future[_BatchResults[R]]) -> list[R] | None:
     """Return the results of a batch, or ``None`` if they were lost with their worker."""
     try:
         while not wait([future], timeout=POLL).done:
@@ -244,7 +244,7 @@ def _received(executor: Executor, future: Future[_Results[R]]) -> list[R] | None
     except WorkbenchError:
         raise
     except Exception as error:
-        if isinstance(error, TypeError) and _Results.__name__ in str(error):
+        if isinstance(error, TypeError) and _BatchResults.__name__ in str(error):
             return None
         if type(error).__module__.split(".")[0] == "distributed" or isinstance(error, (ImportError, OSError)):
             raise _lost(error) from None
@@ -331,7 +331,7 @@ def _opened(reference: Reference) -> Any:
         return found
 
 
-class _Results(Generic[R]):
+class _BatchResults(Generic[R]):
     """The results of a batch, which cannot be unpacked.
 
     If a worker of distributed's (2026.8) is lost just after its result arrived, the executor takes this result for an
@@ -345,7 +345,7 @@ class _Results(Generic[R]):
 
 
 @needs_descriptors()
-def _run(version: tuple[str, str], data: bytes) -> _Results[Any]:
+def _run(version: tuple[str, str], data: bytes) -> _BatchResults[Any]:
     """Run a batch, in a worker."""
     if (here := _version()) != version:  # results could differ in their last bits
         raise WorkerError(
@@ -355,8 +355,8 @@ def _run(version: tuple[str, str], data: bytes) -> _Results[Any]:
     run, tasks, threads = _TaskUnpickler(io.BytesIO(data)).load()
     try:
         if threads == 1:
-            return _Results([run(task) for task in tasks])
+            return _BatchResults([run(task) for task in tasks])
         with ThreadPoolExecutor(threads, thread_name_prefix="workbench-batch") as pool:
-            return _Results(list(in_order(pool, run, tasks)))
+            return _BatchResults(list(in_order(pool, run, tasks)))
     finally:
         run.close()

@@ -41,7 +41,7 @@ Options = Mapping[str, Any]
 STALL, DEADLINE = timedelta(seconds=20), timedelta(seconds=60)
 RETRIES = 4
 ARRIVED = 256 << 10  #: bytes of a body that are taken over at a time
-BACKOFF = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2}
+BACKOFF: dict[str, Any] = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2}
 PAGE = 1000  #: objects a listing asks for at a time
 FOLDERS, DEPTH = 256, 8  #: folders of a server, and levels, up to which everything below a folder is listed at once
 _MEMORY = threading.Lock()  #: fsspec's memory has no conditional writes of its own

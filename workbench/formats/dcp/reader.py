@@ -279,7 +279,7 @@ def _paged(place: Place, name: str) -> DcpMetadata | None:
     """Decode by lanes from a window that moves along the file, if it is on disk and huge."""
     if not place.local or not PAGED_FROM <= place.stat(name).size <= METADATA_LIMIT:
         return None
-    return dcp_lanes.decode(dcp_lanes.Pages(place.source(name)), what=repr(name))
+    return dcp_lanes.decode(dcp_lanes.PagedBytes(place.source(name)), what=repr(name))
 
 
 def _decode(data: bytes | memoryview, *, what: str) -> DcpMetadata:

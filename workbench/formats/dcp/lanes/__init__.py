@@ -9,10 +9,11 @@ writes the file)::
     stand-ins, every opcode read (core/pickles) 27.2    1.80 GB
     pickle.loads with torch's classes           12.0    2.25 GB    objects, no columns yet
 
-These five files exist only for this speed; any ``.metadata`` can be decoded without them.
+These six files exist only for this speed; any ``.metadata`` can be decoded without them.
 
 ::
 
+    pages       the bytes: in memory, or a window that moves along a huge file
     templates   the opcodes that a million records share, separated from what differs between them
     records     candidate positions of records: the templates matched everywhere at once
     cut         which candidates are records, proved from byte 0 on; the pickle without them
@@ -33,20 +34,21 @@ from typing import Any
 
 import numpy as np
 
+from workbench.core.arrays import Array
 from workbench.core.pickles.standins import FAULTS, ByClass, Held, state_of
 from workbench.errors import WorkbenchError
 from workbench.formats.dcp import metadata as dcp
 from workbench.formats.dcp.lanes.cut import IRREGULAR, RUN, Lanes, RecordRun, read
 from workbench.formats.dcp.lanes.fields import Fields, Values
-from workbench.formats.dcp.lanes.pages import Pages, Whole
+from workbench.formats.dcp.lanes.pages import HeldBytes, PagedBytes
 from workbench.formats.dcp.lanes.records import Ints
 from workbench.formats.dcp.lanes.templates import Unlike
 
-__all__ = ["Columns", "Pages", "decode"]
+__all__ = ["Columns", "PagedBytes", "decode"]
 
 
 def decode(
-    data: bytes | memoryview | Pages, *, what: str, run: int = RUN, irregular: float | None = None
+    data: bytes | memoryview | PagedBytes, *, what: str, run: int = RUN, irregular: float | None = None
 ) -> dcp.DcpMetadata | None:
     """Return what `dcp_metadata.decode` returns, or None if the pickle must be decoded as a whole.
 
@@ -58,7 +60,7 @@ def decode(
     try:
         share = IRREGULAR if irregular is None else irregular
         lanes = read(
-            data if isinstance(data, Pages) else Whole(data),
+            data if isinstance(data, PagedBytes) else HeldBytes(data),
             what=what,
             allow=ByClass(dcp.CLASSES),
             run=run,
@@ -164,7 +166,7 @@ class Columns:
         self.seen += len(lanes)
 
 
-def _flatten(lists: Iterable[Any]) -> tuple[Ints, Ints, list[Any]]:
+def _flatten(lists: Iterable[Any]) -> tuple[Ints, Array, list[Any]]:
     """Return each list's elements, as record numbers or ``-1`` for an object, and the objects, in order."""
     counts: list[int] = []
     pieces: list[tuple[int, int]] = []
@@ -187,6 +189,6 @@ def _flatten(lists: Iterable[Any]) -> tuple[Ints, Ints, list[Any]]:
     ends = np.cumsum(length)
     total = int(ends[-1]) if len(ends) else 0
     kind = np.int32 if max(total, *stop.tolist()) < 1 << 31 else np.int64
-    order = np.arange(total, dtype=kind)
+    order: Array = np.arange(total, dtype=kind)
     order += np.repeat((first - ends + length).astype(kind), length)
     return np.array(counts, np.int64), order, objects

@@ -29,7 +29,7 @@ import numpy as np
 from workbench.core.pickles import unpickle
 from workbench.core.pickles.opcodes import TAKES, TO_MARK
 from workbench.core.pickles.standins import Inert
-from workbench.formats.dcp.lanes.pages import Whole
+from workbench.formats.dcp.lanes.pages import HeldBytes
 from workbench.formats.dcp.lanes.records import MARGIN, Chain, Ints, Records, search
 from workbench.formats.dcp.lanes.templates import REF, WIDTH, Unlike, token
 
@@ -63,7 +63,7 @@ class Lanes:
         memo: memo index → object, for objects of the rest that records refer to.
     """
 
-    held: Whole
+    held: HeldBytes
     value: Any
     records: list[Records]
     cut: int
@@ -73,7 +73,7 @@ class Lanes:
 
 
 def read(
-    held: Whole,
+    held: HeldBytes,
     *,
     what: str,
     allow: Mapping[tuple[str, str], object],

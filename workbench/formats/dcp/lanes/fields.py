@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.core.arrays import Array
 from workbench.core.pickles import unpickle
 from workbench.formats.dcp import metadata as dcp
 from workbench.formats.dcp.lanes.cut import Lanes, Records
@@ -190,12 +191,12 @@ class Values:
                 if value.kind == TEXT and (position, value.column) not in self.read:
                     self.spans(position, value)
 
-    def spans(self, position: int, value: Value) -> tuple[Ints, list[str]]:
+    def spans(self, position: int, value: Value) -> tuple[Array, list[str]]:
         """Return a text column as numbers, and the texts that they stand for."""
         self.read.add((position, value.column))
         start, stop = self.lanes.records[position].columns[value.column : value.column + 2]
         held, number = self.lanes.held, dict[str, int]()
-        codes = np.empty(len(start), np.int32)
+        codes: Array = np.empty(len(start), np.int32)
         for low, high in blocks(start, MANY, SPAN):
             held.need(int(start[low]), int(stop[high - 1]) + MARGIN)
             found, where = distinct(held.array, start[low:high], stop[low:high])

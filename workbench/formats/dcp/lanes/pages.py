@@ -1,7 +1,7 @@
 """The bytes of a pickle: all of them in memory, or those of a huge file that are needed at the time.
 
-A ``.metadata`` of ten million chunks has 2 GB. Each pass over it goes from its beginning to its end, so that a window
-that moves along is enough; reading the file once for each pass costs less than a tenth of the pass.
+A ``.metadata`` of ten million chunks has 2 GB. Each pass over it goes from its beginning to its end, and a window that
+moves along is enough.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAGE = 20  #: bits of a page's size
 RESIDENT = 128 << 20  #: bytes of a file that stay in memory
 
 
-class Whole:
+class HeldBytes:
     """Bytes that are in memory, as an ``array`` of ``(n,)``."""
 
     def __init__(self, data: bytes | memoryview) -> None:
@@ -36,7 +36,7 @@ class Whole:
         return len(self.array)
 
 
-class Pages(Whole):
+class PagedBytes(HeldBytes):
     """Bytes of a file. Where they are not in memory, ``array`` is zero.
 
     Reading raises ChangedError if the file has changed since it was opened.

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from workbench.core.arrays import Ints
-from workbench.formats.dcp.lanes.pages import Bytes, Whole
+from workbench.formats.dcp.lanes.pages import Bytes, HeldBytes
 from workbench.formats.dcp.lanes.templates import (
     FIELDS,
     INT,
@@ -55,7 +55,7 @@ def position_type(buffer: Bytes) -> type[np.signedinteger[Any]]:
     return np.int32 if len(buffer) < 1 << 31 else np.int64
 
 
-def match(held: Whole, template: Template, starts: Ints) -> tuple[Ints, Ints, list[Ints]]:
+def match(held: HeldBytes, template: Template, starts: Ints) -> tuple[Ints, Ints, list[Ints]]:
     """Match the records at ``starts``, in rising order, with a template.
 
     Returns:
@@ -197,7 +197,7 @@ class Records:
         return Records(self.template, self.lane[good], [column[good] for column in self.columns])
 
 
-def search(held: Whole, run: int) -> tuple[Ints, Ints, Ints, list[Records]]:
+def search(held: HeldBytes, run: int) -> tuple[Ints, Ints, Ints, list[Records]]:
     """Return start, end and template of every record that some template matches, in rising order of start."""
     records: list[Records] = []
     found: list[tuple[Ints, Ints, Ints]] = []
@@ -230,7 +230,7 @@ def search(held: Whole, run: int) -> tuple[Ints, Ints, Ints, list[Records]]:
     return starts[order], ends[order], owner[order], records
 
 
-def _candidates(held: Whole, run: int) -> Iterator[Ints]:
+def _candidates(held: HeldBytes, run: int) -> Iterator[Ints]:
     """Yield possible starts of records for each class that may have many."""
     found = [_references(held.array, at) for at in _find(held, SIGNATURE)]
     place, short, long, low, wide = (np.concatenate(part) for part in zip(*found, strict=True))
@@ -253,7 +253,7 @@ def _references(buffer: Bytes, at: Ints) -> tuple[Ints, Any, Any, Bytes, Any]:
     return small, buffer[at - 2] == b"h"[0], buffer[at - 5] == b"j"[0], buffer[at - 1], wide
 
 
-def _find(held: Whole, pattern: bytes) -> Iterator[Ints]:
+def _find(held: HeldBytes, pattern: bytes) -> Iterator[Ints]:
     """Yield positions of a short pattern in batches: its bytes 0 and 1, or 1 and 2, form an aligned pair."""
     buffer = held.array
     pairs = buffer[: len(buffer) & ~1].view("<u2")
