@@ -15,6 +15,7 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE / "RESULTS.md"
 TABLES = [
     "opening",
+    "scale",
     "remote",
     "statistics",
     "decoding",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import mmap
 import os
 import pickle
 import pickletools
@@ -11,6 +12,7 @@ import random
 import resource
 import struct
 import sys
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,13 +32,17 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+import workbench as wb
+from benchmarks.synthetic import ITEM, write_dcp_metadata
 from workbench.core.pickles.standins import ByClass
+from workbench.core.source import FileStat, Source
 from workbench.errors import WorkbenchError
 from workbench.formats.dcp import lanes as dcp_lanes
 from workbench.formats.dcp import metadata as dcp_metadata
 from workbench.formats.dcp import reader as dcp
 from workbench.formats.dcp.lanes import cut as pickle_lanes
 from workbench.formats.dcp.lanes.fields import distinct
+from workbench.formats.dcp.lanes.pages import HeldBytes
 from workbench.formats.dcp.lanes.records import match
 from workbench.formats.dcp.lanes.templates import Unlike, derive
 
@@ -66,7 +72,25 @@ def slow(data: bytes) -> dcp_metadata.DcpMetadata:
 
 
 def fast(data: bytes) -> dcp_metadata.DcpMetadata | None:
-    return dcp_lanes.decode(data, what="'.metadata'", run=3, irregular=1.0)
+    """Every other one is read a part at a time."""
+    held = Paged(data) if zlib.crc32(data) % 2 else data
+    return dcp_lanes.decode(held, what="'.metadata'", run=3, irregular=1.0)
+
+
+class Paged(dcp_lanes.PagedBytes):
+    """Bytes of which a few KiB are in memory at a time."""
+
+    def __init__(self, data: bytes) -> None:
+        bits = mmap.PAGESIZE.bit_length() - 1
+        super().__init__(MemorySource(data), bits=bits, resident=3 << bits)
+
+
+class MemorySource(Source):
+    def __init__(self, data: bytes) -> None:
+        self.data, self.stat = np.frombuffer(data, np.uint8), FileStat(len(data), 0)
+
+    def read_into(self, buffer, start):
+        buffer[:] = self.data[start : start + len(buffer)]
 
 
 def difference(one: dcp_metadata.DcpMetadata, other: dcp_metadata.DcpMetadata) -> str | None:
@@ -175,7 +199,7 @@ REGULAR = {
 def test_regular_metadata_takes_the_lanes_and_equals_the_slow_decoder(kind, protocol):
     data = pickled(metadata(random.Random(kind), **REGULAR[kind]), protocol)
     check(data)
-    lanes = pickle_lanes.read(data, what="x", allow=ByClass(dcp_metadata.CLASSES), run=3, irregular=1.0)
+    lanes = pickle_lanes.read(HeldBytes(data), what="x", allow=ByClass(dcp_metadata.CLASSES), run=3, irregular=1.0)
     assert lanes.cut >= 70
 
 
@@ -487,6 +511,35 @@ def test_every_sample_equals_the_slow_decoder():
         check(path.read_bytes())
 
 
+@pytest.mark.parametrize(("tensors", "ranks"), [(3, 1003), (1000, 2)])
+def test_synthetic_metadata_is_what_torch_writes(tmp_path, tensors, ranks):
+    """The metadata of ten million chunks is measured on files that torch did not write."""
+    write_dcp_metadata(tmp_path, tensors, ranks)
+    made = Metadata({}, {}, {}, StorageMeta(checkpoint_id="synthetic"), "1.0.0")
+    for t in range(tensors):
+        name = f"model.layers.{t // 10}.mlp.experts.{t % 10}.up_proj.weight_{t:05d}"
+        chunks = [ChunkStorageMetadata(torch.Size((16 * r, 0)), torch.Size((16, 64))) for r in range(ranks)]
+        shape = torch.Size((16 * ranks, 64))
+        made.state_dict_metadata[name] = TensorStorageMetadata(TensorProperties(torch.float32), shape, chunks)
+        made.planner_data[name] = tuple(name.split(".", 1))
+        for r in range(ranks):
+            own, path = name.encode().decode(), f"__{r}_0.distcp".encode().decode()
+            made.storage_data[MetadataIndex(own, torch.Size((16 * r, 0)), r)] = _StorageInfo(path, t * ITEM, ITEM)
+    one, other = (
+        [(op.name, argument) for op, argument, _ in pickletools.genops(data) if op.name != "FRAME"]
+        for data in (pickle.dumps(made, 4), (tmp_path / ".metadata").read_bytes())
+    )
+    assert one == other
+
+
+def test_a_huge_file_is_read_a_part_at_a_time(tmp_path, monkeypatch):
+    write_dcp_metadata(tmp_path, 40, 300)
+    whole = wb.open(tmp_path, cache=False).catalog.digest()
+    monkeypatch.setattr(dcp, "PAGED_FROM", 1)
+    monkeypatch.setattr(dcp, "_decode", None)
+    assert wb.open(tmp_path, cache=False).catalog.digest() == whole
+
+
 def test_text_spans_are_numbered_by_value():
     rng = random.Random(0)
     words = [bytes(rng.choices(b"ab\0", k=rng.choice([0, 1, 7, 8, 9, 31, 32, 33, 64, 200, 300]))) for _ in range(5000)]
@@ -504,7 +557,7 @@ def test_template_reads_what_pickletools_reads():
     ) + bytes(600)
     starts = np.array([i for i in range(100, len(data)) if data[i + 2 : i + 8] == b")\x81\x94}\x94("])
     template = derive(data, int(starts[100]))
-    index, _, columns = match(np.frombuffer(data, np.uint8), template, starts)
+    index, _, columns = match(HeldBytes(data), template, starts)
     first = columns[template.fields[0].column]
     assert len(index) > 200 and first.tolist() == list(range(int(first[0]), int(first[0]) + len(first)))
     assert columns[template.fields[2].column].tolist() == [70_000 * i for i in first.tolist()]

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -301,10 +302,37 @@ def test_a_scheduler_that_dies_is_one_error(scheduler: tuple[Any, subprocess.Pop
         wb.stats(ckpt, cache=False, executor=client.get_executor())
 
 
+def test_result_that_arrives_as_its_worker_is_lost_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "LEAST", 0)
+    monkeypatch.setattr(executors, "BATCH", 200 << 10)
+    runs = []
+
+    class Racing(Executor):
+        """Does with every third result what distributed's executor does in this case."""
+
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            result = fn(*args)
+            runs.append(len(runs) % 3)
+            try:
+                if runs[-1] == 0:
+                    _, error, trace = result
+                    raise error.with_traceback(trace)
+                future.set_result(result)
+            except BaseException as error:
+                future.set_exception(error)
+            return future
+
+    ckpt = wb.open(SAMPLES / "dcp_fsdp2")
+    assert wb.stats(ckpt, cache=False, executor=Racing()).equals(wb.stats(ckpt, cache=False))
+    assert runs.count(0) > 1
+
+
 @pytest.mark.slow
 def test_fifty_lost_workers_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     import dask
     from distributed import Client, LocalCluster
+    from distributed.core import Status
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(executors, "BATCH", 20 << 10)
@@ -321,9 +349,10 @@ def test_fifty_lost_workers_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
             nonlocal killed
             if chance.random() < 0.2 and done < 0.9:
                 process = chance.choice(list(cluster.workers.values())).process
-                if process is not None and process.process is not None and process.process.is_alive():
-                    os.kill(process.process.pid, 9)
-                    killed += 1
+                if process is not None and process.status is Status.running:  # a nanny gives up one that never ran
+                    with suppress(ProcessLookupError):  # it ended meanwhile, and is not counted
+                        os.kill(process.process.pid, 9)
+                        killed += 1
 
         while killed < 50:
             found = wb.stats(ckpt, cache=False, executor=client.get_executor(), progress=kill)

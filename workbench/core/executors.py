@@ -27,7 +27,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future,
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -41,7 +41,7 @@ R = TypeVar("R")
 Task = TypeVar("Task", contravariant=True)
 Result = TypeVar("Result", covariant=True)
 
-VERSION = "1"  #: version of the messages and of the meaning of results; increase it with every change of either
+VERSION = "2"  #: version of the messages and of the meaning of results; increase it with every change of either
 LEAST = 32 << 20  #: bytes of a pass below which sending it costs more than running it here
 BATCH = 256 << 20  #: bytes of a batch …
 BATCHES = 4096  #: … until a pass has more batches than this; then they grow …
@@ -178,12 +178,15 @@ def _sent(
 ) -> Iterator[tuple[T, R]]:
     size = min(max(BATCH, total // BATCHES), LARGEST)
     rest = ((batch, _submitted(executor, run, batch, threads)) for batch in _batches(run, tasks, size))
-    under_way: deque[tuple[list[T], Future[list[R]]]] = deque()
+    under_way: deque[tuple[list[T], Future[_BatchResults[R]]]] = deque()
     try:
         under_way.extend(islice(rest, AHEAD * _workers(executor)))
         while under_way:
             batch, future = under_way[0]
             results = _received(executor, future)
+            if results is None:
+                under_way[0] = batch, _submitted(executor, run, batch, threads)
+                continue
             under_way.popleft()
             under_way.extend(islice(rest, 1))
             yield from zip(batch, results, strict=True)
@@ -217,7 +220,7 @@ def _workers(executor: Executor) -> int:
     return int(getattr(executor, "_max_workers", WORKERS))
 
 
-def _submitted(executor: Executor, run: TaskRunner[T, R], batch: list[T], threads: int) -> Future[list[R]]:
+def _submitted(executor: Executor, run: TaskRunner[T, R], batch: list[T], threads: int) -> Future[_BatchResults[R]]:
     data, far = _dumps((*run.part(batch), threads))
     context = getattr(executor, "_mp_context", None)
     if far and context is not None and context.get_start_method() == "fork":
@@ -231,16 +234,19 @@ def _submitted(executor: Executor, run: TaskRunner[T, R], batch: list[T], thread
         raise _lost(error) from None
 
 
-def _received(executor: Executor, future: Future[list[R]]) -> list[R]:
+def _received(executor: Executor, future: Future[_BatchResults[R]]) -> list[R] | None:
+    """Return the results of a batch, or ``None`` if they were lost with their worker."""
     try:
         while not wait([future], timeout=POLL).done:
             _connected(executor)
-        return future.result()
+        return future.result().each
     except (BrokenExecutor, CancelledError) as error:
         raise _lost(error) from None
     except WorkbenchError:
         raise
     except Exception as error:
+        if isinstance(error, TypeError) and _BatchResults.__name__ in str(error):
+            return None
         if type(error).__module__.split(".")[0] == "distributed" or isinstance(error, (ImportError, OSError)):
             raise _lost(error) from None
         raise
@@ -326,8 +332,21 @@ def _opened(reference: Reference) -> Any:
         return found
 
 
+class _BatchResults(Generic[R]):
+    """The results of a batch, which cannot be unpacked.
+
+    If a worker of distributed's (2026.8) is lost just after its result arrived, the executor takes this result for an
+    error and unpacks it as one. That fails, always, and the batch runs again.
+    """
+
+    __slots__ = ("each",)
+
+    def __init__(self, each: list[R]) -> None:
+        self.each = each
+
+
 @needs_descriptors()
-def _run(version: tuple[str, str], data: bytes) -> list[Any]:
+def _run(version: tuple[str, str], data: bytes) -> _BatchResults[Any]:
     """Run a batch, in a worker."""
     if (here := _version()) != version:  # results could differ in their last bits
         raise WorkerError(
@@ -337,8 +356,8 @@ def _run(version: tuple[str, str], data: bytes) -> list[Any]:
     run, tasks, threads = _TaskUnpickler(io.BytesIO(data)).load()
     try:
         if threads == 1:
-            return [run(task) for task in tasks]
+            return _BatchResults([run(task) for task in tasks])
         with ThreadPoolExecutor(threads, thread_name_prefix="workbench-batch") as pool:
-            return list(in_order(pool, run, tasks))
+            return _BatchResults(list(in_order(pool, run, tasks)))
     finally:
         run.close()

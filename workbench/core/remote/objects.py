@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote, urlsplit
 import numpy as np
 
 from workbench.core.arrays import Array
-from workbench.core.remote.requests import together
+from workbench.core.remote.requests import IN_FLIGHT, together
 from workbench.core.remote.url import Location, parse
 from workbench.core.source import FileStat, changed, rewritten
 from workbench.core.stop import going_on
@@ -41,7 +41,7 @@ Options = Mapping[str, Any]
 STALL, DEADLINE = timedelta(seconds=20), timedelta(seconds=60)
 RETRIES = 4
 ARRIVED = 256 << 10  #: bytes of a body that are copied at a time
-BACKOFF = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2}
+BACKOFF: dict[str, Any] = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2}
 PAGE = 1000  #: objects that a listing requests at a time
 FOLDERS, DEPTH = 256, 8  #: folders of a server, and levels, up to which everything below a folder is listed at once
 _MEMORY = threading.Lock()  #: fsspec's memory has no conditional writes of its own
@@ -130,7 +130,8 @@ def connect(at: Location, options: Options) -> ObjectStore:
         return _Cloud(at, options)
     if at.scheme == "hf":
         return _Hub(at, options)
-    return _Memory(at, options) if at.scheme == "memory" else _Other(at, options)
+    kind = {"memory": _Memory, "webhdfs": _WebHdfs}.get(at.scheme, _Other)
+    return kind(at, options)
 
 
 # ---- obstore ---------------------------------------------------------------------------------------------------------
@@ -477,11 +478,20 @@ class _Other:
         except ModuleNotFoundError:
             raise _lacking(at, "fsspec") from None
         try:
-            self._system = fsspec.filesystem(at.scheme, **options)
+            user = f"{at.user}@" if at.user else ""
+            told = fsspec.get_filesystem_class(at.scheme)._get_kwargs_from_urls(f"{at.scheme}://{user}{at.host}/")
+            self._system = fsspec.filesystem(at.scheme, **told | dict(options))
         except ImportError as error:
             raise MissingExtraError(f"{at.shown!r} needs another package: {_words(error)}") from None
         except ValueError:
             raise NotACheckpointError(f"{at.shown!r}: the scheme {at.scheme!r} is unknown") from None
+        except OSError as error:
+            if at.scheme != "hdfs":
+                raise OpenError(f"{at.shown!r} could not be reached: {_words(error)}") from None
+            raise MissingExtraError(
+                f"{at.shown!r} needs a Java runtime, Hadoop's libhdfs, and CLASSPATH set to Hadoop's jars "
+                f"({_words(error)}); webhdfs:// needs none of these"
+            ) from None
         except Exception as error:
             raise UsageError(f"{at.shown!r} cannot be used with these storage options: {_words(error)}") from None
 
@@ -571,6 +581,39 @@ class _Memory(_Other):
                 self._system.rm_file(self._path(key))
 
 
+class _WebHdfs(_Other):
+    """HDFS by its REST interface, which redirects each read to the node that has the bytes."""
+
+    def __init__(self, at: Location, options: Options) -> None:
+        super().__init__(at, options)
+        from requests.adapters import HTTPAdapter
+        from urllib3 import Retry
+
+        class Adapter(HTTPAdapter):
+            def send(self, *given: Any, **how: Any) -> Any:
+                return super().send(*given, **how | {"timeout": STALL.total_seconds()})
+
+        again = Retry(
+            RETRIES,
+            status_forcelist=(408, 429, 502, 503, 504),
+            backoff_factor=BACKOFF["init_backoff"].total_seconds(),
+            raise_on_status=False,
+        )
+        for scheme in ("http://", "https://"):
+            self._system.session.mount(scheme, Adapter(pool_maxsize=IN_FLIGHT, max_retries=again))
+
+    def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
+        # fsspec's own way to a range asks for the status first, reads 5 MB ahead, and does so one file at a time
+        try:
+            reply = self._system._call("OPEN", path=self._path(key), offset=start, length=stop - start)
+        except Exception as error:
+            self._explain(error, name)
+        return complete((reply.content,), start, stop, name, into)
+
+    def _path(self, key: str) -> str:
+        return f"/{key}"
+
+
 # ---- common ----------------------------------------------------------------------------------------------------------
 
 
@@ -651,6 +694,7 @@ def _lacking(at: Location, package: str) -> MissingExtraError:
 
 
 def _words(error: BaseException) -> str:
-    """Return the first line of a library's message without URLs, because their queries may be signatures."""
+    """Return the first line of a library's message without URLs and queries, which may hold signatures and tokens."""
     text = str(error).split("\n")[0].strip()
-    return re.sub(r"\b[a-z][a-z0-9+.-]*://\S+", "(URL)", text)[:300] or type(error).__name__
+    text = re.sub(r"\b[a-z][a-z0-9+.-]*://\S+", "(URL)", text)
+    return re.sub(r"\?[^\s'\"]*=[^\s'\"]*", "?(query)", text)[:300] or type(error).__name__

@@ -33,6 +33,7 @@ from workbench.core.pickles import unpickle
 from workbench.core.pickles.standins import FAULTS, ByClass, Held, not_run, state_of
 from workbench.errors import CorruptError
 
+JOINED = 1 << 18  #: items that are matched with chunks at a time
 ROOTS = ("Metadata", "MCoreMetadata")
 LANES_FROM = 1 << 20  #: bytes; a smaller pickle is decoded as a whole in a fifth of a second
 CLASSES = (
@@ -227,27 +228,31 @@ class Objects:
 
 def _join(items: Items, row_ptr: Ints, chunk_dims: Ints, offsets: Ints) -> tuple[Ints, int]:
     """Match items to chunks by (fqn, offset), first at the chunk position that the index hints at."""
-    mine = np.flatnonzero(items.owner >= 0)
-    owner, hint, item_dims, at = (part[mine] for part in (items.owner, items.hint, items.ndim, items.at))
     item = np.full(len(offsets), -1, np.int64)
-    row = row_ptr[owner] + hint
-    good = (hint >= 0) & (hint < np.diff(row_ptr)[owner])
-    good[good] = (offsets[row[good]] == at[good]).all(axis=1) & (item_dims[good] == chunk_dims[row[good]])
-    item[row[good]] = mine[good]
-    rest = np.flatnonzero(~good)
-    if len(rest):  # no hint, or a wrong one: look the offset up
-        wanted = set(owner[rest].tolist())
+    counts, rests = np.diff(row_ptr), []
+    for low in range(0, len(items.owner), JOINED):
+        mine = low + np.flatnonzero(items.owner[low : low + JOINED] >= 0)
+        owner, hint, at = items.owner[mine], items.hint[mine], items.at[mine]
+        row = row_ptr[owner] + hint
+        good = (hint >= 0) & (hint < counts[owner])
+        good[good] = (offsets[row[good]] == at[good]).all(axis=1) & (items.ndim[mine[good]] == chunk_dims[row[good]])
+        item[row[good]] = mine[good]
+        rests.append(mine[~good])
+    rest = np.concatenate(rests) if rests else np.empty(0, np.int64)
+    lost = len(rest)
+    if lost:  # no hint, or a wrong one: look the offset up
+        wanted = set(items.owner[rest].tolist())
         places = {
             (tensor, tuple(offsets[r].tolist())): r
             for tensor in wanted
             for r in range(int(row_ptr[tensor]), int(row_ptr[tensor + 1]))
         }
         for position in rest.tolist():
-            r = places.get((int(owner[position]), tuple(at[position].tolist())), -1)
+            r = places.get((int(items.owner[position]), tuple(items.at[position].tolist())), -1)
             if r >= 0:
-                item[r] = mine[position]
-                good[position] = True
-    return item, int((~good).sum()) + int((items.owner == -1).sum())
+                item[r] = position
+                lost -= 1
+    return item, lost + int((items.owner == -1).sum())
 
 
 def _ragged(rows: Iterable[Any], lengths: Ints, dims: int, fill: int) -> Ints:

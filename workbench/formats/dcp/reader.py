@@ -34,7 +34,7 @@ from workbench.core.catalog import Catalog, ObjectTable
 from workbench.core.codecs import RAW
 from workbench.core.dtypes import by_code
 from workbench.core.objects import archive_objects
-from workbench.core.place import Place, lacking, stat_or_absent
+from workbench.core.place import METADATA_LIMIT, Place, lacking, stat_or_absent
 from workbench.errors import CorruptError, IncompleteError
 from workbench.formats import Format
 from workbench.formats.dcp import lanes as dcp_lanes
@@ -44,6 +44,7 @@ from workbench.formats.safetensors import header as safetensors_header
 from workbench.names.roles import resolve
 
 _DATA = re.compile(r"__(\d+)_(\d+)(?:\.[0-9a-f]{8})?\.distcp")  # with the id of the save, if ``wb.dcp.Writer`` wrote it
+PAGED_FROM = 256 << 20  #: bytes of a ``.metadata``; a smaller one is held in memory
 _PER_RANK = re.compile(r"__(\d+)\.metadata")
 
 
@@ -94,11 +95,9 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
 
 
 def _from_global(place: Place) -> Catalog:
-    data = place.read(".metadata")
-    if not data:
+    if not place.stat(".metadata").size:
         raise IncompleteError(f"{place.path!r}: .metadata is empty; the save was interrupted, use an earlier step")
-    meta = _decode(data, what=repr(".metadata"))
-    del data
+    meta = _paged(place, ".metadata") or _decode(place.read(".metadata"), what=repr(".metadata"))
     stats = [stat_or_absent(place, name) for name in meta.files]
     if _is_safetensors(place, meta):
         return _from_safetensors(place, meta)
@@ -274,6 +273,13 @@ def _facts(place: Place, meta: DcpMetadata | None, lost: int) -> dict[str, Any]:
     if meta is not None:
         facts |= {"version": meta.version, "save_id": meta.save_id}
     return facts
+
+
+def _paged(place: Place, name: str) -> DcpMetadata | None:
+    """Decode by lanes from a window that moves along the file, if it is on disk and huge."""
+    if not place.local or not PAGED_FROM <= place.stat(name).size <= METADATA_LIMIT:
+        return None
+    return dcp_lanes.decode(dcp_lanes.PagedBytes(place.source(name)), what=repr(name))
 
 
 def _decode(data: bytes | memoryview, *, what: str) -> DcpMetadata:

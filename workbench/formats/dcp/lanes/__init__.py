@@ -9,10 +9,11 @@ writes the file)::
     stand-ins, every opcode read (core/pickles) 27.2    1.80 GB
     pickle.loads with torch's classes           12.0    2.25 GB    objects, no columns yet
 
-These five files exist only for this speed; any ``.metadata`` can be decoded without them.
+These six files exist only for this speed; any ``.metadata`` can be decoded without them.
 
 ::
 
+    pages       the bytes: in memory, or a window that moves along a huge file
     templates   the opcodes that a million records share, separated from what differs between them
     records     candidate positions of records: the templates matched everywhere at once
     cut         which candidates are records, proved from byte 0 on; the pickle without them
@@ -29,23 +30,25 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
+from workbench.core.arrays import Array
 from workbench.core.pickles.standins import FAULTS, ByClass, Held, state_of
 from workbench.errors import WorkbenchError
 from workbench.formats.dcp import metadata as dcp
 from workbench.formats.dcp.lanes.cut import IRREGULAR, RUN, Lanes, RecordRun, read
 from workbench.formats.dcp.lanes.fields import Fields, Values
+from workbench.formats.dcp.lanes.pages import HeldBytes, PagedBytes
 from workbench.formats.dcp.lanes.records import Ints
 from workbench.formats.dcp.lanes.templates import Unlike
 
-__all__ = ["Columns", "decode"]
+__all__ = ["Columns", "PagedBytes", "decode"]
 
 
 def decode(
-    data: bytes | memoryview, *, what: str, run: int = RUN, irregular: float | None = None
+    data: bytes | memoryview | PagedBytes, *, what: str, run: int = RUN, irregular: float | None = None
 ) -> dcp.DcpMetadata | None:
     """Return what `dcp_metadata.decode` returns, or None if the pickle must be decoded as a whole.
 
@@ -56,7 +59,13 @@ def decode(
     gc.disable()  # as in `unpickle`: 100,000 tensors are a million objects, and none is garbage
     try:
         share = IRREGULAR if irregular is None else irregular
-        lanes = read(data, what=what, allow=ByClass(dcp.CLASSES), run=run, irregular=share)
+        lanes = read(
+            data if isinstance(data, PagedBytes) else HeldBytes(data),
+            what=what,
+            allow=ByClass(dcp.CLASSES),
+            run=run,
+            irregular=share,
+        )
         columns = Columns(lanes)
         root = state_of(lanes.value, dcp.ROOTS, what, set())
         found = dcp.assemble(root, columns)
@@ -117,10 +126,9 @@ class Columns:
                 raise Unlike("a run across keys and values")
         _, order, objects = _flatten([[part for pair in storage.items() for part in pair]])
         self._count(order)
-        odd = np.cumsum(order < 0) - 1  # position in objects
-        places = np.flatnonzero(order < 0)
-        keys = [objects[i] for i in odd[places[places % 2 == 0]].tolist()]
-        values = [objects[i] for i in odd[places[places % 2 == 1]].tolist()]
+        value = np.flatnonzero(order < 0) % 2  # of each object: whether it is a key's
+        keys = [one for one, odd in zip(objects, value.tolist(), strict=True) if not odd]
+        values = [one for one, odd in zip(objects, value.tolist(), strict=True) if odd]
         index, info = Fields(self.values, order[0::2], keys), Fields(self.values, order[1::2], values)
 
         codes, names = index.texts("fqn")
@@ -133,6 +141,7 @@ class Columns:
         rank = np.empty(len(names), np.int64)
         rank[by_appearance] = np.arange(len(names))
         codec, transforms = info.codecs()
+        self.values.check_texts()
         return dcp.Items(
             owner=owner,
             hint=index.numbers("index", -1, owner >= 0),
@@ -147,8 +156,7 @@ class Columns:
         )
 
     def whole(self) -> bool:
-        """Return whether each record occurred once, and all their texts are valid."""
-        self.values.check_texts()
+        """Return whether each record occurred once."""
         return self.seen == self.values.lanes.cut
 
     def _count(self, order: Ints) -> None:
@@ -158,7 +166,7 @@ class Columns:
         self.seen += len(lanes)
 
 
-def _flatten(lists: Iterable[Any]) -> tuple[Ints, Ints, list[Any]]:
+def _flatten(lists: Iterable[Any]) -> tuple[Ints, Array, list[Any]]:
     """Return each list's elements, as record numbers or ``-1`` for an object, and the objects, in order."""
     counts: list[int] = []
     pieces: list[tuple[int, int]] = []
@@ -179,5 +187,8 @@ def _flatten(lists: Iterable[Any]) -> tuple[Ints, Ints, list[Any]]:
     )
     length = stop - first
     ends = np.cumsum(length)
-    order = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - ends + length, length)
-    return np.array(counts, np.int64), cast(Ints, order), objects
+    total = int(ends[-1]) if len(ends) else 0
+    kind = np.int32 if max(total, *stop.tolist()) < 1 << 31 else np.int64
+    order: Array = np.arange(total, dtype=kind)
+    order += np.repeat((first - ends + length).astype(kind), length)
+    return np.array(counts, np.int64), order, objects

@@ -29,6 +29,7 @@ import numpy as np
 from workbench.core.pickles import unpickle
 from workbench.core.pickles.opcodes import TAKES, TO_MARK
 from workbench.core.pickles.standins import Inert
+from workbench.formats.dcp.lanes.pages import HeldBytes
 from workbench.formats.dcp.lanes.records import MARGIN, Chain, Ints, Records, search
 from workbench.formats.dcp.lanes.templates import REF, WIDTH, Unlike, token
 
@@ -62,7 +63,7 @@ class Lanes:
         memo: memo index → object, for objects of the rest that records refer to.
     """
 
-    data: bytes | memoryview
+    held: HeldBytes
     value: Any
     records: list[Records]
     cut: int
@@ -72,7 +73,7 @@ class Lanes:
 
 
 def read(
-    data: bytes | memoryview,
+    held: HeldBytes,
     *,
     what: str,
     allow: Mapping[tuple[str, str], object],
@@ -87,10 +88,10 @@ def read(
     Raises:
         Unlike: it has few long runs, or something unusual. CorruptError, UnsafeError: as `unpickle.loads`.
     """
-    buffer = np.frombuffer(data, np.uint8)
-    if len(buffer) < 2 * MARGIN or buffer[0] != 0x80 or buffer[1] not in (4, 5):
+    data = held.data
+    if len(data) < 2 * MARGIN or data[0] != 0x80 or data[1] not in (4, 5):
         raise Unlike("not a pickle of protocol 4")
-    starts, ends, owner, records = search(data, buffer, run)
+    starts, ends, owner, records = search(held, run)
     chain = Chain(starts, ends, np.array([len(one.template.slots) for one in records], starts.dtype)[owner], run)
     if not chain.runs or sum(stop - start for start, stop, *_ in chain.runs) < (1 - irregular) * len(data):
         raise Unlike("most of it is not runs of records")
@@ -106,10 +107,10 @@ def read(
     root, objects = cast(tuple[Any, tuple[Any, ...]], value)
     memo = dict(zip(wanted, objects, strict=True))
     for one in records:
-        held = one.template.value.parts
-        one.kind = memo[held[0].number]
-        one.state = {memo[key.number]: part for key, part in zip(held[1].parts[::2], held[1].parts[1::2], strict=True)}
-    return Lanes(data, root, records, int(used.sum()), places.base, memo, places)
+        kind, state = one.template.value.parts
+        one.kind = memo[kind.number]
+        one.state = {memo[key.number]: part for key, part in zip(state.parts[::2], state.parts[1::2], strict=True)}
+    return Lanes(held, root, records, int(used.sum()), places.base, memo, places)
 
 
 class _OpcodeWalk:
@@ -119,7 +120,7 @@ class _OpcodeWalk:
     whether the number of values since the last mark is odd).
     """
 
-    def __init__(self, data: bytes | memoryview, chain: Chain) -> None:
+    def __init__(self, data: Any, chain: Chain) -> None:
         self.data, self.chain = data, chain
         self.pieces: list[tuple[int, ...]] = []
         self.runs: list[tuple[int, int, int]] = []
@@ -238,7 +239,7 @@ class Places:
 
 
 def _used(
-    data: bytes | memoryview, walk: _OpcodeWalk, chain: Chain, owner: Ints, records: list[Records], places: Places
+    data: Any, walk: _OpcodeWalk, chain: Chain, owner: Ints, records: list[Records], places: Places
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return which records to cut: those of the runs, except the few that something outside the lanes refers to."""
     used = np.zeros(len(owner), np.bool_)
@@ -260,7 +261,7 @@ def _used(
     return used
 
 
-def _refs(data: bytes | memoryview, chain: Chain, lane: int) -> Iterator[tuple[int, int, int]]:
+def _refs(data: Any, chain: Chain, lane: int) -> Iterator[tuple[int, int, int]]:
     pos, stop = int(chain.starts[lane]), int(chain.ends[lane])
     while pos < stop:
         op, end = token(data, pos)
@@ -289,7 +290,7 @@ def _wanted(records: list[Records], places: Places) -> set[int]:
 
 
 def _rest(
-    data: bytes | memoryview, walk: _OpcodeWalk, chain: Chain, places: Places, wanted: list[int]
+    data: Any, walk: _OpcodeWalk, chain: Chain, places: Places, wanted: list[int]
 ) -> tuple[bytes, list[RecordRun]]:
     """Return a pickle of (the value without the runs, the wanted objects), and the placeholder of each run."""
     out = bytearray(data[:2])

@@ -25,14 +25,17 @@ from typing import Any
 
 import numpy as np
 
+from workbench.core.arrays import Array
 from workbench.core.pickles import unpickle
 from workbench.formats.dcp import metadata as dcp
 from workbench.formats.dcp.lanes.cut import Lanes, Records
-from workbench.formats.dcp.lanes.records import MARGIN, Bytes, Ints
+from workbench.formats.dcp.lanes.pages import Bytes
+from workbench.formats.dcp.lanes.records import MARGIN, SPAN, Ints, blocks
 from workbench.formats.dcp.lanes.templates import INT, REF, TEXT, Unlike, Value
 
 TARGETS = 300_000  # objects that records share; each becomes a Python object
 NO_BOX = -1
+MANY = 1 << 20  # texts that are compared at a time
 
 
 class Fields:
@@ -174,7 +177,6 @@ class Values:
 
     def __init__(self, lanes: Lanes) -> None:
         self.lanes = lanes
-        self.buffer: Bytes = np.frombuffer(lanes.data, np.uint8)
         self.owner = np.full(len(lanes.base), -1, np.int16)  # record → its template
         for position, one in enumerate(lanes.records):
             self.owner[one.lane] = position
@@ -189,16 +191,25 @@ class Values:
                 if value.kind == TEXT and (position, value.column) not in self.read:
                     self.spans(position, value)
 
-    def spans(self, position: int, value: Value) -> tuple[Ints, list[str]]:
+    def spans(self, position: int, value: Value) -> tuple[Array, list[str]]:
         """Return a text column as numbers, and the texts that they refer to."""
         self.read.add((position, value.column))
         start, stop = self.lanes.records[position].columns[value.column : value.column + 2]
-        codes, where = distinct(self.buffer, start, stop)
-        pairs = zip(start[where].tolist(), stop[where].tolist(), strict=True)
-        return codes, [self._text(a, b) for a, b in pairs]
+        held, number = self.lanes.held, dict[str, int]()
+        codes: Array = np.empty(len(start), np.int32)
+        for low, high in blocks(start, MANY, SPAN):
+            held.need(int(start[low]), int(stop[high - 1]) + MARGIN)
+            found, where = distinct(held.array, start[low:high], stop[low:high])
+            texts = (
+                self._text(a, b)
+                for a, b in zip(start[low:high][where].tolist(), stop[low:high][where].tolist(), strict=True)
+            )
+            known = [number.setdefault(text, len(number)) for text in texts]
+            codes[low:high] = np.array(known, np.int32)[found]
+        return codes, list(number)
 
     def _text(self, start: int, stop: int) -> str:
-        return str(bytes(self.lanes.data[start:stop]), "utf-8", "surrogatepass")  # as the C unpickler
+        return str(bytes(self.lanes.held.data[start:stop]), "utf-8", "surrogatepass")  # as the C unpickler
 
     def targets(self, column: Ints) -> tuple[Ints, list[Any]]:
         """Return a reference column as numbers, and the objects that they refer to."""

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from workbench.core.arrays import Ints
+from workbench.formats.dcp.lanes.pages import Bytes, HeldBytes
 from workbench.formats.dcp.lanes.templates import (
     FIELDS,
     INT,
@@ -37,14 +38,15 @@ from workbench.formats.dcp.lanes.templates import (
     derive,
 )
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
 BLOCK = 8192  # lanes at a time: their bytes and columns stay in the CPU cache
+SPAN = 32 << 20  # bytes between the first and the last of them
+REACH = 1 << 20  # bytes that are in memory after the start of a lane; longer records are not found
 MARGIN = 256  # a lane ends this far before the end of the buffer, so none of its reads was clipped
 _STEP = {
     kind: np.array([WIDTH[op] + 1 if FIELDS.get(op) == kind and op != 0x8A else 0 for op in range(256)])
     for kind in (INT, REF)
 }
+_LEAST, _MOST = -(1 << 31), (1 << 31) - 1
 _MASK = np.array([(1 << 8 * WIDTH[op]) - 1 if FIELDS.get(op) in (INT, REF) and op != 0x8A else 0 for op in range(256)])
 
 
@@ -53,19 +55,20 @@ def position_type(buffer: Bytes) -> type[np.signedinteger[Any]]:
     return np.int32 if len(buffer) < 1 << 31 else np.int64
 
 
-def match(buffer: Bytes, template: Template, starts: Ints) -> tuple[Ints, Ints, list[Ints]]:
-    """Match the records at ``starts`` with a template.
+def match(held: HeldBytes, template: Template, starts: Ints) -> tuple[Ints, Ints, list[Ints]]:
+    """Match the records at ``starts``, in rising order, with a template.
 
     Returns:
         Positions in ``starts`` of the ``(n,)`` matches, the byte after each, and the fields' columns, ``(n,)`` each.
     """
-    shifted = [buffer[i:] for i in range(LITERAL)]
-    place = position_type(buffer)
-    kinds = [kind for one in template.fields for kind in ((place, place) if one.kind == TEXT else (np.int64,))]
+    shifted = [held.array[i:] for i in range(LITERAL)]
+    place = position_type(held.array)
+    kinds = [kind for one in template.fields for kind in ((place, place) if one.kind == TEXT else (np.int32,))]
     out: list[Ints] = [np.empty(len(starts), kind) for kind in (place, place, *kinds)]  # unused pages are never touched
     count = 0
-    for first in range(0, len(starts), BLOCK):
-        lanes = _Lanes(shifted, starts[first : first + BLOCK].astype(np.int64), first)
+    for first, stop in blocks(starts, BLOCK, SPAN):
+        end = held.need(int(starts[first]), int(starts[stop - 1]) + REACH)
+        lanes = _Lanes(shifted, starts[first:stop].astype(np.int64), first)
         for step in template.steps:
             if isinstance(step, bytes):
                 lanes.literal(step)
@@ -75,13 +78,26 @@ def match(buffer: Bytes, template: Template, starts: Ints) -> tuple[Ints, Ints, 
                 lanes.number(step)
             if not len(lanes.pos):
                 break
-        lanes.keep(lanes.pos <= len(buffer) - MARGIN)
+        lanes.keep(lanes.pos <= end - MARGIN)
         if len(lanes.pos):
-            for column, part in zip(out, (lanes.index, lanes.pos, *lanes.columns), strict=True):
+            for position, part in enumerate((lanes.index, lanes.pos, *lanes.columns)):
+                column = out[position]
+                if column.dtype.itemsize == 4 and (part.min() < _LEAST or part.max() > _MOST):
+                    column = out[position] = column.astype(np.int64)
                 column[count : count + len(part)] = part
             count += len(lanes.pos)
     index, ends, *columns = (column[:count] if 2 * count > len(starts) else column[:count].copy() for column in out)
     return index, ends, columns
+
+
+def blocks(starts: Ints, count: int, span: int) -> Iterator[tuple[int, int]]:
+    """Yield (first, stop) of parts of rising positions that have at most ``count`` of them within ``span`` bytes."""
+    first = 0
+    while first < len(starts):
+        part = starts[first : first + count]
+        stop = first + int(np.searchsorted(part, int(part[0]) + span, "right"))
+        yield first, stop
+        first = stop
 
 
 class _Lanes:
@@ -181,21 +197,21 @@ class Records:
         return Records(self.template, self.lane[good], [column[good] for column in self.columns])
 
 
-def search(data: bytes | memoryview, buffer: Bytes, run: int) -> tuple[Ints, Ints, Ints, list[Records]]:
+def search(held: HeldBytes, run: int) -> tuple[Ints, Ints, Ints, list[Records]]:
     """Return start, end and template of every record that some template matches, in rising order of start."""
     records: list[Records] = []
     found: list[tuple[Ints, Ints, Ints]] = []
-    for left in _candidates(buffer, run):
+    for left in _candidates(held, run):
         poor = 0
         total = len(left)
         while len(left) > total // 1000 and poor < RARE:
             sample = int(left[(poor * 7919) % len(left)])
             poor += 1
             try:
-                template = derive(data, sample)
+                template = derive(held.data, sample)
             except (Unlike, IndexError):
                 continue
-            index, ends, columns = match(buffer, template, left)
+            index, ends, columns = match(held, template, left)
             if len(index):
                 poor -= len(index) > total // 50
                 found.append((left[index], ends, np.full(len(index), len(records), np.int16)))
@@ -214,9 +230,9 @@ def search(data: bytes | memoryview, buffer: Bytes, run: int) -> tuple[Ints, Int
     return starts[order], ends[order], owner[order], records
 
 
-def _candidates(buffer: Bytes, run: int) -> Iterator[Ints]:
+def _candidates(held: HeldBytes, run: int) -> Iterator[Ints]:
     """Yield possible starts of records for each class that may have many."""
-    found = [_references(buffer, at) for at in _find(buffer, SIGNATURE)]
+    found = [_references(held.array, at) for at in _find(held, SIGNATURE)]
     place, short, long, low, wide = (np.concatenate(part) for part in zip(*found, strict=True))
     both = np.flatnonzero(short & long)  # an argument byte of a j may look like an h: then others have its class
     short[both[np.isin(wide[both], np.unique(wide[long & ~short]))]] = False
@@ -237,11 +253,13 @@ def _references(buffer: Bytes, at: Ints) -> tuple[Ints, Any, Any, Bytes, Any]:
     return small, buffer[at - 2] == b"h"[0], buffer[at - 5] == b"j"[0], buffer[at - 1], wide
 
 
-def _find(buffer: Bytes, pattern: bytes) -> Iterator[Ints]:
+def _find(held: HeldBytes, pattern: bytes) -> Iterator[Ints]:
     """Yield positions of a short pattern in batches: its bytes 0 and 1, or 1 and 2, form an aligned pair."""
+    buffer = held.array
     pairs = buffer[: len(buffer) & ~1].view("<u2")
     first, second = (int.from_bytes(pattern[i : i + 2], "little") for i in (0, 1))
     for block in range(0, len(pairs), 1 << 18):
+        held.need(2 * block - MARGIN, 2 * (block + (1 << 18)) + MARGIN)
         part = pairs[block : block + (1 << 18)]
         even = (np.flatnonzero(part == first) + block) * 2
         odd = (np.flatnonzero(part == second) + block) * 2 - 1
