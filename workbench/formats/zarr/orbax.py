@@ -40,6 +40,7 @@ import numpy as np
 from workbench.core import box, jsonsafe
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
+from workbench.core.garbage import uncollected
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
 from workbench.errors import NotACheckpointError, WorkbenchError
@@ -59,7 +60,8 @@ _PROCESS = re.compile(r"ocdbt\.process_\d{1,8}")
 _KEY = re.compile(r"\w+_random_key")
 #: Leaves that are stored as arrays, as ``_METADATA`` spells their types.
 STORED = ("jax.Array", "np.ndarray", "scalar")
-_STORED = tuple(f'"value_type": "{kind}"'.encode() for kind in STORED)
+_TYPE = b'"value_type": "'
+_STORED = tuple(_TYPE + kind.encode() + b'"' for kind in STORED)
 TAIL = 4 << 10  #: bytes at the end of ``_METADATA`` in which the flags are
 _MESH = re.compile(rb'NamedSharding\\", \\"shape\\": (\[[\d, ]*\]), \\"axis_names\\": (\[[^\]]*\])')
 
@@ -97,6 +99,7 @@ def missing(place: Place) -> str:
     return next((why for tree in _trees(place) if (why := _unmerged(place, tree))), "")
 
 
+@uncollected()
 def read_catalog(place: Place) -> Catalog:
     """Return the catalog of every array.
 
@@ -229,7 +232,8 @@ def _lost(place: Place, tree: _Item, catalog: Catalog, count: int) -> str:
     if tree.key or TREE not in tree.at(place).files:
         return ""
     data = place.read(tree.file(TREE))
-    if count == sum(map(data.count, _STORED)):
+    first = data.count(_STORED[0])
+    if count == (first if data.count(_TYPE) == first else sum(map(data.count, _STORED))):
         return ""  # decoding the document would take longer than all else
     document = jsonsafe.loads(data, what=repr(tree.file(TREE)))
     leaves = document.get("tree_metadata") if isinstance(document, dict) else None
