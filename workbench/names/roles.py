@@ -87,6 +87,7 @@ EMA = {"ema", "ema_model", "model_ema", "ema_state_dict", "ema_params", "ema_net
 #: Containers that no module is named after.
 CONTAINERS = {"state_dict": "model!", "model_state_dict": "model!", **dict.fromkeys(EMA, "ema")}
 OUTER = {"app", "app_state", "checkpoint", "trainer"}  #: dicts around the whole
+COMPOSER = {"model", "optimizers"}  #: in Composer's ``state``
 REST = {
     "lr_scheduler",
     "lr_schedulers",
@@ -254,10 +255,12 @@ def has_role(
 def _place(key: str, path: Sequence[Any] | None) -> tuple[str, str, str]:
     """``(container, name, state)``; the container is one of ``model!`` and ``flat`` (both certain), ``ema``, ``state``,
     ``rest``, or empty where the whole set must decide."""
-    if path and len(path) > 1 and path[0] in OUTER:
+    if path and len(path) > 1 and (path[0] in OUTER or _is_composers(path)):
         path = path[1:]
     if path and len(path) > 1:
         head = str(path[0])
+        if head == "optimizers" and len(path) > 4 and path[2] == "state":  # by the class of the optimizer
+            path = (head, *path[2:])
         if head in MODEL:
             return "model!", _plain(".".join(map(str, path[1:]))), ""
         if head in EMA:
@@ -278,6 +281,11 @@ def _place(key: str, path: Sequence[Any] | None) -> tuple[str, str, str]:
     if head in CONTAINERS and inner and not path:
         return CONTAINERS[head], _plain(inner), ""
     return "flat" if path and len(path) == 1 else "", _plain(key), ""
+
+
+def _is_composers(path: Sequence[Any]) -> bool:
+    """Return whether a path begins with Composer's ``state``; an optimizer's has parameters, which may be ``model``."""
+    return path[0] == "state" and path[1] in COMPOSER and (len(path) > 3 or path[-1] not in STATES)
 
 
 def _state(rest: str) -> tuple[str, str, str]:

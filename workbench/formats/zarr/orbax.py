@@ -55,6 +55,7 @@ TEMPORARY = ".orbax-checkpoint-tmp"
 MAIN = ("default", "state", "items")  #: items whose keys need no prefix: Orbax's, flax's and MaxText's names
 STEP, TREE, SHARDING, STRINGS = "_CHECKPOINT_METADATA", "_METADATA", "_sharding", "_strings.json"
 JSON_ITEM = "metadata"  #: file of an item that is JSON
+COMMITTED = "commit_success.txt"  #: in every folder of a save, whatever else is in it
 DOCUMENTS = (STEP, TREE, SHARDING, STRINGS, JSON_ITEM)
 _PROCESS = re.compile(r"ocdbt\.process_\d{1,8}")
 _KEY = re.compile(r"\w+_random_key")
@@ -91,7 +92,8 @@ def missing(place: Place) -> str:
             return f"{STEP} has no commit time: the save was interrupted"
         items = document.get("item_handlers") if isinstance(document, dict) else None
         for item in items if isinstance(items, dict) else ():
-            if item not in place.folders or not any((*place.sub(item).files, *place.sub(item).folders)):
+            inner = place.sub(item) if item in place.folders else None
+            if inner is None or not ({*inner.files, *inner.folders} - {COMMITTED}):
                 return f"the item {item[:80]!r}, which {STEP} lists, is not there or empty; restore it"
         for tree in _trees(place):
             if TREE not in tree.at(place).files:
@@ -229,7 +231,9 @@ def _unmerged(place: Place, tree: _Item) -> str:
 
 def _lost(place: Place, tree: _Item, catalog: Catalog, count: int) -> str:
     """Return which arrays of the tree are not stored; empty if there is none. ``count`` are stored."""
-    if tree.key or TREE not in tree.at(place).files:
+    if tree.key:
+        return "" if count else f"the generator's key of the item {tree.item!r} is not stored; restore {tree.folder!r}"
+    if TREE not in tree.at(place).files:
         return ""
     data = place.read(tree.file(TREE))
     first = data.count(_STORED[0])
