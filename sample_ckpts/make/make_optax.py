@@ -1,5 +1,5 @@
-"""Write ``tests/fixtures/optax.zip``: two steps of optax's Adam, saved by Orbax, whose ``nu`` was lost by a resume after
-the first; and the same state saved by torch. Needs jax, optax and orbax-checkpoint.
+"""Write ``tests/fixtures/optax.zip``: two steps of optax's Adam, saved by Orbax, whose ``nu`` was lost by a resume
+after the first; and the same state saved by torch. Needs jax, optax and orbax-checkpoint.
 
     python sample_ckpts/make/make_optax.py
 """
