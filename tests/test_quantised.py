@@ -380,6 +380,15 @@ def test_floats_of_four_bits_with_a_byte_for_a_scale(tmp_path: Path, who: str) -
     check_reader(stored(tmp_path, tensors, config), {"l.weight": want}, decoded=True)
 
 
+def test_mxfp8_of_mlx(tmp_path: Path) -> None:
+    codes = torch.arange(8 * 64, dtype=torch.int16).reshape(8, 64) % 127 + 128 * (torch.arange(64) % 2)
+    bits = torch.arange(110, 110 + 16, dtype=torch.uint8).reshape(8, 2)
+    codes = codes.to(torch.uint8)
+    value = codes.view(torch.float8_e4m3fn).float() * torch.exp2(bits.float() - 127).repeat_interleave(32, 1)
+    tensors, config = {"l.weight": codes.view(torch.uint32), "l.scales": bits}, {"mode": "mxfp8", "bits": 8}
+    check_reader(stored(tmp_path, tensors, config), {"l.weight": value.bfloat16()}, decoded=True)
+
+
 @pytest.mark.parametrize("offset", [0.0173, 0])
 def test_scales_of_bitsandbytes_that_are_quantised_themselves(tmp_path: Path, offset: float) -> None:
     """``absmax = nested_quant_map[code] · nested_absmax[block of 256] + nested_offset``."""
