@@ -12,7 +12,7 @@
     bitsandbytes         weight U8, absmax, quant_map, quant_state.bitsandbytes__nf4              4 bits
                          absmax U8, nested_absmax, nested_quant_map                               double quantisation
                          weight I8, SCB                                                           8 bits
-    torchao              _weight_qdata F8, _weight_scale
+    torchao              _weight_qdata F8, _weight_scale; I8, and _weight_zero_point
     MLX                  weight U32, scales [, biases]; without biases, mode mxfp4, mxfp8 or nvfp4
     FP8                  weight F8, weight_scale_inv F32 for each 128 × 128; ModelOpt: weight_scale, one for all
     ModelOpt             weight U8, weight_scale F8, weight_scale_2: NVFP4, all three multiplied
@@ -367,18 +367,22 @@ class _Finder:
         return Recipe(key, f"MLX {mode}", (key, scale), by_name("bfloat16"), shape, group, how)
 
     def _torchao(self, stem: str) -> Recipe | None:
-        """torchao's Float8Tensor, whose element type is in the header; that of the models it is used for otherwise."""
-        key, scale = f"{stem}._weight_qdata", f"{stem}._weight_scale"
-        if self._type(key) != "float8_e4m3fn" or self._type(scale) != "float32":
+        """torchao's Float8Tensor and Int8Tensor, whose result has a type that is in the header; that of the models they
+        are used for otherwise."""
+        key, scale, zero = (f"{stem}._weight_{part}" for part in ("qdata", "scale", "zero_point"))
+        kind, told = self._type(key), self._shape(scale)
+        zeros = zero if kind == "int8" and self._type(zero) == "int8" and self._shape(zero) == told else ""
+        if kind not in ("float8_e4m3fn", "int8") or self._type(scale) != "float32":
             return None
         shape = self._matrix(key)
-        told = self._shape(scale)
-        if told not in ((shape[0], 1), (1, 1), (1,), ()):
+        if (kind == "int8" and not zeros) or told not in ((shape[0], 1), (1, 1), (1,), ()):
             return None
         block = (1, shape[1]) if told == (shape[0], 1) else shape
         unit = unit_of(shape[1], shape[1])
-        how = Scaled(Codes(key, "float8_e4m3fn"), scale, "float32", shape, block, unit, "bfloat16")
-        return Recipe(f"{stem}.weight", "FP8", (key, scale), by_name("bfloat16"), shape, unit, how)
+        how = Scaled(Codes(key, kind), scale, "float32", shape, block, unit, "bfloat16", zeros=zeros)
+        stored = (key, scale, zeros) if zeros else (key, scale)
+        name = "INT8" if zeros else "FP8"
+        return Recipe(f"{stem}.weight", name, stored, by_name("bfloat16"), shape, unit, how)
 
     def _mlx(self, stem: str) -> Recipe | None:
         """MLX's affine groups; bits and group sizes are in the configuration, for a module where they differ."""
