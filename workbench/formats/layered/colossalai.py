@@ -37,7 +37,7 @@ from workbench.core.catalog import Catalog
 from workbench.core.dtypes import by_name
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
-from workbench.errors import CorruptError, WorkbenchError
+from workbench.errors import CorruptError, NotACheckpointError, WorkbenchError
 from workbench.formats import Format
 from workbench.formats.layered import parts
 from workbench.formats.safetensors.weight_index import (
@@ -77,13 +77,15 @@ def read_catalog(place: Place) -> Catalog:
 
     Raises:
         CorruptError: an index contradicts its files.
+        NotACheckpointError: no folder has the index of an optimizer.
         OpenError: as the parts' readers raise.
     """
     optimizer, model = _optimizer(place), _model(place)
+    if optimizer is None:
+        raise NotACheckpointError(f"{place.path!r} holds no {INDEX}, neither itself nor in one of its folders")
     found = [parts.folder(place, *_weights(place, model), False)] if model is not None else []
     notes = [] if found else ["there are no weights beside the optimizer: its parameters have numbers, not names"]
-    if optimizer is not None:
-        found.append(_states(place, optimizer))
+    found.append(_states(place, optimizer))
     order = _order(place.sub(model) if model else place) if model is not None else None
     catalog = parts.combine("colossalai", place, found, notes, {"step": stored_step(place)}, order=order)
     roles = [
@@ -94,8 +96,7 @@ def read_catalog(place: Place) -> Catalog:
     for name in (STATES, SCHEDULER):
         if name in place.files:
             catalog.metadata_files.append(name)
-    if optimizer is not None:
-        catalog.metadata_files.append(f"{optimizer}/{_index(place, optimizer)}".removeprefix("/"))
+    catalog.metadata_files.append(f"{optimizer}/{_index(place, optimizer)}".removeprefix("/"))
     return catalog
 
 
