@@ -128,6 +128,14 @@ def test_discovery_lists_steps_not_their_parts(copy):
     assert found["complete"].tolist() == [True] and found["step"].tolist() == [3]
 
 
+def test_extra_state_that_a_save_in_the_background_did_not_come_to(copy):
+    gone = copy / STEP / "extra_state" / "extra_state_rank_2.pt"
+    gone.unlink()
+    assert "the extra state of 1 of 4 ranks is missing, first of rank 2" in wb.discover(copy)["why"].tolist()
+    said = [one.message for one in wb.verify(copy / STEP) if one.severity == "error"]
+    assert "the extra state of 1 of 4 ranks is missing, first of rank 2" in said
+
+
 def test_the_written_inner_pickles_are_the_packages_own():
     """`files.inner` stands for the package in the tests below; here it is held against real bytes."""
     found = files.read(HERE / STEP / "model")

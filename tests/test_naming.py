@@ -58,6 +58,7 @@ def meaning(*keys: str, paths: dict[str, tuple[Any, ...]] | None = None) -> dict
         ("rotary.inv_freq", "rotary.inv_freq", "buffer"),
         ("embeddings.position_ids", "embeddings.position_ids", "buffer"),
         ("rng_state", None, "other"),
+        (".absmax", "", "scale"),
         ("rng.rank0", None, "other"),
         ("cuda_rng_state.1", None, "other"),
         ("train_state.losses", None, "other"),
@@ -140,6 +141,11 @@ def test_module_is_a_wrapper_only_where_every_key_has_it() -> None:
     assert meaning("module.fc.weight", "head.weight")["module.fc.weight"] == ("module.fc.weight", "param")
     found = meaning("model.module.fc.weight", "optim.state.fc.weight.exp_avg", "rng_state")
     assert found["model.module.fc.weight"][1] == "param"
+
+
+def test_a_compiled_model_keeps_names_that_are_a_trainers_elsewhere() -> None:
+    names = meaning("_orig_mod.step.head.weight", "_orig_mod.module.fc.weight")
+    assert [fqn for fqn, _ in names.values()] == ["step.head.weight", "module.fc.weight"]
 
 
 def test_ema_names_the_parameter_that_it_averages() -> None:

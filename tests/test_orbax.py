@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import struct
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from safetensors.torch import load_file
 import workbench as wb
 from tests import orbax_files as made
 from tests.orbax_files import BYTES, MANIFEST, NODE, database, wrapped, zarr2, zarr3
-from tests.reader_suite import check_reader, refused, same_bits
+from tests.reader_suite import check_reader, raw, refused, same_bits
 from workbench.core.crc32 import crc32c, crc32c_rows
 from workbench.core.source import PreadSource
 from workbench.errors import (
@@ -627,3 +628,34 @@ def test_a_lost_second_moment_is_diagnosed_as_in_torch(tmp_path: Path) -> None:
     assert torchs and ours == torchs
     assert found[0]["verdict"] == found[1]["verdict"]
     assert [one["title"] for one in ours] == ["exp_avg_sq was lost; exp_avg was kept."]
+
+
+def test_a_moment_that_a_resume_of_optax_lost_is_diagnosed_as_in_torch(tmp_path: Path) -> None:
+    """Real saves of Orbax, and torch's of the same state: sample_ckpts/make/make_optax.py."""
+    with zipfile.ZipFile(Path(__file__).parent / "fixtures" / "optax.zip") as archive:
+        archive.extractall(tmp_path)
+    found = []
+    for end in ("", ".pt"):
+        before, echo, after = (f"{tmp_path}/{name}{end}" for name in ("step-1", "echo-1", "step-2"))
+        found.append(wb.doctor(before, after, echo=echo).to_dict())
+        assert wb.open(before).format == ("torch_save" if end else "orbax")
+        assert all(wb.verify(path, deep=True).exit_code == 0 for path in (before, echo, after))
+    assert found[0]["verdict"] == found[1]["verdict"]
+    assert [one["title"] for one in found[0]["causes"]] == ["exp_avg_sq was lost; exp_avg was kept."]
+    same = ("cause", "certainty", "excludes", "since", "tensors", "remedy", "damage")
+    ours, torchs = ([{name: one[name] for name in same} for one in each["causes"]] for each in found)
+    assert ours == torchs
+    model = torch.load(tmp_path / "step-2.pt")["model"]
+    ckpt = wb.open(tmp_path / "step-2")
+    assert {name: raw(ckpt.param(name).torch()) for name in model} == {name: raw(one) for name, one in model.items()}
+
+
+def test_items_whose_files_are_gone_are_named(tmp_path: Path, samples: Path) -> None:
+    """Orbax leaves ``commit_success.txt`` in every folder, which is no reason to take an item for saved."""
+    first, second = (shutil.copytree(samples / "orbax" / "2", tmp_path / one / "2") for one in ("a", "b"))
+    (first / "iterator" / "metadata").unlink()
+    (first / "iterator" / "commit_success.txt").write_text("")
+    assert wb.discover(first.parent)["why"].tolist()[0].startswith("the item 'iterator', which")
+    shutil.rmtree(second / "rng" / "jax_random_key" / "checkpoint")
+    refused(IncompleteError, second, "the generator's key of the item 'rng' is not stored")
+    assert "rng" not in wb.open(second, partial=True)

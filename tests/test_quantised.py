@@ -380,6 +380,27 @@ def test_floats_of_four_bits_with_a_byte_for_a_scale(tmp_path: Path, who: str) -
     check_reader(stored(tmp_path, tensors, config), {"l.weight": want}, decoded=True)
 
 
+@pytest.mark.parametrize("shape", [(8, 1), (1, 1)])
+def test_int8_of_torchao(tmp_path: Path, shape: tuple[int, int]) -> None:
+    """``dequantize_affine`` of torchao 0.18: the difference of integers, times the scale in float32."""
+    make = torch.Generator().manual_seed(0)
+    code = torch.randint(-128, 128, (8, 32), dtype=torch.int8, generator=make)
+    zero = torch.randint(-9, 9, shape, dtype=torch.int8, generator=make)
+    scale = torch.rand(shape, generator=make) + 0.01
+    tensors = {"l._weight_qdata": code, "l._weight_scale": scale, "l._weight_zero_point": zero}
+    want = ((code.int() - zero.int()).bfloat16() * scale).bfloat16()
+    check_reader(stored(tmp_path, tensors, {"quant_method": "torchao"}), {"l.weight": want}, decoded=True)
+
+
+def test_mxfp8_of_mlx(tmp_path: Path) -> None:
+    codes = torch.arange(8 * 64, dtype=torch.int16).reshape(8, 64) % 127 + 128 * (torch.arange(64) % 2)
+    bits = torch.arange(110, 110 + 16, dtype=torch.uint8).reshape(8, 2)
+    codes = codes.to(torch.uint8)
+    value = codes.view(torch.float8_e4m3fn).float() * torch.exp2(bits.float() - 127).repeat_interleave(32, 1)
+    tensors, config = {"l.weight": codes.view(torch.uint32), "l.scales": bits}, {"mode": "mxfp8", "bits": 8}
+    check_reader(stored(tmp_path, tensors, config), {"l.weight": value.bfloat16()}, decoded=True)
+
+
 @pytest.mark.parametrize("offset", [0.0173, 0])
 def test_scales_of_bitsandbytes_that_are_quantised_themselves(tmp_path: Path, offset: float) -> None:
     """``absmax = nested_quant_map[code] · nested_absmax[block of 256] + nested_offset``."""

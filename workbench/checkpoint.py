@@ -26,7 +26,7 @@ from workbench.core.source import needs_descriptors
 from workbench.core.storage import SourcePool
 from workbench.errors import ChangedError, IncompleteError, TensorNotFoundError, UsageError
 from workbench.names.roles import has_role, resolve
-from workbench.names.steps import find_step, is_step
+from workbench.names.steps import find_step, find_world_size, is_step
 from workbench.tensor import LazyTensor, read_whole
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ class Checkpoint(Shown, Mapping[str, LazyTensor]):
     def world_size(self) -> int | None:
         """Number of ranks of the job, if a file states it; the ranks that wrote files do not prove it."""
         told = self.catalog.meta.get("world_size")
-        return told if isinstance(told, int) else None
+        return told if isinstance(told, int) else find_world_size(self.objects)
 
     @property
     def mesh(self) -> Mapping[str, Any]:

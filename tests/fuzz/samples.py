@@ -56,6 +56,12 @@ def _lightning(folder: Path) -> None:
     torch.save(lightning_state(), folder / "epoch=3-step=100.ckpt")
 
 
+def _colossal(folder: Path) -> None:
+    from tests.test_trainer_layouts import colossal
+
+    colossal(folder / "save")
+
+
 def _lightning_folder(folder: Path) -> None:
     import torch
     import torch.distributed.checkpoint as dcp
@@ -242,6 +248,7 @@ SAMPLES = (
     Sample("Lightning", _lightning, "epoch=3-step=100.ckpt", weight=5),
     Sample("Lightning, folder", _lightning_folder, "last.ckpt", weight=4),
     Sample("accelerate", _accelerate, weight=3),
+    Sample("Colossal-AI", _colossal, "save", weight=4),
     Sample("veScale", _vescale, weight=3),
     Sample("torch_checkpointing", "torch_checkpointing/step-3", weight=3),
     Sample("torch_checkpointing, one rank", "torch_checkpointing/single", weight=3, spared=("gone",)),

@@ -5,7 +5,8 @@ Readers of huge metadata (DCP) fill the columns themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from workbench.core import codecs
 from workbench.core.arrays import Array
 from workbench.core.catalog import MAX_ELEMENTS, Catalog, ObjectTable
 from workbench.core.dtypes import DType
-from workbench.core.pickles.budget import check_names
+from workbench.core.pickles.budget import NAMES, check_names
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place, stat_or_absent
 from workbench.errors import CorruptError
@@ -35,8 +36,7 @@ class CatalogBuilder:
 
     def __init__(self, format: str, place: Place, *, files: dict[str, int] | None = None) -> None:
         self.format, self.place = format, place
-        self._tensors: dict[str, tuple[DType, tuple[int, ...], str | None, str | None]] = {}
-        self._position: dict[str, int] = {}
+        self._tensors: dict[str, tuple[DType, tuple[int, ...], int, str | None, str | None]] = {}  #: int: its position
         self._letters = 0  # of all names
         self._files: dict[str, int] = {} if files is None else files
         self._chunks: list[tuple[Any, ...]] = []
@@ -82,18 +82,21 @@ class CatalogBuilder:
             UnsafeError: the names are far longer than those of a model.
         """
         shape = tuple(shape)
-        if len(shape) > MAX_AXES or (shape and not 0 <= min(shape) <= max(shape) <= MAX_ELEMENTS):
-            raise CorruptError(f"tensor {key[:200]!r} has the impossible shape {short(shape)}")
-        if key not in self._tensors:
+        known = self._tensors.get(key)
+        if known is None:
+            if len(shape) > MAX_AXES or (shape and not 0 <= min(shape) <= max(shape) <= MAX_ELEMENTS):
+                raise CorruptError(f"tensor {key[:200]!r} has the impossible shape {short(shape)}")
             self._letters += len(key)
-            check_names(len(self._tensors) + 1, self._letters, repr(self.place.path), lambda: repr(key[:80]))
-        known = self._tensors.setdefault(key, (dtype, shape, fqn, role))
+            if self._letters > NAMES:
+                check_names(len(self._tensors) + 1, self._letters, repr(self.place.path), lambda: repr(key[:80]))
+            self._tensors[key] = dtype, shape, len(self._tensors), fqn, role
+            return len(self._tensors) - 1
         if known[:2] != (dtype, shape):
             raise CorruptError(
                 f"tensor {key!r} is {known[0]} {known[1]} in one place and {dtype} {shape} in another; "
                 "the files are from different saves"
             )
-        return self._position.setdefault(key, len(self._position))
+        return known[2]
 
     def chunk(
         self,
@@ -112,7 +115,7 @@ class CatalogBuilder:
         """Add one stored box of a declared tensor; ``start``/``stop``/``inner`` in bytes, ``strides`` in elements."""
         if strides is not None and tuple(strides) == cat.row_major(sizes):
             strides = None
-        row = (self._position[key], tuple(offsets), tuple(sizes), self.file(file), start, stop, codec, rank)
+        row = (self._tensors[key][2], tuple(offsets), tuple(sizes), self.file(file), start, stop, codec, rank)
         self._chunks.append((*row, inner, None if strides is None else tuple(strides)))
 
     def block(
@@ -149,16 +152,17 @@ class CatalogBuilder:
     def build(self, meta: Mapping[str, Any] | None = None, *, named: bool = False) -> Catalog:
         """Return the catalog. ``named``: the reader supplied fqn and role for every tensor."""
         declared = list(self._tensors.values())
-        dims = max([1, *(len(shape) for _, shape, _, _ in declared)])
+        ndim = np.fromiter((len(shape) for _, shape, *_ in declared), np.uint8, len(declared))
+        dims = max(1, int(ndim.max(initial=0)))
         rows = self._columns(dims)
         views = self._views.build(named=named) if self._views is not None else None
         files = list(self._files)
         return Catalog(
             format=self.format,
             keys=list(self._tensors),
-            dtype=np.array([dtype.code for dtype, *_ in declared], np.uint8),
-            ndim=np.array([len(shape) for _, shape, *_ in declared], np.uint8),
-            shape=_pad((shape for _, shape, *_ in declared), dims, 1),
+            dtype=np.fromiter((dtype.code for dtype, *_ in declared), np.uint8, len(declared)),
+            ndim=ndim,
+            shape=_pad([shape for _, shape, *_ in declared], dims, 1),
             row_ptr=np.searchsorted(rows["tensor"], np.arange(len(declared) + 1)).astype(np.int64),
             offsets=rows["offsets"],
             sizes=rows["sizes"],
@@ -267,9 +271,11 @@ def _merge_views(format: str, parts: Sequence[tuple[str, str, Catalog]]) -> Cata
     return merge(format, [(p, f, part.views or part.take(empty)) for p, f, part in parts], {})
 
 
-def _pad(rows: Iterable[Sequence[int]], dims: int, fill: int) -> Array:
-    padded = [(*row, *([fill] * (dims - len(row)))) for row in rows]
-    return np.array(padded, np.int64).reshape(len(padded), dims)
+def _pad(rows: Sequence[Sequence[int]], dims: int, fill: int) -> Array:
+    counts = np.fromiter(map(len, rows), np.int64, len(rows))
+    padded = np.full((len(rows), dims), fill, np.int64)
+    padded[np.arange(dims) < counts[:, None]] = np.fromiter(chain.from_iterable(rows), np.int64, int(counts.sum()))
+    return padded
 
 
 def _widen(column: Array, dims: int, fill: int) -> Array:
@@ -292,7 +298,7 @@ def _as_block(rows: Sequence[tuple[Any, ...]], dims: int) -> dict[str, Array]:
     block = {name: np.array(columns[name], np.int64) for name in names if name not in ("offsets", "sizes", "strides")}
     block |= {"offsets": _pad(columns["offsets"], dims, 0), "sizes": _pad(columns["sizes"], dims, 1)}
     if any(strides is not None for strides in columns["strides"]):
-        filled = (t or cat.row_major(s) for t, s in zip(columns["strides"], columns["sizes"], strict=True))
+        filled = [t or cat.row_major(s) for t, s in zip(columns["strides"], columns["sizes"], strict=True)]
         block["strides"] = _pad(filled, dims, 0)
     return block
 

@@ -6,12 +6,12 @@ reader and another tensor to the next; and 100,000 nested brackets end in a Recu
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import stat
 from typing import Any
 
+from workbench.core.garbage import uncollected
 from workbench.errors import CorruptError, OpenError, UnsafeError, UsageError
 
 VALUES = 8_000_000  #: the longest safetensors header has this many; three bytes can become 64 bytes of memory
@@ -57,19 +57,15 @@ def loads(data: bytes | memoryview, *, what: str) -> Any:
             f"{what} contains about {count:,} values in {len(data):,} bytes, over the limit of {VALUES:,}: decoding it "
             "would take gigabytes of memory; refused"
         )
-    collecting = gc.isenabled()
-    gc.disable()  # hundreds of thousands of young objects and no garbage: collections would double the time
     try:
-        return json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, what), parse_constant=_no_constant)
+        with uncollected():
+            return json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, what), parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise CorruptError(f"{what} is not JSON: {error.msg} at character {error.pos:,}") from None
     except RecursionError:
         raise CorruptError(f"{what} has brackets nested too deeply; refused") from None
     except ValueError:  # Python converts integers of up to a few thousand digits
         raise CorruptError(f"{what} contains an integer with thousands of digits; refused") from None
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _unique(pairs: list[tuple[str, Any]], what: str) -> dict[str, Any]:

@@ -122,6 +122,7 @@ class PreadSource(Source):
         nbytes, first = rows.shape[1], np.asarray(starts, np.int64)
         steps = np.diff(first)
         apart = (steps < 0) | (steps > self.gap) | (nbytes >= SMALL)
+        buffer = np.empty(0, np.uint8)  # used again: the first touch of fresh memory costs more than the bytes
         for low, high in pairwise([0, *(np.flatnonzero(apart) + 1).tolist(), len(first)]):
             if high - low == 1:
                 self._fill(memoryview(rows[low]), int(first[low]))
@@ -129,7 +130,9 @@ class PreadSource(Source):
             at = low  # rows near each other are read with the bytes between them
             while at < high:
                 stop = max(int(np.searchsorted(first[low:high], first[at] + self.span)) + low, at + 1)
-                data = np.empty(int(first[stop - 1] - first[at]) + nbytes, np.uint8)
+                size = int(first[stop - 1] - first[at]) + nbytes
+                buffer = buffer if size <= len(buffer) else np.empty(min(2 * size, self.span + nbytes), np.uint8)
+                data = buffer[:size]
                 self._fill(memoryview(data), int(first[at]))
                 rows[at:stop] = sliding_window_view(data, nbytes)[first[at:stop] - first[at]]
                 at = stop

@@ -13,7 +13,6 @@ Source: torch 2.13 ``distributed/checkpoint/default_planner.py``, ``planner_help
 from __future__ import annotations
 
 import dataclasses
-import gc
 import io
 import struct
 import threading
@@ -21,7 +20,6 @@ import uuid
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from operator import attrgetter
@@ -43,6 +41,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.planner_helpers import _create_write_items
 from torch.distributed.tensor import DTensor, Replicate
 
+from workbench.core.garbage import uncollected
 from workbench.dcp.balance import cut, spread
 from workbench.dcp.datafile import bytes_of
 from workbench.errors import UsageError, WriteError
@@ -136,7 +135,7 @@ class Planner(DefaultSavePlanner):
     def create_local_plan(self) -> SavePlan:
         """Return this rank's items, or the token of a plan that rank 0 has."""
         options = self._balance, self._split_above, self._check, self.flatten_state_dict, _ranks()
-        with _uncollected():
+        with uncollected():
             self._signature = (options, *_signatures(self.state_dict)) if self._keep else ()
             known = _PLANS.known(self._signature) if self._keep else None
             if known is not None:
@@ -481,18 +480,6 @@ def _flattened(state_dict: Mapping[str, Any]) -> dict[str, Any] | None:
     add(state_dict, "")
     sharded = any(issubclass(kind, ShardedTensor) for kind in set(map(type, flat.values())))
     return None if sharded or count != len(flat) else flat
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Do without the garbage collector: a million shapes that are dropped at once would start it over and over."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
 
 
 def _signatures(state_dict: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -55,6 +55,7 @@ MODULES = {
         ("paddlenlp", "paddle.nlp"),
         ("hf_trainer", "layered.hf_trainer"),
         ("accelerate", "layered.accelerate"),
+        ("colossalai", "layered.colossalai"),
         ("orbax", "zarr.orbax"),
         ("zarr", "zarr.reader"),
         ("megatron_dist", "megatron.dist"),

@@ -33,14 +33,13 @@ ROLES = {"mu": "exp_avg", "nu": "exp_avg_sq", "trace": "momentum", "count": "ste
 def meaning(keys: Sequence[str]) -> tuple[list[str | None], list[str]]:
     """Return the parameter and the role of each key."""
     states = {key: match for key in keys if "opt" in key and (match := _state(key))}
-    plain = [key for key in keys if key not in states]
-    found = dict(zip(plain, zip(*resolve(plain), strict=True), strict=True)) if plain else {}
+    found = zip(*resolve([key for key in keys if key not in states]), strict=True)  # in the order of the keys
     fqns: list[str | None] = []
     roles: list[str] = []
     for key in keys:
         match = states.get(key)
         if match is None:
-            fqn, role = found[key]
+            fqn, role = next(found)
             fqn = fqn.removeprefix(PARAMS) if fqn is not None else None
         elif match.re is _MEGATRON:
             fqn, role = match[2], ROLES.get(match[1], match[1])

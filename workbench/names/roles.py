@@ -31,6 +31,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -82,9 +83,11 @@ STATES: dict[str, str] = {
 UNMISTAKABLE = {"exp_avg", "exp_avg_sq", "momentum_buffer", "max_exp_avg_sq", "square_avg", "exp_avg_slow"}
 
 MODEL = {"state_dict", "model_state_dict", "model_state", "model", "module", "net", "network", "params", "weights"}
-CERTAIN = ("state_dict.", "model_state_dict.")  #: containers that no module is named after
 EMA = {"ema", "ema_model", "model_ema", "ema_state_dict", "ema_params", "ema_net", "ema_weights"}
+#: Containers that no module is named after.
+CONTAINERS = {"state_dict": "model!", "model_state_dict": "model!", **dict.fromkeys(EMA, "ema")}
 OUTER = {"app", "app_state", "checkpoint", "trainer"}  #: dicts around the whole
+COMPOSER = {"model", "optimizers"}  #: in Composer's ``state``
 REST = {
     "lr_scheduler",
     "lr_schedulers",
@@ -153,7 +156,7 @@ _QUANTISED = re.compile(r"(.*\.)(?:qweight|weight_packed)|(.*_proj)_blocks", re.
 #: In the model, of role ``other``.
 _OF_MODEL = re.compile(r"(?:.*\.)?(?:_extra_state|weight_shape|weight_format|weight_g_idx|g_idx)", re.S)
 _ODD_LEAF = re.compile(
-    r"scale|SCB|absmax|quant|qweight|packed|_blocks|zero|qzeros|g_idx|amax|_extra_state|int_repr|_shift"
+    r"scale|bitsandbytes__|SCB|absmax|quant|qweight|packed|_blocks|zero|qzeros|g_idx|amax|_extra_state|int_repr|_shift"
     r"|weight_shape|weight_format"
 )
 _QTENSOR = {"int_repr": "param", "q_per_channel_scales": "scale", "q_per_channel_zero_points": "zero_point"}  #: torch
@@ -173,8 +176,11 @@ def resolve(keys: Sequence[str], hints: Mapping[str, Any] | None = None) -> tupl
     paths = (hints or {}).get("paths") or {}
     names = [_place(key, paths.get(key)) for key in keys]
     groups: dict[str, list[str]] = defaultdict(list)
-    for container, name, _ in names:
-        if container not in ("", "flat") or not _is_rest(name):
+    rest: set[str] = set()  # trainer's state outside of every container
+    for (container, name, _), key in zip(names, keys, strict=True):
+        if container in ("", "flat") and _is_rest(key):
+            rest.add(key)
+        else:
             groups[container].append(name)
     cut = {container: _wrapper(groups[container]) for container in ("", "flat", "model!", "state", "ema", "rest")}
     states = {name[cut["state"] :] for name in groups["state"] if not name.isdigit()}
@@ -194,15 +200,16 @@ def resolve(keys: Sequence[str], hints: Mapping[str, Any] | None = None) -> tupl
     fqns: list[str | None] = []
     roles: list[str] = []
     for (container, name, state), key in zip(names, keys, strict=True):
-        fqn: str | None = name[cut[container] :]
+        own = name[cut[container] :]
+        fqn: str | None
         if container == "state":
-            fqn, role = _owner(name[cut[container] :], state, known), STATES.get(state, "other")
-        elif container == "rest" or (container in ("", "flat") and (certain or _is_rest(key)) and fqn not in states):
+            fqn, role = _owner(own, state, known), STATES.get(state, "other")
+        elif container == "rest" or (container in ("", "flat") and (certain or key in rest) and own not in states):
             fqn, role = None, "other"
         elif container == "ema":
-            fqn, role = _ema(name[cut[container] :], known), "ema"
+            fqn, role = _ema(own, known), "ema"
         else:
-            fqn, role = _tensor(name[cut[container] :])
+            fqn, role = _tensor(own)
         fqns.append(fqn)
         roles.append(role)
     return fqns, roles
@@ -249,35 +256,37 @@ def _place(key: str, path: Sequence[Any] | None) -> tuple[str, str, str]:
     """Return ``(container, name, state)``; the container is one of ``model!`` and ``flat`` (both certain), ``ema``,
     ``state``, ``rest``, or empty if the whole set of names must decide.
     """
-    if path and len(path) > 1 and path[0] in OUTER:
+    if path and len(path) > 1 and (path[0] in OUTER or _is_composers(path)):
         path = path[1:]
     if path and len(path) > 1:
         head = str(path[0])
+        if head == "optimizers" and len(path) > 4 and path[2] == "state":  # by the class of the optimizer
+            path = (head, *path[2:])
         if head in MODEL:
             return "model!", _plain(".".join(map(str, path[1:]))), ""
         if head in EMA:
             return "ema", _plain(".".join(map(str, path[1:]))), ""
         if len(path) > 3 and path[1] == "state" and "opt" in head:
             return "state", _plain(str(path[2])), str(path[-1])
-    start = key.find(".")
-    head = key[:start] if start > 0 else key
+    head, _, inner = key.partition(".")
     if "opt" in key[:40]:
         match = _OPTIMIZER.fullmatch(key)
         if match and (match[1].startswith(("state.", "param_groups")) or match[1].rpartition(".")[2] in STATES):
             return _state(match[1].removeprefix("state."))
     if head == "state":
-        container, name, state = _state(key[6:])
+        container, name, state = _state(inner)
         if state in STATES:
             return container, name, state
-    leaf = key[key.rfind(".") + 1 :]
-    if leaf in UNMISTAKABLE and leaf != key:
+    if key[key.rfind(".") + 1 :] in UNMISTAKABLE and inner:
         return _state(key)
-    if start > 0 and not path:
-        if key.startswith(CERTAIN):
-            return "model!", _plain(key[start + 1 :]), ""
-        if head in EMA:
-            return "ema", _plain(key[start + 1 :]), ""
+    if head in CONTAINERS and inner and not path:
+        return CONTAINERS[head], _plain(inner), ""
     return "flat" if path and len(path) == 1 else "", _plain(key), ""
+
+
+def _is_composers(path: Sequence[Any]) -> bool:
+    """Return whether a path begins with Composer's ``state``; an optimizer's has parameters, which may be ``model``."""
+    return path[0] == "state" and path[1] in COMPOSER and (len(path) > 3 or path[-1] not in STATES)
 
 
 def _state(rest: str) -> tuple[str, str, str]:
@@ -288,7 +297,7 @@ def _state(rest: str) -> tuple[str, str, str]:
 
 
 def _plain(name: str) -> str:
-    return _WRAPPER.sub("", name) if "_orig_mod" in name or "_module." in name else name
+    return _WRAPPER.sub("", name) if "_mod" in name else name
 
 
 def _is_rest(key: str) -> bool:
@@ -316,21 +325,27 @@ def _ema(name: str, known: set[str]) -> str | None:
     return None if name.rpartition(".")[2].isdigit() else name
 
 
+@lru_cache(4096)
+def _is_plain(leaf: str) -> bool:
+    """Return whether the last part of a name is one of a parameter as trained, whatever is before it."""
+    return leaf in ("weight", "bias") or not (leaf in BUFFERS or leaf in ("_u", "_v") or _ODD_LEAF.search(leaf))
+
+
 def _tensor(name: str) -> tuple[str | None, str]:
     """Return the fqn and role of a name in the model's own namespace."""
     if "lora_" in name or "ia3_l" in name or name.startswith("base_model.model."):
         return _adapter(name.removeprefix("base_model.model."))
     leaf = name[name.rfind(".") + 1 :]
+    if _is_plain(leaf):
+        return name, "param"
     if leaf in BUFFERS or (leaf in ("_u", "_v") and _SPECTRAL.fullmatch(name)):
         return name, "buffer"
-    if leaf in ("weight", "bias") or not _ODD_LEAF.search(name):
-        return name, "param"
     if leaf in _QTENSOR and leaf != name:
         return name[: -len(leaf) - 1], _QTENSOR[leaf]
     if match := _SCALE.fullmatch(name):
         if match[2] is not None:
             return match[2] + "weight", "scale"
-        return (match[1] or match[3] or match[4]).removesuffix("_blocks"), "scale"
+        return (match[1] or match[3] or match[4] or "").removesuffix("_blocks"), "scale"
     if match := _QUANTISED.fullmatch(name):
         return (match[1] + "weight" if match[1] else match[2]), "param"
     if name.endswith((".weight.zero_point", ".weight._shift")):

@@ -29,6 +29,8 @@ STEP_KEYS = (
     "iteration",
     "trainer_state",
     "state.step",
+    "state.timestamp.Timestamp.batch",  # Composer, in DCP; in a file it is within "state"
+    "state",
 )
 _DATE = r"(?:19|20)\d\d[-_]?(?:0[1-9]|1[0-2])[-_]?(?:0[1-9]|[12]\d|3[01])(?!\d)"
 #: What a name counts and how it is written, best first; no part (``-00001-of-4``), size (``7b``) or date.
@@ -91,7 +93,11 @@ def find_step(objects: Mapping[str, Any], name: str) -> int | None:
             try:
                 value = objects[key]
             except (WorkbenchError, RecursionError):
+                if key == "state":  # of any optimizer
+                    continue
                 return None
+            if key == "state":
+                value = _within(value, "timestamp", "Timestamp", "batch")
             if isinstance(value, Mapping):
                 value = next((value[k] for k in ("global_step", "step", "iteration") if k in value), None)
             if hasattr(value, "numel") and value.numel() == 1:
@@ -99,6 +105,25 @@ def find_step(objects: Mapping[str, Any], name: str) -> int | None:
             if is_step(value):
                 return int(value)
     return step_of(name)
+
+
+def find_world_size(objects: Mapping[str, Any]) -> int | None:
+    """Return the number of ranks that Composer stores; ``None`` if no object states it."""
+    for key, names in (("state.metadata.world_size", ()), ("state", ("metadata", "world_size"))):
+        if key in objects:
+            try:
+                value = _within(objects[key], *names)
+            except (WorkbenchError, RecursionError):
+                return None
+            if is_step(value) and value > 0:
+                return int(value)
+    return None
+
+
+def _within(value: Any, *names: str) -> Any:
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
 def is_step(value: Any) -> bool:

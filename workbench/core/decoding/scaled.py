@@ -27,7 +27,7 @@ import numpy as np
 
 from workbench.core import engine
 from workbench.core.arrays import Array
-from workbench.core.decoding.floats import E2M1, E8M0, rounded, widened
+from workbench.core.decoding.floats import E2M1, E4M3, E8M0, rounded, widened
 from workbench.core.decoding.values import StoredParts
 from workbench.core.dtypes import by_name
 from workbench.errors import CorruptError
@@ -48,8 +48,8 @@ class Codes:
         key: the stored tensor.
         dtype: its element type, if each element is one number.
         bits: of a packed number, 0 if each element is one.
-        kind: ``u`` unsigned, ``e2m1``, ``e2m1+`` (without a negative zero), ``high`` (four bits, the high nibble first,
-            an index into ``table``).
+        kind: ``u`` unsigned, ``e2m1``, ``e2m1+`` (without a negative zero), ``e4m3``, ``high`` (four bits, the high
+            nibble first, an index into ``table``).
         offset: what is subtracted from an unsigned number.
         table: stored tensor of 16 ``float32`` that an index means.
     """
@@ -70,6 +70,8 @@ class Codes:
         codes = _stream(packed.reshape(-1), self.bits, self.kind == "high").reshape(-1)[: stop - first]
         if self.kind.startswith("e2m1"):
             return codes, E2M1 + np.float32(0) if self.kind == "e2m1+" else E2M1
+        if self.kind == "e4m3":
+            return codes, E4M3
         if self.table:
             return codes, stored.whole(self.table).reshape(-1).view(np.float32)
         return codes, np.arange(1 << self.bits, dtype=np.float32) - np.float32(self.offset)

@@ -36,7 +36,7 @@ from workbench.core.build import merge
 from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
 from workbench.core.objects import archive_objects, decode_archive
-from workbench.core.place import Place
+from workbench.core.place import Place, lacking
 from workbench.errors import IncompleteError, NotACheckpointError, OpenError, WorkbenchError
 from workbench.formats import Format
 from workbench.formats.bytecheckpoint import flat as flatten
@@ -67,6 +67,15 @@ def detect(place: Place) -> bool:
         return True
     interrupted = [part for part in found if not place.exists(f"{part}/{METADATA}") and ranks_of(place.sub(part))]
     return bool(interrupted) and (EXTRA in place.folders or _STEP.fullmatch(place.name) is not None)
+
+
+def missing(place: Place) -> str:
+    """Describe what a part lacks, or the extra state that a save in the background did not come to."""
+    if (why := parts.missing(place)) or EXTRA not in place.folders:
+        return why
+    wrote = {rank for part in PARTS if part in place.folders for rank in ranks_of(place.sub(part))}
+    lost = sorted(wrote - {rank for rank, _ in _extra_files(place)})
+    return f"the extra state of {lacking(len(lost), len(wrote), 'ranks')}, first of rank {lost[0]}" if lost else ""
 
 
 def read_catalog(place: Place) -> Catalog:
@@ -291,8 +300,8 @@ def _step(place: Place, notes: list[str]) -> int | None:
 def _mesh(place: Place, parts: list[PartFile], notes: list[str]) -> dict[str, Any]:
     """Return the ranks that wrote files, by file names. How they were arranged is not stored."""
     wrote = {p.name or "part": set(ranks_of(place.sub(p.folder) if p.folder else place)) for p in parts}
-    if EXTRA in place.folders and (ranks := {rank for rank, _ in _extra_files(place)}):
-        wrote[EXTRA] = ranks
+    if EXTRA in place.folders:
+        wrote[EXTRA] = {rank for rank, _ in _extra_files(place)}
     sets = list(wrote.values())
     if any(ranks != sets[0] for ranks in sets):
         counts = ", ".join(f"{name} by {len(ranks)}" for name, ranks in wrote.items())
@@ -318,7 +327,7 @@ FORMAT = Format(
     detect=detect,
     read_catalog=read_catalog,
     read_objects=read_objects,
-    missing=parts.missing,
+    missing=missing,
     subfolders=("*",),
     own_bytes=True,
 )

@@ -28,6 +28,7 @@ import numpy as np
 from workbench.core import codecs
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
+from workbench.core.garbage import uncollected
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place, lacking
 from workbench.errors import CorruptError, NotACheckpointError, OpenError
@@ -67,6 +68,7 @@ def missing(place: Place) -> str:
     return ""
 
 
+@uncollected()
 def read_catalog(place: Place) -> Catalog:
     """Return the catalog of every tensor of every part.
 

@@ -61,8 +61,20 @@ def file(place: Place, name: str, prefix: str, *, model: bool = False) -> Part:
     return Part(prefix, "", catalog, not model, groups if isinstance(groups, list) else None)
 
 
-def combine(format: str, place: Place, found: Sequence[Part], notes: Sequence[str], meta: Mapping[str, Any]) -> Catalog:
-    """Return one catalog of all parts, every tensor with its fqn and role."""
+def combine(
+    format: str,
+    place: Place,
+    found: Sequence[Part],
+    notes: Sequence[str],
+    meta: Mapping[str, Any],
+    *,
+    order: Sequence[str] | None = None,
+) -> Catalog:
+    """Return one catalog of all parts, every tensor with its fqn and role.
+
+    Args:
+        order: keys of the weights in the order in which the model registered them, if a file states it.
+    """
     merged = merge(format, [(part.prefix, part.folder, part.catalog) for part in found], meta)
     paths = {key: (key,) for part in found if _is_flat(part) for key in part.catalog.keys}
     fqns, roles = resolve(merged.keys, {"paths": paths})
@@ -70,7 +82,7 @@ def combine(format: str, place: Place, found: Sequence[Part], notes: Sequence[st
     at = 0
     for part in found:
         if part.groups is not None:
-            more += _join(part, found, merged, fqns, roles, at)
+            more += _join(part, found, merged, fqns, roles, at, order)
         at += len(part.catalog)
     told = [note for part in found for note in part.catalog.meta.get("notes", []) if not is_uncertain(note)]
     return replace(merged, fqns=fqns, roles=roles, meta={**merged.meta, "notes": [*notes, *told, *more]})
@@ -126,12 +138,20 @@ def _is_flat(part: Part) -> bool:
 
 
 def _join(
-    part: Part, found: Sequence[Part], merged: Catalog, fqns: list[str | None], roles: Sequence[str], at: int
+    part: Part,
+    found: Sequence[Part],
+    merged: Catalog,
+    fqns: list[str | None],
+    roles: Sequence[str],
+    at: int,
+    order: Sequence[str] | None,
 ) -> list[str]:
     """Name an optimizer's numbered parameters if that is certain. Return notes about the others."""
     models = [other for other in found if not other.optimizer]
     params: dict[str, tuple[int, ...]] = {}
-    for position, (fqn, role) in enumerate(zip(fqns, roles, strict=True)):
+    known = range(len(fqns)) if order is None else [merged.index[key] for key in order if key in merged.index]
+    for position in known:
+        fqn, role = fqns[position], roles[position]
         if role == "param" and fqn is not None:
             params[fqn] = merged.shape_of(position)
     tied = {key for group in models[0].catalog.meta.get("aliases", []) for key in group[1:]} if models else set()
@@ -145,6 +165,6 @@ def _join(
             if pieces[2] in MOMENTS:
                 shapes[int(pieces[1])] = part.catalog.shape_of(row)
     # torch stores a state_dict in the model's order; safetensors sorts it
-    ordered = len(models) == 1 and models[0].catalog.format == "torch_save"
+    ordered = order is not None or (len(models) == 1 and models[0].catalog.format == "torch_save")
     called = part.prefix.rstrip(".")
     return name_numbered(fqns, numbers, shapes, part.groups or [], params, ordered=ordered, optimizer=called)

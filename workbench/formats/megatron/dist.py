@@ -195,7 +195,8 @@ def _names(keys: list[str]) -> tuple[list[str | None], list[str]]:
     names = [keys[position] for position in model]
     for position, fqn, role in zip(model, *resolve(names, {"paths": {n: (n,) for n in names}}), strict=True):
         fqns[position], roles[position] = fqn, role
-    return fqns, roles
+    known = dict(zip(names, (fqns[position] for position in model), strict=True))
+    return [known.get(fqn, fqn) if fqn is not None else None for fqn in fqns], roles  # NeMo: without module.
 
 
 def _unflattened(catalog: Catalog, fqns: list[str | None], roles: list[str], notes: list[str]) -> None:

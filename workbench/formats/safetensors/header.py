@@ -20,7 +20,6 @@ violation and keeps the last of two equal names; here all violations are reporte
 
 from __future__ import annotations
 
-import gc
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -31,6 +30,7 @@ from typing import Any, NamedTuple
 from workbench.core import jsonsafe
 from workbench.core.catalog import MAX_ELEMENTS
 from workbench.core.dtypes import ALL, DType
+from workbench.core.garbage import uncollected
 from workbench.core.place import Place
 from workbench.errors import CorruptError, OpenError, TruncatedError, UnsupportedFormatError
 
@@ -89,13 +89,8 @@ def parse(source: Place | bytes | memoryview, name: str, *, cut: bool = False) -
         UnsupportedFormatError: an element type is unknown.
     """
     size, head = _head(source, name)
-    collecting = gc.isenabled()
-    gc.disable()  # 10,000 small dicts trigger many full collections
-    try:
+    with uncollected():
         return _parse(head, size, name, cut)
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _parse(head: bytes, size: int, name: str, cut: bool) -> Header:

@@ -12,8 +12,8 @@
     bitsandbytes         weight U8, absmax, quant_map, quant_state.bitsandbytes__nf4              4 bits
                          absmax U8, nested_absmax, nested_quant_map                               double quantisation
                          weight I8, SCB                                                           8 bits
-    torchao              _weight_qdata F8, _weight_scale
-    MLX                  weight U32, scales [, biases]; without biases, mode mxfp4 or nvfp4
+    torchao              _weight_qdata F8, _weight_scale; I8, and _weight_zero_point
+    MLX                  weight U32, scales [, biases]; without biases, mode mxfp4, mxfp8 or nvfp4
     FP8                  weight F8, weight_scale_inv F32 for each 128 × 128; ModelOpt: weight_scale, one for all
     ModelOpt             weight U8, weight_scale F8, weight_scale_2: NVFP4, all three multiplied
     gpt-oss              X_blocks U8 (experts, rows, groups, 16), X_scales U8; transposed, as transformers loads it
@@ -52,6 +52,12 @@ ALONE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  #: files o
 STATE = 1 << 16  #: bytes of a bitsandbytes state
 _NF4 = re.compile(r"(.+)\.quant_state\.bitsandbytes__(nf4|fp4)")
 _FLOATS = ("float32", "bfloat16", "float16")
+#: MLX's modes without biases: numbers of a group and their bits, what codes and scales are.
+_MLX_FLOATS = {
+    "mxfp4": (32, 4, "e2m1", "e8m0"),
+    "mxfp8": (32, 8, "e4m3", "e8m0"),
+    "nvfp4": (16, 4, "e2m1", "float8_e4m3fn"),
+}
 SCB = 7.874015718698502e-3  #: 1 / 127, as bitsandbytes multiplies
 
 
@@ -336,37 +342,50 @@ class _Finder:
         return table, own, block, float(more)
 
     def _mlx_floats(self, stem: str) -> Recipe | None:
-        """Read MLX's mxfp4 and nvfp4, whose scales are the bits of 8-bit floats."""
+        """Read MLX's mxfp4, mxfp8 and nvfp4, whose scales are the bits of 8-bit floats."""
         key, scale = f"{stem}.weight", f"{stem}.scales"
         own = self.config.get(stem)
         mode = (own if isinstance(own, dict) and "mode" in own else self.config).get("mode")
-        if mode not in ("mxfp4", "nvfp4") or self._type(scale) != "uint8" or len(self._shape(key)) < 2:
+        if mode not in _MLX_FLOATS or self._type(scale) != "uint8" or len(self._shape(key)) < 2:
             return None
-        group, kind = (32, "e8m0") if mode == "mxfp4" else (16, "float8_e4m3fn")
+        group, bits, code, kind = _MLX_FLOATS[mode]
         *outer, rows, words = self._shape(key)
-        columns = words * 8
+        columns = words * 32 // bits
         self._fits(scale, (*outer, rows, columns // group), key)
         if columns % group:
-            raise CorruptError(f"tensor {key!r} has rows of {words} words, not groups of {group} numbers of 4 bits")
+            raise CorruptError(
+                f"tensor {key!r} has rows of {words} words, not groups of {group} numbers of {bits} bits"
+            )
         how = Scaled(
-            Codes(key, bits=4, kind="e2m1"), scale, kind, (max(rows, 1), max(columns, 1)), (1, group), group, "bfloat16"
+            Codes(key, bits=bits, kind=code),
+            scale,
+            kind,
+            (max(rows, 1), max(columns, 1)),
+            (1, group),
+            group,
+            "bfloat16",
         )
         shape = (*outer, rows, columns)
         return Recipe(key, f"MLX {mode}", (key, scale), by_name("bfloat16"), shape, group, how)
 
     def _torchao(self, stem: str) -> Recipe | None:
-        """Read torchao's Float8Tensor as bfloat16, the type of most models that use it; the header's is not read."""
-        key, scale = f"{stem}._weight_qdata", f"{stem}._weight_scale"
-        if self._type(key) != "float8_e4m3fn" or self._type(scale) != "float32":
+        """Read torchao's Float8Tensor and Int8Tensor as bfloat16, the type of most models that use them; the header's
+        is not read.
+        """
+        key, scale, zero = (f"{stem}._weight_{part}" for part in ("qdata", "scale", "zero_point"))
+        kind, told = self._type(key), self._shape(scale)
+        zeros = zero if kind == "int8" and self._type(zero) == "int8" and self._shape(zero) == told else ""
+        if kind not in ("float8_e4m3fn", "int8") or self._type(scale) != "float32":
             return None
         shape = self._matrix(key)
-        told = self._shape(scale)
-        if told not in ((shape[0], 1), (1, 1), (1,), ()):
+        if (kind == "int8" and not zeros) or told not in ((shape[0], 1), (1, 1), (1,), ()):
             return None
         block = (1, shape[1]) if told == (shape[0], 1) else shape
         unit = unit_of(shape[1], shape[1])
-        how = Scaled(Codes(key, "float8_e4m3fn"), scale, "float32", shape, block, unit, "bfloat16")
-        return Recipe(f"{stem}.weight", "FP8", (key, scale), by_name("bfloat16"), shape, unit, how)
+        how = Scaled(Codes(key, kind), scale, "float32", shape, block, unit, "bfloat16", zeros=zeros)
+        stored = (key, scale, zeros) if zeros else (key, scale)
+        name = "INT8" if zeros else "FP8"
+        return Recipe(f"{stem}.weight", name, stored, by_name("bfloat16"), shape, unit, how)
 
     def _mlx(self, stem: str) -> Recipe | None:
         """Read MLX's affine groups; the configuration states bits and group sizes, per module where they differ."""

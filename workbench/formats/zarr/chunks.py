@@ -13,8 +13,8 @@ Only descriptions and the indices of shards are read. A chunk without a value is
 
 from __future__ import annotations
 
-import gc
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +37,8 @@ from workbench.formats.zarr.ocdbt import Leaf, read_leaves
 DEPTH = 4  #: folders between the checkpoint and an array, whose name may contain "/"
 DESCRIPTION_LIMIT = 16 << 20  #: bytes of the description of an array
 MOST_CHUNKS = 1 << 23  #: inner chunks of the arrays of one description
+TOGETHER = 4096  #: descriptions that are read at once …
+SPAN = 64 << 10  #: … and bytes of them: memory that is used again, as fresh memory costs more than the bytes
 NOTED = 3  #: arrays that are left out and have a note each
 _PROCESS = re.compile(r"(?:^|/)ocdbt\.process_(\d{1,8})/")
 #: Codec of a chunk in a file → codec of the same chunk in a node that is a zstd stream.
@@ -100,17 +102,37 @@ def _files(place: Place, depth: int) -> Iterator[tuple[str, int]]:
             yield from ((f"{folder}/{name}", size) for name, size in _files(place.sub(folder), depth - 1))
 
 
-_UNKNOWN = (-1,)  #: the place of a key that was not decoded yet
+_NONE = -1  #: the place of a key that is not a chunk's
 
 
 @dataclass
 class _Described:
-    """A description, the places in the grid that its arrays' keys stand for, and those of the chunks to be added."""
+    """A description, the places in the grid that its arrays' keys stand for, and the chunks to be added.
+
+    Attributes:
+        places: key → position in ``grid``, the places so far.
+        rows, tensors, at: of each chunk its row, tensor and position in ``grid``.
+        ordinary: whether chunks can be read and have no checksums of their own.
+    """
 
     array: ZarrArray
-    places: dict[str, tuple[int, ...] | None] = field(default_factory=lambda: dict.fromkeys(DESCRIPTIONS))
-    rows: list[tuple[int, int]] = field(default_factory=list)
-    at: list[tuple[int, ...]] = field(default_factory=list)
+    places: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DESCRIPTIONS, _NONE))
+    grid: list[tuple[int, ...]] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    tensors: list[int] = field(default_factory=list)
+    at: list[int] = field(default_factory=list)
+    ordinary: bool = True
+
+    def __post_init__(self) -> None:
+        self.ordinary = self.array.codec != codecs.OPAQUE and not self.array.tail and not self.array.more
+
+    def place(self, key: str) -> int:
+        """Decode a key that was not met before."""
+        at = self.array.place(key)
+        if at is not None:
+            self.grid.append(at)
+        self.places[key] = found = len(self.grid) - 1 if at is not None else _NONE
+        return found
 
 
 _LEFT_OUT = _Described(ZarrArray((), (), (), by_name("uint8"), codecs.OPAQUE, "."))  #: of arrays that are not read
@@ -132,15 +154,9 @@ class Adder:
 
     def databases(self, folders: Sequence[str], name: Callable[[str], str]) -> None:
         """Add the arrays of OCDBT databases, one store together; ``name`` makes a tensor's key of an array's."""
-        collecting = gc.isenabled()
-        gc.disable()  # as in `jsonsafe`: 100,000 arrays are half a million objects, and none is garbage
-        try:
-            used = partial(self.builder.file, metadata=True)
-            leaves = (leaf for folder in folders for leaf in read_leaves(self.place, folder, used))
-            self.add([_of_leaf(leaf) for leaf in leaves], name)
-        finally:
-            if collecting:
-                gc.enable()
+        used = partial(self.builder.file, metadata=True)
+        leaves = (leaf for folder in folders for leaf in read_leaves(self.place, folder, used))
+        self.add([_of_leaf(leaf) for leaf in leaves], name)
 
     def folder(self, folder: str, name: Callable[[str], str]) -> None:
         """Add the arrays that are folders."""
@@ -165,31 +181,41 @@ class Adder:
         """
         tensors: dict[str, tuple[int, _Described]] = {}
         left_out: dict[str, str] = {}
+        declare, before, found = self.builder.tensor, ("", b""), None
         for values in stores:
             rows = [row for row, key in enumerate(values.keys) if key.endswith(DESCRIPTIONS)]
             for row, data in zip(rows, self._texts(values, rows), strict=True):
                 array, _, kind = values.keys[row].rpartition("/")
                 if not array or kind not in DESCRIPTIONS:
                     continue
-                file = values.files[values.file[row]] if values.whole else values.keys[row]
-                try:
-                    found = self._kind(data, kind, file)
-                except UnsupportedFormatError as error:
-                    left_out[array] = str(error)
-                    tensors[array] = -1, _LEFT_OUT
-                    continue
-                if tensors.get(array, (0, found))[1] is not found:
+                if (kind, data) != before:  # hashing it takes longer than all else
+                    before = kind, data
+                    found = self._kinds.get(before)
+                if found is None:
+                    try:
+                        found = self._kind(
+                            data, kind, values.files[values.file[row]] if values.whole else values.keys[row]
+                        )
+                    except UnsupportedFormatError as error:
+                        left_out[array] = str(error)
+                        tensors[array] = _NONE, _LEFT_OUT
+                        continue
+                if array in tensors and tensors[array][1] is not found:
                     raise CorruptError(
                         f"array {array!r} is described twice, and differently; it is unknown which is valid"
                     )
                 key = name(array)
-                tensors[array] = self.builder.tensor(key, found.array.dtype, found.array.shape), found
+                tensors[array] = declare(key, found.array.dtype, found.array.shape), found
+                if found.ordinary:
+                    continue
                 if found.array.codec == codecs.OPAQUE:
                     self.opaque.append(key)
-                elif found.array.tail or found.array.more:
+                else:
                     self.checked[key] = "behind" if found.array.tail else "inside"
         self.arrays += len(tensors) - len(left_out)
-        strays = [key for values in stores for key in self._chunks(values, tensors)]
+        third = any(kind.array.prefix for kind in self._kinds.values())
+        odd = {array for array in tensors if array.endswith("/c")} if third else None
+        strays = [key for values in stores for key in self._chunks(values, tensors, odd)]
         self.notes += [f"array {array!r} is left out: {error}" for array, error in list(left_out.items())[:NOTED]]
         if len(left_out) > NOTED:
             self.notes.append(f"{len(left_out) - NOTED:,} more arrays are left out for such reasons")
@@ -197,44 +223,45 @@ class Adder:
             self.notes.append(f"{len(strays):,} keys belong to no array and are left out: {strays[0]!r} …")
 
     def _kind(self, data: bytes, kind: str, file: str) -> _Described:
-        """Return the arrays of one description, which many usually share."""
-        found = self._kinds.get((kind, data))
-        if found is None:
-            found = self._kinds[kind, data] = _Described(read_array(data, file))
-            self.largest = max(self.largest, found.array.chunk_nbytes + found.array.more)
+        """Decode a description, which many arrays usually share."""
+        found = self._kinds[kind, data] = _Described(read_array(data, file))
+        self.largest = max(self.largest, found.array.chunk_nbytes + found.array.more)
         return found
 
     def _texts(self, values: StoredValues, rows: list[int]) -> Iterator[bytes]:
         """Yield the values that are descriptions."""
+        for at in range(0, len(rows), TOGETHER):
+            yield from self._read(values, rows[at : at + TOGETHER])
+
+    def _read(self, values: StoredValues, rows: list[int]) -> list[bytes]:
         chosen = np.array(rows, np.int64)
-        starts, lengths = values.start[chosen], values.length[chosen]
+        files, lengths, within = values.file[chosen], values.length[chosen], values.within[chosen]
         if lengths.max(initial=0) > DESCRIPTION_LIMIT:
             key = values.keys[rows[int(lengths.argmax())]]
             raise UnsafeError(f"{key!r} has {int(lengths.max()):,} bytes, over the limit of {DESCRIPTION_LIMIT:,}")
-        within = values.within[chosen]
-        for file in np.unique(values.file[chosen][~within]).tolist():
+        starts = values.start[chosen].tolist()
+        stops = (values.start[chosen] + lengths).tolist()
+        content, texts = memoryview(values.content), [b""] * len(rows)
+        for i in np.flatnonzero(within).tolist():
+            texts[i] = bytes(content[starts[i] : stops[i]])
+        for file in np.unique(files[~within]).tolist():
+            name, mine = values.files[file], np.flatnonzero(~within & (files == file)).tolist()
             if values.whole:
-                self.builder.file(values.files[file], metadata=True)
-            else:
-                mine = ~within & (values.file[chosen] == file)
-                spans = np.stack([starts[mine], starts[mine] + lengths[mine]], axis=1)
-                self._source(values.files[file]).fetch([(low, high) for low, high in spans.tolist()])
-        content = values.content.tobytes() if within.any() else b""
-        for file, start, length, inline in zip(
-            values.file[chosen].tolist(), starts.tolist(), lengths.tolist(), within.tolist(), strict=True
-        ):
-            if inline:
-                yield content[start : start + length]
-            elif values.whole:
-                yield self.place.read(values.files[file])
-            else:
-                data = self._source(values.files[file]).read_bytes(start, start + length)
-                if len(data) < length:
-                    raise TruncatedError(
-                        f"file {values.files[file]!r} ends at byte {start + len(data):,}, {length - len(data):,} bytes "
-                        "too early: the description of an array is in them; restore it"
-                    )
-                yield data
+                self.builder.file(name, metadata=True)
+                for i in mine:
+                    texts[i] = self.place.read(name)
+                continue
+            spans = [(starts[i], stops[i]) for i in mine]
+            for i, data in zip(mine, _ranges(self._source(name), spans), strict=True):
+                texts[i] = data
+        if sum(map(len, texts)) < (int(lengths.sum()) if not values.whole else 0):
+            i = next(i for i, text in enumerate(texts) if len(text) < stops[i] - starts[i])
+            raise TruncatedError(
+                f"file {values.files[files[i]]!r} ends at byte {starts[i] + len(texts[i]):,}, "
+                f"{stops[i] - starts[i] - len(texts[i]):,} bytes too early: the description of an array is in them; "
+                "restore it"
+            )
+        return texts
 
     def _source(self, file: str) -> Source:
         """Return an open file; one at a time, as a save may have thousands."""
@@ -242,12 +269,18 @@ class Adder:
             self._sources = {file: self.place.source(file)}
         return self._sources[file]
 
-    def _chunks(self, values: StoredValues, tensors: dict[str, tuple[int, _Described]]) -> Iterator[str]:
-        """Add the chunks of arrays that are described; yield the keys that belong to none."""
+    def _chunks(
+        self, values: StoredValues, tensors: dict[str, tuple[int, _Described]], odd: set[str] | None
+    ) -> Iterator[str]:
+        """Add the chunks of arrays that are described; yield the keys that belong to none.
+
+        Args:
+            odd: arrays whose names end with ``/c``; ``None`` if no array has keys like ``c/0/1``.
+        """
         touched: dict[int, _Described] = {}
         for row, key in enumerate(values.keys):
-            cut = key.rfind("/c/")  # of zarr 3, unless an array has such a name
-            owner = tensors.get(key[:cut]) if cut > 0 and key[: cut + 2] not in tensors else None
+            cut = -1 if odd is None else key.rfind("/c/")  # of zarr 3, unless an array has such a name
+            owner = tensors.get(key[:cut]) if cut > 0 and not (odd and key[: cut + 2] in odd) else None
             cut = cut if owner is not None else len(key)
             while owner is None and cut > 0:
                 cut = key.rfind("/", 0, cut)
@@ -260,23 +293,24 @@ class Adder:
             if tensor < 0:
                 continue
             rest = key[cut + 1 :]
-            at = kind.places.get(rest, _UNKNOWN)
-            if at is _UNKNOWN:
+            at = kind.places.get(rest)
+            if at is None:
                 try:
-                    at = kind.places[rest] = kind.array.place(rest)
+                    at = kind.place(rest)
                 except CorruptError as error:
                     file = values.files[values.file[row]] if values.whole else key
                     raise CorruptError(f"{file!r} {error}") from None
-            if at is not None:
+            if at >= 0:
                 if not kind.rows:
                     touched[id(kind)] = kind
-                kind.rows.append((row, tensor))
+                kind.rows.append(row)
+                kind.tensors.append(tensor)
                 kind.at.append(at)
         for kind in touched.values():
-            rows, tensor = np.array(kind.rows, np.int64).T
-            places = np.array(kind.at, np.int64).reshape(len(rows), len(kind.array.shape))
-            kind.rows, kind.at = [], []
-            self._rows(values, rows, tensor, kind.array, places)
+            grid = np.array(kind.grid, np.int64).reshape(len(kind.grid), len(kind.array.shape))
+            rows, tensors_of, at_of = (np.array(column, np.int64) for column in (kind.rows, kind.tensors, kind.at))
+            kind.rows, kind.tensors, kind.at = [], [], []
+            self._rows(values, rows, tensors_of, kind.array, grid[at_of])
 
     def _rows(self, values: StoredValues, rows: Array, tensor: Array, array: ZarrArray, at: Array) -> None:
         """Add chunks of arrays with one description, at places ``(N, axes)`` of the grid."""
@@ -413,6 +447,28 @@ class Adder:
             part = np.empty((len(mine), data.shape[1]), np.uint8)
             source.read_runs(part, starts)
             data[mine] = part
+
+
+def _ranges(source: Source, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Read ranges of a file; those near each other are read together. One beyond the end of the file is cut there."""
+    together: list[tuple[int, int]] = []
+    low = high = -1
+    for start, stop in sorted(spans):
+        if start > high + source.gap or stop > low + SPAN or not together:
+            low, high = start, stop
+            together.append((low, high))
+        elif stop > high:
+            high = stop
+            together[-1] = low, high
+    source.fetch(together)
+    firsts = [start for start, _ in together]
+    found, low, high, data = [], -1, -1, b""
+    for start, stop in spans:
+        if start < low or stop > high:
+            low, high = together[bisect_right(firsts, start) - 1]
+            data = source.read_bytes(low, high)
+        found.append(data[start - low : stop - low])
+    return found
 
 
 def _of_leaf(leaf: Leaf) -> StoredValues:

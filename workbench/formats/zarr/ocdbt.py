@@ -29,7 +29,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice
+from operator import lt
 from typing import Any
 
 import numpy as np
@@ -354,7 +355,7 @@ def _keys(cursor: _Cursor, entries: int, prefix: bytes, *, inner: bool) -> tuple
     shared, suffixes = [0, *cursor.lengths(entries - 1)], cursor.lengths(entries)
     subtrees = cursor.lengths(entries) if inner else []
     keys = cursor.texts(shared, suffixes)
-    if any(a >= b for a, b in pairwise(keys)):
+    if not all(map(lt, keys, islice(keys, 1, None))):
         raise CorruptError(f"{cursor.what} has keys out of order; restore the file")
     if any(cut > len(key) for cut, key in zip(subtrees, keys, strict=False)):
         raise CorruptError(f"{cursor.what} has the prefix of a subtree that is longer than its first key")

@@ -40,6 +40,7 @@ import numpy as np
 from workbench.core import box, jsonsafe
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
+from workbench.core.garbage import uncollected
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
 from workbench.errors import NotACheckpointError, WorkbenchError
@@ -54,12 +55,14 @@ TEMPORARY = ".orbax-checkpoint-tmp"
 MAIN = ("default", "state", "items")  #: items whose keys need no prefix: Orbax's, flax's and MaxText's names
 STEP, TREE, SHARDING, STRINGS = "_CHECKPOINT_METADATA", "_METADATA", "_sharding", "_strings.json"
 JSON_ITEM = "metadata"  #: file of an item that is JSON
+COMMITTED = "commit_success.txt"  #: in every folder of a save, whatever else is in it
 DOCUMENTS = (STEP, TREE, SHARDING, STRINGS, JSON_ITEM)
 _PROCESS = re.compile(r"ocdbt\.process_\d{1,8}")
 _KEY = re.compile(r"\w+_random_key")
 #: Leaves that are stored as arrays, as ``_METADATA`` spells their types.
 STORED = ("jax.Array", "np.ndarray", "scalar")
-_STORED = tuple(f'"value_type": "{kind}"'.encode() for kind in STORED)
+_TYPE = b'"value_type": "'
+_STORED = tuple(_TYPE + kind.encode() + b'"' for kind in STORED)
 TAIL = 4 << 10  #: bytes at the end of ``_METADATA`` in which the flags are
 _MESH = re.compile(rb'NamedSharding\\", \\"shape\\": (\[[\d, ]*\]), \\"axis_names\\": (\[[^\]]*\])')
 
@@ -89,7 +92,8 @@ def missing(place: Place) -> str:
             return f"{STEP} has no commit time: the save was interrupted"
         items = document.get("item_handlers") if isinstance(document, dict) else None
         for item in items if isinstance(items, dict) else ():
-            if item not in place.folders or not any((*place.sub(item).files, *place.sub(item).folders)):
+            inner = place.sub(item) if item in place.folders else None
+            if inner is None or not ({*inner.files, *inner.folders} - {COMMITTED}):
                 return f"the item {item[:80]!r}, which {STEP} lists, is not there or empty; restore it"
         for tree in _trees(place):
             if TREE not in tree.at(place).files:
@@ -97,6 +101,7 @@ def missing(place: Place) -> str:
     return next((why for tree in _trees(place) if (why := _unmerged(place, tree))), "")
 
 
+@uncollected()
 def read_catalog(place: Place) -> Catalog:
     """Return the catalog of every array.
 
@@ -226,10 +231,13 @@ def _unmerged(place: Place, tree: _Item) -> str:
 
 def _lost(place: Place, tree: _Item, catalog: Catalog, count: int) -> str:
     """Return which arrays of the tree are not stored; empty if there is none. ``count`` are stored."""
-    if tree.key or TREE not in tree.at(place).files:
+    if tree.key:
+        return "" if count else f"the generator's key of the item {tree.item!r} is not stored; restore {tree.folder!r}"
+    if TREE not in tree.at(place).files:
         return ""
     data = place.read(tree.file(TREE))
-    if count == sum(map(data.count, _STORED)):
+    first = data.count(_STORED[0])
+    if count == (first if data.count(_TYPE) == first else sum(map(data.count, _STORED))):
         return ""  # decoding the document would take longer than all else
     document = jsonsafe.loads(data, what=repr(tree.file(TREE)))
     leaves = document.get("tree_metadata") if isinstance(document, dict) else None

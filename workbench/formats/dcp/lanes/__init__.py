@@ -28,13 +28,13 @@ unusual raises (`Unlike`, or the exception that the same fault raises there). Th
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from workbench.core.arrays import Array
+from workbench.core.garbage import uncollected
 from workbench.core.pickles.standins import FAULTS, ByClass, Held, state_of
 from workbench.errors import WorkbenchError
 from workbench.formats.dcp import metadata as dcp
@@ -47,6 +47,7 @@ from workbench.formats.dcp.lanes.templates import Unlike
 __all__ = ["Columns", "PagedBytes", "decode"]
 
 
+@uncollected()
 def decode(
     data: bytes | memoryview | PagedBytes, *, what: str, run: int = RUN, irregular: float | None = None
 ) -> dcp.DcpMetadata | None:
@@ -55,8 +56,6 @@ def decode(
     Args:
         run, irregular: see `cut.read`.
     """
-    collecting = gc.isenabled()
-    gc.disable()  # as in `unpickle`: 100,000 tensors are a million objects, and none is garbage
     try:
         share = IRREGULAR if irregular is None else irregular
         lanes = read(
@@ -72,9 +71,6 @@ def decode(
         return found if columns.whole() and _plain(root, found.paths) else None
     except (Unlike, WorkbenchError, *FAULTS):
         return None  # undecided: the slow decoder reports the fault, if there is one
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _plain(root: Mapping[str, Any], paths: Mapping[Any, Any] | None) -> bool:
