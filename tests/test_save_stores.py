@@ -18,6 +18,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 import workbench as wb
+from tests.emulators import azurite, gcs  # noqa: F401
 from tests.properties import SLOW
 from tests.save_loader import raw
 from tests.test_save import check_loads, everything
@@ -100,6 +101,35 @@ def test_large_objects_go_in_parts_with_checksums(s3, monkeypatch):
     parts = [headers for method, path, headers in s3.log if method == "PUT" and "partNumber" in path]
     assert len(parts) == 4 and all("HTTP_X_AMZ_CHECKSUM_SHA256" in headers for headers in parts)
     assert raw(wb.open(f"{s3.url}/big", storage_options=s3.options)["w"].torch()) == raw(state["w"])
+
+
+@pytest.mark.parametrize("kind", ["azurite", "gcs"])
+def test_saves_into_the_stores_of_azure_and_google(kind, request, tmp_path):
+    """Old, new, in parts, by two jobs at once, cut off: the same as in S3."""
+    store = request.getfixturevalue(kind)
+    url, options = f"{store.url}/run/step", store.options
+    for step in (1, 2):
+        save(url, small(step), storage_options=options)
+        assert visible(url, options) == step and len(names(url, options)) == 3
+    found = {"model": {key: torch.zeros_like(one) for key, one in small(2)["model"].items()}, "step": 0}
+    dcp.load(found, checkpoint_id=fetched(url, tmp_path / "a", options))
+    assert found["step"] == 2 and all(raw(found["model"][key]) == raw(one) for key, one in small(2)["model"].items())
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda step: [save(url, small(step), storage_options=options) for _ in range(3)], (3, 4)))
+    last = visible(url, options)
+    assert last in (3, 4) and len(names(url, options)) == 3
+    for name in ("send", "put"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(objects._Cloud, name, lambda *_, **__: 1 / 0)
+            with pytest.raises(CheckpointException):
+                save(url, small(5), storage_options=options)
+            gc.collect()
+        assert visible(url, options) == last
+    large = {"w": torch.arange(5 << 20, dtype=torch.float32)}
+    save(f"{store.url}/large", large, storage_options=options, thread_count=1)
+    assert raw(wb.open(f"{store.url}/large", storage_options=options)["w"].torch()) == raw(large["w"])
+    with pytest.raises(CheckpointException, match="exists"):
+        save(url, small(6), storage_options=options, overwrite=False)
 
 
 @pytest.mark.parametrize("kind", ["memory", "s3"])
