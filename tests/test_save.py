@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import errno
 import gc
@@ -595,6 +596,34 @@ def test_an_asynchronous_save_holds_the_values_of_the_call(tmp_path, gloo):
             one.copy_(kept[key])
         check_loads(tmp_path / "a", everything())
     assert manifest.load(tmp_path / "a").save["staged"]
+
+
+Pair = collections.namedtuple("Pair", "first second")  # pickled by its name in this module
+
+
+@pytest.mark.parametrize("options", [{}, {"manifest": False}, {"echo": True}])
+def test_objects_with_tensors_in_them_hold_the_values_of_the_call(tmp_path, gloo, options):
+    """Those that are pickled as a whole: tensors in tuples, also where memory of an earlier save is used again."""
+    for number in (3.0, 7.0):
+        state = {
+            "rng": (torch.full((5,), number), 1),
+            "groups": (Pair(torch.full((2, 3), number), "x"), Pair(1, 2)),
+            "file": io.BytesIO(b"%d" % number),
+            "counts": (collections.Counter("aab"),),
+            "w": torch.ones(3),
+        }
+        saved = dcp.async_save(state, storage_writer=wb.dcp.Writer(tmp_path / "a", **options), planner=wb.dcp.Planner())
+        state["rng"][0].zero_(), state["groups"][0].first.zero_(), state["file"].write(b"zz")
+        saved.result()
+        del saved
+        gc.collect()
+        found: dict[str, Any] = dict.fromkeys(state) | {"w": torch.zeros(3)}
+        dcp.load(found, checkpoint_id=tmp_path / "a")
+        assert torch.equal(found["rng"][0], torch.full((5,), number)) and found["rng"][1] == 1
+        first, second = found["groups"]
+        assert torch.equal(first.first, torch.full((2, 3), number)) and second == Pair(1, 2)
+        assert type(first) is type(second) is Pair and type(found["counts"][0]) is collections.Counter
+        assert found["file"].getvalue() == b"%d" % number
 
 
 def test_a_staged_copy_that_changes_is_an_error(tmp_path, gloo):
