@@ -23,6 +23,8 @@ TABLES = [
     "planning",
     "exporting",
     "saving",
+    "saving_async",
+    "saving_plans",
     "doctor",
     "dashboard",
     "soak",

@@ -14,7 +14,7 @@ from pathlib import Path
 from harness import machine, run
 from saving import code
 
-GB = 0.25
+GB = 0.15
 #: A step of training uses one core, as one that drives a GPU does.
 PROGRAM = """
 import gc, statistics
@@ -69,7 +69,7 @@ NAMES = {
 
 def main(scratch: Path) -> None:
     scratch.mkdir(parents=True, exist_ok=True)
-    rounds = 20
+    rounds = 10
     print(f"## Asynchronous saves\n\n{machine()}, load {os.getloadavg()[0]:.0f}. One process, {GB} GB of float32.")
     print(f"Until `dcp.async_save` returns: best of {rounds - 2} saves in turns, the third and later ones. Steps of")
     print("training on one core: the fastest quarter of those during the uploads, over that of those between them.\n")
