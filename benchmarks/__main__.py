@@ -24,6 +24,8 @@ TABLES = [
     "planning",
     "exporting",
     "saving",
+    "saving_async",
+    "saving_plans",
     "doctor",
     "dashboard",
     "soak",

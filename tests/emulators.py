@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import http.client
 import importlib.util
+import itertools
 import json
 import platform
 import shutil
@@ -25,6 +26,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+import pytest
 
 #: Azurite's account, the same on every machine.
 ACCOUNT = "devstoreaccount1"
@@ -89,6 +92,69 @@ def google(folder: Path) -> Iterator[Emulated]:
         with urllib.request.urlopen(made, timeout=30):
             pass
         yield Emulated("gs://bucket", {"base_url": endpoint, "skip_signature": True})
+
+
+@contextmanager
+def google_writable() -> Iterator[Emulated]:
+    """Google's XML interface, which obstore writes to and no emulator has.
+
+    It is S3's with other headers, so moto answers behind a translation; generations, Google's own, are counted.
+
+    Source: https://cloud.google.com/storage/docs/xml-api/reference-headers (``x-goog-if-generation-match``).
+    """
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication
+    from moto.server import ThreadedMotoServer
+
+    real, generations, lock = DomainDispatcherApplication.__call__, _Generations(), threading.Lock()
+
+    def translated(self: Any, environ: dict[str, Any], start: Any) -> Any:
+        method, path, query = environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("QUERY_STRING", "")
+        environ["HTTP_AUTHORIZATION"] = "AWS4-HMAC-SHA256 Credential=AKTEST/20260101/us-east-1/s3/aws4_request"
+        wanted = environ.pop("HTTP_X_GOOG_IF_GENERATION_MATCH", None)
+        if source := environ.pop("HTTP_X_GOOG_COPY_SOURCE", None):
+            environ["HTTP_X_AMZ_COPY_SOURCE"] = source
+        whole = (method == "PUT" and "partNumber" not in query) or (method == "POST" and "uploadId" in query)
+        if not whole and method != "DELETE":
+            return real(self, environ, lambda *given: start(given[0], [*given[1], *generations.header(path)]))
+        with lock:  # a condition and what depends on it are one step
+            if wanted is not None and wanted != generations.now.get(path, "0"):
+                start("412 Precondition Failed", [("Content-Length", "0")])
+                return [b""]
+            status: list[Any] = []
+            body = b"".join(real(self, environ, lambda *given: status.extend(given)))
+            generations.changed(path, whole and status[0].startswith("200"))
+            start(status[0], [*status[1], *generations.header(path)])
+            return [body]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DomainDispatcherApplication, "__call__", translated)
+        running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        running.start()
+        try:
+            _, port = running.get_host_and_port()
+            base = f"http://127.0.0.1:{port}"
+            urllib.request.urlopen(urllib.request.Request(f"{base}/bucket", b"", method="PUT"), timeout=30).close()
+            nobody = {"disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
+            options = {"service_account_key": json.dumps({"gcs_base_url": base} | nobody)}
+            yield Emulated("gs://bucket", options | {"client_options": {"allow_http": True}})
+        finally:
+            running.stop()
+
+
+class _Generations:
+    """Of each object, the number that it has since it was written last."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, str] = {}
+        self._numbers = itertools.count(1)
+
+    def changed(self, path: str, written: bool) -> None:
+        self.now.pop(path, None)
+        if written:
+            self.now[path] = str(next(self._numbers))
+
+    def header(self, path: str) -> list[tuple[str, str]]:
+        return [("x-goog-generation", self.now[path])] if path in self.now else []
 
 
 @contextmanager

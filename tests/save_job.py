@@ -1,4 +1,4 @@
-"""Saves that die at a system call: ``python -m tests.save_job FOLDER STEP [torch]`` tries each STEP-th one, in forks.
+"""Saves that die at a system call: ``python -m tests.save_job FOLDER STEP [PEER]`` tries each STEP-th one, in forks.
 
 A save of *b* over *a*, or into nothing, dies before its n-th call that changes the file system, in one of these ways.
 Then torch alone loads what is visible, and ``wb.verify`` checks it: *a* or *b*, to the bit, with the manifest of that
@@ -10,11 +10,14 @@ one. At last the same save is run to its end.
     unsynced  as after a power cut: what was not synced is lost, files and names; renames are not lost
     ENOSPC, EIO, EROFS, EDQUOT   the call fails
 
-With ``torch``, torch's own writer saves, and what is visible and wrong is counted.
+Peers: ``torch`` is torch's own writer, ``hf`` its ``HuggingFaceStorageWriter``, and ``torch_checkpointing`` a library
+that must be installed, and refuses to save over a checkpoint. Their own readers load, and what is visible and wrong is
+counted.
 """
 
 from __future__ import annotations
 
+import builtins
 import errno
 import io
 import json
@@ -38,6 +41,7 @@ from workbench.export.atomic import transaction
 CALLS = ("open", "pwritev", "ftruncate", "fdatasync", "fsync", "replace", "rename", "unlink", "mkdir")
 CODES = ("ENOSPC", "EIO", "EROFS", "EDQUOT")
 HOWS = ("kill", "term", "torn", "unsynced", *CODES)
+PEERS = ("torch", "hf", "torch_checkpointing")
 DIED = 77
 
 
@@ -50,8 +54,27 @@ def state(letter: str) -> dict[str, Any]:
 def save(folder: Path, letter: str, commit: str) -> None:
     if commit == "torch":
         dcp.save(state(letter), checkpoint_id=folder)
-        return
-    dcp.save(state(letter), storage_writer=wb.dcp.Writer(folder, commit=commit), planner=wb.dcp.Planner())
+    elif commit == "hf":
+        dcp.save(tensors(letter), storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    elif commit == "torch_checkpointing":
+        manager().save(str(folder), {"model": tensors(letter)})
+    else:
+        dcp.save(state(letter), storage_writer=wb.dcp.Writer(folder, commit=commit), planner=wb.dcp.Planner())
+
+
+def tensors(letter: str) -> dict[str, torch.Tensor]:
+    """A state for those who save tensors only."""
+    made = state(letter)
+    return made["model"] | {"step": torch.tensor(made["step"])}
+
+
+def manager() -> Any:
+    from torch_checkpointing import CheckpointManager
+    from torch_checkpointing.config import SyncCheckpointSaverConfig
+    from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
+
+    storage = LocalFileSystemStorageConfig(use_direct_io=False)  # which fails on some file systems
+    return CheckpointManager.Config(save=SyncCheckpointSaverConfig(), storage_config=storage).build()
 
 
 class Injector:
@@ -67,7 +90,7 @@ class Injector:
         for name in ("rename_noreplace", "rename_exchange"):
             setattr(transaction, name, self._wrapped(name, getattr(transaction, name)))
         self._open = io.open
-        io.open = self._opened  # what pathlib calls, and torch by it
+        io.open = builtins.open = self._opened  # what pathlib calls, and torch by it
 
     def _opened(self, path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if "w" not in mode or isinstance(path, int):
@@ -145,7 +168,7 @@ def attempt(folder: Path, commit: str, which: int, how: str) -> int:
             try:
                 save(folder, "b", commit)
             except BaseException as error:
-                if how not in CODES or not isinstance(error, dcp.api.CheckpointException):
+                if how not in CODES or (commit not in PEERS and not isinstance(error, dcp.api.CheckpointException)):
                     traceback.print_exc()
                     os._exit(1)
                 os._exit(DIED)
@@ -179,6 +202,21 @@ def visible(folder: Path) -> str:
     return letter
 
 
+def visible_to_peer(folder: Path, commit: str) -> str:
+    """Which state the reader of a peer loads; an exception if it fails, or if what it loads is neither."""
+    there = folder.exists() if commit == "torch_checkpointing" else bool(list(folder.glob("*.safetensors")))
+    if not there:
+        return ""
+    found = {key: torch.zeros_like(one) for key, one in tensors("a").items()}
+    if commit == "hf":
+        dcp.load(found, storage_reader=dcp.HuggingFaceStorageReader(str(folder)))
+    else:
+        found = dict(manager().load(str(folder), into={"model": found})["model"])
+    letter = chr(int(found["step"]))
+    assert letter in "ab" and all(raw(one) == raw(found[key]) for key, one in tensors(letter).items())
+    return letter
+
+
 def prepared(target: Path, old: Path | None) -> Path:
     """The folder of a run, with a step in it or none."""
     shutil.rmtree(target.parent, ignore_errors=True)
@@ -189,12 +227,12 @@ def prepared(target: Path, old: Path | None) -> Path:
 
 
 def outcome(folder: Path, before: str, commit: str) -> str:
-    """What is visible; an error if it is neither the old state nor the new one, unless torch's writer is counted."""
+    """What is visible; an error if it is neither the old state nor the new one, unless a peer's are counted."""
     try:
-        found = visible(folder)
+        found = visible(folder) if commit not in PEERS[1:] else visible_to_peer(folder, commit)
         assert found in {before, "b"}, found
-    except (AssertionError, dcp.api.CheckpointException, wb.errors.WorkbenchError):
-        if commit != "torch":
+    except (Exception, dcp.api.CheckpointException):
+        if commit not in PEERS:
             raise
         return "wrong"
     return found
@@ -209,7 +247,8 @@ def main(folder: Path, step: int, *commits: str) -> None:
     for commit in commits or ("metadata", "rename"):
         old = folder / f"old-{commit}"
         save(old, "a", commit)
-        for before in ("a", ""):
+        assert outcome(old, "a", commit) == "a"
+        for before in ("a", "") if commit != "torch_checkpointing" else ("",):
             target = folder / "run" / "step-1"
             calls = attempt(prepared(target, old if before else None), commit, 0, "kill")
             for how in HOWS:
@@ -223,8 +262,9 @@ def main(folder: Path, step: int, *commits: str) -> None:
                     if not done:
                         told["deaths"] += 1
                         told[{"b": "new", before: "old"}.get(found, "wrong")] += 1
-                    save(target, "b", commit)
-                    assert outcome(target, before, commit) == "b"
+                    if commit not in PEERS:
+                        save(target, "b", commit)
+                        assert outcome(target, before, commit) == "b"
     print(json.dumps(told))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import errno
 import gc
@@ -380,6 +381,61 @@ except dcp.api.CheckpointException as error:
     assert done.stdout.split("\n")[0] == "refused 0 []", done.stdout + done.stderr
 
 
+def test_a_rank_that_is_killed_leaves_the_old_checkpoint(tmp_path):
+    """Of two ranks, one dies: the other one gets an error, and the old checkpoint is what torch loads."""
+    points = ("plan", "write", "sync", "gather")
+    code = """
+import os, signal, socket, sys, warnings, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from datetime import timedelta
+import workbench as wb
+warnings.simplefilter("ignore")
+def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
+def job(rank, port, path, point):
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    class Planner(wb.dcp.Planner):
+        def create_local_plan(self):
+            return die() if rank and number and point == "plan" else super().create_local_plan()
+    class Writer(wb.dcp.Writer):
+        def write_data(self, plan, planner):
+            found = super().write_data(plan, planner)
+            return die() if rank and number and point == "gather" else found
+    for number in range(2):
+        if rank and number and point in ("write", "sync"):
+            setattr(os, {"write": "pwritev", "sync": "fdatasync"}[point], die)
+        state = {f"{n}": torch.full((50, 60), n + number) for n in range(8)}
+        dcp.save(state, storage_writer=Writer(path), planner=Planner())
+for point in sys.argv[2:]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pids = []
+    for rank in range(2):
+        if not (pid := os.fork()):
+            try:
+                job(rank, port, f"{sys.argv[1]}/{point}", point)
+            except BaseException as error:
+                os._exit(7)
+            os._exit(0)
+        pids.append(pid)
+    print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), *points],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+    assert done.stdout.splitlines() == ["[7, -9]"] * len(points), done.stdout + done.stderr[-3000:]
+    for point in points:
+        found = {f"{n}": torch.zeros(50, 60, dtype=torch.int64) for n in range(8)}
+        dcp.load(found, checkpoint_id=tmp_path / point)
+        assert all((found[f"{n}"] == n).all() for n in range(8)), point
+        assert not wb.verify(tmp_path / point, deep=True).count("error")
+
+
 def test_a_path_below_a_file(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(CheckpointException, match="cannot be written"):
@@ -540,6 +596,34 @@ def test_an_asynchronous_save_holds_the_values_of_the_call(tmp_path, gloo):
             one.copy_(kept[key])
         check_loads(tmp_path / "a", everything())
     assert manifest.load(tmp_path / "a").save["staged"]
+
+
+Pair = collections.namedtuple("Pair", "first second")  # pickled by its name in this module
+
+
+@pytest.mark.parametrize("options", [{}, {"manifest": False}, {"echo": True}])
+def test_objects_with_tensors_in_them_hold_the_values_of_the_call(tmp_path, gloo, options):
+    """Those that are pickled as a whole: tensors in tuples, also where memory of an earlier save is used again."""
+    for number in (3.0, 7.0):
+        state = {
+            "rng": (torch.full((5,), number), 1),
+            "groups": (Pair(torch.full((2, 3), number), "x"), Pair(1, 2)),
+            "file": io.BytesIO(b"%d" % number),
+            "counts": (collections.Counter("aab"),),
+            "w": torch.ones(3),
+        }
+        saved = dcp.async_save(state, storage_writer=wb.dcp.Writer(tmp_path / "a", **options), planner=wb.dcp.Planner())
+        state["rng"][0].zero_(), state["groups"][0].first.zero_(), state["file"].write(b"zz")
+        saved.result()
+        del saved
+        gc.collect()
+        found: dict[str, Any] = dict.fromkeys(state) | {"w": torch.zeros(3)}
+        dcp.load(found, checkpoint_id=tmp_path / "a")
+        assert torch.equal(found["rng"][0], torch.full((5,), number)) and found["rng"][1] == 1
+        first, second = found["groups"]
+        assert torch.equal(first.first, torch.full((2, 3), number)) and second == Pair(1, 2)
+        assert type(first) is type(second) is Pair and type(found["counts"][0]) is collections.Counter
+        assert found["file"].getvalue() == b"%d" % number
 
 
 def test_a_staged_copy_that_changes_is_an_error(tmp_path, gloo):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -14,11 +17,13 @@ from torch.distributed.checkpoint import default_planner, filesystem, state_dict
 
 import workbench as wb
 from tests.rank_jobs import ROOT
+from tests.test_manifest import ALL, copied, flip
 from workbench import errors
 from workbench.analysis import manifest
 from workbench.cli import main
 from workbench.dcp import installed
 
+FAULTY = ("loss_spike/step-240-echo.pt", "torch_save/odd.pt")  #: samples whose values are wrong: sealed without deep
 STATE = {"w": torch.arange(600.0).reshape(20, 30), "lr": 0.5}
 
 
@@ -143,6 +148,43 @@ def test_seal_refuses_damage_and_never_covers_it_up(tmp_path, samples):
     with pytest.raises(errors.CorruptError, match=r"manifest\.changed"):
         wb.seal(path)
     assert (path / ".workbench-manifest.json").read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_any_flip_in_a_sealed_checkpoint_is_found_and_named(tmp_path, name):
+    """1,000 flips over all samples, in any file of the checkpoint, the manifest among them."""
+    path = copied(name, tmp_path)
+    made = wb.seal(path, deep=name not in FAULTY)
+    errors_before = wb.verify(path, deep=True).count("error")
+    assert bool(errors_before) == (name in FAULTY)
+    ckpt = wb.open(path, cache=False)
+    root, catalog = Path(ckpt.place.root), ckpt.catalog
+    files = {file: os.path.getsize(root / file) for file in made.files if made.files[file].size}
+    chance = random.Random(name)
+    for number in range(-(-1000 // len(ALL))):
+        file = chance.choice(list(files)) if number % 3 else chance.choices(list(files), list(files.values()))[0]
+        at = chance.randrange(files[file])
+        bit = chance.randrange(8)
+        flip(root / file, at, bit)
+        found = [one for one in wb.verify(path, deep=True) if one.rule == "manifest.changed"]
+        flip(root / file, at, bit)
+        assert len(found) == 1, (file, at, bit)
+        evidence = found[0].evidence
+        assert evidence["file"] == file and evidence["start"] <= at < evidence["stop"], (file, at, bit)
+        in_file = catalog.file == (catalog.files.index(file) if file in catalog.files else -1)
+        rows = np.flatnonzero(in_file & (catalog.start <= at) & (at < catalog.stop) & (catalog.chunk_nbytes > 0))
+        there = {catalog.keys[catalog.tensor[row]] for row in rows.tolist()}
+        named = {one for _, *names in evidence["parts"] for one in names}  # as a tensor, or as what is around it
+        between = all(catalog.stop[rows] - catalog.start[rows] > catalog.chunk_nbytes[rows])  # elements of a view
+        assert not there or there & named or (between and evidence["parts"][0][0] == "record"), (file, at, evidence)
+    assert made.path is not None
+    for _ in range(5):
+        at = chance.randrange(os.path.getsize(made.path))
+        flip(Path(made.path), at, 3)
+        assert wb.verify(path, deep=True).exit_code, at
+        flip(Path(made.path), at, 3)
+    assert wb.verify(path, deep=True).count("error") == errors_before
 
 
 def test_seal_keeps_the_record_of_the_save(tmp_path):

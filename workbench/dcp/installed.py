@@ -20,7 +20,7 @@ from workbench.dcp.planner import Planner
 from workbench.dcp.writer import Writer
 from workbench.errors import UsageError
 
-TESTED = ("2.13",)  #: versions of torch whose modules were checked
+TESTED = ("2.6", "2.9", "2.13")  #: versions of torch that were tested
 _LOCK = threading.Lock()
 _REPLACED: list[tuple[Any, str, type, type]] = []  #: module, name, torch's class, ours
 

@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from operator import attrgetter
+from operator import attrgetter, eq
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,7 @@ from workbench.load.boxes import cut_held, held
 
 UNKNOWN = bytes(16)  #: the digest of an item that was not hashed
 NAMED = 4  #: names in a warning
+PART = 1024  #: values of a state dict that are looked at together: few enough for the cache of a core
 KEPT = 4  #: structures whose plans a rank keeps; rank 0 keeps more, since it must know every plan that a rank knows
 _Box = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  #: offsets, sizes, first element in the local tensor
 
@@ -102,7 +103,6 @@ class Planner(DefaultSavePlanner):
         self._mappings: Any = None
         self._boxes: dict[str, list[_Box]] = {}
         self._local: _Kept | None = None
-        self._signature: tuple[Any, ...] = ()
         #: tensors and objects that differed between ranks at the last save, as sentences; on rank 0
         self.differences: list[str] = []
         #: whether the plan of the last save was kept from an earlier one
@@ -114,7 +114,8 @@ class Planner(DefaultSavePlanner):
         self, state_dict: dict[str, Any], storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
         """Flatten the state dict as torch does, but a level of tensors at once; paths are made when they are needed."""
-        flat = _flattened(state_dict) if self.flatten_state_dict else None
+        with uncollected():
+            flat = _flattened(state_dict) if self.flatten_state_dict else None
         if flat is None:
             super().set_up_planner(state_dict, storage_meta, is_coordinator)
             return
@@ -136,15 +137,13 @@ class Planner(DefaultSavePlanner):
         """Return this rank's items, or the token of a plan that rank 0 has."""
         options = self._balance, self._split_above, self._check, self.flatten_state_dict, _ranks()
         with uncollected():
-            self._signature = (options, *_signatures(self.state_dict)) if self._keep else ()
-            known = _PLANS.known(self._signature) if self._keep else None
-            if known is not None:
-                self._signature = known.signature
+            known = _PLANS.known(options, self.state_dict) if self._keep else None
         _PLANS.in_doubt(True)  # until this plan is agreed on, tokens are not relied on
         if known is None:
+            signature = _Signature.of(options, self.state_dict) if self._keep else None
             items, boxes, fixed = _items(self.state_dict)
             shared = _shared(items, self.state_dict)
-            self._local, self._boxes = _Kept("", items, [], boxes, shared, self._signature), boxes
+            self._local, self._boxes = _Kept("", items, [], boxes, shared, signature), boxes
             facts = _LocalFacts("", self._digests(), shared, fixed, self.mappings if self.flatten_state_dict else None)
             self.plan = SavePlan(items, planner_data=facts)
         else:
@@ -160,7 +159,7 @@ class Planner(DefaultSavePlanner):
         items = self._local.final if final.kept else new_plan.items
         self.cached = final.kept
         if self._keep and not final.kept:
-            _PLANS.keep(self._signature, dataclasses.replace(self._local, token=final.token, final=items))
+            _PLANS.keep(dataclasses.replace(self._local, token=final.token, final=items))
         _PLANS.in_doubt(False)
         self.plan = SavePlan(items, storage_data=new_plan.storage_data)
         return self.plan
@@ -315,6 +314,26 @@ class _Final:
 
 
 @dataclass(frozen=True)
+class _Signature:
+    """What decides about the items of a state dict: options, names, and for each ``PART`` of its values, columns."""
+
+    options: tuple[Any, ...]
+    names: tuple[str, ...]
+    facts: list[tuple[Any, ...]]
+
+    @classmethod
+    def of(cls, options: tuple[Any, ...], state_dict: Mapping[str, Any]) -> _Signature:
+        """Return the signature of a state dict."""
+        return cls(options, tuple(state_dict), [_facts(part) for part in _parts(state_dict)])
+
+    def fits(self, options: tuple[Any, ...], state_dict: Mapping[str, Any]) -> bool:
+        """Return whether it is that of a state dict; each part is compared while it is in the cache."""
+        if options != self.options or len(state_dict) != len(self.names) or tuple(state_dict) != self.names:
+            return False
+        return all(map(eq, self.facts, map(_facts, _parts(state_dict))))
+
+
+@dataclass(frozen=True)
 class _Kept:
     """A plan that a rank keeps."""
 
@@ -323,7 +342,7 @@ class _Kept:
     final: list[WriteItem]
     boxes: dict[str, list[_Box]]
     shared: Sequence[int]
-    signature: tuple[Any, ...]
+    signature: _Signature | None
 
 
 @dataclass(frozen=True)
@@ -338,9 +357,14 @@ class _Agreed:
 
 @dataclass
 class _Plans:
-    """The plans that this process keeps; saves may run in several threads."""
+    """The plans that this process keeps; saves may run in several threads.
 
-    _kept: OrderedDict[tuple[Any, ...], _Kept] = field(default_factory=OrderedDict)
+    Attributes:
+        names: of the state dict flattened last: prefix of a level → its keys, and their names.
+    """
+
+    names: dict[str, tuple[tuple[str, ...], list[str]]] = field(default_factory=dict)
+    _kept: list[_Kept] = field(default_factory=list)
     _agreed: OrderedDict[str, _Agreed] = field(default_factory=OrderedDict)
     _doubt: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -349,18 +373,16 @@ class _Plans:
         with self._lock:
             self._doubt = doubt
 
-    def known(self, signature: tuple[Any, ...]) -> _Kept | None:
+    def known(self, options: tuple[Any, ...], state_dict: Mapping[str, Any]) -> _Kept | None:
         with self._lock:
-            return None if self._doubt else self._kept.get(signature)
+            kept = [] if self._doubt else self._kept[::-1]
+        return next((one for one in kept if one.signature and one.signature.fits(options, state_dict)), None)
 
-    def keep(self, signature: tuple[Any, ...], plan: _Kept) -> None:
+    def keep(self, plan: _Kept) -> None:
         with self._lock:
-            self._kept[signature] = plan
-            self._kept.move_to_end(signature)
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-            if not plan.token:  # replicas differed: the next save has to decide again
-                del self._kept[signature]
+            kept = [one for one in self._kept if one.signature != plan.signature]
+            # Without a token, replicas differed: the next save has to decide again.
+            self._kept = [*kept, plan][-KEPT:] if plan.token else kept
 
     def agree(self, token: str, plan: _Agreed) -> None:
         with self._lock:
@@ -461,11 +483,19 @@ def _flattened(state_dict: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the result of ``flatten_state_dict``; ``None`` if there are sharded tensors or equal names."""
     flat: dict[str, Any] = {}
     count = 0
+    before = _PLANS.names
+    used: dict[str, tuple[tuple[str, ...], list[str]]] = {}
 
     def add(level: Mapping[Any, Any], prefix: str) -> None:
         nonlocal count
         if not any(issubclass(kind, (Mapping, list)) for kind in set(map(type, level.values()))):
-            flat.update(zip([f"{prefix}{key}" for key in level], level.values(), strict=True))
+            keys = tuple(level)
+            known = before.get(prefix)
+            if known is None or known[0] != keys:
+                known = keys, [f"{prefix}{key}" for key in keys]
+            if known is before.get(prefix) or set(map(type, keys)) == {str}:  # 1 equals True, and has another name
+                used[prefix] = known
+            flat.update(zip(known[1], level.values(), strict=True))
             count += len(level)
             return
         for key, value in level.items():
@@ -478,17 +508,24 @@ def _flattened(state_dict: Mapping[str, Any]) -> dict[str, Any] | None:
             count += len(found)
 
     add(state_dict, "")
+    _PLANS.names = used
     sharded = any(issubclass(kind, ShardedTensor) for kind in set(map(type, flat.values())))
     return None if sharded or count != len(flat) else flat
 
 
-def _signatures(state_dict: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return, in columns, everything that determines the items of a state dict."""
-    kinds = tuple(map(type, state_dict.values()))
-    plain = [one for one, kind in zip(state_dict.values(), kinds, strict=True) if kind in _PLAIN]
-    others = [_signature(one) for one, kind in zip(state_dict.values(), kinds, strict=True) if kind not in _PLAIN]
-    facts = (tuple(map(attrgetter(name), plain)) for name in ("dtype", "shape", "requires_grad"))
-    return tuple(state_dict), kinds, *facts, tuple(others)
+def _parts(state_dict: Mapping[str, Any]) -> Iterator[list[Any]]:
+    values = list(state_dict.values())
+    return (values[at : at + PART] for at in range(0, len(values), PART))
+
+
+def _facts(values: list[Any]) -> tuple[Any, ...]:
+    """Return, in columns, everything that determines the items of some values."""
+    kinds = list(map(type, values))
+    plain, others = values, []
+    if not _PLAIN.issuperset(kinds):
+        plain = [one for one, kind in zip(values, kinds, strict=True) if kind in _PLAIN]
+        others = [_signature(one) for one, kind in zip(values, kinds, strict=True) if kind not in _PLAIN]
+    return kinds, *(list(map(attrgetter(name), plain)) for name in ("dtype", "shape", "requires_grad")), others
 
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}

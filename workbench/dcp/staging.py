@@ -17,7 +17,6 @@ Source: torch 2.13 ``distributed/checkpoint/staging.py`` (``BlockingAsyncStager`
 from __future__ import annotations
 
 import copy
-import io
 import os
 import threading
 import weakref
@@ -99,13 +98,15 @@ def stage(
     buffer = _POOL.take(key)
     if buffer is None:
         buffer = _buffers(state_dict)
-    sources: dict[int, torch.Tensor] = {}
+    sources: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     staged = _StagedState(_copied(state_dict, buffer, sources if hashed else None))
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # the copies from the device are in progress
     if buffers:
         _POOL.lend(key, buffer, staged, buffers)
     digests = digests_of(staged, sources=sources) if hashed else {}
+    for kept, value in sources.values():  # in an object that is pickled, such as a tuple: it has no digest of its own
+        kept.copy_(value)
     for name, (nbytes, blocks, _) in live.items():
         if name in digests and digests[name][:2] != (nbytes, blocks):
             raise WriteError(
@@ -116,17 +117,20 @@ def stage(
 
 
 def digests_of(
-    state_dict: Mapping[str, Any], *, device: bool = False, sources: Mapping[int, torch.Tensor] | None = None
+    state_dict: Mapping[str, Any],
+    *,
+    device: bool = False,
+    sources: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = None,
 ) -> Digests:
     """Return the digests of every local tensor, by the name that the planner gives it.
 
     Args:
         device: hash tensors on a device, too; they are copied, some MiB at a time.
-        sources: address of a tensor → the tensor that is copied to it first.
+        sources: address of a tensor → that tensor and the one that is copied to it first; those that were are removed.
     """
     found = _local_tensors(flatten_state_dict(dict(state_dict))[0])
     tensors = {name: local for name, local in found if device or local.device.type == "cpu"}
-    jobs = [(name, job) for name, local in tensors.items() for job in _jobs(local, sources or {})]
+    jobs = [(name, job) for name, local in tensors.items() for job in _jobs(local, {} if sources is None else sources)]
     blocks: dict[str, list[bytes]] = {name: [] for name in tensors}
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="workbench-stage") as pool:
         for (name, _), digests in zip(jobs, pool.map(lambda one: one[1](), jobs), strict=True):
@@ -166,17 +170,21 @@ def _is_strided(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized
 
 
-def _copied(value: Any, buffer: Any, later: dict[int, torch.Tensor] | None) -> Any:
+def _copied(value: Any, buffer: Any, later: dict[int, tuple[torch.Tensor, torch.Tensor]] | None) -> Any:
     """Copy tensors into their buffers, and other values as a whole.
 
     Args:
-        later: receives the tensors that are copied when they are hashed, by the address of their buffer.
+        later: receives the buffers that are filled when they are hashed, and with what, by address.
     """
+    if not _has_tensors(value):
+        return copy.deepcopy(value)
     if isinstance(value, Mapping):
         return {name: _copied(one, buffer[name], later) for name, one in value.items()}
     if isinstance(value, list | tuple):
         made = [_copied(one, inner, later) for one, inner in zip(value, buffer, strict=True)]
-        return tuple(made) if isinstance(value, tuple) else made
+        if isinstance(value, tuple):
+            return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
+        return made
     if isinstance(value, DTensor):
         _fill(buffer._local_tensor, value.to_local().detach(), later)
         return buffer
@@ -184,16 +192,25 @@ def _copied(value: Any, buffer: Any, later: dict[int, torch.Tensor] | None) -> A
         return _copy_state_dict({"": value}, {"": buffer}, type_check=False)[""]
     if _is_strided(value):
         return _fill(buffer, value.detach(), later)
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    return value if isinstance(value, io.BytesIO) else copy.deepcopy(value)
+    return value.detach().to("cpu", copy=True)
 
 
-def _fill(buffer: torch.Tensor, value: torch.Tensor, later: dict[int, torch.Tensor] | None) -> torch.Tensor:
+def _has_tensors(value: Any) -> bool:
+    """Return whether a value is a tensor, or a container that has one."""
+    if isinstance(value, Mapping):
+        return any(map(_has_tensors, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_tensors, value))
+    return isinstance(value, torch.Tensor | ShardedTensor)
+
+
+def _fill(
+    buffer: torch.Tensor, value: torch.Tensor, later: dict[int, tuple[torch.Tensor, torch.Tensor]] | None
+) -> torch.Tensor:
     """Copy a tensor; bytes in host memory, in the same order, are left to the pass that hashes."""
     if later is None or type(value) is not torch.Tensor or not _is_bytes(value) or not value.numel():
         return buffer.copy_(value, non_blocking=True)
-    later[buffer.data_ptr()] = value
+    later[buffer.data_ptr()] = buffer, value
     return buffer
 
 
@@ -202,13 +219,15 @@ def _is_bytes(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
-def _jobs(tensor: torch.Tensor, sources: Mapping[int, torch.Tensor]) -> Iterator[Callable[[], list[bytes]]]:
+def _jobs(
+    tensor: torch.Tensor, sources: dict[int, tuple[torch.Tensor, torch.Tensor]]
+) -> Iterator[Callable[[], list[bytes]]]:
     """Yield functions that return the digests of a tensor's blocks, part by part."""
     if not _is_bytes(tensor):
         yield partial(_hashed, tensor)
         return
-    flat, source = bytes_of(tensor), sources.get(tensor.data_ptr())
-    given = None if source is None else bytes_of(source)
+    flat, source = bytes_of(tensor), sources.pop(tensor.data_ptr(), None)
+    given = None if source is None else bytes_of(source[1])
     for at in range(0, len(flat), PART):
         yield partial(_filled, flat[at : at + PART], None if given is None else given[at : at + PART])
 

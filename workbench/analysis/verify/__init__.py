@@ -15,9 +15,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import Any
 
-from workbench import checkpoint
+from workbench import checkpoint, runs
 from workbench.analysis.report import Report
 from workbench.analysis.verify.boxes import check_boxes
 from workbench.analysis.verify.commit import check_commit
@@ -125,6 +126,8 @@ def _verified(
 ) -> Report:
     log = Log()
     opened = ckpt if isinstance(ckpt, Checkpoint) else _open(place, format, log)
+    if opened is None:
+        place = _located(place, format)
     weights: dict[str, int] = {}
     subject = None if opened is None else Examined(opened, opened.place.again(), log, threads)
     if deep or manifest is not None:
@@ -167,6 +170,13 @@ def _open(place: Place, format: str | None, log: Log) -> Checkpoint | None:
         log.add(rule, "error", place.name, str(error) or type(error).__name__, REMEDIES.get(rule, RESTORE))
         log.not_checked["everything else"] = "the checkpoint cannot be opened"
     return None
+
+
+def _located(place: Place, format: str | None) -> Place:
+    """Return where the checkpoint is that cannot be opened, such as a step of a run; its manifest is there."""
+    with suppress(OpenError, RecursionError):
+        return runs.locate(place.again(), format)[0]
+    return place
 
 
 def _structure(subject: Examined, shares: _Shares) -> None:
