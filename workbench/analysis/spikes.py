@@ -8,7 +8,8 @@
 
     prediction  median of the last 24 quiet points along their slope, which never rises, corrected by the median of the
                 last residuals; from the onset on it is frozen
-    sigma       robust scale of the last 72 residuals, not below 0.85 of that of the last 192, and 0.0015
+    sigma       robust scale of the last 72 residuals, not below 0.85 of that of the last 192, and 0.0015; residuals in
+                steep falls, where the prediction lags, are left out
     rise        six points in a row above the quiet points of 60 points ago, as from a learning rate that is too high
     kinds       spike         most of the height is gone soon after the peak
                 unresolved    the log ends before that can be seen
@@ -25,6 +26,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 BASE, SHORT, FEW = 24, 12, 100  #: quiet points of the baseline; of a log of fewer than 100 points
 RECENT, LONG = 72, 192  #: residuals that give the scale
@@ -44,6 +46,7 @@ NEAR, NEAR_ONSET, NEAR_NATS = 6, 4.0, 0.05  #: points after a resume; sigma and 
 QUIET, QUIET_POINTS = 2.5, 3  #: the end
 WATCHED = 24  #: points after the peak in which a spike has to lose half of its height
 SLOW = 0.5  #: of the height that remains on average over the WATCHED points from which it is a level shift
+STEEP = 6.3  #: median distances of two points that the curve falls over the baseline, from which the fall is steep
 SCORE = 0.3  #: smallest share of the median that a loss can reach if its logarithm is to be used
 
 
@@ -107,7 +110,8 @@ class SpikeWalk:
         self.curve, self.logarithm, self.base, self.near = curve, logarithm, base, near
         self.quiet: deque[float] = deque(maxlen=base)
         self.residuals: deque[float] = deque(maxlen=LONG)
-        self.sigma, self.tails, self.age = math.inf, False, 0
+        self.level: deque[float] = deque(maxlen=LONG)  #: residuals where the curve was not falling steeply
+        self.tails = False
         self.found: list[Spike] = []
         self.past: deque[float] = deque(maxlen=RISE_PAST + RISE_GAP)  # quiet points, further back than the baseline
 
@@ -161,8 +165,12 @@ class SpikeWalk:
 
     def _learn(self, value: float) -> None:
         if len(self.quiet) >= self.base // 2:
-            self.residuals.append(value - self._predict(corrected=False))
-            self.age = 0
+            residual, points = value - self._predict(corrected=False), list(self.quiet)
+            slope = self._slope()
+            step = _median([abs(b - a - slope) for a, b in pairwise(points)])
+            self.residuals.append(residual)
+            if -slope * self.base <= STEEP * step:
+                self.level.append(residual)
         self.quiet.append(value)
         self.past.append(value)
 
@@ -178,16 +186,20 @@ class SpikeWalk:
             found += min(0.0, _median(list(self.residuals)[-SHORT:]))  # in a steep fall the median is late
         return found
 
+    def _noise(self) -> list[float]:
+        """Return the residuals that show the noise: in a steep fall, they show how much the prediction lags."""
+        return list(self.level if len(self.level) >= self.base else self.residuals)
+
     def _sigma(self) -> float:
-        if not self.residuals:
+        every = self._noise()
+        if not every:
             return math.inf
-        recent = list(self.residuals)[-RECENT:]
+        recent = every[-RECENT:]
         middle = _median(recent)
         apart = sorted(abs(one - middle) for one in recent)
         spread = 1.4826 * _median(apart)
         tail = apart[min(len(apart) - 1, int(0.95 * len(apart)))] / 1.96
         self.tails = tail > 1.3 * spread
-        every = list(self.residuals)
         centre = _median(every)
         long = 0.85 * 1.4826 * _median([abs(one - centre) for one in every])
         return max(spread, tail, long, FLOOR)
@@ -227,7 +239,7 @@ class SpikeWalk:
         return max(at, onset + 1)
 
     def _counts(self, onset: int, level: float, sigma: float, height: float, over: int) -> bool:
-        far = max(map(abs, self.residuals)) / sigma
+        far = max(map(abs, self._noise())) / sigma
         if height < FURTHER * far:
             return False
         if height > PEAK and over >= 2:

@@ -156,6 +156,10 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
     if outlet.open:
         print(f"Exports may be written to {outlet}", flush=True)
     server.watching = None
+    if not isinstance(jail, BucketJail):  # there, a listing costs requests
+        from workbench.app.home import look_ahead
+
+        look_ahead(jail)
     if how.watch:
         from workbench.app.watching import Watching
 
