@@ -39,9 +39,12 @@ LOW, APART, FOLLOW = (
     1.7,
     0.5,
 )  #: sigma, and times that residual, of a peak that a second point of this share follows
+#: Nats, and times that residual, of one point that counts without others: a batch of bad data.
+LONE, LONE_FAR = 1.0, 4.0
 SUPPORT = 2.5  #: sigma that the mean of the two points after a single one has to reach
 RISE_PAST, RISE_GAP, RISE_POINTS = 24, 60, 6  #: quiet points of long ago, how long, and points that are above them
 RISE_NATS, RISE_SIGMA = 0.15, 4.0  #: of the median of these points: a rise that no single point shows
+AGAIN = 6  #: points of an event, from whose median another jump within it is measured
 NEAR, NEAR_ONSET, NEAR_NATS = 6, 4.0, 0.05  #: points after a resume; sigma and nats of one of them
 QUIET, QUIET_POINTS = 2.5, 3  #: the end
 WATCHED = 24  #: points after the peak in which a spike has to lose half of its height
@@ -207,13 +210,16 @@ class SpikeWalk:
     def _event(self, onset: int, level: float, sigma: float, slow: bool = False) -> int | None:
         """Follow an excursion; record it if it counts; return where the walk continues, or ``None`` if it does not."""
         curve = self.curve
-        peak, height, over, calm, end = onset, -math.inf, 0, 0, None
+        peak, height, over, calm, end, again = onset, -math.inf, 0, 0, None, False
         at = onset
         while at < len(curve):
             value = curve[at]
             if not math.isfinite(value):
                 break
             residual = value - level
+            again = at - onset >= AGAIN and self._again(at, onset, height, sigma)
+            if again:
+                break
             if residual > height:
                 peak, height = at, residual
             over += residual > ONSET * sigma
@@ -227,21 +233,26 @@ class SpikeWalk:
         counts = slow or self._counts(onset, level, sigma, height / sigma, over)
         if not counts and onset not in self.near:
             return None
-        kind = self._kind(peak, level, height, end)
+        kind = self._kind(peak, level, height, end, at)
         suspected = over <= 1 or not counts or (self.tails and height < SINGLE * sigma)
         rise = math.exp(level + height) - math.exp(level) if self.logarithm else height
         self.found.append(Spike(onset, peak, end, rise, height / sigma, over, kind, end is not None, suspected))
         if end is not None:
             return end
-        if kind == "level shift":
+        if again or kind == "level shift":
             self.quiet.clear()
             self.past.clear()
+        if again:  # the next event is measured from where this one had come to
+            points = [one for one in curve[onset:at] if math.isfinite(one)][-AGAIN:]
+            self.quiet.extend((points * self.base)[: self.base])
         return max(at, onset + 1)
 
     def _counts(self, onset: int, level: float, sigma: float, height: float, over: int) -> bool:
         far = max(map(abs, self._noise())) / sigma
         if height < FURTHER * far:
             return False
+        if self.logarithm and height * sigma > LONE and height > max(PEAK, LONE_FAR * far):
+            return True
         if height > PEAK and over >= 2:
             return True
         after = [value - level for value in self.curve[onset + 1 : onset + 3] if math.isfinite(value)]
@@ -249,9 +260,18 @@ class SpikeWalk:
             return not after or sum(after) / len(after) > SUPPORT * sigma
         return height > max(LOW, APART * far) and bool(after) and max(after) > FOLLOW * height * sigma
 
-    def _kind(self, peak: int, level: float, height: float, end: int | None) -> str:
+    def _again(self, at: int, onset: int, height: float, sigma: float) -> bool:
+        """Whether the loss jumps again within an event, from where it has come to."""
+        jump = self.curve[at] - _median([one for one in self.curve[onset:at] if math.isfinite(one)][-AGAIN:])
+        return jump > max(PEAK * sigma, SLOW * height, NATS)
+
+    def _kind(self, peak: int, level: float, height: float, end: int | None, stop: int) -> str:
         after = [value - level for value in self.curve[peak + 1 : peak + 1 + WATCHED] if math.isfinite(value)]
-        if end is None and len(after) < WATCHED:
+        if end is None and stop < min(peak + 1 + WATCHED, len(self.curve)):  # another jump follows
+            after = after[: stop - peak - 1]
+            if len(after) < AGAIN:
+                return "unresolved"
+        elif end is None and len(after) < WATCHED:
             return "unresolved"
         if not after:
             return "spike"
