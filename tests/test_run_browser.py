@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import threading
@@ -25,7 +26,7 @@ from tests.test_run import log, save
 
 pytestmark = pytest.mark.browser
 EVIL = '<img src=x onerror="window.pwned=1">'
-PANS = 3
+PANS = 6
 CAUSE = "The fp32 master weights do not match the weights."
 
 
@@ -72,7 +73,7 @@ def test_the_cause_of_a_jump_is_one_click_from_the_first_page(quiet, served):
     began = time.monotonic()
     card.click()
     expect(page.locator(".cause")).to_contain_text(CAUSE)
-    assert time.monotonic() - began < 10  # seconds, the budget of the whole way; 2 to 3 on a quiet machine
+    assert time.monotonic() - began < patience()
     assert page.locator(".bk-Figure canvas").first.is_visible()
     link(page, run="spike")
     page.get_by_text("All signs, pictures and what was not checked").click()
@@ -101,7 +102,12 @@ TASKS: dict[str, tuple[int, list[str], str]] = {
     ),
     "two runs side by side": (2, ["a[href='?run=spike']", ".chips a >> text='growing'"], ".chips a.on"),
 }
-WAITS = 10  #: seconds of waiting for an answer; 5 on a quiet machine
+WAITS = 10  #: seconds of waiting for an answer on a machine that does nothing else; 2 to 3 are usual
+
+
+def patience() -> float:
+    """Seconds of waiting for an answer, where others use the cores, too."""
+    return WAITS * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -121,7 +127,7 @@ def test_a_question_is_answered_within_its_clicks_and_seconds(quiet, served, tas
         waited += time.monotonic() - began
         if one is not None:
             target.click()
-    assert waited < WAITS
+    assert waited < patience()
 
 
 def test_a_layer_over_the_run_is_two_clicks_away(quiet, served):
@@ -269,15 +275,15 @@ def test_ten_thousand_steps_of_fifty_metrics_pan_in_the_browser(quiet, root, ser
     left, top, width, height, x0, x1, *_ = frame(page)
     page.get_by_text("10,000 points").first.wait_for()
     began = server_seconds()
-    for way in (-1, 1) * PANS:
+    for number in range(PANS):  # to the left and back
         page.mouse.move(left + width * 0.5, top + height * 0.5)
         page.mouse.down()
-        page.mouse.move(left + width * (0.5 + 0.3 * way), top + height * 0.5, steps=5)
+        page.mouse.move(left + width * (0.7 if number % 2 else 0.3), top + height * 0.5, steps=5)
         page.mouse.up()
-        if way < 0:
+        if number == 0:
             moved = frame(page)
             assert moved[4] > x0 and moved[5] > x1
-    assert (server_seconds() - began) / (2 * PANS) < 0.05
+    assert (server_seconds() - began) / PANS < 0.05
 
 
 def server_seconds() -> float:
