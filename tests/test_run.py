@@ -467,10 +467,10 @@ def test_a_rise_that_no_single_point_shows_is_an_event():
     assert 195 <= one.onset <= 240 and one.alarm and one.recovered
 
 
-def test_one_point_is_an_event_if_it_is_more_than_a_nat_and_far_beyond_the_noise():
+def test_one_point_is_an_event_if_it_doubles_the_loss_far_beyond_the_noise():
     """As of a single batch of bad data, logged in a single row."""
     curve = noisy(200, 0.05)
-    curve[150] *= math.exp(1.1)
+    curve[150] *= 2.2
     (one,) = find_spikes(curve.tolist())
     assert one.onset == 150 and one.suspected and one.alarm
     curve[120] *= math.exp(-0.4)  # the noise reaches far

@@ -40,7 +40,7 @@ LOW, APART, FOLLOW = (
     0.5,
 )  #: sigma, and times that residual, of a peak that a second point of this share follows
 #: Nats, and times that residual, of one point that counts without others: a batch of bad data.
-LONE, LONE_FAR = 1.0, 4.0
+LONE, LONE_FAR = 0.7, 4.0
 SUPPORT = 2.5  #: sigma that the mean of the two points after a single one has to reach
 RISE_PAST, RISE_GAP, RISE_POINTS = 24, 60, 6  #: quiet points of long ago, how long, and points that are above them
 RISE_NATS, RISE_SIGMA = 0.15, 4.0  #: of the median of these points: a rise that no single point shows
