@@ -198,7 +198,7 @@ FIRST = """<style>
 #first > main { padding: 8px 16px; }
 @media (min-width: 1000px) { #first > main { margin-left: 300px; } }
 @media (prefers-color-scheme: dark) {
-  #first { background: #121212; color: #fff; } #first > header { background: #272727; }
+  #first { background: #121212; color: #fff; } #first > header { background: #177fbc; }
 }
 SHEETS
 </style>
