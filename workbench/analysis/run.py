@@ -658,7 +658,9 @@ class Run(Shown):
                 step: seconds for before, after, seconds in pauses for step in saves if before <= step - zero < after
             }
         steps, times = np.array(list(saves), float), np.array([one.mtime for one in saves.values()])
-        if len(steps) < TIMED or (np.diff(times) <= 0).any():  # copied: the times are not those of saving
+        if self._joined[0].log.kind not in FILES or len(steps) < TIMED:  # what prints its rows prints when it starts
+            return {}
+        if (np.diff(times) <= 0).any():  # copied: the times are not those of saving
             return {}
         apart, usual = np.diff(times), np.median(np.diff(times) / np.diff(steps)) * np.diff(steps)
         more = apart - usual

@@ -91,7 +91,7 @@ class JoinedLog:
         resumes: by the loss, or by the longest metric if no loss is logged.
         interval: median distance of two logged steps.
         pauses: of more than :data:`PAUSE` seconds and :data:`PAUSES` times the median: the step before, the step after,
-            seconds; ``None`` if the log has no absolute times. A pause alone is no resume.
+            seconds; ``None`` if the log has no absolute times. A pause alone is not a resume.
         points: rows of the main series with those of abandoned branches.
     """
 
