@@ -21,6 +21,7 @@ from bokeh.io.doc import _PATCHED_CURDOCS
 from workbench.app.serve import start
 
 START = 60  #: s until the server must answer; panel and torch are imported in them
+THREAD = "tests.serving"  #: its name
 STOP = 20  #: s until its thread must have ended
 #: Options: sessions of closed pages are dropped after some seconds, so that a test can wait for it.
 SHORT_LIVED = {"unused_session_lifetime_milliseconds": 2000, "check_unused_sessions_milliseconds": 500}
@@ -35,7 +36,7 @@ def serving(root: str | os.PathLike[str], **options: Any) -> Iterator[str]:
             raised as it is.
     """
     ready: Future[Any] = Future()
-    thread = threading.Thread(target=_run, args=(ready, root, options), daemon=True)
+    thread = threading.Thread(target=_run, args=(ready, root, options), daemon=True, name=THREAD)
     thread.start()
     if not wait([ready], START).done:
         raise TimeoutError(f"the server on {str(root)!r} was not ready after {START} s")

@@ -52,6 +52,7 @@ def visit(page: Page, url: str, tab: str) -> None:
     view = VIEWS[tab]
     of_checkpoint = "ckpt" in view.query
     page.goto(f"{url}?{urlencode(view.query | ({'tab': tab} if of_checkpoint else {}))}")
+    page.locator("#first").wait_for(state="detached")  # what the page shows until it is live
     if of_checkpoint:
         page.get_by_role("tab", selected=True).wait_for()
     if view.press:

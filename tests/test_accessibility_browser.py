@@ -73,6 +73,12 @@ LOOKS = [
     for size in SIZES
     for theme in THEMES
 ]
+PHONE = (400, 800)  #: for the two pages that people open first
+LOOKS += [
+    pytest.param(tab, PHONE, theme, marks=pytest.mark.slow, id=f"{tab}-{theme}-{PHONE[0]}")
+    for tab in ("home", "run")
+    for theme in THEMES
+]
 
 
 @pytest.mark.parametrize("tab, size, theme", LOOKS)

@@ -514,7 +514,13 @@ def test_the_trainers_bar_and_its_last_row_show_a_restart(tmp_path):
     put(tmp_path, "a.log", "".join(row.format(s / 30) + bar.format(s, s % 40 + 5) for s in range(1, 60)))
     (resume,) = join(one(tmp_path)).resumes
     assert resume.first_after == 40 and resume.why == "the progress bar's time falls from 44 to 5"
-    put(tmp_path, "a.log", trainer([(s / 30, s) for s in range(1, 60)]).replace("'59'", "'59'"))
+    put(tmp_path, "a.log", "Map: 50%|#| 500/1000 [00:01<00:01, 500 examples/s]\r" + row.format(0.1) + bar.format(3, 5))
+    assert (one(tmp_path).unit, loss(one(tmp_path))[0]) == ("step", [3])
+    rows = [row.format(s / 30) for s in range(1, 60)]  # without bars but for the first of a start
+    put(tmp_path, "a.log", "".join([bar.format(0, 0), *rows[:30], bar.format(0, 0), *rows[30:]]))
+    (resume,) = join(one(tmp_path)).resumes
+    assert resume.first_after == 31 and resume.why == "the progress bar begins again"
+    put(tmp_path, "a.log", trainer([(s / 30, s) for s in range(1, 60)]))
     assert join(one(tmp_path)).resumes == []
     lines = trainer([(s / 30, s) for s in range(1, 60)]).splitlines(keepends=True)
     lines.insert(30, "{'train_runtime': 9.5, 'train_loss': 2.4, 'epoch': 1.0}\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from importlib import import_module
 from pathlib import Path
@@ -330,6 +331,52 @@ def test_a_log_that_begins_right_after_a_checkpoint_began_with_a_resume(tmp_path
     assert len(wb.run(tmp_path).resumes) == 0
 
 
+def timed(root: Path, waits: dict[int, float], clock: bool = False, **more: str) -> wb.Run:
+    """A run of 120 steps of a second that is saved every 10; after some steps, nothing is written for long."""
+    root.mkdir()
+    time, rows = 1.7e9, []
+    for step in range(1, 121):
+        time += 1
+        rows.append({"step": step, "loss": 3 - step / 1000} | ({"timestamp": time} if clock else {}))
+        if step % 10 == 0:
+            save(root, step)
+            os.utime(root / f"step-{step}.pt", (time, time))
+        time += waits.get(step, 0)
+    (root / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return wb.run(root)
+
+
+@pytest.mark.parametrize("clock", [False, True])
+def test_a_long_wait_after_a_save_is_a_resume(tmp_path, clock):
+    run = timed(tmp_path / "a", {60: 7200.0}, clock)
+    assert run.resumes[["step", "from_step", "stopped_after"]].values.tolist() == [[61, 60, 60]]
+    assert run.resumes["why"][0] == "after 'step-60.pt', nothing was written for 2.0 h"
+    for name, waits in {"short": {60: 50.0}, "usual": dict.fromkeys(range(10, 120, 10), 7200.0)}.items():
+        assert len(timed(tmp_path / name, waits, clock).resumes) == 0
+    if clock:  # the log says that it was not after a save
+        assert len(timed(tmp_path / "elsewhere", {65: 7200.0}, clock).resumes) == 0
+
+
+def test_files_that_were_copied_say_nothing_about_waits(tmp_path):
+    timed(tmp_path / "a", {60: 7200.0})
+    for step in range(10, 130, 10):
+        os.utime(tmp_path / "a" / f"step-{step}.pt", (1.7e9 - 1000 * step,) * 2)
+    assert len(wb.run(tmp_path / "a").resumes) == 0
+
+
+@pytest.mark.parametrize(("saves", "count"), [((60,), 1), ((61,), 0), ((), 0)])
+def test_a_learning_rate_that_begins_again_after_a_save_is_a_resume(tmp_path, saves, count):
+    for step in saves:
+        save(tmp_path, step)
+    rate = {s: 1e-3 * min((s if s <= 60 else s - 60) / 8, 1) for s in range(1, 121)}
+    (tmp_path / "log.csv").write_text("step,loss,lr\n" + "".join(f"{s},{3 - s / 1e3},{r}\n" for s, r in rate.items()))
+    resumes = wb.run(tmp_path).resumes
+    assert resumes["step"].tolist() == [61] * count
+    assert (
+        resumes["why"].tolist() == ["after 'step-60.pt', the learning rate begins again as at the first step"] * count
+    )
+
+
 def test_nan_is_an_event_wherever_it_is():
     (first,) = find_spikes([3.0, math.nan, math.nan, 3.0])
     assert (first.kind, first.onset, first.end, first.over) == ("nan", 1, 3, 2) and first.alarm
@@ -418,6 +465,31 @@ def test_a_rise_that_no_single_point_shows_is_an_event():
     back = rise * np.where(np.arange(400) > 300, np.exp(-(np.arange(400) - 300) / 10), 1)
     (one,) = find_spikes((noisy(400, 0.04) * np.exp(back)).tolist())
     assert 195 <= one.onset <= 240 and one.alarm and one.recovered
+
+
+def test_one_point_is_an_event_if_it_doubles_the_loss_far_beyond_the_noise():
+    """As of a single batch of bad data, logged in a single row."""
+    curve = noisy(200, 0.05)
+    curve[150] *= 2.2
+    (one,) = find_spikes(curve.tolist())
+    assert one.onset == 150 and one.suspected and one.alarm
+    curve[120] *= math.exp(-0.4)  # the noise reaches far
+    assert find_spikes(curve.tolist()) == []
+
+
+def test_the_noise_is_not_that_of_a_steep_fall_before_it():
+    """In a short log, the fall at its beginning would hide what comes after it."""
+    curve = noisy(60, 0.02) * (1 + 2 * np.exp(-np.arange(60) / 4))
+    curve[45:] *= math.exp(0.35)
+    (one,) = find_spikes(curve.tolist())
+    assert one.onset == 45 and one.height > 0.7
+
+
+def test_a_jump_within_an_event_is_another_event():
+    curve = noisy(200, 0.02)
+    curve[100:] *= math.exp(0.4)
+    curve[112:114] *= math.exp(0.9)
+    assert [one.onset for one in find_spikes(curve.tolist())] == [100, 112]
 
 
 def test_noise_that_swells_is_no_event():

@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -18,12 +20,13 @@ from playwright.sync_api import expect
 
 import workbench as wb
 from tests.conftest import WAIT
-from tests.pages import frame, link, tap
-from tests.serving import SHORT_LIVED, serving
+from tests.pages import at_rest, frame, link, tap
+from tests.serving import SHORT_LIVED, THREAD, serving
 from tests.test_run import log, save
 
 pytestmark = pytest.mark.browser
 EVIL = '<img src=x onerror="window.pwned=1">'
+PANS = 6
 CAUSE = "The fp32 master weights do not match the weights."
 
 
@@ -70,7 +73,7 @@ def test_the_cause_of_a_jump_is_one_click_from_the_first_page(quiet, served):
     began = time.monotonic()
     card.click()
     expect(page.locator(".cause")).to_contain_text(CAUSE)
-    assert time.monotonic() - began < 10  # seconds, the budget of the whole way; 2 to 3 on a quiet machine
+    assert time.monotonic() - began < patience()
     assert page.locator(".bk-Figure canvas").first.is_visible()
     link(page, run="spike")
     page.get_by_text("All signs, pictures and what was not checked").click()
@@ -84,25 +87,93 @@ def test_the_cause_of_a_jump_is_one_click_from_the_first_page(quiet, served):
     expect(card).to_be_visible()
 
 
-#: A question, the clicks from the first page that answer it, and where the answer is. The cause of a jump, a layer over
-#: the run and two runs side by side have tests of their own.
-TASKS = {
-    "is a step damaged": ([], ".strip .finding[title*='differ from their rounded masters']"),
-    "which layers changed most": (["a[href='?run=spike']", "text='update'"], "canvas >> nth=-1"),
-    "how many bytes has each rank": ([".ckpt b >> text='mesh'"], "h3 >> text='Bytes by rank'"),
-    "which rank holds a tensor": ([".ckpt b >> text='mesh'", "role=tab[name='Layout']"], "text='All tensors'"),
-    "the learning rate of a step": ([".ckpt b >> text='spike/step-245.pt'"], "tr >> text=optimizer.param_groups"),
+#: A question, the most clicks from the first page that may answer it, those that do, and where the answer is. The cause
+#: of a jump and a layer over the run have tests of their own.
+TASKS: dict[str, tuple[int, list[str], str]] = {
+    "is a step damaged": (0, [], ".strip .finding[title*='differ from their rounded masters']"),
+    "what is damaged": (1, ["a[href='?run=spike']"], "text=Since step 240"),
+    "which layers changed most": (2, ["a[href='?run=spike']", "text='update'"], "canvas >> nth=-1"),
+    "how many bytes has each rank": (1, [".ckpt b >> text='mesh'"], "h3 >> text='Bytes by rank'"),
+    "which rank holds a tensor": (2, [".ckpt b >> text='mesh'", "role=tab[name='Layout']"], "text='All tensors'"),
+    "the learning rate of a step": (
+        1,
+        [".ckpt b >> text='spike/step-245.pt'"],
+        "tr >> text=optimizer.param_groups",
+    ),
+    "two runs side by side": (2, ["a[href='?run=spike']", ".chips a >> text='growing'"], ".chips a.on"),
 }
+WAITS = 10  #: seconds of waiting for an answer on a machine that does nothing else; 2 to 3 are usual
+
+
+def patience() -> float:
+    """Seconds of waiting for an answer, where others use the cores, too."""
+    return WAITS * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_question_is_answered_within_two_clicks(quiet, served, task):
-    clicks, answer = TASKS[task]
-    assert len(clicks) <= 2
+def test_a_question_is_answered_within_its_clicks_and_seconds(quiet, served, task):
+    budget, clicks, answer = TASKS[task]
+    assert len(clicks) <= budget
     quiet.goto(served)
-    for one in clicks:
-        quiet.locator(one).first.click()
-    expect(quiet.locator(answer).first).to_be_attached()
+    quiet.locator("h2", has_text="runs under").first.wait_for()
+    waited = 0.0
+    for one in [*clicks, None]:
+        target = quiet.locator(one or answer).first
+        began = time.monotonic()
+        if one is None:
+            expect(target).to_be_attached()
+        else:
+            target.wait_for()
+        waited += time.monotonic() - began
+        if one is not None:
+            target.click()
+    assert waited < patience()
+
+
+def test_a_layer_over_the_run_is_two_clicks_away(quiet, served):
+    page = quiet
+    page.goto(served)
+    page.locator("a[href='?run=spike']").click()
+    page.get_by_text("Norm of the weights.").wait_for()
+    figure = at_rest(page, page.locator(".bk-Figure").last)
+    figure.scroll_into_view_if_needed()
+    box = at_rest(page, figure).bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 0.7, box["y"] + box["height"] * 0.38)
+    expect(page.locator("h3", has_text="weight norm over the steps")).to_be_visible()
+
+
+def test_a_run_is_sent_as_a_link_or_with_one_click_as_a_file(quiet, served, tmp_path):
+    page = open_run(quiet, served, run="spike")
+    expect(page.locator(".cause")).to_contain_text(CAUSE)
+    link(page, run="spike")
+    with page.expect_download() as download:
+        page.get_by_text("Download report").click()
+    download.value.save_as(tmp_path / "report.html")
+    assert CAUSE.rstrip(".") in (tmp_path / "report.html").read_text("utf-8")
+
+
+def test_the_first_page_is_there_before_its_scripts(quiet, served):
+    page = quiet
+    page.goto(served)
+    page.locator("a[href='?run=spike']").wait_for()  # somebody has looked at the runs
+    page.route("**/*.js*", lambda route: page.wait_for_timeout(1500) or route.continue_())
+    page.goto(served, wait_until="commit")
+    card = page.locator("#first a[href='?run=spike']")
+    expect(card).to_contain_text("The loss jumps at step 242")
+    assert page.evaluate("typeof Bokeh") == "undefined"
+    card.click()  # followed when the page is live
+    expect(page.locator("h1.name")).to_have_text("spike")
+    expect(page.locator("#first")).to_have_count(0)
+
+
+def test_on_a_phone_the_table_of_checkpoints_shows_their_health(quiet, served):
+    page = quiet
+    page.set_viewport_size({"width": 400, "height": 800})
+    open_run(page, served, run="spike")
+    bad = page.locator('.tabulator-cell[tabulator-field="health"]', has_text="▲")
+    expect(bad).to_be_visible()
+    box = bad.bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= 400
 
 
 def test_a_click_on_a_checkpoint_opens_it_and_the_trail_leads_back(quiet, served):
@@ -147,14 +218,14 @@ def test_layers_turn_to_the_update_and_a_cell_leads_to_its_tensor(quiet, served)
     expect(page.locator(".cause")).to_contain_text(CAUSE)
     page.get_by_role("button", name="update").click()
     link(page, heat="update")
-    page.wait_for_timeout(1000)
+    page.get_by_text("Change of the weights since the step before").wait_for()
     figure = page.locator(".bk-Figure").last
     figure.scroll_into_view_if_needed()
     box = figure.bounding_box()
     tensor = page.get_by_text(re.compile("^Open .* at step 245$"))
     for _ in range(8):  # the picture may still move while tables above it are drawn
         box = figure.bounding_box()
-        page.mouse.click(box["x"] + box["width"] * 0.7, box["y"] + box["height"] * 0.4)
+        page.mouse.click(box["x"] + box["width"] * 0.7, box["y"] + box["height"] * 0.38)
         page.wait_for_timeout(700)
         if tensor.is_visible():
             break
@@ -202,13 +273,23 @@ def test_ten_thousand_steps_of_fifty_metrics_pan_in_the_browser(quiet, root, ser
     (folder / "log.csv").write_text("\n".join(lines))
     page = open_run(quiet, served, run="long", metrics="loss,m1,m2")
     left, top, width, height, x0, x1, *_ = frame(page)
-    page.mouse.move(left + width * 0.5, top + height * 0.5)
-    page.mouse.down()
-    page.mouse.move(left + width * 0.2, top + height * 0.5, steps=5)
-    page.mouse.up()
-    page.wait_for_timeout(500)
-    moved = frame(page)
-    assert moved[4] > x0 and moved[5] > x1  # the axis has moved, without the server: nothing is computed for it
+    page.get_by_text("10,000 points").first.wait_for()
+    began = server_seconds()
+    for number in range(PANS):  # to the left and back
+        page.mouse.move(left + width * 0.5, top + height * 0.5)
+        page.mouse.down()
+        page.mouse.move(left + width * (0.7 if number % 2 else 0.3), top + height * 0.5, steps=5)
+        page.mouse.up()
+        if number == 0:
+            moved = frame(page)
+            assert moved[4] > x0 and moved[5] > x1
+    assert (server_seconds() - began) / PANS < 0.05
+
+
+def server_seconds() -> float:
+    """CPU time of the thread that serves."""
+    thread = next(one for one in threading.enumerate() if one.name == THREAD)
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 
 
 def test_a_report_opens_without_a_network(quiet, tmp_path):

@@ -197,7 +197,13 @@ def plain_events(values: list[float]) -> list[tuple[int, str]]:
         def _counts(self, onset: int, level: float, sigma: float, height: float, over: int) -> bool:
             return (height > rules.PEAK and over >= 2) or height > rules.SINGLE
 
-        def _kind(self, peak: int, level: float, height: float, end: int | None) -> str:
+        def _noise(self) -> list[float]:
+            return list(self.residuals)
+
+        def _again(self, at: int, onset: int, height: float, sigma: float) -> bool:
+            return False
+
+        def _kind(self, peak: int, level: float, height: float, end: int | None, stop: int) -> str:
             after = self.curve[peak + 1 : peak + 1 + rules.WATCHED]
             if any(one - level < height / 2 for one in after):
                 return "spike"

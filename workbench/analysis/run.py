@@ -31,7 +31,7 @@ from workbench.errors import NotACheckpointError, UsageError
 from workbench.names.metrics import MEANINGS
 from workbench.runs import Found, discover, grouped
 from workbench.runs.logs import ABOVE, FoundLogs, GrownLogs, find_logs, read_logs
-from workbench.runs.logs.joined import JoinedLog, Resume, join
+from workbench.runs.logs.joined import JoinedLog, Resume, join, waited
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,6 +55,9 @@ SPIKES = (
 #: Where it is shown, what to do is added: text names an option, a page the folder.
 NO_LOG = "no log was found beside or above the checkpoints"
 NEAR = 50  #: steps after a resume within which a jump is mentioned together with it
+USUAL = 0.2  #: of the saves from which on what follows them is no sign of a restart
+TIMED, LATE, SPREADS = 4, 180.0, 8  #: saves whose times are compared; seconds and spreads that a wait has to exceed
+AGAIN, FALLEN = 4, 0.5  #: logged learning rates that have to be those of the start; the first, of the one before
 BEGINS = 5  #: rows between two saves; with fewer, a log may begin right after a save by chance
 _GOES_ON = re.compile(r"resum|continu|restor|restart", re.IGNORECASE)
 SHARED = 0.5  #: of the steps of a second log that have to be logged in the first one, if it is of the same run
@@ -625,12 +628,65 @@ class Run(Shown):
                 if there and not any(abs(int(steps[at]) - one) <= interval for one in known):
                     why = f"{mark.text} ({log.path!r})"
                     yield Resume(int(steps[at]), int(steps[at - 1]), 0, loaded, mark.fresh, why)
+        yield from self._after_saves(steps, known)
         first = int(steps[0])
         saves = sorted({one.step for one in self.saves() if one.step is not None})
         if first in known or len(saves) < 2 or min(np.diff(saves)) < BEGINS * interval:
             return
         if any(max(1, first - interval + zero) <= step <= first - 1 + zero for step in saves):
             yield Resume(first, None, 0, None, False, "the log begins right after a checkpoint")
+
+    def _after_saves(self, steps: Any, known: Sequence[int]) -> Iterator[Resume]:
+        """Resumes that only what follows a save shows: nothing is written for long, or the learning rate begins again
+        as at the start of the run. Where that is so after many saves, it is what this trainer does."""
+        zero = 1 if self._zero_based else 0
+        saves = {one.step: one for one in self.saves() if one.step is not None}
+        found = dict.fromkeys(self._rate_again(saves, zero), "the learning rate begins again as at the first step")
+        found |= {step: f"nothing was written for {waited(s)}" for step, s in self._waits(saves, zero).items()}
+        if len(found) > max(1, USUAL * len(saves)):
+            return
+        after = sorted(saves)
+        for step in sorted(found):
+            at = int(np.searchsorted(steps, step + 1 - zero))
+            until = next((one for one in after if one > step), math.inf)
+            if 0 < at < len(steps) and not any(step < one + zero <= until for one in known):
+                why = f"after {saves[step].path!r}, {found[step]}"
+                yield Resume(int(steps[at]), int(steps[at - 1]), 0, step, False, why)
+
+    def _waits(self, saves: Mapping[int, Found], zero: int) -> dict[int, float]:
+        """Saves after which nothing was written for long, and seconds: by the log's times, or those of the files."""
+        pauses = self._joined[0].pauses
+        if pauses is not None:
+            return {
+                step: seconds for before, after, seconds in pauses for step in saves if before <= step - zero < after
+            }
+        steps, times = np.array(list(saves), float), np.array([one.mtime for one in saves.values()])
+        if self._joined[0].log.kind not in FILES or len(steps) < TIMED:  # what prints its rows prints when it starts
+            return {}
+        if (np.diff(times) <= 0).any():  # copied: the times are not those of saving
+            return {}
+        apart, usual = np.diff(times), np.median(np.diff(times) / np.diff(steps)) * np.diff(steps)
+        more = apart - usual
+        spread = 1.4826 * float(np.median(np.abs(more - np.median(more))))
+        long = more > np.maximum(usual, max(LATE, SPREADS * spread))
+        return {int(steps[at]): float(apart[at]) for at in np.flatnonzero(long)}
+
+    def _rate_again(self, saves: Mapping[int, Found], zero: int) -> list[int]:
+        """Saves after which the learning rate falls, and is as long after them as it was after the first step."""
+        curve = self._curves().get("lr")
+        if curve is None or len(curve[0]) < 2 * AGAIN or curve[0][0] > self._joined[0].interval:
+            return []
+        steps, rates = curve
+        out = []
+        for save in saves:
+            at = int(np.searchsorted(steps, save + 1 - zero))
+            now = rates[at : at + AGAIN]
+            if at < AGAIN or len(now) < AGAIN or not now[0] < FALLEN * rates[at - 1]:
+                continue
+            then = np.interp(steps[at : at + AGAIN] - save, steps, rates)
+            if now.min() < now.max() and np.allclose(now, then, rtol=0.05, atol=0):
+                out.append(save)
+        return out
 
     @cached_property
     def _events(self) -> list[Spike]:

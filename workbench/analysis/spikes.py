@@ -8,7 +8,8 @@
 
     prediction  median of the last 24 quiet points along their slope, which never rises, corrected by the median of the
                 last residuals; from the onset on it is frozen
-    sigma       robust scale of the last 72 residuals, not below 0.85 of that of the last 192, and 0.0015
+    sigma       robust scale of the last 72 residuals, not below 0.85 of that of the last 192, and 0.0015; residuals in
+                steep falls, where the prediction lags, are left out
     rise        six points in a row above the quiet points of 60 points ago, as from a learning rate that is too high
     kinds       spike         most of the height is gone soon after the peak
                 unresolved    the log ends before that can be seen
@@ -25,6 +26,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 BASE, SHORT, FEW = 24, 12, 100  #: quiet points of the baseline; of a log of fewer than 100 points
 RECENT, LONG = 72, 192  #: residuals that give the scale
@@ -37,13 +39,17 @@ LOW, APART, FOLLOW = (
     1.7,
     0.5,
 )  #: sigma, and times that residual, of a peak that a second point of this share follows
+#: Nats, and times that residual, of one point that counts without others: a batch of bad data.
+LONE, LONE_FAR = 0.7, 4.0
 SUPPORT = 2.5  #: sigma that the mean of the two points after a single one has to reach
 RISE_PAST, RISE_GAP, RISE_POINTS = 24, 60, 6  #: quiet points of long ago, how long, and points that are above them
 RISE_NATS, RISE_SIGMA = 0.15, 4.0  #: of the median of these points: a rise that no single point shows
+AGAIN = 6  #: points of an event, from whose median another jump within it is measured
 NEAR, NEAR_ONSET, NEAR_NATS = 6, 4.0, 0.05  #: points after a resume; sigma and nats of one of them
 QUIET, QUIET_POINTS = 2.5, 3  #: the end
 WATCHED = 24  #: points after the peak in which a spike has to lose half of its height
 SLOW = 0.5  #: of the height that remains on average over the WATCHED points from which it is a level shift
+STEEP = 6.3  #: median distances of two points that the curve falls over the baseline, from which the fall is steep
 SCORE = 0.3  #: smallest share of the median that a loss can reach if its logarithm is to be used
 
 
@@ -107,7 +113,8 @@ class SpikeWalk:
         self.curve, self.logarithm, self.base, self.near = curve, logarithm, base, near
         self.quiet: deque[float] = deque(maxlen=base)
         self.residuals: deque[float] = deque(maxlen=LONG)
-        self.sigma, self.tails, self.age = math.inf, False, 0
+        self.level: deque[float] = deque(maxlen=LONG)  #: residuals where the curve was not falling steeply
+        self.tails = False
         self.found: list[Spike] = []
         self.past: deque[float] = deque(maxlen=RISE_PAST + RISE_GAP)  # quiet points, further back than the baseline
 
@@ -161,8 +168,12 @@ class SpikeWalk:
 
     def _learn(self, value: float) -> None:
         if len(self.quiet) >= self.base // 2:
-            self.residuals.append(value - self._predict(corrected=False))
-            self.age = 0
+            residual, points = value - self._predict(corrected=False), list(self.quiet)
+            slope = self._slope()
+            step = _median([abs(b - a - slope) for a, b in pairwise(points)])
+            self.residuals.append(residual)
+            if -slope * self.base <= STEEP * step:
+                self.level.append(residual)
         self.quiet.append(value)
         self.past.append(value)
 
@@ -178,16 +189,20 @@ class SpikeWalk:
             found += min(0.0, _median(list(self.residuals)[-SHORT:]))  # in a steep fall the median is late
         return found
 
+    def _noise(self) -> list[float]:
+        """Return the residuals that show the noise: in a steep fall, they show how much the prediction lags."""
+        return list(self.level if len(self.level) >= self.base else self.residuals)
+
     def _sigma(self) -> float:
-        if not self.residuals:
+        every = self._noise()
+        if not every:
             return math.inf
-        recent = list(self.residuals)[-RECENT:]
+        recent = every[-RECENT:]
         middle = _median(recent)
         apart = sorted(abs(one - middle) for one in recent)
         spread = 1.4826 * _median(apart)
         tail = apart[min(len(apart) - 1, int(0.95 * len(apart)))] / 1.96
         self.tails = tail > 1.3 * spread
-        every = list(self.residuals)
         centre = _median(every)
         long = 0.85 * 1.4826 * _median([abs(one - centre) for one in every])
         return max(spread, tail, long, FLOOR)
@@ -195,13 +210,16 @@ class SpikeWalk:
     def _event(self, onset: int, level: float, sigma: float, slow: bool = False) -> int | None:
         """Follow an excursion; record it if it counts; return where the walk continues, or ``None`` if it does not."""
         curve = self.curve
-        peak, height, over, calm, end = onset, -math.inf, 0, 0, None
+        peak, height, over, calm, end, again = onset, -math.inf, 0, 0, None, False
         at = onset
         while at < len(curve):
             value = curve[at]
             if not math.isfinite(value):
                 break
             residual = value - level
+            again = at - onset >= AGAIN and self._again(at, onset, height, sigma)
+            if again:
+                break
             if residual > height:
                 peak, height = at, residual
             over += residual > ONSET * sigma
@@ -215,21 +233,26 @@ class SpikeWalk:
         counts = slow or self._counts(onset, level, sigma, height / sigma, over)
         if not counts and onset not in self.near:
             return None
-        kind = self._kind(peak, level, height, end)
+        kind = self._kind(peak, level, height, end, at)
         suspected = over <= 1 or not counts or (self.tails and height < SINGLE * sigma)
         rise = math.exp(level + height) - math.exp(level) if self.logarithm else height
         self.found.append(Spike(onset, peak, end, rise, height / sigma, over, kind, end is not None, suspected))
         if end is not None:
             return end
-        if kind == "level shift":
+        if again or kind == "level shift":
             self.quiet.clear()
             self.past.clear()
+        if again:  # the next event is measured from where this one had come to
+            points = [one for one in curve[onset:at] if math.isfinite(one)][-AGAIN:]
+            self.quiet.extend((points * self.base)[: self.base])
         return max(at, onset + 1)
 
     def _counts(self, onset: int, level: float, sigma: float, height: float, over: int) -> bool:
-        far = max(map(abs, self.residuals)) / sigma
+        far = max(map(abs, self._noise())) / sigma
         if height < FURTHER * far:
             return False
+        if self.logarithm and height * sigma > LONE and height > max(PEAK, LONE_FAR * far):
+            return True
         if height > PEAK and over >= 2:
             return True
         after = [value - level for value in self.curve[onset + 1 : onset + 3] if math.isfinite(value)]
@@ -237,9 +260,18 @@ class SpikeWalk:
             return not after or sum(after) / len(after) > SUPPORT * sigma
         return height > max(LOW, APART * far) and bool(after) and max(after) > FOLLOW * height * sigma
 
-    def _kind(self, peak: int, level: float, height: float, end: int | None) -> str:
+    def _again(self, at: int, onset: int, height: float, sigma: float) -> bool:
+        """Whether the loss jumps again within an event, from where it has come to."""
+        jump = self.curve[at] - _median([one for one in self.curve[onset:at] if math.isfinite(one)][-AGAIN:])
+        return jump > max(PEAK * sigma, SLOW * height, NATS)
+
+    def _kind(self, peak: int, level: float, height: float, end: int | None, stop: int) -> str:
         after = [value - level for value in self.curve[peak + 1 : peak + 1 + WATCHED] if math.isfinite(value)]
-        if end is None and len(after) < WATCHED:
+        if end is None and stop < min(peak + 1 + WATCHED, len(self.curve)):  # another jump follows
+            after = after[: stop - peak - 1]
+            if len(after) < AGAIN:
+                return "unresolved"
+        elif end is None and len(after) < WATCHED:
             return "unresolved"
         if not after:
             return "spike"

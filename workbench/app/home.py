@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ import panel as pn
 from workbench.analysis.health import StepHealth
 from workbench.analysis.run import Run
 from workbench.app import style
+from workbench.app.found import checkpoints
+from workbench.app.jail import Jail
 from workbench.app.jobs import Job, Progress, Schedule, steady
 from workbench.app.linked import Linked
 from workbench.app.picker import Picker
@@ -40,6 +43,7 @@ from workbench.views.run_pictures import thinned
 
 OPENED = 100  #: maximum runs whose logs and steps are read for the cards
 STEPS = 24  #: newest steps of a run in a card, and the number of them that is checked
+AHEAD = 12  #: runs that are read when the server starts
 ALARMS = 3  #: findings of the watch that are shown
 SAID = {"error": "error", "warn": "warning"}
 FAR = 3  #: newest steps of a run in a store that are checked: each costs several requests
@@ -55,6 +59,7 @@ SHEET = """
 .runs small { display: block; font-size: 12.5px; opacity: .8; line-height: 1.5; }
 .runs svg { color: #0072B2; display: block; margin: 8px 0 4px; } .runs svg .mark { stroke: #D55E00; stroke-width: 1.5; }
 .runs .none { height: 56px; display: flex; align-items: center; opacity: .75; font-size: 13px; }
+.runs .none:empty { height: 8px; }
 .runs p { margin: 6px 0 0; font-size: 13.5px; line-height: 1.4; }
 .strip { letter-spacing: 2px; font-size: 13px; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
 .strip .finding { color: #D55E00; } .strip .sound { color: #0072B2; }
@@ -96,6 +101,11 @@ class Home(pn.viewable.Viewer):
 
     def __panel__(self) -> pn.viewable.Viewable:
         return self._body
+
+    @property
+    def text(self) -> str:
+        """What it shows, as HTML."""
+        return str(self._page.text)
 
     def close(self) -> None:
         """Stop reading."""
@@ -188,6 +198,21 @@ class Home(pn.viewable.Viewer):
             f"<small>{' · '.join(about)}</small><small>{saved}</small>{_curve(run, words)}"
             f"{health_strip(names, states)}<p>{html(words)}</p></a>"
         )
+
+
+def look_ahead(jail: Jail, runs: RunCache = shared_runs) -> Job:
+    """Find the runs under ROOT and read those that the first page shows first, before somebody asks for the page."""
+
+    def read(progress: Progress) -> None:
+        folders = sorted(grouped(checkpoints(jail).found)[0], key=_order)[:AHEAD]
+        for at, folder in enumerate(folders):
+            progress(at / len(folders))
+            with suppress(WorkbenchError):  # the page says what is wrong with it
+                runs.open(jail, folder.path)
+
+    job = Job(long=True)
+    job.start(read)
+    return job
 
 
 def _order(folder: RunFolder) -> tuple[int, int, str]:

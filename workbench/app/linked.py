@@ -35,6 +35,12 @@ class Linked(pn.custom.JSComponent):
       });
       model.on("text", show);
       show();
+      const first = document.getElementById("first");  // shown until here, and what was clicked in it: app/page.py
+      const live = () => {
+        if (!window.Bokeh.documents.every((one) => one.is_idle)) setTimeout(live, 50);
+        else if (first.dataset.wanted) model.send_msg(first.dataset.wanted);
+      };
+      if (first) requestAnimationFrame(() => { first.remove(); live() });
       return place;
     }
     """

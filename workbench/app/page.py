@@ -17,7 +17,7 @@ import panel_material_ui as pmui
 import param
 from bokeh.events import ConnectionLost
 
-from workbench.app import style
+from workbench.app import home, style
 from workbench.app.access import Access
 from workbench.app.aria import Aria
 from workbench.app.home import Home
@@ -99,6 +99,11 @@ class Workbench(pn.viewable.Viewer):
         if self.run_page is not None and self.state.run and not self.state.path:
             self.run_page.look()
 
+    def first(self) -> str:
+        """Return as HTML what to show until the page is live: the cards that are known, or what is being opened."""
+        name = self.state.path or self.state.run
+        return f'<p>Opening <span class="name">{html(name)}</span> …</p>' if name else self.home.text
+
     def _draw(self, *_: Any) -> None:
         state = self.state
         self._trail.text = trail(state)
@@ -169,6 +174,54 @@ class AfterLoad:
             waiting, self._waiting = self._waiting or [], None
         for callback in waiting:
             self._hand_over(callback)
+
+
+#: The served HTML: what the page shows first is in it as plain HTML, before the scripts (5 MB) that make the page live,
+#: which base.html would load first. The first view of the page that is drawn removes it, and follows the link that was
+#: clicked in it (:mod:`workbench.app.linked`).
+FRAME = """{% extends "base.html" %}
+{% block js_resources %}{% endblock %}
+{% block loader_css %}
+{{ super() }}
+#loader:not(.error) { visibility: hidden; }
+{% endblock %}
+{% block contents %}
+{{ first }}
+{{ bokeh_js if bokeh_js }}
+{{ super() }}
+{% endblock %}
+"""
+FIRST = """<style>
+#first { position: fixed; inset: 0; z-index: 2000; overflow: auto; background: #fff; color: rgba(0, 0, 0, .87);
+  font: 400 16px/1.5 Roboto, Helvetica, Arial, sans-serif; }
+#first > header { background: #0072B2; color: #fff; font-size: 24px; font-weight: 700; padding: 15px 16px 15px 68px; }
+#first > main { padding: 8px 16px; }
+@media (min-width: 1000px) { #first > main { margin-left: 300px; } }
+@media (prefers-color-scheme: dark) {
+  #first { background: #121212; color: #fff; } #first > header { background: #177fbc; }
+}
+SHEETS
+</style>
+<div id="first"><header>TITLE</header><main>BODY</main></div>
+<script>
+  document.getElementById("first").addEventListener("click", (event) => {
+    const link = event.target.closest("a[href^='?']");
+    if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();  // loading another page would begin again with the scripts
+    event.currentTarget.dataset.wanted = link.getAttribute("href");
+    link.style.outline = "2px solid #0072B2";
+  });
+</script>"""
+
+
+def first_look(title: str, body: str) -> str:
+    """Return what is shown until the page is live.
+
+    Args:
+        body: HTML in the page's style; foreign text in it must be escaped.
+    """
+    sheets = f"#first {{ {style.HTML.replace(':host { color: inherit; }', '')} {style.LINKS} {home.SHEET} }}"
+    return FIRST.replace("SHEETS", sheets).replace("TITLE", html(title)).replace("BODY", body)
 
 
 class BrowserWindow(pn.custom.JSComponent):
@@ -281,10 +334,14 @@ def create_app(
     if pn.state.location is not None:
         _keep_local()
         _follow_url(state)
+    title = f"Checkpoint workbench: {state.jail.name}"
+    if document is not None:
+        document._template_variables["first"] = first_look(title, workbench.first())
     window = BrowserWindow(width=0, height=0, margin=0)
     history = History(lambda query: state.restore(parse_query(query)), width=0, height=0, margin=0)
     page = pmui.Page(
-        title=f"Checkpoint workbench: {state.jail.name}",
+        title=title,
+        template=FRAME,
         sidebar=[workbench.picker],
         sidebar_width=300,
         main=[window, history, Aria(width=0, height=0, margin=0), workbench],

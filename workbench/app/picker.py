@@ -11,7 +11,7 @@ from workbench.app import style
 from workbench.app.found import checkpoints, found_before
 from workbench.app.jobs import Job, Schedule
 from workbench.app.state import WorkbenchState
-from workbench.app.words import count
+from workbench.app.words import count, html
 
 PAGE = 10
 CELL = (
@@ -79,7 +79,8 @@ class Picker(pn.viewable.Viewer):
             if wanted:
                 frame = frame[frame["path"].str.casefold().str.contains(wanted, regex=False)]
             self.table.param.update(value=frame, selection=[])
-            self._words.object = f'<p class="muted">{_number(len(self.listing.found))} under ROOT</p>'
+            number = _number(len(self.listing.found))
+            self._words.object = f'<p class="muted">{number} in {html(self._state.jail.name)}</p>'
             self._later(self._mark)  # a selection sent together with its rows is lost
 
     def _clicked(self, event: Any) -> None:

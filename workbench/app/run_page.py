@@ -63,20 +63,22 @@ if TYPE_CHECKING:
 
 CHECKED = 200  #: newest steps whose structure is checked without being asked to
 OTHERS = 12  #: runs that are offered for comparison
+SECTION = (20, 10, 0, 10)  #: margins of the heading of a section
 WIDE: dict[str, Any] = {"sizing_mode": "stretch_width", "margin": (5, 10)}
 BINS = 64  #: of the values of a tensor
 PAGE = 12  #: rows of the table of steps
 FIRST, LAST = 3.0, 60.0  #: seconds between two looks at a run: at first, and when nothing has changed for long
 COLUMNS: dict[str, tuple[str, str, int | None]] = {
-    "step": ("Step", "count", 90),
+    "step": ("Step", "count", 76),
     "path": ("Checkpoint", "text", None),
-    "health": ("Health", "text", 300),
+    "health": ("Health", "text", None),
     "saved": ("Saved", "text", 100),
     "nbytes": ("Size", "bytes", 95),
     "loss": ("Loss", "text", 80),
     "lr": ("LR", "text", 80),
     "change": ("Δ weights", "text", 100),
 }
+LEAST = {"path": 120, "health": 130}  #: pixels of a column; on a phone, these two and the step are shown
 SHEET = """
 h1 { font-size: 21px; font-weight: 600; margin: 4px 0 2px; overflow-wrap: anywhere; }
 .verdict { font-size: 16px; margin: 6px 0 8px; max-width: 100ch; }
@@ -142,7 +144,7 @@ class RunPage(pn.viewable.Viewer):
         self._listed = ("", 0)  #: … of this run, which has so many
         self._head = Linked("", state.restore, SHEET)
         self._chips = Linked("", state.restore, SHEET)
-        self._why = Linked("", state.restore, SHEET)
+        self._why = Linked("", state.restore, SHEET, margin=SECTION)
         self._cell = Linked("", state.restore, SHEET)
         self._curves = pn.Column(sizing_mode="stretch_width")
         self._picture = pn.Column(sizing_mode="stretch_width")
@@ -153,7 +155,7 @@ class RunPage(pn.viewable.Viewer):
         self._metrics = pmui.MultiChoice(label="Metrics", options=[], value=[], max_width=420, **WIDE)
         self._metrics.param.watch(self._chosen, "value")
         self._choice = style.two_columns(self._metrics, self._chips, least=400)
-        self._title = style.pane("<h3>Layers over the steps</h3>")
+        self._title = style.pane("<h2>Layers over the steps</h2>", margin=SECTION)
         self._asked: tuple[int | None, CheckpointPair | None] | None = None
         self._measures = pmui.RadioButtonGroup(
             options=list(LAYER_MEASURES),
@@ -405,7 +407,7 @@ class RunPage(pn.viewable.Viewer):
         spikes = self.reading.run.spikes
         jumped = len(spikes) and step in spikes["step"].tolist()
         words = f"Why did the loss jump at step {step:,}?" if jumped else f"What changed at step {step:,}?"
-        return f"<h3>{words}</h3>"
+        return f"<h2>{words}</h2>"
 
     def _other_jumps(self, step: int) -> str:
         assert self.reading is not None
@@ -476,7 +478,8 @@ class RunPage(pn.viewable.Viewer):
             self._picture[:] = [style.pane(words)]
             return
         figure = layers_figure(grid, self._measure_name(), lambda row, at: self._show_cell(grid, row, at))
-        self._picture[:] = [_pane(figure)]
+        words = style.pane(f'<p class="muted">{_sentence(LAYER_MEASURES[self._measure_name()][2])}</p>')
+        self._picture[:] = [words, _pane(figure)]
 
     def _show_cell(self, grid: LayerGrid, row: int, at: int) -> None:
         """Show one row of the picture as curves, with a link to the tensor at the step of the cell."""
@@ -541,11 +544,11 @@ class RunPage(pn.viewable.Viewer):
             if not frame.equals(self._rows.value):
                 self._rows.value = frame
             return
-        table = style.table(frame, COLUMNS, page_size=PAGE)
+        table = style.table(frame, COLUMNS, page_size=PAGE, least=LEAST)
         table.on_click(self._row_clicked)
         self._listed, self._rows = shown, table
         self._steps[:] = [
-            style.pane(f"<h3>{units.plural(len(frame), 'checkpoint')}</h3>"),
+            style.pane(f"<h2>{units.plural(len(frame), 'checkpoint')}</h2>", margin=SECTION),
             table,
             pn.FlexBox(
                 text_button(f"{name}-report.html", self._report, "report"),

@@ -24,6 +24,7 @@ from workbench.app.outlet import Outlet
 from workbench.core.place import Place
 from workbench.core.remote.url import current_options, keep_options
 from workbench.errors import UsageError
+from workbench.formats import FORMATS
 
 BUNDLES = 8  #: maximum cached bundles of scripts and style sheets: by prefix, and by loaded classes
 CHECK = 500  #: milliseconds between two checks for sessions whose page was closed
@@ -117,6 +118,9 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
     if (how.certificate is None) != (how.key is None):
         raise UsageError("TLS needs both --certificate and --key")
     os.environ.pop("BOKEH_RESOURCES", None)  # with "cdn", the page would be blank without a network
+    # Every page needs these. Two threads that begin to import pandas at the same time can wait for each other for good
+    # (_DeadlockError in CPython 3.11's importlib, and then a lock that nobody releases); here, there is one thread.
+    import pandas  # noqa: F401
     import panel as pn
 
     from workbench.app.access import Access, options_of
@@ -156,6 +160,11 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
     if outlet.open:
         print(f"Exports may be written to {outlet}", flush=True)
     server.watching = None
+    list(FORMATS.values())  # imports the readers
+    if not isinstance(jail, BucketJail):  # there, a listing costs requests
+        from workbench.app.home import look_ahead
+
+        look_ahead(jail)
     if how.watch:
         from workbench.app.watching import Watching
 

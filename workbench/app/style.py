@@ -6,6 +6,7 @@ Material's ``Typography`` and ``Alert``): escaped text can still be a Markdown l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import panel as pn
@@ -91,17 +92,19 @@ def table(
     frame: Any,
     columns: dict[str, tuple[str, str, int | None]],
     of: type[pn.widgets.Tabulator] = pn.widgets.Tabulator,
+    least: Mapping[str, int] | None = None,
     **params: Any,
 ) -> pn.widgets.Tabulator:
     """Return a read-only table that sends one page at a time.
 
     Args:
         columns: name → title, kind (``text``, ``count``, ``bytes``, or an HTML template), width in pixels or ``None``.
-                If the window is too narrow, the last columns are hidden, never squeezed.
-            of: the class; :class:`workbench.app.paged.Paged` for tables of many thousands of rows.
+            If the window is too narrow, the last columns are hidden, never squeezed.
+        of: the class; :class:`workbench.app.paged.Paged` for tables of many thousands of rows.
+        least: minimum width in pixels of columns without a width, where it is not :data:`WIDEST_NAME`.
     """
     layout = [
-        {"field": name, "responsive": at, "minWidth": width or WIDEST_NAME}
+        {"field": name, "responsive": at, "minWidth": width or (least or {}).get(name, WIDEST_NAME)}
         for at, (name, (_, _, width)) in enumerate(columns.items())
     ]
     numbers = [name for name, (_, kind, _) in columns.items() if kind in ("count", "bytes")]

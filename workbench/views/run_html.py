@@ -84,7 +84,7 @@ def run_page(
         for measure in LAYER_MEASURES:
             grid = layer_grid(layers, measure)
             if grid.rows and len(grid.steps) > 1 and (measure != "NaN" or grid.spoilt.any()):
-                figures[f"Layers over the steps: {measure}"] = layers_figure(grid, measure)
+                figures[f"Layers over the steps: {LAYER_MEASURES[measure][2]}"] = layers_figure(grid, measure)
     parts = [f"<p class=verdict>{escape(safe(run_sentence(run)))}</p>", "<!--The run-->"]
     if diagnosis is not None:
         parts.append(

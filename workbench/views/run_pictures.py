@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MOST = 20_000  #: points of a line that are sent to a browser
 RATIO = 30.0  #: ratio of the largest to the smallest value from which the loss is drawn on a log scale
 WRONG, DOUBT = OKABE_ITO[5], OKABE_ITO[1]  #: findings and jumps; suspected ones
+INK = {WRONG: "#C25500", DOUBT: "#A36A00"}  #: of words in these colours: 4.5 : 1 on white, 4.1 : 1 on black
 RUNS = tuple(OKABE_ITO[at] for at in (0, 2, 3, 4, 6))  #: one colour per run; those that mark jumps are left out
 MARKERS = {"sound": "circle", "unseen": "circle_dot", "incomplete": "circle", "finding": "triangle"}
 HEIGHTS = {"first": 260, "more": 110, "saved": 52}
@@ -318,6 +319,7 @@ def _events(figure: Any, curves: Curves, metric: str, *, named: bool, tapped: An
             "label": [one[2] for one in marks],
             "words": [one[4] for one in marks],
             "colour": [WRONG if one[3] else DOUBT for one in marks],
+            "ink": [INK[WRONG if one[3] else DOUBT] for one in marks],
             "align": ["right" if one[0] > middle else "left" for one in marks],
             "offset": [-10 if one[0] > middle else 10 for one in marks],
         }
@@ -335,7 +337,7 @@ def _events(figure: Any, curves: Curves, metric: str, *, named: bool, tapped: An
             x_offset="offset",
             y_offset=-6,
             text_align="align",
-            text_color="colour",
+            text_color="ink",
             text_font_size="10pt",
             text_font_style="bold",
         )
@@ -499,7 +501,6 @@ def layers_figure(grid: LayerGrid, measure: str, tapped: Callable[[int, int], No
     made.xaxis.ticker, made.yaxis.ticker = FixedTicker(ticks=list(shown)), FixedTicker(ticks=list(range(count)))
     made.xaxis.major_label_overrides = {at: steps[at] for at in shown}
     made.yaxis.major_label_overrides = dict(enumerate(labels))
-    title = LAYER_MEASURES[measure][2]
     source = ColumnDataSource(
         {
             "x": [s for _, s in cells],
@@ -545,8 +546,6 @@ def layers_figure(grid: LayerGrid, measure: str, tapped: Callable[[int, int], No
     if not log:
         bar.ticker = BasicTicker(desired_num_ticks=4)
     made.add_layout(bar, "right")
-    made.title.text, made.title.text_color, made.title.text_font_size = title, GREY, "10pt"
-    made.title.text_font_style = "normal"
     if tapped is not None:
         made.add_tools(TapTool(renderers=[boxes]))
         source.selected.on_change("indices", lambda _, __, new: tapped(*cells[new[0]]) if new else None)
@@ -601,14 +600,17 @@ def histograms_figure(steps: Sequence[int], counts: np.ndarray[Any, Any], edges:
 
 
 def _labels(names: Sequence[str], most: int = 40) -> list[str]:
-    """Return names without the components that all share at their beginning; if need be, cut in what is before the
-    layer number, never in the number or after it."""
+    """Return names without the components that all share at their beginning, and without the last if all share it; if
+    need be, cut in what is before the layer number, never in the number or after it."""
     parts = [name.split(".") for name in names]
     shared = 0
     while len(names) > 1 and all(len(one) > shared + 1 and one[shared] == parts[0][shared] for one in parts):
         if parts[0][shared].isdigit():
             break
         shared += 1
+    last = parts[0][-1] if parts else ""
+    if len(names) > 1 and all(len(one) > shared + 1 and one[-1] == last and not last.isdigit() for one in parts):
+        parts = [one[:-1] for one in parts]  # "weight" of all
     out = []
     for one in parts:
         text = safe(".".join(one[shared:]))

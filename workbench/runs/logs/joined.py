@@ -90,6 +90,8 @@ class JoinedLog:
         main: name → ``loss``, ``lr``, ``grad_norm`` or ``throughput``, for the best metric of each meaning.
         resumes: by the loss, or by the longest metric if no loss is logged.
         interval: median distance of two logged steps.
+        pauses: of more than :data:`PAUSE` seconds and :data:`PAUSES` times the median: the step before, the step after,
+            seconds; ``None`` if the log has no absolute times. A pause alone is not a resume.
         points: rows of the main series with those of abandoned branches.
     """
 
@@ -98,6 +100,7 @@ class JoinedLog:
     main: dict[str, str] = field(default_factory=dict)
     resumes: list[Resume] = field(default_factory=list)
     interval: int = 1
+    pauses: list[tuple[int, int, float]] | None = None
     points: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -141,6 +144,7 @@ def join(log: MetricLog) -> JoinedLog:
         if name == series:
             out.interval = _interval(out.curves[name].steps)
             out.resumes = _resumes(steps[kept], values[kept], rows[kept], starts, marks, log)
+            out.pauses = _pauses(steps[kept], rows[kept], log)
     return out
 
 
@@ -276,7 +280,7 @@ def _resumes(
     by_position: dict[int, list[StartMark]] = {}
     for mark in marks:
         by_position.setdefault(int(np.searchsorted(rows, mark.row)), []).append(mark)
-    found = []
+    found, pauses = [], _pauses(steps, rows, log) or []
     for at in sorted({0, *starts}):
         if at >= len(steps):
             continue
@@ -292,7 +296,8 @@ def _resumes(
             continue
         stopped = int(steps[at - 1])
         repeated = max(0, stopped - first + 1)
-        why = _why(said, repeated, log.unit) + _pause(log, rows, at)
+        why = _why(said, repeated, log.unit)
+        why += "".join(f"; no row for {waited(pause[2])}" for pause in pauses if pause[:2] == (stopped, first))
         difference = _difference(steps, values, at) if repeated else math.nan
         found.append(Resume(first, stopped, repeated, loaded, fresh, why, difference, _time(log, int(rows[at]))))
     return found
@@ -309,15 +314,22 @@ def _why(marks: Sequence[StartMark], repeated: int, unit: str) -> str:
     return "; ".join(dict.fromkeys(words)) or "the step does not rise"
 
 
-def _pause(log: MetricLog, rows: Ints, at: int) -> str:
-    """Describe a pause before a resume. A pause alone is not a resume: saves and evaluations take time, too."""
-    if rows[-1] >= len(log.times):
-        return ""
+def _pauses(steps: Ints, rows: Ints, log: MetricLog) -> list[tuple[int, int, float]] | None:
+    if not len(rows) or rows[-1] >= len(log.times):
+        return None
     apart = np.diff(np.frombuffer(log.times, np.float64)[rows])
-    seconds = float(apart[at - 1])
-    if not seconds > max(PAUSE, PAUSES * float(np.median(apart))):
-        return ""
-    return f"; no row for {seconds / 3600:,.1f} h" if seconds >= 3600 else f"; no row for {seconds / 60:,.0f} min"
+    usual = float(np.median(apart)) if len(apart) else 0.0
+    long = np.flatnonzero(apart > max(PAUSE, PAUSES * usual)).tolist()
+    return [(int(steps[at]), int(steps[at + 1]), float(apart[at])) for at in long]
+
+
+def waited(seconds: float) -> str:
+    """Return how long nothing was written, in words.
+
+    >>> waited(150), waited(7380)
+    ('2 min', '2.0 h')
+    """
+    return f"{seconds / 3600:,.1f} h" if seconds >= 3600 else f"{seconds / 60:,.0f} min"
 
 
 def _difference(steps: Ints, values: Floats, at: int) -> float:

@@ -108,6 +108,7 @@ _VERL = re.compile(rf"\bstep:(\d{{1,{DIGITS}}}) - (.*)")
 _VERL_FIELD = re.compile(rf"([\w/.@-]+):({NUM})(?=\s|$)", re.IGNORECASE)
 _TORCHTUNE = re.compile(rf"^\s*Step (\d{{1,{DIGITS}}}) \| (.*)")
 _BAR_COUNT = re.compile(rf"(?:^|[|\s])(\d{{1,{DIGITS}}})/(\d{{1,{DIGITS}}}) \[")
+_BAR_HEAD = re.compile(r"\s*\d{1,3}%\|")  #: that of the training has no name before it, as "Map: 10%|" has
 _BAR_TIME = re.compile(r"(?:(\d{1,6}):)?(\d{1,2}):(\d{2})<")
 _BAR_EPOCH = re.compile(r"epoch (\d{1,9})", re.IGNORECASE)
 
@@ -405,9 +406,12 @@ class PrintedLogs:
 
     def _hugging(self, line: str, who: int) -> bool:
         """Read a dict that the Trainer prints without a step, and the step from the progress bar right after it."""
-        if "/" in line and "<" in line and (count := _BAR_COUNT.search(line)) and "=" not in line[count.end() :]:
+        count = _BAR_COUNT.search(line) if "/" in line and "<" in line and _BAR_HEAD.match(line) else None
+        if count is not None and "=" not in line[count.end() :]:
             done, total = int(count[1]), int(count[2])
             self.total = max(self.total, total)
+            if done == 0 and total == self.total and self.lines:
+                self._mark(StartMark(0, "restart line", text="the progress bar begins again"))
             if self.held is not None and total == self.total:
                 time = _BAR_TIME.match(line, count.end())
                 shown = {} if time is None else {"the progress bar's time": _seconds(time)}
