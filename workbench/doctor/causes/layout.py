@@ -214,7 +214,15 @@ def averaged(case: Case) -> Iterator[Match]:
             continue
         ema = frozenset(change.hit(AVERAGES))
         if ema and not change.hit((*change.weights, *MASTERS)) & ema:
-            yield Match(change.leg, 0.95, ema, False, title="The averaged weights differ from the stored ones.")
+            anew = bool(case.fired("N21", where=case.resumed))
+            yield Match(
+                change.leg,
+                0.95,
+                ema,
+                False,
+                "the averages begin at the weights: were they started anew on purpose?" if anew else "",
+                title="The averaged weights differ from the stored ones.",
+            )
         taken = frozenset(change.hit((*change.weights, *MASTERS), "average"))
         if taken:
             off = frozenset(change.hit((*change.weights, *MASTERS)))

@@ -90,6 +90,8 @@ def schedule_restarted(case: Case) -> Iterator[Match]:
     if behind:
         more = [sign for sign, _ in _rates(case)]
         yield Match(leg, 1.0, question=question, signs=(*behind, *more))
+    elif inner := [one for one in case.fired("P34") if one.evidence["kind"] == "schedule"]:
+        yield Match(leg, 1.0, question=question, signs=(*inner, *(sign for sign, _ in _rates(case))))
     elif slow and not case.fired("N6"):
         declared = _declared(case, slow)
         title = "The learning rate fell: its schedule was not restored, or a different one was set."
@@ -184,8 +186,8 @@ def another_order(case: Case) -> Iterator[Match]:
 
 def random_states(case: Case) -> Iterator[Match]:
     signs = [
-        *case.fired("N11", "P29"),
-        *(one for one in case.fired("R11") if one.evidence.get("kind") in ("generators", "unstored")),
+        *case.fired("N11"),
+        *(one for one in case.fired("P29", "R11") if "C8" in one.causes or one.evidence.get("kind") == "generators"),
     ]
     if signs:
         yield Match(case.resumed, 0.9, signs=tuple(signs))
@@ -339,6 +341,7 @@ def weights_cast(case: Case) -> Iterator[Match]:
 
 def loss_scale(case: Case) -> Iterator[Match]:
     signs = [*case.fired("N14"), *(one for one in case.fired("R11") if one.evidence.get("kind") == "loss_scale")]
+    signs += [one for one in case.fired("R11", "P29") if one.evidence.get("part") == "loss scale"]
     if signs:
         yield Match(case.resumed, 0.95, signs=tuple(signs))
 
@@ -362,7 +365,7 @@ SCHEDULES = (
          deepspeed="load_checkpoint(load_lr_scheduler_states=True)",
          hf="resume_from_checkpoint with scheduler.pt in the folder", dcp="add the scheduler to the state that "
          "dcp saves; torchtitan: 'lr_scheduler' among the loaded states",
-         explains="S16 S17 N6 N9 R11 P11 P13 P15 P05 P10",
+         explains="P29 P34 S16 S17 N6 N9 R11 P11 P13 P15 P05 P10",
          expects="S17 R11 P15 N6",
          losses="the first loss is right; after that, the loss follows the learning rate",
          everywhere=True,
@@ -405,7 +408,7 @@ SCHEDULES = (
          megatron="args.consumed_train_samples must be restored: resume without --finetune",
          hf="ignore_data_skip=False", deepspeed="pass the loader's position through client_state",
          lightning="save the loader's position with a StatefulDataLoader",
-         explains="S18 R11 N10",
+         explains="P29 S18 R11 N10",
          losses="the loss drops on data seen before",
          everywhere=True,
          pattern=data_again),
@@ -500,7 +503,7 @@ PRECISION = (
          pattern=weights_cast),
     made("D8", "The loss scale was reset.", "the scaler's state was not restored", "skipped steps, then normal",
          "save and load the scaler's state", ECHO, "transformers 34053, composer 1376, Lightning 10766",
-         explains="N14 R11 P01",
+         explains="P29 N14 R11 P01",
          pattern=loss_scale),
     made("D9", "fp8 scales or amax histories were lost.", "_extra_state is missing, empty or in another layout",
          "NaN or an explosion at the first step", "restore _extra_state of every module, or recompute the scales first",

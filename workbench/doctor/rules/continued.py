@@ -145,18 +145,33 @@ P20 = Rule(
 )
 P29 = Rule(
     "P29",
-    "random states are no longer stored",
-    ("C8",),
+    "a part of the trainer's state is no longer stored",
+    ("C8", "C1", "D8", "C6", "F4"),
     "pair",
     "a save holds everything that the previous one held",
-    "none is stored",
+    "generators, schedule, loss scale, data loader or averages: none is stored",
     "catalogue C8",
     "warn",
-    "a save without them on purpose",
-    "save the generators' states",
+    "a save without it on purpose",
+    "save that part of the state again",
 )
-register(R10, R11, R12, N10, N12, P01, P15, P16, P20, P29)
-SCHEDULED = ("lr", "initial_lr", "weight_decay")  #: fields that a schedule changes, or that other rules compare
+P34 = Rule(
+    "P34",
+    "a counter restarted",
+    ("C1", "B2", "F4", "C9"),
+    "pair",
+    "a counter that advances with the updates goes on after a resume",
+    f"it was {SURELY} or more, and is the number of updates in between",
+    "exact",
+    "warn",
+    "a counter of something that began at the resume",
+    "restore the named counter",
+)
+register(R10, R11, R12, N10, N12, P01, P15, P16, P20, P29, P34)
+#: Kind of a counter → words in its path. A position in a cycle is one of a schedule.
+_COUNTING = {"groups": ("param_groups",), "schedule": ("sched",), "average": ("ema", "average", "swa")}
+_OF_DATA = re.compile(r"loader|sampler|epoch(?!$)|batch|scaler|growth|bad_epochs|cooldown|_dim|size|length")
+SCHEDULED = ("lr", "weight_decay")  #: fields that a schedule changes, or that other rules compare
 CYCLED = ("betas", "momentum")
 
 # ---- counters ------------------------------------------------------------------------------------------------------
@@ -273,22 +288,55 @@ def same_trainer(pair: Pair) -> list[Sign] | str:
     return [*found, *_unstored(pair, R11)]
 
 
-def generators_stored(pair: Pair) -> list[Sign] | str:
-    if not pair.a.facts.generators:
-        return Inapplicable("no states of random generators are stored")
+def parts_stored(pair: Pair) -> list[Sign] | str:
+    if not pair.a.facts.generators and not pair.a.facts.parts:
+        return Inapplicable("no states of generators, schedules, scales, loaders or averages are stored")
     return _unstored(pair, P29)
 
 
 def _unstored(pair: Pair, rule: Rule) -> list[Sign]:
     """Report generators whose states the later checkpoint lacks although it has the optimizer's state."""
     a, b = pair.a.facts, pair.b.facts
-    if not a.generators or b.generators or not b.groups:
-        return []
     one, two = pair.a.ckpt, pair.b.ckpt
-    if one.format != two.format or len(one.catalog.files) != len(two.catalog.files):
-        return []  # a save by another framework or other ranks, whose generators start fresh
+    if one.format != two.format or not b.groups:
+        return []
+    found = []
+    for part in sorted(a.parts - b.parts):
+        causes = {"schedule": ("C1",), "loss scale": ("D8",), "data loader": ("C6",), "average": ("F4",)}[part]
+        words = f"the {part} is no longer stored: does the run not use it any more?"
+        found.append(rule.sign(words, {"kind": "unstored", "part": part}, severity="warn", causes=causes))
+    if not a.generators or b.generators or len(one.catalog.files) != len(two.catalog.files):
+        return found  # other ranks' generators start fresh
     words = f"the states of {many(len(a.generators), 'random generator')} are no longer stored"
-    return [rule.sign(words, {"kind": "unstored", "names": list(a.generators)[:NAMED]}, severity="warn")]
+    evidence = {"kind": "unstored", "names": list(a.generators)[:NAMED]}
+    return [*found, rule.sign(words, evidence, severity="warn", causes=("C8",))]
+
+
+def counters_restarted(pair: Pair) -> list[Sign] | str:
+    """Check integers that a trainer, a schedule or a param group keeps (P34)."""
+    a, b = pair.a.facts, pair.b.facts
+    k, step = passed(a, b), _step(a)
+    both = [path for path in a.counts if path in b.counts]
+    if k is None or step is None or k < 1 or not both:
+        return "no counters are stored on both sides, or the updates in between are unknown"
+    restarted: dict[str, list[str]] = {}
+    for path in both:
+        old, new = a.counts[path], b.counts[path]
+        kind = next((kind for kind, words in _COUNTING.items() if any(word in path.lower() for word in words)), "")
+        tracks = abs(old - step) <= 1 or kind in ("schedule", "average")
+        if old < SURELY - 5 * (kind == "schedule") or not tracks or _OF_DATA.search(path.lower()):
+            continue
+        due = {old, old + k, old + k + 1, old + k - 1}
+        if new in (k, k + 1) and new < old + k - 1 and new not in due:
+            restarted.setdefault(kind, []).append(path)
+    found = []
+    for kind, paths in restarted.items():
+        old, new = a.counts[paths[0]], b.counts[paths[0]]
+        words = f"{paths[0]!r} went from {old:,} to {new:,} in {many(k, 'update')}: it counts only those since the load"
+        causes = {"groups": ("B2", "B1"), "schedule": ("C1",), "average": ("F4",)}.get(kind, ("C9",))
+        evidence = {"kind": kind or "other", "before": old, "after": new, "k": k}
+        found.append(P34.sign(words, evidence, hit=len(paths), of=len(both), causes=causes))
+    return found
 
 
 def changed_arguments(a: TrainingState, b: TrainingState) -> dict[str, tuple[Any, Any]]:
@@ -576,6 +624,7 @@ PAIR: dict[str, Callable[[Pair], list[Sign] | str]] = {
     "N12": same_batch,
     "P20": data_advances,
     "P19": rates_moved,
-    "P29": generators_stored,
+    "P29": parts_stored,
+    "P34": counters_restarted,
     "R15": tied_kept,
 }

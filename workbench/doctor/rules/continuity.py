@@ -1,0 +1,305 @@
+"""Rules of a pair on optimizer state for which no law is known: each tensor must visibly continue its own old values.
+
+::
+
+    b of a parameter is like a of that parameter       it continues
+    b is like a of another parameter                   bound to the wrong parameter                     P32
+    b·a/a·a is small and ‖b‖ < ‖a‖                     new: an average that begins at 0 is small        P33
+    b/a is small in most elements, a and b ≥ 0         the same for averages of squares
+    b is a constant and a is not                       filled
+    b ≈ c·a in every parameter                         multiplied by c
+
+No formula of an update is used, only that a state carries its past: an average keeps most of itself in one update, and
+state of one parameter is not that of another. Averages that forget within one update are not compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from workbench.core.arrays import Array
+from workbench.doctor.facts.evidence import Pair
+from workbench.doctor.ledger.roles import FIRST, MOMENTS, SECOND, STATE, quantity
+from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
+from workbench.doctor.origins.samples import sampled, spread
+from workbench.doctor.passes.pair import PairState, Update
+from workbench.doctor.rules.load import without_state
+from workbench.doctor.rules.stated import NAMED
+from workbench.errors import WorkbenchError
+
+SAMPLED = 1 << 12  #: elements per tensor
+LOOKED = 96  #: tensors of a role, spread over all
+ENOUGH = 16  #: elements
+TELLING = 64  #: elements from which a correlation shows whose state it is
+LIKE = 0.5  #: correlation from which a state resembles an old one
+BETTER = 0.25  #: how much better another parameter's old state must fit than its own
+SOME = 3  #: parameters from which the parameters of a role are compared with one another
+MOST = 0.9  #: share of the parameters
+NEW, SMALL = 0.3, 0.6  #: b·a/a·a and ‖b‖/‖a‖ below which an average began anew; one with β = 0.9 has 0.1 and 0.44
+FELL = 0.5  #: b/a of squares after one update; averages in use keep 0.9 and more
+APART = 3.0  #: times less than in the other parameters
+GREW = 1.5  #: b/a in nearly all elements after one update; some gradient is always small
+LEFT = 0.65  #: b·a/a·a of a state like the old one, in most parameters
+STANDS = 0.7  #: b·a/a·a from which an average continues
+
+P32 = Rule(
+    "P32",
+    "state that continues another parameter's",
+    ("B5", "E13"),
+    "pair",
+    "the state of a parameter resembles its own old state, not that of another parameter of the same shape",
+    f"correlation > {LIKE:g} with another parameter's old state, and {BETTER:g} higher than with its own",
+    "definition of optimizer state: it belongs to one parameter",
+    "warn",
+    "none known",
+    "assign the optimizer's state by name",
+)
+P33 = Rule(
+    "P33",
+    "state that does not continue",
+    ("B1", "B3", "B4", "B11", "B6"),
+    "pair",
+    "one update keeps most of an average, and all parameters of an optimizer keep about the same share",
+    f"after one update b·a < {NEW:g}·a·a and ‖b‖ < {SMALL:g}·‖a‖, or squares below {FELL:g} of the old ones, in "
+    f"{MOST:.0%} of the parameters; or {APART:g} times less than in the others; or a constant",
+    "definition of an average",
+    "warn",
+    "an optimizer that drops its state on purpose",
+    "restore the optimizer's state",
+)
+register(P32, P33)
+
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How a tensor of state relates to its old value: ``a`` before, ``b`` after.
+
+    Attributes:
+        own: correlation. slope: b·a/a·a. size: ‖b‖/‖a‖.
+        low, least: 5 % and 1 % quantiles of b/a where a > 0; NaN if either has negative elements.
+        constant: the value of all elements of b, if those of a differ.
+    """
+
+    own: float
+    slope: float
+    size: float
+    low: float
+    least: float
+    constant: float | None = None
+
+
+@dataclass
+class Continuity(Outcome):
+    """The result: ``forms`` has (fqn, role) → form of the ledger; "" if the state continues."""
+
+    forms: dict[Key, str] = field(default_factory=dict)
+
+
+def check_continuity(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState]) -> Continuity:
+    """Check state without a law, on samples.
+
+    Args:
+        updates, states: fqn → the updates between the two checkpoints, and the sums of their pass.
+    """
+    found = Continuity()
+    held = _held(pair, updates, states)
+    for role, places in held.items():
+        _role(pair, updates, role, places, found)
+    if found.checked:
+        words = f"{sum(map(len, held.values())):,} tensors of state without a law"
+        found.checked = dict.fromkeys(("P32", "P33"), words)
+    else:
+        why = Inapplicable("no optimizer state without a law of its own is stored in both")
+        found.not_checked |= dict.fromkeys(("P32", "P33"), why)
+    found.signs += [*_signs(found.forms), *_gone(pair)]
+    return found
+
+
+def _held(
+    pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState]
+) -> dict[str, dict[str, tuple[int, int]]]:
+    """Return role → fqn → positions, of state that no law was checked for."""
+    held: dict[str, dict[str, tuple[int, int]]] = defaultdict(dict)
+    for fqn, roles in pair.shared():
+        update = updates.get(fqn)
+        if update is None or update.k < 1:
+            continue
+        lawful = fqn in states and bool(states[fqn].floor.of or states[fqn].transition.of)
+        for role, both in roles.items():
+            if quantity(role) not in (*MOMENTS, STATE) or (lawful and role in ("exp_avg", "exp_avg_sq")):
+                continue
+            if pair.b.ckpt.catalog.numel[both[1]] >= ENOUGH and pair.b.dtype(both[1]).startswith(("float", "bfloat")):
+                held[role][fqn] = both
+    return held
+
+
+def _role(
+    pair: Pair, updates: Mapping[str, Update], role: str, places: Mapping[str, tuple[int, int]], found: Continuity
+) -> None:
+    samples: dict[str, tuple[Array, Array]] = {}
+    names = list(places)
+    for fqn in names[:: max(math.ceil(len(names) / LOOKED), 1)]:
+        one, two = places[fqn]
+        try:
+            a, b = (_sample(side.tensor(at)) for side, at in ((pair.a, one), (pair.b, two)))
+        except WorkbenchError as error:
+            found.not_checked["P32"] = f"{fqn!r}: {error}"
+            continue
+        if len(a) >= ENOUGH and np.isfinite(a).all() and np.isfinite(b).all() and a.any():
+            samples[fqn] = a, b
+    if not samples:
+        return
+    found.checked["P33"] = ""
+    kept = {fqn: _kept(a, b) for fqn, (a, b) in samples.items()}
+    forms = {fqn: "moved.name" for fqn in _turned(samples, {fqn: places[fqn] for fqn in samples}, pair, kept)}
+    rest = {fqn: one for fqn, one in kept.items() if fqn not in forms}
+    forms |= _broken(rest, updates)
+    for fqn, one in kept.items():
+        if form := forms.get(fqn, ""):
+            found.forms[fqn, role] = form
+        elif one.own >= LIKE:
+            found.forms[fqn, role] = ""
+
+
+def _kept(a: Array, b: Array) -> Kept:
+    constant = float(b[0]) if (b == b[0]).all() and not (a == a[0]).all() else None
+    aa = float(np.dot(a, a))
+    low, least = math.nan, math.nan
+    some = a > 0
+    if (a >= 0).all() and (b >= 0).all() and np.count_nonzero(some) >= ENOUGH:
+        low, least = (float(one) for one in np.quantile(b[some] / a[some], (0.05, 0.01)))
+    same = np.array_equal(a, b)
+    own = 1.0 if same else _correlation(_eased(a), _eased(b))
+    return Kept(own, float(np.dot(a, b)) / aa, math.sqrt(float(np.dot(b, b)) / aa), low, least, constant)
+
+
+def _turned(
+    samples: Mapping[str, tuple[Array, Array]],
+    places: Mapping[str, tuple[int, int]],
+    pair: Pair,
+    kept: Mapping[str, Kept],
+) -> set[str]:
+    """Return the parameters whose state continues that of another one of the same shape."""
+    shapes: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for fqn, (_, there) in places.items():
+        shapes[pair.b.shape(there)].append(fqn)
+    found = set()
+    for names in shapes.values():
+        wanted = [fqn for fqn in names if kept[fqn].own < 1 - BETTER and kept[fqn].constant is None]
+        if len(names) < 2 or not wanted or len(samples[names[0]][0]) < TELLING:
+            continue
+        old = {fqn: _eased(samples[fqn][0]) for fqn in names}
+        for fqn in wanted:
+            new = _eased(samples[fqn][1])
+            best = max(_correlation(old[name], new) for name in names if name != fqn)
+            if best > LIKE and best > kept[fqn].own + BETTER:
+                found.add(fqn)
+    return found if len(found) > 1 else set()  # a single one may resemble another by chance
+
+
+def _broken(kept: Mapping[str, Kept], updates: Mapping[str, Update]) -> dict[str, str]:
+    """Return fqn → form, of state that is new, filled or multiplied."""
+    forms = {
+        fqn: "zero" if one.constant == 0 else "fill" for fqn, one in kept.items() if one.constant is not None
+    }
+    rest = {fqn: one for fqn, one in kept.items() if fqn not in forms}
+    if not rest:
+        return forms
+    squares = all(not math.isnan(one.low) for one in rest.values())
+    once = {fqn for fqn in rest if updates[fqn].k == 1}
+    new = {fqn for fqn in once if _is_new(rest[fqn], squares)}
+    if len(rest) >= SOME and len(new) >= MOST * len(rest):
+        return forms | dict.fromkeys(new, "zero")
+    usual = median(one.low if squares else one.slope for one in rest.values())
+    if len(rest) >= SOME and usual >= (FELL if squares else STANDS):  # most parameters continue
+        few = {fqn for fqn, one in rest.items() if _is_less(one, squares, usual)}
+        forms |= dict.fromkeys(few, "zero")
+    scaled = {fqn for fqn in once if _is_scaled(rest[fqn], squares)}
+    if len(rest) >= SOME and len(scaled) >= MOST * len(rest):
+        forms |= dict.fromkeys(scaled, "ratio")
+    return forms
+
+
+def _is_new(one: Kept, squares: bool) -> bool:
+    return one.low < FELL if squares else one.slope < NEW and one.size < SMALL
+
+
+def _is_less(one: Kept, squares: bool, usual: float) -> bool:
+    """Whether far less is left of it than of the same state of the other parameters."""
+    if squares:
+        return one.low < usual / APART
+    return one.slope < usual / APART and one.slope < NEW and one.size < SMALL
+
+
+def _is_scaled(one: Kept, squares: bool) -> bool:
+    return one.least > GREW if squares else one.own > STANDS and not LEFT < one.slope < 2 * GREW
+
+
+def _signs(forms: Mapping[Key, str]) -> Iterator[Sign]:
+    hit: dict[str, list[Key]] = defaultdict(list)
+    for key, form in forms.items():
+        if form:
+            hit[form].append(key)
+    for form, keys in hit.items():
+        names = list(dict.fromkeys(fqn for fqn, _ in keys))
+        roles = sorted({role for _, role in keys})
+        of = sum(role in roles for _, role in forms)
+        what = f"{', '.join(roles[:3])} of {many(len(names), 'parameter')}"
+        evidence: dict[str, Any] = {"roles": roles, "kind": form}
+        if form == "moved.name":
+            yield P32.sign(
+                f"{what} continues that of another parameter of the same shape, not its own: {names[0]!r}",
+                evidence, names[:NAMED], hit=len(keys), of=of,
+            )  # fmt: skip
+            continue
+        words = {
+            "zero": "does not continue its old values: it is new, or was set to 0",
+            "fill": "is one number in all elements",
+            "ratio": "was multiplied by a factor",
+        }[form]
+        yield P33.sign(f"{what} {words}: {names[0]!r}", evidence, names[:NAMED], hit=len(keys), of=of,
+                       causes=_causes(forms, names, roles, form))  # fmt: skip
+
+
+def _gone(pair: Pair) -> list[Sign]:
+    """Report parameters whose optimizer state the later checkpoint does not hold."""
+    had, gone = without_state(pair)
+    if not gone or pair.mapped or pair.a.ckpt.format != pair.b.ckpt.format:
+        return []
+    words = f"the optimizer state of {len(gone):,} of {many(len(had), 'parameter')} is no longer stored"
+    return [P33.sign(words, {"kind": "absent", "gone": True}, gone[:NAMED], hit=len(gone), of=len(had), causes=("B1",))]
+
+
+def _causes(forms: Mapping[Key, str], names: Sequence[str], roles: Sequence[str], form: str) -> tuple[str, ...]:
+    """Return the causes that the lost state suggests: all of it, the squares alone, or another part."""
+    if form == "ratio":
+        return ("B6", "E12", "E13")
+    wanted = set(names)
+    others = {role for (fqn, role), one in forms.items() if fqn in wanted and not one}
+    if not others:
+        return ("B1", "B3")
+    return ("B4", "B11") if set(roles) <= set(SECOND) and others & set(FIRST) else ("B11", "B3", "B1")
+
+
+def _eased(values: Array) -> Array:
+    """Return values with large ones brought closer, so that a few do not decide a correlation."""
+    return np.sign(values) * np.sqrt(np.abs(values))
+
+
+def _correlation(x: Array, y: Array) -> float:
+    x, y = x - x.mean(), y - y.mean()
+    size = math.sqrt(float(np.dot(x, x)) * float(np.dot(y, y)))
+    return float(np.dot(x, y)) / size if size > 0 else 0.0
+
+
+def _sample(tensor: Any) -> Array:
+    return sampled(tensor, spread(tensor.shape, SAMPLED), SAMPLED)
