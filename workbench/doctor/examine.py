@@ -254,7 +254,7 @@ class _Passes:
             rows = check_rows(pair, suspects)
             self._take(rows, where)
             signs += rows.signs
-        self.ledger.add(*train_rows(pair, values.updates, values.states, signs, kept.forms))
+        self.ledger.add(*train_rows(pair, values.updates, values.states, [*kept.signs, *signs], kept.forms))
         if start == "before":
             self._take(self._part(size, check_shards, pair), where)
 

@@ -157,7 +157,7 @@ def mixed(case: Case) -> Iterator[Match]:
         if few and not change.hit(MOMENTS) & few:
             yield Match(change.leg, 0.6, few, False)
     files = [one for one in case.fired("S07") if one.evidence.get("files")]
-    signs = [*case.fired("N24", "V04"), *files]
+    signs = [*case.fired("N24", "V04"), *files, *(s for s in case.fired("P36") if s.evidence["kind"] == "counted")]
     if signs:
         yield Match(case.resumed, 0.95, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -217,6 +217,7 @@ def settings(case: Case) -> Iterator[Match]:
         )
     train = case.change("train")
     idle = [one for one in case.fired("P01") if one.evidence.get("kind") == "still"]
+    idle += [one for one in case.fired("P36") if one.evidence["kind"] == "frozen"]
     still = frozenset(train.hit(MOMENTS, "still") | {name for one in idle for name in one.tensors})
     if still:
         question = "these parameters did not train: were they frozen on purpose?"

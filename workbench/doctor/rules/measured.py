@@ -265,6 +265,8 @@ def _origins(signs: Iterable[Sign]) -> tuple[dict[str, str], set[str]]:
     for sign in signs:
         if sign.rule == "P18":
             unlike |= set(sign.tensors)
+        if sign.rule == "P32" and sign.evidence["kind"] == "rows":
+            moved |= {f"exp_avg:{name}": "rows" for name in sign.tensors}
         if sign.rule != "P17":
             continue
         tag = sign.evidence.get("tag")
@@ -346,9 +348,7 @@ def _continued(form: str) -> tuple[Status, str, bool]:
     return (Status.BEYOND if form else Status.WITHIN), form, False
 
 
-def _untouched(
-    pair: Pair, states: Mapping[str, PairState], kept: Mapping[tuple[str, str], str]
-) -> Iterator[Row]:
+def _untouched(pair: Pair, states: Mapping[str, PairState], kept: Mapping[tuple[str, str], str]) -> Iterator[Row]:
     """Yield rows for tensors without a law, or that one side does not hold."""
     found = _GatheredRows("train")
     for fqn, roles in pair.a.params.items():
@@ -362,7 +362,9 @@ def _untouched(
             elif stored not in there:
                 if role in MOMENTS or role == STATE or adapter_of(fqn):
                     found.put(role, Status.ABSENT, fqn)
-            elif (fqn, stored) in kept and not (fqn in states and {"exp_avg", "exp_avg_sq"} <= there.keys() and stored in ("exp_avg", "exp_avg_sq")):
+            elif (fqn, stored) in kept and not (
+                fqn in states and {"exp_avg", "exp_avg_sq"} <= there.keys() and stored in ("exp_avg", "exp_avg_sq")
+            ):
                 status, form, exact = _continued(kept[fqn, stored])
                 found.put(role, status, fqn, form=form, exact=exact)
             elif role == STATE or (role in MOMENTS and role not in ("exp_avg", "exp_avg_sq")):
