@@ -95,7 +95,7 @@ def moment_flipped(case: Case) -> Iterator[Match]:
 
 def zeroed(case: Case) -> Iterator[Match]:
     for change in case.changes:
-        names = frozenset(change.hit(_all(change), "zeros"))
+        names = frozenset(change.hit(_all(change), "zeros") - case.counters(change.leg).reset)
         parts = change.hit(MOMENTS, "part")  # in small ones, the new form of a part cannot be seen
         if names and len(parts) <= 2 * len(names & change.hit(MOMENTS, "zeros")):
             names |= parts

@@ -183,7 +183,7 @@ def _forgotten(case: Case, change: LedgerLeg) -> bool:
 
 def counters_reset(case: Case) -> Iterator[Match]:
     if signs := _of_groups(case):
-        yield Match("train", 0.9, signs=tuple(signs))
+        yield Match("train", 0.9, signs=(*signs, *case.fired("P01", "S07")))
     for change in case.changes:
         counters = case.counters(change.leg)
         seen = change.seen(*MOMENTS)

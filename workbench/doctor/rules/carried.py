@@ -49,6 +49,7 @@ SETTLED = 20  #: updates
 CLEAR = 0.15  #: excess over what that decay allows
 APART = 1e-3  #: share of the weights' size; an average closer to the weights than that shows nothing
 FELL = 0.02  #: share of the elements of a parameter
+SCALED = 0.2  #: share that all elements of squares keep if they were multiplied, and not lost
 MOST = 0.9  #: share of the parameters; gradients that reverse suddenly affect fewer
 LEFT = 0.3  #: decay^k from which the rest of an old average is visible among k new gradients
 STANDS = 10  #: updates
@@ -422,6 +423,7 @@ def _left(role: str, settings: Mapping[str, Any], update: Update) -> float | Non
 def _squares(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
     """Check sums, maxima and averages of squares of optimizers other than Adam."""
     fell: dict[str, float] = {}
+    kept: list[float] = []  # what all elements keep at least
     roles_of: dict[str, str] = {}
     seen, only = 0, _only(pair.b.facts.groups)
     for fqn, roles in pair.shared():
@@ -440,6 +442,7 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
             some = a > 0
             if some.any() and (share := float((b[some] < left * a[some] * (1 - SLACK * update.k)).mean())) > FELL:
                 fell[fqn], roles_of[fqn] = share, role
+                kept.append(float(np.quantile(b[some] / a[some], FELL)) / left)
     if seen:
         found.checked["P25"] = f"{seen:,} tensors of squares"
     else:
@@ -452,7 +455,16 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
         )
         evidence = {"roles": sorted(set(roles_of.values())), "share": max(fell.values())}
         others = {role for fqn, roles in pair.shared() if fqn in fell for role in roles} & set(FIRST)
-        causes = ("B11",) if set(roles_of.values()) == {"max_exp_avg_sq"} else ("B4",) if others else ("B1", "B3")
+        scaled = min(kept) > SCALED and len(fell) > 1  # fresh state would be far smaller where gradients are
+        causes = (
+            ("B6", "E12", "B4")
+            if scaled
+            else ("B11",)
+            if set(roles_of.values()) == {"max_exp_avg_sq"}
+            else ("B4",)
+            if others
+            else ("B1", "B3")
+        )
         found.signs.append(
             P25.sign(text, evidence, list(fell)[:NAMED], hit=len(fell), of=max(seen, len(fell)), causes=causes)
         )

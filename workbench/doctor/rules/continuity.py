@@ -49,6 +49,7 @@ BETTER = 0.25  #: how much better another parameter's old state must fit than it
 SOME = 3  #: parameters from which the parameters of a role are compared with one another
 MOST = 0.9  #: share of the parameters
 NEW, SMALL = 0.3, 0.6  #: b·a/a·a and ‖b‖/‖a‖ below which an average began anew; one with β = 0.9 has 0.1 and 0.44
+TINY = 0.25  #: ‖b‖/‖a‖ of a slow average that began anew some updates ago; in all parameters
 FELL = 0.5  #: b/a of squares after one update; averages in use keep 0.9 and more
 APART = 3.0  #: times less than in the other parameters
 GREW = 1.5  #: b/a in nearly all elements after one update; some gradient is always small
@@ -257,7 +258,7 @@ def _broken(kept: Mapping[str, Kept], updates: Mapping[str, Update]) -> dict[str
         return forms
     squares = all(not math.isnan(one.low) for one in rest.values())
     once = {fqn for fqn in rest if updates[fqn].k == 1}
-    new = {fqn for fqn in once if _is_new(rest[fqn], squares)}
+    new = {fqn for fqn, one in rest.items() if _is_new(one, squares, fqn in once)}
     if len(rest) >= SOME and len(new) >= MOST * len(rest):
         return forms | dict.fromkeys(new, "zero")
     usual = median(one.low if squares else one.slope for one in rest.values())
@@ -270,8 +271,10 @@ def _broken(kept: Mapping[str, Kept], updates: Mapping[str, Update]) -> dict[str
     return forms
 
 
-def _is_new(one: Kept, squares: bool) -> bool:
-    return one.low < FELL if squares else one.slope < NEW and one.size < SMALL
+def _is_new(one: Kept, squares: bool, once: bool) -> bool:
+    if squares:
+        return once and one.low < FELL
+    return one.slope < NEW and one.size < (SMALL if once else TINY)
 
 
 def _is_less(one: Kept, squares: bool, usual: float) -> bool:
