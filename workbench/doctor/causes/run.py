@@ -148,6 +148,7 @@ def stepped_twice(case: Case) -> Iterator[Match]:
 
 def another_length(case: Case) -> Iterator[Match]:
     signs = [sign for sign, _ in (*_rates(case), *_positions(case)) if sign.evidence.get("declared")]
+    signs += case.fired("P37")
     if signs:
         yield Match(
             case.resumed, 0.5, signs=tuple(signs), question="the schedule's length was changed: was that intended?"
@@ -289,10 +290,8 @@ def other_masters(case: Case) -> Iterator[Match]:
             kept = case.equal(change, MOMENTS, "moments", names)
             whole = change.whole(MASTERS, names) and not change.hit(MASTERS, "part")
             yield Match("train", 0.9 if whole else 0.5, names, reasons=case.against(("B1 B6 G6", kept)))
-    if rows := _stale_rows(case):
-        yield Match(
-            "train", 0.8 if case.mastered else 0.4, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows)
-        )
+    if case.mastered and (rows := _stale_rows(case)):
+        yield Match("train", 0.8, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows))
     signs = [one for one in case.fired("S08") if int(one.evidence.get("elements", 0)) > 8]
     if signs and not case.change("load").hit((*WEIGHTS, *MASTERS)):
         yield Match(case.resumed, 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
@@ -333,6 +332,9 @@ def weights_cast(case: Case) -> Iterator[Match]:
     if signs := case.fired("P31"):
         rest = case.fired("P05", "P12", where=where_of(signs[0]))  # what the rounding moved
         yield Match("train", 1.0, frozenset(n for s in signs for n in s.tensors), signs=(*signs, *rest))
+    uneven = [one for one in case.fired("P11") if not one.evidence.get("even")]
+    if uneven and not case.mastered:
+        yield Match("train", 0.4, frozenset(n for s in uneven for n in s.tensors), signs=tuple(uneven))
     for change in case.changes:
         names = frozenset(change.hit(change.weights, "rounded"))
         if names and not change.hit(MASTERS) & names:
@@ -391,7 +393,7 @@ SCHEDULES = (
          pattern=stepped_twice),
     made("C4", "The length of the schedule changed, and so did its curve.", "total steps or epochs changed",
          "a kink", "if this was intended, nothing; otherwise restore the number of steps", ARGS, "catalogue C4",
-         explains="S16 S17 R11 R12 P11 P13 P15",
+         explains="P37 S16 S17 R11 R12 P11 P13 P15",
          losses="the first loss is right; after that, the loss follows the learning rate",
          everywhere=True,
          pattern=another_length),

@@ -551,7 +551,7 @@ OPTIMIZER = (
     made("B11", "The optimizer's compressed state is inconsistent.",
          "codes, scales or factors of 8-bit, factored or AMSGrad states come from different saves", "a bump or NaN",
          "restore all parts of the state from one save", ECHO, "catalogue B11",
-         explains="P32 P33 R09 R03 P25 N8 S04",
+         explains="P32 P33 R02 R09 R03 P25 N8 S04",
          losses="the first loss is right, then a slow bump",
          pattern=compressed),
 )  # fmt: skip

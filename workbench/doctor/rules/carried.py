@@ -47,6 +47,7 @@ OUTSIDE = 0.05  #: share of the elements of an average
 DECAY = 0.95  #: least decay of an average; decays in use are 0.99 and more, and first rise as (1+n)/(10+n)
 SETTLED = 20  #: updates
 CLEAR = 0.15  #: excess over what that decay allows
+FARTHER = 3.0  #: times the way of all other averages
 APART = 1e-3  #: share of the weights' size; an average closer to the weights than that shows nothing
 FELL = 0.02  #: share of the elements of a parameter
 SCALED = 0.2  #: share that all elements of squares keep if they were multiplied, and not lost
@@ -285,6 +286,7 @@ def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
         return
     outside: dict[str, float] = {}
     near: dict[str, float] = {}
+    ways: list[float] = []
     stands: list[str] = []
     looked = dict.fromkeys(("P22", "P23", "P28"), 0)
     for fqn in _spread(list(held)):
@@ -315,18 +317,22 @@ def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
             decay = min(DECAY, (1 + update.before) / (10 + update.before))
             if way > 1 - decay**update.k + CLEAR:
                 near[fqn] = way
+            else:
+                ways.append(way)
     for rule, count in looked.items():
         if count:
             found.checked[rule] = f"{count:,} of {many(len(held), 'averaged parameter')}"
         else:
             found.not_checked.setdefault(rule, "the updates in between are not known well enough")
-    found.signs += _strayed(outside, near, looked)
+    found.signs += _strayed(outside, near, looked, ways)
     if stands and len(stands) == looked["P28"]:
         text = f"the averages of {many(len(stands), 'parameter')} are equal bit for bit although their weights changed"
         found.signs.append(P28.sign(text, {}, stands[:NAMED], hit=len(stands), of=looked["P28"]))
 
 
-def _strayed(outside: Mapping[str, float], near: Mapping[str, float], looked: Mapping[str, int]) -> Iterator[Sign]:
+def _strayed(
+    outside: Mapping[str, float], near: Mapping[str, float], looked: Mapping[str, int], ways: Sequence[float]
+) -> Iterator[Sign]:
     if outside:
         share = max(outside.values())
         text = (
@@ -335,7 +341,8 @@ def _strayed(outside: Mapping[str, float], near: Mapping[str, float], looked: Ma
         )
         yield P22.sign(text, {"share": share}, list(outside)[:NAMED], hit=len(outside), of=looked["P22"])
     near = {fqn: way for fqn, way in near.items() if fqn not in outside}
-    if near and 2 * len(near) > looked["P23"]:
+    apart = bool(near) and len(ways) > 1 and max(ways) < min(near.values()) / FARTHER  # one decay moves all alike
+    if near and (2 * len(near) > looked["P23"] or apart):
         way = sorted(near.values())[len(near) // 2]
         text = f"the averages of {many(len(near), 'parameter')} moved {way:.0%} of the way to the weights"
         yield P23.sign(text, {"way": way}, list(near)[:NAMED], hit=len(near), of=looked["P23"])
@@ -456,15 +463,10 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
         evidence = {"roles": sorted(set(roles_of.values())), "share": max(fell.values())}
         others = {role for fqn, roles in pair.shared() if fqn in fell for role in roles} & set(FIRST)
         scaled = min(kept) > SCALED and len(fell) > 1  # fresh state would be far smaller where gradients are
-        causes = (
-            ("B6", "E12", "B4")
-            if scaled
-            else ("B11",)
-            if set(roles_of.values()) == {"max_exp_avg_sq"}
-            else ("B4",)
-            if others
-            else ("B1", "B3")
-        )
+        if set(roles_of.values()) == {"max_exp_avg_sq"}:
+            causes: tuple[str, ...] = ("B11",)
+        else:
+            causes = ("B6", "E12", "B4") if scaled else ("B4",) if others else ("B1", "B3")
         found.signs.append(
             P25.sign(text, evidence, list(fell)[:NAMED], hit=len(fell), of=max(seen, len(fell)), causes=causes)
         )

@@ -155,6 +155,18 @@ P29 = Rule(
     "a save without it on purpose",
     "save that part of the state again",
 )
+P37 = Rule(
+    "P37",
+    "the schedule's own settings changed",
+    ("C4", "C2", "H1"),
+    "pair",
+    "a schedule keeps its length and shape",
+    "exact; counters and learning rates aside",
+    "torch 2.13 LRScheduler.state_dict",
+    "warn",
+    "a schedule that was changed on purpose",
+    "restore the scheduler's state",
+)
 P34 = Rule(
     "P34",
     "a counter restarted",
@@ -167,7 +179,9 @@ P34 = Rule(
     "a counter of something that began at the resume",
     "restore the named counter",
 )
-register(R10, R11, R12, N10, N12, P01, P15, P16, P20, P29, P34)
+register(R10, R11, R12, N10, N12, P01, P15, P16, P20, P29, P34, P37)
+#: What schedules of torch change themselves.
+_ADVANCING = frozenset({"last_epoch", "T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter", "last_batch_idx"})
 #: Kind of a counter → words in its path. A position in a cycle is one of a schedule.
 _COUNTING = {"groups": ("param_groups",), "schedule": ("sched",), "average": ("ema", "average", "swa")}
 _OF_DATA = re.compile(r"loader|sampler|epoch(?!$)|batch|scaler|growth|bad_epochs|cooldown|_dim|size|length")
@@ -310,6 +324,23 @@ def _unstored(pair: Pair, rule: Rule) -> list[Sign]:
     words = f"the states of {many(len(a.generators), 'random generator')} are no longer stored"
     evidence = {"kind": "unstored", "names": list(a.generators)[:NAMED]}
     return [*found, rule.sign(words, evidence, severity="warn", causes=("C8",))]
+
+
+def schedule_kept(pair: Pair) -> list[Sign] | str:
+    """Compare the constants in the state of a schedule of torch (P37)."""
+    one, two = pair.a.facts.schedule, pair.b.facts.schedule
+    if one is None or two is None or one.kind != "torch" or two.kind != "torch":
+        return Inapplicable("no schedule of torch is stored on both sides")
+    names = [name for name in one.settings if name in two.settings and name not in _ADVANCING and name[:1] != "_"]
+    off = {name: (one.settings[name], two.settings[name]) for name in names}
+    off = {name: both for name, both in off.items() if _plain(both[0]) != _plain(both[1])}
+    if not off:
+        return []
+    words = ", ".join(f"{name} {old} → {new}" for name, (old, new) in list(off.items())[:4])
+    evidence = {"kind": "constants", "declared": list(off), "changed": {name: list(both) for name, both in off.items()}}
+    return [
+        P37.sign(f"settings of the schedule ({two.source}) changed: {words}", evidence, hit=len(off), of=len(names))
+    ]
 
 
 def counters_restarted(pair: Pair) -> list[Sign] | str:
@@ -610,6 +641,7 @@ ECHO: dict[str, Callable[[Pair], list[Sign] | str]] = {
     "N10": same_seed,
     "R14": settings_kept,
     "R15": tied_kept,
+    "P37": schedule_kept,
 }
 PAIR: dict[str, Callable[[Pair], list[Sign] | str]] = {
     "P01": counters_advance,
@@ -626,5 +658,6 @@ PAIR: dict[str, Callable[[Pair], list[Sign] | str]] = {
     "P19": rates_moved,
     "P29": parts_stored,
     "P34": counters_restarted,
+    "P37": schedule_kept,
     "R15": tied_kept,
 }

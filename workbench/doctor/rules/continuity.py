@@ -438,13 +438,11 @@ def _copies(pair: Pair, states: Mapping[str, PairState], found: Continuity) -> I
     if beside:
         found.checked["P35"] = many(len(beside), "tensor")
     if hit:
-        key, other = next(iter(hit.items()))
-        words = (
-            f"{many(len(hit), 'tensor')} beside the trained weights hold what others held: {key!r} is the old {other!r}"
-        )
+        key, source = next(iter(hit.items()))
+        words = f"{many(len(hit), 'tensor')} beside the trained weights hold what others held: {key!r} is the old {source!r}"
         average = any(word in key.lower() for word in OF_AVERAGES)
         causes = ("F4", "F6", "A5") if average else ("F6", "F4", "A5")
-        yield P35.sign(words, {"from": other}, list(hit)[:NAMED], hit=len(hit), of=len(beside), causes=causes)
+        yield P35.sign(words, {"from": source}, list(hit)[:NAMED], hit=len(hit), of=len(beside), causes=causes)
 
 
 def _tail(name: str) -> str:
