@@ -415,7 +415,7 @@ def _copies(pair: Pair, states: Mapping[str, PairState], found: Continuity) -> I
         at
         for at, key in enumerate(catalog.keys)
         if roles[at] in ("other", "ema", "buffer", "param")
-        and fqns[at] not in trained
+        and not (roles[at] == "param" and fqns[at] in trained)
         and key in there.index
         and catalog.numel[at] >= ENOUGH
     ]
@@ -433,13 +433,14 @@ def _copies(pair: Pair, states: Mapping[str, PairState], found: Continuity) -> I
         except WorkbenchError as error:
             found.not_checked["P35"] = f"{key!r}: {error}"
             continue
-        if other is not None and fqns[other] != fqns[at]:
+        if other is not None:
             hit[key] = catalog.keys[other]
     if beside:
         found.checked["P35"] = many(len(beside), "tensor")
     if hit:
         key, source = next(iter(hit.items()))
-        words = f"{many(len(hit), 'tensor')} beside the trained weights hold what others held: {key!r} is the old {source!r}"
+        words = f"{many(len(hit), 'tensor')} beside the trained weights hold what others held: {key!r} that of "
+        words += repr(source)
         average = any(word in key.lower() for word in OF_AVERAGES)
         causes = ("F4", "F6", "A5") if average else ("F6", "F4", "A5")
         yield P35.sign(words, {"from": source}, list(hit)[:NAMED], hit=len(hit), of=len(beside), causes=causes)
