@@ -180,8 +180,20 @@ P34 = Rule(
     "restore the named counter",
 )
 register(R10, R11, R12, N10, N12, P01, P15, P16, P20, P29, P34, P37)
-#: What schedules of torch change themselves.
-_ADVANCING = frozenset({"last_epoch", "T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter", "last_batch_idx"})
+#: What schedules of torch change themselves, and learning rates, which other rules compare.
+_ADVANCING = frozenset(
+    {
+        "base_lrs",
+        "max_lrs",
+        "last_epoch",
+        "T_cur",
+        "T_i",
+        "best",
+        "num_bad_epochs",
+        "cooldown_counter",
+        "last_batch_idx",
+    }
+)
 #: Kind of a counter → words in its path. A position in a cycle is one of a schedule.
 _COUNTING = {"groups": ("param_groups",), "schedule": ("sched",), "average": ("ema", "average", "swa")}
 _OF_DATA = re.compile(r"loader|sampler|epoch(?!$)|batch|scaler|growth|bad_epochs|cooldown|_dim|size|length")
