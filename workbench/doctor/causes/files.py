@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from workbench.doctor.causes.case import NEARLY_ALL, Case, Match
+from workbench.doctor.causes.case import NEARLY_ALL, Case, Match, leg_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.roles import BUFFERS, MASTERS, MOMENTS, WEIGHTS
-from workbench.doctor.ledger.rows import LedgerLeg
+from workbench.doctor.ledger.rows import LedgerLeg, Status
 from workbench.doctor.ledger.sign import many
 from workbench.names.weights import kinds
 
@@ -56,6 +56,8 @@ def damaged(case: Case) -> Iterator[Match]:
         reasons = case.against(("B1 C1 C2", "the checkpoint that was resumed from already has it" if old else ""))
         # wrong moments make values NaN a few updates later
         began = any(change.hit(MOMENTS, *BEGINNINGS) for change in case.changes)
+        loaded = any(row.status in (Status.BEYOND, Status.ABSENT) for row in case.change("load").rows)
+        began |= loaded and all(leg_of(one) in ("after", "train") for one in signs)
         yield Match(
             "before" if old else case.resumed,
             0.3 if began and not old else 0.9,

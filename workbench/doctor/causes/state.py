@@ -269,14 +269,15 @@ def other_binding(case: Case) -> Iterator[Match]:
             continue  # the owner is unknown: they moved with the weights
         if names and not change.exact and not case.counters(change.leg).reset:
             names |= change.hit(MOMENTS, "other", "fallen", "near")  # the source of small ones cannot be found
-        if names and not change.hit((*change.weights, *MASTERS)) & names:
+        if names and not 4 * len(case.displaced(change) & names) > len(names):  # steps by wrong moments are too long
             still = change.seen(*change.weights) & names
             words = case.equal(change, change.weights, "weights", names) if still else ""
             reasons = case.against(
                 ("E1 E3 E4 E9", words),
                 ("B6", f"the moments of {many(len(names), 'parameter')} belong to other parameters"),
             )
-            yield Match(change.leg, 1.0, names, change.exact or bool(case.fired("P17")), reasons=reasons)
+            exact = change.exact or (bool(case.fired("P17")) and not case.displaced(change) & names)
+            yield Match(change.leg, 1.0, names, exact, reasons=reasons)
     if signs := case.fired("N5"):
         yield Match(case.resumed, 0.6, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 

@@ -49,7 +49,7 @@ BETTER = 0.25  #: how much better another parameter's old state must fit than it
 SOME = 3  #: parameters from which the parameters of a role are compared with one another
 MOST = 0.9  #: share of the parameters
 NEW, SMALL = 0.3, 0.6  #: b·a/a·a and ‖b‖/‖a‖ below which an average began anew; one with β = 0.9 has 0.1 and 0.44
-TINY = 0.25  #: ‖b‖/‖a‖ of a slow average that began anew some updates ago; in all parameters
+TINY = 0.1  #: ‖b‖/‖a‖ of a slow average that began anew some updates ago; in all parameters
 FELL = 0.5  #: b/a of squares after one update; averages in use keep 0.9 and more
 APART = 3.0  #: times less than in the other parameters
 GREW = 1.5  #: b/a in nearly all elements after one update; some gradient is always small
@@ -274,7 +274,7 @@ def _broken(kept: Mapping[str, Kept], updates: Mapping[str, Update]) -> dict[str
 def _is_new(one: Kept, squares: bool, once: bool) -> bool:
     if squares:
         return once and one.low < FELL
-    return one.slope < NEW and one.size < (SMALL if once else TINY)
+    return one.slope < NEW and one.size < SMALL if once else max(abs(one.slope), one.size) < TINY
 
 
 def _is_less(one: Kept, squares: bool, usual: float) -> bool:
@@ -316,8 +316,22 @@ def _signs(forms: Mapping[Key, str]) -> Iterator[Sign]:
 
 def _gone(pair: Pair) -> list[Sign]:
     """Report parameters whose optimizer state the later checkpoint does not hold."""
+    if pair.mapped or pair.a.ckpt.format != pair.b.ckpt.format:
+        return []
     had, gone = without_state(pair)
-    if not gone or pair.mapped or pair.a.ckpt.format != pair.b.ckpt.format:
+    tensors = [
+        (fqn, role)
+        for fqn, roles in pair.a.params.items()
+        for role in roles
+        if quantity(role) in (*MOMENTS, STATE) and pair.comparable(fqn)
+    ]
+    lost = [(fqn, role) for fqn, role in tensors if role not in pair.b.params.get(fqn, {})]
+    if not gone and 2 * len(lost) > len(tensors):  # state that an optimizer keeps for all parameters together
+        words = f"{len(lost):,} of {len(tensors):,} tensors of optimizer state are no longer stored"
+        names = list(dict.fromkeys(fqn for fqn, _ in lost))[:NAMED]
+        evidence = {"kind": "absent", "gone": True}
+        return [P33.sign(words, evidence, names, hit=len(lost), of=len(tensors), causes=("B1",))]
+    if not gone:
         return []
     words = f"the optimizer state of {len(gone):,} of {many(len(had), 'parameter')} is no longer stored"
     return [P33.sign(words, {"kind": "absent", "gone": True}, gone[:NAMED], hit=len(gone), of=len(had), causes=("B1",))]

@@ -8,7 +8,6 @@ from statistics import median
 
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
-from workbench.doctor.laws.exact import Replay
 from workbench.doctor.ledger.sign import RULES, Rule, Sign, many, register
 from workbench.doctor.passes.blocks import TensorSlot
 from workbench.doctor.passes.pair import PairState, Update, weight_role
@@ -26,8 +25,6 @@ APART = 4.0  #: times the median parameter's change (catalogue, 3.2)
 STEADY = 5  #: updates from which steady gradients move a weight ∝ k, and changing ones ∝ √k
 SOON = 50  #: updates
 LIST = 100
-POOLED = 3  #: parameters whose replays are added
-TELLING = 5.0  #: times less that is left over with another decay
 
 register(
     Rule("P03", "second moments fell too fast", ("B1", "B5", "B3", "G6"), "pair", "v_B ≥ β2^k·v_A",
@@ -298,8 +295,8 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
         best = min(fits, key=lambda decay: fits[decay][2])
         lr, _, rest = fits[best]
         free = sums.replay.fit(None) if update.decoupled is not False else None
-        if rest > max(REST, noise) and free is not None and free[2] <= max(REST, noise) and 0 <= free[1] < 1:
-            changed[fqn] = (decays[0] or 0.0, float(f"{free[1]:.3g}"))  # with a decay other than the stated one
+        if rest > max(REST, noise) and free is not None and free[2] <= max(REST, noise) and -REST <= free[1] < 1:
+            changed[fqn] = (decays[0] or 0.0, max(float(f"{free[1]:.3g}"), 0.0))  # with a decay that is not stated
             continue
         if rest > max(REST, noise):
             failed[fqn] = rest
@@ -310,8 +307,6 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
         tolerance = REST + 3 * rest
         if update.lr is not None and not update.lr[0] * (1 - tolerance) <= lr <= update.lr[1] * (1 + tolerance):
             off[fqn] = lr
-    if not changed and (pooled := _pooled(updates, found, types)) is not None:
-        changed, failed = pooled, {fqn: rest for fqn, rest in failed.items() if fqn not in pooled}
     if failed:
         most = max(failed.values())
         share = f"up to {100 * most:.3g}% of the change is left over"
@@ -337,40 +332,6 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
             f"{same / total:.0%} of the weights changed by the learning rate itself, as in an optimizer's first update"
         )
         yield _sign("P14", list(of_all), text, len(of_all), None if sure else "warn", share=same / total)
-
-
-def _pooled(
-    updates: Mapping[str, Update], found: Mapping[str, PairState], types: Mapping[str, str]
-) -> dict[str, tuple[float, float]] | None:
-    """Return fqn → stated and replayed decay, from all parameters that should decay alike, or ``None``.
-
-    Over one parameter a small decay is lost in the rest of the replay; over all of them it is not, because every
-    parameter of a group has the same lr and λ.
-    """
-    pools: dict[tuple[float, ...], list[str]] = {}
-    for fqn, sums in found.items():
-        update = updates[fqn]
-        fine = sums.replay.count and types[fqn] in UNITS and sums.replay.noise(types[fqn]) < REST
-        if fine and update.decays and update.decoupled is True:
-            pools.setdefault(tuple(dict.fromkeys(update.decays)), []).append(fqn)
-    for decays, names in pools.items():
-        total = Replay()
-        for fqn in names:
-            total.add(found[fqn].replay)
-        free, stated = total.fit(None), [total.fit(decay) for decay in decays]
-        if free is None or len(names) < POOLED or any(one is None for one in stated):
-            continue
-        best = min(one[2] for one in stated if one is not None)
-        noise = max(total.noise(types[fqn]) for fqn in names)
-        near = min(abs(free[1] - decay) for decay in decays)
-        if (
-            0 <= free[1] + REST < 1
-            and free[2] <= max(2 * noise, REST / 2)
-            and best > TELLING * max(free[2], noise)
-            and near > 0.2 * max(decays)
-        ):
-            return dict.fromkeys(names, (decays[0], float(f"{abs(free[1]):.3g}")))
-    return None
 
 
 def _sign(rule: str, names: Sequence[str], text: str, of: int, severity: str | None = None, **evidence: object) -> Sign:
