@@ -80,7 +80,7 @@ P33 = Rule(
     "pair",
     "one update keeps most of an average, and all parameters of an optimizer keep about the same share",
     f"after one update b·a < {NEW:g}·a·a and ‖b‖ < {SMALL:g}·‖a‖, or squares below {FELL:g} of the old ones, in "
-    f"{MOST:.0%} of the parameters; or {APART:g} times less than in the others; or a constant",
+    f"{MOST:.0%} of the parameters; or {APART:g} times less than in the others; at any time: a constant",
     "definition of an average",
     "warn",
     "an optimizer that drops its state on purpose",
@@ -263,7 +263,7 @@ def _broken(kept: Mapping[str, Kept], updates: Mapping[str, Update]) -> dict[str
         return forms | dict.fromkeys(new, "zero")
     usual = median(one.low if squares else one.slope for one in rest.values())
     if len(rest) >= SOME and usual >= (FELL if squares else STANDS):  # most parameters continue
-        few = {fqn for fqn, one in rest.items() if _is_less(one, squares, usual)}
+        few = {fqn for fqn in once if _is_less(rest[fqn], squares, usual)}
         forms |= dict.fromkeys(few, "zero")
     scaled = {fqn for fqn in once if _is_scaled(rest[fqn], squares)}
     if len(rest) >= SOME and len(scaled) >= MOST * len(rest):
