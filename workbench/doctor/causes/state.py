@@ -44,6 +44,8 @@ def _anew(case: Case, change: LedgerLeg) -> frozenset[str]:
     first, second = case.lost(change)
     names = change.hit(change.weights, *UNLIKE) & (first | second)
     rest = change.seen(*change.weights) - names
+    if len((first | second) - names) > len(names):
+        return frozenset()  # the state of others was lost too
     return frozenset(names) if names and 2 * len(change.clean(change.weights, rest)) > len(rest) else frozenset()
 
 

@@ -37,7 +37,7 @@ def verdict(suspects: tuple[Suspect, ...], case: Case) -> str:
         return f"Nothing could be compared, so nothing is known about the resume: {_lacking(case)}."
     words = coverage(case)
     if two and not _decisive(case):
-        return f"Too little was compared to tell whether the resume is right. Nothing is wrong in: {words}."
+        return f"Too little was compared to decide whether the resume is right. Nothing is wrong in: {words}."
     return f"No fault found in what was compared: {words}."
 
 

@@ -362,6 +362,8 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
     both = [path for path in a.counts if path in b.counts]
     if k is None or step is None or k < 1 or not both:
         return "no counters are stored on both sides, or the updates in between are unknown"
+    moved = _moved(a, b)
+    whole = moved is not None and abs(moved - k) > 1  # the schedule as a whole: P15
     restarted: dict[str, list[str]] = {}
     for path in both:
         old, new = a.counts[path], b.counts[path]
@@ -370,7 +372,7 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
         if old < SURELY - 5 * (kind == "schedule") or not tracks or _OF_DATA.search(path.lower()):
             continue
         due = {old, old + k, old + k + 1, old + k - 1}
-        if new in (k, k + 1) and new < old + k - 1 and new not in due:
+        if new in (k, k + 1) and new < old + k - 1 and new not in due and not (whole and kind == "schedule"):
             restarted.setdefault(kind, []).append(path)
     found = []
     for kind, paths in restarted.items():

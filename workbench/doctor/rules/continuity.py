@@ -476,7 +476,7 @@ def _causes(forms: Mapping[Key, str], names: Sequence[str], roles: Sequence[str]
 
 
 def _eased(values: Array) -> Array:
-    """Return values with large ones brought closer, so that a few do not decide a correlation."""
+    """Return values with large ones brought closer; otherwise a few would decide a correlation."""
     return np.sign(values) * np.sqrt(np.abs(values))
 
 
