@@ -129,7 +129,7 @@ P25 = Rule(
 P26 = Rule(
     "P26",
     "averages of gradients that lost their past",
-    ("B1", "B3", "B5"),
+    ("B1", "B3"),
     "pair",
     "after k updates, an average of gradients keeps decay^k of its old value",
     f"less than half of that, in {MOST:.0%} of the parameters",
@@ -481,7 +481,6 @@ def _only(groups: Sequence[Group]) -> Group | None:
 def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
     """Check how much of the momentum of SGD, Muon and Lion is left after k updates."""
     kept: dict[str, float] = {}
-    held: dict[str, tuple[Array, Array, float]] = {}
     stored = {fqn: roles for fqn, roles in pair.shared() if roles.keys() & {"momentum", "momentum_buffer", "exp_avg"}}
     only = _only(pair.b.facts.groups)
     for fqn in _spread(list(stored)):
@@ -502,7 +501,6 @@ def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
         if len(a) < ENOUGH or not 0 < size < math.inf or not np.isfinite(b).all():
             continue
         kept[fqn] = float(np.dot(a, b)) / size / float(decay) ** update.k
-        held[fqn] = a, b, float(decay) ** update.k
     if not kept:
         found.not_checked.setdefault("P26", Inapplicable("no momentum with a known decay is few enough updates apart"))
         return
@@ -514,31 +512,7 @@ def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
             f"the momentum of {len(lost):,} of {many(len(kept), 'parameter')} keeps less than half of what the updates "
             f"leave of its old value (median: {middle:.0%})"
         )
-        others = {fqn: other for fqn in lost[:LOOKED] if (other := _parent(fqn, held)) is not None}
-        turned = 2 * len(others) > len(lost[:LOOKED])
-        if turned:
-            name, other = next(iter(others.items()))
-            text += f"; the momentum of {name!r} holds that of {other!r}"
-        found.signs.append(
-            P26.sign(
-                text,
-                {"kept": middle, "others": len(others)},
-                lost[:NAMED],
-                hit=len(lost),
-                of=len(kept),
-                causes=("B5",) if turned else ("B1", "B3"),
-            )
-        )
-
-
-def _parent(fqn: str, held: Mapping[str, tuple[Array, Array, float]]) -> str | None:
-    """Return another parameter whose old momentum is in this one's, where its own should be."""
-    _, b, left = held[fqn]
-    best, most = None, 0.5
-    for name, (a, _, _) in held.items():
-        if name != fqn and len(a) == len(b) and (part := float(np.dot(a, b)) / float(np.dot(a, a)) / left) > most:
-            best, most = name, part
-    return best
+        found.signs.append(P26.sign(text, {"kept": middle}, lost[:NAMED], hit=len(lost), of=len(kept)))
 
 
 def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
