@@ -36,6 +36,7 @@ from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.doctor.rules.load import without_state
+from workbench.doctor.rules.settings import fields_changed
 from workbench.doctor.rules.stated import NAMED
 from workbench.errors import WorkbenchError
 from workbench.names.weights import parse
@@ -59,6 +60,7 @@ ROWS = 64  #: rows that are searched for
 SIGMAS = 8.0  #: over the root of the elements: correlation that is not by chance
 CHANCE = 4.5  #: over the root of the columns: correlation that the best of many other rows reaches by chance
 BESIDE = 256  #: tensors beside the weights
+DECAYS = frozenset({"momentum", "dampening", "nesterov", "betas", "alpha", "rho"})  #: fields of param groups
 STANDS = 0.7  #: b·a/a·a from which an average continues
 
 P32 = Rule(
@@ -187,7 +189,8 @@ def _role(
     kept = {fqn: _kept(a, b) for fqn, (a, b) in samples.items()}
     forms = dict.fromkeys(_turned(samples, places, pair, kept), "moved.name")
     rest = {fqn: one for fqn, one in kept.items() if fqn not in forms}
-    forms |= _broken(rest, updates)
+    same = not fields_changed(pair).keys() & DECAYS  # otherwise an update keeps another share
+    forms |= _broken(rest, {fqn for fqn in rest if same and updates[fqn].k == 1})
     for fqn, one in kept.items():
         if form := forms.get(fqn, ""):
             found.forms[fqn, role] = form
@@ -250,14 +253,14 @@ def _turned(
     return found if len(found) > 1 else set()  # a single one may resemble another by chance
 
 
-def _broken(kept: Mapping[str, Kept], updates: Mapping[str, Update]) -> dict[str, str]:
-    """Return fqn → form, of state that is new, filled or multiplied."""
+def _broken(kept: Mapping[str, Kept], once: set[str]) -> dict[str, str]:
+    """Return fqn → form, of state that is new, filled or multiplied; ``once``: after one update with the old settings."""
     forms = {fqn: "zero" if one.constant == 0 else "fill" for fqn, one in kept.items() if one.constant is not None}
     rest = {fqn: one for fqn, one in kept.items() if fqn not in forms}
     if not rest:
         return forms
     squares = all(not math.isnan(one.low) for one in rest.values())
-    once = {fqn for fqn in rest if updates[fqn].k == 1}
+    once = once & rest.keys()
     new = {fqn for fqn, one in rest.items() if _is_new(one, squares, fqn in once)}
     if len(rest) >= SOME and len(new) >= MOST * len(rest):
         return forms | dict.fromkeys(new, "zero")
