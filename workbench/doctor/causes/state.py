@@ -42,9 +42,10 @@ def _anew(case: Case, change: LedgerLeg) -> frozenset[str]:
     A new head, or a layer that is trained from scratch, leaves the same files as a load that skipped it altogether.
     """
     first, second = case.lost(change)
-    names = change.hit(change.weights, *UNLIKE) & (first | second)
+    lost = first | second | (change.hit(MOMENTS) & case.counters(change.leg).reset)
+    names = change.hit(change.weights, *UNLIKE) & lost
     rest = change.seen(*change.weights) - names
-    if len((first | second) - names) > len(names):
+    if len(lost - names) > len(names):
         return frozenset()  # the state of others was lost too
     return frozenset(names) if names and 2 * len(change.clean(change.weights, rest)) > len(rest) else frozenset()
 

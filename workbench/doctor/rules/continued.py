@@ -343,6 +343,8 @@ def schedule_kept(pair: Pair) -> list[Sign] | str:
     one, two = pair.a.facts.schedule, pair.b.facts.schedule
     if one is None or two is None or one.kind != "torch" or two.kind != "torch":
         return Inapplicable("no schedule of torch is stored on both sides")
+    if pair.a.facts.optimizer.family != pair.b.facts.optimizer.family:
+        return "another optimizer has another schedule"
     names = [name for name in one.settings if name in two.settings and name not in _ADVANCING and name[:1] != "_"]
     off = {name: (one.settings[name], two.settings[name]) for name in names}
     off = {name: both for name, both in off.items() if _plain(both[0]) != _plain(both[1])}

@@ -254,7 +254,7 @@ def _turned(
 
 
 def _broken(kept: Mapping[str, Kept], once: set[str]) -> dict[str, str]:
-    """Return fqn → form, of state that is new, filled or multiplied; ``once``: after one update with the old settings."""
+    """Return fqn → form, of state that is new, filled or multiplied; ``once``: after one update, with old settings."""
     forms = {fqn: "zero" if one.constant == 0 else "fill" for fqn, one in kept.items() if one.constant is not None}
     rest = {fqn: one for fqn, one in kept.items() if fqn not in forms}
     if not rest:
