@@ -261,6 +261,97 @@ def test_a_pair_shows_state_that_other_optimizers_lost(
     assert found.causes[0].cause == cause, found.verdict
 
 
+def turned(name: str) -> Callable[[Run], None]:
+    """Each weight of one shape has the state of the next one."""
+
+    def spoil(run: Run) -> None:
+        held = [run.optimizer.state[run.net[layer].weight] for layer in (0, 2, 5)]
+        old = [one[name].clone() for one in held]
+        for one, other in zip(held, [*old[1:], *old[:1]], strict=True):
+            one[name].copy_(other)
+
+    return spoil
+
+
+def scaled(name: str, factor: float) -> Callable[[Run], None]:
+    def spoil(run: Run) -> None:
+        for one in run.optimizer.state.values():
+            one[name].mul_(factor)
+
+    return spoil
+
+
+CENTERED: Any = lambda params: torch.optim.RMSprop(params, lr=1e-3, centered=True)  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "spoil", "causes", "rule"),
+    [
+        (OPTIMIZERS["SGD"], turned("momentum_buffer"), {"B5"}, "P32"),
+        (OPTIMIZERS["RMSprop"], turned("square_avg"), {"B5"}, "P32"),
+        (CENTERED, zeroed("grad_avg"), {"B1", "B3", "B11"}, "P33"),
+        (OPTIMIZERS["RMSprop"], scaled("square_avg", 8.0), {"B6", "E12"}, "P33"),
+        (OPTIMIZERS["Adagrad"], scaled("sum", 0.5), {"B6", "E12"}, "P25"),
+    ],
+)
+def test_state_without_a_law_continues_its_own_old_values(
+    tmp_path: Path, optimizer: Any, spoil: Callable[[Run], None], causes: set[str], rule: str
+) -> None:
+    found = resumed(tmp_path, spoil, 1, optimizer)
+    assert rule in {one.rule for one in found}
+    assert found.causes[0].cause in causes and found.causes[0].certainty != "certain", found.verdict
+
+
+@pytest.mark.parametrize("k", [1, 12])
+def test_rows_of_second_moments_at_other_places_are_found(tmp_path: Path, k: int) -> None:
+    def transposed(run: Run) -> None:
+        for name in ("exp_avg", "exp_avg_sq"):
+            state(run, 2)[name].copy_(state(run, 2)[name].T.clone())
+
+    found = resumed(tmp_path, transposed, k)
+    assert "P32" in {one.rule for one in found}
+    assert found.causes[0].cause in {"B5", "E13"}, found.verdict
+
+
+def test_a_parameter_that_a_saver_left_out_is_not_one_that_was_frozen(tmp_path: Path) -> None:
+    run = Run()
+    run.train(FIRST)
+    before = run.save(tmp_path / f"step-{FIRST}.pt")
+    old = copy.deepcopy((run.net[2].weight.detach(), {k: v for k, v in state(run, 2).items() if k != "step"}))
+    run.train(3)
+    with torch.no_grad():
+        run.net[2].weight.copy_(old[0])
+        for name, tensor in old[1].items():
+            state(run, 2)[name].copy_(tensor)
+    found = wb.doctor(before, run.save(tmp_path / f"step-{FIRST + 3}.pt"))
+    assert found.causes[0].cause == "G6" and found.causes[0].tensors == ("2.weight",), found.verdict
+
+    run = Run()
+    run.train(FIRST)
+    run.net[2].weight.requires_grad_(False)
+    run.optimizer.zero_grad(set_to_none=True)
+    frozen = wb.doctor(before, _trained(run, 3, tmp_path))
+    assert all(one.severity != "error" for one in frozen.causes), frozen.verdict
+
+
+def _trained(run: Run, k: int, folder: Path) -> Path:
+    run.train(k)
+    return run.save(folder / f"frozen-step-{run.step}.pt")
+
+
+def test_a_copy_of_the_weights_is_found_where_another_tensor_was(tmp_path: Path) -> None:
+    run = Run()
+    run.averages = False
+    run.train(FIRST)
+    kept = {name: torch.full_like(one, 0.5) + torch.rand_like(one) for name, one in run.average.items()}
+    run.average = kept
+    before = run.save(tmp_path / f"step-{FIRST}.pt")
+    run.average = {name: one.detach().clone() for name, one in run.net.named_parameters()}
+    run.train(2)
+    found = wb.doctor(before, run.save(tmp_path / f"step-{FIRST + 2}.pt"))
+    assert "P35" in {one.rule for one in found} and found.causes[0].cause in {"F4", "F6"}, found.verdict
+
+
 @pytest.mark.parametrize(
     ("name", "state"),
     [

@@ -31,7 +31,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
 import workbench as wb
-from tests.lab.catalogue import HALVES, SEALED
+from tests.lab.catalogue import HALVES
 from tests.lab.drawn import EARLY, Paths, draw, fitting
 from tests.lab.fault import Fault
 
@@ -281,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     todo = chosen(options.half, options.cases or len(half), options.seed, options.faults, options.formats)
     if options.cases is None:
         todo = list({fault.id: (fault, seed) for fault, seed in reversed(todo)}.values())[::-1]
-    open_ = options.half not in SEALED or options.reveal
+    open_ = options.half != "sealed" or options.reveal
     trials, lines = [], []
     for fault, seed in todo:
         trials.append(tried(fault, seed, options.formats, options.ways, None if options.any_k else EARLY))

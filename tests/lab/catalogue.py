@@ -1,8 +1,7 @@
 """Every fault and control by id: the 42 of the first lab, the wider ones, the healthy; and the halves.
 
 Rules may be tuned on the development half. The sealed half only measures: its results are printed as counts, and nobody
-reads its cases (``third_*.py``) while tuning. It is the third; the first two (``opened*.py``) are development now. The
-fourth (``fourth_*.py``) only measures as well: it is sealed until the third is opened.
+reads its cases (``fourth_*.py``) while tuning. The first three (``opened*.py``) are development now.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from tests.lab.loader_faults import LOADER_FAULTS
 from tests.lab.opened2_faults import OPENED2_FAULTS
 from tests.lab.opened2_hugging import OPENED2_HUGGING
 from tests.lab.opened2_live import OPENED2_LIVE
+from tests.lab.opened3_faults import OPENED3_FAULTS
+from tests.lab.opened3_hugging import OPENED3_HUGGING
+from tests.lab.opened3_live import OPENED3_LIVE
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
-from tests.lab.third_faults import THIRD_FAULTS
-from tests.lab.third_hugging import THIRD_HUGGING
-from tests.lab.third_live import THIRD_LIVE
 from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
@@ -36,11 +35,16 @@ WIDER: dict[str, Fault] = {fault.id: fault for fault in WIDER_FAULTS}
 CONTROLS: dict[str, Fault] = {fault.id: fault for fault in HEALTHY}
 ALL: dict[str, Fault] = FAULTS | WIDER | CONTROLS
 
-_OPENED = (*OPENED_FAULTS, *OPENED_LIVE, *OPENED2_FAULTS, *OPENED2_LIVE, *OPENED2_HUGGING)  #: sealed once
+#: Faults that were sealed once.
+_OPENED = (
+    *(*OPENED_FAULTS, *OPENED_LIVE),
+    *(*OPENED2_FAULTS, *OPENED2_LIVE, *OPENED2_HUGGING),
+    *(*OPENED3_FAULTS, *OPENED3_LIVE, *OPENED3_HUGGING),
+)
+#: Faults of which nothing but counts is printed.
+SEALED: tuple[Fault, ...] = (*FOURTH_FAULTS, *FOURTH_LIVE, *FOURTH_HUGGING)
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
-    "sealed": {fault.id: fault for fault in (*THIRD_FAULTS, *THIRD_LIVE, *THIRD_HUGGING)},
-    "fourth": {fault.id: fault for fault in (*FOURTH_FAULTS, *FOURTH_LIVE, *FOURTH_HUGGING)},
+    "sealed": {fault.id: fault for fault in SEALED},
 }
-SEALED = ("sealed", "fourth")  #: halves of which nothing but counts is printed
-EVERY: dict[str, Fault] = HALVES["dev"] | HALVES["sealed"] | HALVES["fourth"]
+EVERY: dict[str, Fault] = HALVES["dev"] | HALVES["sealed"]

@@ -34,6 +34,7 @@ from workbench.doctor.reasoning.diagnosis import Diagnosis, Subject
 from workbench.doctor.reasoning.verdict import coverage
 from workbench.doctor.rules.alone import check_alone
 from workbench.doctor.rules.carried import check_carried
+from workbench.doctor.rules.continuity import check_continuity
 from workbench.doctor.rules.elsewhere import check_rows
 from workbench.doctor.rules.facts import check_facts
 from workbench.doctor.rules.files import check_files
@@ -245,13 +246,15 @@ class _Passes:
         self.pairs[where] = values.states
         pictured["pair"] = values
         self._take(check_carried(pair, values.updates, values.states), where)
+        kept = check_continuity(pair, values.updates, values.states)
+        self._take(kept, where)
         self._take(narrowed(self.alone[start], self.alone["after"]), where)
         signs = list(values.signs)
         if suspects := _suspects(values.signs):
             rows = check_rows(pair, suspects)
             self._take(rows, where)
             signs += rows.signs
-        self.ledger.add(*train_rows(pair, values.updates, values.states, signs))
+        self.ledger.add(*train_rows(pair, values.updates, values.states, [*kept.signs, *signs], kept.forms))
         if start == "before":
             self._take(self._part(size, check_shards, pair), where)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from workbench.doctor.causes.case import NEARLY_ALL, Case, Match
+from workbench.doctor.causes.case import NEARLY_ALL, Case, Match, leg_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.roles import BUFFERS, MASTERS, MOMENTS, WEIGHTS
-from workbench.doctor.ledger.rows import LedgerLeg
+from workbench.doctor.ledger.rows import LedgerLeg, Status
 from workbench.doctor.ledger.sign import many
 from workbench.names.weights import kinds
 
@@ -56,6 +56,8 @@ def damaged(case: Case) -> Iterator[Match]:
         reasons = case.against(("B1 C1 C2", "the checkpoint that was resumed from already has it" if old else ""))
         # wrong moments make values NaN a few updates later
         began = any(change.hit(MOMENTS, *BEGINNINGS) for change in case.changes)
+        loaded = any(row.status in (Status.BEYOND, Status.ABSENT) for row in case.change("load").rows)
+        began |= loaded and all(leg_of(one) in ("after", "train") for one in signs)
         yield Match(
             "before" if old else case.resumed,
             0.3 if began and not old else 0.9,
@@ -95,7 +97,7 @@ def moment_flipped(case: Case) -> Iterator[Match]:
 
 def zeroed(case: Case) -> Iterator[Match]:
     for change in case.changes:
-        names = frozenset(change.hit(_all(change), "zeros"))
+        names = frozenset(change.hit(_all(change), "zeros") - case.counters(change.leg).reset)
         parts = change.hit(MOMENTS, "part")  # in small ones, the new form of a part cannot be seen
         if names and len(parts) <= 2 * len(names & change.hit(MOMENTS, "zeros")):
             names |= parts
@@ -157,7 +159,7 @@ def mixed(case: Case) -> Iterator[Match]:
         if few and not change.hit(MOMENTS) & few:
             yield Match(change.leg, 0.6, few, False)
     files = [one for one in case.fired("S07") if one.evidence.get("files")]
-    signs = [*case.fired("N24", "V04"), *files]
+    signs = [*case.fired("N24", "V04"), *files, *(s for s in case.fired("P36") if s.evidence["kind"] == "counted")]
     if signs:
         yield Match(case.resumed, 0.95, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -217,6 +219,7 @@ def settings(case: Case) -> Iterator[Match]:
         )
     train = case.change("train")
     idle = [one for one in case.fired("P01") if one.evidence.get("kind") == "still"]
+    idle += [one for one in case.fired("P36") if one.evidence["kind"] == "frozen"]
     still = frozenset(train.hit(MOMENTS, "still") | {name for one in idle for name in one.tensors})
     if still:
         question = "these parameters did not train: were they frozen on purpose?"

@@ -90,6 +90,8 @@ def schedule_restarted(case: Case) -> Iterator[Match]:
     if behind:
         more = [sign for sign, _ in _rates(case)]
         yield Match(leg, 1.0, question=question, signs=(*behind, *more))
+    elif inner := [one for one in case.fired("P34") if one.evidence["kind"] == "schedule"]:
+        yield Match(leg, 1.0, question=question, signs=(*inner, *(sign for sign, _ in _rates(case))))
     elif slow and not case.fired("N6"):
         declared = _declared(case, slow)
         title = "The learning rate fell: its schedule was not restored, or a different one was set."
@@ -146,6 +148,7 @@ def stepped_twice(case: Case) -> Iterator[Match]:
 
 def another_length(case: Case) -> Iterator[Match]:
     signs = [sign for sign, _ in (*_rates(case), *_positions(case)) if sign.evidence.get("declared")]
+    signs += case.fired("P37")
     if signs:
         yield Match(
             case.resumed, 0.5, signs=tuple(signs), question="the schedule's length was changed: was that intended?"
@@ -184,8 +187,8 @@ def another_order(case: Case) -> Iterator[Match]:
 
 def random_states(case: Case) -> Iterator[Match]:
     signs = [
-        *case.fired("N11", "P29"),
-        *(one for one in case.fired("R11") if one.evidence.get("kind") in ("generators", "unstored")),
+        *case.fired("N11"),
+        *(one for one in case.fired("P29", "R11") if "C8" in one.causes or one.evidence.get("kind") == "generators"),
     ]
     if signs:
         yield Match(case.resumed, 0.9, signs=tuple(signs))
@@ -287,10 +290,8 @@ def other_masters(case: Case) -> Iterator[Match]:
             kept = case.equal(change, MOMENTS, "moments", names)
             whole = change.whole(MASTERS, names) and not change.hit(MASTERS, "part")
             yield Match("train", 0.9 if whole else 0.5, names, reasons=case.against(("B1 B6 G6", kept)))
-    if rows := _stale_rows(case):
-        yield Match(
-            "train", 0.8 if case.mastered else 0.4, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows)
-        )
+    if case.mastered and (rows := _stale_rows(case)):
+        yield Match("train", 0.8, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows))
     signs = [one for one in case.fired("S08") if int(one.evidence.get("elements", 0)) > 8]
     if signs and not case.change("load").hit((*WEIGHTS, *MASTERS)):
         yield Match(case.resumed, 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
@@ -331,6 +332,9 @@ def weights_cast(case: Case) -> Iterator[Match]:
     if signs := case.fired("P31"):
         rest = case.fired("P05", "P12", where=where_of(signs[0]))  # what the rounding moved
         yield Match("train", 1.0, frozenset(n for s in signs for n in s.tensors), signs=(*signs, *rest))
+    uneven = [one for one in case.fired("P11") if not one.evidence.get("even")]
+    if uneven and not case.mastered:
+        yield Match("train", 0.4, frozenset(n for s in uneven for n in s.tensors), signs=tuple(uneven))
     for change in case.changes:
         names = frozenset(change.hit(change.weights, "rounded"))
         if names and not change.hit(MASTERS) & names:
@@ -339,6 +343,7 @@ def weights_cast(case: Case) -> Iterator[Match]:
 
 def loss_scale(case: Case) -> Iterator[Match]:
     signs = [*case.fired("N14"), *(one for one in case.fired("R11") if one.evidence.get("kind") == "loss_scale")]
+    signs += [one for one in case.fired("R11", "P29") if one.evidence.get("part") == "loss scale"]
     if signs:
         yield Match(case.resumed, 0.95, signs=tuple(signs))
 
@@ -362,7 +367,7 @@ SCHEDULES = (
          deepspeed="load_checkpoint(load_lr_scheduler_states=True)",
          hf="resume_from_checkpoint with scheduler.pt in the folder", dcp="add the scheduler to the state that "
          "dcp saves; torchtitan: 'lr_scheduler' among the loaded states",
-         explains="S16 S17 N6 N9 R11 P11 P13 P15 P05 P10",
+         explains="P29 P34 S16 S17 N6 N9 R11 P11 P13 P15 P05 P10",
          expects="S17 R11 P15 N6",
          losses="the first loss is right; after that, the loss follows the learning rate",
          everywhere=True,
@@ -388,7 +393,7 @@ SCHEDULES = (
          pattern=stepped_twice),
     made("C4", "The length of the schedule changed, and so did its curve.", "total steps or epochs changed",
          "a kink", "if this was intended, nothing; otherwise restore the number of steps", ARGS, "catalogue C4",
-         explains="S16 S17 R11 R12 P11 P13 P15",
+         explains="P37 S16 S17 R11 R12 P11 P13 P15",
          losses="the first loss is right; after that, the loss follows the learning rate",
          everywhere=True,
          pattern=another_length),
@@ -405,7 +410,7 @@ SCHEDULES = (
          megatron="args.consumed_train_samples must be restored: resume without --finetune",
          hf="ignore_data_skip=False", deepspeed="pass the loader's position through client_state",
          lightning="save the loader's position with a StatefulDataLoader",
-         explains="S18 R11 N10",
+         explains="P29 S18 R11 N10",
          losses="the loss drops on data seen before",
          everywhere=True,
          pattern=data_again),
@@ -500,7 +505,7 @@ PRECISION = (
          pattern=weights_cast),
     made("D8", "The loss scale was reset.", "the scaler's state was not restored", "skipped steps, then normal",
          "save and load the scaler's state", ECHO, "transformers 34053, composer 1376, Lightning 10766",
-         explains="N14 R11 P01",
+         explains="P29 N14 R11 P01",
          pattern=loss_scale),
     made("D9", "fp8 scales or amax histories were lost.", "_extra_state is missing, empty or in another layout",
          "NaN or an explosion at the first step", "restore _extra_state of every module, or recompute the scales first",

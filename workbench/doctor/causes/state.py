@@ -36,6 +36,20 @@ def _unlike(case: Case, change: LedgerLeg) -> frozenset[str]:
     return frozenset(names - change.hit(MOMENTS))
 
 
+def _anew(case: Case, change: LedgerLeg) -> frozenset[str]:
+    """Return the weights that are unlike the old ones and whose optimizer state is new as well, if the rest continues.
+
+    A new head, or a layer that is trained from scratch, leaves the same files as a load that skipped it altogether.
+    """
+    first, second = case.lost(change)
+    lost = first | second | (change.hit(MOMENTS) & case.counters(change.leg).reset)
+    names = change.hit(change.weights, *UNLIKE) & lost
+    rest = change.seen(*change.weights) - names
+    if len(lost - names) > len(names):
+        return frozenset()  # the state of others was lost too
+    return frozenset(names) if names and 2 * len(change.clean(change.weights, rest)) > len(rest) else frozenset()
+
+
 def _related(change: LedgerLeg) -> set[str]:
     """Return the weights that are unlike the old ones but still correlate with them."""
     names = change.hit(change.weights, "other")
@@ -55,6 +69,14 @@ def renamed(case: Case) -> Iterator[Match]:
 
 def not_loaded(case: Case) -> Iterator[Match]:
     for change in case.changes:
+        if anew := _anew(case, change):
+            yield Match(
+                change.leg,
+                0.99,
+                anew,
+                question="were these tensors started anew on purpose, with new optimizer state?",
+                title="Some weights and their optimizer state are new.",
+            )
         names = _unlike(case, change)
         if not names and not case.mastered:
             names = _changed_some(change)
@@ -141,12 +163,13 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
                 ("E13 B5 E1", case.equal(change, change.weights, "weights")),
             )
             question = "the optimizer started fresh: was that intended?" if whole else ""
-            yield Match(change.leg, 1.0, names, not whole, question, reasons)
+            exact = not whole and change.proved(MOMENTS, "zero")
+            yield Match(change.leg, 1.0, names, exact, question, reasons)
         elif counters.reset and (not change.seen(*MOMENTS) & counters.reset or _forgotten(case, change)):
             question = "the optimizer's counters restarted: was that intended?"
             yield Match(change.leg, 0.6, counters.reset, False, question if _whole(case, change) else "")
     absent = [one for one in case.fired("S06") if one.evidence.get("kind") in ("absent", "never", "gone")]
-    absent += [one for one in case.fired("R03", "R01", "N3", "V05") if one.evidence.get("gone")]
+    absent += [one for one in case.fired("R03", "R01", "N3", "V05", "P33") if one.evidence.get("gone")]
     if absent:
         never = any(one.evidence.get("kind") == "never" for one in absent)
         question = "" if any(one.severity == "error" for one in absent) else "was the optimizer left out on purpose?"
@@ -162,6 +185,8 @@ def _forgotten(case: Case, change: LedgerLeg) -> bool:
 
 
 def counters_reset(case: Case) -> Iterator[Match]:
+    if signs := _of_groups(case):
+        yield Match("train", 0.9, signs=(*signs, *case.fired("P01", "S07")))
     for change in case.changes:
         counters = case.counters(change.leg)
         seen = change.seen(*MOMENTS)
@@ -177,6 +202,11 @@ def counters_reset(case: Case) -> Iterator[Match]:
         )
         exact = bool(words) and change.exact
         yield Match(change.leg, 1.0 if words else 0.45, names, exact, question, reasons)
+
+
+def _of_groups(case: Case) -> list[Sign]:
+    """Return counters of the param groups themselves that restarted."""
+    return [one for one in case.fired("P34") if one.evidence["kind"] == "groups"]
 
 
 def _whole(case: Case, change: LedgerLeg) -> bool:
@@ -242,14 +272,15 @@ def other_binding(case: Case) -> Iterator[Match]:
             continue  # the owner is unknown: they moved with the weights
         if names and not change.exact and not case.counters(change.leg).reset:
             names |= change.hit(MOMENTS, "other", "fallen", "near")  # the source of small ones cannot be found
-        if names and not change.hit((*change.weights, *MASTERS)) & names:
+        if names and not 4 * len(case.displaced(change) & names) > len(names):  # steps by wrong moments are too long
             still = change.seen(*change.weights) & names
             words = case.equal(change, change.weights, "weights", names) if still else ""
             reasons = case.against(
                 ("E1 E3 E4 E9", words),
                 ("B6", f"the moments of {many(len(names), 'parameter')} belong to other parameters"),
             )
-            yield Match(change.leg, 1.0, names, change.exact or bool(case.fired("P17")), reasons=reasons)
+            exact = change.exact or (bool(case.fired("P17")) and not case.displaced(change) & names)
+            yield Match(change.leg, 1.0, names, exact, reasons=reasons)
     if signs := case.fired("N5"):
         yield Match(case.resumed, 0.6, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -343,7 +374,9 @@ def compressed(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = change.hit(("state1", "state2", STATE)) - change.hit(("state1", "state2", STATE), *GONE)
         if names:
-            yield Match(change.leg, 0.9, frozenset(names), change.exact)
+            packed = names & change.hit(("state1", "state2"))
+            title = "" if packed else "A part of the optimizer's state is not that of these parameters."
+            yield Match(change.leg, 0.9, frozenset(names), change.exact, title=title)
 
 
 # ---- the catalogue ---------------------------------------------------------------------------------------------------
@@ -376,7 +409,7 @@ NAMES = (
         dcp="dcp.load with a planner that refuses missing keys (DefaultLoadPlanner(allow_partial_load=False))",
         megatron="--dist-ckpt-strictness raise_all",
         hf="check missing_keys of from_pretrained's loading info",
-        explains="P05 P06 P08 P11 P12 P13 P17 P18 N29 R01 R03 R09 P02 N3",
+        explains="P05 P06 P08 P11 P12 P13 P17 P18 N29 R01 R03 R09 P02 N3 P01 P03 P04 R10 S06 S07",
         losses="the first losses are wrong; they recover over 10² to 10³ updates",
         pattern=not_loaded,
     ),
@@ -438,7 +471,7 @@ OPTIMIZER = (
          lightning="use trainer.fit(ckpt_path=…) and save_weights_only=False",
          paddle="call optimizer.set_state_dict with the .pdopt; PaddleNLP: ignore_load_lr_and_optim=False",
          bytecheckpoint="include 'optimizer' in the states passed to bytecheckpoint.load",
-         explains="P25 P26 P03 P04 P05 P06 P08 P12 P13 S05 S06 S07 S17 P01 P14 R01 R03 R10 N3 N13 S19 N16",
+         explains="P33 P25 P26 P03 P04 P05 P06 P08 P12 P13 S05 S06 S07 S17 P01 P14 R01 R03 R10 N3 N13 S19 N16",
          expects="S05 S06 R10 P01",
          losses="the first loss is right, then a slow bump",
          everywhere=True,
@@ -449,7 +482,7 @@ OPTIMIZER = (
          dcp="save and load state.*.step; capturable or fused optimizers keep it as a tensor",
          megatron="keep 'step' of every param group when the optimizer's state is loaded",
          deepspeed="let load_checkpoint restore the base optimizer's state: 'step' is in state and param_groups",
-         explains="S06 S07 P01 P05 P12 P13 P14 R10 R09 S19",
+         explains="P34 S06 S07 P01 P05 P12 P13 P14 R10 R09 S19",
          expects="S07 S06 R10 P01",
          losses="the first loss is right; the following losses depend on the size of the updates",
          everywhere=True,
@@ -461,14 +494,14 @@ OPTIMIZER = (
          dcp="create the state before dcp.load; otherwise missing moments are skipped while 'step' is found",
          megatron="resume without --no-load-optim; if the moments are lost, reset the step of the groups as well",
          deepspeed="load_checkpoint(load_optimizer_states=True); if the moments are lost, reset the step as well",
-         explains="P25 P26 P03 P04 P05 P06 P08 P12 P13 S05 R03 P14 S19 S04 N16",
+         explains="P33 P25 P26 P03 P04 P05 P06 P08 P12 P13 S05 R03 P14 S19 S04 N16",
          losses="the first loss is right, then a slow bump",
          everywhere=True,
          pattern=moments_zero, damage=moments_lost),
     made("B4", "exp_avg_sq was lost; exp_avg was kept.",
          "one of the two moments was not loaded or was zeroed", "a catastrophic jump at the second step",
          "go back to the previous checkpoint and restore both moments from one save", ECHO, "catalogue B4",
-         explains="P25 P03 P04 P05 P06 P08 P12 P13 S02 S04 S05 S19 P09 R03 R09 N16",
+         explains="P33 P25 P03 P04 P05 P06 P08 P12 P13 S02 S04 S05 S19 P09 R03 R09 N16",
          expects="S04 S05",
          losses="the first loss is right; the second is wrong",
          everywhere=True,
@@ -480,14 +513,14 @@ OPTIMIZER = (
          torch="build the param groups in the same order as at the save, or save the state by parameter name",
          hf="build the groups in the same order as at the save; a changed decay rule reorders optimizer.pt",
          deepspeed="keep the order of the param groups, because ZeRO's flat buffers follow it",
-         explains="P26 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S04 N28",
+         explains="P01 S07 P32 P25 P26 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S04 N28",
          expects="P17 R02 N5",
          losses="the first loss is right, then a slow bump",
          pattern=other_binding, damage=wrong_steps),
     made("B6", "exp_avg and exp_avg_sq come from different steps or tensors.",
          "one of them was taken from another save or shard", "a bump", "load both moments from one save",
          "the checkpoint before the one that was resumed from", "catalogue B6",
-         explains="S04 S19 N5 P03 P04 P05 P12 R09 R02 P21",
+         explains="P33 S04 S19 N5 P03 P04 P05 P12 R09 R02 P21",
          losses="the first loss is right, then a slow bump",
          pattern=mixed_moments),
     made("B7", "Parameters moved to other param groups, so weight decay applies to the wrong ones.",
@@ -522,7 +555,7 @@ OPTIMIZER = (
     made("B11", "The optimizer's compressed state is inconsistent.",
          "codes, scales or factors of 8-bit, factored or AMSGrad states come from different saves", "a bump or NaN",
          "restore all parts of the state from one save", ECHO, "catalogue B11",
-         explains="R09 R03 P25 N8 S04",
+         explains="P32 P33 R02 R09 R03 P25 N8 S04",
          losses="the first loss is right, then a slow bump",
          pattern=compressed),
 )  # fmt: skip

@@ -25,7 +25,7 @@ from workbench.doctor.facts.groups import Names, read_groups
 from workbench.doctor.facts.numbers import betas_of, number, step_of, whole
 from workbench.doctor.facts.optimizer import Optimizer, recognise, together
 from workbench.doctor.facts.schedule import read_schedule
-from workbench.doctor.facts.state import NAME, Group, Statement, TrainingState
+from workbench.doctor.facts.state import NAME, PARTS, Group, Statement, TrainingState
 from workbench.doctor.facts.steps import read_steps
 from workbench.errors import WorkbenchError
 from workbench.names.steps import parse_name
@@ -108,6 +108,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
 }
 RNG_BYTES = 1 << 16  #: most bytes of one generator's state
 RNG_MANY = 4096
+COUNTED = 10_000  #: most integers that are compared
 
 
 def gather(
@@ -149,8 +150,26 @@ def gather(
         unreadable,
         _wrote(groups, names, called),
         {name: frozenset(words) for name, words in names.state.items()},
+        _counts(found),
+        _parts(found, names),
     )
     return state.given(betas=betas, lr=lr, weight_decay=weight_decay)
+
+
+def _counts(found: Iterable[ObjectLeaf]) -> dict[str, int]:
+    """Return path → integer, of everything but arguments and the optimizer's counters of single parameters."""
+    counts: dict[str, int] = {}
+    for leaf in found:
+        if leaf.path[0] in _ARGS or "state" in leaf.path[1:-1] or not _whole(leaf.value) or len(counts) >= COUNTED:
+            continue
+        counts.setdefault(".".join(leaf.path), int(leaf.value))
+    return counts
+
+
+def _parts(found: Iterable[ObjectLeaf], names: Names) -> frozenset[str]:
+    words = {part.lower() for leaf in found if leaf.path[0] not in _ARGS for part in leaf.path}
+    stored = {part for part, some in PARTS.items() if any(one in word for one in some for word in words)}
+    return frozenset(stored | ({"average"} if "ema" in names.roles else set()))
 
 
 def _say(told: dict[str, list[Statement]], fact: str, value: Any, source: str, *, first: bool = False) -> None:

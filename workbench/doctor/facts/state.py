@@ -24,6 +24,13 @@ from workbench.doctor.facts.numbers import number
 from workbench.doctor.facts.optimizer import Optimizer, claimed
 
 GIVEN = "given"  #: source of a fact that the user passed
+#: Part of a trainer's state → words in its path.
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "schedule": ("sched",),
+    "loss scale": ("scaler", "loss_scale"),
+    "data loader": ("loader", "sampler"),
+    "average": ("ema", "average", "swa"),
+}
 NAME = "the name"  #: source of a step that only the folder's name states
 
 
@@ -140,6 +147,8 @@ class TrainingState:
         unreadable: objects that cannot be decoded, with the reason.
         optimizer: the optimizer that wrote the state; for several, the laws that hold for all.
         states: name → names of its optimizer state: ``exp_avg``, ``state1`` …
+        counts: path → integer that the trainer, a schedule or a param group keeps.
+        parts: parts of a trainer's state that are stored: those of :data:`PARTS`.
     """
 
     #: Fact → statements, most trusted first; names in :data:`workbench.doctor.facts.gather.FACTS`.
@@ -153,6 +162,8 @@ class TrainingState:
     unreadable: Mapping[str, str] = field(default_factory=dict)
     optimizer: Optimizer = field(default_factory=Optimizer)
     states: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    parts: frozenset[str] = frozenset()
 
     def value(self, fact: str) -> Any:
         """Return the value of the most trusted statement, or ``None``."""

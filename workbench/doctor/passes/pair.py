@@ -305,8 +305,10 @@ def _weights(
 
 
 def _one_step(update: Update, kind: str) -> tuple[float, float] | None:
-    """Return the learning rate of a single update of float32 weights, or ``None``."""
-    return update.lr if update.k == 1 and update.lr is not None and update.lr[0] > 0 and kind == "float32" else None
+    """Return the learning rate of a single update of float32 weights by Adam, or ``None``."""
+    if update.k != 1 or update.bars("reach"):  # sign-based optimizers always move weights by lr
+        return None
+    return update.lr if update.lr is not None and update.lr[0] > 0 and kind == "float32" else None
 
 
 # ---- compiled --------------------------------------------------------------------------------------------------------

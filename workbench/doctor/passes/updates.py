@@ -14,10 +14,11 @@ count is used.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 
 from workbench.doctor.facts.counted import per_step
-from workbench.doctor.facts.evidence import Pair, State
+from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.optimizer import UNKNOWN, Optimizer
 from workbench.doctor.facts.schedule import plan_of
 from workbench.doctor.facts.state import NAME, TrainingState
@@ -27,6 +28,9 @@ from workbench.doctor.passes.pair import Update
 Betas = tuple[float, float]
 #: Law of an optimizer → the laws of a pair that depend on it.
 _LAWS = {"moments": ("floor", "transition"), "reach": ("reach",), "replay": ("replay",), "ruler": ("ruler",)}
+_UNTRAINED = tuple((law, "the optimizer has no state for it") for law in ("reach", "replay", "ruler"))
+_ANEW = (("ruler", "the optimizer's state began anew in between"),)
+NAMED = ("weight", "bias")  #: last words of the names of what optimizers train
 EXTRA = 3  #: most updates that a load itself makes, to create the optimizer's state
 MOST = 1e300  #: most updates that a float holds
 
@@ -38,6 +42,7 @@ def between(pair: Pair) -> dict[str, Update]:
     ends = sorted({*a.beta_ends, *b.beta_ends})
     cycled = a.cycled or b.cycled
     found = {}
+    surplus = _surplus(pair)
     for fqn in pair.b.params:
         first, second = _counter(a, fqn), _counter(b, fqn)
         own = None if first is None or second is None else second - first
@@ -67,10 +72,36 @@ def between(pair: Pair) -> dict[str, Update]:
             bool(b.amsgrad),
             older,
             () if (one := later or older) is None else tuple((end, one[1]) for end in ends),
-            _barred(older, later, [one.optimizer_of(fqn) for one in (a, b)], cycled),
+            _barred(older, later, [one.optimizer_of(fqn) for one in (a, b)], cycled)
+            + (_UNTRAINED if fqn in surplus else ())
+            + (_ANEW if own is not None and own < 0 else ()),
             lag,
         )
     return found
+
+
+def _surplus(pair: Pair) -> frozenset[str]:
+    """Return tensors that no optimizer updates: not called a weight or bias, and without state where weights have it.
+
+    Of state that is only numbered, shapes must account for all other tensors.
+    """
+    odd = {
+        f
+        for f, roles in pair.b.params.items()
+        if set(roles) <= {"param", "buffer"} and f.rpartition(".")[2] not in NAMED
+    }
+    known = {name for side in (pair.a, pair.b) for name in side.facts.states}
+    if any(not is_numbered(name) for name in known):
+        return frozenset(odd - known)
+    state = Counter(pair.b.shape(next(iter(roles.values()))) for f, roles in pair.b.params.items() if is_numbered(f))
+    weights = Counter(pair.b.shape(r["param"]) for f, r in pair.b.params.items() if "param" in r and f not in odd)
+    held = {f for f in odd if "param" in pair.b.params[f] and state[pair.b.shape(pair.b.params[f]["param"])]}
+    return (
+        frozenset(f for f in odd - held)
+        | frozenset(f for f in held if state[shape := pair.b.shape(pair.b.params[f]["param"])] <= weights[shape])
+        if state
+        else frozenset()
+    )
 
 
 def passed(a: TrainingState, b: TrainingState) -> int | None:
@@ -172,6 +203,8 @@ def lr_range(a: TrainingState, b: TrainingState, fqn: str, k: int) -> tuple[tupl
     if not ends:
         return None, False
     peaks = [*_peaks(a), *_peaks(b)]
+    if k == 1 and here and there:  # the one update used what A stores, or what B stores, by when it is set
+        return (min(ends), max(ends)), False
     # an lr above the assumed peak: the schedule between the two is unknown
     return (0.0, max([*ends, *peaks])), bool(peaks) and max(ends) <= max(peaks) * (1 + 1e-6)
 

@@ -35,7 +35,20 @@ def verdict(suspects: tuple[Suspect, ...], case: Case) -> str:
     two = case.evidence.after is not None or case.evidence.echo is not None
     if two and not any(row.status in COMPARED for row in case.ledger):
         return f"Nothing could be compared, so nothing is known about the resume: {_lacking(case)}."
-    return f"No fault found in what was compared: {coverage(case)}."
+    words = coverage(case)
+    if two and not _decisive(case):
+        return f"Too little was compared to decide whether the resume is right. Nothing is wrong in: {words}."
+    return f"No fault found in what was compared: {words}."
+
+
+def _decisive(case: Case) -> bool:
+    """Whether most weights, and most of the optimizer's state, were compared by a law that would show a bad load."""
+    leg = "load" if case.change("load").rows else "train"
+    if leg == "train" and weak(case):
+        return False
+    of = {name: case.ledger.count(leg, GROUPS[name])[0] for name in ("weights", "masters", "moments")}
+    seen = {name: case.ledger.count(leg, GROUPS[name], *COMPARED)[0] for name in of}
+    return all(2 * seen[name] > of[name] for name in of if of[name]) and any(of.values())
 
 
 def _lacking(case: Case) -> str:
@@ -90,13 +103,17 @@ def weak(case: Case) -> str:
         return "One checkpoint cannot show what a load changed: save an echo right after it, or pass a later checkpoint"
     facts = evidence.after.facts
     betas = facts.betas or evidence.before.facts.betas
-    if not case.change("train").seen(*GROUPS["moments"]) or betas is None:
+    if not case.change("train").seen(*GROUPS["moments"]):
         return "Without moments, a later checkpoint shows little: save an echo right after the load"
     sides = (evidence.before.facts, facts)
     counters = [one.steps.usual for one in sides]
     first, second = counters if None not in counters else [one.step for one in sides]
     if first is None or second is None:
         return "The number of updates in between is not stored: save an echo right after the load"
+    if betas is None:
+        if second - first <= 1:
+            return ""
+        return "It is unknown how long this optimizer remembers: save an echo right after the load"
     if betas[1] ** max(second - first, 0) < FORGOTTEN:
         return (
             f"With {second - first:,.0f} updates in between, a load is no longer visible: save an echo right after it"

@@ -47,8 +47,10 @@ OUTSIDE = 0.05  #: share of the elements of an average
 DECAY = 0.95  #: least decay of an average; decays in use are 0.99 and more, and first rise as (1+n)/(10+n)
 SETTLED = 20  #: updates
 CLEAR = 0.15  #: excess over what that decay allows
+FARTHER = 3.0  #: times the way of all other averages
 APART = 1e-3  #: share of the weights' size; an average closer to the weights than that shows nothing
 FELL = 0.02  #: share of the elements of a parameter
+SCALED = 0.2  #: share that all elements of squares keep if they were multiplied, and not lost
 MOST = 0.9  #: share of the parameters; gradients that reverse suddenly affect fewer
 LEFT = 0.3  #: decay^k from which the rest of an old average is visible among k new gradients
 STANDS = 10  #: updates
@@ -127,7 +129,7 @@ P25 = Rule(
 P26 = Rule(
     "P26",
     "averages of gradients that lost their past",
-    ("B1", "B3", "B5"),
+    ("B1", "B3"),
     "pair",
     "after k updates, an average of gradients keeps decay^k of its old value",
     f"less than half of that, in {MOST:.0%} of the parameters",
@@ -284,6 +286,7 @@ def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
         return
     outside: dict[str, float] = {}
     near: dict[str, float] = {}
+    ways: list[float] = []
     stands: list[str] = []
     looked = dict.fromkeys(("P22", "P23", "P28"), 0)
     for fqn in _spread(list(held)):
@@ -314,18 +317,22 @@ def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
             decay = min(DECAY, (1 + update.before) / (10 + update.before))
             if way > 1 - decay**update.k + CLEAR:
                 near[fqn] = way
+            else:
+                ways.append(way)
     for rule, count in looked.items():
         if count:
             found.checked[rule] = f"{count:,} of {many(len(held), 'averaged parameter')}"
         else:
             found.not_checked.setdefault(rule, "the updates in between are not known well enough")
-    found.signs += _strayed(outside, near, looked)
+    found.signs += _strayed(outside, near, looked, ways)
     if stands and len(stands) == looked["P28"]:
         text = f"the averages of {many(len(stands), 'parameter')} are equal bit for bit although their weights changed"
         found.signs.append(P28.sign(text, {}, stands[:NAMED], hit=len(stands), of=looked["P28"]))
 
 
-def _strayed(outside: Mapping[str, float], near: Mapping[str, float], looked: Mapping[str, int]) -> Iterator[Sign]:
+def _strayed(
+    outside: Mapping[str, float], near: Mapping[str, float], looked: Mapping[str, int], ways: Sequence[float]
+) -> Iterator[Sign]:
     if outside:
         share = max(outside.values())
         text = (
@@ -334,7 +341,8 @@ def _strayed(outside: Mapping[str, float], near: Mapping[str, float], looked: Ma
         )
         yield P22.sign(text, {"share": share}, list(outside)[:NAMED], hit=len(outside), of=looked["P22"])
     near = {fqn: way for fqn, way in near.items() if fqn not in outside}
-    if near and 2 * len(near) > looked["P23"]:
+    apart = bool(near) and len(ways) > 1 and max(ways) < min(near.values()) / FARTHER  # one decay moves all alike
+    if near and (2 * len(near) > looked["P23"] or apart):
         way = sorted(near.values())[len(near) // 2]
         text = f"the averages of {many(len(near), 'parameter')} moved {way:.0%} of the way to the weights"
         yield P23.sign(text, {"way": way}, list(near)[:NAMED], hit=len(near), of=looked["P23"])
@@ -422,6 +430,7 @@ def _left(role: str, settings: Mapping[str, Any], update: Update) -> float | Non
 def _squares(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
     """Check sums, maxima and averages of squares of optimizers other than Adam."""
     fell: dict[str, float] = {}
+    kept: list[float] = []  # what all elements keep at least
     roles_of: dict[str, str] = {}
     seen, only = 0, _only(pair.b.facts.groups)
     for fqn, roles in pair.shared():
@@ -440,6 +449,7 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
             some = a > 0
             if some.any() and (share := float((b[some] < left * a[some] * (1 - SLACK * update.k)).mean())) > FELL:
                 fell[fqn], roles_of[fqn] = share, role
+                kept.append(float(np.quantile(b[some] / a[some], FELL)) / left)
     if seen:
         found.checked["P25"] = f"{seen:,} tensors of squares"
     else:
@@ -452,7 +462,11 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
         )
         evidence = {"roles": sorted(set(roles_of.values())), "share": max(fell.values())}
         others = {role for fqn, roles in pair.shared() if fqn in fell for role in roles} & set(FIRST)
-        causes = ("B11",) if set(roles_of.values()) == {"max_exp_avg_sq"} else ("B4",) if others else ("B1", "B3")
+        scaled = min(kept) > SCALED and len(fell) > 1  # fresh state would be far smaller where gradients are
+        if set(roles_of.values()) == {"max_exp_avg_sq"}:
+            causes: tuple[str, ...] = ("B11",)
+        else:
+            causes = ("B6", "E12", "B4") if scaled else ("B4",) if others else ("B1", "B3")
         found.signs.append(
             P25.sign(text, evidence, list(fell)[:NAMED], hit=len(fell), of=max(seen, len(fell)), causes=causes)
         )
@@ -467,7 +481,6 @@ def _only(groups: Sequence[Group]) -> Group | None:
 def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
     """Check how much of the momentum of SGD, Muon and Lion is left after k updates."""
     kept: dict[str, float] = {}
-    held: dict[str, tuple[Array, Array, float]] = {}
     stored = {fqn: roles for fqn, roles in pair.shared() if roles.keys() & {"momentum", "momentum_buffer", "exp_avg"}}
     only = _only(pair.b.facts.groups)
     for fqn in _spread(list(stored)):
@@ -488,7 +501,6 @@ def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
         if len(a) < ENOUGH or not 0 < size < math.inf or not np.isfinite(b).all():
             continue
         kept[fqn] = float(np.dot(a, b)) / size / float(decay) ** update.k
-        held[fqn] = a, b, float(decay) ** update.k
     if not kept:
         found.not_checked.setdefault("P26", Inapplicable("no momentum with a known decay is few enough updates apart"))
         return
@@ -500,31 +512,7 @@ def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
             f"the momentum of {len(lost):,} of {many(len(kept), 'parameter')} keeps less than half of what the updates "
             f"leave of its old value (median: {middle:.0%})"
         )
-        others = {fqn: other for fqn in lost[:LOOKED] if (other := _parent(fqn, held)) is not None}
-        turned = 2 * len(others) > len(lost[:LOOKED])
-        if turned:
-            name, other = next(iter(others.items()))
-            text += f"; the momentum of {name!r} holds that of {other!r}"
-        found.signs.append(
-            P26.sign(
-                text,
-                {"kept": middle, "others": len(others)},
-                lost[:NAMED],
-                hit=len(lost),
-                of=len(kept),
-                causes=("B5",) if turned else ("B1", "B3"),
-            )
-        )
-
-
-def _parent(fqn: str, held: Mapping[str, tuple[Array, Array, float]]) -> str | None:
-    """Return another parameter whose old momentum is in this one's, where its own should be."""
-    _, b, left = held[fqn]
-    best, most = None, 0.5
-    for name, (a, _, _) in held.items():
-        if name != fqn and len(a) == len(b) and (part := float(np.dot(a, b)) / float(np.dot(a, a)) / left) > most:
-            best, most = name, part
-    return best
+        found.signs.append(P26.sign(text, {"kept": middle}, lost[:NAMED], hit=len(lost), of=len(kept)))
 
 
 def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:

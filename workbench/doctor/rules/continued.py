@@ -145,18 +145,59 @@ P20 = Rule(
 )
 P29 = Rule(
     "P29",
-    "random states are no longer stored",
-    ("C8",),
+    "a part of the trainer's state is no longer stored",
+    ("C8", "C1", "D8", "C6", "F4"),
     "pair",
     "a save holds everything that the previous one held",
-    "none is stored",
+    "generators, schedule, loss scale, data loader or averages: none is stored",
     "catalogue C8",
     "warn",
-    "a save without them on purpose",
-    "save the generators' states",
+    "a save without it on purpose",
+    "save that part of the state again",
 )
-register(R10, R11, R12, N10, N12, P01, P15, P16, P20, P29)
-SCHEDULED = ("lr", "initial_lr", "weight_decay")  #: fields that a schedule changes, or that other rules compare
+P37 = Rule(
+    "P37",
+    "the schedule's own settings changed",
+    ("C4", "C2", "H1"),
+    "pair",
+    "a schedule keeps its length and shape",
+    "exact; counters and learning rates aside",
+    "torch 2.13 LRScheduler.state_dict",
+    "warn",
+    "a schedule that was changed on purpose",
+    "restore the scheduler's state",
+)
+P34 = Rule(
+    "P34",
+    "a counter restarted",
+    ("C1", "B2", "F4", "C9"),
+    "pair",
+    "a counter that advances with the updates goes on after a resume",
+    f"it was {SURELY} or more, and is the number of updates in between",
+    "exact",
+    "warn",
+    "a counter of something that began at the resume",
+    "restore the named counter",
+)
+register(R10, R11, R12, N10, N12, P01, P15, P16, P20, P29, P34, P37)
+#: What schedules of torch change themselves, and learning rates, which other rules compare.
+_ADVANCING = frozenset(
+    {
+        "base_lrs",
+        "max_lrs",
+        "last_epoch",
+        "T_cur",
+        "T_i",
+        "best",
+        "num_bad_epochs",
+        "cooldown_counter",
+        "last_batch_idx",
+    }
+)
+#: Kind of a counter → words in its path. A position in a cycle is one of a schedule.
+_COUNTING = {"groups": ("param_groups",), "schedule": ("sched",), "average": ("ema", "average", "swa")}
+_OF_DATA = re.compile(r"loader|sampler|epoch(?!$)|batch|scaler|growth|bad_epochs|cooldown|_dim|size|length")
+SCHEDULED = ("lr", "weight_decay")  #: fields that a schedule changes, or that other rules compare
 CYCLED = ("betas", "momentum")
 
 # ---- counters ------------------------------------------------------------------------------------------------------
@@ -273,22 +314,76 @@ def same_trainer(pair: Pair) -> list[Sign] | str:
     return [*found, *_unstored(pair, R11)]
 
 
-def generators_stored(pair: Pair) -> list[Sign] | str:
-    if not pair.a.facts.generators:
-        return Inapplicable("no states of random generators are stored")
+def parts_stored(pair: Pair) -> list[Sign] | str:
+    if not pair.a.facts.generators and not pair.a.facts.parts:
+        return Inapplicable("no states of generators, schedules, scales, loaders or averages are stored")
     return _unstored(pair, P29)
 
 
 def _unstored(pair: Pair, rule: Rule) -> list[Sign]:
     """Report generators whose states the later checkpoint lacks although it has the optimizer's state."""
     a, b = pair.a.facts, pair.b.facts
-    if not a.generators or b.generators or not b.groups:
-        return []
     one, two = pair.a.ckpt, pair.b.ckpt
-    if one.format != two.format or len(one.catalog.files) != len(two.catalog.files):
-        return []  # a save by another framework or other ranks, whose generators start fresh
+    if one.format != two.format or not b.groups:
+        return []
+    found = []
+    for part in sorted(a.parts - b.parts):
+        causes = {"schedule": ("C1",), "loss scale": ("D8",), "data loader": ("C6",), "average": ("F4",)}[part]
+        words = f"the {part} is no longer stored: does the run not use it any more?"
+        found.append(rule.sign(words, {"kind": "unstored", "part": part}, severity="warn", causes=causes))
+    if not a.generators or b.generators or len(one.catalog.files) != len(two.catalog.files):
+        return found  # other ranks' generators start fresh
     words = f"the states of {many(len(a.generators), 'random generator')} are no longer stored"
-    return [rule.sign(words, {"kind": "unstored", "names": list(a.generators)[:NAMED]}, severity="warn")]
+    evidence = {"kind": "unstored", "names": list(a.generators)[:NAMED]}
+    return [*found, rule.sign(words, evidence, severity="warn", causes=("C8",))]
+
+
+def schedule_kept(pair: Pair) -> list[Sign] | str:
+    """Compare the constants in the state of a schedule of torch (P37)."""
+    one, two = pair.a.facts.schedule, pair.b.facts.schedule
+    if one is None or two is None or one.kind != "torch" or two.kind != "torch":
+        return Inapplicable("no schedule of torch is stored on both sides")
+    if pair.a.facts.optimizer.family != pair.b.facts.optimizer.family:
+        return "another optimizer has another schedule"
+    names = [name for name in one.settings if name in two.settings and name not in _ADVANCING and name[:1] != "_"]
+    off = {name: (one.settings[name], two.settings[name]) for name in names}
+    off = {name: both for name, both in off.items() if _plain(both[0]) != _plain(both[1])}
+    if not off:
+        return []
+    words = ", ".join(f"{name} {old} → {new}" for name, (old, new) in list(off.items())[:4])
+    evidence = {"kind": "constants", "declared": list(off), "changed": {name: list(both) for name, both in off.items()}}
+    return [
+        P37.sign(f"settings of the schedule ({two.source}) changed: {words}", evidence, hit=len(off), of=len(names))
+    ]
+
+
+def counters_restarted(pair: Pair) -> list[Sign] | str:
+    """Check integers that a trainer, a schedule or a param group keeps (P34)."""
+    a, b = pair.a.facts, pair.b.facts
+    k, step = passed(a, b), _step(a)
+    both = [path for path in a.counts if path in b.counts]
+    if k is None or step is None or k < 1 or not both:
+        return "no counters are stored on both sides, or the updates in between are unknown"
+    moved = _moved(a, b)
+    whole = moved is not None and abs(moved - k) > 1  # the schedule as a whole: P15
+    restarted: dict[str, list[str]] = {}
+    for path in both:
+        old, new = a.counts[path], b.counts[path]
+        kind = next((kind for kind, words in _COUNTING.items() if any(word in path.lower() for word in words)), "")
+        tracks = abs(old - step) <= 1 or kind in ("schedule", "average")
+        if old < SURELY - 5 * (kind == "schedule") or not tracks or _OF_DATA.search(path.lower()):
+            continue
+        due = {old, old + k, old + k + 1, old + k - 1}
+        if new in (k, k + 1) and new < old + k - 1 and new not in due and not (whole and kind == "schedule"):
+            restarted.setdefault(kind, []).append(path)
+    found = []
+    for kind, paths in restarted.items():
+        old, new = a.counts[paths[0]], b.counts[paths[0]]
+        words = f"{paths[0]!r} went from {old:,} to {new:,} in {many(k, 'update')}: it counts only those since the load"
+        causes = {"groups": ("B2", "B1"), "schedule": ("C1",), "average": ("F4",)}.get(kind, ("C9",))
+        evidence = {"kind": kind or "other", "before": old, "after": new, "k": k}
+        found.append(P34.sign(words, evidence, hit=len(paths), of=len(both), causes=causes))
+    return found
 
 
 def changed_arguments(a: TrainingState, b: TrainingState) -> dict[str, tuple[Any, Any]]:
@@ -562,6 +657,7 @@ ECHO: dict[str, Callable[[Pair], list[Sign] | str]] = {
     "N10": same_seed,
     "R14": settings_kept,
     "R15": tied_kept,
+    "P37": schedule_kept,
 }
 PAIR: dict[str, Callable[[Pair], list[Sign] | str]] = {
     "P01": counters_advance,
@@ -576,6 +672,8 @@ PAIR: dict[str, Callable[[Pair], list[Sign] | str]] = {
     "N12": same_batch,
     "P20": data_advances,
     "P19": rates_moved,
-    "P29": generators_stored,
+    "P29": parts_stored,
+    "P34": counters_restarted,
+    "P37": schedule_kept,
     "R15": tied_kept,
 }

@@ -83,6 +83,7 @@ def check_extra(state: State, found: Mapping[str, OneState], earlier: State | No
         ("N26", _balance(state, step)),
         ("N27", _groups(state)),
         ("S19", _clip(state, found, earlier)),
+        ("S01", _finite(state, found)),
     ):
         if isinstance(result, str):
             outcome.not_checked[rule] = result
@@ -135,6 +136,35 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
 
 
 # ---- buffers -------------------------------------------------------------------------------------------------------
+
+
+def _finite(state: State, found: Mapping[str, OneState]) -> Said:
+    """Check tensors that no pass over parameters read: buffers, and what a trainer keeps beside the weights."""
+    roles, catalog = state.names.roles, state.ckpt.catalog
+    read = {
+        at for fqn, held in state.params.items() if fqn in found for r, at in held.items() if r in found[fqn].numbers
+    }
+    rows = [
+        at
+        for at in range(len(catalog.keys))
+        if at not in read and roles[at] not in ("step", "rng") and catalog.numel[at]
+    ]
+    rows = [at for at in rows if catalog.dtype_of(at).name.startswith(("float", "bfloat"))]
+    broken, count, looked = [], 0, 0
+    for at in rows:
+        for values in _read(state, [at], SMALL):
+            looked += 1
+            if lost := int(np.count_nonzero(np.isnan(values))):
+                broken.append(at)
+                count += lost
+    if not looked:
+        return Inapplicable("every tensor belongs to a parameter")
+    names = [catalog.keys[at] for at in broken]
+    text = f"{count:,} elements of {_some(names)} are NaN"
+    signs = (
+        [RULES["S01"].sign(text, {"count": count}, _fqns(state, broken), hit=len(broken), of=looked)] if broken else []
+    )
+    return f"{many(looked, 'tensor')} beside the parameters", signs
 
 
 def _fp8(state: State, found: Mapping[str, OneState], step: float) -> Said:

@@ -21,8 +21,8 @@ import numpy as np
 from workbench.analysis.diff import diff
 from workbench.analysis.diff_rows import TensorDiff
 from workbench.core.scan import Progress
-from workbench.doctor.facts.evidence import Pair
-from workbench.doctor.ledger.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, WEIGHTS, quantity
+from workbench.doctor.facts.evidence import Pair, State
+from workbench.doctor.ledger.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, STATE, WEIGHTS, quantity
 from workbench.doctor.ledger.sign import Cleared, Outcome, Rule, Sign, many, register
 from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.look import AtomLook, look
@@ -229,14 +229,26 @@ def _others(pair: Pair, found: EchoValues) -> list[Sign]:
 
 
 def _gone(pair: Pair) -> list[Sign]:
-    """Report moments that the echo does not hold."""
-    had = [fqn for fqn, roles in pair.a.params.items() if "exp_avg" in roles or "exp_avg_sq" in roles]
-    has = [fqn for fqn, roles in pair.b.params.items() if "exp_avg" in roles or "exp_avg_sq" in roles]
-    gone = [fqn for fqn in had if pair.comparable(fqn) and fqn not in set(has) and fqn in pair.b.params]
+    """Report parameters whose optimizer state the echo does not hold."""
+    had, gone = without_state(pair)
     if not gone:
         return []
-    text = f"the moments of {len(gone):,} of {many(len(had), 'parameter')} are not in the echo"
+    text = f"the optimizer state of {len(gone):,} of {many(len(had), 'parameter')} is not in the echo"
     return [ECHO["R03"].sign(text, {"in": IN, "gone": True}, gone[:100], hit=len(gone), of=len(had), causes=("B1",))]
+
+
+def without_state(pair: Pair) -> tuple[list[str], list[str]]:
+    """Return the parameters that have optimizer state in the first of a pair, and those that have none in the second.
+
+    State that is listed by numbers without owners counts only if the second has state of no parameter.
+    """
+
+    def held(state: State) -> list[str]:
+        return [fqn for fqn, roles in state.params.items() if any(quantity(r) in (*MOMENTS, STATE) for r in roles)]
+
+    had, has = held(pair.a), set(held(pair.b))
+    gone = [fqn for fqn in had if pair.comparable(fqn) and fqn not in has and (fqn in pair.b.params or not has)]
+    return had, gone
 
 
 def _absent(pair: Pair) -> bool:

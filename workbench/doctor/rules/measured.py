@@ -180,13 +180,18 @@ def print_rows(compared: Any) -> Iterator[Row]:
 
 
 def train_rows(
-    pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], signs: Iterable[Sign]
+    pair: Pair,
+    updates: Mapping[str, Update],
+    states: Mapping[str, PairState],
+    signs: Iterable[Sign],
+    kept: Mapping[tuple[str, str], str],
 ) -> Iterator[Row]:
     """Yield what the updates did to every parameter that both checkpoints hold.
 
     Args:
         states: fqn → sums of the pair.
         signs: those on moved rows (P17, P18) and on updates (P08, P12).
+        kept: (fqn, role) → form of state without a law; "" if it continues its old values.
     """
     found = _GatheredRows("train")
     moved, unlike = _origins(signs)
@@ -226,13 +231,16 @@ def train_rows(
         if "exp_avg" in places and "exp_avg_sq" in places:
             measured, numbers = _moment_rows(pair, fqn, places, update, sums, moved, looked <= MANY)
             for quantity, status, form, why, exact in measured:
+                if status is Status.SKIPPED and (fqn, quantity) in kept:
+                    status, form, exact = _continued(kept[fqn, quantity])
+                    why = ""
                 if status is Status.BEYOND:
                     form = _small(form, few_moments, sums.floor.broken, sums.floor.of, math.inf, "other")
                 elements = max(sums.floor.of, sums.transition.of)
                 found.put(quantity, status, fqn, elements, form=form, why=why, exact=exact, detail=numbers)
             looked += bool(sums.floor.broken or sums.transition.broken)
     yield from gathered_rows(found.rows())
-    yield from _untouched(pair, states)
+    yield from _untouched(pair, states, kept)
 
 
 def _small(form: str, few: bool, broken: int, of: int, worst: float, many: str = "near") -> str:
@@ -257,6 +265,8 @@ def _origins(signs: Iterable[Sign]) -> tuple[dict[str, str], set[str]]:
     for sign in signs:
         if sign.rule == "P18":
             unlike |= set(sign.tensors)
+        if sign.rule == "P32" and sign.evidence["kind"] == "rows":
+            moved |= {f"exp_avg:{name}": "rows" for name in sign.tensors}
         if sign.rule != "P17":
             continue
         tag = sign.evidence.get("tag")
@@ -333,7 +343,12 @@ def _moment_rows(
     return [(quantity, Status.BEYOND, form, "", exact) for quantity in both], became.detail if became else {}
 
 
-def _untouched(pair: Pair, states: Mapping[str, PairState]) -> Iterator[Row]:
+def _continued(form: str) -> tuple[Status, str, bool]:
+    """Return status, form and exactness of state that was compared with its own old values, without a law."""
+    return (Status.BEYOND if form else Status.WITHIN), form, False
+
+
+def _untouched(pair: Pair, states: Mapping[str, PairState], kept: Mapping[tuple[str, str], str]) -> Iterator[Row]:
     """Yield rows for tensors without a law, or that one side does not hold."""
     found = _GatheredRows("train")
     for fqn, roles in pair.a.params.items():
@@ -347,6 +362,11 @@ def _untouched(pair: Pair, states: Mapping[str, PairState]) -> Iterator[Row]:
             elif stored not in there:
                 if role in MOMENTS or role == STATE or adapter_of(fqn):
                     found.put(role, Status.ABSENT, fqn)
+            elif (fqn, stored) in kept and not (
+                fqn in states and {"exp_avg", "exp_avg_sq"} <= there.keys() and stored in ("exp_avg", "exp_avg_sq")
+            ):
+                status, form, exact = _continued(kept[fqn, stored])
+                found.put(role, status, fqn, form=form, exact=exact)
             elif role == STATE or (role in MOMENTS and role not in ("exp_avg", "exp_avg_sq")):
                 found.put(role, Status.SKIPPED, fqn, why="no law of its updates is known")
             elif pair.a.shape(roles[stored]) != pair.b.shape(there[stored]):

@@ -79,6 +79,11 @@ register(
     Rule("N13", "second moments that do not change", ("D5",), "pair", "each update decays v by (1−β2) of itself",
          "more than half equal bit for bit, in 16 bits", "catalogue, D5", "warn", "no update in between",
          "keep exp_avg_sq in float32"),
+    Rule("P36", "parameters that stood still", ("G6", "G7", "H1"), "pair",
+         "an update multiplies exp_avg_sq by β2 at least",
+         "weights and second moments equal bit for bit, and those of other parameters not", LAWS, "error",
+         "frozen parameters (a warning, unless their own counters advanced)",
+         "check which buffers the saver copies from"),
     Rule("N25", "an older save under a new step", ("G7", "C9"), "pair", "updates change weights", "every weight equal",
          "catalogue, G7", "warn", "a learning rate of 0, or every update skipped", "check what the saver wrote",
          looked=lambda one: one.count),
@@ -183,10 +188,27 @@ def _counts(
         meant = skipped or (moved and not due_to_move)
         yield _sign("N25", list(trained), text, len(trained), severity="info" if meant else None)
         return
+    yield from _still(pair, updates, trained, types)
     moments = {fqn: sums for fqn, sums in half.items() if sums.count and sums.still > sums.count / 2}
     if moments:
         text = f"exp_avg_sq of {_names(list(moments))} did not change in most elements"
         yield _sign("N13", list(moments), text, len(found))
+
+
+def _still(
+    pair: Pair, updates: Mapping[str, Update], trained: Mapping[str, PairState], types: Mapping[str, str]
+) -> Iterator[Sign]:
+    """Yield signs of parameters that did not move at all, although the updates reached others."""
+    wide = {fqn: sums for fqn, sums in trained.items() if types[fqn] == "float32" and sums.floor.of}
+    stood = [f for f, sums in wide.items() if sums.unchanged == sums.count and sums.still and sums.ratio == 1]
+    stood = [fqn for fqn in stood if updates[fqn].k]
+    if not stood or len(stood) == len(wide):
+        return
+    counted = [fqn for fqn in stood if updates[fqn].lag == 0 and fqn in pair.b.facts.steps.by_name]
+    sure = len(counted) == len(stood)
+    text = f"weights and second moments of {_names(stood)} are equal bit for bit"
+    text += ", although their own counters advanced" if sure else ": were they frozen?"
+    yield _sign("P36", stood, text, len(wide), None if sure else "warn", kind="counted" if sure else "frozen")
 
 
 def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike: set[str]) -> Iterator[Sign]:
@@ -273,8 +295,8 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
         best = min(fits, key=lambda decay: fits[decay][2])
         lr, _, rest = fits[best]
         free = sums.replay.fit(None) if update.decoupled is not False else None
-        if rest > max(REST, noise) and free is not None and free[2] <= max(REST, noise) and 0 <= free[1] < 1:
-            changed[fqn] = (decays[0] or 0.0, float(f"{free[1]:.3g}"))  # with a decay other than the stated one
+        if rest > max(REST, noise) and free is not None and free[2] <= max(REST, noise) and -REST <= free[1] < 1:
+            changed[fqn] = (decays[0] or 0.0, max(float(f"{free[1]:.3g}"), 0.0))  # with a decay that is not stated
             continue
         if rest > max(REST, noise):
             failed[fqn] = rest

@@ -23,6 +23,7 @@ STEEP = 1.5  #: factor by which any schedule may change an lr
 STABLE = frozenset(
     [
         "betas",
+        "initial_lr",
         "eps",
         "maximize",
         "nesterov",

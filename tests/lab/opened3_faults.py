@@ -1,4 +1,4 @@
-"""The sealed half: resumes of the lab's own trainer that nobody tunes on. Its cases are counted, never looked at."""
+"""Resumes of the lab's own trainer of the third sealed half: measured, then opened, and tuned on now."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from tests.lab.state import State
 from tests.lab.train import train
 from tests.lab.trials import interleaved
 
-__all__ = ["THIRD_FAULTS"]
+__all__ = ["OPENED3_FAULTS"]
 
 Tensor = torch.Tensor
 EXPERT = ".mlp.experts."
@@ -466,7 +466,7 @@ BRIEF = seen("echo next")
 SINGLE = ("torch_save", "dcp")
 WITH_LORA: Any = {"needs": with_(lora=4, precision="fp32"), "formats": EXTRA}
 
-THIRD_STATE = [
+OPENED3_STATE = [
     Fault("z01_state_on_rows", "E13", "moments of row-parallel matrices joined along the other axis, weights right",
           AFTER, mapped(wrong_axis, ends("o_proj", "down_proj"), MOMENTS), also=("E1", "E4", "E7", "B5"),
           why="the state alone was put together wrongly"),
@@ -521,7 +521,7 @@ THIRD_STATE = [
           needs=masters, formats=("torch_save", "dcp", "dcp_sharded")),
 ]  # fmt: skip
 
-THIRD_LAYOUT = [
+OPENED3_LAYOUT = [
     Fault("z30_experts_missing", "A2", "no expert was loaded, the rest was", AFTER, reborn(lora(EXPERT)),
           also=("A1",), why="tensors that were not loaded", needs=_expert),
     Fault("z31_routers_missing", "A2", "no router was loaded", AFTER, reborn(ends("mlp.gate")), also=("E10",),
@@ -583,7 +583,7 @@ THIRD_LAYOUT = [
           formats=("megatron",)),
 ]  # fmt: skip
 
-THIRD_REST = [
+OPENED3_REST = [
     Fault("z60_schedule_of_epochs", "C1", "the schedule's position counts sixteen updates as one", LOUD,
           told(lambda s: {"scheduler": s.trainer.scheduler // 16}), also=("C2", "C3", "C9", "G6"),
           why="a position far behind the step's"),
@@ -677,7 +677,7 @@ def smaller_run(state: State, lab: Lab) -> State:
     return state.declared(batch=c.batch // 2, lr=c.lr / 2, min_lr=c.min_lr / 2)
 
 
-THIRD_WELL: list[Fault] = [
+OPENED3_WELL: list[Fault] = [
     well("m01_end_of_warmup", "resumed where the warm-up ends", lambda c: c.but(warmup=c.resume, total=3 * c.resume)),
     well("m02_quick_betas", "betas of 0.5 and 0.8", {"betas": (0.5, 0.8)}),
     well("m03_tiny_eps", "an eps of 1e-15", {"eps": 1e-15}),
@@ -717,4 +717,4 @@ THIRD_WELL: list[Fault] = [
           why="true: buffers were added, as they begin"),
 ]  # fmt: skip
 
-THIRD_FAULTS: list[Fault] = [*THIRD_STATE, *THIRD_LAYOUT, *THIRD_REST, *THIRD_WELL]
+OPENED3_FAULTS: list[Fault] = [*OPENED3_STATE, *OPENED3_LAYOUT, *OPENED3_REST, *OPENED3_WELL]

@@ -1,4 +1,4 @@
-"""The sealed half: transformers' ``Trainer``, accelerate, peft. Its cases are counted, never looked at."""
+"""transformers' ``Trainer``, accelerate and peft of the third sealed half: opened, and tuned on now."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.lab.fault import Fault, seen
 from tests.lab.hugging import SIZE
 from tests.lab.opened2_hugging import Build, Process, accelerated, adapted, ill, meant, model, weights, well
 
-__all__ = ["THIRD_HUGGING"]
+__all__ = ["OPENED3_HUGGING"]
 
 Named = dict[str, torch.Tensor]
 
@@ -140,7 +140,7 @@ ECHO = "echo next early"
 LOUD = "alone echo next early"
 BRIEF = "echo next"
 
-THIRD_HUGGING: list[Fault] = [
+OPENED3_HUGGING: list[Fault] = [
     well("m80_trainer_falcon", "Falcon: fused rows by group, biases", falcon, lr_scheduler_type="polynomial"),
     well("m81_trainer_bloom", "BLOOM with dropout, unclipped", bloom, max_grad_norm=0.0),
     well("m82_trainer_bert", "BERT, masked or not, a warm-up that goes on", bert, warmup_steps=70),

@@ -1,0 +1,498 @@
+"""Rules of a pair on optimizer state for which no law is known: each tensor must visibly continue its own old values.
+
+::
+
+    b of a parameter is like a of that parameter       it continues
+    b is like a of another parameter                   bound to the wrong parameter                     P32
+    rows of v_B are like other rows of v_A             put together otherwise, where Adam's laws are broken
+    b·a/a·a is small and ‖b‖ < ‖a‖                     new: an average that begins at 0 is small        P33
+    b/a is small in most elements, a and b ≥ 0         the same for averages of squares
+    b is a constant and a is not                       filled
+    b ≈ c·a in every parameter                         multiplied by c
+
+    t_B = w_A, bit for bit                             a tensor beside the weights holds what they held    P35
+
+No formula of an update is used, only that a state carries its past: an average keeps most of itself in one update, and
+state of one parameter is not that of another. Averages that forget within one update are not compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from workbench.core.arrays import Array
+from workbench.doctor.facts.evidence import Pair
+from workbench.doctor.facts.groups import OF_AVERAGES
+from workbench.doctor.ledger.roles import FIRST, MOMENTS, SECOND, STATE, quantity
+from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
+from workbench.doctor.origins.samples import sampled, spread
+from workbench.doctor.passes.pair import PairState, Update
+from workbench.doctor.rules.load import without_state
+from workbench.doctor.rules.settings import fields_changed
+from workbench.doctor.rules.stated import NAMED
+from workbench.errors import WorkbenchError
+from workbench.names.weights import parse
+
+SAMPLED = 1 << 12  #: elements per tensor
+LOOKED = 96  #: tensors of a role, spread over all
+ENOUGH = 16  #: elements
+TELLING = 64  #: elements from which a correlation shows whose state it is
+LIKE = 0.5  #: correlation from which a state resembles an old one
+BETTER = 0.25  #: how much better another parameter's old state must fit than its own
+SOME = 3  #: parameters from which the parameters of a role are compared with one another
+MOST = 0.9  #: share of the parameters
+NEW, SMALL = 0.3, 0.6  #: b·a/a·a and ‖b‖/‖a‖ below which an average began anew; one with β = 0.9 has 0.1 and 0.44
+TINY = 0.1  #: ‖b‖/‖a‖ of a slow average that began anew some updates ago; in all parameters
+FELL = 0.5  #: b/a of squares after one update; averages in use keep 0.9 and more
+APART = 3.0  #: times less than in the other parameters
+GREW = 1.5  #: b/a in nearly all elements after one update; some gradient is always small
+LEFT = 0.65  #: b·a/a·a of a state like the old one, in most parameters
+WHOLE = 1 << 20  #: most elements of a tensor whose rows are searched
+ROWS = 64  #: rows that are searched for
+SIGMAS = 8.0  #: over the root of the elements: correlation that is not by chance
+CHANCE = 4.5  #: over the root of the columns: correlation that the best of many other rows reaches by chance
+BESIDE = 256  #: tensors beside the weights
+DECAYS = frozenset({"momentum", "dampening", "nesterov", "betas", "alpha", "rho"})  #: fields of param groups
+STANDS = 0.7  #: b·a/a·a from which an average continues
+
+P32 = Rule(
+    "P32",
+    "state that continues another parameter's",
+    ("B5", "E13"),
+    "pair",
+    "the state of a parameter resembles its own old state, not that of another parameter of the same shape",
+    f"correlation > {LIKE:g} with another parameter's old state, and {BETTER:g} higher than with its own",
+    "definition of optimizer state: it belongs to one parameter",
+    "warn",
+    "none known",
+    "assign the optimizer's state by name",
+)
+P33 = Rule(
+    "P33",
+    "state that does not continue",
+    ("B1", "B3", "B4", "B11", "B6"),
+    "pair",
+    "one update keeps most of an average, and all parameters of an optimizer keep about the same share",
+    f"after one update b·a < {NEW:g}·a·a and ‖b‖ < {SMALL:g}·‖a‖, or squares below {FELL:g} of the old ones, in "
+    f"{MOST:.0%} of the parameters; or {APART:g} times less than in the others; at any time: a constant",
+    "definition of an average",
+    "warn",
+    "an optimizer that drops its state on purpose",
+    "restore the optimizer's state",
+)
+P35 = Rule(
+    "P35",
+    "a tensor holds what another one held before",
+    ("F6", "F4", "A5"),
+    "pair",
+    "a tensor that is not trained is kept, or changes by its own rule",
+    "equal bit for bit to another tensor of the earlier checkpoint, which it was not then",
+    "exact",
+    "warn",
+    "copies that a trainer renews at that very step",
+    "restore the named tensor; do not fill it from the weights",
+)
+register(P32, P33, P35)
+
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How a tensor of state relates to its old value: ``a`` before, ``b`` after.
+
+    Attributes:
+        own: correlation. slope: b·a/a·a. size: ‖b‖/‖a‖.
+        low, least: 5 % and 1 % quantiles of b/a where a > 0; NaN if either has negative elements.
+        constant: the value of all elements of b, if those of a differ.
+    """
+
+    own: float
+    slope: float
+    size: float
+    low: float
+    least: float
+    constant: float | None = None
+
+
+@dataclass
+class Continuity(Outcome):
+    """The result: ``forms`` has (fqn, role) → form of the ledger; "" if the state continues."""
+
+    forms: dict[Key, str] = field(default_factory=dict)
+
+
+def check_continuity(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState]) -> Continuity:
+    """Check state without a law, on samples.
+
+    Args:
+        updates, states: fqn → the updates between the two checkpoints, and the sums of their pass.
+    """
+    found = Continuity()
+    held, lawful = _held(pair, updates, states)
+    for role, places in held.items():
+        _role(pair, updates, role, places, found)
+    samples = _samples(pair, lawful, found)
+    kept = {fqn: _kept(*both) for fqn, both in samples.items()}
+    turned = _turned(samples, lawful, pair, kept)
+    if found.checked:
+        words = f"{sum(map(len, held.values())):,} tensors of state without a law"
+        found.checked = dict.fromkeys(("P32", "P33"), words)
+    else:
+        why = Inapplicable("no optimizer state without a law of its own is stored in both")
+        found.not_checked |= dict.fromkeys(("P32", "P33"), why)
+    found.signs += [
+        *_signs(found.forms),
+        *_gone(pair),
+        *_rearranged(pair, states, turned, found),
+        *_copies(pair, states, found),
+    ]
+    return found
+
+
+def _held(
+    pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState]
+) -> tuple[dict[str, dict[str, tuple[int, int]]], dict[str, tuple[int, int]]]:
+    """Return role → fqn → positions, of state that no law was checked for, and the second moments of Adam."""
+    held: dict[str, dict[str, tuple[int, int]]] = defaultdict(dict)
+    adam: dict[str, tuple[int, int]] = {}
+    for fqn, roles in pair.shared():
+        update = updates.get(fqn)
+        if update is None or update.k < 1:
+            continue
+        lawful = fqn in states and bool(states[fqn].floor.of or states[fqn].transition.of)
+        if lawful and "exp_avg_sq" in roles and not states[fqn].nan:
+            adam[fqn] = roles["exp_avg_sq"]
+        for role, both in roles.items():
+            if quantity(role) not in (*MOMENTS, STATE) or (lawful and role in ("exp_avg", "exp_avg_sq")):
+                continue
+            if pair.b.ckpt.catalog.numel[both[1]] >= ENOUGH and pair.b.dtype(both[1]).startswith(("float", "bfloat")):
+                held[role][fqn] = both
+    return held, adam
+
+
+def _role(
+    pair: Pair, updates: Mapping[str, Update], role: str, places: Mapping[str, tuple[int, int]], found: Continuity
+) -> None:
+    samples = _samples(pair, places, found)
+    if not samples:
+        return
+    found.checked["P33"] = ""
+    kept = {fqn: _kept(a, b) for fqn, (a, b) in samples.items()}
+    forms = dict.fromkeys(_turned(samples, places, pair, kept), "moved.name")
+    rest = {fqn: one for fqn, one in kept.items() if fqn not in forms}
+    same = not fields_changed(pair).keys() & DECAYS  # otherwise an update keeps another share
+    forms |= _broken(rest, {fqn for fqn in rest if same and updates[fqn].k == 1})
+    for fqn, one in kept.items():
+        if form := forms.get(fqn, ""):
+            found.forms[fqn, role] = form
+        elif one.own >= LIKE:
+            found.forms[fqn, role] = ""
+
+
+def _samples(pair: Pair, places: Mapping[str, tuple[int, int]], found: Continuity) -> dict[str, tuple[Array, Array]]:
+    samples: dict[str, tuple[Array, Array]] = {}
+    names = list(places)
+    for fqn in names[:: max(math.ceil(len(names) / LOOKED), 1)]:
+        one, two = places[fqn]
+        try:
+            a, b = (_sample(side.tensor(at)) for side, at in ((pair.a, one), (pair.b, two)))
+        except WorkbenchError as error:
+            found.not_checked["P32"] = f"{fqn!r}: {error}"
+            continue
+        if len(a) >= ENOUGH and np.isfinite(a).all() and np.isfinite(b).all() and a.any():
+            samples[fqn] = a, b
+    return samples
+
+
+def _kept(a: Array, b: Array) -> Kept:
+    constant = float(b[0]) if (b == b[0]).all() and not (a == a[0]).all() else None
+    aa = float(np.dot(a, a))
+    low, least = math.nan, math.nan
+    some = a > 0
+    if (a >= 0).all() and (b >= 0).all() and np.count_nonzero(some) >= ENOUGH:
+        low, least = (float(one) for one in np.quantile(b[some] / a[some], (0.05, 0.01)))
+    same = np.array_equal(a, b)
+    own = 1.0 if same else _correlation(_eased(a), _eased(b))
+    return Kept(own, float(np.dot(a, b)) / aa, math.sqrt(float(np.dot(b, b)) / aa), low, least, constant)
+
+
+def _turned(
+    samples: Mapping[str, tuple[Array, Array]],
+    places: Mapping[str, tuple[int, int]],
+    pair: Pair,
+    kept: Mapping[str, Kept],
+) -> set[str]:
+    """Return the parameters whose state continues that of another one of the same shape."""
+    shapes: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for fqn in samples:
+        shapes[pair.b.shape(places[fqn][1])].append(fqn)
+    found = set()
+    for names in shapes.values():
+        wanted = [fqn for fqn in names if kept[fqn].own < 1 - BETTER / 2 and kept[fqn].constant is None]
+        if len(names) < 2 or not wanted or len(samples[names[0]][0]) < TELLING:
+            continue
+        columns = pair.b.shape(places[names[0]][1])[-1]
+        squares = all((one > 0).mean() > MOST for fqn in names for one in samples[fqn])
+        line = partial(_own, columns if squares and columns < len(samples[names[0]][0]) else 1)
+        old = {fqn: line(samples[fqn][0]) for fqn in names}
+        for fqn in wanted:
+            new = line(samples[fqn][1])
+            own, best = _correlation(old[fqn], new), max(_correlation(old[n], new) for n in names if n != fqn)
+            sure = SIGMAS / math.sqrt(len(new))
+            if best > max(LIKE / 2, sure) and best > own + max(BETTER / 2, sure):
+                found.add(fqn)
+    return found if len(found) > 1 else set()  # a single one may resemble another by chance
+
+
+def _broken(kept: Mapping[str, Kept], once: set[str]) -> dict[str, str]:
+    """Return fqn → form, of state that is new, filled or multiplied; ``once``: after one update, with old settings."""
+    forms = {fqn: "zero" if one.constant == 0 else "fill" for fqn, one in kept.items() if one.constant is not None}
+    rest = {fqn: one for fqn, one in kept.items() if fqn not in forms}
+    if not rest:
+        return forms
+    squares = all(not math.isnan(one.low) for one in rest.values())
+    once = once & rest.keys()
+    new = {fqn for fqn, one in rest.items() if _is_new(one, squares, fqn in once)}
+    if len(rest) >= SOME and len(new) >= MOST * len(rest):
+        return forms | dict.fromkeys(new, "zero")
+    usual = median(one.low if squares else one.slope for one in rest.values())
+    if len(rest) >= SOME and usual >= (FELL if squares else STANDS):  # most parameters continue
+        few = {fqn for fqn in once if _is_less(rest[fqn], squares, usual)}
+        forms |= dict.fromkeys(few, "zero")
+    scaled = {fqn for fqn in once if _is_scaled(rest[fqn], squares)}
+    if len(rest) >= SOME and len(scaled) >= MOST * len(rest):
+        forms |= dict.fromkeys(scaled, "ratio")
+    return forms
+
+
+def _is_new(one: Kept, squares: bool, once: bool) -> bool:
+    if squares:
+        return once and one.low < FELL
+    return one.slope < NEW and one.size < SMALL if once else max(abs(one.slope), one.size) < TINY
+
+
+def _is_less(one: Kept, squares: bool, usual: float) -> bool:
+    """Whether far less is left of it than of the same state of the other parameters."""
+    if squares:
+        return one.low < usual / APART
+    return one.slope < usual / APART and one.slope < NEW and one.size < SMALL
+
+
+def _is_scaled(one: Kept, squares: bool) -> bool:
+    return one.least > GREW if squares else one.own > STANDS and not LEFT < one.slope < 2 * GREW
+
+
+def _signs(forms: Mapping[Key, str]) -> Iterator[Sign]:
+    hit: dict[str, list[Key]] = defaultdict(list)
+    for key, form in forms.items():
+        if form:
+            hit[form].append(key)
+    for form, keys in hit.items():
+        names = list(dict.fromkeys(fqn for fqn, _ in keys))
+        roles = sorted({role for _, role in keys})
+        of = sum(role in roles for _, role in forms)
+        what = f"{', '.join(roles[:3])} of {many(len(names), 'parameter')}"
+        evidence: dict[str, Any] = {"roles": roles, "kind": form}
+        if form == "moved.name":
+            yield P32.sign(
+                f"{what} continues that of another parameter of the same shape, not its own: {names[0]!r}",
+                evidence, names[:NAMED], hit=len(keys), of=of,
+            )  # fmt: skip
+            continue
+        words = {
+            "zero": "does not continue its old values: it is new, or was set to 0",
+            "fill": "is one number in all elements",
+            "ratio": "was multiplied by a factor",
+        }[form]
+        yield P33.sign(f"{what} {words}: {names[0]!r}", evidence, names[:NAMED], hit=len(keys), of=of,
+                       causes=_causes(forms, names, roles, form))  # fmt: skip
+
+
+def _gone(pair: Pair) -> list[Sign]:
+    """Report parameters whose optimizer state the later checkpoint does not hold."""
+    if pair.mapped or pair.a.ckpt.format != pair.b.ckpt.format:
+        return []
+    had, gone = without_state(pair)
+    tensors = [
+        (fqn, role)
+        for fqn, roles in pair.a.params.items()
+        for role in roles
+        if quantity(role) in (*MOMENTS, STATE) and pair.comparable(fqn)
+    ]
+    lost = [(fqn, role) for fqn, role in tensors if role not in pair.b.params.get(fqn, {})]
+    if not gone and 2 * len(lost) > len(tensors):  # state that an optimizer keeps for all parameters together
+        words = f"{len(lost):,} of {len(tensors):,} tensors of optimizer state are no longer stored"
+        names = list(dict.fromkeys(fqn for fqn, _ in lost))[:NAMED]
+        evidence = {"kind": "absent", "gone": True}
+        return [P33.sign(words, evidence, names, hit=len(lost), of=len(tensors), causes=("B1",))]
+    if not gone:
+        return []
+    words = f"the optimizer state of {len(gone):,} of {many(len(had), 'parameter')} is no longer stored"
+    return [P33.sign(words, {"kind": "absent", "gone": True}, gone[:NAMED], hit=len(gone), of=len(had), causes=("B1",))]
+
+
+# ---- rows of moments, copies of weights ------------------------------------------------------------------------------
+
+
+def _rearranged(pair: Pair, states: Mapping[str, PairState], turned: set[str], found: Continuity) -> Iterator[Sign]:
+    """Search for the rows of second moments that break Adam's laws among the old rows; weights are searched by P17."""
+    held = {
+        fqn: roles["exp_avg_sq"]
+        for fqn, roles in pair.shared()
+        if "exp_avg_sq" in roles and fqn in states and (states[fqn].floor.broken or states[fqn].transition.broken)
+    }
+    groups: dict[int, list[str]] = defaultdict(list)
+    for fqn, (one, _) in held.items():
+        shape = pair.a.shape(one)
+        if len(shape) == 2 and min(shape) > 1 and math.prod(shape) <= WHOLE:
+            groups[shape[1]].append(fqn)
+    moved = list(turned)
+    for columns, names in groups.items():
+        old = {}
+        for fqn in names[:LOOKED]:
+            try:
+                both = [side.tensor(at) for side, at in zip((pair.a, pair.b), held[fqn], strict=True)]
+                sides = [sampled(one, None, WHOLE).reshape(one.shape) for one in both]
+            except WorkbenchError as error:
+                found.not_checked["P32"] = f"{fqn!r}: {error}"
+                continue
+            if all((one > 0).mean() > MOST for one in sides):
+                old[fqn] = tuple(map(_profile, sides))
+        for fqn, (a, b) in old.items():
+            near = [other for name, (other, _) in old.items() if parse(name).layer == parse(fqn).layer]
+            others = [other for name, (other, _) in old.items() if name != fqn and other.shape == a.shape]
+            if fqn not in turned and _elsewhere(a, b, np.concatenate(near), others, columns):
+                moved.append(fqn)
+    if moved:
+        words = (
+            f"second moments of {many(len(moved), 'parameter')} are most like old ones of other places: {moved[0]!r}"
+        )
+        evidence = {"kind": "rows", "role": "exp_avg", "roles": ["exp_avg_sq"]}
+        yield P32.sign(words, evidence, moved, hit=len(moved), of=len(states))
+
+
+def _elsewhere(a: Array, b: Array, every: Array, whole: Sequence[Array], columns: int) -> bool:
+    """Whether ``b`` is more like other rows of ``every``, or another of the tensors ``whole``, than like ``a``."""
+    own, sure = _correlation(b.ravel(), a.ravel()), SIGMAS / math.sqrt(b.size)
+    others = [*whole, *(a[order] for order in _orders(len(a)))] + ([a.T] if a.shape[0] == a.shape[1] else [])
+    best = max((_correlation(b.ravel(), other.ravel()) for other in others), default=-1.0)
+    if best > max(LIKE / 2, sure) and best > own + max(BETTER / 2, sure):
+        return True
+    rows = np.unique(np.linspace(0, len(b) - 1, ROWS).astype(int))
+    like = _unit(b[rows]) @ _unit(every).T
+    at, most = (_unit(b[rows]) * _unit(a[rows])).sum(1), like.max(1)
+    return bool(np.median(most) > max(LIKE, CHANCE / math.sqrt(columns)) and np.median(most - at) > BETTER)
+
+
+def _orders(rows: int) -> Iterator[Array]:
+    """Yield the orders of rows that result if blocks of several ranks, or of interleaved parts, are read otherwise."""
+    for blocks in {4, 8, 16, rows}:
+        if rows % blocks or rows < blocks:
+            continue
+        each = np.arange(rows).reshape(blocks, -1)
+        for parts in (2, 4, 8):
+            if blocks % parts == 0 and 1 < parts < blocks:
+                yield each.reshape(parts, blocks // parts, -1).swapaxes(0, 1).ravel()
+                yield each.reshape(blocks // parts, parts, -1).swapaxes(0, 1).ravel()
+    if rows % 2 == 0:
+        yield np.roll(np.arange(rows), rows // 2)
+
+
+def _profile(values: Array) -> Array:
+    """Return logarithms without the mean of their row and column, which are much the same everywhere."""
+    logs = np.log(np.maximum(values.astype(np.float64), 1e-38))
+    return logs - logs.mean(0) - logs.mean(1, keepdims=True) + logs.mean()
+
+
+def _unit(rows: Array) -> Array:
+    return rows / np.maximum(np.sqrt((rows * rows).sum(1, keepdims=True)), 1e-30)
+
+
+def _copies(pair: Pair, states: Mapping[str, PairState], found: Continuity) -> Iterator[Sign]:
+    """Search for tensors beside the trained weights that hold what those held in the earlier checkpoint."""
+    if pair.mapped:
+        return
+    trained = {fqn for fqn, roles in pair.b.params.items() if any(quantity(r) in (*MOMENTS, STATE) for r in roles)}
+    catalog, there = pair.stored.ckpt.catalog, pair.b.ckpt.catalog
+    fqns, roles = pair.a.names.fqns, pair.a.names.roles
+    sources: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
+    for at, (fqn, role) in enumerate(zip(fqns, roles, strict=True)):
+        if role in ("param", "master") and catalog.numel[at] >= ENOUGH:
+            sources[_tail(fqn or catalog.keys[at]), tuple(catalog.shape_of(at))].append(at)
+    beside = [
+        at
+        for at, key in enumerate(catalog.keys)
+        if roles[at] in ("other", "ema", "buffer", "param")
+        and not (roles[at] == "param" and fqns[at] in trained)
+        and key in there.index
+        and catalog.numel[at] >= ENOUGH
+    ]
+    hit: dict[str, str] = {}
+    for at in beside[:: max(math.ceil(len(beside) / BESIDE), 1)]:
+        key, shape = catalog.keys[at], tuple(catalog.shape_of(at))
+        others = [one for one in sources[_tail(fqns[at] or key), shape] if one != at][:SOME]
+        if not others or tuple(there.shape_of(there.index[key])) != shape:
+            continue
+        try:
+            now = _sample(pair.b.ckpt[key])
+            if np.array_equal(now, _sample(pair.stored.ckpt[key])) or (now == now[0]).all():
+                continue
+            other = next((one for one in others if np.array_equal(now, _sample(pair.stored.tensor(one)))), None)
+        except WorkbenchError as error:
+            found.not_checked["P35"] = f"{key!r}: {error}"
+            continue
+        if other is not None:
+            hit[key] = catalog.keys[other]
+    if beside:
+        found.checked["P35"] = many(len(beside), "tensor")
+    if hit:
+        key, source = next(iter(hit.items()))
+        words = f"{many(len(hit), 'tensor')} beside the trained weights hold what others held: {key!r} that of "
+        words += repr(source)
+        average = any(word in key.lower() for word in OF_AVERAGES)
+        causes = ("F4", "F6", "A5") if average else ("F6", "F4", "A5")
+        yield P35.sign(words, {"from": source}, list(hit)[:NAMED], hit=len(hit), of=len(beside), causes=causes)
+
+
+def _tail(name: str) -> str:
+    return ".".join(name.split(".")[-2:])
+
+
+def _causes(forms: Mapping[Key, str], names: Sequence[str], roles: Sequence[str], form: str) -> tuple[str, ...]:
+    """Return the causes that the lost state suggests: all of it, the squares alone, or another part."""
+    if form == "ratio":
+        return ("B6", "E12", "E13")
+    wanted = set(names)
+    others = {role for (fqn, role), one in forms.items() if fqn in wanted and not one}
+    if not others:
+        return ("B1", "B3")
+    return ("B4", "B11") if set(roles) <= set(SECOND) and others & set(FIRST) else ("B11", "B3", "B1")
+
+
+def _eased(values: Array) -> Array:
+    """Return values with large ones brought closer; otherwise a few would decide a correlation."""
+    return np.sign(values) * np.sqrt(np.abs(values))
+
+
+def _own(columns: int, values: Array) -> Array:
+    """Return what is a tensor's own: squares without the mean of row and column, other values as they are."""
+    return _profile(values.reshape(-1, columns)).ravel() if columns > 1 else _eased(values)
+
+
+def _correlation(x: Array, y: Array) -> float:
+    x, y = x - x.mean(), y - y.mean()
+    size = math.sqrt(float(np.dot(x, x)) * float(np.dot(y, y)))
+    return float(np.dot(x, y)) / size if size > 0 else 0.0
+
+
+def _sample(tensor: Any) -> Array:
+    return sampled(tensor, spread(tensor.shape, SAMPLED), SAMPLED)
