@@ -10,7 +10,7 @@
 something said there; ``!`` certain, ``e w i`` severity, ``~`` the doctor failed. Only `workbench.doctor` is called.
 Of what is healthy: ``+`` nothing said, ``w`` a warning, ``x`` an error.
 
-Of a sealed half (``sealed``, ``fourth``) no line says what a case is, unless ``--reveal`` is given: what is read is no
+Of the sealed half no line says what a case is, unless ``--reveal`` is given: what is read is no
 longer sealed.
 """
 

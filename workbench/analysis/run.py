@@ -637,8 +637,10 @@ class Run(Shown):
             yield Resume(first, None, 0, None, False, "the log begins right after a checkpoint")
 
     def _after_saves(self, steps: Any, known: Sequence[int]) -> Iterator[Resume]:
-        """Resumes that only what follows a save shows: nothing is written for long, or the learning rate begins again
-        as at the start of the run. Where that is so after many saves, it is what this trainer does."""
+        """Yield resumes that only show after a save: a long time without output, or a learning rate that starts over.
+
+        If that happens after many saves, it is how this trainer works, and nothing is yielded.
+        """
         zero = 1 if self._zero_based else 0
         saves = {one.step: one for one in self.saves() if one.step is not None}
         found = dict.fromkeys(self._rate_again(saves, zero), "the learning rate begins again as at the first step")
@@ -654,7 +656,7 @@ class Run(Shown):
                 yield Resume(int(steps[at]), int(steps[at - 1]), 0, step, False, why)
 
     def _waits(self, saves: Mapping[int, Found], zero: int) -> dict[int, float]:
-        """Saves after which nothing was written for long, and seconds: by the log's times, or those of the files."""
+        """Return the saves that a long time without output follows, with its seconds, by the times of log or files."""
         pauses = self._joined[0].pauses
         if pauses is not None:
             return {
@@ -672,7 +674,7 @@ class Run(Shown):
         return {int(steps[at]): float(apart[at]) for at in np.flatnonzero(long)}
 
     def _rate_again(self, saves: Mapping[int, Found], zero: int) -> list[int]:
-        """Saves after which the learning rate falls, and is as long after them as it was after the first step."""
+        """Return the saves after which the learning rate falls and repeats its course from the first step."""
         curve = self._curves().get("lr")
         if curve is None or len(curve[0]) < 2 * AGAIN or curve[0][0] > self._joined[0].interval:
             return []

@@ -261,7 +261,7 @@ class SpikeWalk:
         return height > max(LOW, APART * far) and bool(after) and max(after) > FOLLOW * height * sigma
 
     def _again(self, at: int, onset: int, height: float, sigma: float) -> bool:
-        """Whether the loss jumps again within an event, from where it has come to."""
+        """Return whether the loss jumps again within an event, measured from its present level."""
         jump = self.curve[at] - _median([one for one in self.curve[onset:at] if math.isfinite(one)][-AGAIN:])
         return jump > max(PEAK * sigma, SLOW * height, NATS)
 

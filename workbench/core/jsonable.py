@@ -49,7 +49,7 @@ def check_listed(shape: Sequence[int], what: str) -> None:
 
 
 def nested(values: Sequence[object], shape: Sequence[int], *, fortran: bool = False) -> object:
-    """Elements in row-major order (or the reverse) as nested lists."""
+    """Return elements in row-major order (or the reverse) as nested lists."""
     found = np.empty(len(values), object)
     found[:] = values
     return (found.reshape(tuple(shape)[::-1]).T if fortran else found.reshape(shape)).tolist()

@@ -278,7 +278,7 @@ def _numpy_name(name: str) -> str:
 
 
 def _leaves(place: Place, name: str) -> list[tuple[tuple[str, ...], Any]]:
-    """Everything in a file that is not a map, with the keys that lead to it; an empty map is such a value."""
+    """Return every value in a file that is not a map, with its path of keys; an empty map counts as a value."""
 
     def children(node: Any) -> Any:
         return node.items()

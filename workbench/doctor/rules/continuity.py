@@ -281,7 +281,7 @@ def _is_new(one: Kept, squares: bool, once: bool) -> bool:
 
 
 def _is_less(one: Kept, squares: bool, usual: float) -> bool:
-    """Whether far less is left of it than of the same state of the other parameters."""
+    """Return whether far less is left of it than of the same state of the other parameters."""
     if squares:
         return one.low < usual / APART
     return one.slope < usual / APART and one.slope < NEW and one.size < SMALL
@@ -381,7 +381,7 @@ def _rearranged(pair: Pair, states: Mapping[str, PairState], turned: set[str], f
 
 
 def _elsewhere(a: Array, b: Array, every: Array, whole: Sequence[Array], columns: int) -> bool:
-    """Whether ``b`` is more like other rows of ``every``, or another of the tensors ``whole``, than like ``a``."""
+    """Return whether ``b`` is more like other rows of ``every``, or another tensor of ``whole``, than like ``a``."""
     own, sure = _correlation(b.ravel(), a.ravel()), SIGMAS / math.sqrt(b.size)
     others = [*whole, *(a[order] for order in _orders(len(a)))] + ([a.T] if a.shape[0] == a.shape[1] else [])
     best = max((_correlation(b.ravel(), other.ravel()) for other in others), default=-1.0)

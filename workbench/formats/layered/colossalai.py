@@ -130,7 +130,7 @@ def _index(place: Place, folder: str) -> str:
 
 
 def _optimizer(place: Place) -> str | None:
-    """The folder with the optimizer's index; empty for the place itself."""
+    """Return the folder with the optimizer's index; empty for the place itself."""
     for folder in ("", *place.folders[:LOOKED]):
         if folder and place.is_link(folder):
             continue
@@ -144,7 +144,7 @@ def _optimizer(place: Place) -> str | None:
 
 
 def _model(place: Place) -> str | None:
-    """The folder with the index of the weights, or with all of them in a file; empty for the place itself."""
+    """Return the folder with the weights or their index; empty for the place itself."""
     for folder in ("", *place.folders[:LOOKED]):
         if folder and place.is_link(folder):
             continue
@@ -160,7 +160,7 @@ def _weights(place: Place, folder: str) -> tuple[str, str]:
 
 
 def _order(model: Place) -> list[str] | None:
-    """The weights in the order of the model; ``None`` if they are in one file."""
+    """Return the weights in the order of the model; ``None`` if they are in one file."""
     name = next((name for name in model.files if _WEIGHTS.fullmatch(name)), None)
     if name is None:
         return None
@@ -169,7 +169,7 @@ def _order(model: Place) -> list[str] | None:
 
 
 def _states(place: Place, folder: str) -> parts.Part:
-    """The optimizer's files as one part."""
+    """Merge the optimizer's files into one part."""
     inner = place.sub(folder) if folder else place
     index = read_index(inner, _index(place, folder))
     check_files(inner, index)
@@ -187,7 +187,7 @@ def _states(place: Place, folder: str) -> parts.Part:
 
 
 def _groups(inner: Place, index: WeightIndex) -> Any:
-    """The optimizer's ``param_groups``, from the file that the index names."""
+    """Read the optimizer's ``param_groups`` from the file that the index names."""
     facts = index.facts.get("metadata")
     name = facts.get("param_groups") if isinstance(facts, dict) else None
     return parts.rest(inner, name) if isinstance(name, str) and inner.exists(name) else None

@@ -59,7 +59,7 @@ class SaveMetadata:
         return None
 
     def position(self, ranks: Sequence[object], rank: int) -> int | None:
-        """Where a list of ranks has one, or ``None``; thousands of tensors share such a list, of as many ranks."""
+        """Return the position of a rank in a list that thousands of tensors share, or ``None``."""
         known = self._positions.get(id(ranks))
         if known is None:
             where = {one: at for at, one in enumerate(ranks) if isinstance(one, int)}
