@@ -42,7 +42,7 @@ def verdict(suspects: tuple[Suspect, ...], case: Case) -> str:
 
 
 def _decisive(case: Case) -> bool:
-    """Return whether most weights, and most of the optimizer's state, were compared by a law that would show a bad load."""
+    """Return whether most weights and optimizer state were compared by a law that would show a bad load."""
     leg = "load" if case.change("load").rows else "train"
     if leg == "train" and weak(case):
         return False
