@@ -127,16 +127,14 @@ def check_index(subject: Examined) -> None:
             tensors=again[:100],
         )
     total = sum(e.stop - e.start for file, h in headers.items() for e in h.entries if weights.get(e.name) == file)
-    facts = told.facts.get("metadata")
-    claimed = facts.get("total_size") if isinstance(facts, dict) else None
-    if isinstance(claimed, (int, float)) and int(claimed) != total:
+    if claimed := told.other_size(total):
         log.add(
             "index.total_size",
             "warn",
             index,
-            f"claims {int(claimed):,} bytes of tensors, but its files contain {total:,}",
+            f"claims {claimed} bytes of tensors, but its files contain {total:,}",
             "the index is from another save, or was edited",
-            claimed=int(claimed),
+            claimed=told.facts["metadata"]["total_size"],
             stored=total,
         )
     log.checked["index"] = f"{index!r} against the headers of {plural(len(headers), 'file')}"

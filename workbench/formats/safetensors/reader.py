@@ -226,16 +226,10 @@ def _add_indexed(
     extra = [name for file, entries in where.items() for name in entries if index.weights.get(name) != file]
     _note(notes, "{} tensors that {!r} does not list are left out: {}", extra, index.name)
     held = (where[file][name] for name, file in index.weights.items())
-    _check_total(index, sum(entry.stop - entry.start for entry in held), notes)
+    total = sum(entry.stop - entry.start for entry in held)
+    if stated := index.other_size(total):
+        notes.append(f"index {index.name!r} states {stated} bytes of tensors, but there are {total:,}")
     return {"index": index.name}
-
-
-def _check_total(index: WeightIndex, total: int, notes: list[str]) -> None:
-    facts = index.facts.get("metadata")
-    claimed = facts.get("total_size") if isinstance(facts, dict) else None
-    if isinstance(claimed, (int, float)) and claimed not in (total, total / (1 << 20)):  # Colossal-AI: MiB
-        said = f"{claimed:,.0f}" if isinstance(claimed, float) else f"{claimed:,}"  # NaN and infinity are floats too
-        notes.append(f"index {index.name!r} states {said} bytes of tensors, but there are {total:,}")
 
 
 def _add_pieces(builder: CatalogBuilder, headers: Mapping[str, Header], notes: list[str]) -> dict[str, Any]:

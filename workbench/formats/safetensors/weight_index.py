@@ -42,6 +42,14 @@ class WeightIndex:
         """The distinct files in the index, sorted."""
         return sorted(set(self.weights.values()))
 
+    def other_size(self, nbytes: int) -> str:
+        """Return the bytes of tensors that the index states, as text, if they are not ``nbytes``; empty otherwise."""
+        facts = self.facts.get("metadata")
+        stated = facts.get("total_size") if isinstance(facts, dict) else None
+        if not isinstance(stated, (int, float)) or stated in (nbytes, nbytes / (1 << 20)):  # Colossal-AI states MiB
+            return ""
+        return f"{stated:,.0f}" if isinstance(stated, float) else f"{stated:,}"  # NaN and infinity are floats too
+
 
 def read_index(place: Place, name: str) -> WeightIndex:
     """Read an index; :func:`check_files` checks that its files exist.
