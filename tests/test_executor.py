@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -384,7 +385,7 @@ def test_merged_parts_are_the_result_of_one_process(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     # on a busy machine, a result that took a second would be kept, and the merge would say so
-    monkeypatch.setattr(sys.modules["workbench.analysis.stats"], "WORTH_KEEPING", float("inf"))
+    monkeypatch.setattr(importlib.import_module("workbench.analysis.stats"), "WORTH_KEEPING", float("inf"))
     command = (words[0], SAMPLES / sample, *words[1:])
     alone = run(capsys, *command, "--json")
     parts = parts_of(capsys, 3, *command)
