@@ -244,6 +244,13 @@ def test_types_that_only_torch_can_write(tmp_path):
         assert torch.equal(*both)
 
 
+def test_a_kept_plan_is_for_one_layout(tmp_path):
+    for name, value in {"dense": torch.eye(4), "sparse": torch.eye(4).to_sparse()}.items():
+        dcp.save({"w": value}, storage_writer=wb.dcp.Writer(tmp_path / name), planner=wb.dcp.Planner())
+        stored = dcp.FileSystemReader(tmp_path / name).read_metadata().state_dict_metadata["w"]
+        assert stored.properties.layout == value.layout
+
+
 def test_a_subclass_of_torchs_planner_that_casts(tmp_path):
     """What the planner returns is stored, and the metadata say what the plan said, as with torch's writer."""
 

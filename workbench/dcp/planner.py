@@ -525,7 +525,7 @@ def _facts(values: list[Any]) -> tuple[Any, ...]:
     if not _PLAIN.issuperset(kinds):
         plain = [one for one, kind in zip(values, kinds, strict=True) if kind in _PLAIN]
         others = [_signature(one) for one, kind in zip(values, kinds, strict=True) if kind not in _PLAIN]
-    return kinds, *(list(map(attrgetter(name), plain)) for name in ("dtype", "shape", "requires_grad")), others
+    return kinds, *(list(map(attrgetter(name), plain)) for name in ("dtype", "shape", "layout", "requires_grad")), others
 
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
