@@ -525,7 +525,8 @@ def _facts(values: list[Any]) -> tuple[Any, ...]:
     if not _PLAIN.issuperset(kinds):
         plain = [one for one, kind in zip(values, kinds, strict=True) if kind in _PLAIN]
         others = [_signature(one) for one, kind in zip(values, kinds, strict=True) if kind not in _PLAIN]
-    return kinds, *(list(map(attrgetter(name), plain)) for name in ("dtype", "shape", "layout", "requires_grad")), others
+    names = ("dtype", "shape", "layout", "requires_grad")
+    return kinds, *(list(map(attrgetter(name), plain)) for name in names), others
 
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
