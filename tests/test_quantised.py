@@ -392,6 +392,20 @@ def test_int8_of_torchao(tmp_path: Path, shape: tuple[int, int]) -> None:
     check_reader(stored(tmp_path, tensors, {"quant_method": "torchao"}), {"l.weight": want}, decoded=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, None])
+def test_fp8_of_torchao_has_the_type_that_the_header_states(tmp_path: Path, dtype: torch.dtype | None) -> None:
+    """``_dequantize_affine_float8`` of torchao 0.18: the product in float32, then the tensor's own type."""
+    make = torch.Generator().manual_seed(0)
+    code = torch.randn(8, 32, generator=make).to(torch.float8_e4m3fn)
+    scale = torch.rand(8, 1, generator=make) + 0.01
+    stated = {"_type": "torch.dtype", "_data": str(dtype).removeprefix("torch.")}
+    texts = {"l.weight": json.dumps({"_type": "Float8Tensor", "_data": {"dtype": stated}})} if dtype else {}
+    folder = stored(tmp_path, {}, {"quant_method": "torchao"})
+    save_file({"l._weight_qdata": code, "l._weight_scale": scale}, folder / "model.safetensors", metadata=texts)
+    want = (code.float() * scale).to(dtype or torch.bfloat16)
+    check_reader(folder, {"l.weight": want}, decoded=True)
+
+
 def test_mxfp8_of_mlx(tmp_path: Path) -> None:
     codes = torch.arange(8 * 64, dtype=torch.int16).reshape(8, 64) % 127 + 128 * (torch.arange(64) % 2)
     bits = torch.arange(110, 110 + 16, dtype=torch.uint8).reshape(8, 2)

@@ -46,6 +46,7 @@ from workbench.core.decoding.values import Recipe, StoredParts
 from workbench.core.dtypes import by_name, nbytes_of
 from workbench.core.place import Place
 from workbench.errors import CorruptError
+from workbench.formats.safetensors.header import parse
 
 CONFIG = "config.json"
 ALONE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  #: files of AutoGPTQ and AutoAWQ
@@ -72,6 +73,7 @@ class _Finder:
     def __init__(self, place: Place, catalog: Catalog) -> None:
         self.place, self.catalog, self.index = place, catalog, catalog.index
         self.config = _config(place)
+        self._texts: dict[str, dict[str, str]] = {}  #: file → the texts of its header
 
     def found(self) -> Iterator[Recipe]:
         """Yield recipes in the order of the keys."""
@@ -369,9 +371,7 @@ class _Finder:
         return Recipe(key, f"MLX {mode}", (key, scale), by_name("bfloat16"), shape, group, how)
 
     def _torchao(self, stem: str) -> Recipe | None:
-        """Read torchao's Float8Tensor and Int8Tensor as bfloat16, the type of most models that use them; the header's
-        is not read.
-        """
+        """Read torchao's Float8Tensor and Int8Tensor; the header states the type of their numbers."""
         key, scale, zero = (f"{stem}._weight_{part}" for part in ("qdata", "scale", "zero_point"))
         kind, told = self._type(key), self._shape(scale)
         zeros = zero if kind == "int8" and self._type(zero) == "int8" and self._shape(zero) == told else ""
@@ -382,10 +382,24 @@ class _Finder:
             return None
         block = (1, shape[1]) if told == (shape[0], 1) else shape
         unit = unit_of(shape[1], shape[1])
-        how = Scaled(Codes(key, kind), scale, "float32", shape, block, unit, "bfloat16", zeros=zeros)
+        dtype = self._stated(key, f"{stem}.weight")
+        how = Scaled(Codes(key, kind), scale, "float32", shape, block, unit, dtype, zeros=zeros)
         stored = (key, scale, zeros) if zeros else (key, scale)
         name = "INT8" if zeros else "FP8"
-        return Recipe(f"{stem}.weight", name, stored, by_name("bfloat16"), shape, unit, how)
+        return Recipe(f"{stem}.weight", name, stored, by_name(dtype), shape, unit, how)
+
+    def _stated(self, key: str, name: str) -> str:
+        """Return the element type that a file's header states for one of torchao's tensors; bfloat16 without one.
+
+        Source: torchao 0.18 ``prototype/safetensors/safetensors_support.py`` (``flatten_tensor_state_dict``).
+        """
+        file = self.catalog.files[self.catalog.file[self.catalog.rows_of(self.index[key]).start]]
+        if file not in self._texts:
+            self._texts = {file: parse(self.place, file, cut=True).metadata}  # of one file: keys are in its order
+        found: Any = jsonsafe.loads(self._texts[file].get(name, "null").encode(), what=f"{file!r}, {name!r}")
+        for part in ("_data", "dtype", "_data"):
+            found = found.get(part) if isinstance(found, dict) else None
+        return found if found in _FLOATS else "bfloat16"
 
     def _mlx(self, stem: str) -> Recipe | None:
         """Read MLX's affine groups; the configuration states bits and group sizes, per module where they differ."""
