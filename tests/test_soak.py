@@ -182,7 +182,7 @@ def test_what_becomes_of_the_files_is_told_and_the_server_lives(url, root, fault
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     word = "deleted" if fault == "deleted" else "rewritten"
-    assert word in told["notice"][0] and "What is shown was read before" in told["notice"][0]
+    assert word in told["notice"][0] and "This page shows its earlier contents" in told["notice"][0]
     job = verified["jobs"][0]
     assert "should not happen" not in job["error"] and str(root) not in job["error"], job
     if fault != "replaced":
