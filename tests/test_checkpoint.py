@@ -210,3 +210,20 @@ def test_results_can_be_pickled(samples, tmp_path):
         torch.save({"w": tensor}, tmp_path / f"{name}.pt")
     [found] = wb.diff(tmp_path / "x.pt", tmp_path / "y.pt").changed_rows
     assert found.pattern is not None and pickle.loads(pickle.dumps(found)).pattern.sentence == found.pattern.sentence
+
+
+def test_calls_that_take_a_checkpoint_take_its_path(samples, tmp_path):
+    path = samples / "dcp_single_odd"
+    ckpt = wb.open(path)
+    assert wb.stats(path).equals(wb.stats(ckpt))
+    assert wb.layout(str(path)).summary == wb.layout(ckpt).summary
+    assert wb.plan_memory(samples / "dcp_fsdp2", 8, 1.0).fits
+    assert wb.export(path, tmp_path / "x", role=None, objects=False, dry_run=True).to_dict()["tensors"]
+    for call in (
+        wb.stats,
+        wb.layout,
+        lambda one: wb.export(one, tmp_path / "y"),
+        lambda one: wb.plan_memory(one, 8, 1),
+    ):
+        with pytest.raises(wb.errors.NotACheckpointError):
+            call(tmp_path / "nothing")

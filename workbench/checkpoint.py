@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from workbench.core.mesh.mesh import Mesh
 
-__all__ = ["Checkpoint", "discover", "open", "open_place"]
+__all__ = ["Checkpoint", "as_checkpoint", "discover", "open", "open_place"]
 
 PINNED = 2048  #: files up to which the identity of each is sent to workers; the digest of the catalog covers all
 
@@ -72,6 +72,11 @@ def open(
             byte, and what to do.
     """
     return open_place(Place(path, storage_options), format=format, cache=cache, io=io, partial=partial)
+
+
+def as_checkpoint(given: Checkpoint | str | os.PathLike[str]) -> Checkpoint:
+    """Return a checkpoint as it is, or open the one at a path or URL."""
+    return given if isinstance(given, Checkpoint) else open(given)
 
 
 def open_place(

@@ -36,7 +36,7 @@ from workbench.analysis.diff_rows import TensorDiff
 from workbench.analysis.name_map import TIED, NameMap, mapped
 from workbench.analysis.patterns import Sibling, recognise
 from workbench.analysis.rounding import CellCheck, has_bound, roundings
-from workbench.checkpoint import Checkpoint, open
+from workbench.checkpoint import Checkpoint, as_checkpoint
 from workbench.core.engine import engine
 from workbench.core.executors import using
 from workbench.core.remote.url import with_options
@@ -100,8 +100,8 @@ def diff(
     if evidence not in EVIDENCE:
         raise UsageError(f"evidence={evidence!r}: choose one of {', '.join(EVIDENCE)}")
     with using(executor), with_options(storage_options, a, b):
-        left = a if isinstance(a, Checkpoint) else open(a)
-        right = b if isinstance(b, Checkpoint) else open(b)
+        left = as_checkpoint(a)
+        right = as_checkpoint(b)
         if names is None and left.format == GGUF != right.format:
             left, right, replicas = right, left, replicas[::-1]
         return _Differ(left, right, names, values, evidence, patterns, replicas, threads, progress, fast).run()

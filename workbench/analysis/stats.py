@@ -27,7 +27,7 @@ import numpy as np
 from workbench.analysis.census import Census, Counts
 from workbench.analysis.moment import Moment
 from workbench.analysis.moments import Moments
-from workbench.checkpoint import Checkpoint
+from workbench.checkpoint import Checkpoint, as_checkpoint
 from workbench.core import scan as scanning
 from workbench.core.arrays import Array
 from workbench.core.cache import cache_folder
@@ -54,7 +54,7 @@ _OF_CENSUS = (*QUANTILES, "distinct", "entropy")
 
 @needs_descriptors()
 def stats(
-    ckpt: Checkpoint,
+    ckpt: Checkpoint | str | os.PathLike[str],
     by: str = "tensor",
     *,
     quantiles: bool = False,
@@ -66,6 +66,7 @@ def stats(
     """Compute statistics of every tensor, stored chunk or module.
 
     Args:
+        ckpt: a checkpoint, a selection of one, or a path or URL.
         by: ``tensor``, ``shard`` (one row per chunk, including copies) or ``module``.
         quantiles: also q01 q25 q50 q75 q99, distinct, entropy (bits per element): exact for dtypes of 16 bits or less;
             for wider ones, quantiles are within 0.4 % and the other two are missing.
@@ -91,6 +92,7 @@ def stats(
         raise UsageError(f"by={by!r}: choose one of {', '.join(map(repr, BY))}")
     if by == "module" and quantiles:
         raise UsageError("quantiles of modules are not available; use by='tensor' or by='shard'")
+    ckpt = as_checkpoint(ckpt)
     kept = _kept(ckpt, by, quantiles) if cache else None
     errors: dict[int, str] = {}
     if kept is not None:

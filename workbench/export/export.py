@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from workbench import formats
 from workbench.analysis.manifest import write as write_manifest
 from workbench.analysis.manifest_file import INSIDE
-from workbench.checkpoint import Checkpoint, open_place
+from workbench.checkpoint import Checkpoint, as_checkpoint, open_place
 from workbench.checkpoint import open as open_checkpoint
 from workbench.core.dtypes import ALL
 from workbench.core.executors import using
@@ -75,7 +75,7 @@ _UNITS = {
 
 
 def export(
-    ckpt: Checkpoint,
+    ckpt: Checkpoint | str | os.PathLike[str],
     dest: str | os.PathLike[str],
     format: str = "safetensors",
     *,
@@ -106,6 +106,7 @@ def export(
     whatever was there before is unchanged. In a store, the objects that make it complete are the last ones to be sent.
 
     Args:
+        ckpt: a checkpoint, a selection of one, or a path or URL.
         dest: a folder; for ``safetensors`` also a single file if the name ends in ``.safetensors``; for ``torch`` a
             file unless there is a mesh. A path, or a URL (``s3://``, ``gs://``, ``az://``): files are then written to
             ``TMPDIR`` a few at a time, sent, and removed; it needs room for 2 GiB, or for two of the largest files.
@@ -153,7 +154,7 @@ def export(
         WorkerError: the executor lost its workers or its scheduler.
     """
     began = time.perf_counter()
-    target, made_by = os.fsdecode(dest), writer(format)
+    ckpt, target, made_by = as_checkpoint(ckpt), os.fsdecode(dest), writer(format)
     named = _as_hf(ckpt, rename, hf_config)
     with ExitStack() as opened:
         opened.enter_context(using(executor))

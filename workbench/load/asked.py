@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from workbench.analysis.name_map import NameMap
-from workbench.checkpoint import Checkpoint, open
+from workbench.checkpoint import Checkpoint, as_checkpoint
 from workbench.core.arrays import Ints
 from workbench.core.mesh.cut import Locals
 from workbench.core.payload import Payloads
@@ -131,7 +131,7 @@ def _memories(tensors: list[HeldTensor], positions: list[int]) -> tuple[list[int
 
 
 def _opened(path: str | os.PathLike[str] | Checkpoint, name_map: Renaming | NameMap | None) -> Checkpoint:
-    ckpt = path if isinstance(path, Checkpoint) else open(path)
+    ckpt = as_checkpoint(path)
     if isinstance(name_map, NameMap):
         if (name_map.a.place.root, name_map.a.place.file) != (ckpt.place.root, ckpt.place.file):
             raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from workbench.analysis.layout import Layout
-from workbench.checkpoint import Checkpoint
+from workbench.checkpoint import Checkpoint, as_checkpoint
 from workbench.core.mesh.mesh import MAX_RANKS, Mesh
 from workbench.errors import UsageError
 from workbench.export.sharding.rules import Rules
@@ -28,7 +29,7 @@ NOT_COUNTED = "activations, temporary buffers, allocator overhead and, at stage 
 
 
 def plan_memory(
-    source: Checkpoint | Layout,
+    source: Checkpoint | Layout | str | os.PathLike[str],
     gpus: int,
     memory_gb: float,
     *,
@@ -49,8 +50,8 @@ def plan_memory(
     then the lowest stage.
 
     Args:
-        source: the checkpoint or layout; its weights are used, or the shapes of their optimizer state if no weights are
-            stored.
+        source: the checkpoint, its path or URL, or its layout; its weights are used, or the shapes of their optimizer
+            state if no weights are stored.
         gpus: number of GPUs available.
         memory_gb: memory of each GPU, in 10⁹ bytes.
         tp, pp, dp, ep: fixed sizes, if any; ``dp`` counts data parallel ranks, ``ep`` is a part of them.
@@ -72,7 +73,8 @@ def plan_memory(
         )
     if stage is not None and stage not in STAGES:
         raise UsageError(f"stage={stage!r} is not one of 0, 1, 2, 3")
-    model, precision, rules = MemoryModel.of(source), precision or Precision(), rules or Rules()
+    known = source if isinstance(source, Layout) else as_checkpoint(source)
+    model, precision, rules = MemoryModel.of(known), precision or Precision(), rules or Rules()
     room = int(memory_gb * 1e9) - int(reserve_gb * 1e9)
 
     @lru_cache(maxsize=256)

@@ -16,6 +16,7 @@ does not store (copies that were stored only once, ranks that no file names) are
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from workbench.analysis.layout.coverage import coverage
@@ -23,21 +24,23 @@ from workbench.analysis.layout.holders import holders
 from workbench.analysis.layout.infer import infer
 from workbench.analysis.layout.placed import InferredMesh, Placed
 from workbench.analysis.layout.result import Layout
-from workbench.checkpoint import Checkpoint
+from workbench.checkpoint import Checkpoint, as_checkpoint
 from workbench.core.source import needs_descriptors
 
 __all__ = ["InferredMesh", "Layout", "Placed", "layout"]
 
 
 @needs_descriptors()
-def layout(ckpt: Checkpoint, *, progress: Callable[[float], None] | None = None) -> Layout:
+def layout(ckpt: Checkpoint | str | os.PathLike[str], *, progress: Callable[[float], None] | None = None) -> Layout:
     """Infer where everything in a checkpoint (or a selection of it) is stored: see :class:`Layout`.
 
     Takes seconds for a million chunks; no tensor byte is read.
 
     Args:
+        ckpt: a checkpoint, a selection of one, or a path or URL.
         progress: called with the fraction done; raise to cancel.
     """
+    ckpt = as_checkpoint(ckpt)
     told = progress or (lambda share: None)
     who = holders(ckpt)
     told(0.2)
