@@ -79,7 +79,7 @@ def peak() -> float:
 
 def first(folder: Path) -> dict[str, float]:
     """Open without a cache, and fill it."""
-    import torch  # noqa: F401  its import is no part of opening
+    import torch  # noqa: F401  imported first, so that opening does not include it
 
     import workbench as wb
 

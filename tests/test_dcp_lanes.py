@@ -78,7 +78,7 @@ def fast(data: bytes) -> dcp_metadata.DcpMetadata | None:
 
 
 class Paged(dcp_lanes.PagedBytes):
-    """Bytes of which a few KiB are in memory at a time."""
+    """Bytes that are in memory only a few KiB at a time."""
 
     def __init__(self, data: bytes) -> None:
         bits = mmap.PAGESIZE.bit_length() - 1

@@ -279,7 +279,7 @@ FILES: dict[str, tuple[Maker, str]] = {
         flax(extension(b"\x93\xdd" + u32(60_000) + (b"\xcf" + b"\xff" * 8) * 60_000 + pack("float32") + b"\xc4\0")),
         "",
     ),
-    "gguf: a key of 1 GiB, of which nothing is stored": (gguf(struct.pack("<Q", 1 << 30), 3 << 30), "a key has"),
+    "gguf: a key of 1 GiB without stored bytes": (gguf(struct.pack("<Q", 1 << 30), 3 << 30), "a key has"),
     "gguf: an array of 31 million numbers": (
         gguf(KEY + struct.pack("<IIQ", 9, 0, 31_000_000), 32_000_000),
         "array elements",
@@ -304,7 +304,7 @@ FILES: dict[str, tuple[Maker, str]] = {
         "",
     ),
     "orbax: a million keys of 300 bytes": (database(1_000_000, 300), "keys or paths"),
-    "zarr: a shard's index of 500 MB, of which nothing is stored": (shard(1 << 25), "inner chunks"),
+    "zarr: a shard index of 500 MB without stored bytes": (shard(1 << 25), "inner chunks"),
     "zarr: a shard's index that is a hole": (shard(1 << 10), "inner chunk 0"),
     "keras: headers with a block in common": (h5_common_block, "messages in all headers"),
     "keras: long names in common": (h5_long_names, "names of over"),

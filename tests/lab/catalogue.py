@@ -41,7 +41,7 @@ _OPENED = (
     *(*OPENED2_FAULTS, *OPENED2_LIVE, *OPENED2_HUGGING),
     *(*OPENED3_FAULTS, *OPENED3_LIVE, *OPENED3_HUGGING),
 )
-#: Faults of which nothing but counts is printed.
+#: Faults whose results are printed only as counts.
 SEALED: tuple[Fault, ...] = (*FOURTH_FAULTS, *FOURTH_LIVE, *FOURTH_HUGGING)
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},

@@ -55,7 +55,7 @@ SPIKES = (
 #: Where it is shown, what to do is added: text names an option, a page the folder.
 NO_LOG = "no log was found beside or above the checkpoints"
 NEAR = 50  #: steps after a resume within which a jump is mentioned together with it
-USUAL = 0.2  #: of the saves from which on what follows them is no sign of a restart
+USUAL = 0.2  #: share of the saves; what follows more of them than this is not a sign of a restart
 TIMED, LATE, SPREADS = 4, 180.0, 8  #: saves whose times are compared; seconds and spreads that a wait has to exceed
 AGAIN, FALLEN = 4, 0.5  #: logged learning rates that have to be those of the start; the first, of the one before
 BEGINS = 5  #: rows between two saves; with fewer, a log may begin right after a save by chance
