@@ -27,7 +27,7 @@ demo: $(VENV)/.demo-ready ## the dashboard on sample_ckpts/ (PORT, ROOT)
 	$(BIN)/workbench serve $(ROOT) --port $(PORT) --show
 
 test: $(VENV)/.test-ready ## every test but the slow ones, with browser and notebooks
-	$(PYTEST) -n $(JOBS) --dist loadfile
+	$(PYTEST) -n $(JOBS) --dist loadfile -o faulthandler_exit_on_timeout=true --max-worker-restart 2
 
 test-all: lint ## lint, then the whole suite with its slow tests
 	WORKBENCH_SLOW=1 $(PYTEST) -n $(JOBS) --dist loadfile

@@ -18,22 +18,26 @@ import os
 import shutil
 import socket
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page, Route
+    from playwright.sync_api import Browser, Page, Playwright, Route
 
 ROOT = Path(__file__).resolve().parents[1]
 
 CHROMIUM_FLAGS = [
     "--headless",
     "--no-sandbox",  # containers run as root
+    "--disable-dev-shm-usage",  # and often have a /dev/shm of 64 MB, in which a page dies
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
@@ -43,6 +47,7 @@ CHROMIUM_FLAGS = [
 ]
 
 WAIT = 45_000  #: ms that a page waits by default; a machine with other work on its cores is slow, not wrong
+HUNG = 240  #: s after which a test's browser is killed; the longest test takes a tenth of it
 
 # No property is judged by the clock: benchmarks are.
 settings.register_profile("workbench", deadline=None)
@@ -75,6 +80,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not slow_wanted:
             item.add_marker(pytest.mark.skip(reason="slow; set WORKBENCH_SLOW=1 (make test-all)"))
+        if item.get_closest_marker("browser"):
+            # A browser that crashed or hung says nothing about the page that it showed. A page that hangs it does so again.
+            item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=["TargetClosedError"]))
 
 
 @pytest.fixture(scope="session")
@@ -115,14 +123,51 @@ def chromium() -> str:
 
 
 @pytest.fixture(scope="session")
-def browser(chromium: str) -> Iterator[Browser]:
-    """One headless Chromium for the whole session, driven through Playwright."""
+def _launch(chromium: str) -> Iterator[Callable[[], Browser]]:
+    """The session's Chromium; a new one in place of one that is gone."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        instance = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
-        yield instance
-        instance.close()
+        launched: list[Browser] = []
+
+        def launch() -> Browser:
+            if not launched or not launched[-1].is_connected():
+                launched.append(playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS))
+            return launched[-1]
+
+        yield launch
+        with killing_browsers(HUNG), suppress(Exception):  # no test is wrong because a browser does not end
+            for one in launched:
+                one.close()
+
+
+@pytest.fixture
+def browser(_launch: Callable[[], Browser]) -> Browser:
+    """A headless Chromium, driven through Playwright and shared by the tests of a session."""
+    return _launch()
+
+
+@contextmanager
+def killing_browsers(seconds: float) -> Iterator[None]:
+    """Kill every Chromium that this process started unless the block ends in time.
+
+    Some of Playwright's calls (``evaluate``, ``close``) wait for a hung browser without end. When it is killed they
+    raise TargetClosedError, and the test's traceback says where it was.
+    """
+
+    def kill() -> None:
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                if "chrom" in child.name():
+                    child.kill()
+
+    timer = threading.Timer(seconds, kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @pytest.fixture
@@ -148,8 +193,11 @@ def page(browser: Browser) -> Iterator[Page]:
     context.route_web_socket(lambda url: not is_loopback(url), lambda ws: (page.external.append(ws.url), ws.close()))
     page.on("console", lambda m: page.console_errors.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda error: page.console_errors.append(str(error)))
-    yield page
-    context.close()
+    with killing_browsers(HUNG):
+        yield page
+        if browser.is_connected():
+            context.unroute_all(behavior="ignoreErrors")  # a request on its way would be answered by a closed page
+            context.close()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from tests.conftest import killing_browsers
 from tests.serving import serving
 from workbench.errors import UsageError
 
@@ -57,6 +58,18 @@ def test_a_quiet_page_records_nothing(page):
     assert page.locator("h1").inner_text() == "quiet"
     assert page.external == []
     assert page.console_errors == []
+
+
+def test_a_browser_that_hangs_is_killed_and_the_next_test_has_another(browser, page):
+    from playwright.sync_api import Error
+
+    with pytest.raises(Error, match="has been closed"), killing_browsers(1):
+        page.evaluate("new Promise(() => {})")
+    assert not browser.is_connected()
+
+
+def test_the_browser_after_one_that_was_killed(page):
+    assert page.evaluate("1 + 1") == 2
 
 
 def test_a_server_that_does_not_start_says_why_and_one_that_does_ends(tmp_path):
