@@ -30,7 +30,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page, Playwright, Route
+    from playwright.sync_api import Browser, Page, Route
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("slow") and not slow_wanted:
             item.add_marker(pytest.mark.skip(reason="slow; set WORKBENCH_SLOW=1 (make test-all)"))
         if item.get_closest_marker("browser"):
-            # A browser that crashed or hung says nothing about the page that it showed. A page that hangs it does so again.
+            # A browser that crashed or hung says nothing of the page in it; a page that hangs it does so again.
             item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=["TargetClosedError"]))
 
 
