@@ -26,11 +26,12 @@ help: ## this list
 demo: $(VENV)/.demo-ready ## the dashboard on sample_ckpts/ (PORT, ROOT)
 	$(BIN)/workbench serve $(ROOT) --port $(PORT) --show
 
+# Whole files go to the workers, in the order of tests/conftest.py.
 test: $(VENV)/.test-ready ## every test but the slow ones, with browser and notebooks
-	$(PYTEST) -n $(JOBS) --dist loadfile -o faulthandler_exit_on_timeout=true --max-worker-restart 2
+	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -o faulthandler_exit_on_timeout=true --max-worker-restart 2
 
 test-all: lint ## lint, then the whole suite with its slow tests
-	WORKBENCH_SLOW=1 $(PYTEST) -n $(JOBS) --dist loadfile
+	WORKBENCH_SLOW=1 $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.test-ready ## ruff check, ruff format --check, mypy
 	$(BIN)/python -m ruff check .

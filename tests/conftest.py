@@ -21,6 +21,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -53,6 +54,17 @@ HUNG = 240  #: s after which a test's browser is killed; the longest test takes 
 settings.register_profile("workbench", deadline=None)
 settings.load_profile("workbench")
 
+#: Besides those with a browser or a notebook: files of few tests that take most of a minute.
+LONG = (
+    "test_fuzz",
+    "test_save",
+    "test_doctor_echo",
+    "test_fault_matrix",
+    "test_stores",
+    "test_load",
+    "test_doctor_claims",
+)
+
 _own = pytest.StashKey[list[str]]()
 
 
@@ -83,6 +95,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("browser"):
             # A browser that crashed or hung says nothing of the page in it; a page that hangs it does so again.
             item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=["TargetClosedError"]))
+    items[:] = _in_order(items)
+
+
+def _in_order(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Put long files first, and between any two that wait for a browser or a kernel one that computes.
+
+    Workers take whole files (``--dist loadfile``) in this order: none is left with a long one at the end.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waiting = [path for path in files if path.stem == "test_notebooks" or path.stem.endswith("_browser")]
+    computing = sorted(files.keys() - {*waiting}, key=lambda path: (not path.stem.startswith(LONG), path))
+    turns = chain.from_iterable(zip_longest(waiting, computing))
+    return [item for path in turns if path is not None for item in files[path]]
 
 
 @pytest.fixture(scope="session")

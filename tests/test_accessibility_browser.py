@@ -60,7 +60,7 @@ def test_axe_sees_what_is_wrong(page, script):
 
 
 #: A quick run sees these once, wide and light or narrow and dark; a slow one sees every page in every size and theme.
-QUICK = ("home", "run", "tensors", "layout", "doctor")
+QUICK = ("home", "run", "doctor")
 LOOKS = [
     pytest.param(
         tab,

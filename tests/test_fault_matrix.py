@@ -222,7 +222,14 @@ def test_every_fault_is_found_where_the_page_says(sample):
         assert f"| {sample.title} | {one.cell} | {one.how} |" in section, (fault, one)
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.title)
+#: Their files are DCP's with other names; the flips of DCP itself prove the same in a quick run.
+AS_DCP = ("ByteCheckpoint", "Megatron torch_dist")
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [pytest.param(one, marks=[pytest.mark.slow] * (one.title in AS_DCP), id=one.title) for one in SAMPLES],
+)
 def test_flips_are_found_where_the_page_says(sample):
     assert flips_row(sample) in PAGE.read_text().splitlines()
 

@@ -94,9 +94,9 @@ wb.open("../sample_ckpts/dcp_fsdp2").view()
 @pytest.mark.filterwarnings("ignore:Your element with mimetype:UserWarning")
 @pytest.mark.parametrize(
     "path",
-    # 03 and 04 embed pictures, panels and tabs; the others only representations
+    # 03 embeds pictures, panels and tabs; most others only representations
     [
-        path if path is None or path.stem[:2] in ("03", "04") else pytest.param(path, marks=pytest.mark.slow)
+        path if path is None or path.stem.startswith("03") else pytest.param(path, marks=pytest.mark.slow)
         for path in (*NOTEBOOKS, None)
     ],
     ids=lambda path: path.stem if path else "without_enable",

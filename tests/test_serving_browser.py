@@ -153,7 +153,7 @@ def writable(root):
         yield url
 
 
-@pytest.mark.parametrize("query", ["into=../x", "into=/tmp/x", "into=llama/x", "mesh=tp%3D"])
+@pytest.mark.parametrize("query", ["into=../x", "mesh=tp%3D"])  # test_tab_export.py has the other targets
 def test_a_refused_target_is_a_sentence(quiet, writable, query):
     quiet.goto(f"{writable}?ckpt=llama&tab=export&{query}")
     quiet.locator(".said.error").wait_for()
@@ -170,7 +170,7 @@ def test_hostile_names_are_harmless_on_every_tab_and_the_last_session_lets_all_g
         for at, tab in enumerate(SHOWN):
             page.get_by_role("tab").nth(at).click()
             page.get_by_role("tab", selected=True).and_(page.get_by_role("tab").nth(at)).wait_for()
-            page.wait_for_timeout(2500)
+            page.wait_for_timeout(1500)
             told = page.locator("body").inner_text()
             assert "\x1b" not in told and "\u202e" not in told, tab
             assert page.locator("img[src='x']").count() == 0, tab
