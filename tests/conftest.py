@@ -154,18 +154,19 @@ def _launch(chromium: str) -> Iterator[Callable[[], Browser]]:
     """The session's Chromium; a new one in place of one that is gone."""
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as playwright:
-        launched: list[Browser] = []
+    playwright = sync_playwright().start()
+    launched: list[Browser] = []
 
-        def launch() -> Browser:
-            if not launched or not launched[-1].is_connected():
-                launched.append(playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS))
-            return launched[-1]
+    def launch() -> Browser:
+        if not launched or not launched[-1].is_connected():
+            launched.append(playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS))
+        return launched[-1]
 
-        yield launch
-        with killing_browsers(HUNG), suppress(Exception):  # no test is wrong because a browser does not end
-            for one in launched:
-                one.close()
+    yield launch
+    with killing("chrom", "node", after=HUNG), suppress(Exception):  # no test is wrong because a browser does not end
+        for one in launched:
+            one.close()
+        playwright.stop()
 
 
 @pytest.fixture
@@ -175,8 +176,8 @@ def browser(_launch: Callable[[], Browser]) -> Browser:
 
 
 @contextmanager
-def killing_browsers(seconds: float) -> Iterator[None]:
-    """Kill every Chromium that this process started unless the block ends in time.
+def killing(*names: str, after: float) -> Iterator[None]:
+    """Kill the processes below this one whose name begins so, unless the block ends within ``after`` seconds.
 
     Some of Playwright's calls (``evaluate``, ``close``) wait for a hung browser without end. When it is killed they
     raise TargetClosedError, and the test's traceback says where it was.
@@ -185,10 +186,10 @@ def killing_browsers(seconds: float) -> Iterator[None]:
     def kill() -> None:
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
-                if "chrom" in child.name():
+                if child.name().startswith(names):
                     child.kill()
 
-    timer = threading.Timer(seconds, kill)
+    timer = threading.Timer(after, kill)
     timer.daemon = True
     timer.start()
     try:
@@ -220,7 +221,7 @@ def page(browser: Browser) -> Iterator[Page]:
     context.route_web_socket(lambda url: not is_loopback(url), lambda ws: (page.external.append(ws.url), ws.close()))
     page.on("console", lambda m: page.console_errors.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda error: page.console_errors.append(str(error)))
-    with killing_browsers(HUNG):
+    with killing("chrom", after=HUNG):
         yield page
         if browser.is_connected():
             context.unroute_all(behavior="ignoreErrors")  # a request on its way would be answered by a closed page

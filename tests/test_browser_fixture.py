@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.conftest import killing_browsers
+from tests.conftest import killing
 from tests.serving import serving
 from workbench.errors import UsageError
 
@@ -63,7 +63,7 @@ def test_a_quiet_page_records_nothing(page):
 def test_a_browser_that_hangs_is_killed_and_the_next_test_has_another(browser, page):
     from playwright.sync_api import Error
 
-    with pytest.raises(Error, match="has been closed"), killing_browsers(1):
+    with pytest.raises(Error, match="has been closed"), killing("chrom", after=1):
         page.evaluate("new Promise(() => {})")
     assert not browser.is_connected()
 
