@@ -134,9 +134,11 @@ def accelerated(
     two = process(seed + 1)
     two[0].load_state(str(folder / "before" / f"checkpoint_{start}"))
     two[0].save_state(str(folder / "echo" / f"checkpoint_{start}"))
+    random_state = torch.get_rng_state()
     run(two, start, start + k, steps)
     two[0].save_state(str(folder / "after" / f"checkpoint_{start + k}"))
     if steps == 1:
+        torch.set_rng_state(random_state)  # of dropout
         run(one, start, start + k)
         for first, second in zip(one[1].parameters(), two[1].parameters(), strict=True):
             assert torch.equal(first, second)
