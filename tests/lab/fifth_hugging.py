@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -151,13 +152,24 @@ def per_process(folder: Path, rng: random.Random, k: int) -> None:
 Live = Callable[[Path, random.Random, int], None]
 
 
+def _quiet(live: Live) -> Live:
+    """Without the libraries' warnings, of which pytest makes errors."""
+
+    def write(folder: Path, rng: random.Random, k: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            live(folder, rng, k)
+
+    return write
+
+
 def _fault(id: str, cause: str, text: str, where: str, also: str, live: Live, **more: Any) -> Fault:
-    return Fault(id, cause, text, seen(where), live=live, also=tuple(also.split()), formats=("live",), **more)
+    return Fault(id, cause, text, seen(where), live=_quiet(live), also=tuple(also.split()), formats=("live",), **more)
 
 
 def _well(id: str, text: str, live: Live, kind: str = "healthy", true: str = "") -> Fault:
     also = tuple(true.split())
-    return Fault(id, "healthy", text, frozenset(), live=live, formats=("live",), kind=kind, also=also)
+    return Fault(id, "healthy", text, frozenset(), live=_quiet(live), formats=("live",), kind=kind, also=also)
 
 
 FIFTH_HUGGING = [
