@@ -13,17 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.lab.fault import Fault, seen
-from tests.lab.hugging import SIZE, Rows, made, trained
+from tests.lab.hugging import Rows, made, trained
 
 __all__ = ["FIFTH_HUGGING"]
-
-
-def neox(seed: int) -> Any:
-    import transformers as hf
-
-    torch.manual_seed(seed)
-    size = {name: value for name, value in SIZE.items() if name != "num_key_value_heads"}
-    return hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**size))
 
 
 def adapted(seed: int) -> Any:
@@ -184,14 +176,14 @@ FIFTH_HUGGING = [
     _fault("ik05_more_steps", "C4", "Trainer: max_steps is doubled, and the cosine with it", "echo next early",
            "C2 H1", partial(trained, partial(made, "Llama"), other_args={"max_steps": 200})),
     _fault("ik06_data_not_skipped", "C6", "Trainer: the epoch begins anew after the resume", "next early", "C7 C9",
-           partial(trained, neox, other_args={"ignore_data_skip": True}),
+           partial(trained, partial(made, "Llama"), other_args={"ignore_data_skip": True}),
            why="the epoch that is stored is behind the one of the step"),
     _fault("ik07_adapter_new", "F5", "Trainer and peft: a new adapter takes the loaded one's place",
            "alone echo next early", "A2", partial(trained, adapted, loaded=wrapped_again, learning_rate=2e-2)),
     _fault("ik08_steps_per_process", "C3", "accelerate: the schedule steps once for every process", "next early",
            "C9", per_process),
-    _well("ik10_neox", "Trainer: GPT-NeoX, linear schedule",
-          partial(trained, neox, lr_scheduler_type="linear")),
+    _well("ik10_qwen3", "Trainer: Qwen3, linear schedule",
+          partial(trained, partial(made, "Qwen3"), lr_scheduler_type="linear")),
     _well("ik11_constant", "Trainer: Qwen2, constant after the warm-up",
           partial(trained, partial(made, "Qwen2"), lr_scheduler_type="constant_with_warmup", adam_beta2=0.95)),
     _well("ik12_adapter", "Trainer and peft", partial(trained, adapted, learning_rate=1e-2)),
