@@ -10,7 +10,7 @@
 something said there; ``!`` certain, ``e w i`` severity, ``~`` the doctor failed. Only `workbench.doctor` is called.
 Of what is healthy: ``+`` nothing said, ``w`` a warning, ``x`` an error.
 
-Of the sealed half no line says what a case is, unless ``--reveal`` is given: what is read is no
+Of a sealed half no line says what a case is, unless ``--reveal`` is given: what is read is no
 longer sealed.
 """
 
@@ -281,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     todo = chosen(options.half, options.cases or len(half), options.seed, options.faults, options.formats)
     if options.cases is None:
         todo = list({fault.id: (fault, seed) for fault, seed in reversed(todo)}.values())[::-1]
-    open_ = options.half != "sealed" or options.reveal
+    open_ = options.half == "dev" or options.reveal
     trials, lines = [], []
     for fault, seed in todo:
         trials.append(tried(fault, seed, options.formats, options.ways, None if options.any_k else EARLY))

@@ -1,13 +1,17 @@
 """Every fault and control by id: the 42 of the first lab, the wider ones, the healthy; and the halves.
 
-Rules may be tuned on the development half. The sealed half only measures: its results are printed as counts, and nobody
-reads its cases (``fourth_*.py``) while tuning. The first three (``opened*.py``) are development now.
+Rules may be tuned on the development half. The sealed halves only measure: their results are printed as counts, and
+nobody reads their cases (``fourth_*.py`` is "sealed", ``fifth_*.py`` is "fifth") while tuning. The first three
+(``opened*.py``) are development now.
 """
 
 from __future__ import annotations
 
 from tests.lab.corruption import CORRUPTIONS
 from tests.lab.fault import Fault
+from tests.lab.fifth_faults import FIFTH_FAULTS
+from tests.lab.fifth_hugging import FIFTH_HUGGING
+from tests.lab.fifth_live import FIFTH_LIVE
 from tests.lab.fourth_faults import FOURTH_FAULTS
 from tests.lab.fourth_hugging import FOURTH_HUGGING
 from tests.lab.fourth_live import FOURTH_LIVE
@@ -28,7 +32,7 @@ from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
 
-__all__ = ["ALL", "CONTROLS", "EVERY", "FAULTS", "HALVES", "SEALED", "WIDER"]
+__all__ = ["ALL", "CONTROLS", "EVERY", "FAULTS", "FIFTH", "HALVES", "SEALED", "WIDER"]
 
 FAULTS: dict[str, Fault] = {fault.id: fault for fault in (*LOADER_FAULTS, *TRAINER_FAULTS, *CORRUPTIONS)}
 WIDER: dict[str, Fault] = {fault.id: fault for fault in WIDER_FAULTS}
@@ -43,8 +47,10 @@ _OPENED = (
 )
 #: Faults whose results are printed only as counts.
 SEALED: tuple[Fault, ...] = (*FOURTH_FAULTS, *FOURTH_LIVE, *FOURTH_HUGGING)
+FIFTH: tuple[Fault, ...] = (*FIFTH_FAULTS, *FIFTH_LIVE, *FIFTH_HUGGING)
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},
+    "fifth": {fault.id: fault for fault in FIFTH},
 }
-EVERY: dict[str, Fault] = HALVES["dev"] | HALVES["sealed"]
+EVERY: dict[str, Fault] = {id: fault for half in HALVES.values() for id, fault in half.items()}
