@@ -18,6 +18,7 @@ import dataclasses
 import io
 import os
 import pickle
+import sys
 import threading
 import time
 import uuid
@@ -26,6 +27,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
+from multiprocessing.reduction import ForkingPickler
+from types import FrameType
 from typing import Any
 
 import torch
@@ -174,7 +177,13 @@ class Writer(FileSystemWriter):
     # ---- staging ----
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Copy a state dict to host memory, for ``dcp.async_save``."""
+        """Copy a state dict to host memory, for ``dcp.async_save``.
+
+        Raises:
+            UsageError: the save runs in another process, and the planner or this writer cannot be pickled.
+            WriteError: with ``echo``, a copy differs from the trainer's tensor.
+        """
+        _check_pickles(self)
         begin, clock = time.time(), time.perf_counter()
         staged, digests, live = stage(state_dict, buffers=self._buffers, hashed=self._manifest, echo=self._echo)
         self._staged = _StagedDigests(digests, os.getpid(), live)
@@ -560,6 +569,28 @@ class _Files:
         for one in self.opened:
             one.data.close()
             one.out.close()
+
+
+def _check_pickles(writer: Writer) -> None:
+    """Raise the error that ``AsyncCheckpointerType.PROCESS`` would only report by ``result()``.
+
+    torch pickles the planner and the writer in a thread, and passes neither the planner nor the kind of the save to the
+    writer; they are read from the frame of ``dcp.async_save``.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "async_save":
+        frame = frame.f_back
+    given = {} if frame is None else frame.f_locals
+    if getattr(given.get("async_checkpointer_type"), "name", "") != "PROCESS":
+        return
+    for what, one in (("planner", given.get("planner")), ("writer", writer)):
+        try:
+            ForkingPickler.dumps(one)
+        except Exception as error:
+            raise UsageError(
+                f"AsyncCheckpointerType.PROCESS pickles the {what}, which cannot be pickled: {error}. Define its class "
+                "in a module, and keep no open files, locks or lambdas in it; or use AsyncCheckpointerType.THREAD"
+            ) from error
 
 
 def _writes_what_it_holds(planner: SavePlanner) -> bool:
