@@ -783,10 +783,8 @@ def test_a_planner_or_writer_that_another_process_cannot_get_is_refused_at_once(
         (Locking(path), wb.dcp.Planner(), r"the writer, which .*lock"),
     ):
         with pytest.raises(errors.UsageError, match=words):
-            dcp.async_save(
-                {"w": torch.ones(2)}, storage_writer=writer, planner=planner, async_checkpointer_type=process
-            )
-        dcp.async_save({"w": torch.ones(2)}, storage_writer=writer, planner=planner).result()
+            dcp.async_save(state, storage_writer=made, planner=planner, async_checkpointer_type=process)
+        dcp.async_save(state, storage_writer=made, planner=planner).result()
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
