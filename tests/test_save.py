@@ -253,6 +253,21 @@ def test_types_that_only_torch_can_write(tmp_path):
         assert torch.equal(*both)
 
 
+@pytest.mark.parametrize("options", [{}, {"echo": True}])
+def test_views_that_negate_or_conjugate(tmp_path, gloo, options):
+    """Their memory holds other values than they have."""
+    values = torch.randn(3, 2, dtype=torch.complex64)
+    state = {"conj": values.conj(), "neg": values.conj().imag}
+    dcp.save(state, storage_writer=wb.dcp.Writer(tmp_path / "a", **options), planner=wb.dcp.Planner())
+    made = wb.dcp.Writer(tmp_path / "b", **options)
+    dcp.async_save(state, storage_writer=made, planner=wb.dcp.Planner()).result()
+    for name in "ab":
+        found = {"conj": torch.zeros(3, 2, dtype=torch.complex64), "neg": torch.zeros(3, 2)}
+        dcp.load(found, checkpoint_id=tmp_path / name)
+        assert torch.equal(found["conj"].imag, -values.imag) and torch.equal(found["neg"], -values.imag)
+        assert wb.verify(tmp_path / name, deep=True).exit_code == 0
+
+
 def test_a_kept_plan_is_for_one_layout(tmp_path):
     for name, value in {"dense": torch.eye(4), "sparse": torch.eye(4).to_sparse()}.items():
         dcp.save({"w": value}, storage_writer=wb.dcp.Writer(tmp_path / name), planner=wb.dcp.Planner())

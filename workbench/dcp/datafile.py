@@ -185,8 +185,8 @@ def archive_of(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorArchive | No
 
 
 def bytes_of(tensor: torch.Tensor) -> Array:
-    """Return a tensor in host memory as bytes, in row-major order; a copy if its elements are in another order."""
-    flat = tensor.detach().contiguous().reshape(-1)
+    """Return a tensor's elements in host memory as bytes, in row-major order; a copy if it stores them otherwise."""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if not flat.numel():
         return np.empty(0, np.uint8)
     found: Array = flat.view(torch.uint8).numpy()
