@@ -275,18 +275,21 @@ def test_a_kept_plan_is_for_one_layout(tmp_path):
         assert stored.properties.layout == value.layout
 
 
-def test_a_kept_plan_is_for_tensors_that_have_not_changed_their_kind():
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_kept_plan_is_for_tensors_that_have_not_changed_their_kind(monkeypatch, guarded):
     """Values may change, and a tensor may have two names; the same object may have another type or shape later."""
+    if not guarded:
+        monkeypatch.setattr("workbench.dcp.planner.TensorGuards", None)
 
     def planned(state: dict[str, Any]) -> tuple[bool, Any]:
-        planner = wb.dcp.Planner()
-        planner.set_up_planner(state, None, True)
-        plans, metadata = planner.create_global_plan([planner.create_local_plan()])
-        planner.finish_plan(plans[0])
-        return planner.cached, metadata.state_dict_metadata["w"]
+        made = wb.dcp.Planner()
+        made.set_up_planner(state, None, True)
+        plans, metadata = made.create_global_plan([made.create_local_plan()])
+        made.finish_plan(plans[0])
+        return made.cached, metadata.state_dict_metadata["w"]
 
     weight = torch.nn.Parameter(torch.ones(4, 6))
-    state = {"w": weight, "tied": weight, "view": torch.ones(5, 3).t(), "n": 1}
+    state = {"w": weight, "tied": weight, "view": torch.ones(5, 3).t(), "n": 1, f"{guarded}": torch.ones(2)}
     assert [planned(state)[0] for _ in range(2)] == [False, True]
     assert planned(state | {"view": torch.ones(3, 5), "n": 2})[0]
     weight.data = weight.data.bfloat16()
