@@ -685,12 +685,13 @@ def _divided(values: Sequence[Any]) -> tuple[list[type], Sequence[torch.Tensor],
     if _PLAIN.issuperset(kinds):
         return kinds, values, ()
     tensors = [one for one, kind in zip(values, kinds, strict=True) if kind in _PLAIN]
-    placed = [one for one in values if isinstance(one, DTensor)]
+    placed = [one for one, kind in zip(values, kinds, strict=True) if kind is DTensor]
     tensors += map(attrgetter("_local_tensor"), placed)
     specs = list(map(attrgetter("_spec"), placed))
     columns = [list(map(attrgetter(name), specs)) for name in ("tensor_meta", "placements", "mesh")]
     # other kinds of tensors are planned anew each time
-    strange = [object() for one, kind in zip(values, kinds, strict=True) if kind not in _PLAIN and _is_strange(one)]
+    others = [one for one, kind in zip(values, kinds, strict=True) if kind not in _PLACED]
+    strange = [object() for one in others if isinstance(one, torch.Tensor) or hasattr(one, "local_shards")]
     return kinds, tensors, (*columns, list(map(type, tensors)), strange)
 
 
@@ -699,12 +700,7 @@ def _columns(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], ...]:
 
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-
-
-def _is_strange(value: Any) -> bool:
-    if isinstance(value, DTensor):
-        return False
-    return isinstance(value, torch.Tensor) or hasattr(value, "local_shards")
+_PLACED = {*_PLAIN, DTensor}
 
 
 def _is_plain(value: Any) -> bool:
