@@ -83,7 +83,7 @@ def moto() -> Iterator[str]:
 
 def main(scratch: Path) -> None:
     scratch.mkdir(parents=True, exist_ok=True)
-    print(f"## Saves into a store\n\n{machine()}, load {os.getloadavg()[0]:.0f}. One process, {GB} GB of float32, two ")
+    print(f"## Saves into a store\n\n{machine()}, load {os.getloadavg()[0]:.0f}. One process, {GB} GB of float32, two")
     print("objects; the store is moto, another process of this machine. CPU seconds of the client.\n")
     with moto() as port:
         made = {
