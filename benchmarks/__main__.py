@@ -25,6 +25,7 @@ TABLES = [
     "exporting",
     "saving",
     "saving_async",
+    "saving_stores",
     "saving_plans",
     "doctor",
     "dashboard",

@@ -215,6 +215,29 @@ def case_different_replicas(folder: Path) -> Any:
     return {"differences": planner.differences, "warned": [str(one.message) for one in told if "differ" in str(one)]}
 
 
+def case_kept_replicas(folder: Path) -> Any:
+    """Replicas are compared although plans are kept, and when a rank has what another one alone had before."""
+    rank, told, state = dist.get_rank(), [], whole()
+    alone = torch.randn(9, 6, generator=torch.Generator().manual_seed(3))
+    if rank == 1:
+        state["alone"] = alone
+    for change in ("", "", "value", "", "value", "", "name", ""):
+        if change == "value" and rank == 2:
+            state["b"][3, 3] *= -1
+        if change == "name" and rank == 3:
+            state["alone"] = -alone
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            planner = save(folder, state, wb.dcp.Planner(split_above=64))
+        dist.barrier()
+        found = torch.zeros(9, 6)
+        dcp.load({"alone": found}, checkpoint_id=folder / "ckpt", no_dist=True)
+        told.append([planner.cached, planner.differences, torch.equal(found, alone)])
+        dist.barrier()
+    truth(folder, whole() | {"alone": alone})
+    return told
+
+
 def case_rank_raises(folder: Path) -> Any:
     """One rank cannot write: all ranks get the error, which names it; the old checkpoint stays, no file of the new."""
     save(folder, whole())

@@ -27,6 +27,7 @@ import xxhash
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import SerializationFormat, _StorageInfo
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import workbench as wb
 from tests.properties import SLOW
@@ -102,7 +103,7 @@ def test_torch_alone_loads_every_save_onto_other_meshes(saved, tmp_path_factory,
     ranks = told_by("tests.save_loader", tmp_path_factory)(4 if SLOW else 2)
     for told in ranks:
         wrong = told["case_load"]["result"]
-        assert len(wrong) == 13 and not any(wrong.values()), wrong
+        assert len(wrong) == 14 and not any(wrong.values()), wrong
 
 
 @pytest.mark.parametrize("case", ["case_hsdp", "case_ddp"])
@@ -130,6 +131,14 @@ def test_a_lone_strided_shard_is_several_boxes(saved):
 def test_plans_are_kept_for_equal_structures_only(saved):
     for told in saved[1]:
         assert told["case_kept_plans"] == {"cached": [False, True, False, True, False, True], "errors": 0}
+
+
+def test_kept_plans_still_compare_replicas(saved):
+    for rank, told in enumerate(saved[1]):
+        cached, differences, whole = zip(*told["case_kept_replicas"], strict=True)
+        assert all(whole) and cached == (False, True, False, False, False, True, False, False)
+        of_b, alone = ["'b': rank 0, 1, 3 ≠ rank 2"], ["'alone': rank 1 ≠ rank 3"]
+        assert rank or differences == ([], [], of_b, of_b, [], [], [], alone)
 
 
 def test_plans_that_torch_keeps_do_not_name_old_files(saved):
@@ -244,11 +253,56 @@ def test_types_that_only_torch_can_write(tmp_path):
         assert torch.equal(*both)
 
 
+@pytest.mark.parametrize("options", [{}, {"echo": True}])
+def test_views_that_negate_or_conjugate(tmp_path, gloo, options):
+    """Their memory holds other values than they have."""
+    values = torch.randn(3, 2, dtype=torch.complex64)
+    state = {"conj": values.conj(), "neg": values.conj().imag}
+    dcp.save(state, storage_writer=wb.dcp.Writer(tmp_path / "a", **options), planner=wb.dcp.Planner())
+    made = wb.dcp.Writer(tmp_path / "b", **options)
+    dcp.async_save(state, storage_writer=made, planner=wb.dcp.Planner()).result()
+    for name in "ab":
+        found = {"conj": torch.zeros(3, 2, dtype=torch.complex64), "neg": torch.zeros(3, 2)}
+        dcp.load(found, checkpoint_id=tmp_path / name)
+        assert torch.equal(found["conj"].imag, -values.imag) and torch.equal(found["neg"], -values.imag)
+        assert wb.verify(tmp_path / name, deep=True).exit_code == 0
+
+
 def test_a_kept_plan_is_for_one_layout(tmp_path):
     for name, value in {"dense": torch.eye(4), "sparse": torch.eye(4).to_sparse()}.items():
         dcp.save({"w": value}, storage_writer=wb.dcp.Writer(tmp_path / name), planner=wb.dcp.Planner())
         stored = dcp.FileSystemReader(tmp_path / name).read_metadata().state_dict_metadata["w"]
         assert stored.properties.layout == value.layout
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_kept_plan_is_for_tensors_that_have_not_changed_their_kind(monkeypatch, guarded):
+    """Values may change, and a tensor may have two names; the same object may have another type or shape later."""
+    if not guarded:
+        monkeypatch.setattr("workbench.dcp.planner.TensorGuards", None)
+
+    def planned(state: dict[str, Any]) -> tuple[bool, Any]:
+        made = wb.dcp.Planner()
+        made.set_up_planner(state, None, True)
+        plans, metadata = made.create_global_plan([made.create_local_plan()])
+        made.finish_plan(plans[0])
+        return made.cached, metadata.state_dict_metadata["w"]
+
+    weight = torch.nn.Parameter(torch.ones(4, 6))
+    state = {"w": weight, "tied": weight, "view": torch.ones(5, 3).t(), "n": 1, f"{guarded}": torch.ones(2)}
+    assert [planned(state)[0] for _ in range(2)] == [False, True]
+    assert planned(state | {"view": torch.ones(3, 5), "n": 2})[0]
+    weight.data = weight.data.bfloat16()
+    cached, stored = planned(state)
+    assert not cached and stored.properties.dtype == torch.bfloat16
+    weight.data = weight.data[:2]
+    cached, stored = planned(state)
+    assert not cached and stored.size == (2, 6)
+    weight.requires_grad_(False)
+    with torch.no_grad():
+        cached, stored = planned(state)
+    assert not cached and not stored.properties.requires_grad and planned(state)[0]
+    assert not planned({key: one for key, one in state.items() if key != "n"})[0]
 
 
 def test_a_subclass_of_torchs_planner_that_casts(tmp_path):
@@ -729,6 +783,26 @@ if __name__ == "__main__":
         timeout=300,
     )
     assert done.stdout.endswith("saved\n"), done.stdout + done.stderr[-3000:]
+
+
+def test_a_planner_or_writer_that_another_process_cannot_get_is_refused_at_once(tmp_path, gloo):
+    class Local(wb.dcp.Planner):
+        pass
+
+    class Locking(wb.dcp.Writer):
+        def __init__(self, path: Any) -> None:
+            super().__init__(path)
+            self.lock = threading.Lock()
+
+    path, process = tmp_path / "a", AsyncCheckpointerType.PROCESS
+    state = {"w": torch.ones(2)}
+    for made, planner, words in (
+        (wb.dcp.Writer(path), Local(), r"the planner, which .*Local"),
+        (Locking(path), wb.dcp.Planner(), r"the writer, which .*lock"),
+    ):
+        with pytest.raises(errors.UsageError, match=words):
+            dcp.async_save(state, storage_writer=made, planner=planner, async_checkpointer_type=process)
+        dcp.async_save(state, storage_writer=made, planner=planner).result()
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""One data file of a save: items back to back, in large writes; a second thread hashes what the first one writes.
+"""One data file of a save: items back to back, in large writes; a second thread may hash what the first one writes.
 
 ::
 
@@ -63,19 +63,20 @@ class DataFile:
     Args:
         out: where the bytes go; its owner closes it.
         hashed: compute XXH3-128 digests.
+        beside: hash in a second thread, which takes less time and more of the processor meanwhile.
 
     Attributes:
         size: bytes so far.
         seconds: time spent, by phase.
     """
 
-    def __init__(self, out: Output, *, hashed: bool = True) -> None:
+    def __init__(self, out: Output, *, hashed: bool = True, beside: bool = True) -> None:
         self.size = 0
         self.seconds: dict[str, float] = defaultdict(float)
         self._out, self._hashed = out, hashed
         self._written = 0
         self._joined = bytearray()
-        self._beside = ThreadPoolExecutor(1, thread_name_prefix="workbench-hash")
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="workbench-hash") if beside else None
 
     def tensor(self, tensor: torch.Tensor, expected: tuple[Any, tuple[int, ...]]) -> WrittenItem:
         """Append a tensor as an archive of ``torch.save``.
@@ -105,7 +106,8 @@ class DataFile:
 
     def close(self) -> None:
         """End the thread that hashes."""
-        self._beside.shutdown()
+        if self._beside is not None:
+            self._beside.shutdown()
 
     def flush(self, *, sync: bool) -> None:
         """Write the joined bytes, give the file its size, and sync it to disk."""
@@ -135,9 +137,11 @@ class DataFile:
                     if self._hashed:
                         hasher.update(piece)
 
-        if len(flat) <= COPIED:
-            hash_piece(flat)
-            self._put(flat.data)
+        if len(flat) <= COPIED or self._beside is None:
+            for start in range(0, max(len(flat), 1), PIECE):
+                piece = flat[start : start + PIECE]
+                hash_piece(piece)
+                self._put(piece.data)  # from the cache
         else:
             hashing = [
                 self._beside.submit(hash_piece, flat[start : start + WRITE]) for start in range(0, len(flat), WRITE)
@@ -181,8 +185,8 @@ def archive_of(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorArchive | No
 
 
 def bytes_of(tensor: torch.Tensor) -> Array:
-    """Return a tensor in host memory as bytes, in row-major order; a copy if its elements are in another order."""
-    flat = tensor.detach().contiguous().reshape(-1)
+    """Return a tensor's elements in host memory as bytes, in row-major order; a copy if it stores them otherwise."""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if not flat.numel():
         return np.empty(0, np.uint8)
     found: Array = flat.view(torch.uint8).numpy()

@@ -5,7 +5,8 @@
     each rank     state dict ──► items: boxes, types        + a digest of what other ranks may hold, too
     rank 0        items of all ranks ──► writer of each     replicas cut and spread (``balance``)
                   digests           ──► replicas that differ
-    each rank     its items, kept under a token: the next save of the same structure sends the token and digests only
+    each rank     its items, kept under a token: the next save of the same structure sends the token, and the digests
+                  of what other ranks do hold, too; rank 0 compares these, and uses its plan and metadata again
 
 Source: torch 2.13 ``distributed/checkpoint/default_planner.py``, ``planner_helpers.py``, ``_dedup_save_plans.py``.
 """
@@ -18,12 +19,12 @@ import struct
 import threading
 import uuid
 import warnings
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import prod
-from operator import attrgetter, eq
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +47,11 @@ from workbench.dcp.balance import cut, spread
 from workbench.dcp.datafile import bytes_of
 from workbench.errors import UsageError, WriteError
 from workbench.load.boxes import cut_held, held
+
+try:
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:
+    TensorGuards = None  # type: ignore[assignment, misc]
 
 UNKNOWN = bytes(16)  #: the digest of an item that was not hashed
 NAMED = 4  #: names in a warning
@@ -101,6 +107,8 @@ class Planner(DefaultSavePlanner):
         self._split_above, self._keep, self._check = max(split_above, 1), cache, check_replicas
         self._nested: dict[str, Any] = {}
         self._mappings: Any = None
+        self._flat: _Named | None = None
+        self._state: dict[str, Any] = {}
         self._boxes: dict[str, list[_Box]] = {}
         self._local: _Kept | None = None
         #: tensors and objects that differed between ranks at the last save, as sentences; on rank 0
@@ -119,8 +127,25 @@ class Planner(DefaultSavePlanner):
         if flat is None:
             super().set_up_planner(state_dict, storage_meta, is_coordinator)
             return
-        self.state_dict, self._nested, self._mappings = flat, dict(state_dict), None
+        self._flat, self._nested, self._mappings = flat, dict(state_dict), None
         self.is_coordinator = is_coordinator
+
+    @property
+    def state_dict(self) -> dict[str, Any]:
+        """Values by name, flattened, as in torch."""
+        if (flat := self._flat) is not None:
+            self._state = dict(zip(*flat, strict=True))
+            self._flat = None
+        return self._state
+
+    @state_dict.setter
+    def state_dict(self, flat: dict[str, Any]) -> None:
+        self._state, self._flat = flat, None
+
+    def _named(self) -> _Named:
+        if self._flat is not None:
+            return self._flat
+        return _Named(tuple(self._state), list(self._state.values()))
 
     @property
     def mappings(self) -> Any:
@@ -137,10 +162,11 @@ class Planner(DefaultSavePlanner):
         """Return this rank's items, or the token of a plan that rank 0 has."""
         options = self._balance, self._split_above, self._check, self.flatten_state_dict, _ranks()
         with uncollected():
-            known = _PLANS.known(options, self.state_dict) if self._keep else None
+            named = self._named()
+            known = _PLANS.known(options, named) if self._keep else None
         _PLANS.in_doubt(True)  # until this plan is agreed on, tokens are not relied on
         if known is None:
-            signature = _Signature.of(options, self.state_dict) if self._keep else None
+            signature = _Signature.of(options, named) if self._keep else None
             items, boxes, fixed = _items(self.state_dict)
             shared = _shared(items, self.state_dict)
             self._local, self._boxes = _Kept("", items, [], boxes, shared, signature), boxes
@@ -159,7 +185,7 @@ class Planner(DefaultSavePlanner):
         items = self._local.final if final.kept else new_plan.items
         self.cached = final.kept
         if self._keep and not final.kept:
-            _PLANS.keep(dataclasses.replace(self._local, token=final.token, final=items))
+            _PLANS.keep(dataclasses.replace(self._local, token=final.token, final=items, shared=final.shared))
         _PLANS.in_doubt(False)
         self.plan = SavePlan(items, storage_data=new_plan.storage_data)
         return self.plan
@@ -218,26 +244,53 @@ class Planner(DefaultSavePlanner):
         if not all(isinstance(one, _LocalFacts) for one in facts):
             return super().create_global_plan(all_plans)  # a subclass created the plans itself
         agreed = [_PLANS.agreed(one.token, rank, len(facts)) for rank, one in enumerate(facts)]
-        items = [all_plans[rank].items if one is None else one.items[rank] for rank, one in enumerate(agreed)]
-        known = [facts[rank] if one is None else one.facts[rank] for rank, one in enumerate(agreed)]
-        different = _different(items, known, [one.digests for one in facts])
-        self._report(different)
-        token, found = uuid.uuid4().hex, agreed[0]
-        kept = found is not None and all(one is found for one in agreed) and not different
-        if found is not None and kept:
-            token = facts[0].token.partition(".")[0]
+        digests = [one.digests for one in facts]
+        kept = agreed[0]
+        if kept is not None and all(one is kept for one in agreed) and kept.replicas.are_equal(digests):
+            self._report({})
+            found, token = kept, facts[0].token.partition(".")[0]
         else:
-            found = self._agree(items, known, set(different))
-            if self._keep and not different:
-                _PLANS.agree(token, found)
+            kept, (found, token) = None, self._agree_anew(all_plans, facts, agreed)
         self.global_plan = [SavePlan(one) for one in found.final]
         self.metadata = dataclasses.replace(found.metadata)
         return [
-            SavePlan([] if kept else one, planner_data=_Final("" if different else f"{token}.{rank}", kept))
+            SavePlan([], planner_data=_Final(f"{token}.{rank}", True))
+            if kept
+            else SavePlan(one, planner_data=_Final(token and f"{token}.{rank}", False, found.replicas.shared[rank]))
             for rank, one in enumerate(found.final)
         ], self.metadata
 
-    def _agree(self, items: list[list[WriteItem]], facts: list[_LocalFacts], different: set[Any]) -> _Agreed:
+    def _agree_anew(
+        self, plans: Sequence[SavePlan], facts: Sequence[_LocalFacts], agreed: Sequence[_Agreed | None]
+    ) -> tuple[_Agreed, str]:
+        """Return a plan and its token, which is empty if the next save has to decide again."""
+        items = [plans[rank].items if one is None else one.items[rank] for rank, one in enumerate(agreed)]
+        known = [facts[rank] if one is None else one.facts[rank] for rank, one in enumerate(agreed)]
+        digests = [
+            one.digests if kept is None else kept.replicas.whole(rank, kept.facts[rank].shared, one.digests)
+            for rank, (one, kept) in enumerate(zip(facts, agreed, strict=True))
+        ]
+        different = _different(items, known, digests)
+        self._report(different)
+        replicas = _Replicas.of(items, known)
+        # A rank that kept its plan sent no digests of what it alone held then: if another rank has it now, it is not
+        # known whether they are equal, and the lowest rank writes it.
+        unknown = {
+            _key(items[rank][at])
+            for rank, kept in enumerate(agreed)
+            if kept is not None
+            for at in set(replicas.shared[rank]) - set(kept.replicas.shared[rank])
+        }
+        found = self._agree(items, known, replicas, different.keys() | unknown)
+        if not self._keep or different or unknown:
+            return found, ""
+        token = uuid.uuid4().hex
+        _PLANS.agree(token, found)
+        return found, token
+
+    def _agree(
+        self, items: list[list[WriteItem]], facts: list[_LocalFacts], replicas: _Replicas, different: Set[Any]
+    ) -> _Agreed:
         plans = self._spread(items, [set(one.fixed) for one in facts], different)
         global_plan, metadata = create_default_global_save_plan(plans)
         if self.flatten_state_dict:
@@ -249,9 +302,9 @@ class Planner(DefaultSavePlanner):
         if wrong is False or (wrong is not True and wrong):  # torch before 2.9 returns whether the plan is valid
             words = "" if wrong is False else ": " + "; ".join(wrong)[:500]
             raise ValueError(f"Failed to validate global plan{words}")
-        return _Agreed(items, facts, [plan.items for plan in global_plan], metadata)
+        return _Agreed(items, facts, replicas, [plan.items for plan in global_plan], metadata)
 
-    def _spread(self, items: list[list[WriteItem]], fixed: list[set[int]], different: set[Any]) -> list[SavePlan]:
+    def _spread(self, items: list[list[WriteItem]], fixed: list[set[int]], different: Set[Any]) -> list[SavePlan]:
         holders: dict[Any, list[int]] = {}
         first: dict[Any, tuple[int, int]] = {}
         for rank, mine in enumerate(items):
@@ -296,7 +349,15 @@ class Planner(DefaultSavePlanner):
 
 @dataclass(frozen=True)
 class _LocalFacts:
-    """A rank's message with its plan: digests of the items ``shared``; ``fixed`` are those that cannot be cut."""
+    """A rank's message with its plan.
+
+    Attributes:
+        token: the plan that the rank kept, instead of its items; the other attributes are then those of that plan.
+        digests: of the items that other ranks may hold, too; with a token, of those that they did hold.
+        shared: positions of the items that other ranks may hold, too.
+        fixed: positions of the items that cannot be cut.
+        mappings: path of each name in the state dict.
+    """
 
     token: str
     digests: bytes
@@ -307,30 +368,121 @@ class _LocalFacts:
 
 @dataclass(frozen=True)
 class _Final:
-    """The message to a rank with its plan."""
+    """The message to a rank with its plan.
+
+    Attributes:
+        token: the name of the plan, if the next save may use it.
+        kept: whether it is the one that the rank has.
+        shared: positions of the rank's items that other ranks hold, too.
+    """
 
     token: str
     kept: bool
+    shared: Sequence[int] = ()
+
+
+class _Named(NamedTuple):
+    """A flat state dict, before it is made."""
+
+    names: tuple[str, ...]
+    values: list[Any]
 
 
 @dataclass(frozen=True)
 class _Signature:
-    """What decides about the items of a state dict: options, names, and for each ``PART`` of its values, columns."""
+    """What decides about the items of a state dict: options, names, and the facts of each ``PART`` of its values."""
 
     options: tuple[Any, ...]
     names: tuple[str, ...]
-    facts: list[tuple[Any, ...]]
+    facts: list[_Facts]
 
     @classmethod
-    def of(cls, options: tuple[Any, ...], state_dict: Mapping[str, Any]) -> _Signature:
+    def of(cls, options: tuple[Any, ...], flat: _Named) -> _Signature:
         """Return the signature of a state dict."""
-        return cls(options, tuple(state_dict), [_facts(part) for part in _parts(state_dict)])
+        return cls(options, flat.names, [_Facts.of(part) for part in _parts(flat.values)])
 
-    def fits(self, options: tuple[Any, ...], state_dict: Mapping[str, Any]) -> bool:
+    def fits(self, options: tuple[Any, ...], flat: _Named) -> bool:
         """Return whether it is that of a state dict; each part is compared while it is in the cache."""
-        if options != self.options or len(state_dict) != len(self.names) or tuple(state_dict) != self.names:
+        if options != self.options or flat.names != self.names:
             return False
-        return all(map(eq, self.facts, map(_facts, _parts(state_dict))))
+        return all(map(_Facts.fit, self.facts, _parts(flat.values)))
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What decides about the items of some values.
+
+    Attributes:
+        kinds: their types.
+        columns: attributes of the tensors in host or device memory: of plain ones, and of the local ones of DTensors.
+        placed: attributes of the DTensors.
+        guard: torch's own comparison with those tensors, which takes a third of the time. If it says no, they may
+            still fit: it also compares strides, and does not accept the same tensor twice.
+    """
+
+    kinds: list[type]
+    columns: tuple[list[Any], ...]
+    placed: tuple[list[Any], ...]
+    guard: Any = field(compare=False)
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> _Facts:
+        kinds, tensors, placed = _divided(values)
+        columns = _columns(tensors)
+        guard = None
+        if TensorGuards is not None and torch.is_grad_enabled() and set(columns[2]) == {torch.strided}:
+            guard = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        return cls(kinds, columns, placed, guard)
+
+    def fit(self, values: Sequence[Any]) -> bool:
+        """Return whether they are those of some values."""
+        kinds, tensors, placed = _divided(values)
+        if kinds != self.kinds or placed != self.placed:
+            return False
+        if self.guard is not None and torch.is_grad_enabled() and self.guard.check(*tensors):
+            return True
+        return _columns(tensors) == self.columns
+
+
+@dataclass(frozen=True)
+class _Replicas:
+    """The items that several ranks hold.
+
+    Attributes:
+        shared: of each rank: the positions of these items, ascending.
+        order: the digests of all ranks, one after the other, in the order of the items.
+        group: for each of these, the number of the item.
+    """
+
+    shared: list[list[int]]
+    order: np.ndarray[Any, Any]
+    group: np.ndarray[Any, Any]
+
+    @classmethod
+    def of(cls, items: Sequence[Sequence[WriteItem]], facts: Sequence[_LocalFacts]) -> _Replicas:
+        keys = [[_key(mine[at]) for at in one.shared] for mine, one in zip(items, facts, strict=True)]
+        holders = Counter(key for several in keys for key in several)
+        numbers = {key: number for number, (key, count) in enumerate(holders.items()) if count > 1}
+        pairs = [
+            [(at, numbers[key]) for at, key in zip(one.shared, several, strict=True) if key in numbers]
+            for one, several in zip(facts, keys, strict=True)
+        ]
+        group = np.array([number for several in pairs for _, number in several], np.int64)
+        order = np.argsort(group, kind="stable")
+        return cls([[at for at, _ in several] for several in pairs], order, group[order])
+
+    def are_equal(self, digests: Sequence[bytes]) -> bool:
+        """Return whether no rank's digests of these items differ from another's; unknown ones do not."""
+        rows = np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)[self.order]
+        known = rows.any(axis=1)
+        rows, group = rows[known], self.group[known]
+        return not np.any((rows[1:] != rows[:-1]).any(axis=1) & (group[1:] == group[:-1]))
+
+    def whole(self, rank: int, shared: Sequence[int], digests: bytes) -> bytes:
+        """Return a rank's digests of the items ``shared``, where those of other items are unknown."""
+        found = np.zeros((len(shared), 2), np.uint64)
+        found[np.searchsorted(shared, self.shared[rank])] = np.frombuffer(digests, np.uint64).reshape(-1, 2)
+        return found.tobytes()
 
 
 @dataclass(frozen=True)
@@ -351,6 +503,7 @@ class _Agreed:
 
     items: list[list[WriteItem]]
     facts: list[_LocalFacts]
+    replicas: _Replicas
     final: list[list[WriteItem]]
     metadata: Metadata
 
@@ -360,10 +513,12 @@ class _Plans:
     """The plans that this process keeps; saves may run in several threads.
 
     Attributes:
-        names: of the state dict flattened last: prefix of a level → its keys, and their names.
+        levels: of the state dict flattened last: prefix of a level → its keys, and their names.
+        names: of that state dict, which are known to be different.
     """
 
-    names: dict[str, tuple[tuple[str, ...], list[str]]] = field(default_factory=dict)
+    levels: dict[str, tuple[tuple[str, ...], list[str]]] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
     _kept: list[_Kept] = field(default_factory=list)
     _agreed: OrderedDict[str, _Agreed] = field(default_factory=OrderedDict)
     _doubt: bool = False
@@ -373,10 +528,10 @@ class _Plans:
         with self._lock:
             self._doubt = doubt
 
-    def known(self, options: tuple[Any, ...], state_dict: Mapping[str, Any]) -> _Kept | None:
+    def known(self, options: tuple[Any, ...], flat: _Named) -> _Kept | None:
         with self._lock:
             kept = [] if self._doubt else self._kept[::-1]
-        return next((one for one in kept if one.signature and one.signature.fits(options, state_dict)), None)
+        return next((one for one in kept if one.signature and one.signature.fits(options, flat)), None)
 
     def keep(self, plan: _Kept) -> None:
         with self._lock:
@@ -479,65 +634,73 @@ def _shared(items: Sequence[WriteItem], state_dict: Mapping[str, Any]) -> list[i
     return found
 
 
-def _flattened(state_dict: Mapping[str, Any]) -> dict[str, Any] | None:
+def _flattened(state_dict: Mapping[str, Any]) -> _Named | None:
     """Return the result of ``flatten_state_dict``; ``None`` if there are sharded tensors or equal names."""
-    flat: dict[str, Any] = {}
-    count = 0
-    before = _PLANS.names
+    names: list[str] = []
+    values: list[Any] = []
+    before = _PLANS.levels
     used: dict[str, tuple[tuple[str, ...], list[str]]] = {}
 
     def add(level: Mapping[Any, Any], prefix: str) -> None:
-        nonlocal count
-        if not any(issubclass(kind, (Mapping, list)) for kind in set(map(type, level.values()))):
+        kinds = set(map(type, level.values()))
+        if kinds <= _PLAIN or not any(issubclass(kind, (Mapping, list)) for kind in kinds):
             keys = tuple(level)
             known = before.get(prefix)
             if known is None or known[0] != keys:
                 known = keys, [f"{prefix}{key}" for key in keys]
-            if known is before.get(prefix) or set(map(type, keys)) == {str}:  # 1 equals True, and has another name
+                if set(map(type, keys)) == {str}:  # 1 equals True, and has another name
+                    used[prefix] = known
+            else:
                 used[prefix] = known
-            flat.update(zip(known[1], level.values(), strict=True))
-            count += len(level)
+            names.extend(known[1])
+            values.extend(level.values())
             return
         for key, value in level.items():
-            if isinstance(value, Mapping):
+            if type(value) is dict or isinstance(value, Mapping):
                 add(value, f"{prefix}{key}.")
                 continue
             # torch looks into some lists
             found = flatten_state_dict({str(key): value})[0] if isinstance(value, list) else {str(key): value}
-            flat.update({f"{prefix}{name}": one for name, one in found.items()})
-            count += len(found)
+            names.extend(f"{prefix}{name}" for name in found)
+            values.extend(found.values())
 
     add(state_dict, "")
-    _PLANS.names = used
-    sharded = any(issubclass(kind, ShardedTensor) for kind in set(map(type, flat.values())))
-    return None if sharded or count != len(flat) else flat
+    _PLANS.levels = used
+    flat = _Named(tuple(names), values)
+    if flat.names != _PLANS.names:
+        if len(set(names)) != len(names):
+            return None
+        _PLANS.names = flat.names
+    sharded = any(issubclass(kind, ShardedTensor) for kind in set(map(type, values)))
+    return None if sharded else flat
 
 
-def _parts(state_dict: Mapping[str, Any]) -> Iterator[list[Any]]:
-    values = list(state_dict.values())
+def _parts(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
     return (values[at : at + PART] for at in range(0, len(values), PART))
 
 
-def _facts(values: list[Any]) -> tuple[Any, ...]:
-    """Return, in columns, everything that determines the items of some values."""
+def _divided(values: Sequence[Any]) -> tuple[list[type], Sequence[torch.Tensor], tuple[list[Any], ...]]:
+    """Return the types of values, the plain tensors and the local ones of DTensors, and attributes of the DTensors."""
     kinds = list(map(type, values))
-    plain, others = values, []
-    if not _PLAIN.issuperset(kinds):
-        plain = [one for one, kind in zip(values, kinds, strict=True) if kind in _PLAIN]
-        others = [_signature(one) for one, kind in zip(values, kinds, strict=True) if kind not in _PLAIN]
-    names = ("dtype", "shape", "layout", "requires_grad")
-    return kinds, *(list(map(attrgetter(name), plain)) for name in names), others
+    if _PLAIN.issuperset(kinds):
+        return kinds, values, ()
+    tensors = [one for one, kind in zip(values, kinds, strict=True) if kind in _PLAIN]
+    placed = [one for one, kind in zip(values, kinds, strict=True) if kind is DTensor]
+    tensors += map(attrgetter("_local_tensor"), placed)
+    specs = list(map(attrgetter("_spec"), placed))
+    columns = [list(map(attrgetter(name), specs)) for name in ("tensor_meta", "placements", "mesh")]
+    # other kinds of tensors are planned anew each time
+    others = [one for one, kind in zip(values, kinds, strict=True) if kind not in _PLACED]
+    strange = [object() for one in others if isinstance(one, torch.Tensor) or hasattr(one, "local_shards")]
+    return kinds, tensors, (*columns, list(map(type, tensors)), strange)
+
+
+def _columns(tensors: Sequence[torch.Tensor]) -> tuple[list[Any], ...]:
+    return tuple(list(map(attrgetter(name), tensors)) for name in ("dtype", "shape", "layout", "requires_grad"))
 
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-
-
-def _signature(value: Any) -> Any:
-    if isinstance(value, DTensor):
-        return value.dtype, value.shape, value.placements, value.device_mesh, value._local_tensor.shape
-    if isinstance(value, torch.Tensor) or hasattr(value, "local_shards"):
-        return object()  # another kind of tensor: planned anew each time
-    return None
+_PLACED = {*_PLAIN, DTensor}
 
 
 def _is_plain(value: Any) -> bool:

@@ -18,6 +18,7 @@ import dataclasses
 import io
 import os
 import pickle
+import sys
 import threading
 import time
 import uuid
@@ -26,6 +27,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
+from multiprocessing.reduction import ForkingPickler
+from types import FrameType
 from typing import Any
 
 import torch
@@ -54,6 +57,7 @@ from workbench.export.atomic.writing import writing
 from workbench.export.writers.dcp_metadata import VERSION
 from workbench.names.steps import find_step
 
+THREADS = 2  #: data files that a rank writes at once
 FILE = 8 << 20  #: bytes per file that a rank must have before it writes another file
 
 
@@ -79,7 +83,8 @@ class Writer(FileSystemWriter):
     Args:
         path: the folder, or its URL: ``s3://``, ``gs://`` or ``az://`` (``memory://`` for one process). Objects are
             sent while they are written, in parts that the store checks.
-        thread_count: data files that a rank writes at once, if it has 8 MiB or more for each.
+        thread_count: data files that a rank writes at once, if it has 8 MiB or more for each. By default, 2; and 1 in
+            an asynchronous save to a disk, which then uses one thread in all, to leave the processor to the training.
         commit: ``"metadata"`` makes the save visible by replacing ``.metadata``. ``"rename"`` writes into a folder
             beside the path and renames it, so the path itself does not exist before the save is complete; it needs the
             ranks to communicate (``use_collectives``) and a disk.
@@ -112,7 +117,7 @@ class Writer(FileSystemWriter):
         path: str | os.PathLike[str],
         single_file_per_rank: bool = True,
         sync_files: bool = True,
-        thread_count: int = 2,
+        thread_count: int | None = None,
         per_thread_copy_ahead: int = 10_000_000,
         cache_staged_state_dict: bool = False,
         overwrite: bool = True,
@@ -127,6 +132,8 @@ class Writer(FileSystemWriter):
     ) -> None:
         if commit not in ("metadata", "rename"):
             raise UsageError(f'commit is {commit!r}; use "metadata" or "rename"')
+        self._quiet = thread_count is None
+        thread_count = THREADS if thread_count is None else thread_count
         if thread_count < 1 or buffers < 0:
             raise UsageError(f"thread_count is {thread_count} and buffers is {buffers}; use 1 or more, and 0 or more")
         if echo and not manifest:
@@ -174,7 +181,13 @@ class Writer(FileSystemWriter):
     # ---- staging ----
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Copy a state dict to host memory, for ``dcp.async_save``."""
+        """Copy a state dict to host memory, for ``dcp.async_save``.
+
+        Raises:
+            UsageError: the save runs in another process, and the planner or this writer cannot be pickled.
+            WriteError: with ``echo``, a copy differs from the trainer's tensor.
+        """
+        _check_pickles(self)
         begin, clock = time.time(), time.perf_counter()
         staged, digests, live = stage(state_dict, buffers=self._buffers, hashed=self._manifest, echo=self._echo)
         self._staged = _StagedDigests(digests, os.getpid(), live)
@@ -273,10 +286,11 @@ class Writer(FileSystemWriter):
             nbytes = sum(nbytes for nbytes, *_ in digests.values())
             self._phases.append(Phase("echo", now, time.perf_counter() - clock, nbytes))
             now = time.time()
-        buckets = _buckets(plan.items, self.thread_count)
+        quiet = self._quiet and not is_url(self._given) and any(one.name == "stage" for one in self._phases)
+        buckets = _buckets(plan.items, 1 if quiet else self.thread_count)
         hashed = self._manifest or self._compared is not None
         sizes = [sum(_archive_size(plan.items[at]) for at in bucket) for bucket in buckets]
-        files = _Files(folder, hashed)
+        files = _Files(folder, hashed, beside=not quiet)
         try:
             with files:
                 files.create(where, self.save_id, sizes)
@@ -537,9 +551,9 @@ class _OpenFile:
 class _Files:
     """Data files of a rank, new and empty."""
 
-    def __init__(self, folder: SaveFolder, hashed: bool) -> None:
+    def __init__(self, folder: SaveFolder, hashed: bool, *, beside: bool) -> None:
         self.opened: list[_OpenFile] = []
-        self._folder, self._hashed = folder, hashed
+        self._folder, self._hashed, self._beside = folder, hashed, beside
 
     def create(self, where: _Generation, own: str, sizes: Sequence[int]) -> None:
         """Create files of about these sizes; ``own`` is the id of this save."""
@@ -551,7 +565,7 @@ class _Files:
                 except FileExistsError:  # the plan is that of an earlier save, which a planner kept
                     name = data_file(where.rank, number, own)
                     out = self._folder.create(name, size)
-            self.opened.append(_OpenFile(name, out, DataFile(out, hashed=self._hashed)))
+            self.opened.append(_OpenFile(name, out, DataFile(out, hashed=self._hashed, beside=self._beside)))
 
     def __enter__(self) -> _Files:
         return self
@@ -560,6 +574,28 @@ class _Files:
         for one in self.opened:
             one.data.close()
             one.out.close()
+
+
+def _check_pickles(writer: Writer) -> None:
+    """Raise the error that ``AsyncCheckpointerType.PROCESS`` would only report by ``result()``.
+
+    torch pickles the planner and the writer in a thread, and passes neither the planner nor the kind of the save to the
+    writer; they are read from the frame of ``dcp.async_save``.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "async_save":
+        frame = frame.f_back
+    given = {} if frame is None else frame.f_locals
+    if getattr(given.get("async_checkpointer_type"), "name", "") != "PROCESS":
+        return
+    for what, one in (("planner", given.get("planner")), ("writer", writer)):
+        try:
+            ForkingPickler.dumps(one)
+        except Exception as error:
+            raise UsageError(
+                f"AsyncCheckpointerType.PROCESS pickles the {what}, which cannot be pickled: {error}. Define its class "
+                "in a module, and keep no open files, locks or lambdas in it; or use AsyncCheckpointerType.THREAD"
+            ) from error
 
 
 def _writes_what_it_holds(planner: SavePlanner) -> bool:
