@@ -20,6 +20,7 @@ import io
 import os
 import pickle
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -48,7 +49,9 @@ BATCHES = 4096  #: … until a pass has more batches than this; then they grow �
 LARGEST = 1 << 30  #: … up to this size
 AHEAD = 2  #: batches for each worker that are sent before they are needed
 WORKERS = 64  #: … for an executor that does not report its number of workers
-POLL = 1.0  #: seconds between two checks that the scheduler is alive
+POLL = 1.0  #: seconds between two checks that the scheduler is alive and has workers
+NO_WORKERS = "5 minutes"  #: how long a pass waits for a cluster without workers, unless Dask's configuration …
+NO_WORKERS_KEY = "workbench.no-workers-timeout"  #: … sets another time under this name
 KEPT = 4  #: checkpoints that a worker keeps open
 
 
@@ -211,12 +214,8 @@ def _batches(run: TaskRunner[T, R], tasks: Iterable[T], size: int) -> Iterator[l
 
 def _workers(executor: Executor) -> int:
     """Return how many batches an executor runs at a time, if it states that."""
-    _connected(executor)
-    if (client := getattr(executor, "_client", None)) is not None:  # distributed's
-        try:
-            return max(sum(client.nthreads().values()), WORKERS)  # a cluster that adapts starts with none
-        except Exception as error:  # whatever the connection raises
-            raise _lost(error) from None
+    if (threads := _threads(executor)) is not None:
+        return max(threads, WORKERS)  # a cluster that adapts starts with none
     return int(getattr(executor, "_max_workers", WORKERS))
 
 
@@ -228,17 +227,26 @@ def _submitted(executor: Executor, run: TaskRunner[T, R], batch: list[T], thread
             "this executor forks its processes, and a forked process cannot reach a store that was used before: "
             "create it with mp_context=multiprocessing.get_context('spawn')"
         )
+    # Dask takes equal calls for one, and an earlier one may be cancelled
+    options = {} if getattr(executor, "_client", None) is None else {"pure": False}
     try:
-        return executor.submit(_run, _version(), data)
+        return executor.submit(_run, _version(), data, **options)
     except (RuntimeError, OSError) as error:  # broken, shut down, or no connection
         raise _lost(error) from None
 
 
 def _received(executor: Executor, future: Future[_BatchResults[R]]) -> list[R] | None:
     """Return the results of a batch, or ``None`` if they were lost with their worker."""
+    seen = time.monotonic()  # the last time at which the executor had workers
     try:
         while not wait([future], timeout=POLL).done:
-            _connected(executor)
+            if _threads(executor) != 0:
+                seen = time.monotonic()
+            elif time.monotonic() - seen >= (limit := _no_workers_timeout()):
+                raise WorkerError(
+                    f"the Dask cluster has had no workers for {limit:g} s; start workers and run it again, or set "
+                    f"{NO_WORKERS_KEY} in Dask's configuration to wait longer"
+                )
         return future.result().each
     except (BrokenExecutor, CancelledError) as error:
         raise _lost(error) from None
@@ -252,11 +260,34 @@ def _received(executor: Executor, future: Future[_BatchResults[R]]) -> list[R] |
         raise
 
 
-def _connected(executor: Executor) -> None:
-    """Check that a Dask client still has its scheduler: without one, its futures may stay pending for ever."""
-    status = getattr(getattr(executor, "_client", None), "status", "running")
-    if status != "running":
-        raise WorkerError(f"the executor lost its Dask scheduler (the client is {status}); run it again")
+def _threads(executor: Executor) -> int | None:
+    """Return the number of threads of a Dask cluster's workers; ``None`` for other executors.
+
+    Without a scheduler or without workers, the futures of a cluster stay pending for ever.
+
+    Raises:
+        WorkerError: the client lost its scheduler, or the scheduler does not answer.
+    """
+    client = getattr(executor, "_client", None)
+    if client is None:
+        return None
+    if client.status != "running":
+        raise WorkerError(f"the executor lost its Dask scheduler (the client is {client.status}); run it again")
+    limit = _no_workers_timeout()
+    try:
+        return sum(client.nthreads(callback_timeout=limit).values())
+    except TimeoutError:
+        raise WorkerError(f"the Dask scheduler has not answered for {limit:g} s; run it again") from None
+    except Exception as error:  # whatever the connection raises
+        raise _lost(error) from None
+
+
+def _no_workers_timeout() -> float:
+    """Return how long a pass waits for a cluster without workers, in seconds."""
+    from dask import config
+    from dask.utils import parse_timedelta
+
+    return float(parse_timedelta(config.get(NO_WORKERS_KEY, NO_WORKERS)))
 
 
 def _lost(error: BaseException) -> WorkerError:
