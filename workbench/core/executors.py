@@ -45,11 +45,11 @@ Result = TypeVar("Result", covariant=True)
 VERSION = "2"  #: version of the messages and of the meaning of results; increase it with every change of either
 LEAST = 32 << 20  #: bytes of a pass below which sending it costs more than running it here
 BATCH = 256 << 20  #: bytes of a batch …
-BATCHES = 4096  #: … until a pass has more batches than this; then they grow …
+BATCHES = 8  #: … until each worker has more batches than this; then they grow, as each costs Dask some 4 ms of CPU …
 LARGEST = 1 << 30  #: … up to this size
 AHEAD = 2  #: batches for each worker that are sent before they are needed
 WORKERS = 64  #: … for an executor that does not report its number of workers
-POLL = 1.0  #: seconds between two checks that the scheduler is alive and has workers
+POLL = 2.0  #: seconds between two checks that the scheduler is alive and has workers
 NO_WORKERS = "5 minutes"  #: how long a pass waits for a cluster without workers, unless Dask's configuration …
 NO_WORKERS_KEY = "workbench.no-workers-timeout"  #: … sets another time under this name
 KEPT = 4  #: checkpoints that a worker keeps open
@@ -179,11 +179,12 @@ def cores() -> int:
 def _sent(
     executor: Executor, run: TaskRunner[T, R], tasks: Iterable[T], total: int, threads: int
 ) -> Iterator[tuple[T, R]]:
-    size = min(max(BATCH, total // BATCHES), LARGEST)
+    workers, ahead = _workers(executor)
+    size = min(max(BATCH, total // (BATCHES * workers)), LARGEST)
     rest = ((batch, _submitted(executor, run, batch, threads)) for batch in _batches(run, tasks, size))
     under_way: deque[tuple[list[T], Future[_BatchResults[R]]]] = deque()
     try:
-        under_way.extend(islice(rest, AHEAD * _workers(executor)))
+        under_way.extend(islice(rest, ahead))
         while under_way:
             batch, future = under_way[0]
             results = _received(executor, future)
@@ -212,11 +213,13 @@ def _batches(run: TaskRunner[T, R], tasks: Iterable[T], size: int) -> Iterator[l
         yield batch
 
 
-def _workers(executor: Executor) -> int:
-    """Return how many batches an executor runs at a time, if it states that."""
-    if (threads := _threads(executor)) is not None:
-        return max(threads, WORKERS)  # a cluster that adapts starts with none
-    return int(getattr(executor, "_max_workers", WORKERS))
+def _workers(executor: Executor) -> tuple[int, int]:
+    """Return how many batches an executor runs at a time, as far as it states that, and how many are sent ahead."""
+    threads = _threads(executor)
+    if threads is None:
+        workers = int(getattr(executor, "_max_workers", WORKERS))
+        return workers, AHEAD * workers
+    return threads or WORKERS, AHEAD * max(threads, WORKERS)  # a cluster that adapts starts with none
 
 
 def _submitted(executor: Executor, run: TaskRunner[T, R], batch: list[T], threads: int) -> Future[_BatchResults[R]]:
