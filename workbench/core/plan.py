@@ -97,7 +97,7 @@ def plan_reads(
     chunks = catalog.offsets[ordered], catalog.sizes[ordered]
     found, request = box.group_join(catalog.tensor[ordered], *chunks, tensors, offsets, sizes)
     row = ordered[found]
-    source, dest, extent = _placed(*chunks, found, offsets, sizes, request)
+    source, dest, extent = placed(*chunks, found, offsets, sizes, request)
     if not partial:
         _check_coverage(catalog, rows, tensors, offsets, sizes, request, dest, extent)
     return ReadPlan(request, row, source, dest, extent)
@@ -128,9 +128,7 @@ def _file_order(catalog: Catalog, rows: Ints) -> Ints:
     return order[np.argsort(file[order], kind="stable")]
 
 
-def _placed(
-    offsets_a: Ints, sizes_a: Ints, i: Ints, offsets_b: Ints, sizes_b: Ints, j: Ints
-) -> tuple[Ints, Ints, Ints]:
+def placed(offsets_a: Ints, sizes_a: Ints, i: Ints, offsets_b: Ints, sizes_b: Ints, j: Ints) -> tuple[Ints, Ints, Ints]:
     """Intersect box ``i`` of chunks with box ``j`` of requests: its first element in each, and its size, column by
     column.
     """
