@@ -1,9 +1,9 @@
 """CPU time of a pass in a process pool and on a Dask cluster, of all processes together.
 
 ``python benchmarks/workers.py [SCRATCH]`` prints Markdown; ``make bench`` puts it into ``RESULTS.md``. SCRATCH needs
-2 GB. A cluster uses CPU time in three ways that are told apart: to start, for each second that it exists, and for each
-batch. The second is taken on an idle cluster, for as long as the passes took just before, because on a busy machine
-passes take longer and this share of them grows.
+2 GB. The threads that run tasks are counted apart from all others: on a busy machine, the time of equal tasks varies by
+more than the rest. A cluster uses CPU time to start, for each second that it exists, and for each batch. The second is
+taken on an idle cluster, for as long as the passes took just before.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ WHERE: dict[str, tuple[str, dict[str, str]]] = {
     "Dask": ("dask", {}),
     "Dask, without profile and monitor": ("dask", QUIET),
 }
-BATCHES = {"256 MiB": 256 << 20, "1 GiB": 1 << 30}
 
 
 def main(scratch: Path) -> None:
@@ -40,22 +40,23 @@ def main(scratch: Path) -> None:
         f"## Process pool and Dask\n\n{machine()}. `wb.stats` of {nbytes / 1e9:.2f} GB of bfloat16 in the page cache, "
     )
     print(
-        f"2 workers of one thread; CPU-seconds of all processes, {PASSES} passes after 2 others; the best of {ROUNDS} "
-        f"rounds, taken in turns. Load at the start: {os.getloadavg()[0]:.1f}.\n"
+        f"2 workers of one thread; CPU-seconds of all processes, mean of {PASSES} passes after 2 others, the best of "
+        f"{ROUNDS} rounds, taken in turns. Load at the start: {os.getloadavg()[0]:.1f}.\n"
     )
-    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    found: dict[str, list[dict[str, float]]] = {}
     for _ in range(ROUNDS):
-        for batch in BATCHES:
-            for name in WHERE:
-                found.setdefault((batch, name), []).append(run(name, batch, folder))
-    print("| batches | workers | to start | idle, each second | a pass | … without the idle share | over the pool |")
-    print("|---|---|---:|---:|---:|---:|---:|")
-    for (batch, name), rounds in found.items():
-        start, idle, each, alone = (min(one[what] for one in rounds) for what in ("start", "idle", "pass", "alone"))
-        pool = min(one["alone"] for one in found[batch, "process pool"])
-        over = "" if name == "process pool" else f"{alone / pool - 1:+.1%}"
-        print(f"| {batch} | {name} | {start:.2f} | {idle:.3f} | {each:.3f} | {alone:.3f} | {over} |")
-    print("\n*To start* includes the two first passes, in which workers import what they need.\n")
+        for name in WHERE:
+            found.setdefault(name, []).append(run(name, folder))
+    print("| workers | to start | tasks of a pass | the rest | … without the idle share | of the tasks | idle |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for name, rounds in found.items():
+        start, tasks, rest, idle = (min(one[what] for one in rounds) for what in ("start", "tasks", "rest", "idle"))
+        alone = min(one["rest"] - one["share"] for one in rounds)
+        print(f"| {name} | {start:.2f} | {tasks:.3f} | {rest:.3f} | {alone:.3f} | {alone / tasks:.1%} | {idle:.3f} |")
+    print(
+        "\n*To start* includes the first two passes, in which workers import what they need; *idle* is for each "
+        "second.\n"
+    )
 
 
 def write(folder: Path) -> int:
@@ -73,10 +74,10 @@ def write(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def run(name: str, batch: str, folder: Path) -> dict[str, float]:
+def run(name: str, folder: Path) -> dict[str, float]:
     kind, more = WHERE[name]
     environment = os.environ | more | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, kind, str(BATCHES[batch]), str(folder)]
+    command = [sys.executable, __file__, kind, str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
@@ -92,7 +93,23 @@ def cpu() -> float:
     return float(sum(one.user + one.system for one in times))
 
 
-def measure(kind: str, batch: int, folder: str) -> dict[str, float]:
+def cpu_of(threads: list[tuple[int, int]]) -> float:
+    """Return the CPU time of some threads, given by process."""
+    import psutil
+
+    times = {
+        (pid, one.id): one.user_time + one.system_time for pid, _ in threads for one in psutil.Process(pid).threads()
+    }
+    return float(sum(times[pair] for pair in threads))
+
+
+def threads_of_tasks() -> list[tuple[int, int]]:
+    """Return the threads of a Dask worker that run tasks."""
+    own = os.getpid()
+    return [(own, one.native_id or 0) for one in threading.enumerate() if "Dask-Default-Threads" in one.name]
+
+
+def measure(kind: str, folder: str) -> dict[str, float]:
     from concurrent.futures import ProcessPoolExecutor
     from contextlib import ExitStack
     from multiprocessing import get_context
@@ -100,9 +117,7 @@ def measure(kind: str, batch: int, folder: str) -> dict[str, float]:
     import pandas  # noqa: F401  imported first, so that the start does not include it
 
     import workbench as wb
-    from workbench.core import executors
 
-    executors.BATCH = executors.LARGEST = batch
     ckpt = wb.open(folder)
     begin = cpu()
     with ExitStack() as held:
@@ -114,22 +129,28 @@ def measure(kind: str, batch: int, folder: str) -> dict[str, float]:
 
             cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0")
             held.enter_context(cluster)
-            executor = held.enter_context(Client(cluster, set_as_default=False)).get_executor()
+            client = held.enter_context(Client(cluster, set_as_default=False))
+            executor = client.get_executor()
         for _ in range(2):
             wb.stats(ckpt, cache=False, executor=executor)
-        start, first, clock = cpu() - begin, cpu(), time.perf_counter()
+        if kind == "pool":
+            working = [(pid, pid) for pid in executor._processes]
+        else:
+            working = [pair for pairs in client.run(threads_of_tasks).values() for pair in pairs]
+        first, before, clock = cpu(), cpu_of(working), time.perf_counter()
         for _ in range(PASSES):
             wb.stats(ckpt, cache=False, executor=executor)
-        took, last = time.perf_counter() - clock, cpu()
+        took, last, after = time.perf_counter() - clock, cpu(), cpu_of(working)
         time.sleep(took)
         idle = cpu() - last
-    spent = last - first
-    return {"start": start, "idle": idle / took, "pass": spent / PASSES, "alone": (spent - idle) / PASSES}
+    tasks = after - before
+    found = {"start": first - begin, "idle": idle / took, "share": idle / PASSES}
+    return found | {"tasks": tasks / PASSES, "rest": (last - first - tasks) / PASSES}
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] in (["pool"], ["dask"]):
-        print(json.dumps(measure(sys.argv[1], int(sys.argv[2]), sys.argv[3])))
+        print(json.dumps(measure(sys.argv[1], sys.argv[2])))
     elif len(sys.argv) > 1:
         main(Path(sys.argv[1]))
     else:

@@ -18,7 +18,7 @@ ROWS = 1 << 19  #: chunks that are compared at a time
 
 
 def blocks(catalog: Catalog, tensors: Ints) -> Iterator[Ints]:
-    """Cut a list of tensors, so that each part has up to ``ROWS`` chunks or one tensor."""
+    """Cut a list of tensors into parts of up to ``ROWS`` chunks, or of one tensor."""
     ends = np.cumsum(np.diff(catalog.row_ptr)[tensors])
     first = 0
     while first < len(tensors):
