@@ -37,7 +37,7 @@ def main(scratch: Path) -> None:
     folder = scratch / "workers"
     nbytes = write(folder)
     print(
-        f"## Process pool and Dask\n\n{machine()}. `wb.stats` of {nbytes / 1e9:.2f} GB of bfloat16 in the page cache, "
+        f"## Process pool and Dask\n\n{machine()}. `wb.stats` of {nbytes / 1e9:.2f} GB of bfloat16 in the page cache,"
     )
     print(
         f"2 workers of one thread; CPU-seconds of all processes, mean of {PASSES} passes after 2 others, the best of "
