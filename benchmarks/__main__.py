@@ -16,6 +16,7 @@ PAGE = HERE / "RESULTS.md"
 TABLES = [
     "opening",
     "scale",
+    "workers",
     "remote",
     "statistics",
     "decoding",

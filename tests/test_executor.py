@@ -303,6 +303,27 @@ def test_a_scheduler_that_dies_is_one_error(scheduler: tuple[Any, subprocess.Pop
         wb.stats(ckpt, cache=False, executor=client.get_executor())
 
 
+def test_cluster_without_workers_is_one_error_and_a_worker_that_comes_back_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import dask
+    from distributed import Client, LocalCluster
+
+    monkeypatch.setattr(executors, "POLL", 0.1)
+    ckpt = wb.open(SAMPLES / "dcp_fsdp2")
+    alone = wb.stats(ckpt, cache=False)
+    timeout = executors.NO_WORKERS_KEY
+    with (
+        LocalCluster(n_workers=0, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        with dask.config.set({timeout: "300ms"}), pytest.raises(WorkerError, match=r"no workers for 0\.3 s"):
+            wb.stats(ckpt, cache=False, executor=client.get_executor())
+        with dask.config.set({timeout: "60s"}):
+            threading.Timer(0.5, cluster.scale, [1]).start()
+            assert wb.stats(ckpt, cache=False, executor=client.get_executor()).equals(alone)
+
+
 def test_result_that_arrives_as_its_worker_is_lost_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executors, "LEAST", 0)
     monkeypatch.setattr(executors, "BATCH", 200 << 10)
@@ -340,17 +361,24 @@ def test_fifty_lost_workers_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     ckpt = wb.open(SAMPLES / "dcp_fsdp2")
     alone = wb.stats(ckpt, cache=False)
     chance, killed = random.Random(0), 0
+    settings = {
+        "distributed.scheduler.allowed-failures": 1000,
+        "distributed.comm.timeouts.connect": "10s",
+        "distributed.deploy.lost-worker-timeout": "1h",  # a cluster gives up nannies that it sees without a worker
+        "distributed.worker.multiprocessing-method": "forkserver",  # 100 workers start, most of them import nothing
+    }
     with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 1000}),
+        dask.config.set(settings),
         LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
 
         def kill(done: float) -> None:
             nonlocal killed
-            if chance.random() < 0.2 and done < 0.9:
-                process = chance.choice(list(cluster.workers.values())).process
-                if process is not None and process.status is Status.running:  # a nanny gives up one that never ran
+            nanny = chance.choice(list(cluster.workers.values()))
+            if chance.random() < 0.2 and done < 0.9 and nanny.status is Status.running:  # it gives up one that starts
+                process = nanny.process
+                if process is not None and process.status is Status.running and process.is_alive():
                     with suppress(ProcessLookupError):  # it ended meanwhile, and is not counted
                         os.kill(process.process.pid, 9)
                         killed += 1

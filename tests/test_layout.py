@@ -19,7 +19,7 @@ from properties import examples
 import workbench as wb
 from tests import bytecheckpoint_files
 from tests.megatron_files import Model, write_dist
-from workbench.analysis.layout import Placed, digits
+from workbench.analysis.layout import Placed, classes, digits
 from workbench.analysis.layout.classes import alike
 from workbench.analysis.layout.runs import AxisCut, cut_axis
 from workbench.analysis.layout.simple import called
@@ -480,17 +480,16 @@ def test_pieces_in_no_order_are_irregular() -> None:
 
 def test_equal_sums_do_not_join_unequal_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were two ways to have one 64-bit number, rows still decide."""
-    from workbench.analysis.layout import classes
-
     monkeypatch.setattr(classes, "_mix", lambda values: values * np.uint64(0))
     chunks = [(0, 0, ((0,), (4,))), (0, 1, ((4,), (4,))), (1, 0, ((0,), (6,))), (1, 1, ((6,), (2,)))]
     catalog = saved([(8,), (8,)], chunks).catalog
-    group, first = alike(catalog, catalog.rank.astype(np.int64))
+    group, first = alike(catalog, catalog.rank.astype(np.int64), np.arange(2))
     assert group.tolist() == [0, 1] and first.tolist() == [0, 1]
 
 
-def test_tensors_that_lie_alike_are_looked_at_once() -> None:
+def test_tensors_that_lie_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a million chunks cost is the number of ways, not of tensors or ranks."""
+    monkeypatch.setattr(classes, "ROWS", 200)  # three tensors at a time
     chunks = [(t, rank, ((4 * rank, 0), (4, 3))) for t in range(50) for rank in range(64)]
     found = wb.layout(saved([(256, 3)] * 50, chunks))
     assert len(found.inferred.placed) == 1 and found.mesh.shape == (64,)

@@ -20,6 +20,7 @@ import io
 import os
 import pickle
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -44,11 +45,13 @@ Result = TypeVar("Result", covariant=True)
 VERSION = "2"  #: version of the messages and of the meaning of results; increase it with every change of either
 LEAST = 32 << 20  #: bytes of a pass below which sending it costs more than running it here
 BATCH = 256 << 20  #: bytes of a batch …
-BATCHES = 4096  #: … until a pass has more batches than this; then they grow …
+BATCHES = 8  #: … until each worker has more batches than this; then they grow, as each costs Dask some 4 ms of CPU …
 LARGEST = 1 << 30  #: … up to this size
 AHEAD = 2  #: batches for each worker that are sent before they are needed
 WORKERS = 64  #: … for an executor that does not report its number of workers
-POLL = 1.0  #: seconds between two checks that the scheduler is alive
+POLL = 2.0  #: seconds between two checks that the scheduler is alive and has workers
+NO_WORKERS = "5 minutes"  #: how long a pass waits for a cluster without workers, unless Dask's configuration …
+NO_WORKERS_KEY = "workbench.no-workers-timeout"  #: … sets another time under this name
 KEPT = 4  #: checkpoints that a worker keeps open
 
 
@@ -176,11 +179,12 @@ def cores() -> int:
 def _sent(
     executor: Executor, run: TaskRunner[T, R], tasks: Iterable[T], total: int, threads: int
 ) -> Iterator[tuple[T, R]]:
-    size = min(max(BATCH, total // BATCHES), LARGEST)
+    workers, ahead = _workers(executor)
+    size = min(max(BATCH, total // (BATCHES * workers)), LARGEST)
     rest = ((batch, _submitted(executor, run, batch, threads)) for batch in _batches(run, tasks, size))
     under_way: deque[tuple[list[T], Future[_BatchResults[R]]]] = deque()
     try:
-        under_way.extend(islice(rest, AHEAD * _workers(executor)))
+        under_way.extend(islice(rest, ahead))
         while under_way:
             batch, future = under_way[0]
             results = _received(executor, future)
@@ -209,15 +213,13 @@ def _batches(run: TaskRunner[T, R], tasks: Iterable[T], size: int) -> Iterator[l
         yield batch
 
 
-def _workers(executor: Executor) -> int:
-    """Return how many batches an executor runs at a time, if it states that."""
-    _connected(executor)
-    if (client := getattr(executor, "_client", None)) is not None:  # distributed's
-        try:
-            return max(sum(client.nthreads().values()), WORKERS)  # a cluster that adapts starts with none
-        except Exception as error:  # whatever the connection raises
-            raise _lost(error) from None
-    return int(getattr(executor, "_max_workers", WORKERS))
+def _workers(executor: Executor) -> tuple[int, int]:
+    """Return how many batches an executor runs at a time, as far as it states that, and how many are sent ahead."""
+    threads = _threads(executor)
+    if threads is None:
+        workers = int(getattr(executor, "_max_workers", WORKERS))
+        return workers, AHEAD * workers
+    return threads or WORKERS, AHEAD * max(threads, WORKERS)  # a cluster that adapts starts with none
 
 
 def _submitted(executor: Executor, run: TaskRunner[T, R], batch: list[T], threads: int) -> Future[_BatchResults[R]]:
@@ -228,17 +230,26 @@ def _submitted(executor: Executor, run: TaskRunner[T, R], batch: list[T], thread
             "this executor forks its processes, and a forked process cannot reach a store that was used before: "
             "create it with mp_context=multiprocessing.get_context('spawn')"
         )
+    # Dask takes equal calls for one, and an earlier one may be cancelled
+    options = {} if getattr(executor, "_client", None) is None else {"pure": False}
     try:
-        return executor.submit(_run, _version(), data)
+        return executor.submit(_run, _version(), data, **options)
     except (RuntimeError, OSError) as error:  # broken, shut down, or no connection
         raise _lost(error) from None
 
 
 def _received(executor: Executor, future: Future[_BatchResults[R]]) -> list[R] | None:
     """Return the results of a batch, or ``None`` if they were lost with their worker."""
+    seen = time.monotonic()  # the last time at which the executor had workers
     try:
         while not wait([future], timeout=POLL).done:
-            _connected(executor)
+            if _threads(executor) != 0:
+                seen = time.monotonic()
+            elif time.monotonic() - seen >= (limit := _no_workers_timeout()):
+                raise WorkerError(
+                    f"the Dask cluster has had no workers for {limit:g} s; start workers and run it again, or set "
+                    f"{NO_WORKERS_KEY} in Dask's configuration to wait longer"
+                )
         return future.result().each
     except (BrokenExecutor, CancelledError) as error:
         raise _lost(error) from None
@@ -252,11 +263,34 @@ def _received(executor: Executor, future: Future[_BatchResults[R]]) -> list[R] |
         raise
 
 
-def _connected(executor: Executor) -> None:
-    """Check that a Dask client still has its scheduler: without one, its futures may stay pending for ever."""
-    status = getattr(getattr(executor, "_client", None), "status", "running")
-    if status != "running":
-        raise WorkerError(f"the executor lost its Dask scheduler (the client is {status}); run it again")
+def _threads(executor: Executor) -> int | None:
+    """Return the number of threads of a Dask cluster's workers; ``None`` for other executors.
+
+    Without a scheduler or without workers, the futures of a cluster stay pending for ever.
+
+    Raises:
+        WorkerError: the client lost its scheduler, or the scheduler does not answer.
+    """
+    client = getattr(executor, "_client", None)
+    if client is None:
+        return None
+    if client.status != "running":
+        raise WorkerError(f"the executor lost its Dask scheduler (the client is {client.status}); run it again")
+    limit = _no_workers_timeout()
+    try:
+        return sum(client.nthreads(callback_timeout=limit).values())
+    except TimeoutError:
+        raise WorkerError(f"the Dask scheduler has not answered for {limit:g} s; run it again") from None
+    except Exception as error:  # whatever the connection raises
+        raise _lost(error) from None
+
+
+def _no_workers_timeout() -> float:
+    """Return how long a pass waits for a cluster without workers, in seconds."""
+    from dask import config
+    from dask.utils import parse_timedelta
+
+    return float(parse_timedelta(config.get(NO_WORKERS_KEY, NO_WORKERS)))
 
 
 def _lost(error: BaseException) -> WorkerError:

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from itertools import groupby
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ import xxhash
 
 from workbench.core import box
 from workbench.core.arrays import Array, Ints
+from workbench.core.build import row_major
 from workbench.core.dtypes import DType
 from workbench.core.executors import ordered
 from workbench.core.payload import Payloads
@@ -36,7 +37,7 @@ from workbench.core.plan import plan_reads
 from workbench.core.region import Region
 from workbench.core.scan import Announcer, Progress, workers
 from workbench.core.source import Source
-from workbench.core.stream import BLOCK, TASK, StreamLayout, StreamPart, runs
+from workbench.core.stream import BLOCK, TASK, BoxStream, StreamLayout, StreamPart, ThreadBuffer, runs
 from workbench.errors import CorruptError, UnsupportedFormatError, WorkbenchError
 
 OnError = Callable[[int, WorkbenchError], None]  #: tensor, why
@@ -153,8 +154,7 @@ class _HashRun:
     def __init__(self, payloads: Payloads, layout: StreamLayout, window: int) -> None:
         self._payloads, self._layout, self._window = payloads, layout, window
         self._announcer = Announcer()
-        self._own = threading.local()
-        self._covered: set[int] = set()
+        self._own, self._buffer = threading.local(), ThreadBuffer()
 
     def __call__(self, parts: list[StreamPart]) -> list[list[bytes] | WorkbenchError]:
         results: list[list[bytes] | WorkbenchError] = []
@@ -245,7 +245,7 @@ class _HashRun:
     def _gathered(self, part: StreamPart) -> list[bytes]:
         catalog, tensor = self._payloads.catalog, part.tensor
         dtype = catalog.dtype_of(tensor)
-        self._check_coverage(tensor)
+        stream = self._stream(tensor)
         if dtype.packed:
             raise UnsupportedFormatError(
                 f"tensor {catalog.keys[tensor]!r}: its chunks of {dtype} elements, which share bytes, are not in order "
@@ -256,80 +256,32 @@ class _HashRun:
         while step < self._window * BLOCK and step < PIECE * (b - a):  # many chunks: fewer, larger copies
             step *= 2
         window = max(TASK, step)
-        held: dict[int, Region] = {}
         hasher = BlockDigests()
         begin, end = part.first * BLOCK, part.first * BLOCK + part.nbytes
+        opened = partial(self._opened, len(stream.shape))
         for first in range(begin, end, window):
             cuts = np.append(np.arange(first, min(first + window, end), step), min(first + window, end))
-            for flat in self._fill(tensor, cuts // dtype.itemsize, held):
+            for flat in stream.read(self._payloads, cuts // dtype.itemsize, opened, self._buffer):
                 hasher.update(flat)
         return hasher.digests()
 
-    def _check_coverage(self, tensor: int) -> None:
-        """Name the whole hole, not only its part in a block."""
-        if tensor not in self._covered:
-            catalog, one = self._payloads.catalog, np.array([tensor])
-            whole = catalog.shape[one]
-            plan_reads(catalog, one, np.zeros_like(whole), whole, replica=self._layout.replica)
-            self._covered.add(tensor)
+    def _stream(self, tensor: int) -> BoxStream:
+        """Plan a whole tensor: an error then names the whole hole, not only its part in a block."""
+        catalog, one = self._payloads.catalog, np.array([tensor])
+        whole = catalog.shape[one].astype(np.int64)
+        plan = plan_reads(catalog, one, np.zeros_like(whole), whole, replica=self._layout.replica)
+        dims, steps = max(int(catalog.ndim[tensor]), 1), row_major(whole)
+        lo = (plan.dest * steps).sum(axis=1)
+        hi = ((plan.dest + plan.sizes - 1) * steps).sum(axis=1) + 1
+        boxes = (column[:, :dims] for column in (plan.source, plan.dest, plan.sizes))
+        return BoxStream(whole[0, :dims], catalog.dtype_of(tensor).raw, plan.row, lo, hi, *boxes)
 
-    def _fill(self, tensor: int, cuts: Ints, held: dict[int, Region]) -> Iterator[Array]:
-        """Yield the bytes between consecutive cuts of the flattened tensor, valid until the next iteration."""
-        payloads = self._payloads
-        catalog = payloads.catalog
-        ndim, raw = max(int(catalog.ndim[tensor]), 1), catalog.dtype_of(tensor).raw
-        shapes = np.repeat(catalog.shape[[tensor]], len(cuts) - 1, axis=0)
-        step, offsets, sizes, at = box.flat_ranges(shapes, cuts[:-1], cuts[1:])
-        plan = plan_reads(catalog, np.full(len(at), tensor), offsets, sizes, replica=self._layout.replica)
-        counts = box.volume(sizes)
-        volume = np.bincount(step[plan.request], box.volume(plan.sizes), len(cuts) - 1)
-        rows = set(plan.row.tolist())
-        for row in [row for row in held if row not in rows]:
-            del held[row]
-        begin, end = plan.source[:, :ndim], (plan.source + plan.sizes)[:, :ndim]
-        near = {}
-        for row in rows:
-            region, mine = self._held(row, ndim, held), slice(0, 1)
-            if not region.ordered:
-                mine = plan.row == row
-            near[row] = region.gathered(begin[mine].min(axis=0).tolist(), end[mine].max(axis=0).tolist())
-        by_step = plan.take(np.argsort(step[plan.request], kind="stable"))
-        items = groupby(by_step.items(ndim), key=lambda item: step[item.request])
-        for number, group in items:
-            start, count = int(cuts[number]), int(cuts[number + 1] - cuts[number])
-            out = self._buffer(count * raw.itemsize).view(raw)
-            seen = np.zeros(count, bool) if volume[number] > count else None
-            for item in group:
-                region, first = near[item.row]
-                new = region[_shifted(item.source, first)]
-                low = int(at[item.request]) - start
-                place, shape = slice(low, low + int(counts[item.request])), tuple(sizes[item.request, :ndim].tolist())
-                dest = out[place].reshape(shape)[item.dest]
-                if seen is not None:
-                    marks, both = seen[place].reshape(shape)[item.dest], np.empty_like(dest)
-                    new.into(both)
-                    payloads.check_overlap(item.row, dest, both, marks)
-                    marks[...] = True
-                new.into(dest)
-            yield out.view(np.uint8)
-
-    def _held(self, row: int, ndim: int, held: dict[int, Region]) -> Region:
-        """Return the chunk with as many axes as its tensor's boxes; a chunk that had to be decoded is kept for the
-        whole tensor.
-        """
-        if row not in held:
-            if not hasattr(self._own, "sources"):
-                self._own.sources = deque(maxlen=MAX_OPEN)
-            file = int(self._payloads.catalog.file[row])
-            self._own.sources.append(self._announcer.announce(self._payloads.pool, file))
-            held[row] = self._payloads.region(row).widened(ndim)
-        return held[row]
-
-    def _buffer(self, nbytes: int) -> Array:
-        found: Array | None = getattr(self._own, "buffer", None)
-        if found is None or len(found) < nbytes:
-            found = self._own.buffer = np.empty(max(nbytes, 1 << 20), np.uint8)
-        return found[:nbytes]
+    def _opened(self, dims: int, row: int) -> Region:
+        if not hasattr(self._own, "sources"):
+            self._own.sources = deque(maxlen=MAX_OPEN)
+        file = int(self._payloads.catalog.file[row])
+        self._own.sources.append(self._announcer.announce(self._payloads.pool, file))
+        return self._payloads.region(row).widened(dims)
 
 
 class _PartialHash(NamedTuple):
@@ -346,10 +298,6 @@ class _PartialHash(NamedTuple):
 
 def _of_tensors(payloads: Payloads, tensors: list[int], replica: int, window: int) -> _HashRun:
     return _HashRun(payloads, StreamLayout.of(payloads.catalog, np.array(tensors, np.int64), replica), window)
-
-
-def _shifted(box: tuple[slice, ...], first: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(axis.start - low, axis.stop - low) for axis, low in zip(box, first, strict=True))
 
 
 class BlockDigests:

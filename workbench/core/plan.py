@@ -88,6 +88,8 @@ def plan_reads(
         HoleError: some wanted element is stored in no chunk.
     """
     tensors = np.asarray(tensors, np.int64)
+    if (row := _only_chunk(catalog, tensors, replica)) is not None and sizes.all():
+        return ReadPlan(np.arange(len(tensors)), np.full(len(tensors), row), offsets, np.zeros_like(offsets), sizes)
     rows = _rows_of(catalog, box.distinct(tensors))
     rows = rows[catalog.replica[rows] == replica]
     # Chunks go first, in the files' order: the join keeps it, and there are mostly fewer of them than copies.
@@ -95,10 +97,20 @@ def plan_reads(
     chunks = catalog.offsets[ordered], catalog.sizes[ordered]
     found, request = box.group_join(catalog.tensor[ordered], *chunks, tensors, offsets, sizes)
     row = ordered[found]
-    source, dest, extent = _placed(*chunks, found, offsets, sizes, request)
+    source, dest, extent = placed(*chunks, found, offsets, sizes, request)
     if not partial:
         _check_coverage(catalog, rows, tensors, offsets, sizes, request, dest, extent)
     return ReadPlan(request, row, source, dest, extent)
+
+
+def _only_chunk(catalog: Catalog, tensors: Ints, replica: int) -> int | None:
+    """Return the row of the one chunk that holds the one tensor of all requests, or ``None``: joins cost more."""
+    if not len(tensors) or (tensors != (tensor := tensors[0])).any():
+        return None
+    row, stop = catalog.row_ptr[tensor : tensor + 2].tolist()
+    if stop - row != 1 or catalog.replica[row] != replica or (catalog.sizes[row] != catalog.shape[tensor]).any():
+        return None
+    return row
 
 
 def _rows_of(catalog: Catalog, tensors: Ints) -> Ints:
@@ -116,9 +128,7 @@ def _file_order(catalog: Catalog, rows: Ints) -> Ints:
     return order[np.argsort(file[order], kind="stable")]
 
 
-def _placed(
-    offsets_a: Ints, sizes_a: Ints, i: Ints, offsets_b: Ints, sizes_b: Ints, j: Ints
-) -> tuple[Ints, Ints, Ints]:
+def placed(offsets_a: Ints, sizes_a: Ints, i: Ints, offsets_b: Ints, sizes_b: Ints, j: Ints) -> tuple[Ints, Ints, Ints]:
     """Intersect box ``i`` of chunks with box ``j`` of requests: its first element in each, and its size, column by
     column.
     """

@@ -15,12 +15,15 @@ import numpy as np
 
 from workbench.core import box, memory
 from workbench.core.arrays import Array, Ints
+from workbench.core.build import row_major
 from workbench.core.executors import in_order
 from workbench.core.payload import Payloads
 from workbench.core.plan import ReadItem, ReadPlan, plan_reads
 from workbench.core.region import Axis, Region
 from workbench.core.select import Selection, whole
 from workbench.errors import UnsafeError
+
+TOGETHER = 1 << 20  #: bytes of boxes that are read at once
 
 
 def read_selection(payloads: Payloads, tensor: int, selection: Selection, *, replica: int = 0) -> Array:
@@ -66,6 +69,9 @@ def read_boxes(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, *, r
     Raises:
         as :func:`read_selection`; a hole in any box before the first is read.
     """
+    if (found := _together(payloads, tensor, offsets, sizes, replica)) is not None:
+        yield from map(_frozen, found)
+        return
     catalog = payloads.catalog
     dtype, ndim, count = catalog.dtype_of(tensor), int(catalog.ndim[tensor]), len(offsets)
     pad = ((0, 0), (0, catalog.shape.shape[1] - ndim))
@@ -94,6 +100,31 @@ def read_boxes(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, *, r
                 dest: tuple[Any, ...] = (*item.dest, ...)  # a view, also without axes
                 known[item.row][item.source].into(out[dest])
             yield _frozen(out)
+
+
+def _together(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, replica: int) -> Array | None:
+    """Read small boxes of one shape at once if one chunk stores them as in row-major memory; otherwise return ``None``.
+
+    Returns:
+        ``(R, *size)`` elements.
+    """
+    catalog, count = payloads.catalog, len(offsets)
+    raw, shape = catalog.dtype_of(tensor).raw, catalog.shape_of(tensor)
+    if count < 2 or not shape or (sizes != sizes[0]).any():
+        return None
+    if not 0 < count * sizes[0].prod() * raw.itemsize <= TOGETHER:
+        return None
+    row = single_chunk(payloads, tensor, replica)
+    if row is None or catalog.inflated[row] or (start := payloads.straight(row)) is None:
+        return None
+    size, steps = sizes[0], row_major(np.array([shape]))[0] * raw.itemsize
+    runs = np.moveaxis(np.indices((*size[:-1], 1)), 0, -1).reshape(-1, len(shape))  # in each box
+    starts = start + (offsets * steps).sum(axis=1)[:, None] + (runs * steps).sum(axis=1)
+    out = np.empty((count, *size.tolist()), raw)
+    with payloads.pool.keeping():
+        source = payloads.pool.source(int(catalog.file[row]))
+        source.read_runs(out.reshape(starts.size, -1).view(np.uint8), starts.reshape(-1))
+    return out
 
 
 def single_chunk(payloads: Payloads, tensor: int, replica: int = 0) -> int | None:

@@ -134,7 +134,11 @@ class PreadSource(Source):
                 buffer = buffer if size <= len(buffer) else np.empty(min(2 * size, self.span + nbytes), np.uint8)
                 data = buffer[:size]
                 self._fill(memoryview(data), int(first[at]))
-                rows[at:stop] = sliding_window_view(data, nbytes)[first[at:stop] - first[at]]
+                step = int(steps[at]) if stop - at > 1 else 0
+                if (steps[at : stop - 1] == step).all():
+                    rows[at:stop] = np.ndarray((stop - at, nbytes), np.uint8, data.data, 0, (step, 1))
+                else:
+                    rows[at:stop] = sliding_window_view(data, nbytes)[first[at:stop] - first[at]]
                 at = stop
         self._check(int(first.min()), int(first.max()) + nbytes)
 

@@ -11,9 +11,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +23,8 @@ from workbench.core import box, codecs, dtypes
 from workbench.core.arrays import Array, Ints
 from workbench.core.catalog import Catalog
 from workbench.core.payload import Payloads
+from workbench.core.plan import ReadPlan, placed
+from workbench.core.region import Region
 
 BLOCK = 4 << 20  #: bytes of a block; part of the definition of fingerprints, so fixed in version 1
 TASK = 32 << 20  #: bytes in one task of a thread
@@ -127,3 +131,93 @@ def _divisible(payloads: Payloads, layout: StreamLayout, tensor: int) -> bool:
     a, b = layout.ptr.get(tensor, (0, 0))
     rows = layout.rows[a:b]
     return not (codecs.UNDONE_WHOLE[catalog.codec[rows]] | catalog.inflated[rows]).any()
+
+
+class ThreadBuffer(threading.local):
+    """Memory of each thread that is used again."""
+
+    _memory = np.empty(0, np.uint8)
+
+    def __call__(self, nbytes: int) -> Array:
+        """Return ``(nbytes,) uint8``; the previous ones are overwritten."""
+        if len(self._memory) < nbytes:
+            self._memory = np.empty(max(nbytes, 1 << 20), np.uint8)
+        return self._memory[:nbytes]
+
+
+@dataclass(frozen=True, eq=False)
+class BoxStream:
+    """A box in row-major order, gathered from parts of chunks.
+
+    Attributes:
+        shape: ``(D,)`` of the box.
+        raw: the element type.
+        row: ``(M,)`` chunk row of each part.
+        lo, hi: ``(M,)`` its elements are in ``[lo, hi)`` of the stream.
+        source, dest, sizes: ``(M, D)`` its first element in the chunk and in the box, and its size.
+        held: chunks that are open, by row.
+    """
+
+    shape: Ints
+    raw: np.dtype[Any]
+    row: Ints
+    lo: Ints
+    hi: Ints
+    source: Ints
+    dest: Ints
+    sizes: Ints
+    held: dict[int, Region] = field(default_factory=dict, init=False)
+
+    def read(
+        self, payloads: Payloads, cuts: Ints, opened: Callable[[int], Region], scratch: ThreadBuffer
+    ) -> Iterator[Array]:
+        """Yield the bytes of the elements between consecutive cuts, valid until the next iteration.
+
+        Args:
+            opened: opens a chunk, with as many axes as the box.
+
+        Raises:
+            CorruptError: two parts hold different values for one element.
+            OpenError: a chunk cannot be read.
+        """
+        shapes = np.repeat(self.shape[None], len(cuts) - 1, axis=0)
+        step, offsets, sizes, at = box.flat_ranges(shapes, cuts[:-1], cuts[1:])
+        mine = np.flatnonzero((self.lo < cuts[-1]) & (self.hi > cuts[0]))
+        boxes, one = (self.dest[mine], self.sizes[mine]), np.zeros(len(mine) + len(at), np.int64)
+        found, request = box.group_join(one[: len(mine)], *boxes, one[: len(at)], offsets, sizes)
+        source, dest, extent = placed(*boxes, found, offsets, sizes, request)
+        plan = ReadPlan(request, mine[found], source + self.source[mine[found]], dest, extent)
+        near = self._near(plan, opened)
+        counts, volume = box.volume(sizes), np.bincount(step[request], box.volume(extent), len(cuts) - 1)
+        by_step = plan.take(np.argsort(step[request], kind="stable"))
+        for number, items in groupby(by_step.items(len(self.shape)), key=lambda item: step[item.request]):
+            start, count = int(cuts[number]), int(cuts[number + 1] - cuts[number])
+            out = scratch(count * self.raw.itemsize).view(self.raw)
+            seen = np.zeros(count, bool) if volume[number] > count else None  # elements stored twice are compared
+            for item in items:
+                region, first = near[item.row]
+                key = tuple(slice(axis.start - a, axis.stop - a) for axis, a in zip(item.source, first, strict=True))
+                low = int(at[item.request]) - start
+                place, shape = slice(low, low + int(counts[item.request])), tuple(sizes[item.request].tolist())
+                into = out[place].reshape(shape)[item.dest]
+                if seen is not None:
+                    marks, both = seen[place].reshape(shape)[item.dest], np.empty_like(into)
+                    region[key].into(both)
+                    payloads.check_overlap(int(self.row[item.row]), into, both, marks)
+                    marks[...] = True
+                region[key].into(into)
+            yield out.view(np.uint8)
+
+    def _near(self, plan: ReadPlan, opened: Callable[[int], Region]) -> dict[int, tuple[Region, Sequence[int]]]:
+        """Return, by part, the region that its elements are read from, and where it begins in the chunk."""
+        parts, found = box.distinct(plan.row), dict[int, tuple[Region, Sequence[int]]]()
+        rows = self.row[parts].tolist()
+        for row in self.held.keys() - set(rows):
+            del self.held[row]
+        for part, row in zip(parts.tolist(), rows, strict=True):
+            if row not in self.held:
+                self.held[row] = opened(row)
+            mine = slice(0, 1) if self.held[row].ordered else plan.row == part
+            low, high = plan.source[mine].min(axis=0), (plan.source + plan.sizes)[mine].max(axis=0)
+            found[part] = self.held[row].gathered(low.tolist(), high.tolist())
+        return found

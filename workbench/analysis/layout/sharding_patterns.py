@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from workbench.analysis.layout.classes import alike
+from workbench.analysis.layout.classes import alike, blocks, rows_of
 from workbench.analysis.layout.fit import ShardingPattern, sharding_pattern_of
 from workbench.analysis.layout.flat import flat_parts
 from workbench.analysis.layout.holders import Holders
@@ -16,8 +16,12 @@ from workbench.core.catalog import Catalog
 def ragged(catalog: Catalog, who: Holders, tensors: Ints) -> Bools:
     """Return tensors whose chunks are ranges in the order of holders that break inside a row: these must be flat."""
     found = np.zeros(len(catalog), bool)
-    if not len(tensors):
-        return found
+    for some in blocks(catalog, tensors):
+        found[some[_ragged(catalog, who, some)]] = True
+    return found
+
+
+def _ragged(catalog: Catalog, who: Holders, tensors: Ints) -> Bools:
     part = catalog.take(tensors)
     holder = who.of_chunk[rows_of(catalog, tensors)]
     rows = np.flatnonzero(box.volume(part.sizes) > 0)
@@ -31,28 +35,18 @@ def ragged(catalog: Catalog, who: Holders, tensors: Ints) -> Bools:
     inside[ranges.tensor[cut]] = True
     backwards = (np.diff(ranges.tensor) == 0) & (np.diff(ranges.holder) <= 0)
     flat[ranges.tensor[1:][backwards]] = False
-    found[tensors[flat & inside]] = True
-    return found
+    return flat & inside
 
 
 def sharding_patterns(catalog: Catalog, who: Holders, tensors: Ints) -> list[tuple[ShardingPattern, Ints]]:
     """Return the distinct sharding patterns of multi-chunk tensors with their tensors, most tensors first."""
-    if not len(tensors):
-        return []
-    part = catalog.take(tensors)
-    holder = who.of_chunk[rows_of(catalog, tensors)]
-    group, first = alike(part, holder)
+    group, first = alike(catalog, who.of_chunk, tensors)
     found = []
     order = np.argsort(group, kind="stable")
     ends = np.searchsorted(group[order], np.arange(len(first) + 1))
-    for number, tensor in enumerate(first.tolist()):
-        rows = part.rows_of(tensor)
-        pattern = sharding_pattern_of(part.shape_of(tensor), holder[rows], part.offsets[rows], part.sizes[rows])
+    for number, tensor in enumerate(tensors[first].tolist()):
+        rows = catalog.rows_of(tensor)
+        boxes = catalog.offsets[rows], catalog.sizes[rows]
+        pattern = sharding_pattern_of(catalog.shape_of(tensor), who.of_chunk[rows], *boxes)
         found.append((pattern, tensors[order[ends[number] : ends[number + 1]]]))
     return sorted(found, key=lambda one: (-len(one[1]), int(one[1][0])))
-
-
-def rows_of(catalog: Catalog, tensors: Ints) -> Ints:
-    counts = np.diff(catalog.row_ptr)[tensors]
-    ends = np.cumsum(counts)
-    return np.repeat(catalog.row_ptr[tensors] - (ends - counts), counts) + np.arange(int(counts.sum()))

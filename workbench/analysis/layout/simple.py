@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from workbench.analysis.layout.classes import rows_of
 from workbench.analysis.layout.holders import Holders
 from workbench.analysis.layout.place import STAGES
 from workbench.analysis.layout.placed import PARTLY, PROVEN, UNKNOWN, InferredMesh, Placed
-from workbench.analysis.layout.sharding_patterns import rows_of
 from workbench.checkpoint import Checkpoint
 from workbench.core.arrays import Bools, Ints
 from workbench.core.catalog import Catalog

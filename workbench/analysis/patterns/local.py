@@ -83,33 +83,27 @@ class Difference:
         if self.a.numel() < SMALL:
             return False
         offsets, sizes = _spread(self.shape)
-        blocks = (
-            (np.array(left).view(self.a.element.raw), right.view(self.a.element.raw))
-            for left, right in zip(self.a.boxes(offsets, sizes), self.b.boxes(offsets, sizes), strict=True)
+        left, right = (
+            np.stack([box.view(self.a.element.raw) for box in map(np.array, one.boxes(offsets, sizes))])
+            for one in (self.a, self.b)
         )
-        lefts, rights, touched = [], [], np.zeros(len(self.shape), np.int64)
-        for left, right in blocks:
-            different = left != right
-            if not different.any():
-                return False
-            for axis in range(different.ndim):
-                touched[axis] += np.count_nonzero(
-                    different.any(axis=tuple(k for k in range(different.ndim) if k != axis))
-                )
-            lefts.append(left.reshape(-1))
-            rights.append(right.flatten())
-        if (4 * touched <= 3 * sizes.sum(axis=0)).any():
+        different = left != right
+        if not different.any(axis=tuple(range(1, different.ndim))).all():
             return False
-        before, after = np.concatenate(lefts), np.concatenate(rights)
-        changed = before != after
-        if (after[changed] == after[changed][0]).all():
+        for axis, size in enumerate(sizes[0].tolist()):
+            others = tuple(k for k in range(1, different.ndim) if k != axis + 1)
+            if 4 * np.count_nonzero(different.any(axis=others)) <= 3 * len(sizes) * size:
+                return False
+        before, after, changed = left.reshape(-1), right.reshape(-1), different.reshape(-1)
+        new = after[changed]
+        if (new == new[0]).all():
             return False
         for watcher in watchers:
             if watcher.alive:
                 watcher.feed(before, after)
             if watcher.alive:
                 return False
-        self.count, self.before, self.after = int(np.count_nonzero(changed)), before[changed], after[changed]
+        self.count, self.before, self.after = len(new), before[changed], new
         return True
 
     def run(self, watchers: Sequence[PatternWatcher]) -> None:

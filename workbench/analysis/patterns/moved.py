@@ -2,7 +2,7 @@
 
 ::
 
-    1  keys of 16 elements of each row of a, 64 rows of b     none was in a: no pattern, as for most changes
+    1  keys of 16 elements of some rows of a and of b         none was in a: no pattern, as for most changes
     2  keys of a slab (256 elements of each row)              different rows: no pattern
     3  a form of the keys                                     forms.py; of all elements' keys if some rows look alike
     4  proof                                                  b[i] against a[order[i]], all elements, block by block
@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from workbench.tensor import LazyTensor
 
 SOME = 64  #: sampled rows; one or more must have existed before
 FEW = 16  #: elements by which they are sought
+AGREE = 32  #: rows of a long axis that are found in another order, on average
 
 
 def reordered(a: LazyTensor, b: LazyTensor, seen: Difference) -> Pattern | None:
@@ -104,13 +106,30 @@ def _any_kept(a: LazyTensor, b: LazyTensor, axis: int, seen: Difference | None) 
 
 
 def _kept(a: LazyTensor, b: LazyTensor, axis: int) -> bool:
-    """Return whether one of ``SOME`` rows of ``b`` may have been a row of ``a``, by its first elements."""
+    """Return whether one of some rows of ``b`` may have been a row of ``a``, by its first elements.
+
+    The rows are ``SOME`` of ``b`` and all of ``a``, or, along a long axis, adjacent rows of ``b`` and every ``step``-th
+    row of ``a``. Of ``step`` adjacent rows that moved together, one is found. The number of rows of another order that
+    are found is on average ``AGREE``.
+    """
     n, m = a.shape[axis], b.shape[axis]
     part = list(slab((*a.shape[:axis], max(n, m), *a.shape[axis + 1 :]), axis, a.element.itemsize, FEW))
-    part[axis] = slice(None)
+    step = _step(n) if n == m else 1
+    part[axis] = slice(None, None, step)
     before = keys(a.lazy[tuple(part)], axis, max(n, m))
-    part[axis] = slice(None, None, max(m // SOME, 1))
-    return bool(np.isin(keys(b.lazy[tuple(part)], axis, max(n, m)), before).any())
+    count = AGREE * step
+    part[axis] = slice((n - count) // 2, (n + count) // 2) if step > 1 else slice(None, None, max(m // SOME, 1))
+    after = np.sort(keys(b.lazy[tuple(part)], axis, max(n, m)))
+    at = np.minimum(np.searchsorted(after, before), len(after) - 1)
+    return bool((after[at] == before).any())
+
+
+def _step(n: int) -> int:
+    """Return the largest prime that does not divide ``n`` and leaves half of the rows unread, or 1."""
+    for step in range(isqrt(n // AGREE), 1, -1):
+        if n % step and all(step % k for k in range(2, step)) and 2 * (n // step + AGREE * step) <= n:
+            return step
+    return 1
 
 
 def _proved(left: LazyTensor, right: LazyTensor, axis: int, order: Ints) -> bool:

@@ -24,7 +24,7 @@ from workbench.tensor import LazyTensor
 READ = 4 << 20  #: approximate bytes of one tensor in memory at a time
 ELEMENTS = 1 << 20  #: maximum elements at a time; their positions take 8 MiB
 SLAB = 256  #: elements of each row that are read first
-FIRST = 4096  #: elements that refute most wrong hypotheses
+FIRST = 512  #: elements that refute most wrong hypotheses
 PART = 1 << 17  #: elements converted at a time
 _SHORT = 64  #: maximum bytes of rows that are mixed together instead of hashed one by one
 _MIX = tuple(np.uint64(odd) for odd in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53))  # splitmix64's finaliser

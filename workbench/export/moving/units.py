@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from workbench.core.payload import Payloads
 from workbench.core.region import Region
 from workbench.core.scan import Announcer
 from workbench.core.source import Source
+from workbench.core.stream import BoxStream, ThreadBuffer
 from workbench.export.atomic.writing import write_all, writing
 from workbench.export.casts import CastError
 from workbench.export.filemap import FileMap
@@ -70,7 +70,7 @@ class Filler:
         self._maps, self._copies, self._payloads = maps, copies, payloads
         self._announcer, self._paths, self._durable = Announcer(), paths, durable
         self._base = np.cumsum([0, *(len(one.pieces) for one in maps)]).tolist()
-        self._own = threading.local()
+        self._buffer = ThreadBuffer()
 
     def __call__(self, units: list[Unit]) -> list[Done]:
         opened: dict[int, int] = {}
@@ -217,58 +217,16 @@ class Filler:
     def _gather(self, piece: int, a: int, b: int, first: int, stop: int, dtype: DType) -> Iterator[Array]:
         """Gather boxes of the chunks in the buffer."""
         copies, raw = self._copies, dtype.raw
-        shape = self._shape(piece)
         nbytes = STEP
         while nbytes < MOST and nbytes < PIECE * (b - a):  # many chunks: fewer, larger copies
             nbytes *= 2
-        step = nbytes // raw.itemsize
-        held = self._near(piece, a, b, first, stop)
-        for low in range(first, stop, step):
-            high = min(low + step, stop)
-            out = self._buffer((high - low) * raw.itemsize).view(raw)
-            seen = np.zeros(high - low, bool) if copies.twice[piece] else None
-            near = a + np.flatnonzero((copies.lo[a:b] < high) & (copies.hi[a:b] > low))
-            _, offsets, sizes, at = box.flat_ranges(shape[None], np.array([low]), np.array([high]))
-            for offset, size, start in zip(offsets, sizes, at.tolist(), strict=True):
-                begin, extent = box.intersect(offset, size, copies.dest[near], copies.sizes[near])
-                window = slice(start - low, start - low + int(box.volume(size)))
-                for k in np.flatnonzero((extent > 0).all(axis=1)).tolist():
-                    copy, dest = int(near[k]), begin[k] - offset
-                    source = copies.source[copy] + begin[k] - copies.dest[copy]
-                    region, begins = held[copy]
-                    new = region[_key(source - begins, extent[k], len(shape))]
-                    key = _key(dest, extent[k], len(shape))
-                    part = out[window].reshape(size)[key]
-                    if seen is not None:
-                        marks, both = seen[window].reshape(size)[key], np.empty_like(part)
-                        new.into(both)
-                        self._payloads.check_overlap(int(copies.row[copy]), part, both, marks)
-                        marks[...] = True
-                    new.into(part)
-            yield out.view(np.uint8)
+        cuts = np.append(np.arange(first, stop, nbytes // raw.itemsize), stop)
+        columns = (getattr(copies, name)[a:b] for name in ("row", "lo", "hi", "source", "dest", "sizes"))
+        yield from BoxStream(self._shape(piece), raw, *columns).read(self._payloads, cuts, self._opened, self._buffer)
 
-    def _near(self, piece: int, a: int, b: int, first: int, stop: int) -> dict[int, tuple[Region, Array]]:
-        """Return, by copy, the region that elements ``[first, stop)`` of a piece are read from, and where it begins in
-        its chunk.
-        """
-        copies, shape = self._copies, self._shape(piece)
-        _, offsets, sizes, _ = box.flat_ranges(shape[None], np.array([first]), np.array([stop]))
-        found: dict[int, tuple[Region, Array]] = {}
-        regions: dict[int, Region] = {}
-        for copy in (a + np.flatnonzero((copies.lo[a:b] < stop) & (copies.hi[a:b] > first))).tolist():
-            begin, extent = box.intersect(offsets, sizes, copies.dest[copy][None], copies.sizes[copy][None])
-            keep = (extent > 0).all(axis=1)
-            if not keep.any():
-                continue
-            row = int(copies.row[copy])
-            if row not in regions:
-                self._announce(row)
-                regions[row] = self._payloads.region(row).widened(len(shape))
-            shift = copies.source[copy] - copies.dest[copy]
-            low, high = (begin[keep] + shift).min(axis=0), (begin[keep] + extent[keep] + shift).max(axis=0)
-            region, begins = regions[row].gathered(low.tolist(), high.tolist())
-            found[copy] = region, np.array(begins, np.int64)
-        return found
+    def _opened(self, row: int) -> Region:
+        self._announce(row)
+        return self._payloads.region(row).widened(self._payloads.catalog.shape.shape[1])
 
     def _shape(self, piece: int) -> Array:
         file = bisect_right(self._base, piece) - 1
@@ -276,13 +234,3 @@ class Filler:
 
     def _announce(self, row: int) -> Source:
         return self._announcer.announce(self._payloads.pool, int(self._payloads.catalog.file[row]))
-
-    def _buffer(self, nbytes: int) -> Array:
-        found: Array | None = getattr(self._own, "buffer", None)
-        if found is None or len(found) < nbytes:
-            found = self._own.buffer = np.empty(max(nbytes, STEP), np.uint8)
-        return found[:nbytes]
-
-
-def _key(begin: Array, extent: Array, dims: int) -> tuple[slice, ...]:
-    return tuple(slice(a, a + n) for a, n in zip(begin[:dims].tolist(), extent[:dims].tolist(), strict=True))
