@@ -11,8 +11,11 @@ import gc
 import io
 import json
 import math
+import multiprocessing
 import pathlib
 import pickle
+import sys
+import threading
 import types
 import uuid
 import zipfile
@@ -23,6 +26,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workbench.core.garbage import uncollected
 from workbench.core.jsonable import jsonable
 from workbench.core.pickles import guard as pickle_guard
 from workbench.core.pickles.constructors import torch_storage
@@ -359,3 +363,35 @@ def test_jsonable_bounds_cycles_depth_nodes_and_odd_values() -> None:
 def test_what_is_torchs_own_is_not_called_foreign() -> None:
     assert not_run({"torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING"}) == not_run(()) == ""
     assert not_run({"torch.Size", "os.system"}) == "; it names the foreign globals ['os.system'], which were not run"
+
+
+def test_no_collection_happens_in_one_thread_because_another_has_finished() -> None:
+    """The time of a collection, seconds in a large process, would count against the limit of a small pickle."""
+    entered, left = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with uncollected():
+            entered.set()
+            left.wait(20)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert entered.wait(20)
+    with uncollected():
+        left.set()
+        thread.join(20)
+        assert not thread.is_alive() and not gc.isenabled()
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12, where threads run
+def test_a_forked_process_collects_though_a_thread_of_its_parent_does_not() -> None:
+    context = multiprocessing.get_context("fork")
+    with uncollected():
+        child = context.Process(target=lambda: sys.exit(not gc.isenabled()))
+        child.start()
+        child.join(20)
+    assert child.exitcode == 0

@@ -16,12 +16,12 @@ opcode of the stream. `core.jsonable` turns the result into bounded JSON.
 
 from __future__ import annotations
 
-import gc
 import pickle
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from workbench.core.garbage import uncollected
 from workbench.core.pickles import guard
 from workbench.core.pickles.budget import ACTIVE, Allowance
 from workbench.core.pickles.constructors import OPAQUE, RECORDS, TABLE
@@ -90,11 +90,10 @@ def loads_with_globals(
     budget = Allowance(what, offset, walked.stop - offset, walked.memory, time.thread_time() - start)
     reader = _Reader(memoryview(data), offset, walked.frames, budget)
     unpickler = _Unpickler(reader, what, allow or {}, strict, persistent_load)
-    collecting = gc.isenabled()
-    gc.disable()  # millions of young objects and no garbage: collections would take two thirds of the time
     before = ACTIVE.set(budget)
     try:
-        value = unpickler.load()
+        with uncollected():  # collections would take two thirds of the time
+            value = unpickler.load()
     except WorkbenchError:
         raise
     except Exception as error:  # any error that hostile bytes provoke in the C unpickler or a stand-in ends here
@@ -105,8 +104,6 @@ def loads_with_globals(
         ) from None
     finally:
         ACTIVE.reset(before)
-        if collecting:
-            gc.enable()
     return Unpickled(value, unpickler.foreign, reader.pos)
 
 
