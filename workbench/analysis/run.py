@@ -28,7 +28,7 @@ from workbench.core.place import Place
 from workbench.core.scan import Progress
 from workbench.core.shown import Shown, above
 from workbench.errors import NotACheckpointError, UsageError
-from workbench.names.metrics import MEANINGS
+from workbench.names.metrics import MEANINGS, takes_time
 from workbench.runs import Found, discover, grouped
 from workbench.runs.logs import ABOVE, FoundLogs, GrownLogs, find_logs, read_logs
 from workbench.runs.logs.joined import JoinedLog, Resume, join, waited
@@ -58,6 +58,7 @@ NEAR = 50  #: steps after a resume within which a jump is mentioned together wit
 USUAL = 0.2  #: share of the saves; what follows more of them than this is not a sign of a restart
 TIMED, LATE, SPREADS = 4, 180.0, 8  #: saves whose times are compared; seconds and spreads that a wait has to exceed
 AGAIN, FALLEN = 4, 0.5  #: logged learning rates that have to be those of the start; the first, of the one before
+SLOW_ROWS, SLOW_TIMES, SLOW_SHARE = 24, 2.5, 0.4  #: rows; times the median, and the first step, of a slow step
 BEGINS = 5  #: rows between two saves; with fewer, a log may begin right after a save by chance
 _GOES_ON = re.compile(r"resum|continu|restor|restart", re.IGNORECASE)
 SHARED = 0.5  #: of the steps of a second log that have to be logged in the first one, if it is of the same run
@@ -248,6 +249,8 @@ class Run(Shown):
         self.path = path
         self.found = tuple(found)
         self._said = read.said
+        steps = {one.path: one.step for one in found}
+        self._other_arguments = [step for path in read.restarted if (step := steps[path]) is not None]
         self._joined = sorted((join(log) for log in read.logs), key=self._rank)
         self.notes: list[str] = list(read.notes)
         self.log_notes = tuple(read.notes)
@@ -637,16 +640,24 @@ class Run(Shown):
             yield Resume(first, None, 0, None, False, "the log begins right after a checkpoint")
 
     def _after_saves(self, steps: Any, known: Sequence[int]) -> Iterator[Resume]:
-        """Yield resumes that only show after a save: a long time without output, or a learning rate that starts over.
+        """Yield resumes that only show after a save: a long time without output, one step as slow as the first, a
+        learning rate that starts over, or other arguments of the trainer.
 
-        If that happens after many saves, it is how this trainer works, and nothing is yielded.
+        What happens after many saves is how this trainer works, and not a sign.
         """
         zero = 1 if self._zero_based else 0
         saves = {one.step: one for one in self.saves() if one.step is not None}
-        found = dict.fromkeys(self._rate_again(saves, zero), "the learning rate begins again as at the first step")
-        found |= {step: f"nothing was written for {waited(s)}" for step, s in self._waits(saves, zero).items()}
-        if len(found) > max(1, USUAL * len(saves)):
-            return
+        rate, slow = self._rate_again(saves, zero), self._slow_starts(saves, zero)
+        signs = (
+            dict.fromkeys(rate, "the learning rate begins again as at the first step"),
+            {step: f"a step takes {times:.0f} times as long as usual, as the first one did" for step, times in slow},
+            {step: f"nothing was written for {waited(seconds)}" for step, seconds in self._waits(saves, zero).items()},
+            dict.fromkeys(self._other_arguments, "'training_args.bin' of the checkpoints differs"),
+        )
+        found: dict[int, str] = {}
+        for sign in signs:
+            if len(sign) <= max(1, USUAL * len(saves)):
+                found |= sign
         after = sorted(saves)
         for step in sorted(found):
             at = int(np.searchsorted(steps, step + 1 - zero))
@@ -672,6 +683,28 @@ class Run(Shown):
         spread = 1.4826 * float(np.median(np.abs(more - np.median(more))))
         long = more > np.maximum(usual, max(LATE, SPREADS * spread))
         return {int(steps[at]): float(apart[at]) for at in np.flatnonzero(long)}
+
+    def _slow_starts(self, saves: Mapping[int, Found], zero: int) -> list[tuple[int, float]]:
+        """Return the saves after which one step is slow, as only the first one was: what was compiled and allocated
+        there is again; and how many times as long as usual it takes.
+        """
+        if self._joined[0].log.by_metric:
+            return []
+        for name, (steps, values) in self._curves().items():
+            inverse = name == "throughput"
+            named = inverse or takes_time(name) or (name == "time" and self._joined[0].log.kind == "nanogpt")
+            if not named or len(steps) < SLOW_ROWS or steps[0] > self._joined[0].interval:
+                continue
+            with np.errstate(divide="ignore", invalid="ignore"):
+                times = 1 / values if inverse else values
+                times = times / np.nanmedian(times)
+            slow = times > max(SLOW_TIMES, SLOW_SHARE * times[0])
+            if not slow[0]:
+                continue
+            slow[1:] &= ~slow[:-1]  # of several slow steps in a row, the first
+            at = {int(np.searchsorted(steps, step + 1 - zero)): step for step in saves}
+            return [(at[n], float(times[n])) for n in np.flatnonzero(slow).tolist() if n in at]
+        return []
 
     def _rate_again(self, saves: Mapping[int, Found], zero: int) -> list[int]:
         """Return the saves after which the learning rate falls and repeats its course from the first step."""

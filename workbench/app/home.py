@@ -63,11 +63,13 @@ SHEET = """
 .runs p { margin: 6px 0 0; font-size: 13.5px; line-height: 1.4; }
 .strip { letter-spacing: 2px; font-size: 13px; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
 .strip .finding { color: #D55E00; } .strip .sound { color: #0072B2; }
+.welcome { max-width: 80ch; font-size: 14px; }
 """
 WELCOME = """
-<p>This page shows what is stored under <span class="name">{root}</span>: runs with their curves and steps as cards,
-and every checkpoint in the list on the left; in a narrow window, the button at the top left shows the list.</p>
-<p class="muted">Opening reads only metadata, whatever the size. Nothing stored in a checkpoint is executed, and
+<p class="welcome">This page shows what is stored under <span class="name">{root}</span>: runs with their curves and
+steps as cards, and every checkpoint in the list on the left; in a narrow window, the button at the top left shows the
+list.</p>
+<p class="welcome muted">Opening reads only metadata, whatever the size. Nothing stored in a checkpoint is executed, and
 nothing is written.</p>
 """
 LEGEND = '<p class="muted">● checked, nothing found · ▲ finding · ○ incomplete · ◌ not checked yet</p>'

@@ -90,6 +90,12 @@ h1 { font-size: 21px; font-weight: 600; margin: 4px 0 2px; overflow-wrap: anywhe
 .chips a.on { background: #0072B2; border-color: #0072B2; color: #fff; }
 .chips span { font-size: 13px; opacity: .8; margin-right: 8px; }
 """
+#: The metrics and the runs to compare with in one line, or one below the other.
+CHOICE = """
+:host { display: flex !important; flex-flow: row wrap; align-items: center; gap: 4px 24px; }
+:host > :not(style) { flex: 0 1 360px; width: auto !important; }
+:host > :last-child { flex: 1 1 320px; }
+"""
 
 
 @dataclass(frozen=True)
@@ -152,9 +158,9 @@ class RunPage(pn.viewable.Viewer):
         self._measure_it = pn.Column(sizing_mode="stretch_width")
         self._over = pn.Column(sizing_mode="stretch_width")
         self._steps = pn.Column(sizing_mode="stretch_width")
-        self._metrics = pmui.MultiChoice(label="Metrics", options=[], value=[], max_width=420, **WIDE)
+        self._metrics = pmui.MultiChoice(label="Metrics", options=[], value=[], size="small", **WIDE)
         self._metrics.param.watch(self._chosen, "value")
-        self._choice = style.two_columns(self._metrics, self._chips, least=400)
+        self._choice = pn.Column(self._metrics, self._chips, stylesheets=[CHOICE], sizing_mode="stretch_width")
         self._title = style.pane("<h2>Layers over the steps</h2>", margin=SECTION)
         self._asked: tuple[int | None, CheckpointPair | None] | None = None
         self._measures = pmui.RadioButtonGroup(

@@ -7,10 +7,10 @@
     ghost                61 … 72                     the abandoned branch is kept
 
 A resume is where the step of one series, in written order, does not rise: ``step[i] <= step[i - 1]``; where a
-restart line, a new file or a start event marks one; or where a counter falls that only rises while a program runs:
-its time, the epoch, the consumed samples. A wall clock that goes back is not a resume, and neither is a pause. A step
-that is logged twice with the same value is one point, and a file in which many steps are repeated without a restart
-was written by several ranks.
+restart line, a new file, a start event, another process, or the program's first lines, printed again, mark one; or
+where a counter falls that only rises while a program runs: its time, the epoch, the consumed samples. A wall clock that
+goes back is not a resume, and neither is a pause. A step that is logged twice with the same value is one point, and a
+file in which many steps are repeated without a restart was written by several ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from workbench.names.metrics import MEANINGS, counter, pick_metric
-from workbench.runs.logs.record import LoggedColumn, MetricLog, StartMark
+from workbench.runs.logs.record import PROCESS, LoggedColumn, MetricLog, StartMark
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -153,11 +153,11 @@ def _starts(log: MetricLog, series: LoggedColumn) -> list[StartMark]:
     rows = np.frombuffer(series.rows, np.int64)
     falls = rows[np.flatnonzero(np.diff(np.frombuffer(series.steps, np.int64)) <= 0) + 1]
     known = np.unique(np.concatenate([falls, np.array([mark.row for mark in log.starts], np.int64)]))
-    found = list(log.starts)
+    found = _not_periodic(log.starts, len(rows)) + _other_processes(log, rows)
     epochs = next((column for name, column in log.columns.items() if counter(name) == "epoch"), None)
     kinds = [(name, counter(name), column) for name, column in log.columns.items()]
     for name, what, column in [*kinds, *((name, "elapsed", column) for name, column in log.counters.items())]:
-        if what is None:
+        if what is None or name == PROCESS:
             continue
         here = np.isin(np.frombuffer(column.rows, np.int64), rows)
         at, values = np.frombuffer(column.rows, np.int64)[here], np.frombuffer(column.values, np.float64)[here]
@@ -169,6 +169,29 @@ def _starts(log: MetricLog, series: LoggedColumn) -> list[StartMark]:
             text = f"{words} falls from {values[fall - 1]:,.6g} to {values[fall]:,.6g}"
             found.append(StartMark(int(near[0] if len(near) else at[fall]), "counter", text=text))
     return sorted(found, key=lambda mark: mark.row)
+
+
+def _not_periodic(marks: Sequence[StartMark], rows: int) -> list[StartMark]:
+    """Return marks without those that the program's first lines gave, if it prints them again and again."""
+    again = np.array([mark.row for mark in marks if mark.why == "opening"], np.int64)
+    apart = np.diff(again)
+    often = len(again) > max(FEW, COUNTER_FALLS * rows)
+    if often or (len(again) > FEW and apart.max() - apart.min() <= 0.02 * apart.max()):
+        return [mark for mark in marks if mark.why != "opening"]
+    return list(marks)
+
+
+def _other_processes(log: MetricLog, rows: Ints) -> list[StartMark]:
+    """Return the rows from which another process writes, unless several write in turn."""
+    column = log.counters.get(PROCESS)
+    if column is None or len(column.rows) < COUNTED * len(rows):
+        return []
+    numbers, at = np.frombuffer(column.values, np.float64), np.frombuffer(column.rows, np.int64)
+    changes = np.flatnonzero(np.diff(numbers)) + 1
+    if len(changes) >= 2 * len(np.unique(numbers)):
+        return []
+    texts = (f"process {numbers[n]:.0f} continues after process {numbers[n - 1]:.0f}" for n in changes)
+    return [StartMark(int(at[n]), "new process", text=text) for n, text in zip(changes, texts, strict=True)]
 
 
 def _falls(what: str, rows: Ints, values: Floats, epochs: LoggedColumn | None) -> Ints:
