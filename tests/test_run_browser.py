@@ -20,7 +20,7 @@ from playwright.sync_api import expect
 
 import workbench as wb
 from tests.conftest import WAIT
-from tests.pages import at_rest, frame, link, tap
+from tests.pages import at_rest, box_of, frame, link, tap
 from tests.serving import SHORT_LIVED, THREAD, serving
 from tests.test_run import log, save
 
@@ -137,7 +137,7 @@ def test_a_layer_over_the_run_is_two_clicks_away(quiet, served):
     page.get_by_text("Norm of the weights.").wait_for()
     figure = at_rest(page, page.locator(".bk-Figure").last)
     figure.scroll_into_view_if_needed()
-    box = at_rest(page, figure).bounding_box()
+    box = box_of(page, figure)
     page.mouse.click(box["x"] + box["width"] * 0.7, box["y"] + box["height"] * 0.38)
     expect(page.locator("h3", has_text="weight norm over the steps")).to_be_visible()
 
@@ -170,10 +170,7 @@ def test_on_a_phone_the_table_of_checkpoints_shows_their_health(quiet, served):
     page = quiet
     page.set_viewport_size({"width": 400, "height": 800})
     open_run(page, served, run="spike")
-    bad = page.locator('.tabulator-cell[tabulator-field="health"]', has_text="▲")
-    expect(bad).to_be_visible()
-    while (box := bad.bounding_box()) is None:  # the table was drawn anew in between
-        expect(bad).to_be_visible()
+    box = box_of(page, page.locator('.tabulator-cell[tabulator-field="health"]', has_text="▲"))
     assert box["x"] >= 0 and box["x"] + box["width"] <= 400
 
 
@@ -222,10 +219,9 @@ def test_layers_turn_to_the_update_and_a_cell_leads_to_its_tensor(quiet, served)
     page.get_by_text("Change of the weights since the step before").wait_for()
     figure = page.locator(".bk-Figure").last
     figure.scroll_into_view_if_needed()
-    box = figure.bounding_box()
     tensor = page.get_by_text(re.compile("^Open .* at step 245$"))
     for _ in range(8):  # the picture may still move while tables above it are drawn
-        box = figure.bounding_box()
+        box = box_of(page, figure)
         page.mouse.click(box["x"] + box["width"] * 0.7, box["y"] + box["height"] * 0.38)
         page.wait_for_timeout(700)
         if tensor.is_visible():

@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,7 +59,10 @@ NEAR = 50  #: steps after a resume within which a jump is mentioned together wit
 USUAL = 0.2  #: share of the saves; what follows more of them than this is not a sign of a restart
 TIMED, LATE, SPREADS = 4, 180.0, 8  #: saves whose times are compared; seconds and spreads that a wait has to exceed
 AGAIN, FALLEN = 4, 0.5  #: logged learning rates that have to be those of the start; the first, of the one before
-SLOW_ROWS, SLOW_TIMES, SLOW_SHARE = 24, 2.5, 0.4  #: rows; times the median, and the first step, of a slow step
+SLOW_ROWS, SLOW_TIMES = 24, 2.5  #: rows; times the median of a slow step
+SAVED_IN = 1.3  #: times the median of the steps after saves, from which the time includes that of saving
+SLOW_LIKE = 0.6, 2.5  #: least and most of it, as a share of the first step
+SLOW_SAVE = 120.0  #: seconds that a save may take, by the times in the log
 BEGINS = 5  #: rows between two saves; with fewer, a log may begin right after a save by chance
 _GOES_ON = re.compile(r"resum|continu|restor|restart", re.IGNORECASE)
 SHARED = 0.5  #: of the steps of a second log that have to be logged in the first one, if it is of the same run
@@ -647,32 +651,43 @@ class Run(Shown):
         """
         zero = 1 if self._zero_based else 0
         saves = {one.step: one for one in self.saves() if one.step is not None}
-        rate, slow = self._rate_again(saves, zero), self._slow_starts(saves, zero)
+        steps_saved = sorted({*saves, *deleted_saves(sorted(saves), BEGINS * self._joined[0].interval)})
+        slow, waits = self._slow_starts(steps_saved, zero), self._waits(saves, steps_saved, zero)
         signs = (
-            dict.fromkeys(rate, "the learning rate begins again as at the first step"),
+            dict.fromkeys(self._rate_again(steps_saved, zero), "the learning rate begins again as at the first step"),
             {step: f"a step takes {times:.0f} times as long as usual, as the first one did" for step, times in slow},
-            {step: f"nothing was written for {waited(seconds)}" for step, seconds in self._waits(saves, zero).items()},
+            {step: f"nothing was written for {waited(seconds)}" for step, seconds in waits.items()},
             dict.fromkeys(self._other_arguments, "'training_args.bin' of the checkpoints differs"),
+            dict.fromkeys(self._twice(steps_saved, zero), "a step is logged again, with the same loss"),
         )
         found: dict[int, str] = {}
         for sign in signs:
-            if len(sign) <= max(1, USUAL * len(saves)):
-                found |= sign
-        after = sorted(saves)
+            fresh = {}
+            for step, words in sign.items():
+                until = next((one for one in steps_saved if one > step), math.inf)
+                if not any(step < one + zero <= until for one in known):
+                    fresh[step] = words
+            if len(fresh) <= max(1, USUAL * len(steps_saved)):
+                found |= fresh
         for step in sorted(found):
             at = int(np.searchsorted(steps, step + 1 - zero))
-            until = next((one for one in after if one > step), math.inf)
-            if 0 < at < len(steps) and not any(step < one + zero <= until for one in known):
-                why = f"after {saves[step].path!r}, {found[step]}"
-                yield Resume(int(steps[at]), int(steps[at - 1]), 0, step, False, why)
+            if 0 < at < len(steps):
+                after = repr(saves[step].path) if step in saves else f"the save of step {step:,}"
+                yield Resume(int(steps[at]), int(steps[at - 1]), 0, step, False, f"after {after}, {found[step]}")
 
-    def _waits(self, saves: Mapping[int, Found], zero: int) -> dict[int, float]:
+    def _twice(self, saves: Sequence[int], zero: int) -> list[int]:
+        """Return the saves after which the first row is there twice: logged before the trainer ended, and again."""
+        first = self._joined[0]
+        twice, steps = set(first.twice), first.loss.steps if first.loss is not None else np.zeros(0, np.int64)
+        at = {save: int(np.searchsorted(steps, save + 1 - zero)) for save in saves}
+        return [save for save, n in at.items() if 0 < n < len(steps) - 1 and int(steps[n]) in twice]
+
+    def _waits(self, saves: Mapping[int, Found], every: Sequence[int], zero: int) -> dict[int, float]:
         """Return the saves that a long time without output follows, with its seconds, by the times of log or files."""
         pauses = self._joined[0].pauses
         if pauses is not None:
-            return {
-                step: seconds for before, after, seconds in pauses for step in saves if before <= step - zero < after
-            }
+            slow = [one for one in pauses if one[2] > SLOW_SAVE]
+            return {step: seconds for before, after, seconds in slow for step in every if before <= step - zero < after}
         steps, times = np.array(list(saves), float), np.array([one.mtime for one in saves.values()])
         if self._joined[0].log.kind not in FILES or len(steps) < TIMED:  # what prints its rows prints when it starts
             return {}
@@ -684,7 +699,7 @@ class Run(Shown):
         long = more > np.maximum(usual, max(LATE, SPREADS * spread))
         return {int(steps[at]): float(apart[at]) for at in np.flatnonzero(long)}
 
-    def _slow_starts(self, saves: Mapping[int, Found], zero: int) -> list[tuple[int, float]]:
+    def _slow_starts(self, saves: Sequence[int], zero: int) -> list[tuple[int, float]]:
         """Return the saves after which one step is slow, as only the first one was: what was compiled and allocated
         there is again; and how many times as long as usual it takes.
         """
@@ -698,15 +713,18 @@ class Run(Shown):
             with np.errstate(divide="ignore", invalid="ignore"):
                 times = 1 / values if inverse else values
                 times = times / np.nanmedian(times)
-            slow = times > max(SLOW_TIMES, SLOW_SHARE * times[0])
+            least, most = (share * times[0] for share in SLOW_LIKE)
+            slow = (times > max(SLOW_TIMES, least)) & (times < most)
             if not slow[0]:
                 continue
             slow[1:] &= ~slow[:-1]  # of several slow steps in a row, the first
-            at = {int(np.searchsorted(steps, step + 1 - zero)): step for step in saves}
+            at = {n: step for step in saves if (n := int(np.searchsorted(steps, step + 1 - zero))) < len(steps)}
+            if at and np.median(times[list(at)]) > SAVED_IN:
+                continue  # the time includes that of saving, which varies
             return [(at[n], float(times[n])) for n in np.flatnonzero(slow).tolist() if n in at]
         return []
 
-    def _rate_again(self, saves: Mapping[int, Found], zero: int) -> list[int]:
+    def _rate_again(self, saves: Sequence[int], zero: int) -> list[int]:
         """Return the saves after which the learning rate falls and repeats its course from the first step."""
         curve = self._curves().get("lr")
         if curve is None or len(curve[0]) < 2 * AGAIN or curve[0][0] > self._joined[0].interval:
@@ -763,6 +781,18 @@ class Run(Shown):
             assert after is not None
             return f"no complete checkpoint from before step {step:,} exists: keep the one that the run resumes from"
         return f"no complete checkpoint from step {step:,} or later exists: save one soon after a resume"
+
+
+def deleted_saves(kept: Sequence[int], least: int) -> list[int]:
+    """Return the steps of saves that a trainer has deleted, if those that it kept are ``least`` steps apart or more, at
+    multiples of one number but for the last.
+
+    >>> deleted_saves([120, 160, 185], 5)
+    [40, 80]
+    """
+    apart = {two - one for one, two in pairwise(kept[:-1])}
+    every = apart.pop() if len(apart) == 1 else 0
+    return list(range(every, kept[0], every)) if every >= max(least, 1) and kept[0] % every == 0 else []
 
 
 def is_echo_save(found: Found) -> bool:

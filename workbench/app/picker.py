@@ -17,7 +17,8 @@ from workbench.app.words import count, html
 
 SHEET = """
 :host { display: block; }
-nav { max-height: calc(100vh - 250px); min-height: 160px; overflow-y: auto; overflow-x: hidden; }
+nav { max-height: calc(100vh - 250px); min-height: 160px; overflow: hidden auto; scrollbar-width: thin;
+  border-bottom: 1px solid rgba(128, 128, 128, .35); }
 .ckpt { display: block; color: inherit; text-decoration: none; padding: 6px 8px; line-height: 1.3; font-size: 13px;
   overflow-wrap: anywhere; border-radius: 4px; content-visibility: auto; contain-intrinsic-height: auto 48px; }
 .ckpt b { font-weight: 600; } .ckpt small { display: block; opacity: .85; } .ckpt .bad { font-style: italic; }

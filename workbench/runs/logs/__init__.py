@@ -21,6 +21,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -295,15 +296,12 @@ def _other_arguments(place: Place, paths: Sequence[str]) -> list[str]:
 
     def digest(at: int) -> bytes | None:
         if at not in digests:
-            try:
+            digests[at] = None
+            with suppress(WorkbenchError):
                 inner = place.sub(paths[at])
                 info = None if inner.file is not None else inner.files.get(ARGUMENTS)
-                read = info is not None and info.size <= ARGUMENTS_SIZE
-                digests[at] = (
-                    hashlib.blake2b(inner.source(ARGUMENTS).read_bytes(0, info.size)).digest() if read else None
-                )
-            except WorkbenchError:
-                digests[at] = None
+                if info is not None and info.size <= ARGUMENTS_SIZE:
+                    digests[at] = hashlib.blake2b(inner.source(ARGUMENTS).read_bytes(0, info.size)).digest()
         return digests[at]
 
     digests: dict[int, bytes | None] = {}

@@ -33,7 +33,7 @@ FALLS = 0.10  #: share of points with a falling step from which the file is not 
 FEW = 3  #: number of repeats that is not yet evidence for several ranks
 COUNTED = 0.5  #: share of rows that a counter has to be in
 COUNTER_FALLS = 0.02  #: share of rows at which a counter may fall
-RISES = 0.5  #: share of the other rows at which it has to rise
+RISES, TICKS = 0.5, 0.02  #: share of the other rows at which it has to rise; if it is a timer, of whole seconds
 PAUSE, PAUSES = 60.0, 20  #: seconds, and multiples of the median distance of rows, from which a pause is mentioned
 
 
@@ -93,6 +93,7 @@ class JoinedLog:
         pauses: of more than :data:`PAUSE` seconds and :data:`PAUSES` times the median: the step before, the step after,
             seconds; ``None`` if the log has no absolute times. A pause alone is not a resume.
         points: rows of the main series with those of abandoned branches.
+        twice: steps that are logged again at once, with the same value.
     """
 
     log: MetricLog
@@ -102,6 +103,7 @@ class JoinedLog:
     interval: int = 1
     pauses: list[tuple[int, int, float]] | None = None
     points: int = 0
+    twice: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -145,6 +147,8 @@ def join(log: MetricLog) -> JoinedLog:
             out.interval = _interval(out.curves[name].steps)
             out.resumes = _resumes(steps[kept], values[kept], rows[kept], starts, marks, log)
             out.pauses = _pauses(steps[kept], rows[kept], log)
+            if len(steps) - len(kept) <= FEW:
+                out.twice = np.delete(steps, kept).tolist()
     return out
 
 
@@ -155,15 +159,16 @@ def _starts(log: MetricLog, series: LoggedColumn) -> list[StartMark]:
     known = np.unique(np.concatenate([falls, np.array([mark.row for mark in log.starts], np.int64)]))
     found = _not_periodic(log.starts, len(rows)) + _other_processes(log, rows)
     epochs = next((column for name, column in log.columns.items() if counter(name) == "epoch"), None)
-    kinds = [(name, counter(name), column) for name, column in log.columns.items()]
-    for name, what, column in [*kinds, *((name, "elapsed", column) for name, column in log.counters.items())]:
-        if what is None or name == PROCESS:
+    kinds = [(name, counter(name), column, RISES) for name, column in log.columns.items()]
+    timers = [(name, "elapsed", column, TICKS) for name, column in log.counters.items() if name != PROCESS]
+    for name, what, column, rises in [*kinds, *timers]:
+        if what is None:
             continue
         here = np.isin(np.frombuffer(column.rows, np.int64), rows)
         at, values = np.frombuffer(column.rows, np.int64)[here], np.frombuffer(column.values, np.float64)[here]
         if len(at) < COUNTED * len(rows):
             continue
-        for fall in _falls(what, at, values, epochs):
+        for fall in _falls(what, at, values, epochs, rises):
             near = known[(known > at[fall - 1]) & (known <= at[fall])]
             words = f"{name!r}" if name in log.columns else name
             text = f"{words} falls from {values[fall - 1]:,.6g} to {values[fall]:,.6g}"
@@ -194,7 +199,7 @@ def _other_processes(log: MetricLog, rows: Ints) -> list[StartMark]:
     return [StartMark(int(at[n]), "new process", text=text) for n, text in zip(changes, texts, strict=True)]
 
 
-def _falls(what: str, rows: Ints, values: Floats, epochs: LoggedColumn | None) -> Ints:
+def _falls(what: str, rows: Ints, values: Floats, epochs: LoggedColumn | None, rises: float) -> Ints:
     """Return the positions at which a counter restarts; empty unless it counts over the whole run."""
     change = np.diff(values)
     falls = np.flatnonzero(change < 0) + 1
@@ -202,7 +207,7 @@ def _falls(what: str, rows: Ints, values: Floats, epochs: LoggedColumn | None) -
     none = falls[:0]
     if not len(falls) or len(falls) > max(min(FEW, len(values) // 8), COUNTER_FALLS * len(values)):
         return none
-    if what != "epoch" and (change > 0).sum() < RISES * others:
+    if what != "epoch" and (change > 0).sum() < rises * others:
         return none  # the tokens of a batch, the time of a step
     if what == "epoch":  # the finished share of an epoch falls from 1 to 0
         return falls[~((values[falls - 1] > 0.9) & (values[falls - 1] <= 1) & (values[falls] < 0.1))]
