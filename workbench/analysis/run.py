@@ -57,7 +57,7 @@ SPIKES = (
 NO_LOG = "no log was found beside or above the checkpoints"
 NEAR = 50  #: steps after a resume within which a jump is mentioned together with it
 USUAL = 0.2  #: share of the saves; what follows more of them than this is not a sign of a restart
-TIMED, LATE, SPREADS = 4, 180.0, 8  #: saves whose times are compared; seconds and spreads that a wait has to exceed
+TIMED, LATE, SPREADS = 4, 3600.0, 8  #: saves whose times are compared; seconds and spreads that a wait has to exceed
 AGAIN, FALLEN = 4, 0.5  #: logged learning rates that have to be those of the start; the first, of the one before
 SLOW_ROWS, SLOW_TIMES = 24, 2.5  #: rows; times the median of a slow step
 SAVED_IN = 1.3  #: times the median of the steps after saves, from which the time includes that of saving
@@ -784,8 +784,8 @@ class Run(Shown):
 
 
 def deleted_saves(kept: Sequence[int], least: int) -> list[int]:
-    """Return the steps of saves that a trainer has deleted, if those that it kept are ``least`` steps apart or more, at
-    multiples of one number but for the last.
+    """Return the steps of saves that a trainer has deleted, if those that it kept are at multiples of one number, which
+    is ``least`` or more. The last save may be anywhere.
 
     >>> deleted_saves([120, 160, 185], 5)
     [40, 80]

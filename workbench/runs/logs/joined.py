@@ -139,13 +139,14 @@ def join(log: MetricLog) -> JoinedLog:
             steps, _ = _whole_run(steps, column, log)
         rows = np.frombuffer(column.rows, np.int64)
         values = np.frombuffer(column.values, np.float64)
-        kept, starts, note = _attempts(steps, values, rows, marks)
+        seen = sorted([*marks, *_again_after_a_pause(steps, rows, log)], key=lambda mark: mark.row)
+        kept, starts, note = _attempts(steps, values, rows, seen)
         if note and name == series:
             out.notes.append(note)
         out.curves[name] = _surviving(name, steps[kept], values[kept], starts)
         if name == series:
             out.interval = _interval(out.curves[name].steps)
-            out.resumes = _resumes(steps[kept], values[kept], rows[kept], starts, marks, log)
+            out.resumes = _resumes(steps[kept], values[kept], rows[kept], starts, seen, log)
             out.pauses = _pauses(steps[kept], rows[kept], log)
             if len(steps) - len(kept) <= FEW:
                 out.twice = np.delete(steps, kept).tolist()
@@ -174,6 +175,16 @@ def _starts(log: MetricLog, series: LoggedColumn) -> list[StartMark]:
             text = f"{words} falls from {values[fall - 1]:,.6g} to {values[fall]:,.6g}"
             found.append(StartMark(int(near[0] if len(near) else at[fall]), "counter", text=text))
     return sorted(found, key=lambda mark: mark.row)
+
+
+def _again_after_a_pause(steps: Ints, rows: Ints, log: MetricLog) -> list[StartMark]:
+    """Return the rows that repeat a step after a long time without a row: nothing else writes one step twice."""
+    if not len(rows) or rows[-1] >= len(log.times):
+        return []
+    apart = np.diff(np.frombuffer(log.times, np.float64)[rows])
+    usual = float(np.median(apart)) if len(apart) else 0.0
+    again = np.flatnonzero((np.diff(steps) == 0) & (apart > max(PAUSE, PAUSES * usual))) + 1
+    return [StartMark(int(rows[at]), "pause", text="a step is logged again") for at in again]
 
 
 def _not_periodic(marks: Sequence[StartMark], rows: int) -> list[StartMark]:

@@ -43,8 +43,8 @@ class StartMark:
 
     Attributes:
         row: number of the first row after it.
-        why: ``new file``, ``restart line``, ``start event``, ``counter``, ``opening`` (the program's first lines are
-            printed again), or a sentence.
+        why: ``new file``, ``restart line``, ``start event``, ``counter``, ``new process``, ``pause`` (before a
+            row that is there again), ``opening`` (the program's first lines are printed again), or a sentence.
         loaded: step of the checkpoint that was loaded according to the log; ``None`` if it does not state it.
         first: step of the first row after it, if the log says so.
         fresh: whether the log says that nothing was loaded.
