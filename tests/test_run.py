@@ -406,6 +406,24 @@ def test_a_row_that_is_there_twice_right_after_a_save_is_a_resume(tmp_path):
     assert found(41) == [41] and found(45) == []
 
 
+def test_a_wait_is_no_sign_in_a_log_that_would_show_a_restart(tmp_path):
+    row = "[2026-03-01 {:02}:{:02}:{:02},000] [    INFO] - loss: {}, learning_rate: 1e-3, global_step: {}\n"
+
+    def found(name: str, opening: str) -> list[int]:
+        root, text, time = tmp_path / name, opening, 0
+        root.mkdir()
+        for step in range(1, 81):
+            time += 1 + 3600 * (step == 41)
+            text += row.format(time // 3600, time // 60 % 60, time % 60, 3 - step / 1000, step)
+            text += f"Saving model checkpoint to out/checkpoint-{step}\n" if step % 20 == 0 else ""
+        (root / "train.log").write_text(text)
+        save(root, 80)  # the others were deleted
+        return wb.run(root).resumes["step"].tolist()
+
+    assert found("silent", "") == [41]
+    assert found("talks", "using world size: 8\nseed ..... 1\n") == []
+
+
 def test_other_arguments_of_the_trainer_are_a_resume(tmp_path):
     log(tmp_path / "log.csv", {s: 3 - s / 1000 for s in range(1, 121)})
     for step in range(10, 121, 10):

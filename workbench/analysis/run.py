@@ -67,6 +67,7 @@ BEGINS = 5  #: rows between two saves; with fewer, a log may begin right after a
 _GOES_ON = re.compile(r"resum|continu|restor|restart", re.IGNORECASE)
 SHARED = 0.5  #: of the steps of a second log that have to be logged in the first one, if it is of the same run
 ALIKE = 0.05  #: median relative difference of the losses of two logs of one run: digits, and means of several steps
+NEW_FILES = ("tensorboard", "wandb", "lightning_csv")  #: kinds of logs that each start begins a file of
 FILES = (
     "tensorboard",
     "wandb",
@@ -649,9 +650,12 @@ class Run(Shown):
 
         What happens after many saves is how this trainer works, and not a sign.
         """
-        zero = 1 if self._zero_based else 0
+        log, zero = self._joined[0].log, 1 if self._zero_based else 0
+        if log.opened or log.counters or log.kind in NEW_FILES:
+            return  # a restart would show in the log itself
         saves = {one.step: one for one in self.saves() if one.step is not None}
-        steps_saved = sorted({*saves, *deleted_saves(sorted(saves), BEGINS * self._joined[0].interval)})
+        deleted = deleted_saves(sorted(saves), BEGINS * self._joined[0].interval)
+        steps_saved = sorted({*saves, *deleted, *log.saved})
         slow, waits = self._slow_starts(steps_saved, zero), self._waits(saves, steps_saved, zero)
         signs = (
             dict.fromkeys(self._rate_again(steps_saved, zero), "the learning rate begins again as at the first step"),

@@ -50,6 +50,11 @@ class OpeningLines:
         elif len(self._opening) < LINES and any(map(str.isalpha, plain)) and not _REPEATED.search(plain):
             self._opening.add(plain)
 
+    @property
+    def known(self) -> bool:
+        """Whether the lines are such that a start of the program prints them."""
+        return len(self._opening) > 1 or any(map(_SET_UP.search, self._opening))
+
     def row(self) -> str:
         """Take a row; return a sentence if the program was started again before it, or else nothing."""
         self._rows += 1

@@ -315,6 +315,10 @@ _PROCESS = re.compile(
 )
 _ISO = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?")
 _ABSL = re.compile(r"\s*[IWEF](\d\d)(\d\d) (\d\d:\d\d:\d\d)")
+_SAVED = re.compile(
+    r"\bsav(?:ed|ing)\b.*?\bcheckpoint(?:-|\b.*?\b(?:global[ _]?step|step|iteration|iter)[ :=#_-]{1,8})(\d{1,18})\b",
+    re.I,
+)
 PREFIX = 80  #: characters of a line in which its time is
 COUNTED = "hf_trainer, by the row"
 BARRED = 0.8  #: share of the Trainer's rows that must be followed by a bar, if the bars show the steps
@@ -338,6 +342,7 @@ class PrintedLogs:
         self.spans: dict[tuple[str, int], tuple[int, int]] = {}  # first and last row of each log, in written order
         self.processes: set[int] = set()  # writers that are named by their process, not by their rank
         self.written = 0
+        self.saved: list[int] = []  # steps of checkpoints, as lines say
 
     def feed(self, line: str) -> None:
         """Take one line."""
@@ -360,6 +365,9 @@ class PrintedLogs:
                         return  # these three log both in one line, under their own names
                     self._row(program, who, row, zero, line)
                     return
+        if (found := _SAVED.search(line)) is not None:
+            self.saved.append(int(found[1]))
+            return
         self.opening.line(whole)
         self._start(line)
 
@@ -516,6 +524,9 @@ class PrintedLogs:
             said = MetricLog(self.path, "text", files=[self.path])
             said.starts = list(self.marks)
             return [said]
+        for log in lowest.values():
+            announced = bool(log.starts) and log.starts[0].row == 0
+            log.saved, log.opened = list(self.saved), announced or self.opening.known
         return list(lowest.values())
 
 

@@ -76,6 +76,8 @@ class MetricLog:
         notes: sentences on what was not read, and why.
         zero_based: whether the program numbers the first update 0.
         by_metric: whether each metric has a separate file: rows of different metrics have no common order.
+        saved: steps of the checkpoints that the program says it saved.
+        opened: whether the program prints lines when it starts: no start can go unnoticed.
     """
 
     path: str
@@ -89,6 +91,8 @@ class MetricLog:
     notes: list[str] = field(default_factory=list)
     zero_based: bool = False
     by_metric: bool = False
+    saved: list[int] = field(default_factory=list)
+    opened: bool = False
     rows: int = 0
     kept: int = 0
     limit: int = VALUES
@@ -153,6 +157,8 @@ class MetricLog:
         self.rows += more.rows
         self.kept += more.kept
         self.files += more.files
+        self.saved += more.saved
+        self.opened &= more.opened
         self.notes += more.notes
 
     def start(self, mark: StartMark) -> None:
