@@ -581,6 +581,14 @@ def test_another_process_is_a_resume_and_several_at_once_are_ranks(tmp_path):
     assert (resume.first_after, resume.why) == (30, "process 77 continues after process 900")
 
 
+def test_a_bar_that_a_restart_begins_at_its_step_is_a_resume(tmp_path):
+    bar = "\rtrain: 9%|#| {}/90 [{:02}:{:02}<10:00, 1.0it/s, loss={:.3f}]"
+    ticks = [(s, s // 2) for s in range(1, 41)] + [(s, (s - 40) // 2 + 1) for s in range(40, 81)]  # 40 again, sooner
+    put(tmp_path, "a.log", "".join(bar.format(s, t // 60, t % 60, 3 - s / 1000) * 2 for s, t in ticks))
+    (resume,) = join(one(tmp_path)).resumes
+    assert (resume.first_after, resume.repeated) == (40, 1) and loss(one(tmp_path))[0].count(39) == 1
+
+
 def test_the_time_of_a_printed_row_is_read(tmp_path):
     row = " [2026-03-01 {:02}:{:02}:{:02}.250000] iteration {}/ 60 | lm loss: {} |\n"
     times = [s + 7200 * (s >= 30) for s in range(60)]

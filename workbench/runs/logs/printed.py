@@ -215,7 +215,7 @@ def _openrlhf(line: str) -> PrintedRow | None:
     if epoch is not None:  # the bar begins at 0 in every epoch and shows its length
         return PrintedRow(int(count[1]) + int(epoch[1]) * int(count[2]), values)
     time = _BAR_TIME.match(line, count.end())
-    return PrintedRow(int(count[1]), values, {} if time is None else {"the progress bar's time": _seconds(time)})
+    return PrintedRow(int(count[1]), values, {} if time is None else {BAR_TIMER: _seconds(time)})
 
 
 #: Program, a substring for a quick check of the line, its reader; whether the first update is number 0.
@@ -319,6 +319,7 @@ _SAVED = re.compile(
     r"\bsav(?:ed|ing)\b.*?\bcheckpoint(?:-|\b.*?\b(?:global[ _]?step|step|iteration|iter)[ :=#_-]{1,8})(\d{1,18})\b",
     re.I,
 )
+BAR_TIMER = "the progress bar's time"
 PREFIX = 80  #: characters of a line in which its time is
 COUNTED = "hf_trainer, by the row"
 BARRED = 0.8  #: share of the Trainer's rows that must be followed by a bar, if the bars show the steps
@@ -341,7 +342,7 @@ class PrintedLogs:
         self.opening = OpeningLines()
         self.spans: dict[tuple[str, int], tuple[int, int]] = {}  # first and last row of each log, in written order
         self.processes: set[int] = set()  # writers that are named by their process, not by their rank
-        self.written = 0
+        self.written, self.timer = 0, 0.0
         self.saved: list[int] = []  # steps of checkpoints, as lines say
 
     def feed(self, line: str) -> None:
@@ -384,8 +385,9 @@ class PrintedLogs:
         for mark in self.marks:
             for other in self.logs.values():
                 other.start(StartMark(other.rows, mark.why, mark.loaded, mark.first, mark.fresh, mark.text))
-        again = not self.marks and self.last == (program, who, row.step)
-        self.marks = []
+        timer = row.counters.get(BAR_TIMER, 0.0)
+        again = not self.marks and self.last == (program, who, row.step) and timer >= self.timer
+        self.marks, self.timer = [], timer
         if program == "openrlhf" and again:
             return  # a bar is printed repeatedly; its first print of a step is kept
         self.last = (program, who, row.step)
@@ -449,7 +451,7 @@ class PrintedLogs:
                 self._mark(StartMark(0, "restart line", text="the progress bar begins again"))
             if self.held is not None and total == self.total:
                 time = _BAR_TIME.match(line, count.end())
-                shown = {} if time is None else {"the progress bar's time": _seconds(time)}
+                shown = {} if time is None else {BAR_TIMER: _seconds(time)}
                 self._row("hf_trainer", who, PrintedRow(done, self.held, shown))
                 self.held = None
             return True
