@@ -32,6 +32,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from workbench.names.steps import parse_name
@@ -313,8 +314,8 @@ _PROCESS = re.compile(
     r"\s*(?:[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+\s+(\d{1,9}) [^\s\]]+:\d+\]"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [^\s\[\]]+\[(\d{1,9})\]: )"
 )
-_ISO = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?")
-_ABSL = re.compile(r"\s*[IWEF](\d\d)(\d\d) (\d\d:\d\d:\d\d)")
+#: A date and a time: ISO 8601, and absl's, which has no year.
+_CLOCK = re.compile(r"(?:(\d{4}-\d\d-\d\d)[ T]|[IWEF](\d\d)(\d\d) )(\d\d):(\d\d):(\d\d(?:[.,]\d{1,6})?)")
 _SAVED = re.compile(
     r"\bsav(?:ed|ing)\b.*?\bcheckpoint(?:-|\b.*?\b(?:global[ _]?step|step|iteration|iter)[ :=#_-]{1,8})(\d{1,18})\b",
     re.I,
@@ -392,7 +393,8 @@ class PrintedLogs:
             return  # a bar is printed repeatedly; its first print of a step is kept
         self.last = (program, who, row.step)
         counters = row.counters
-        if (process := _PROCESS.match(line)) is not None:
+        process = _PROCESS.match(line) if line[:1] in " IWEFJMASOND" else None
+        if process is not None:
             counters = {**counters, PROCESS: float(process[1] or process[2])}
         log.add(row.step, row.values, _printed_time(line), counters)
 
@@ -574,10 +576,21 @@ def _loaded_in(line: str, path: str = "") -> int | None:
 
 def _printed_time(line: str) -> float | None:
     """Return the time in a line's prefix, in seconds; absl's has no year."""
-    if (found := _ISO.search(line[:PREFIX])) is not None:
-        return seconds_of(found[0].replace(",", "."))
-    short = _ABSL.match(line)
-    return None if short is None else seconds_of(f"2000-{short[1]}-{short[2]} {short[3]}")
+    found = _CLOCK.search(line, 0, PREFIX)
+    if found is None:
+        return None
+    date, month, day, hours, minutes, seconds = found.groups()
+    midnight = _midnight(date or f"2000-{month}-{day}")
+    return (
+        None
+        if midnight is None
+        else midnight + 3600 * int(hours) + 60 * int(minutes) + float(seconds.replace(",", "."))
+    )
+
+
+@lru_cache(64)
+def _midnight(date: str) -> float | None:
+    return seconds_of(date)
 
 
 def _seconds(found: re.Match[str]) -> float:
