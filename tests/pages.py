@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-__all__ = ["at_rest", "click_until", "frame", "link", "tap"]
+__all__ = ["at_rest", "box_of", "click_until", "frame", "link", "tap"]
 
 REST = 250  #: ms between two looks that must be alike
 STILL = 4  #: looks in a row at which a part of the page must be the same element
@@ -57,6 +57,14 @@ def at_rest(page: Page, part: Locator) -> Locator:
         before = (now, box)
         page.wait_for_timeout(REST)
     raise TimeoutError(f"{part} was not at rest in {LOOKS * REST / 1000:.0f} s; last seen at {before}")
+
+
+def box_of(page: Page, part: Locator) -> dict[str, float]:
+    """Where that part of the page is, once it is at rest: what is drawn anew is nowhere for a moment."""
+    for _ in range(LOOKS):
+        if (box := at_rest(page, part).bounding_box()) is not None:
+            return dict(box)
+    raise TimeoutError(f"{part} has no place on the page")
 
 
 def click_until(page: Page, part: Locator, there: Locator) -> None:

@@ -155,7 +155,7 @@ def test_back_and_forward_show_what_the_address_says(quiet, served):
     def shown(ckpt: str, tab: str) -> None:
         link(page, ckpt=ckpt, tab=tab.casefold())
         page.get_by_role("tab", name=tab, selected=True).wait_for()
-        page.locator(".tabulator-selected .ckpt b", has_text=re.compile(f"^{ckpt}$")).wait_for()
+        page.locator(".ckpt[aria-current] b", has_text=re.compile(f"^{ckpt}$")).wait_for()
 
     shown("names", "Layout")
     for tab in ("Layout", "Tensors", "Overview"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -489,3 +490,36 @@ def test_a_closed_stream_is_no_traceback(closed, tmp_path):
 def test_a_slice_of_many_digits_is_not_printed_whole(call, one: Path) -> None:
     line = one_line(call("show", one, f"w[{'9' * 300_000}]"), 64)
     assert len(line) < 500 and "up to 19 digits" in line
+
+
+class Terminal(io.StringIO):
+    """A stdout that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch, width: int, *words: object) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    main([str(word) for word in words])
+    return sys.stdout.getvalue()
+
+
+@pytest.mark.parametrize("command", ["verify", "doctor", "layout"])
+def test_a_narrow_terminal_gets_whole_words_in_narrow_lines(command, samples, monkeypatch):
+    path = samples / ("loss_spike" if command == "doctor" else "dcp_fsdp2")
+    monkeypatch.chdir(samples)
+    wide = on_terminal(monkeypatch, 200, command, path.name)
+    narrow = on_terminal(monkeypatch, 60, command, path.name)
+    assert narrow.split() == wide.split()
+    assert max(map(len, wide.splitlines())) > 60
+    plain = [re.sub("\x1b[^m]*m", "", line) for line in narrow.splitlines()]
+    assert all(len(line) <= 60 or len(line.split()) == 1 for line in plain)
+    document = on_terminal(monkeypatch, 60, command, path.name, "--json")
+    assert len(document.splitlines()) == 1 and json.loads(document)
+
+
+def test_differences_come_before_what_only_one_side_has(samples, call):
+    _, out, _ = call("diff", samples / "dcp_fsdp2", samples / "hf_llama_bf16_sharded")
+    assert out.index("rel L2") < out.index("only in a: optim")

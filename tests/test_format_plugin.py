@@ -131,8 +131,7 @@ def test_a_process_of_its_own_finds_it(run: Path, site: Path) -> None:
 
 def test_the_dashboard_lists_and_opens_it(run: Path) -> None:
     found = checkpoints(Jail(run))
-    paths, frame = found.paths, found.frame
-    assert paths == ["step-5.toy", "step-6.toy"] and frame["about"][0].startswith("toy · step 5")
+    assert found.paths == ["step-5.toy", "step-6.toy"] and found.texts[1][0].startswith("toy · step 5")
     state = WorkbenchState(Jail(run), Registry())
     state.show("step-5.toy")
     assert state.wait(30) and state.status == "open" and state.ckpt.format == "toy"

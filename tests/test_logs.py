@@ -529,6 +529,78 @@ def test_the_trainers_bar_and_its_last_row_show_a_restart(tmp_path):
     assert resume.first_after == 31 and "'train_runtime' was logged" in resume.why
 
 
+OPENING = "using world size: {}, data-parallel size: 2\n> building tokenizer ...\n  seed ........ {}\n"
+NANO = "iter {}: loss {:.4f}, time {}ms, mfu 3.1%\n"
+
+
+def printed(between: str, after: int = 30, opening: str = OPENING, row: str = NANO) -> str:
+    """A printed log with lines after some row."""
+    rows = [row.format(s, 3 - s / 1000, 90) for s in range(60)]
+    return "".join([opening.format(8, 1), *rows[:after], between, *rows[after:]])
+
+
+@pytest.mark.parametrize(
+    ("between", "count"),
+    [
+        (OPENING.format(16, 2), 1),  # digits may differ
+        ("> building tokenizer ...\n  seed ........ 1\n", 1),
+        ("> building tokenizer ...\n", 0),  # a single line of three
+        ("saving checkpoint to out\nsomething else\n", 0),
+    ],
+)
+def test_the_first_lines_of_a_program_again_are_a_resume(between, count, tmp_path):
+    put(tmp_path, "train.log", printed(between))
+    resumes = join(one(tmp_path)).resumes
+    assert [x.first_after for x in resumes] == [30] * count
+    assert all(x.why.endswith("of the 3 lines that the program printed first are printed again") for x in resumes)
+
+
+def test_lines_that_are_printed_now_and_then_are_no_resume(tmp_path):
+    chatter = "UserWarning: x\nRunning evaluation on 8 batches\nEpoch 3 begins\n"
+    put(tmp_path, "a.log", printed(chatter, opening=chatter))
+    assert join(one(tmp_path)).resumes == []
+    rows = [NANO.format(s, 3 - s / 1000, 90) for s in range(60)]
+    put(tmp_path, "a.log", "".join((OPENING.format(8, 1) if s % 10 == 0 else "") + row for s, row in enumerate(rows)))
+    assert join(one(tmp_path)).resumes == []  # regularly
+
+
+def test_another_process_is_a_resume_and_several_at_once_are_ranks(tmp_path):
+    ray = "(Runner pid={}) step:{} - train/loss:{} - train/lr:0.1\n"
+    rows = [ray.format(900 if s < 30 else 77, s, 3 - s / 1000) for s in range(60)]
+    put(tmp_path, "a.log", "".join(rows))
+    found = join(one(tmp_path))
+    assert [(x.first_after, x.why) for x in found.resumes] == [(30, "process 77 continues after process 900")]
+    assert found.points == 60
+    put(tmp_path, "a.log", "".join(ray.format(pid, s, 3 - s / 1000 + pid) for s in range(60) for pid in (900, 77)))
+    found = join(one(tmp_path))
+    assert found.resumes == [] and found.loss.values[0] == 80
+    absl = "I0301 10:{:02}:{:02}.5 {} a.py:9] completed step: {}, seconds: 1.0, loss: {}\n"
+    lines = [absl.format(s // 60, s % 60, 900 if s < 30 else 77, s, 3 - s / 1000) for s in range(60)]
+    put(tmp_path, "a.log", "".join(lines))
+    (resume,) = join(one(tmp_path)).resumes
+    assert (resume.first_after, resume.why) == (30, "process 77 continues after process 900")
+
+
+def test_a_bar_that_a_restart_begins_at_its_step_is_a_resume(tmp_path):
+    bar = "\rtrain: 9%|#| {}/90 [{:02}:{:02}<10:00, 1.0it/s, loss={:.3f}]"
+    ticks = [(s, s // 2) for s in range(1, 41)] + [(s, (s - 40) // 2 + 1) for s in range(40, 81)]  # 40 again, sooner
+    put(tmp_path, "a.log", "".join(bar.format(s, t // 60, t % 60, 3 - s / 1000) * 2 for s, t in ticks))
+    (resume,) = join(one(tmp_path)).resumes
+    assert (resume.first_after, resume.repeated) == (40, 1) and loss(one(tmp_path))[0].count(39) == 1
+
+
+def test_the_time_of_a_printed_row_is_read(tmp_path):
+    row = " [2026-03-01 {:02}:{:02}:{:02}.250000] iteration {}/ 60 | lm loss: {} |\n"
+    times = [s + 7200 * (s >= 30) for s in range(60)]
+    rows = (row.format(t // 3600, t // 60 % 60, t % 60, s, 3 - s / 1000) for s, t in enumerate(times))
+    put(tmp_path, "a.log", "".join(rows))
+    found = join(one(tmp_path))
+    assert found.pauses == [(29, 30, 7201.0)] and found.resumes == []
+    (tmp_path / "b").mkdir()
+    put(tmp_path / "b", "b.csv", "date,step,loss\n" + "".join(f"2026-03-0{1 + s // 9},{s},2.5\n" for s in range(18)))
+    assert join(one(tmp_path / "b")).pauses == [(8, 9, 86400.0)]
+
+
 @pytest.mark.parametrize(
     ("line", "loaded"),
     [

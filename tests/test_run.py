@@ -377,6 +377,65 @@ def test_a_learning_rate_that_begins_again_after_a_save_is_a_resume(tmp_path, sa
     )
 
 
+@pytest.mark.parametrize(
+    ("column", "usual", "slow"), [("step_time", 0.5, 9.0), ("tokens_per_second", 8e3, 400.0), ("lr", 1e-3, 9e-3)]
+)
+def test_a_step_as_slow_as_the_first_after_a_save_is_a_resume(tmp_path, column, usual, slow):
+    def found(name: str, *at: int) -> list[int]:
+        root = tmp_path / name
+        root.mkdir()
+        for step in (80, 100, 120):  # those of 20, 40 and 60 were deleted
+            save(root, step)
+        rows = "".join(f"{s},{3 - s / 1e3},{slow if s in at else usual}\n" for s in range(1, 121))
+        (root / "log.csv").write_text(f"step,loss,{column}\n{rows}")
+        return wb.run(root).resumes["step"].tolist()
+
+    assert found("again", 1, 61) == ([] if column == "lr" else [61])
+    assert found("elsewhere", 1, 66) == found("not-the-first", 61) == found("each", 1, 21, 41, 61, 81, 101) == []
+
+
+def test_a_row_that_is_there_twice_right_after_a_save_is_a_resume(tmp_path):
+    for step in (20, 40, 60):
+        save(tmp_path, step)
+
+    def found(twice: int) -> list[int]:
+        rows = [(s, 3 - s / 1000) for s in range(1, 81)]
+        log(tmp_path / "log.csv", rows[:twice] + rows[twice - 1 :])
+        return wb.run(tmp_path).resumes["step"].tolist()
+
+    assert found(41) == [41] and found(45) == []
+
+
+def test_a_wait_is_no_sign_in_a_log_that_would_show_a_restart(tmp_path):
+    row = "[2026-03-01 {:02}:{:02}:{:02},000] [    INFO] - loss: {}, learning_rate: 1e-3, global_step: {}\n"
+
+    def found(name: str, opening: str) -> list[int]:
+        root, text, time = tmp_path / name, opening, 0
+        root.mkdir()
+        for step in range(1, 81):
+            time += 1 + 3600 * (step == 41)
+            text += row.format(time // 3600, time // 60 % 60, time % 60, 3 - step / 1000, step)
+            text += f"Saving model checkpoint to out/checkpoint-{step}\n" if step % 20 == 0 else ""
+        (root / "train.log").write_text(text)
+        save(root, 80)  # the others were deleted
+        return wb.run(root).resumes["step"].tolist()
+
+    assert found("silent", "") == [41]
+    assert found("talks", "using world size: 8\nseed ..... 1\n") == []
+
+
+def test_other_arguments_of_the_trainer_are_a_resume(tmp_path):
+    log(tmp_path / "log.csv", {s: 3 - s / 1000 for s in range(1, 121)})
+    for step in range(10, 121, 10):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        torch.save({"w": torch.ones(2)}, folder / "pytorch_model.bin")
+        (folder / "training_args.bin").write_bytes(b"runs/Mar01_10-00-00" if step <= 70 else b"runs/Mar02_11-30-00")
+    (resume,) = wb.run(tmp_path).resumes.to_dict("records")
+    assert (resume["step"], resume["from_step"]) == (71, 70)
+    assert resume["why"] == "after 'checkpoint-70', 'training_args.bin' of the checkpoints differs"
+
+
 def test_nan_is_an_event_wherever_it_is():
     (first,) = find_spikes([3.0, math.nan, math.nan, 3.0])
     assert (first.kind, first.onset, first.end, first.over) == ("nan", 1, 3, 2) and first.alarm

@@ -13,14 +13,15 @@ import re
 import shutil
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, expect
 
 import workbench as wb
 from tests.conftest import WAIT
-from tests.pages import at_rest, frame, link, tap
+from tests.pages import box_of, frame, link, tap
 from tests.serving import SHORT_LIVED, THREAD, serving
 from tests.test_run import log, save
 
@@ -65,7 +66,7 @@ def wb_link(**query: str) -> str:
     return made(**query)
 
 
-def test_the_cause_of_a_jump_is_one_click_from_the_first_page(quiet, served):
+def test_the_cause_of_a_jump_is_one_click_from_the_first_page_and_is_sent_with_another(quiet, served, tmp_path):
     page = quiet
     page.goto(served)
     card = page.locator("a[href='?run=spike']")
@@ -76,6 +77,10 @@ def test_the_cause_of_a_jump_is_one_click_from_the_first_page(quiet, served):
     assert time.monotonic() - began < patience()
     assert page.locator(".bk-Figure canvas").first.is_visible()
     link(page, run="spike")
+    with page.expect_download() as download:
+        page.get_by_text("Download report").click()
+    download.value.save_as(tmp_path / "report.html")
+    assert CAUSE.rstrip(".") in (tmp_path / "report.html").read_text("utf-8")
     page.get_by_text("All signs, pictures and what was not checked").click()
     link(
         page, run="spike", ckpt="spike/step-240.pt", b="spike/step-245.pt", echo="spike/step-240-echo.pt", tab="doctor"
@@ -87,20 +92,32 @@ def test_the_cause_of_a_jump_is_one_click_from_the_first_page(quiet, served):
     expect(card).to_be_visible()
 
 
-#: A question, the most clicks from the first page that may answer it, those that do, and where the answer is. The cause
-#: of a jump and a layer over the run have tests of their own.
-TASKS: dict[str, tuple[int, list[str], str]] = {
-    "is a step damaged": (0, [], ".strip .finding[title*='differ from their rounded masters']"),
-    "what is damaged": (1, ["a[href='?run=spike']"], "text=Since step 240"),
-    "which layers changed most": (2, ["a[href='?run=spike']", "text='update'"], "canvas >> nth=-1"),
-    "how many bytes has each rank": (1, [".ckpt b >> text='mesh'"], "h3 >> text='Bytes by rank'"),
-    "which rank holds a tensor": (2, [".ckpt b >> text='mesh'", "role=tab[name='Layout']"], "text='All tensors'"),
-    "the learning rate of a step": (
-        1,
-        [".ckpt b >> text='spike/step-245.pt'"],
-        "tr >> text=optimizer.param_groups",
-    ),
-    "two runs side by side": (2, ["a[href='?run=spike']", ".chips a >> text='growing'"], ".chips a.on"),
+@dataclass(frozen=True)
+class Task:
+    """A question, how many clicks from the first page may answer it, those after the first one, and where the answer
+    is."""
+
+    question: str
+    budget: int
+    clicks: tuple[str, ...]
+    answer: str
+
+
+#: A first click → the questions that it leads to. The cause of a jump and a layer over the run have tests of their own.
+TASKS: dict[str, list[Task]] = {
+    "": [Task("is a step damaged", 0, (), ".strip .finding[title*='differ from their rounded masters']")],
+    "a[href='?run=spike']": [
+        Task("what is damaged", 1, (), "text=Since step 240"),
+        Task("which layers changed most", 2, ("text='update'",), "text=Change of the weights since the step before"),
+        Task("two runs side by side", 2, (".chips a >> text='growing'",), ".chips a.on"),
+    ],
+    ".ckpt b >> text='mesh'": [
+        Task("how many bytes has each rank", 1, (), "h3 >> text='Bytes by rank'"),
+        Task("which rank holds a tensor", 2, ("role=tab[name='Layout']",), "text='All tensors'"),
+    ],
+    ".ckpt b >> text='spike/step-245.pt'": [
+        Task("the learning rate of a step", 1, (), "tr >> text=optimizer.param_groups")
+    ],
 }
 WAITS = 10  #: seconds of waiting for an answer on a machine that does nothing else; 2 to 3 are usual
 
@@ -110,46 +127,27 @@ def patience() -> float:
     return WAITS * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_a_question_is_answered_within_its_clicks_and_seconds(quiet, served, task):
-    budget, clicks, answer = TASKS[task]
-    assert len(clicks) <= budget
+@pytest.mark.parametrize("first", TASKS)
+def test_questions_are_answered_within_their_clicks_and_seconds(quiet, served, first):
+    def seconds(selector: str) -> float:
+        began = time.monotonic()
+        expect(quiet.locator(selector).first).to_be_attached()
+        return time.monotonic() - began
+
     quiet.goto(served)
     quiet.locator("h2", has_text="runs under").first.wait_for()
     waited = 0.0
-    for one in [*clicks, None]:
-        target = quiet.locator(one or answer).first
-        began = time.monotonic()
-        if one is None:
-            expect(target).to_be_attached()
-        else:
-            target.wait_for()
-        waited += time.monotonic() - began
-        if one is not None:
-            target.click()
-    assert waited < patience()
-
-
-def test_a_layer_over_the_run_is_two_clicks_away(quiet, served):
-    page = quiet
-    page.goto(served)
-    page.locator("a[href='?run=spike']").click()
-    page.get_by_text("Norm of the weights.").wait_for()
-    figure = at_rest(page, page.locator(".bk-Figure").last)
-    figure.scroll_into_view_if_needed()
-    box = at_rest(page, figure).bounding_box()
-    page.mouse.click(box["x"] + box["width"] * 0.7, box["y"] + box["height"] * 0.38)
-    expect(page.locator("h3", has_text="weight norm over the steps")).to_be_visible()
-
-
-def test_a_run_is_sent_as_a_link_or_with_one_click_as_a_file(quiet, served, tmp_path):
-    page = open_run(quiet, served, run="spike")
-    expect(page.locator(".cause")).to_contain_text(CAUSE)
-    link(page, run="spike")
-    with page.expect_download() as download:
-        page.get_by_text("Download report").click()
-    download.value.save_as(tmp_path / "report.html")
-    assert CAUSE.rstrip(".") in (tmp_path / "report.html").read_text("utf-8")
+    if first:
+        waited = seconds(first)
+        quiet.locator(first).first.click()
+    for task in TASKS[first]:
+        assert bool(first) + len(task.clicks) <= task.budget, task.question
+        spent = waited
+        for one in task.clicks:
+            spent += seconds(one)
+            quiet.locator(one).first.click()
+        spent += seconds(task.answer)
+        assert spent < patience(), task.question
 
 
 def test_the_first_page_is_there_before_its_scripts(quiet, served):
@@ -170,24 +168,8 @@ def test_on_a_phone_the_table_of_checkpoints_shows_their_health(quiet, served):
     page = quiet
     page.set_viewport_size({"width": 400, "height": 800})
     open_run(page, served, run="spike")
-    bad = page.locator('.tabulator-cell[tabulator-field="health"]', has_text="▲")
-    expect(bad).to_be_visible()
-    while (box := bad.bounding_box()) is None:  # the table was drawn anew in between
-        expect(bad).to_be_visible()
+    box = box_of(page, page.locator('.tabulator-cell[tabulator-field="health"]', has_text="▲"))
     assert box["x"] >= 0 and box["x"] + box["width"] <= 400
-
-
-def test_a_click_on_a_checkpoint_opens_it_and_the_trail_leads_back(quiet, served):
-    page = open_run(quiet, served, run="spike")
-    expect(page.locator(".cause")).to_contain_text(CAUSE)
-    page.locator('.tabulator-cell[tabulator-field="path"]', has_text=re.compile("^step-245.pt$")).click()
-    link(page, run="spike", ckpt="spike/step-245.pt")
-    page.locator(".facts").first.wait_for()
-    page.locator("nav a", has_text="spike").click()
-    page.locator("h1.name").wait_for()
-    assert link(page, run="spike").get("ckpt") is None
-    page.locator("nav a").first.click()
-    expect(page.locator("a[href='?run=spike']")).to_be_visible()
 
 
 def test_another_run_is_drawn_over_it_with_one_click(quiet, served):
@@ -214,26 +196,43 @@ def test_another_run_is_drawn_over_it_with_one_click(quiet, served):
     link(page, run="spike", **{"with": "logs/titan,growing"})
 
 
-def test_layers_turn_to_the_update_and_a_cell_leads_to_its_tensor(quiet, served):
-    page = open_run(quiet, served, run="spike")
+def test_layers_lead_to_their_tensors_checkpoints_open_and_the_trail_leads_back(quiet, served):
+    page = quiet
+    page.goto(served)
+    page.locator("a[href='?run=spike']").click()
+    page.get_by_text("Norm of the weights.").wait_for()
+    figure = page.locator(".bk-Figure").last
+
+    def click_a_cell(then: Locator) -> None:
+        for _ in range(8):  # the picture may still move while tables above it are drawn
+            figure.scroll_into_view_if_needed()
+            box = box_of(page, figure)
+            page.mouse.click(box["x"] + box["width"] * 0.7, box["y"] + box["height"] * 0.38)
+            page.wait_for_timeout(700)
+            if then.is_visible():
+                return
+        raise TimeoutError(f"{then} did not appear")
+
+    click_a_cell(page.locator("h3", has_text="weight norm over the steps"))
     expect(page.locator(".cause")).to_contain_text(CAUSE)
+    page.locator('.tabulator-cell[tabulator-field="path"]', has_text=re.compile("^step-245.pt$")).click()
+    link(page, run="spike", ckpt="spike/step-245.pt")
+    page.locator(".facts").first.wait_for()
+    trail = page.get_by_label("Where this is").locator("a")
+    trail.filter(has_text="spike").click()
+    page.locator("h1.name").wait_for()
+    assert link(page, run="spike").get("ckpt") is None
     page.get_by_role("button", name="update").click()
     link(page, heat="update")
     page.get_by_text("Change of the weights since the step before").wait_for()
-    figure = page.locator(".bk-Figure").last
-    figure.scroll_into_view_if_needed()
-    box = figure.bounding_box()
     tensor = page.get_by_text(re.compile("^Open .* at step 245$"))
-    for _ in range(8):  # the picture may still move while tables above it are drawn
-        box = figure.bounding_box()
-        page.mouse.click(box["x"] + box["width"] * 0.7, box["y"] + box["height"] * 0.38)
-        page.wait_for_timeout(700)
-        if tensor.is_visible():
-            break
+    click_a_cell(tensor)
     name = re.search("Open (.*) at step", tensor.inner_text())[1]
     tensor.click()
     assert link(page, tab="tensors", ckpt="spike/step-245.pt")["tensor"] == name
     page.get_by_text("Most extreme elements", exact=True).wait_for()
+    trail.first.click()
+    expect(page.locator("a[href='?run=spike']")).to_be_visible()
 
 
 def test_a_new_step_and_new_lines_appear_without_a_reload(quiet, served, root):

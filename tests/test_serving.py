@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 
 import pytest
 
@@ -145,3 +147,20 @@ def test_no_number_of_clients_fills_the_memory_or_frees_one_that_goes_on():
 )
 def test_a_wait_is_said_in_words(seconds, words):
     assert in_words(seconds) == words
+
+
+def test_ordinary_events_are_not_reported(caplog):
+    from bokeh.util.warnings import BokehUserWarning
+
+    from workbench.app.serve import _not_about_closing, _quieten
+
+    logger = logging.getLogger("bokeh.server.views.ws")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        _quieten()
+        for words in ("reference already known 'p1'", "something else"):
+            warnings.warn(words, BokehUserWarning, stacklevel=1)
+            logger.warning("Failed sending message as connection was closed")
+    logger.warning("another")
+    logger.removeFilter(_not_about_closing)
+    assert [str(one.message) for one in seen] == ["something else"] and caplog.messages == ["another"]

@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from workbench.core.place import Place
 from workbench.core.scan import Progress
 from workbench.core.shown import Shown, above
 from workbench.errors import NotACheckpointError, UsageError
-from workbench.names.metrics import MEANINGS
+from workbench.names.metrics import MEANINGS, takes_time
 from workbench.runs import Found, discover, grouped
 from workbench.runs.logs import ABOVE, FoundLogs, GrownLogs, find_logs, read_logs
 from workbench.runs.logs.joined import JoinedLog, Resume, join, waited
@@ -56,12 +57,17 @@ SPIKES = (
 NO_LOG = "no log was found beside or above the checkpoints"
 NEAR = 50  #: steps after a resume within which a jump is mentioned together with it
 USUAL = 0.2  #: share of the saves; what follows more of them than this is not a sign of a restart
-TIMED, LATE, SPREADS = 4, 180.0, 8  #: saves whose times are compared; seconds and spreads that a wait has to exceed
+TIMED, LATE, SPREADS = 4, 3600.0, 8  #: saves whose times are compared; seconds and spreads that a wait has to exceed
 AGAIN, FALLEN = 4, 0.5  #: logged learning rates that have to be those of the start; the first, of the one before
+SLOW_ROWS, SLOW_TIMES = 24, 2.5  #: rows; times the median of a slow step
+SAVED_IN = 1.3  #: times the median of the steps after saves, from which the time includes that of saving
+SLOW_LIKE = 0.6, 2.5  #: least and most of it, as a share of the first step
+SLOW_SAVE = 120.0  #: seconds that a save may take, by the times in the log
 BEGINS = 5  #: rows between two saves; with fewer, a log may begin right after a save by chance
 _GOES_ON = re.compile(r"resum|continu|restor|restart", re.IGNORECASE)
 SHARED = 0.5  #: of the steps of a second log that have to be logged in the first one, if it is of the same run
 ALIKE = 0.05  #: median relative difference of the losses of two logs of one run: digits, and means of several steps
+NEW_FILES = ("tensorboard", "wandb", "lightning_csv")  #: kinds of logs that each start begins a file of
 FILES = (
     "tensorboard",
     "wandb",
@@ -248,6 +254,8 @@ class Run(Shown):
         self.path = path
         self.found = tuple(found)
         self._said = read.said
+        steps = {one.path: one.step for one in found}
+        self._other_arguments = [step for path in read.restarted if (step := steps[path]) is not None]
         self._joined = sorted((join(log) for log in read.logs), key=self._rank)
         self.notes: list[str] = list(read.notes)
         self.log_notes = tuple(read.notes)
@@ -637,31 +645,53 @@ class Run(Shown):
             yield Resume(first, None, 0, None, False, "the log begins right after a checkpoint")
 
     def _after_saves(self, steps: Any, known: Sequence[int]) -> Iterator[Resume]:
-        """Yield resumes that only show after a save: a long time without output, or a learning rate that starts over.
+        """Yield resumes that only show after a save: a long time without output, one step as slow as the first, a
+        learning rate that starts over, or other arguments of the trainer.
 
-        If that happens after many saves, it is how this trainer works, and nothing is yielded.
+        What happens after many saves is how this trainer works, and not a sign.
         """
-        zero = 1 if self._zero_based else 0
+        log, zero = self._joined[0].log, 1 if self._zero_based else 0
+        if log.opened or log.counters or log.kind in NEW_FILES:
+            return  # a restart would show in the log itself
         saves = {one.step: one for one in self.saves() if one.step is not None}
-        found = dict.fromkeys(self._rate_again(saves, zero), "the learning rate begins again as at the first step")
-        found |= {step: f"nothing was written for {waited(s)}" for step, s in self._waits(saves, zero).items()}
-        if len(found) > max(1, USUAL * len(saves)):
-            return
-        after = sorted(saves)
+        deleted = deleted_saves(sorted(saves), BEGINS * self._joined[0].interval)
+        steps_saved = sorted({*saves, *deleted, *log.saved})
+        slow, waits = self._slow_starts(steps_saved, zero), self._waits(saves, steps_saved, zero)
+        signs = (
+            dict.fromkeys(self._rate_again(steps_saved, zero), "the learning rate begins again as at the first step"),
+            {step: f"a step takes {times:.0f} times as long as usual, as the first one did" for step, times in slow},
+            {step: f"nothing was written for {waited(seconds)}" for step, seconds in waits.items()},
+            dict.fromkeys(self._other_arguments, "'training_args.bin' of the checkpoints differs"),
+            dict.fromkeys(self._twice(steps_saved, zero), "a step is logged again, with the same loss"),
+        )
+        found: dict[int, str] = {}
+        for sign in signs:
+            fresh = {}
+            for step, words in sign.items():
+                until = next((one for one in steps_saved if one > step), math.inf)
+                if not any(step < one + zero <= until for one in known):
+                    fresh[step] = words
+            if len(fresh) <= max(1, USUAL * len(steps_saved)):
+                found |= fresh
         for step in sorted(found):
             at = int(np.searchsorted(steps, step + 1 - zero))
-            until = next((one for one in after if one > step), math.inf)
-            if 0 < at < len(steps) and not any(step < one + zero <= until for one in known):
-                why = f"after {saves[step].path!r}, {found[step]}"
-                yield Resume(int(steps[at]), int(steps[at - 1]), 0, step, False, why)
+            if 0 < at < len(steps):
+                after = repr(saves[step].path) if step in saves else f"the save of step {step:,}"
+                yield Resume(int(steps[at]), int(steps[at - 1]), 0, step, False, f"after {after}, {found[step]}")
 
-    def _waits(self, saves: Mapping[int, Found], zero: int) -> dict[int, float]:
+    def _twice(self, saves: Sequence[int], zero: int) -> list[int]:
+        """Return the saves after which the first row is there twice: logged before the trainer ended, and again."""
+        first = self._joined[0]
+        twice, steps = set(first.twice), first.loss.steps if first.loss is not None else np.zeros(0, np.int64)
+        at = {save: int(np.searchsorted(steps, save + 1 - zero)) for save in saves}
+        return [save for save, n in at.items() if 0 < n < len(steps) - 1 and int(steps[n]) in twice]
+
+    def _waits(self, saves: Mapping[int, Found], every: Sequence[int], zero: int) -> dict[int, float]:
         """Return the saves that a long time without output follows, with its seconds, by the times of log or files."""
         pauses = self._joined[0].pauses
         if pauses is not None:
-            return {
-                step: seconds for before, after, seconds in pauses for step in saves if before <= step - zero < after
-            }
+            slow = [one for one in pauses if one[2] > SLOW_SAVE]
+            return {step: seconds for before, after, seconds in slow for step in every if before <= step - zero < after}
         steps, times = np.array(list(saves), float), np.array([one.mtime for one in saves.values()])
         if self._joined[0].log.kind not in FILES or len(steps) < TIMED:  # what prints its rows prints when it starts
             return {}
@@ -673,7 +703,32 @@ class Run(Shown):
         long = more > np.maximum(usual, max(LATE, SPREADS * spread))
         return {int(steps[at]): float(apart[at]) for at in np.flatnonzero(long)}
 
-    def _rate_again(self, saves: Mapping[int, Found], zero: int) -> list[int]:
+    def _slow_starts(self, saves: Sequence[int], zero: int) -> list[tuple[int, float]]:
+        """Return the saves after which one step is slow, as only the first one was: what was compiled and allocated
+        there is again; and how many times as long as usual it takes.
+        """
+        if self._joined[0].log.by_metric:
+            return []
+        for name, (steps, values) in self._curves().items():
+            inverse = name == "throughput"
+            named = inverse or takes_time(name) or (name == "time" and self._joined[0].log.kind == "nanogpt")
+            if not named or len(steps) < SLOW_ROWS or steps[0] > self._joined[0].interval:
+                continue
+            with np.errstate(divide="ignore", invalid="ignore"):
+                times = 1 / values if inverse else values
+                times = times / np.nanmedian(times)
+            least, most = (share * times[0] for share in SLOW_LIKE)
+            slow = (times > max(SLOW_TIMES, least)) & (times < most)
+            if not slow[0]:
+                continue
+            slow[1:] &= ~slow[:-1]  # of several slow steps in a row, the first
+            at = {n: step for step in saves if (n := int(np.searchsorted(steps, step + 1 - zero))) < len(steps)}
+            if at and np.median(times[list(at)]) > SAVED_IN:
+                continue  # the time includes that of saving, which varies
+            return [(at[n], float(times[n])) for n in np.flatnonzero(slow).tolist() if n in at]
+        return []
+
+    def _rate_again(self, saves: Sequence[int], zero: int) -> list[int]:
         """Return the saves after which the learning rate falls and repeats its course from the first step."""
         curve = self._curves().get("lr")
         if curve is None or len(curve[0]) < 2 * AGAIN or curve[0][0] > self._joined[0].interval:
@@ -730,6 +785,18 @@ class Run(Shown):
             assert after is not None
             return f"no complete checkpoint from before step {step:,} exists: keep the one that the run resumes from"
         return f"no complete checkpoint from step {step:,} or later exists: save one soon after a resume"
+
+
+def deleted_saves(kept: Sequence[int], least: int) -> list[int]:
+    """Return the steps of saves that a trainer has deleted, if those that it kept are at multiples of one number, which
+    is ``least`` or more. The last save may be anywhere.
+
+    >>> deleted_saves([120, 160, 185], 5)
+    [40, 80]
+    """
+    apart = {two - one for one, two in pairwise(kept[:-1])}
+    every = apart.pop() if len(apart) == 1 else 0
+    return list(range(every, kept[0], every)) if every >= max(least, 1) and kept[0] % every == 0 else []
 
 
 def is_echo_save(found: Found) -> bool:

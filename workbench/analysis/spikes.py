@@ -41,6 +41,7 @@ LOW, APART, FOLLOW = (
 )  #: sigma, and times that residual, of a peak that a second point of this share follows
 #: Nats, and times that residual, of one point that counts without others: a batch of bad data.
 LONE, LONE_FAR = 0.7, 4.0
+LONE_LESS, LONE_PEAK, LONE_FARTHER = 0.3, 10.0, 6.0  #: the same for a smaller one: nats, sigma, times that residual
 SUPPORT = 2.5  #: sigma that the mean of the two points after a single one has to reach
 RISE_PAST, RISE_GAP, RISE_POINTS = 24, 60, 6  #: quiet points of long ago, how long, and points that are above them
 RISE_NATS, RISE_SIGMA = 0.15, 4.0  #: of the median of these points: a rise that no single point shows
@@ -252,6 +253,8 @@ class SpikeWalk:
         if height < FURTHER * far:
             return False
         if self.logarithm and height * sigma > LONE and height > max(PEAK, LONE_FAR * far):
+            return True
+        if self.logarithm and height * sigma > LONE_LESS and height > max(LONE_PEAK, LONE_FARTHER * far):
             return True
         if height > PEAK and over >= 2:
             return True

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from workbench.app.jail import Jail
 from workbench.app.words import safe, size
 from workbench.runs import Found, discover
 from workbench.views import units
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 class FoundCheckpoints(NamedTuple):
-    """The checkpoints under ROOT, and a row of texts for each: ``path``, ``about``, ``state``."""
+    """The checkpoints under ROOT, and their texts: names, descriptions, and what is missing."""
 
     found: list[Found]
-    frame: pd.DataFrame
+    texts: tuple[list[str], list[str], list[str]]
 
     @property
     def paths(self) -> list[str]:
@@ -32,8 +29,6 @@ def checkpoints(jail: Jail) -> FoundCheckpoints:
     Raises:
         OpenError: ROOT cannot be listed.
     """
-    import pandas as pd
-
     found = discover(jail.root)
     now = time.time()
     about = [
@@ -48,8 +43,7 @@ def checkpoints(jail: Jail) -> FoundCheckpoints:
         for item in found
     ]
     state = ["" if item.complete else safe(item.why or "incomplete") for item in found]
-    frame = pd.DataFrame({"path": [safe(item.path) for item in found], "about": about, "state": state}, dtype="str")
-    _last[str(jail.root)] = told = FoundCheckpoints(found, frame)
+    _last[str(jail.root)] = told = FoundCheckpoints(found, ([safe(item.path) for item in found], about, state))
     return told
 
 

@@ -46,7 +46,7 @@ def facts(ckpt: Checkpoint) -> list[tuple[str, str]]:
     return [
         ("format", html(ckpt.format)),
         *told,
-        ("files with tensors", f"{count(len(sizes))}, {size(sum(sizes))}"),
+        ("tensor files", f"{count(len(sizes))} ({size(sum(sizes))})"),
         ("other objects", count(len(ckpt.objects))),
     ]
 

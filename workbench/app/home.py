@@ -63,12 +63,14 @@ SHEET = """
 .runs p { margin: 6px 0 0; font-size: 13.5px; line-height: 1.4; }
 .strip { letter-spacing: 2px; font-size: 13px; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
 .strip .finding { color: #D55E00; } .strip .sound { color: #0072B2; }
+.welcome { max-width: 80ch; font-size: 14px; }
 """
 WELCOME = """
-<p>This page shows what is stored under <span class="name">{root}</span>: runs with their curves and steps as cards,
-and every checkpoint in the list on the left; in a narrow window, the button at the top left shows the list.</p>
-<p class="muted">Opening reads only metadata, whatever the size. Nothing stored in a checkpoint is executed, and
-nothing is written.</p>
+<p class="welcome">This page shows what is stored under <span class="name">{root}</span>: runs with their curves and
+steps as cards, and every checkpoint in the list on the left; in a narrow window, the button at the top left shows the
+list.</p>
+<p class="welcome muted">Opening reads only metadata, whatever the size. Nothing stored in a checkpoint is executed, and
+{written}.</p>
 """
 LEGEND = '<p class="muted">● checked, nothing found · ▲ finding · ○ incomplete · ◌ not checked yet</p>'
 
@@ -121,7 +123,7 @@ class Home(pn.viewable.Viewer):
         """Show the runs that were found, with their known state."""
         listing = self._picker.listing
         if listing is None:
-            self._page.text = WELCOME.format(root=html(self._state.jail.name))
+            self._page.text = self._welcome()
             return
         jail = self._state.jail
         self._folders = sorted(grouped(listing.found)[0], key=_order)
@@ -173,12 +175,16 @@ class Home(pn.viewable.Viewer):
             if newest is not None:
                 name = f'<span class="name">{html(newest.path)}</span>'
                 none += f'<p><a href="{html(link(path=newest.path))}">Open the newest checkpoint</a>: {name}</p>'
-            self._page.text = none + WELCOME.format(root=root)
+            self._page.text = none + self._welcome()
             return
         cards = "".join(self._card(folder) for folder in self._folders)
         number = units.plural(len(self._folders), "run")
         head = f'<h2>{number} under <span class="name">{root}</span></h2>'
-        self._page.text = f'{head}{_alarms()}<div class="runs">{cards}</div>{LEGEND}{WELCOME.format(root=root)}'
+        self._page.text = f'{head}{_alarms()}<div class="runs">{cards}</div>{LEGEND}{self._welcome()}'
+
+    def _welcome(self) -> str:
+        written = "only exports are written" if self._state.outlet.open else "nothing is written"
+        return WELCOME.format(root=html(self._state.jail.name), written=written)
 
     def _card(self, folder: RunFolder) -> str:
         words, run = self._known.get(folder.path, ("", None))

@@ -59,8 +59,8 @@ class Others:
 
     def _listed(self, *_: Any) -> None:
         if self.job.status == "done":
-            frame = self.job.result.frame
-            words = zip(self.job.result.paths, frame["about"], frame["state"], strict=True)
-            self._about = {path: f"{about}{', incomplete' if lacks else ''}" for path, about, lacks in words}
+            _, about, missing = self.job.result.texts
+            words = zip(self.job.result.paths, about, missing, strict=True)
+            self._about = {path: f"{text}{', incomplete' if lacks else ''}" for path, text, lacks in words}
         if self.job.status in ("done", "failed"):
             self._told(self.job.error)

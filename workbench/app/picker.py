@@ -2,29 +2,95 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import panel as pn
 import panel_material_ui as pmui
+import param
 
 from workbench.app import style
 from workbench.app.found import checkpoints, found_before
 from workbench.app.jobs import Job, Schedule
-from workbench.app.state import WorkbenchState
+from workbench.app.state import WorkbenchState, link
 from workbench.app.words import count, html
 
-PAGE = 10
-CELL = (
-    '<div class="ckpt" title="<%- value %>"><b><%- value %></b><br><small><%- about %></small>'
-    '<% if (state) { %><br><small class="bad" title="<%- state %>">incomplete: <%- state %></small><% } %></div>'
-)
 SHEET = """
-.tabulator .tabulator-header { display: none; }
-.tabulator .tabulator-row .tabulator-cell { white-space: normal; overflow-wrap: anywhere; height: auto !important;
-  padding: 6px 8px !important; line-height: 1.3; }
-.tabulator .tabulator-row { cursor: pointer; height: auto !important; }
-small { opacity: .85; } .bad { font-style: italic; }
+:host { display: block; }
+nav { max-height: calc(100vh - 250px); min-height: 160px; overflow: hidden auto; scrollbar-width: thin;
+  border-bottom: 1px solid rgba(128, 128, 128, .35); }
+.ckpt { display: block; color: inherit; text-decoration: none; padding: 6px 8px; line-height: 1.3; font-size: 13px;
+  overflow-wrap: anywhere; border-radius: 4px; content-visibility: auto; contain-intrinsic-height: auto 48px; }
+.ckpt b { font-weight: 600; } .ckpt small { display: block; opacity: .85; } .ckpt .bad { font-style: italic; }
+.ckpt:hover { background: rgba(128, 128, 128, .15); }
+.ckpt:focus-visible { outline: 2px solid #0072B2; outline-offset: -2px; }
+.ckpt[aria-current] { background: rgba(0, 114, 178, .22); box-shadow: inset 3px 0 #0072B2; }
 """
+
+
+class CheckpointList(pn.custom.JSComponent):
+    """A scrolling list of links. A click sends the number of the row; rows outside the window are not laid out.
+
+    Args:
+        clicked: called with the number of a row.
+    """
+
+    rows = param.List(doc="The name, a description, what is missing, and the link of each.")
+    wanted = param.String(doc="Only rows whose name contains it, in any case.")
+    current = param.Integer(default=-1, doc="The row of the open checkpoint, or -1.")
+
+    _esm = """
+    export function render({model}) {
+      const list = document.createElement("nav");
+      list.setAttribute("aria-label", "Checkpoints");
+      const add = (parent, tag, text, name) => {
+        const part = parent.appendChild(document.createElement(tag));
+        part.textContent = text;
+        if (name) part.className = name;
+        return part;
+      };
+      const fill = () => {
+        const wanted = model.wanted.toLowerCase(), top = list.scrollTop;
+        const rows = document.createDocumentFragment();
+        model.rows.forEach(([name, about, state, href], number) => {
+          if (!name.toLowerCase().includes(wanted)) return;
+          const row = add(rows, "a", "", "ckpt");
+          row.href = href;
+          row.title = name;
+          row.dataset.number = number;
+          add(row, "b", name);
+          add(row, "small", about);
+          if (state) add(row, "small", `incomplete: ${state}`, "bad");
+        });
+        list.replaceChildren(rows);
+        list.scrollTop = top;
+        mark();
+      };
+      const mark = () => {
+        list.querySelector("[aria-current]")?.removeAttribute("aria-current");
+        const row = list.querySelector(`[data-number="${model.current}"]`);
+        if (!row) return;
+        row.setAttribute("aria-current", "page");
+        const [inner, outer] = [row, list].map((one) => one.getBoundingClientRect());
+        if (inner.top < outer.top || inner.bottom > outer.bottom) list.scrollTop += inner.top - outer.top - 60;
+      };
+      list.addEventListener("click", (event) => {
+        const row = event.target.closest("a");
+        if (!row || event.button || event.ctrlKey || event.metaKey || event.shiftKey) return;
+        event.preventDefault();
+        model.send_msg(Number(row.dataset.number));
+      });
+      model.on("rows", fill);
+      model.on("wanted", fill);
+      model.on("current", mark);
+      fill();
+      return list;
+    }
+    """
+
+    def __init__(self, clicked: Callable[[int], None], **params: Any) -> None:
+        super().__init__(stylesheets=[SHEET], sizing_mode="stretch_width", margin=(4, 10), **params)
+        self.on_msg(lambda event: clicked(int(event.data)))
 
 
 class Picker(pn.viewable.Viewer):
@@ -37,7 +103,6 @@ class Picker(pn.viewable.Viewer):
     def __init__(self, state: WorkbenchState, schedule: Schedule | None = None, **params: Any) -> None:
         super().__init__(**params)
         self._state = state
-        self._later = schedule or (lambda callback: callback())
         self.listing = found_before(state.jail)
         self.job = Job(schedule)
         self._words = style.pane("")
@@ -45,22 +110,14 @@ class Picker(pn.viewable.Viewer):
             label="Refresh", variant="outlined", color="primary", size="small", on_click=lambda _: self.refresh()
         )
         self._narrow = pmui.TextInput(label="Find a checkpoint", size="small", sizing_mode="stretch_width")
-        self.table = style.table(
-            None,  # rows are sent to a table that is drawn
-            {"path": ("Checkpoint", CELL, None)},
-            page_size=PAGE,
-            selectable=1,
-            hidden_columns=["about", "state"],
-            stylesheets=[style.TABLE, SHEET],
-        )
-        self.table.on_click(self._clicked)
-        self._narrow.param.watch(self._fill, "value_input")
+        self.list = CheckpointList(self._clicked)
+        self._narrow.param.watch(lambda event: self.list.param.update(wanted=event.new), "value_input")
         self.job.param.watch(self._fill, "status")
         state.param.watch(self._mark, "path")
         self.refresh()
 
     def __panel__(self) -> pn.viewable.Viewable:
-        return pn.Column(self._words, self._narrow, self.table, self._refresh, sizing_mode="stretch_width")
+        return pn.Column(self._words, self._narrow, self.list, self._refresh, sizing_mode="stretch_width")
 
     def refresh(self) -> None:
         """List again; checkpoints come and go while a run writes them."""
@@ -74,35 +131,25 @@ class Picker(pn.viewable.Viewer):
             self._words.object = '<p class="muted">Searching for checkpoints …</p>'
         elif self.job.result is not None:
             self.listing = self.job.result
-            frame = self.listing.frame
-            wanted = self._narrow.value_input.casefold()
-            if wanted:
-                frame = frame[frame["path"].str.casefold().str.contains(wanted, regex=False)]
-            self.table.param.update(value=frame, selection=[])
+            links = [link(path=path) for path in self._paths]
+            rows = [list(row) for row in zip(*self.listing.texts, links, strict=True)]
+            self.list.param.update(rows=rows, current=self._current())
             number = _number(len(self.listing.found))
             self._words.object = f'<p class="muted">{number} in {html(self._state.jail.name)}</p>'
-            self._later(self._mark)  # a selection sent together with its rows is lost
 
-    def _clicked(self, event: Any) -> None:
-        if event.row is not None:
-            self._state.show(self._paths[int(self.table.value.index[event.row])])
+    def _clicked(self, row: int) -> None:
+        if 0 <= row < len(self._paths):
+            self._state.show(self._paths[row])
 
     @property
     def _paths(self) -> list[str]:
         return [] if self.listing is None else self.listing.paths
 
+    def _current(self) -> int:
+        return self._paths.index(self._state.path) if self._state.path in self._paths else -1
+
     def _mark(self, *_: Any) -> None:
-        frame, paths = self.table.value, self._paths
-        if frame is None or self._state.path not in paths:
-            self.table.selection = []
-            return
-        label = paths.index(self._state.path)
-        if label not in frame.index:
-            self.table.selection = []
-            return
-        row = int(frame.index.get_loc(label))
-        if self.table.selection != [row]:
-            self.table.param.update(page=row // PAGE + 1, selection=[row])
+        self.list.current = self._current()
 
 
 def _number(n: int) -> str:

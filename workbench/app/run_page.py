@@ -66,7 +66,7 @@ OTHERS = 12  #: runs that are offered for comparison
 SECTION = (20, 10, 0, 10)  #: margins of the heading of a section
 WIDE: dict[str, Any] = {"sizing_mode": "stretch_width", "margin": (5, 10)}
 BINS = 64  #: of the values of a tensor
-PAGE = 12  #: rows of the table of steps
+ROW, TALL = 29, 420  #: pixels of a row of the table of steps; its maximum height, above which it scrolls
 FIRST, LAST = 3.0, 60.0  #: seconds between two looks at a run: at first, and when nothing has changed for long
 COLUMNS: dict[str, tuple[str, str, int | None]] = {
     "step": ("Step", "count", 76),
@@ -89,6 +89,12 @@ h1 { font-size: 21px; font-weight: 600; margin: 4px 0 2px; overflow-wrap: anywhe
   margin: 2px 6px 2px 0; text-decoration: none; font-size: 13px; font-weight: 400; }
 .chips a.on { background: #0072B2; border-color: #0072B2; color: #fff; }
 .chips span { font-size: 13px; opacity: .8; margin-right: 8px; }
+"""
+#: The metrics and the runs to compare with in one line, or one below the other.
+CHOICE = """
+:host { display: flex !important; flex-flow: row wrap; align-items: center; gap: 4px 24px; }
+:host > :not(style) { flex: 0 1 360px; width: auto !important; align-self: center !important; }
+:host > :last-child { flex: 1 1 320px; }
 """
 
 
@@ -152,15 +158,14 @@ class RunPage(pn.viewable.Viewer):
         self._measure_it = pn.Column(sizing_mode="stretch_width")
         self._over = pn.Column(sizing_mode="stretch_width")
         self._steps = pn.Column(sizing_mode="stretch_width")
-        self._metrics = pmui.MultiChoice(label="Metrics", options=[], value=[], max_width=420, **WIDE)
+        self._metrics = pmui.MultiChoice(label="Metrics", options=[], value=[], **WIDE)
         self._metrics.param.watch(self._chosen, "value")
-        self._choice = style.two_columns(self._metrics, self._chips, least=400)
+        self._choice = pn.Column(self._metrics, self._chips, stylesheets=[CHOICE], sizing_mode="stretch_width")
         self._title = style.pane("<h2>Layers over the steps</h2>", margin=SECTION)
         self._asked: tuple[int | None, CheckpointPair | None] | None = None
         self._measures = pmui.RadioButtonGroup(
             options=list(LAYER_MEASURES),
             value=self._measure_name(),
-            label="Measure",
             size="small",
             color="primary",
             margin=(5, 10),
@@ -532,7 +537,7 @@ class RunPage(pn.viewable.Viewer):
     # ---- steps -------------------------------------------------------------------------------------------------------
 
     def _list_steps(self) -> None:
-        """Show a row for each checkpoint; an existing table gets the new rows, and keeps its page and order."""
+        """Show a row for each checkpoint; an existing table gets the new rows, and keeps its place and order."""
         reading = self.reading
         if reading is None or not reading.run.found:
             self._steps[:] = []
@@ -544,7 +549,8 @@ class RunPage(pn.viewable.Viewer):
             if not frame.equals(self._rows.value):
                 self._rows.value = frame
             return
-        table = style.table(frame, COLUMNS, page_size=PAGE, least=LEAST)
+        height = {"height": TALL} if len(frame) * ROW > TALL else {}
+        table = style.table(frame, COLUMNS, least=LEAST, pagination=None, **height)
         table.on_click(self._row_clicked)
         self._listed, self._rows = shown, table
         self._steps[:] = [

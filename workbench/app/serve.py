@@ -130,6 +130,7 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
 
     scan_on(how.executor)
     _lighten()
+    _quieten()
     access = None if how.auth is None else Access.of(how.auth, how.user, how.password_file, how.users)
     if access is not None:
         options |= options_of(access)
@@ -188,6 +189,23 @@ def _lighten() -> None:
 
     FONT_CSS.clear()
     server.bundle_resources = _bundle
+
+
+def _quieten() -> None:
+    """Leave out two reports of Bokeh (3.9) about ordinary events: a browser that sends the changes of a figure names
+    models that the server knows (``core/serialization.py``), and a page was closed while something was being sent to it
+    (``server/views/ws.py``)."""
+    import logging
+    import warnings
+
+    from bokeh.util.warnings import BokehUserWarning
+
+    warnings.filterwarnings("ignore", "reference already known", BokehUserWarning)
+    logging.getLogger("bokeh.server.views.ws").addFilter(_not_about_closing)
+
+
+def _not_about_closing(record: Any) -> bool:
+    return not str(record.msg).startswith("Failed sending message")
 
 
 def _bundle(roots: Any, resources: Any) -> Any:

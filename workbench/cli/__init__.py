@@ -15,10 +15,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
-from workbench.cli.common import tell
+from workbench.cli.common import folded, tell
 from workbench.cli.parser import USAGE, parser
 from workbench.core.remote.url import with_options
 from workbench.core.source import needs_descriptors
@@ -44,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             options = parser().parse_args(argv)
             module, name = options.run
             given = dict(options.storage_option or ()) | ({"cache_dir": options.cache_dir} if options.cache_dir else {})
-            with needs_descriptors(), with_options(given or None, *_values(options)):
+            as_it_is = nullcontext() if getattr(options, "json", False) else folded()
+            with needs_descriptors(), with_options(given or None, *_values(options)), as_it_is:
                 code = int(getattr(import_module(module), name)(options) or 0)
         except SystemExit as done:  # argparse: --help, --version, wrong usage
             code = done.code if isinstance(done.code, int) else USAGE

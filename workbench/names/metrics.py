@@ -95,6 +95,22 @@ def counter(name: str) -> str | None:
     return next((what for what, pattern in _COUNTERS.items() if pattern.search(plain)), None)
 
 
+_TIME_OF_STEP = re.compile(
+    r"(?:^|[/_.])(?:step|iter|iteration|batch|update)_?(?:time|secs?|seconds|duration)(?:_?\(?(?:ms|s|secs?|seconds)\)?)?$"
+    r"|(?:time|secs?|seconds|ms)_?(?:per|/)_?(?:step|iter|iteration|batch|update)|^(?:timing_s/step|interval_runtime|seconds)$"
+    r"|^iter_time_\(s\)$|^time_\(ms\)$"
+)
+
+
+def takes_time(name: str) -> bool:
+    """Return whether a metric is the time that a step took.
+
+    >>> takes_time("elapsed time per iteration (ms)"), takes_time("step_time"), takes_time("elapsed")
+    (True, True, False)
+    """
+    return _TIME_OF_STEP.search(normalised(name)) is not None
+
+
 @lru_cache(4096)
 def normalised(name: str) -> str:
     """Return a name in lower case, with ``_`` for spaces and dashes, without the run's name of an exported table."""

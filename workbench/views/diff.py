@@ -42,7 +42,6 @@ def diff_text(diff: Diff) -> str:
 def diff_lines(diff: Diff, most: int | None = None, *, width: int | None = WIDTH) -> list[str]:
     """Return the differences as lines. ``most`` limits the rows of each table; ``width=None`` truncates no names."""
     lines = [*_sides(diff, width), *_wrapped("", headline(diff))]
-    lines += _left_over("only in a", diff.removed, most) + _left_over("only in b", diff.added, most)
     rows = diff.changed_rows
     lines += _table(rows[:most], width)
     if most is not None and len(rows) > most:
@@ -52,6 +51,7 @@ def diff_lines(diff: Diff, most: int | None = None, *, width: int | None = WIDTH
         lines += _wrapped("  not compared: ", f"{safe(row.key_b)}: {safe(row.why)}")
     if most is not None and len(unread) > most:
         lines.append(f"  … {units.plural(len(unread) - most, 'more tensor')} not compared")
+    lines += _left_over("only in a", diff.removed, most) + _left_over("only in b", diff.added, most)
     if diff.objects:
         lines.append(f"  {units.plural(len(diff.objects), 'change')} in non-tensor state")
         for change in diff.objects[:most]:

@@ -28,7 +28,7 @@ def head(found: Layout) -> str:
     if spread.count > 1:
         facts["balance"] = f"largest is {spread.ratio:.2f} × the mean"
     if s["copies"]:
-        facts["stored again"] = f"{_size(s['copies'])}, {units.percent(s['copies'], s['stored'])}"
+        facts["duplicated"] = f"{_size(s['copies'])}, {units.percent(s['copies'], s['stored'])}"
     cells = "".join(f"<div><small>{escape(k)}</small><span>{escape(v)}</span></div>" for k, v in facts.items())
     source_line = (
         f'<p class="muted">The mesh comes from {_html(found.mesh_source)}.</p>'

@@ -41,6 +41,7 @@ LAYER_MEASURES: dict[str, tuple[str, str, str]] = {
     "NaN": ("nan", "", "elements that are NaN"),
 }
 NAMED = 0.2  #: share of the picture's width that a word beside a line needs on a phone
+LATE = 0.7  #: share of the steps after which the words about a jump are left of it, where a resume may be marked
 ROWS = 48  #: rows of the picture of layers; more tensors are combined by layer
 
 
@@ -311,7 +312,8 @@ def _events(figure: Any, curves: Curves, metric: str, *, named: bool, tapped: An
     marks = [one for one in curves.spikes if math.isfinite(one[1])] if metric == "loss" else []
     if not marks:
         return
-    middle = sum(_extent(curves)) / 2
+    low, high = _extent(curves)
+    late = low + LATE * (high - low)
     source = ColumnDataSource(
         {
             "step": [one[0] for one in marks],
@@ -320,8 +322,8 @@ def _events(figure: Any, curves: Curves, metric: str, *, named: bool, tapped: An
             "words": [one[4] for one in marks],
             "colour": [WRONG if one[3] else DOUBT for one in marks],
             "ink": [INK[WRONG if one[3] else DOUBT] for one in marks],
-            "align": ["right" if one[0] > middle else "left" for one in marks],
-            "offset": [-10 if one[0] > middle else 10 for one in marks],
+            "align": ["right" if one[0] > late else "left" for one in marks],
+            "offset": [-10 if one[0] > late else 10 for one in marks],
         }
     )
     figure.vspan("step", source=source, color="colour", line_width=1, alpha=0.6)

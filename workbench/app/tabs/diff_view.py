@@ -192,7 +192,7 @@ class DiffView(pn.viewable.Viewer):
         words = f'<p class="muted">{count(int(mapped.sum()))} tensors'
         words += f"; {count(left)} of other roles: choose a role above" if left else ""
         parts: list[Any] = [
-            style.pane(f"<h3>Where it changed: {name} by layer and module</h3>{words}. Tap a cell.</p>")
+            style.pane(f"<h3>Where it changed: {name} by layer and module</h3>{words}. Click a cell.</p>")
         ]
         if self._grid.cells:
             self._frame = Frame()

@@ -215,8 +215,8 @@ class SharesPart(LayoutPart):
         noun = "ranks" if found.holders.ranked else "holders"
         per = "" if self.share.per == 1 else f" {count(self.share.per)} {noun} a column."
         self._words.object = (
-            f'{words}<p class="muted">{count(len(chosen))} tensors{most}, {count(len(found.holders))} {noun}. An empty '
-            f"place is one that stores nothing of it.{per} Tap a cell.</p>"
+            f'{words}<p class="muted">{count(len(chosen))} tensors{most}, {count(len(found.holders))} {noun}. A blank '
+            f"cell stores none of it.{per} Click a cell.</p>"
         )
         self.marks = Marks()
         self.show(shares_picture(self.share, found.holders.label, self.marks), self.tapped)
@@ -314,7 +314,7 @@ class ShardsPart(LayoutPart):
             self._controls_of(shown, ndim, by)
             lead = "" if view.tensor == key else '<p class="muted">The largest tensor; choose another one above.</p>'
             many = " Boxes that differ only on other axes coincide." if ndim > 2 else ""
-            note = f'<p class="muted">Tap a box.{many}</p>'
+            note = f'<p class="muted">Click a box.{many}</p>'
             self._words.object = problem + lead + layout_words.tensor_words(self.found, key) + note
             paint = owner_colours(shown)
             wrong = {"hole": HOLE} if len(shown.holes) else {}
@@ -394,7 +394,7 @@ class BytesPart(LayoutPart):
             note = "Zoomed out, a block shows the share of each role; zoom in to see the chunks. "
         if len(index.roles) > CLASSES:
             note += "Small roles are shown together. "
-        words = layout_words.key_of_colours({**paint, "no tensor": NO_TENSOR}, f"{note}Tap a byte.")
+        words = layout_words.key_of_colours({**paint, "no tensor": NO_TENSOR}, f"{note}Click a byte.")
         self._key = style.pane(words)
         self.body[:] = [self._key, self._plot, self.said]
 
@@ -518,7 +518,7 @@ class PhasesPart(LayoutPart):
         some = f" The {ROWS} slowest ranks are shown." if found.ranks > ROWS else ""
         self._time = pn.Column(sizing_mode="stretch_width")
         self.body[:] = [
-            style.pane(f'{words}<p class="muted">{heat} Tap a cell.</p>'),
+            style.pane(f'{words}<p class="muted">{heat} Click a cell.</p>'),
             self._plot,
             self.said,
             style.pane(layout_words.key_of_colours(phase_colours(found), f"Times are those of each host.{some}")),

@@ -160,7 +160,7 @@ def _finite(state: State, found: Mapping[str, OneState]) -> Said:
     if not looked:
         return Inapplicable("every tensor belongs to a parameter")
     names = [catalog.keys[at] for at in broken]
-    text = f"{count:,} elements of {_some(names)} are NaN"
+    text = f"{many(count, 'element')} of {_some(names)} {'is' if count == 1 else 'are'} NaN"
     signs = (
         [RULES["S01"].sign(text, {"count": count}, _fqns(state, broken), hit=len(broken), of=looked)] if broken else []
     )

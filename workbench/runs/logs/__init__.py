@@ -17,9 +17,11 @@ nothing is executed; a file that cannot be read is a note, and the others are re
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +43,7 @@ ABOVE = 2  #: folders above the root that are searched if there is no log below 
 FILES = 2000  #: maximum number of files to examine
 FOLDERS = 5000  #: maximum number of folders to examine
 STATES = 8  #: newest checkpoints whose trainer_state.json is read; each repeats the history of those before
+ARGUMENTS, ARGUMENTS_SIZE, ARGUMENTS_READ = "training_args.bin", 1 << 20, 64  #: bytes; number of such files compared
 #: Folders above the checkpoints in which programs put their logs.
 LOG_FOLDERS = (
     "runs",
@@ -80,6 +83,7 @@ class FoundLogs:
         said: texts without rows that report that a checkpoint was loaded.
         notes: sentences on files that were not read, and why.
         files: paths or URLs of all examined files, including those that turned out not to be logs.
+        restarted: checkpoints after which the Hugging Face Trainer was started with other arguments.
     """
 
     logs: list[MetricLog] = field(default_factory=list)
@@ -87,6 +91,7 @@ class FoundLogs:
     root: str = ""
     notes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    restarted: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,8 @@ def find_logs(
 
     Args:
         place: the run's folder.
-        skip: checkpoints in it, relative paths; only ``trainer_state.json`` of the last few is looked for in them.
+        skip: checkpoints in it by step, relative paths; only ``trainer_state.json`` of the last few is looked for in
+            them, and ``training_args.bin`` of some is compared.
         above: folders above it that are searched.
         growing: leave out an unterminated last line.
         known: the earlier readings of these files; of a file that has grown, only the rest is read.
@@ -121,6 +127,13 @@ def find_logs(
     be the only one with a name like its own.
     """
     found = _read(place, list(_walk(place, "", DEPTH, set(skip))) + _states(place, skip), growing, known)
+    restarted = _other_arguments(place, skip)
+    found = _or_above(found, place, above, growing, known)
+    found.restarted = restarted
+    return found
+
+
+def _or_above(found: FoundLogs, place: Place, above: int, growing: bool, known: GrownLogs | None) -> FoundLogs:
     at, inner = place, place.name
     for _ in range(above):
         if found.logs:
@@ -274,6 +287,35 @@ def _states(place: Place, skip: Sequence[str]) -> list[LogFile]:
         except WorkbenchError:
             continue
     return sorted(found, key=lambda one: one.order)[-STATES:]
+
+
+def _other_arguments(place: Place, paths: Sequence[str]) -> list[str]:
+    """Return the checkpoints after which ``training_args.bin`` differs: another process wrote it, as it names the time
+    of the start, or was given something else. Few files are compared: a process writes the same bytes each time.
+    """
+
+    def digest(at: int) -> bytes | None:
+        if at not in digests:
+            digests[at] = None
+            with suppress(WorkbenchError):
+                inner = place.sub(paths[at])
+                info = None if inner.file is not None else inner.files.get(ARGUMENTS)
+                if info is not None and info.size <= ARGUMENTS_SIZE:
+                    digests[at] = hashlib.blake2b(inner.source(ARGUMENTS).read_bytes(0, info.size)).digest()
+        return digests[at]
+
+    digests: dict[int, bytes | None] = {}
+    found, spans = [], [(0, len(paths) - 1)]
+    while spans and len(digests) < ARGUMENTS_READ:
+        low, high = spans.pop()
+        one, two = (digest(low), digest(high)) if low < high else (None, None)
+        if one is None or two is None or one == two:
+            continue
+        if high == low + 1:
+            found.append(paths[low])
+        else:
+            spans += [((low + high) // 2, high), (low, (low + high) // 2)]
+    return found
 
 
 def _written(mtime_ns: int, folder: str) -> tuple[Any, ...]:

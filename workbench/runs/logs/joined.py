@@ -7,10 +7,10 @@
     ghost                61 … 72                     the abandoned branch is kept
 
 A resume is where the step of one series, in written order, does not rise: ``step[i] <= step[i - 1]``; where a
-restart line, a new file or a start event marks one; or where a counter falls that only rises while a program runs:
-its time, the epoch, the consumed samples. A wall clock that goes back is not a resume, and neither is a pause. A step
-that is logged twice with the same value is one point, and a file in which many steps are repeated without a restart
-was written by several ranks.
+restart line, a new file, a start event, another process, or the program's first lines, printed again, mark one; or
+where a counter falls that only rises while a program runs: its time, the epoch, the consumed samples. A wall clock that
+goes back is not a resume, and neither is a pause. A step that is logged twice with the same value is one point, and a
+file in which many steps are repeated without a restart was written by several ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from workbench.names.metrics import MEANINGS, counter, pick_metric
-from workbench.runs.logs.record import LoggedColumn, MetricLog, StartMark
+from workbench.runs.logs.record import PROCESS, LoggedColumn, MetricLog, StartMark
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -33,7 +33,7 @@ FALLS = 0.10  #: share of points with a falling step from which the file is not 
 FEW = 3  #: number of repeats that is not yet evidence for several ranks
 COUNTED = 0.5  #: share of rows that a counter has to be in
 COUNTER_FALLS = 0.02  #: share of rows at which a counter may fall
-RISES = 0.5  #: share of the other rows at which it has to rise
+RISES, TICKS = 0.5, 0.02  #: share of the other rows at which it has to rise; if it is a timer, of whole seconds
 PAUSE, PAUSES = 60.0, 20  #: seconds, and multiples of the median distance of rows, from which a pause is mentioned
 
 
@@ -93,6 +93,7 @@ class JoinedLog:
         pauses: of more than :data:`PAUSE` seconds and :data:`PAUSES` times the median: the step before, the step after,
             seconds; ``None`` if the log has no absolute times. A pause alone is not a resume.
         points: rows of the main series with those of abandoned branches.
+        twice: steps that are logged again at once, with the same value.
     """
 
     log: MetricLog
@@ -102,6 +103,7 @@ class JoinedLog:
     interval: int = 1
     pauses: list[tuple[int, int, float]] | None = None
     points: int = 0
+    twice: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -137,14 +139,17 @@ def join(log: MetricLog) -> JoinedLog:
             steps, _ = _whole_run(steps, column, log)
         rows = np.frombuffer(column.rows, np.int64)
         values = np.frombuffer(column.values, np.float64)
-        kept, starts, note = _attempts(steps, values, rows, marks)
+        seen = sorted([*marks, *_again_after_a_pause(steps, rows, log)], key=lambda mark: mark.row)
+        kept, starts, note = _attempts(steps, values, rows, seen)
         if note and name == series:
             out.notes.append(note)
         out.curves[name] = _surviving(name, steps[kept], values[kept], starts)
         if name == series:
             out.interval = _interval(out.curves[name].steps)
-            out.resumes = _resumes(steps[kept], values[kept], rows[kept], starts, marks, log)
+            out.resumes = _resumes(steps[kept], values[kept], rows[kept], starts, seen, log)
             out.pauses = _pauses(steps[kept], rows[kept], log)
+            if len(steps) - len(kept) <= FEW:
+                out.twice = np.delete(steps, kept).tolist()
     return out
 
 
@@ -153,17 +158,18 @@ def _starts(log: MetricLog, series: LoggedColumn) -> list[StartMark]:
     rows = np.frombuffer(series.rows, np.int64)
     falls = rows[np.flatnonzero(np.diff(np.frombuffer(series.steps, np.int64)) <= 0) + 1]
     known = np.unique(np.concatenate([falls, np.array([mark.row for mark in log.starts], np.int64)]))
-    found = list(log.starts)
+    found = _not_periodic(log.starts, len(rows)) + _other_processes(log, rows)
     epochs = next((column for name, column in log.columns.items() if counter(name) == "epoch"), None)
-    kinds = [(name, counter(name), column) for name, column in log.columns.items()]
-    for name, what, column in [*kinds, *((name, "elapsed", column) for name, column in log.counters.items())]:
+    kinds = [(name, counter(name), column, RISES) for name, column in log.columns.items()]
+    timers = [(name, "elapsed", column, TICKS) for name, column in log.counters.items() if name != PROCESS]
+    for name, what, column, rises in [*kinds, *timers]:
         if what is None:
             continue
         here = np.isin(np.frombuffer(column.rows, np.int64), rows)
         at, values = np.frombuffer(column.rows, np.int64)[here], np.frombuffer(column.values, np.float64)[here]
         if len(at) < COUNTED * len(rows):
             continue
-        for fall in _falls(what, at, values, epochs):
+        for fall in _falls(what, at, values, epochs, rises):
             near = known[(known > at[fall - 1]) & (known <= at[fall])]
             words = f"{name!r}" if name in log.columns else name
             text = f"{words} falls from {values[fall - 1]:,.6g} to {values[fall]:,.6g}"
@@ -171,7 +177,40 @@ def _starts(log: MetricLog, series: LoggedColumn) -> list[StartMark]:
     return sorted(found, key=lambda mark: mark.row)
 
 
-def _falls(what: str, rows: Ints, values: Floats, epochs: LoggedColumn | None) -> Ints:
+def _again_after_a_pause(steps: Ints, rows: Ints, log: MetricLog) -> list[StartMark]:
+    """Return the rows that repeat a step after a long time without a row: nothing else writes one step twice."""
+    if not len(rows) or rows[-1] >= len(log.times):
+        return []
+    apart = np.diff(np.frombuffer(log.times, np.float64)[rows])
+    usual = float(np.median(apart)) if len(apart) else 0.0
+    again = np.flatnonzero((np.diff(steps) == 0) & (apart > max(PAUSE, PAUSES * usual))) + 1
+    return [StartMark(int(rows[at]), "pause", text="a step is logged again") for at in again]
+
+
+def _not_periodic(marks: Sequence[StartMark], rows: int) -> list[StartMark]:
+    """Return marks without those that the program's first lines gave, if it prints them again and again."""
+    again = np.array([mark.row for mark in marks if mark.why == "opening"], np.int64)
+    apart = np.diff(again)
+    often = len(again) > max(FEW, COUNTER_FALLS * rows)
+    if often or (len(again) > FEW and apart.max() - apart.min() <= 0.02 * apart.max()):
+        return [mark for mark in marks if mark.why != "opening"]
+    return list(marks)
+
+
+def _other_processes(log: MetricLog, rows: Ints) -> list[StartMark]:
+    """Return the rows from which another process writes, unless several write in turn."""
+    column = log.counters.get(PROCESS)
+    if column is None or len(column.rows) < COUNTED * len(rows):
+        return []
+    numbers, at = np.frombuffer(column.values, np.float64), np.frombuffer(column.rows, np.int64)
+    changes = np.flatnonzero(np.diff(numbers)) + 1
+    if len(changes) >= 2 * len(np.unique(numbers)):
+        return []
+    texts = (f"process {numbers[n]:.0f} continues after process {numbers[n - 1]:.0f}" for n in changes)
+    return [StartMark(int(at[n]), "new process", text=text) for n, text in zip(changes, texts, strict=True)]
+
+
+def _falls(what: str, rows: Ints, values: Floats, epochs: LoggedColumn | None, rises: float) -> Ints:
     """Return the positions at which a counter restarts; empty unless it counts over the whole run."""
     change = np.diff(values)
     falls = np.flatnonzero(change < 0) + 1
@@ -179,7 +218,7 @@ def _falls(what: str, rows: Ints, values: Floats, epochs: LoggedColumn | None) -
     none = falls[:0]
     if not len(falls) or len(falls) > max(min(FEW, len(values) // 8), COUNTER_FALLS * len(values)):
         return none
-    if what != "epoch" and (change > 0).sum() < RISES * others:
+    if what != "epoch" and (change > 0).sum() < rises * others:
         return none  # the tokens of a batch, the time of a step
     if what == "epoch":  # the finished share of an epoch falls from 1 to 0
         return falls[~((values[falls - 1] > 0.9) & (values[falls - 1] <= 1) & (values[falls] < 0.1))]

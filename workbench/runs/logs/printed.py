@@ -32,10 +32,12 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from workbench.names.steps import parse_name
-from workbench.runs.logs.record import MetricLog, StartMark
+from workbench.runs.logs.opening import OpeningLines
+from workbench.runs.logs.record import PROCESS, LogFull, MetricLog, StartMark, seconds_of
 
 NUM = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
 DIGITS = 18  #: maximum digits of a step; more do not fit 64 bits
@@ -211,8 +213,10 @@ def _openrlhf(line: str) -> PrintedRow | None:
         return None
     values = pairs(_EQUAL.findall(line[count.end() :]))
     epoch = _BAR_EPOCH.search(line[: count.start()])
-    # the bar begins at 0 in every epoch and shows its length
-    return PrintedRow(int(count[1]) + (int(epoch[1]) * int(count[2]) if epoch else 0), values)
+    if epoch is not None:  # the bar begins at 0 in every epoch and shows its length
+        return PrintedRow(int(count[1]) + int(epoch[1]) * int(count[2]), values)
+    time = _BAR_TIME.match(line, count.end())
+    return PrintedRow(int(count[1]), values, {} if time is None else {BAR_TIMER: _seconds(time)})
 
 
 #: Program, a substring for a quick check of the line, its reader; whether the first update is number 0.
@@ -305,6 +309,19 @@ _NEXT = re.compile(r"\b(?:resum|continu|restart)(?:ed|ing)\s+(?:\w+\s+)?(?:at|wi
 _FROM = re.compile(r"(?:\bfrom|checkpoint|ckpt)\b[ :='\"`]*((?=\S*\d)[^\s'\"`,;()]+)", re.IGNORECASE)
 #: Prefixes that name the writer of a line: torchrun's, Ray's, fairseq2's, and Composer's file logger's.
 _WHO = re.compile(r"^\s*(?:\[(?:rank|Rank )(\d+)\]:?|\((?:[\w.]+) pid=(\d+)[^)]*\)|\[stdout\]:|\[stderr\]:)\s?")
+#: The process of a line, in the prefixes of absl and of journald.
+_PROCESS = re.compile(
+    r"\s*(?:[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+\s+(\d{1,9}) [^\s\]]+:\d+\]"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [^\s\[\]]+\[(\d{1,9})\]: )"
+)
+#: A date and a time: ISO 8601, and absl's, which has no year.
+_CLOCK = re.compile(r"(?:(\d{4}-\d\d-\d\d)[ T]|[IWEF](\d\d)(\d\d) )(\d\d):(\d\d):(\d\d(?:[.,]\d{1,6})?)")
+_SAVED = re.compile(
+    r"\bsav(?:ed|ing)\b.*?\bcheckpoint(?:-|\b.*?\b(?:global[ _]?step|step|iteration|iter)[ :=#_-]{1,8})(\d{1,18})\b",
+    re.I,
+)
+BAR_TIMER = "the progress bar's time"
+PREFIX = 80  #: characters of a line in which its time is
 COUNTED = "hf_trainer, by the row"
 BARRED = 0.8  #: share of the Trainer's rows that must be followed by a bar, if the bars show the steps
 _HF_KEYS = ("'loss'", "'eval_loss'")
@@ -323,14 +340,22 @@ class PrintedLogs:
         self.total = 0  # total of the training's bar; those of evaluations are shorter
         self.lines = 0
         self.last: tuple[str, int, int] | None = None
+        self.opening = OpeningLines()
+        self.spans: dict[tuple[str, int], tuple[int, int]] = {}  # first and last row of each log, in written order
+        self.processes: set[int] = set()  # writers that are named by their process, not by their rank
+        self.written, self.timer = 0, 0.0
+        self.saved: list[int] = []  # steps of checkpoints, as lines say
 
     def feed(self, line: str) -> None:
         """Take one line."""
         if self.batch is None and not any(part in line for part in PARTS):
+            self.opening.line(line)
             return  # most lines of a large log match no program
-        who = 0
+        who, whole = 0, line
         while (prefix := _WHO.match(line)) is not None:
             who = int((prefix[1] or prefix[2] or "0")[:DIGITS])
+            if prefix[2]:
+                self.processes.add(who)
             line = line[prefix.end() :]
         if self._hugging(line, who) or self._composer(line, who):
             return
@@ -340,11 +365,20 @@ class PrintedLogs:
                 if row is not None and row.values:
                     if program not in ("megatron", "verl", "levanter") and about_validation(line):
                         return  # these three log both in one line, under their own names
-                    self._row(program, who, row, zero)
+                    self._row(program, who, row, zero, line)
                     return
+        if (found := _SAVED.search(line)) is not None:
+            self.saved.append(int(found[1]))
+            return
+        self.opening.line(whole)
         self._start(line)
 
-    def _row(self, program: str, who: int, row: PrintedRow, zero: bool = False) -> None:
+    def _row(self, program: str, who: int, row: PrintedRow, zero: bool = False, line: str = "") -> None:
+        said = self.opening.row()
+        if said and not self.marks:
+            self.marks.append(StartMark(0, "opening", text=said))
+        self.written += 1
+        self.spans[program, who] = (self.spans.get((program, who), (self.written, 0))[0], self.written)
         log = self.logs.get((program, who))
         if log is None:
             log = self.logs[program, who] = MetricLog(self.path, program, files=[self.path], limit=self.limit)
@@ -352,12 +386,17 @@ class PrintedLogs:
         for mark in self.marks:
             for other in self.logs.values():
                 other.start(StartMark(other.rows, mark.why, mark.loaded, mark.first, mark.fresh, mark.text))
-        again = not self.marks and self.last == (program, who, row.step)
-        self.marks = []
+        timer = row.counters.get(BAR_TIMER, 0.0)
+        again = not self.marks and self.last == (program, who, row.step) and timer >= self.timer
+        self.marks, self.timer = [], timer
         if program == "openrlhf" and again:
             return  # a bar is printed repeatedly; its first print of a step is kept
         self.last = (program, who, row.step)
-        log.add(row.step, row.values, counters=row.counters)
+        counters = row.counters
+        process = _PROCESS.match(line) if line[:1] in " IWEFJMASOND" else None
+        if process is not None:
+            counters = {**counters, PROCESS: float(process[1] or process[2])}
+        log.add(row.step, row.values, _printed_time(line), counters)
 
     def _start(self, line: str) -> None:
         for marker, pattern, kind in STARTS:
@@ -414,7 +453,7 @@ class PrintedLogs:
                 self._mark(StartMark(0, "restart line", text="the progress bar begins again"))
             if self.held is not None and total == self.total:
                 time = _BAR_TIME.match(line, count.end())
-                shown = {} if time is None else {"the progress bar's time": _seconds(time)}
+                shown = {} if time is None else {BAR_TIMER: _seconds(time)}
                 self._row("hf_trainer", who, PrintedRow(done, self.held, shown))
                 self.held = None
             return True
@@ -447,6 +486,23 @@ class PrintedLogs:
             self.rates.append(rate)
         self._row(COUNTED, who, PrintedRow(self.lines, row))
 
+    def _one_after_another(self) -> None:
+        """Join the logs of processes that did not write at the same time: a later one is a restart."""
+        before: dict[str, tuple[str, int]] = {}
+        for key in sorted(self.logs, key=lambda key: self.spans.get(key, (0, 0))):
+            if key[1] not in self.processes:
+                continue
+            old = before.get(key[0])
+            if old is None or self.spans[old][1] > self.spans[key][0]:
+                before.setdefault(key[0], key)
+                continue
+            try:
+                self.logs[old].extend(self.logs[key], f"process {key[1]} continues after process {old[1]}")
+            except LogFull:
+                continue
+            self.spans[old] = (self.spans[old][0], self.spans[key][1])
+            del self.logs[key]
+
     @property
     def kept(self) -> int:
         """Values so far."""
@@ -461,6 +517,7 @@ class PrintedLogs:
                 if barred is None or barred.rows < BARRED * log.rows:
                     self.logs["hf_trainer", who] = log
                 del self.logs[program, who]
+        self._one_after_another()
         lowest: dict[str, MetricLog] = {}
         for (program, _), log in sorted(self.logs.items()):
             if program not in lowest or (not _has_loss(lowest[program]) and _has_loss(log)):
@@ -471,6 +528,9 @@ class PrintedLogs:
             said = MetricLog(self.path, "text", files=[self.path])
             said.starts = list(self.marks)
             return [said]
+        for log in lowest.values():
+            announced = bool(log.starts) and log.starts[0].row == 0
+            log.saved, log.opened = list(self.saved), announced or self.opening.known
         return list(lowest.values())
 
 
@@ -512,6 +572,25 @@ def _loaded_in(line: str, path: str = "") -> int | None:
             return step
     said = _AT_STEP.search(line)
     return None if said is None or _NEXT.search(line[: said.start()]) else int(said[1])
+
+
+def _printed_time(line: str) -> float | None:
+    """Return the time in a line's prefix, in seconds; absl's has no year."""
+    found = _CLOCK.search(line, 0, PREFIX)
+    if found is None:
+        return None
+    date, month, day, hours, minutes, seconds = found.groups()
+    midnight = _midnight(date or f"2000-{month}-{day}")
+    return (
+        None
+        if midnight is None
+        else midnight + 3600 * int(hours) + 60 * int(minutes) + float(seconds.replace(",", "."))
+    )
+
+
+@lru_cache(64)
+def _midnight(date: str) -> float | None:
+    return seconds_of(date)
 
 
 def _seconds(found: re.Match[str]) -> float:

@@ -15,11 +15,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 VALUES = 20_000_000  #: maximum values of one log: 480 MB
 COLUMNS = 4096  #: maximum names of one log; a file of random text must not create a million columns
 NAME = 200  #: characters of a name
 STEP_LIMIT = 1 << 62
+PROCESS = "the process id"  #: the name of the counter that says which process wrote a row
 
 
 class LogFull(Exception):
@@ -41,7 +43,8 @@ class StartMark:
 
     Attributes:
         row: number of the first row after it.
-        why: ``new file``, ``restart line``, ``start event`` or ``counter``.
+        why: ``new file``, ``restart line``, ``start event``, ``counter``, ``new process``, ``pause`` (before a
+            row that is there again), ``opening`` (the program's first lines are printed again), or a sentence.
         loaded: step of the checkpoint that was loaded according to the log; ``None`` if it does not state it.
         first: step of the first row after it, if the log says so.
         fresh: whether the log says that nothing was loaded.
@@ -65,13 +68,16 @@ class MetricLog:
         kind: the format: ``tensorboard``, ``megatron`` ….
         unit: the unit of its steps: ``step``, or ``samples``, ``tokens``, ``lines`` if no step is logged.
         columns: metric → its values.
-        counters: values besides the metrics that rise while a program runs: its running time, that of its progress bar.
+        counters: values besides the metrics that rise while a program runs: its running time, that of its progress bar;
+            and :data:`PROCESS`.
         starts: the starts of the trainer, in written order.
-        times: seconds since the epoch by row; empty if the log has no absolute time.
+        times: seconds by row, by the log's own clock, whatever its time zone; empty if the log has no times.
         files: all its files.
         notes: sentences on what was not read, and why.
         zero_based: whether the program numbers the first update 0.
         by_metric: whether each metric has a separate file: rows of different metrics have no common order.
+        saved: steps of the checkpoints that the program says it saved.
+        opened: whether the program prints lines when it starts: no start can go unnoticed.
     """
 
     path: str
@@ -85,6 +91,8 @@ class MetricLog:
     notes: list[str] = field(default_factory=list)
     zero_based: bool = False
     by_metric: bool = False
+    saved: list[int] = field(default_factory=list)
+    opened: bool = False
     rows: int = 0
     kept: int = 0
     limit: int = VALUES
@@ -149,6 +157,8 @@ class MetricLog:
         self.rows += more.rows
         self.kept += more.kept
         self.files += more.files
+        self.saved += more.saved
+        self.opened &= more.opened
         self.notes += more.notes
 
     def start(self, mark: StartMark) -> None:
@@ -170,3 +180,12 @@ class MetricLog:
     def points(self, name: str) -> int:
         """Count the values of a metric."""
         return len(self.columns[name].steps)
+
+
+def seconds_of(text: str) -> float | None:
+    """Return a date and time in ISO 8601 as seconds, in UTC if no time zone is given; ``None`` if it is not one."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()

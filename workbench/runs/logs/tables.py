@@ -22,7 +22,6 @@ import re
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
-from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -32,7 +31,7 @@ from workbench.errors import CorruptError, UsageError
 from workbench.names.metrics import STEP_NAMES, counter, normalised
 from workbench.runs.logs.lines import end_of_lines, stripped_lines
 from workbench.runs.logs.printed import number, numbers_of
-from workbench.runs.logs.record import VALUES, LogFull, MetricLog, StartMark
+from workbench.runs.logs.record import VALUES, LogFull, MetricLog, StartMark, seconds_of
 
 STATE = 256 << 20  #: bytes of the largest trainer_state.json that is decoded
 CELLS = 4096  #: columns of a CSV
@@ -41,6 +40,8 @@ FIELD = 1 << 17  #: characters of a row with a field that is quoted over several
 _UNITS = {"samples": "samples", "consumed_samples": "samples", "num_tokens": "tokens", "tokens": "tokens"}
 #: Numbers about the run, not measurements at a step.
 _ABOUT = {"total_steps", "percentage", "_runtime", "_timestamp", "timestamp", "time", "wall_time"}
+#: Names of the time of a row.
+TIMES = ("Time", "timestamp", "_timestamp", "time", "wall_time", "datetime", "date")
 _DURATION = re.compile(r"(?:(\d{1,6}) days?, )?(?:(\d{1,6}):)?(\d{1,2}):(\d{1,2}(?:\.\d+)?)")
 
 
@@ -182,15 +183,14 @@ def duration(text: str) -> float | None:
 
 
 def _time(row: Mapping[str, Any]) -> float | None:
-    for name in ("Time", "timestamp", "_timestamp", "time"):
+    for name in TIMES:
         value = row.get(name)
         if isinstance(value, str):
-            try:
-                found = datetime.fromisoformat(value)
-            except ValueError:
+            found = seconds_of(value) if number(value) is None else number(value)
+            if found is None:
                 continue
-            return found.timestamp() if found.tzinfo is not None else None  # without a time zone, the clock is unknown
-        if isinstance(value, (int, float)) and 1e9 < value < 1e10:
+            value = found
+        if isinstance(value, (int, float)) and 0.9e9 < value < 1e10:
             return float(value)
     return None
 
@@ -203,6 +203,7 @@ class CsvRows:
         self.log.zero_based = kind == "lightning_csv"
         self.log.by_metric = kind == "deepspeed_csv"
         self._columns: list[tuple[int, str, str]] = []
+        self._times: list[tuple[int, str]] = []
         self._at: int | None = None
         self._open = ""  # a quoted field that continues in the next line
         self._other = False  # its first line names no step: it is not a log
@@ -230,7 +231,8 @@ class CsvRows:
                 (counters if role == "counter" else values)[name] = value
             elif role != "metric" and (value := duration(text)) is not None:
                 counters[name] = value
-        self.log.add(step, values, None, counters)
+        time = {name: cells[n] for n, name in self._times if n < len(cells)}
+        self.log.add(step, values, _time(time) if time else None, counters)
 
     def _header(self, cells: list[str]) -> None:
         name = step_name(cells)
@@ -243,6 +245,7 @@ class CsvRows:
         self.log.unit = "samples" if self.log.by_metric else _UNITS.get(normalised(name), "step")
         roles = ((n, cell, _role(cell)) for n, cell in enumerate(cells) if n != self._at)
         # W&B's export adds the extremes of each point
+        self._times = [(n, cell) for n, cell in enumerate(cells) if cell in TIMES]
         self._columns = [one for one in roles if one[2] != "none" and not one[1].endswith(("__MIN", "__MAX"))]
 
     def _cells(self, line: str) -> list[str]:
