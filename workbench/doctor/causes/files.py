@@ -153,7 +153,7 @@ def mixed(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 0.95, both, False, reasons=case.against(("G7", words)))
         elif moments and not weights and case.still(change, moments):
             lagging = bool(odd.behind)
-            yield Match(change.leg, 0.9 if lagging else 0.8, frozenset(moments), False)
+            yield Match(change.leg, 0.97 if lagging else 0.8, frozenset(moments), False)
         elif weights and change.leg == "load" and not change.whole(change.weights, weights):
             yield Match("load", 0.6, frozenset(weights), False)
         if few and not change.hit(MOMENTS) & few:
@@ -210,6 +210,8 @@ def computation(case: Case) -> Iterator[Match]:
 def settings(case: Case) -> Iterator[Match]:
     signs = [*case.fired("R12", info=True), *case.fired("P16", "R14", "P19", "N12", info=True)]
     signs = [one for one in signs if one.evidence.get("kind") not in ("groups", "lr")]
+    if any(one.evidence.get("kind") == "decay" for one in signs):
+        signs += [one for one in case.fired("P12") if "old" in one.evidence]
     if signs:
         yield Match(
             "train" if case.evidence.after is not None else case.resumed,

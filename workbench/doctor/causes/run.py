@@ -352,7 +352,8 @@ def fp8_scales(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = frozenset(change.hit(OF_SCALES))
         if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
-            yield Match(change.leg, 0.95, names, change.exact)
+            new = names <= change.hit(OF_SCALES, "zero", "fill")
+            yield Match(change.leg, 0.95, names, change.exact and new)
     if signs := case.fired("N15"):
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 

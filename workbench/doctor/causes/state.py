@@ -18,6 +18,8 @@ ECHO = "an echo, saved right after the load and before any update"
 NEXT = "a checkpoint one update after the resume, because that update can be replayed exactly"
 FORGOTTEN = 0.2  #: β2^k below which fresh moments and old ones look alike
 WILD = 5.0  #: times the reach of the updates; reached if steps are divided by far too small second moments
+FELL = 0.02  #: share of the elements of a second moment below their floor, from which it was lost
+ADAM = ("exp_avg", "exp_avg_sq")
 RELATED = 0.5  #: cosine similarity from which a weight counts as related to the old one
 SECOND_LOST = "The second moments were lost; the first were kept."  #: for optimizers that use other names
 UNLIKE = ("other", "fill", "zero")  #: forms of weights that keep nothing of the old ones
@@ -134,7 +136,8 @@ def buffers_lost(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = frozenset(change.hit(("buffer",)))
         if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
-            yield Match(change.leg, 0.9, names, change.exact)
+            new = names <= change.hit(("buffer",), "zero", "fill")  # as they are made; other values may be copies
+            yield Match(change.leg, 0.9 if new else 0.6, names, change.exact and new)
     if signs := case.fired("N4", "N26", "P24"):
         yield Match("train", 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -147,7 +150,8 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         counters = case.counters(change.leg)
         first, second = case.lost(change)
         broken = change.hit(MOMENTS) & counters.reset
-        names = frozenset((first & second) | (first - change.seen(*SECOND)))  # SGD has no second moments
+        # SGD has no second moments, Adagrad no first ones
+        names = frozenset((first & second) | (first - change.seen(*SECOND)) | (second - change.seen(*FIRST)))
         if change.leg == "train" and broken:
             names |= counters.reset  # for the others the laws hold by chance
         quantised = change.hit(("state1", "state2"), *GONE)
@@ -256,7 +260,8 @@ def second_gone(case: Case) -> Iterator[Match]:
         )
     wild = case.fired("S04", where="after")
     train = case.change("train")
-    fallen = train.hit(SECOND, "fallen", "other")
+    fell = {name: float(train.detail(SECOND, name).get("share", 1.0)) for name in train.hit(SECOND, "fallen", "other")}
+    fallen = {name for name, share in fell.items() if share > FELL}  # otherwise they continued: the first are wrong
     if wild and fallen and train.hit(train.weights) and train.whole(SECOND, fallen):
         worst = [float(train.detail(train.weights, name).get("worst") or 0) for name in train.hit(train.weights)]
         wild_steps = sorted(worst)[len(worst) // 2] > WILD
@@ -287,7 +292,7 @@ def other_binding(case: Case) -> Iterator[Match]:
 
 def mixed_moments(case: Case) -> Iterator[Match]:
     for change in case.changes:
-        swapped = frozenset(change.hit(MOMENTS, "swapped"))
+        swapped = frozenset(change.hit(ADAM, "swapped"))
         if swapped:
             yield Match(change.leg, 1.0, swapped, change.exact, title="exp_avg and exp_avg_sq were exchanged.")
         second = frozenset(change.hit(SECOND, "second_other") - case.displaced(change))
@@ -321,7 +326,8 @@ def mixed_moments(case: Case) -> Iterator[Match]:
 
 def other_groups(case: Case) -> Iterator[Match]:
     stated = [one for one in case.fired("R12", info=True) if one.evidence.get("kind") == "groups"]
-    played = [one for one in case.fired("P12") if "old" in one.evidence]
+    whole = any(one.evidence.get("kind") == "decay" for one in case.fired("R12", info=True))  # another setting (H1)
+    played = [one for one in case.fired("P12") if "old" in one.evidence and not whole]
     signs = [*stated, *played, *case.fired("N27")]
     if signs and not any("weight_decay" in name for name in case.declared):
         names = frozenset(n for s in signs for n in s.tensors)
@@ -373,10 +379,13 @@ def gradients_scaled(case: Case) -> Iterator[Match]:
 def compressed(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = change.hit(("state1", "state2", STATE)) - change.hit(("state1", "state2", STATE), *GONE)
-        if names:
+        crossed = change.hit([role for role in MOMENTS if role not in ADAM], "swapped")
+        if crossed:
+            yield Match(change.leg, 0.97, frozenset(crossed), title="Two states of the same parameters were exchanged.")
+        elif names:
             packed = names & change.hit(("state1", "state2"))
             title = "" if packed else "A part of the optimizer's state is not that of these parameters."
-            yield Match(change.leg, 0.9, frozenset(names), change.exact, title=title)
+            yield Match(change.leg, 0.9, frozenset(names), title=title)  # any change of it looks the same
 
 
 # ---- the catalogue ---------------------------------------------------------------------------------------------------

@@ -55,8 +55,8 @@ class Became:
     """A form and its evidence.
 
     Attributes:
-        form: of moments ``still zero first_zero second_zero second_other swapped rounded ratio flip zeros part
-            fallen other``; of weights ``zero fill ratio rounded average part flip zeros near
+        form: of moments ``still swapped second_other flip part fallen other``, and ``zero rounded ratio``, also as
+            ``first_zero`` … if only one of the two has it; of weights ``zero fill ratio rounded average part flip zeros near
             other``.
         exact: whether the form was proved on every examined element.
         cosine: between the weights and those of before. looked: number of examined elements.
@@ -188,7 +188,11 @@ def _hypotheses(m: Array, v: Array) -> list[tuple[str, tuple[Array, Array]]]:
         ("first_zero", (none, v)),
         ("swapped", (v, m)),
         ("rounded", (_bf16(m), _bf16(v))),
+        ("first_rounded", (_bf16(m), v)),
+        ("second_rounded", (m, _bf16(v))),
         *(("ratio", (n * m, n * v)) for n in FACTORS),
+        *(("first_ratio", (n * m, v)) for n in (-1.0, *FACTORS)),
+        *(("second_ratio", (m, n * v)) for n in FACTORS),
     ]
 
 

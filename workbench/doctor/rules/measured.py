@@ -337,9 +337,10 @@ def _moment_rows(
         except WorkbenchError:
             became = None
     form, exact = (became.form, became.exact) if became is not None else ("other", False)
-    if form in ("first_zero", "second_zero"):
-        lost, kept = both if form == "first_zero" else both[::-1]
-        return [(lost, Status.BEYOND, "zero", "", exact), (kept, Status.WITHIN, "", "", exact)], {}
+    which, _, alone = form.partition("_")
+    if alone in ("zero", "rounded", "ratio"):
+        hit, kept = both if which == "first" else both[::-1]
+        return [(hit, Status.BEYOND, alone, "", exact), (kept, Status.WITHIN, "", "", exact)], {}
     return [(quantity, Status.BEYOND, form, "", exact) for quantity in both], became.detail if became else {}
 
 

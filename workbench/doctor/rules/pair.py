@@ -160,8 +160,10 @@ def _counts(
     """Yield signs from the counts of a pair; ``going_on``: both state a learning rate above 0."""
     lost = {fqn: sums.nan for fqn, sums in found.items() if sums.nan}
     if lost:
-        text = f"{sum(lost.values()):,} elements of {_names(list(lost))} were finite and no longer are"
-        yield _sign("P09", list(lost), text, len(found), count=sum(lost.values()))
+        count = sum(lost.values())
+        were, are = ("was", "is") if count == 1 else ("were", "are")
+        text = f"{many(count, 'element')} of {_names(list(lost))} {were} finite and no longer {are}"
+        yield _sign("P09", list(lost), text, len(found), count=count)
     # norm vectors alone show little, so shares are over all parameters
     due = {fqn: updates[fqn].k + max(updates[fqn].lag or 0, 0) for fqn in found}  # as the trainer counts
     going = {fqn: sums for fqn, sums in found.items() if due[fqn] > 0 and sums.count}
