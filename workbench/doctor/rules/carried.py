@@ -50,6 +50,7 @@ CLEAR = 0.15  #: excess over what that decay allows
 FARTHER = 3.0  #: times the way of all other averages
 APART = 1e-3  #: share of the weights' size; an average closer to the weights than that shows nothing
 FELL = 0.02  #: share of the elements of a parameter
+NONE = 1e-3  #: size of gradients, relative to those before, below which there were none: a batch without targets
 SCALED = 0.2  #: share that all elements of squares keep if they were multiplied, and not lost
 MOST = 0.9  #: share of the parameters; gradients that reverse suddenly affect fewer
 LEFT = 0.3  #: decay^k from which the rest of an old average is visible among k new gradients
@@ -268,7 +269,7 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
         return
     found.checked["P30"] = f"{many(len(sizes), 'parameter')}"
     middle = median(sizes.values())
-    large, small = middle > LARGER, middle < 1 / LARGER
+    large, small = middle > LARGER, NONE < middle < 1 / LARGER
     agree = [fqn for fqn, size in sizes.items() if (size > LARGER / 2 if large else size < 2 / LARGER)]
     if not (large or small) or len(agree) < MOST * len(sizes):
         return

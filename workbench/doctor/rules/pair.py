@@ -25,6 +25,7 @@ APART = 4.0  #: times the median parameter's change (catalogue, 3.2)
 STEADY = 5  #: updates from which steady gradients move a weight ∝ k, and changing ones ∝ √k
 SOON = 50  #: updates
 LIST = 100
+MOST = 0.9  #: share of the parameters
 
 register(
     Rule("P03", "second moments fell too fast", ("B1", "B5", "B3", "G6"), "pair", "v_B ≥ β2^k·v_A",
@@ -81,7 +82,7 @@ register(
          "keep exp_avg_sq in float32"),
     Rule("P36", "parameters that stood still", ("G6", "G7", "H1"), "pair",
          "an update multiplies exp_avg_sq by β2 at least",
-         "weights and second moments equal bit for bit, and those of other parameters not", LAWS, "error",
+         "second moments equal bit for bit, and those of other parameters or the weights not", LAWS, "error",
          "frozen parameters (a warning, unless their own counters advanced)",
          "check which buffers the saver copies from"),
     Rule("N25", "an older save under a new step", ("G7", "C9"), "pair", "updates change weights", "every weight equal",
@@ -181,8 +182,8 @@ def _counts(
     if trained and all(sums.unchanged == sums.count for sums in trained.values()):
         joined = [sums for sums in trained.values() if math.isfinite(sums.ratio)]
         moved = any(sums.ratio != 1 for sums in joined)  # an update multiplies some second moment by less than 1
+        # a loss scaler skipped it, or the step counts micro-batches
         skipped = max(due[fqn] for fqn in trained) == 1 and not any(updates[fqn].k for fqn in trained)
-        skipped = skipped and any(scaled(state.facts) for state in (pair.a, pair.b))
         steps = max(due[fqn] for fqn in trained)
         why = "although their moments changed" if moved else f"although the trainer made {many(steps, 'step')}"
         text = f"all {len(trained):,} trained parameters are equal bit for bit, {why}"
@@ -191,6 +192,7 @@ def _counts(
         yield _sign("N25", list(trained), text, len(trained), severity="info" if meant else None)
         return
     yield from _still(pair, updates, trained, types)
+    yield from _repeated(updates, trained)
     moments = {fqn: sums for fqn, sums in half.items() if sums.count and sums.still > sums.count / 2}
     if moments:
         text = f"exp_avg_sq of {_names(list(moments))} did not change in most elements"
@@ -211,6 +213,16 @@ def _still(
     text = f"weights and second moments of {_names(stood)} are equal bit for bit"
     text += ", although their own counters advanced" if sure else ": were they frozen?"
     yield _sign("P36", stood, text, len(wide), None if sure else "warn", kind="counted" if sure else "frozen")
+
+
+def _repeated(updates: Mapping[str, Update], trained: Mapping[str, PairState]) -> Iterator[Sign]:
+    """Yield a sign if weights moved and the second moments that moved them are the old ones, bit for bit."""
+    moved = [fqn for fqn, sums in trained.items() if sums.unchanged < sums.count and math.isfinite(sums.ratio)]
+    same = [fqn for fqn in moved if trained[fqn].ratio == 1 and 2 * trained[fqn].still > trained[fqn].count]
+    if same and len(same) >= MOST * len(moved):
+        text = f"the weights of {many(len(same), 'parameter')} changed; their second moments are equal bit for bit"
+        sure = all(updates[fqn].betas is not None and not updates[fqn].bars("floor") for fqn in same)
+        yield _sign("P36", same, text, len(moved), None if sure else "warn", kind="repeated")
 
 
 def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike: set[str]) -> Iterator[Sign]:
