@@ -246,7 +246,9 @@ class Case:
         """
         if change.leg != "train" or change.hit((*change.weights, *MASTERS, *MOMENTS), "moved."):
             return frozenset()  # elements of other places are larger or smaller
-        fell = change.hit(SECOND, "other", "part", "fallen")
+        # a single update that the stored moments do not explain was not made by them
+        odd = {name for sign in self.fired("P12") if "old" not in sign.evidence for name in sign.tensors}
+        fell = change.hit(SECOND, "other", "part", "fallen") - odd
         return frozenset(name for name in fell if SUNK < float(change.detail(SECOND, name).get("depth", 0)) < math.inf)
 
     def still(self, change: LedgerLeg, names: Iterable[str]) -> bool:

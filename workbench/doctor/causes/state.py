@@ -139,7 +139,7 @@ def buffers_lost(case: Case) -> Iterator[Match]:
         if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
             new = names <= change.hit(("buffer",), "zero", "fill")  # as they are made; other values may be copies
             yield Match(change.leg, 0.9 if new else 0.6, names, change.exact and new)
-    if signs := case.fired("N4", "N26", "P24"):
+    if signs := [*case.fired("N4", "N26"), *(one for one in case.fired("P24") if "F4" not in one.causes[:1])]:
         yield Match("train", 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
 

@@ -346,7 +346,7 @@ def _moment_rows(
             became = None
     form, exact = (became.form, became.exact) if became is not None else ("other", False)
     which, _, alone = form.partition("_")
-    if alone in ("zero", "rounded", "ratio", "flip"):
+    if became is not None and alone in ("zero", "rounded", "ratio", "flip"):
         hit, kept = both if which == "first" else both[::-1]
         return [(hit, Status.BEYOND, alone, "", exact), (kept, Status.WITHIN, "", "", exact)], became.detail
     return [(quantity, Status.BEYOND, form, "", exact) for quantity in both], became.detail if became else {}

@@ -11,7 +11,6 @@ from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.sign import RULES, Rule, Sign, many, register
 from workbench.doctor.passes.blocks import TensorSlot
 from workbench.doctor.passes.pair import PairState, Update, weight_role
-from workbench.doctor.rules.stated import scaled
 
 LAWS = "workbench.doctor.laws"
 REST = 1e-3  #: share of a replayed update's norm, 15 times the worst in healthy runs (catalogue, I5)
@@ -62,7 +61,7 @@ register(
          "without a gradient, W_B = W_A·Π(1−lr·λ) with one factor for all", "exact, with rounding", LAWS, "error",
          "rows that other code writes", "compare weight decay and its groups with the older checkpoint's",
          looked=lambda one: one.ruler.count),
-    Rule("P12", "the update cannot be replayed", ("B7", "D2", "A2", "C5", "E1"), "pair",
+    Rule("P12", "the update cannot be replayed", ("A2", "D2", "B7", "C5", "E1"), "pair",
          "k = 1: W_A − W_B = lr·(m̂/(√v̂+ε) + λ·W_A)", f"rest > max({REST:g}, 4u·‖W‖/‖ΔW‖)", LAWS, "error",
          "another optimizer, or code that changes weights after its step",
          "load weights and masters from the same save",
@@ -82,7 +81,7 @@ register(
          "keep exp_avg_sq in float32"),
     Rule("P36", "parameters that stood still", ("G6", "G7", "H1"), "pair",
          "an update multiplies exp_avg_sq by β2 at least",
-         "second moments equal bit for bit, and those of other parameters or the weights not", LAWS, "error",
+         "second moments or counters are equal, and those of other parameters or the weights not", LAWS, "error",
          "frozen parameters (a warning, unless their own counters advanced)",
          "check which buffers the saver copies from"),
     Rule("N25", "an older save under a new step", ("G7", "C9"), "pair", "updates change weights", "every weight equal",
@@ -216,11 +215,14 @@ def _still(
 
 
 def _repeated(updates: Mapping[str, Update], trained: Mapping[str, PairState]) -> Iterator[Sign]:
-    """Yield a sign if weights moved and the second moments that moved them are the old ones, bit for bit."""
+    """Yield a sign if weights moved although their counters, or their second moments bit for bit, are the old ones."""
     moved = [fqn for fqn, sums in trained.items() if sums.unchanged < sums.count and math.isfinite(sums.ratio)]
     same = [fqn for fqn in moved if trained[fqn].ratio == 1 and 2 * trained[fqn].still > trained[fqn].count]
+    behind = [fqn for fqn in moved if not updates[fqn].k and (updates[fqn].lag or 0) > 0]
+    what = "second moments are equal bit for bit" if same else "counters did not advance"
+    same = same or behind
     if same and len(same) >= MOST * len(moved):
-        text = f"the weights of {many(len(same), 'parameter')} changed; their second moments are equal bit for bit"
+        text = f"the weights of {many(len(same), 'parameter')} changed; their {what}"
         sure = all(updates[fqn].betas is not None and not updates[fqn].bars("floor") for fqn in same)
         yield _sign("P36", same, text, len(moved), None if sure else "warn", kind="repeated")
 

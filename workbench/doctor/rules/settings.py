@@ -185,7 +185,11 @@ def _levelled(rates: list[tuple[float, float]]) -> Sign | None:
     """
     new = rates[0][1]
     risen = [old for old, _ in rates if old < new]
-    if len({old for old, _ in rates}) == 1 or any(other != new for _, other in rates) or not 0 < len(risen) < len(rates):
+    if (
+        len({old for old, _ in rates}) == 1
+        or any(other != new for _, other in rates)
+        or not 0 < len(risen) < len(rates)
+    ):
         return None
     words = f"{len(rates)} param groups had learning rates of their own, and all have {new:.4g} now"
     evidence = {"kind": "lr", "before": min(risen), "after": new, "ratio": new / min(risen)}
