@@ -301,7 +301,7 @@ def other_masters(case: Case) -> Iterator[Match]:
 
 
 def _masters_right(case: Case) -> bool:
-    """Return whether all masters moved as the updates allow, so that weights unlike them are wrong."""
+    """Return whether all masters moved as the updates allow. Weights that are unlike them are then wrong."""
     train = case.change("train")
     return bool(train.seen(*MASTERS)) and not train.hit((*MASTERS, *MOMENTS)) and not case.fired("P11", "P12")
 

@@ -60,7 +60,7 @@ def _decisive(case: Case) -> bool:
 
 
 def _unseen(case: Case) -> list[str]:
-    """Return what is stored and was not compared, so that a fault in it would not have been seen."""
+    """Return what is stored and was not compared. A fault in it would not have been seen."""
     leg = "load" if case.change("load").rows else "train"
     found = []
     for group, quantities in GROUPS.items():
