@@ -286,7 +286,8 @@ def other_masters(case: Case) -> Iterator[Match]:
             if change.hit(WEIGHTS) & names:
                 continue
             words = case.equal(change, WEIGHTS, "weights", names)
-            yield Match("load", 0.95, names, bool(words), reasons=case.against(("D3 E1 A2", words)))
+            whole = change.whole(MASTERS, names)  # a part of them may be of another save
+            yield Match("load", 0.95, names, bool(words) and whole, reasons=case.against(("D3 E1 A2", words)))
         elif change.leg == "train" and not change.hit(MASTERS, "moved."):
             kept = case.equal(change, MOMENTS, "moments", names)
             large = {name for name in change.seen(*MASTERS) if kinds([name]) != {"norm"}}
@@ -316,9 +317,8 @@ def other_weights(case: Case) -> Iterator[Match]:
     if names and held and not change.hit(MASTERS) & names:
         words = case.equal(change, MASTERS, "masters", held)
         part = bool(case.traits.get("place")) and case.traits["place"].confined
-        yield Match(
-            "load", 0.8 if part else 1.0, names, bool(words) and not part, reasons=case.against(("D2 A2 F4", words))
-        )
+        exact = bool(words) and not part and change.whole(WEIGHTS, names)
+        yield Match("load", 0.8 if part else 1.0, names, exact, reasons=case.against(("D2 A2 F4", words)))
 
 
 def _narrower(case: Case, moments: bool) -> list[Sign]:

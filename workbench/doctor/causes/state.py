@@ -19,6 +19,8 @@ NEXT = "a checkpoint one update after the resume, because that update can be rep
 FORGOTTEN = 0.2  #: β2^k below which fresh moments and old ones look alike
 WILD = 5.0  #: times the reach of the updates; reached if steps are divided by far too small second moments
 FELL = 0.02  #: share of the elements of a second moment below their floor, from which it was lost
+#: Forms of moments that another tensor's are.
+OF_OTHERS = ("moved", "moved.name", "moved.layer", "moved.stack", "moved.expert", "moved.gate_up")
 ADAM = ("exp_avg", "exp_avg_sq")
 RELATED = 0.5  #: cosine similarity from which a weight counts as related to the old one
 SECOND_LOST = "The second moments were lost; the first were kept."  #: for optimizers that use other names
@@ -241,7 +243,8 @@ def moments_zero(case: Case) -> Iterator[Match]:
                 ("B1", words if names <= counters.kept else ""),
                 ("B4", f"exp_avg of {many(len(names), 'parameter')} is lost"),
             )
-            yield Match(change.leg, 1.0, names, change.proved(MOMENTS, "zero"), reasons=reasons)
+            exact = change.proved(MOMENTS, "zero") and change.whole(MOMENTS, names)  # a part may be lost bytes
+            yield Match(change.leg, 1.0, names, exact, reasons=reasons)
 
 
 def second_gone(case: Case) -> Iterator[Match]:
@@ -254,7 +257,8 @@ def second_gone(case: Case) -> Iterator[Match]:
                 ("B1 B3", f"the first moments of {len(held):,} of {many(len(names), 'parameter')} are not zero")
             )
             title = "" if names & change.hit(("exp_avg_sq",)) else SECOND_LOST
-            yield Match(change.leg, 1.0, names, True, reasons=reasons, title=title)
+            exact = change.proved(SECOND, "zero") and change.whole(SECOND, names)
+            yield Match(change.leg, 1.0, names, exact, reasons=reasons, title=title)
     if signs := [one for one in case.fired("P25") if one.causes[:1] == ("B4",)]:
         yield Match(
             "train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=SECOND_LOST
@@ -285,7 +289,9 @@ def other_binding(case: Case) -> Iterator[Match]:
                 ("E1 E3 E4 E9", words),
                 ("B6", f"the moments of {many(len(names), 'parameter')} belong to other parameters"),
             )
+            others = not change.hit(MOMENTS, "moved.") - change.hit(MOMENTS, *OF_OTHERS)  # not their own rows
             exact = change.exact or (bool(case.fired("P17")) and not case.displaced(change) & names)
+            exact = exact and others
             yield Match(change.leg, 1.0, names, exact, reasons=reasons)
     if signs := case.fired("N5"):
         yield Match(case.resumed, 0.6, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
