@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from workbench.doctor.facts.evidence import Pair
+from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.sign import RULES, Rule, Sign, many, register
 from workbench.doctor.passes.blocks import TensorSlot
 from workbench.doctor.passes.pair import PairState, Update, weight_role
+from workbench.doctor.rules.stated import scaled
 
 LAWS = "workbench.doctor.laws"
 REST = 1e-3  #: share of a replayed update's norm, 15 times the worst in healthy runs (catalogue, I5)
@@ -181,8 +182,8 @@ def _counts(
     if trained and all(sums.unchanged == sums.count for sums in trained.values()):
         joined = [sums for sums in trained.values() if math.isfinite(sums.ratio)]
         moved = any(sums.ratio != 1 for sums in joined)  # an update multiplies some second moment by less than 1
-        # a loss scaler skipped it, or the step counts micro-batches
         skipped = max(due[fqn] for fqn in trained) == 1 and not any(updates[fqn].k for fqn in trained)
+        skipped = skipped and (any(scaled(state.facts) for state in (pair.a, pair.b)) or _of_batches(pair.a))
         steps = max(due[fqn] for fqn in trained)
         why = "although their moments changed" if moved else f"although the trainer made {many(steps, 'step')}"
         text = f"all {len(trained):,} trained parameters are equal bit for bit, {why}"
@@ -196,6 +197,12 @@ def _counts(
     if moments:
         text = f"exp_avg_sq of {_names(list(moments))} did not change in most elements"
         yield _sign("N13", list(moments), text, len(found))
+
+
+def _of_batches(state: State) -> bool:
+    """Return whether the trainer counts micro-batches, several of which make an update."""
+    usual, step = state.facts.steps.usual, state.facts.step
+    return usual is not None and step is not None and 0 < usual <= 2 * step / 3
 
 
 def _still(
