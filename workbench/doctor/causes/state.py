@@ -9,7 +9,7 @@ from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import counters_restarted, fresh, moments_lost, second_lost, wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, STATE
-from workbench.doctor.ledger.rows import LedgerLeg
+from workbench.doctor.ledger.rows import LedgerLeg, Status
 from workbench.doctor.ledger.sign import Sign, many
 from workbench.doctor.passes.updates import passed
 from workbench.names.weights import kinds
@@ -195,6 +195,8 @@ def counters_reset(case: Case) -> Iterator[Match]:
     if signs := _of_groups(case):
         yield Match("train", 0.9, signs=(*signs, *case.fired("P01", "S07")))
     for change in case.changes:
+        if single := _single(change):
+            yield Match(change.leg, 0.95, single, title="A number with which the optimizer counts its updates changed.")
         counters = case.counters(change.leg)
         seen = change.seen(*MOMENTS)
         broken = change.hit(MOMENTS) & counters.reset
@@ -209,6 +211,12 @@ def counters_reset(case: Case) -> Iterator[Match]:
         )
         exact = bool(words) and change.exact
         yield Match(change.leg, 1.0 if words else 0.45, names, exact, question, reasons)
+
+
+def _single(change: LedgerLeg) -> frozenset[str]:
+    """Return the parameters whose state of a single number, as NAdam's product of its betas, changed in the load."""
+    own = [row for row in change.rows if row.quantity == STATE and row.elements == len(row.names)]
+    return frozenset(n for row in own if change.exact and row.status is Status.BEYOND for n in row.names)
 
 
 def _of_groups(case: Case) -> list[Sign]:
@@ -385,13 +393,17 @@ def gradients_scaled(case: Case) -> Iterator[Match]:
 
 def compressed(case: Case) -> Iterator[Match]:
     for change in case.changes:
-        names = change.hit(("state1", "state2", STATE)) - change.hit(("state1", "state2", STATE), *GONE)
+        packed = ("state1", "state2", STATE)
+        names = change.hit(packed) - change.hit(packed, *GONE) - _single(change)
         crossed = change.hit([role for role in MOMENTS if role not in ADAM], "swapped")
         if crossed:
             yield Match(change.leg, 0.97, frozenset(crossed), title="Two states of the same parameters were exchanged.")
         elif names:
-            packed = names & change.hit(("state1", "state2"))
-            title = "" if packed else "A part of the optimizer's state is not that of these parameters."
+            title = (
+                ""
+                if names & change.hit(packed[:2])
+                else "A part of the optimizer's state is not that of these parameters."
+            )
             yield Match(change.leg, 0.9, frozenset(names), title=title)  # any change of it looks the same
 
 

@@ -200,7 +200,7 @@ def _counts(
 
 
 def _of_batches(state: State) -> bool:
-    """Return whether the trainer counts micro-batches, several of which make an update."""
+    """Return whether the trainer counts micro-batches, and an update takes several."""
     usual, step = state.facts.steps.usual, state.facts.step
     return usual is not None and step is not None and 0 < usual <= 2 * step / 3
 
