@@ -348,6 +348,8 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
         )
         yield _sign("P13", list(off), text, of, None if sure else "warn", lr=value, stated=[low, high])
     of_all = {fqn: sums for fqn, sums in found.items() if sums.moved_of and (updates[fqn].before or 0) > 0}
+    # steady gradients move weights by lr too, with moments that continue
+    of_all = {f: one for f, one in of_all.items() if not one.transition.of or one.transition.broken or one.floor.broken}
     same, total = sum(s.same for s in of_all.values()), sum(s.moved_of for s in of_all.values())
     if total and same > total / 2:
         sure = all(updates[fqn].certain for fqn in of_all)
