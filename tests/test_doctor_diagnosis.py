@@ -151,12 +151,29 @@ def test_what_an_echo_proves_is_the_only_cause(fault, cause):
         ("k54_lr_to_zero", "live", None),  # weights stand still because the lr is 0
         ("k65_spectral", "live", None),  # vectors of a spectral norm are not trained
         ("y42_rows_per_head", "live", "E6"),  # a row or two fit another layer by chance
+        ("q79_milestones", "live", "C2"),  # the lr is not what the stored MultiStepLR makes of it
+        ("q83_one_rate", "live", "C2"),  # groups that had rates of their own have one
+        ("q49_average_away", "folder", "F4"),  # averages in a file beside a Trainer's weights
     ],
 )
 def test_a_later_checkpoint_tells_what_moved_and_what_did_not(fault, layout, cause):
     made = draw(catalogue.EVERY[fault], 48, [layout], 20 if cause else None)
     causes = [one.cause for one in wb.doctor(made.before, after=made.early).causes]
     assert causes[:1] == ([cause] if cause else [])
+
+
+@pytest.mark.parametrize(
+    ("fault", "layout", "cause"),
+    [
+        ("q08_first_moment_bf16", "torch_save", "D4"),  # one gradient explains the update of rounded first moments
+        ("q54_weights_repeated", "dcp_sharded", "D3"),  # the masters moved as they should, the weights not
+        ("q53_optimizer_repeated", "torch_save", "G6"),  # weights moved by moments that did not
+        ("q43_step_zero", "megatron", "C9"),  # the later checkpoint is not the older one
+    ],
+)
+def test_one_update_tells_which_of_two_states_is_wrong(fault, layout, cause):
+    made = draw(catalogue.EVERY[fault], 1, [layout], 20)
+    assert wb.doctor(made.before, after=made.next).causes[0].cause == cause
 
 
 def test_masters_of_one_rank_that_were_rounded_are_rounded_masters():

@@ -311,5 +311,7 @@ def test_the_counters_tell_how_many_updates_lie_between_where_no_step_is_stored(
     found = wb.doctor(one, two)
     assert found.exit_code == 0 and found.verdict.startswith("No fault found") and "too many" not in found.verdict
     assert len(found.ledger.change("train").clean(("exp_avg", "exp_avg_sq"))) == 4  # by the laws of three updates
-    late = wb.doctor(one, run.train(120).save(tmp_path / "c.pt"))
+    later = wb.doctor(one, run.train(5).save(tmp_path / "d.pt"))
+    assert later.exit_code == 0 and "cannot prove that the resume is right" in later.verdict
+    late = wb.doctor(one, run.train(115).save(tmp_path / "c.pt"))
     assert late.exit_code == 0 and "With 123 updates in between, a load is no longer visible" in late.verdict

@@ -1,8 +1,7 @@
 """Every fault and control by id: the 42 of the first lab, the wider ones, the healthy; and the halves.
 
-Rules may be tuned on the development half. The sealed halves only measure: their results are printed as counts, and
-nobody reads their cases (``fourth_*.py`` is "sealed", ``fifth_*.py`` is "fifth") while tuning. The first three
-(``opened*.py``) are development now.
+Rules may be tuned on the development half. The sealed half (``fifth_*.py``) only measures: its results are printed as
+counts, and nobody reads its cases while tuning. The first four (``opened*.py``) are development now.
 """
 
 from __future__ import annotations
@@ -12,9 +11,6 @@ from tests.lab.fault import Fault
 from tests.lab.fifth_faults import FIFTH_FAULTS
 from tests.lab.fifth_hugging import FIFTH_HUGGING
 from tests.lab.fifth_live import FIFTH_LIVE
-from tests.lab.fourth_faults import FOURTH_FAULTS
-from tests.lab.fourth_hugging import FOURTH_HUGGING
-from tests.lab.fourth_live import FOURTH_LIVE
 from tests.lab.healthy import HEALTHY
 from tests.lab.hugging import HUGGING
 from tests.lab.live_healthy import LIVE_HEALTHY
@@ -25,6 +21,9 @@ from tests.lab.opened2_live import OPENED2_LIVE
 from tests.lab.opened3_faults import OPENED3_FAULTS
 from tests.lab.opened3_hugging import OPENED3_HUGGING
 from tests.lab.opened3_live import OPENED3_LIVE
+from tests.lab.opened4_faults import OPENED4_FAULTS
+from tests.lab.opened4_hugging import OPENED4_HUGGING
+from tests.lab.opened4_live import OPENED4_LIVE
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
@@ -32,7 +31,7 @@ from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
 
-__all__ = ["ALL", "CONTROLS", "EVERY", "FAULTS", "FIFTH", "HALVES", "SEALED", "WIDER"]
+__all__ = ["ALL", "CONTROLS", "EVERY", "FAULTS", "HALVES", "SEALED", "WIDER"]
 
 FAULTS: dict[str, Fault] = {fault.id: fault for fault in (*LOADER_FAULTS, *TRAINER_FAULTS, *CORRUPTIONS)}
 WIDER: dict[str, Fault] = {fault.id: fault for fault in WIDER_FAULTS}
@@ -44,13 +43,12 @@ _OPENED = (
     *(*OPENED_FAULTS, *OPENED_LIVE),
     *(*OPENED2_FAULTS, *OPENED2_LIVE, *OPENED2_HUGGING),
     *(*OPENED3_FAULTS, *OPENED3_LIVE, *OPENED3_HUGGING),
+    *(*OPENED4_FAULTS, *OPENED4_LIVE, *OPENED4_HUGGING),
 )
 #: Faults whose results are printed only as counts.
-SEALED: tuple[Fault, ...] = (*FOURTH_FAULTS, *FOURTH_LIVE, *FOURTH_HUGGING)
-FIFTH: tuple[Fault, ...] = (*FIFTH_FAULTS, *FIFTH_LIVE, *FIFTH_HUGGING)
+SEALED: tuple[Fault, ...] = (*FIFTH_FAULTS, *FIFTH_LIVE, *FIFTH_HUGGING)
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},
-    "fifth": {fault.id: fault for fault in FIFTH},
 }
 EVERY: dict[str, Fault] = {id: fault for half in HALVES.values() for id, fault in half.items()}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from workbench.doctor.facts.evidence import Evidence, State
+from workbench.doctor.facts.evidence import Evidence, State, is_numbered
 from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, WEIGHTS
 from workbench.doctor.ledger.rows import Ledger, LedgerLeg
 from workbench.doctor.ledger.sign import SAVED, Outcome, Sign, many
@@ -246,13 +246,16 @@ class Case:
         """
         if change.leg != "train" or change.hit((*change.weights, *MASTERS, *MOMENTS), "moved."):
             return frozenset()  # elements of other places are larger or smaller
-        fell = change.hit(SECOND, "other", "part", "fallen")
+        # a single update that the stored moments do not explain was not made by them
+        odd = {name for sign in self.fired("P12") if "old" not in sign.evidence for name in sign.tensors}
+        fell = change.hit(SECOND, "other", "part", "fallen") - odd
         return frozenset(name for name in fell if SUNK < float(change.detail(SECOND, name).get("depth", 0)) < math.inf)
 
     def still(self, change: LedgerLeg, names: Iterable[str]) -> bool:
         """Return whether the weights and masters of ``names`` were compared and satisfy their bound."""
-        names = set(names)
-        seen = names & change.seen(*WEIGHTS, *MASTERS)
+        names, seen = set(names), change.seen(*WEIGHTS, *MASTERS)
+        if not any(map(is_numbered, names)):  # otherwise the owners are unknown, so it must hold for all
+            seen &= names
         return bool(seen) and not seen & change.hit((*WEIGHTS, *MASTERS))
 
     def kept(self, change: LedgerLeg, names: Iterable[str]) -> bool:

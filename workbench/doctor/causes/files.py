@@ -8,7 +8,7 @@ from typing import Any
 from workbench.doctor.causes.case import NEARLY_ALL, Case, Match, leg_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.facts.evidence import is_numbered
-from workbench.doctor.ledger.roles import BUFFERS, MASTERS, MOMENTS, WEIGHTS
+from workbench.doctor.ledger.roles import BUFFERS, FIRST, MASTERS, MOMENTS, SECOND, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg, Status
 from workbench.doctor.ledger.sign import many
 from workbench.names.weights import kinds
@@ -27,8 +27,8 @@ def _all(change: LedgerLeg) -> tuple[str, ...]:
 
 
 def _flips(case: Case, change: LedgerLeg) -> Iterator[tuple[bool, bool, frozenset[str]]]:
-    """Yield flipped bits as ``(in a moment, in the top exponent bit, names)``."""
-    for moment, quantities in ((False, (*change.weights, *MASTERS)), (True, MOMENTS)):
+    """Yield flipped bits as ``(in a second moment, in the top exponent bit, names)``."""
+    for moment, quantities in ((False, (*change.weights, *MASTERS, *FIRST)), (True, SECOND)):
         names = frozenset(change.hit(quantities, "flip"))
         if names:
             found = [change.detail(quantities, name) for name in names]
@@ -90,6 +90,8 @@ def moment_flipped(case: Case) -> Iterator[Match]:
         nan = case.fired("S01", "P09")
         yield Match(case.resumed, 0.97, frozenset(n for s in signs for n in s.tensors), signs=(*signs, *nan))
     few = [one for one in case.fired("S04") if int(one.evidence.get("elements", 9)) <= 8]
+    if any(change.hit(FIRST, "flip") for change in case.changes):
+        few = []  # it is the first moment that is too large
     if few or case.fired("N28"):
         signs = [*few, *case.fired("N28")]
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
@@ -153,13 +155,13 @@ def mixed(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 0.95, both, False, reasons=case.against(("G7", words)))
         elif moments and not weights and case.still(change, moments):
             lagging = bool(odd.behind)
-            yield Match(change.leg, 0.9 if lagging else 0.8, frozenset(moments), False)
+            yield Match(change.leg, 0.97 if lagging else 0.8, frozenset(moments), False)
         elif weights and change.leg == "load" and not change.whole(change.weights, weights):
             yield Match("load", 0.6, frozenset(weights), False)
         if few and not change.hit(MOMENTS) & few:
             yield Match(change.leg, 0.6, few, False)
     files = [one for one in case.fired("S07") if one.evidence.get("files")]
-    signs = [*case.fired("N24", "V04"), *files, *(s for s in case.fired("P36") if s.evidence["kind"] == "counted")]
+    signs = [*case.fired("N24", "V04"), *files, *(s for s in case.fired("P36") if s.evidence["kind"] != "frozen")]
     if signs:
         yield Match(case.resumed, 0.95, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -210,6 +212,8 @@ def computation(case: Case) -> Iterator[Match]:
 def settings(case: Case) -> Iterator[Match]:
     signs = [*case.fired("R12", info=True), *case.fired("P16", "R14", "P19", "N12", info=True)]
     signs = [one for one in signs if one.evidence.get("kind") not in ("groups", "lr")]
+    if any(one.evidence.get("kind") == "decay" for one in signs):
+        signs += [one for one in case.fired("P12") if "old" in one.evidence]
     if signs:
         yield Match(
             "train" if case.evidence.after is not None else case.resumed,

@@ -23,6 +23,7 @@ ECHO = "an echo, saved right after the load and before any update"
 #: Tag of where rows moved → how well each cause fits it.
 TAGS = {
     "layer": {"E9": 1.0},
+    "stack": {"E9": 0.95},
     "expert": {"E10": 1.0},
     "gate_up": {"E3": 1.0, "E2": 0.5},
     "gate_up_mixed": {"E2": 1.0},
@@ -196,6 +197,8 @@ def averaged(case: Case) -> Iterator[Match]:
             question=question,
             title="The averaged weights did not continue from the stored ones.",
         )
+    if signs := [one for one in case.fired("P24") if "F4" in one.causes[:1]]:
+        yield Match("train", 0.9, signs=tuple(signs), title="The averaged weights restarted.")
     if signs := case.fired("P28"):
         yield Match(
             "train",
@@ -230,6 +233,9 @@ def averaged(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 0.97, off, False, reasons=case.against(("A1 A2 D2 G6", words)))
             continue
         near = frozenset(change.hit(change.weights, "near", "slight", "other", "fill"))
+        tables = {name for name in change.hit(change.weights, "part") if kinds([name]) <= OUTER}
+        if len(tables) < len(near):
+            near |= tables  # rows that are not trained are in an average as they were
         if not near or change.hit(change.weights, "moved.") or change.moments(near):
             continue
         whole = change.whole(change.weights, near, 0.9 if change.exact else NEARLY_ALL)  # bounds of updates are loose
@@ -318,7 +324,9 @@ def merged(case: Case) -> Iterator[Match]:
                 if rank is not None
                 else f"only weights that have adapters changed: {len(bases):,}"
             )
-            yield Match(change.leg, 1.0, names - adapters, rank is not None, reasons=case.against(("A2 F4 G6", words)))
+            # a few rows that changed have a low rank too
+            exact = rank is not None and adapted
+            yield Match(change.leg, 1.0, names - adapters, exact, reasons=case.against(("A2 F4 G6", words)))
         elif adapters and adapters == names:
             yield Match(change.leg, 0.97, adapters, False, title="The adapters are not those that were saved.")
     if signs := case.fired("N22"):
@@ -485,7 +493,7 @@ COPIES = (
     made("F4", "Averaged weights were loaded as the weights.", "the average was saved or loaded in their place",
          "better at first, then a bump", "load the raw weights; store the average and its counter separately", ECHO,
          "schnetpack 785, YOLOX 1318, lightly 892",
-         explains="P28 P22 P23 P05 P06 P08 P11 P12 P13 P17 P32 P18 N21 R09 R02 R03",
+         explains="P24 P28 P22 P23 P05 P06 P08 P11 P12 P13 P17 P32 P18 N21 R09 R02 R03",
          losses="the first losses differ: better if the average is recent, worse if it is old",
          pattern=averaged),
     made("F5", "An adapter was not loaded, or was merged twice.",

@@ -11,6 +11,7 @@ from workbench.doctor.causes.damage import updates_lost
 from workbench.doctor.ledger.roles import MASTERS, MOMENTS, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import Sign
+from workbench.names.weights import kinds
 
 ECHO = "an echo, saved right after the load and before any update"
 ARGS = "the arguments of both launches"
@@ -248,7 +249,7 @@ def another_batch(case: Case) -> Iterator[Match]:
 
 def masters_rebuilt(case: Case) -> Iterator[Match]:
     for change in case.changes:
-        names = frozenset(change.hit(MASTERS, "rounded"))
+        names = frozenset(change.hit(MASTERS, "rounded") - change.hit(WEIGHTS, "rounded"))
         if names:
             words = f"they are the old masters rounded to {_through(change, names)}"
             yield Match(change.leg, 1.0, names, change.exact, reasons=case.against(("D2", words)))
@@ -285,28 +286,39 @@ def other_masters(case: Case) -> Iterator[Match]:
             if change.hit(WEIGHTS) & names:
                 continue
             words = case.equal(change, WEIGHTS, "weights", names)
-            yield Match("load", 0.95, names, bool(words), reasons=case.against(("D3 E1 A2", words)))
+            whole = change.whole(MASTERS, names)  # a part of them may be of another save
+            yield Match("load", 0.95, names, bool(words) and whole, reasons=case.against(("D3 E1 A2", words)))
         elif change.leg == "train" and not change.hit(MASTERS, "moved."):
             kept = case.equal(change, MOMENTS, "moments", names)
-            whole = change.whole(MASTERS, names) and not change.hit(MASTERS, "part")
+            large = {name for name in change.seen(*MASTERS) if kinds([name]) != {"norm"}}
+            whole = large <= names and not change.hit(MASTERS, "part")  # a part of them: names that did not match
             yield Match("train", 0.9 if whole else 0.5, names, reasons=case.against(("B1 B6 G6", kept)))
-    if case.mastered and (rows := _stale_rows(case)):
+    known = case.change("train").hit(MASTERS, "moved.", "other", "fill", "zero")
+    if case.mastered and (rows := [one for one in _stale_rows(case) if not set(one.tensors) <= known]):
         yield Match("train", 0.8, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows))
     signs = [one for one in case.fired("S08") if int(one.evidence.get("elements", 0)) > 8]
-    if signs and not case.change("load").hit((*WEIGHTS, *MASTERS)):
+    if signs and not case.change("load").hit((*WEIGHTS, *MASTERS)) and not _masters_right(case):
         yield Match(case.resumed, 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
 
+def _masters_right(case: Case) -> bool:
+    """Return whether all masters moved as the updates allow. Weights that are unlike them are then wrong."""
+    train = case.change("train")
+    return bool(train.seen(*MASTERS)) and not train.hit((*MASTERS, *MOMENTS)) and not case.fired("P11", "P12")
+
+
 def other_weights(case: Case) -> Iterator[Match]:
+    later = [one for one in case.fired("S08", where="after") if int(one.evidence.get("elements", 0)) > 8]
+    if later and not case.change("load").hit((*WEIGHTS, *MASTERS)) and _masters_right(case):
+        yield Match("train", 0.95, frozenset(n for s in later for n in s.tensors), signs=tuple(later))
     change = case.change("load")
     names = frozenset(change.hit(WEIGHTS, *VALUES, "fill", "zero"))
     held = names & change.seen(*MASTERS)
     if names and held and not change.hit(MASTERS) & names:
         words = case.equal(change, MASTERS, "masters", held)
         part = bool(case.traits.get("place")) and case.traits["place"].confined
-        yield Match(
-            "load", 0.8 if part else 1.0, names, bool(words) and not part, reasons=case.against(("D2 A2 F4", words))
-        )
+        exact = bool(words) and not part and change.whole(WEIGHTS, names)
+        yield Match("load", 0.8 if part else 1.0, names, exact, reasons=case.against(("D2 A2 F4", words)))
 
 
 def _narrower(case: Case, moments: bool) -> list[Sign]:
@@ -337,7 +349,7 @@ def weights_cast(case: Case) -> Iterator[Match]:
         yield Match("train", 0.4, frozenset(n for s in uneven for n in s.tensors), signs=tuple(uneven))
     for change in case.changes:
         names = frozenset(change.hit(change.weights, "rounded"))
-        if names and not change.hit(MASTERS) & names:
+        if names and not change.hit(MASTERS) - change.hit(MASTERS, "rounded"):
             yield Match(change.leg, 0.95, names, change.exact)
 
 
@@ -352,7 +364,8 @@ def fp8_scales(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = frozenset(change.hit(OF_SCALES))
         if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
-            yield Match(change.leg, 0.95, names, change.exact)
+            new = names <= change.hit(OF_SCALES, "zero", "fill")
+            yield Match(change.leg, 0.95, names, change.exact and new)
     if signs := case.fired("N15"):
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 

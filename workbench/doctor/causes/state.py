@@ -9,7 +9,7 @@ from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import counters_restarted, fresh, moments_lost, second_lost, wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, STATE
-from workbench.doctor.ledger.rows import LedgerLeg
+from workbench.doctor.ledger.rows import LedgerLeg, Status
 from workbench.doctor.ledger.sign import Sign, many
 from workbench.doctor.passes.updates import passed
 from workbench.names.weights import kinds
@@ -18,6 +18,10 @@ ECHO = "an echo, saved right after the load and before any update"
 NEXT = "a checkpoint one update after the resume, because that update can be replayed exactly"
 FORGOTTEN = 0.2  #: β2^k below which fresh moments and old ones look alike
 WILD = 5.0  #: times the reach of the updates; reached if steps are divided by far too small second moments
+FELL = 0.02  #: share of the elements of a second moment below their floor, from which it was lost
+#: Forms of moments that another tensor's are.
+OF_OTHERS = ("moved", "moved.name", "moved.layer", "moved.stack", "moved.expert", "moved.gate_up")
+ADAM = ("exp_avg", "exp_avg_sq")
 RELATED = 0.5  #: cosine similarity from which a weight counts as related to the old one
 SECOND_LOST = "The second moments were lost; the first were kept."  #: for optimizers that use other names
 UNLIKE = ("other", "fill", "zero")  #: forms of weights that keep nothing of the old ones
@@ -83,7 +87,8 @@ def not_loaded(case: Case) -> Iterator[Match]:
         whole = change.whole(change.weights, names)
         if not names or (kinds(names) == {"norm"} and _ones(change, names)):
             continue
-        if change.leg == "train" and case.mastered and whole:
+        large = {name for name in change.seen(*change.weights) if kinds([name]) != {"norm"}}
+        if change.leg == "train" and case.mastered and large <= change.hit(change.weights):
             continue  # if weights are made from masters, masters of another run look the same (D2)
         reasons = case.against(
             ("B1 G6 G7 B6", case.equal(change, MOMENTS, "moments", names)), ("E1 E9 F4", _cosines(change, names))
@@ -134,8 +139,9 @@ def buffers_lost(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = frozenset(change.hit(("buffer",)))
         if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
-            yield Match(change.leg, 0.9, names, change.exact)
-    if signs := case.fired("N4", "N26", "P24"):
+            new = names <= change.hit(("buffer",), "zero", "fill")  # as they are made; other values may be copies
+            yield Match(change.leg, 0.9 if new else 0.6, names, change.exact and new)
+    if signs := [*case.fired("N4", "N26"), *(one for one in case.fired("P24") if "F4" not in one.causes[:1])]:
         yield Match("train", 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
 
@@ -147,7 +153,8 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         counters = case.counters(change.leg)
         first, second = case.lost(change)
         broken = change.hit(MOMENTS) & counters.reset
-        names = frozenset((first & second) | (first - change.seen(*SECOND)))  # SGD has no second moments
+        # SGD has no second moments, Adagrad no first ones
+        names = frozenset((first & second) | (first - change.seen(*SECOND)) | (second - change.seen(*FIRST)))
         if change.leg == "train" and broken:
             names |= counters.reset  # for the others the laws hold by chance
         quantised = change.hit(("state1", "state2"), *GONE)
@@ -188,6 +195,8 @@ def counters_reset(case: Case) -> Iterator[Match]:
     if signs := _of_groups(case):
         yield Match("train", 0.9, signs=(*signs, *case.fired("P01", "S07")))
     for change in case.changes:
+        if single := _single(change):
+            yield Match(change.leg, 0.95, single, title="A number with which the optimizer counts its updates changed.")
         counters = case.counters(change.leg)
         seen = change.seen(*MOMENTS)
         broken = change.hit(MOMENTS) & counters.reset
@@ -202,6 +211,12 @@ def counters_reset(case: Case) -> Iterator[Match]:
         )
         exact = bool(words) and change.exact
         yield Match(change.leg, 1.0 if words else 0.45, names, exact, question, reasons)
+
+
+def _single(change: LedgerLeg) -> frozenset[str]:
+    """Return the parameters whose state of a single number, as NAdam's product of its betas, changed in the load."""
+    own = [row for row in change.rows if row.quantity == STATE and row.elements == len(row.names)]
+    return frozenset(n for row in own if change.exact and row.status is Status.BEYOND for n in row.names)
 
 
 def _of_groups(case: Case) -> list[Sign]:
@@ -236,7 +251,8 @@ def moments_zero(case: Case) -> Iterator[Match]:
                 ("B1", words if names <= counters.kept else ""),
                 ("B4", f"exp_avg of {many(len(names), 'parameter')} is lost"),
             )
-            yield Match(change.leg, 1.0, names, change.proved(MOMENTS, "zero"), reasons=reasons)
+            exact = change.proved(MOMENTS, "zero") and change.whole(MOMENTS, names)  # a part may be lost bytes
+            yield Match(change.leg, 1.0, names, exact, reasons=reasons)
 
 
 def second_gone(case: Case) -> Iterator[Match]:
@@ -249,14 +265,16 @@ def second_gone(case: Case) -> Iterator[Match]:
                 ("B1 B3", f"the first moments of {len(held):,} of {many(len(names), 'parameter')} are not zero")
             )
             title = "" if names & change.hit(("exp_avg_sq",)) else SECOND_LOST
-            yield Match(change.leg, 1.0, names, True, reasons=reasons, title=title)
+            exact = change.proved(SECOND, "zero") and change.whole(SECOND, names)
+            yield Match(change.leg, 1.0, names, exact, reasons=reasons, title=title)
     if signs := [one for one in case.fired("P25") if one.causes[:1] == ("B4",)]:
         yield Match(
             "train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=SECOND_LOST
         )
     wild = case.fired("S04", where="after")
     train = case.change("train")
-    fallen = train.hit(SECOND, "fallen", "other")
+    fell = {name: float(train.detail(SECOND, name).get("share", 1.0)) for name in train.hit(SECOND, "fallen", "other")}
+    fallen = {name for name, share in fell.items() if share > FELL}  # otherwise they continued: the first are wrong
     if wild and fallen and train.hit(train.weights) and train.whole(SECOND, fallen):
         worst = [float(train.detail(train.weights, name).get("worst") or 0) for name in train.hit(train.weights)]
         wild_steps = sorted(worst)[len(worst) // 2] > WILD
@@ -279,7 +297,9 @@ def other_binding(case: Case) -> Iterator[Match]:
                 ("E1 E3 E4 E9", words),
                 ("B6", f"the moments of {many(len(names), 'parameter')} belong to other parameters"),
             )
+            others = not change.hit(MOMENTS, "moved.") - change.hit(MOMENTS, *OF_OTHERS)  # not their own rows
             exact = change.exact or (bool(case.fired("P17")) and not case.displaced(change) & names)
+            exact = exact and others
             yield Match(change.leg, 1.0, names, exact, reasons=reasons)
     if signs := case.fired("N5"):
         yield Match(case.resumed, 0.6, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
@@ -287,7 +307,7 @@ def other_binding(case: Case) -> Iterator[Match]:
 
 def mixed_moments(case: Case) -> Iterator[Match]:
     for change in case.changes:
-        swapped = frozenset(change.hit(MOMENTS, "swapped"))
+        swapped = frozenset(change.hit(ADAM, "swapped"))
         if swapped:
             yield Match(change.leg, 1.0, swapped, change.exact, title="exp_avg and exp_avg_sq were exchanged.")
         second = frozenset(change.hit(SECOND, "second_other") - case.displaced(change))
@@ -321,7 +341,8 @@ def mixed_moments(case: Case) -> Iterator[Match]:
 
 def other_groups(case: Case) -> Iterator[Match]:
     stated = [one for one in case.fired("R12", info=True) if one.evidence.get("kind") == "groups"]
-    played = [one for one in case.fired("P12") if "old" in one.evidence]
+    whole = any(one.evidence.get("kind") == "decay" for one in case.fired("R12", info=True))  # another setting (H1)
+    played = [one for one in case.fired("P12") if "old" in one.evidence and not whole]
     signs = [*stated, *played, *case.fired("N27")]
     if signs and not any("weight_decay" in name for name in case.declared):
         names = frozenset(n for s in signs for n in s.tensors)
@@ -372,11 +393,18 @@ def gradients_scaled(case: Case) -> Iterator[Match]:
 
 def compressed(case: Case) -> Iterator[Match]:
     for change in case.changes:
-        names = change.hit(("state1", "state2", STATE)) - change.hit(("state1", "state2", STATE), *GONE)
-        if names:
-            packed = names & change.hit(("state1", "state2"))
-            title = "" if packed else "A part of the optimizer's state is not that of these parameters."
-            yield Match(change.leg, 0.9, frozenset(names), change.exact, title=title)
+        packed = ("state1", "state2", STATE)
+        names = change.hit(packed) - change.hit(packed, *GONE) - _single(change)
+        crossed = change.hit([role for role in MOMENTS if role not in ADAM], "swapped")
+        if crossed:
+            yield Match(change.leg, 0.97, frozenset(crossed), title="Two states of the same parameters were exchanged.")
+        elif names:
+            title = (
+                ""
+                if names & change.hit(packed[:2])
+                else "A part of the optimizer's state is not that of these parameters."
+            )
+            yield Match(change.leg, 0.9, frozenset(names), title=title)  # any change of it looks the same
 
 
 # ---- the catalogue ---------------------------------------------------------------------------------------------------

@@ -85,7 +85,8 @@ def read_schedule(found: Iterable[ObjectLeaf]) -> Schedule | None:
             outer = by_parent.get((rank, path[: path.index(_NESTED)]), {}) if _NESTED in path else {}
             # torch's ChainedScheduler counts only in its children; its lr is their combined result
             lrs = _numbers(outer["_last_lr"]) if "_last_lr" in outer else made.lrs
-            return replace(made, lrs=lrs, settings=dict(fields))
+            falls = by_parent.get((rank, (*path, "milestones")))  # of MultiStepLR: step → how often
+            return replace(made, lrs=lrs, settings={**fields, "milestones": falls} if falls else dict(fields))
     return None
 
 
@@ -112,6 +113,9 @@ def _closed_form(given: Mapping[str, Any], base_lrs: tuple[float, ...], count: f
 
     if "gamma" in given and "step_size" in given:
         factor = value("gamma") ** (count // max(value("step_size"), 1))
+    elif "gamma" in given and "milestones" in given:
+        passed = {at: number(times) for at, times in given["milestones"].items() if float(at) <= count}
+        factor = value("gamma") ** sum(math.nan if times is None else times for times in passed.values())
     elif "gamma" in given and set(given) <= _OF_ALL | {"gamma"}:
         factor = value("gamma") ** count
     elif "start_factor" in given and "total_iters" in given:

@@ -55,9 +55,9 @@ class Became:
     """A form and its evidence.
 
     Attributes:
-        form: of moments ``still zero first_zero second_zero second_other swapped rounded ratio flip zeros part
-            fallen other``; of weights ``zero fill ratio rounded average part flip zeros near
-            other``.
+        form: of moments ``still swapped second_other flip part fallen other``, and ``zero rounded ratio``, also as
+            ``first_zero`` … if only one of the two has it; of weights ``zero fill ratio rounded average part flip zeros
+            near other``.
         exact: whether the form was proved on every examined element.
         cosine: between the weights and those of before. looked: number of examined elements.
         detail: numbers of the form: ``value`` (fill), ``ratio``, ``rows`` and ``of`` (part), ``share``.
@@ -104,7 +104,9 @@ def moments_became(
         return Became("still", True, looked=len(v_b))
     broken = max(sums.floor.broken, sums.transition.broken)
     if 0 < broken <= FEW and broken < 0.05 * max(sums.floor.of, sums.transition.of):
-        return Became("flip", looked=len(m_b), detail={"elements": broken})
+        detail = {"elements": broken, "worst": max(sums.floor.worst, sums.transition.worst)}
+        # a second moment that is smaller breaks its floor, and a larger one no law
+        return Became("flip" if sums.floor.broken else "first_flip", looked=len(m_b), detail=detail)
     lost = (v_b == 0) & (v_a != 0)
     if PAGE <= np.count_nonzero(lost) < 0.9 * len(v_b):
         return Became("zeros", True, looked=len(v_b), detail={"elements": int(np.count_nonzero(lost))})
@@ -188,7 +190,11 @@ def _hypotheses(m: Array, v: Array) -> list[tuple[str, tuple[Array, Array]]]:
         ("first_zero", (none, v)),
         ("swapped", (v, m)),
         ("rounded", (_bf16(m), _bf16(v))),
+        ("first_rounded", (_bf16(m), v)),
+        ("second_rounded", (m, _bf16(v))),
         *(("ratio", (n * m, n * v)) for n in FACTORS),
+        *(("first_ratio", (n * m, v)) for n in (-1.0, *FACTORS)),
+        *(("second_ratio", (m, n * v)) for n in FACTORS),
     ]
 
 
@@ -360,7 +366,8 @@ def one_factor(before: LazyTensor, after: LazyTensor) -> float | None:
 
 
 def on_grid(before: LazyTensor, after: LazyTensor) -> str | None:
-    """Return ``int8`` or ``int4`` if ``after`` is ``before`` rounded to such integers times a scale, else ``None``.
+    """Return ``int8`` or ``int4`` if ``after`` is ``before`` rounded to such integers times a scale, ``10 bits`` if
+    only that many bits of the mantissas are left, else ``None``.
 
     A scale may belong to a row, a column, a block or the entire tensor. Symmetric scales are the largest magnitude over
     2^(b-1) - 1, others the range over 2^b - 1, as in torchao, bitsandbytes and torch.ao. If a tensor has more than
@@ -369,13 +376,26 @@ def on_grid(before: LazyTensor, after: LazyTensor) -> str | None:
     Raises:
         OpenError: a tensor cannot be read.
     """
-    if after.element.name not in ("float32", "float64") or after.numel() < GRID:
+    if after.element.name not in ("float32", "float64") or after.numel() < ENOUGH:
         return None
     rows = spread(after.shape)
     a, b = sampled(before, rows), sampled(after, rows)
+    if after.element.name == "float32" and (bits := _mantissa(a, b)):
+        return f"{bits} bits"
+    if after.numel() < GRID:
+        return None
     width = row_shape(after.shape)[1] if len(after.shape) > 1 else after.numel()
     ways = list(zip(_groups(a, width), _groups(b, width), strict=True))
     return next((f"int{bits}" for bits in (8, 4) for old, new in ways if _rounded_to(new, old, bits)), None)
+
+
+def _mantissa(old: Array, new: Array) -> int:
+    """Return how many bits of float32 mantissas are left if ``new`` is ``old`` cut or rounded to them, otherwise 0."""
+    whole, zeros = (np.bitwise_or.reduce(x.astype(np.float32).view(np.int32)) for x in (old, new))
+    cut = int(zeros & -zeros).bit_length() - 1  # low bits that are 0 in all elements
+    if not (8 <= cut < 23 and whole & 0xFF):
+        return 0
+    return 23 - cut if (np.abs(new - old) <= 2.0 ** (cut - 23) * np.abs(old)).all() else 0
 
 
 def _groups(x: Array, width: int) -> list[Array]:

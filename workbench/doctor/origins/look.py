@@ -27,7 +27,7 @@ from workbench.analysis.patterns.forms import find_form
 from workbench.analysis.patterns.long import LONGEST
 from workbench.analysis.patterns.read import bits, readable, runs_of
 from workbench.analysis.patterns.rounding import FLOATS, encode, numbers, rounded
-from workbench.doctor.ledger.roles import BUFFERS
+from workbench.doctor.ledger.roles import BUFFERS, MOMENTS, STATE, quantity
 from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.became import on_grid, one_factor
 from workbench.doctor.origins.flat import FoundWindow, find_windows
@@ -107,16 +107,22 @@ def look(atoms: Atoms, changed: Sequence[tuple[Atom, TensorDiff]], not_checked: 
 
 
 def _exchanged(atoms: Atoms, looks: list[AtomLook]) -> list[AtomLook]:
-    """Recognise moments of one parameter that hold each other's values."""
-    held = {(one.atom.fqn, one.atom.role): at for at, one in enumerate(looks)}
+    """Recognise states of one parameter that hold each other's values."""
+    held: dict[str, dict[str, int]] = {}
+    for at, one in enumerate(looks):
+        if quantity(one.atom.role) in (*MOMENTS, STATE):
+            held.setdefault(one.atom.fqn, {})[one.atom.role] = at
     before = {(atom.fqn, atom.role): atom for atom in atoms.rows}
-    for (fqn, role), at in held.items():
-        other = {"exp_avg": "exp_avg_sq", "exp_avg_sq": "exp_avg"}.get(role, "")
-        if (fqn, other) not in held or looks[at].kind not in ("other", "near", "zero", "nan"):
-            continue
-        mine, theirs = atoms.tensors(looks[at].atom)[1], atoms.before(before[fqn, other])
-        if mine.element == theirs.element and (bits(mine) == bits(theirs)).all():
-            looks[at] = replace(looks[at], kind="swapped", text=f"{role} of {fqn!r} holds its {other}")
+    for fqn, roles in held.items():
+        for role, at in roles.items():
+            if looks[at].kind not in ("other", "near", "zero", "nan"):
+                continue
+            mine = atoms.tensors(looks[at].atom)[1]
+            for other in roles.keys() - {role}:
+                theirs = atoms.before(before[fqn, other])
+                alike = mine.element == theirs.element and mine.numel() == theirs.numel()
+                if alike and (bits(mine).reshape(-1) == bits(theirs).reshape(-1)).all():
+                    looks[at] = replace(looks[at], kind="swapped", text=f"{role} of {fqn!r} holds its {other}")
     return looks
 
 

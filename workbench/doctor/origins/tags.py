@@ -23,6 +23,7 @@ ATTENTION = {"q", "k", "v", "qkv", "o"}
 #: Tag → words about such a move.
 TAGS: Mapping[str, str] = {
     "layer": "hold another layer's values",
+    "stack": "hold another stack's values",  # an encoder's in the decoder, a student's in its teacher
     "expert": "hold another expert's values",
     "gate_up": "have gate and up swapped",
     "gate_up_mixed": "mix rows of gate and up",
@@ -64,7 +65,8 @@ class Move:
 TOGETHER: Mapping[str, tuple[str, ...]] = {
     "gate_up_mixed": ("gate_up",),
     "ranks": ("heads", "vocab", "padding", "rope"),
-    "layer": ("name",),
+    "layer": ("name", "stack"),
+    "stack": ("name",),
 }
 
 
@@ -93,7 +95,7 @@ def tag_of(facts: Geometry, one: Move) -> str:
     kinds = {other.kind for other in theirs} | {kind}
     same_layer = all((other.layer, other.expert) == (mine.layer, mine.expert) for other in theirs)
     if same_layer and whole(one) and mine.pattern != theirs[0].pattern and kinds == {kind} and kind != "other":
-        return "layer"  # from another stack: an encoder's in the decoder
+        return "stack"
     if one.adapter and same_layer and whole(one):
         return "name"
     if same_layer and kinds <= {"gate", "up"}:

@@ -27,8 +27,18 @@ def diagnose(case: Case) -> tuple[tuple[Suspect, ...], str]:
     _questions(case, found)
     suspects = [_suspect(one, case) for one in found]
     order = sorted(range(len(found)), key=lambda n: (_meant(suspects[n]), _rank(suspects[n]), -found[n].score))
-    ranked = tuple(suspects[number] for number in order)
+    ranked = _together(tuple(suspects[number] for number in order))
     return ranked, verdict(ranked, case)
+
+
+def _together(suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
+    """Return the suspects, none of them certain if several causes are errors: one other cause may explain them all."""
+    errors = [one for one in suspects if one.severity == "error"]
+    if len(errors) < 2:
+        return suspects
+    return tuple(
+        replace(one, certainty="likely", runner_up="") if one.certainty == "certain" else one for one in suspects
+    )
 
 
 def _standing(case: Case) -> None:

@@ -2,7 +2,8 @@
 
 ::
 
-    no fault   No fault found in what was compared: 26 of 26 weights, 2 of 52 moments; learning rate not compared.
+    no fault   No fault found in what was compared: 26 of 26 weights, 52 of 52 moments; learning rate not compared.
+    unproved   These checkpoints cannot prove that the resume is right. Nothing is wrong in: 26 of 26 weights, …
     a fault    The optimizer's step counters were reset; the moments were kept. (certain: the moments of 52 of 52 …)
     a question The learning-rate schedule restarted. (likely) … was that intended? If so, nothing is wrong.
 
@@ -13,11 +14,14 @@ from __future__ import annotations
 
 from workbench.doctor.causes.case import Case
 from workbench.doctor.causes.table import CAUSES
+from workbench.doctor.facts.evidence import State
 from workbench.doctor.ledger.roles import MASTERS
 from workbench.doctor.ledger.rows import GROUPS, Status
 from workbench.doctor.reasoning.diagnosis import Suspect
 
 FORGOTTEN = 0.05  #: β2^k below which a later checkpoint no longer shows the load
+SOON = 3  #: updates up to which the laws of Adam are nearly equalities
+TENSORS = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".safetensors", ".npz")
 COMPARED = (Status.EQUAL, Status.WITHIN, Status.BEYOND)
 SETTINGS = {"group.lr": "learning rate", "schedule": "schedule", "loader": "data position"}
 
@@ -38,17 +42,47 @@ def verdict(suspects: tuple[Suspect, ...], case: Case) -> str:
     words = coverage(case)
     if two and not _decisive(case):
         return f"Too little was compared to decide whether the resume is right. Nothing is wrong in: {words}."
+    if two and _unseen(case):
+        return f"Not everything that is stored was compared, so a fault may be unseen. Nothing is wrong in: {words}."
+    if two and weak(case):
+        return f"These checkpoints cannot prove that the resume is right. Nothing is wrong in: {words}."
     return f"No fault found in what was compared: {words}."
 
 
 def _decisive(case: Case) -> bool:
-    """Return whether most weights and optimizer state were compared by a law that would show a bad load."""
+    """Return whether most weights and optimizer state were compared by a law."""
     leg = "load" if case.change("load").rows else "train"
-    if leg == "train" and weak(case):
+    if leg == "train" and (_forgotten(case) or not case.change("train").seen(*GROUPS["moments"])):
         return False
     of = {name: case.ledger.count(leg, GROUPS[name])[0] for name in ("weights", "masters", "moments")}
     seen = {name: case.ledger.count(leg, GROUPS[name], *COMPARED)[0] for name in of}
     return all(2 * seen[name] > of[name] for name in of if of[name]) and any(of.values())
+
+
+def _unseen(case: Case) -> list[str]:
+    """Return what is stored and was not compared. A fault in it would not have been seen."""
+    leg = "load" if case.change("load").rows else "train"
+    found = []
+    for group, quantities in GROUPS.items():
+        of, seen = (case.ledger.count(leg, quantities, *statuses)[0] for statuses in ((), COMPARED))
+        # the rules on averages and buffers have no rows for updates
+        rule = {"averages": "P23", "buffers": "P24"}.get(group) if leg == "train" else None
+        held = all(set(quantities) & case.roles(which) for which in ("before", case.resumed))
+        if group == "weights" and leg == "train" and case.ledger.count(leg, MASTERS)[0]:
+            continue  # those of their masters, by another rule
+        if seen < of or (held and not of and rule not in case.outcome.checked):
+            found.append(group)
+    return found + [repr(name) for name in unread(case.later)]
+
+
+def unread(state: State) -> list[str]:
+    """Return the files of a checkpoint's folder that may hold tensors, and that no reader opens."""
+    place, catalog = state.ckpt.place, state.ckpt.catalog
+    if place.file is not None:
+        return []
+    known = {*catalog.files, *catalog.metadata_files}
+    names = [name for name in place.files if name.endswith(TENSORS) and name not in known]
+    return [name for name in names if name.rpartition(".")[0] not in state.ckpt.objects]
 
 
 def _lacking(case: Case) -> str:
@@ -83,6 +117,7 @@ def coverage(case: Case) -> str:
             parts.append(f"no {group}")
     known = {row.quantity for row in case.ledger if row.leg == leg and row.status is not Status.SKIPPED}
     missed = [words for quantity, words in SETTINGS.items() if quantity not in known]
+    missed += [one for one in _unseen(case) if one not in GROUPS or not case.ledger.count(leg, GROUPS[one])[0]]
     if "step" not in known:
         missed.insert(0, "optimizer's counters")
     done = ", ".join(parts) or "no tensors"
@@ -118,7 +153,24 @@ def weak(case: Case) -> str:
         return (
             f"With {second - first:,.0f} updates in between, a load is no longer visible: save an echo right after it"
         )
+    if second - first > SOON:
+        return (
+            f"With {second - first:,.0f} updates in between, laws are bounds, and some faults stay within them: save "
+            "an echo right after the load"
+        )
     return ""
+
+
+def _forgotten(case: Case) -> bool:
+    """Return whether so many updates came in between that nothing of the loaded state is visible."""
+    before, after = case.evidence.before.facts, case.evidence.after
+    if after is None:
+        return False
+    betas, counters = after.facts.betas or before.betas, (before.steps.usual, after.facts.steps.usual)
+    first, second = counters if None not in counters else (before.step, after.facts.step)
+    if betas is None or first is None or second is None:
+        return bool(weak(case))
+    return bool(betas[1] ** max(second - first, 0) < FORGOTTEN)
 
 
 def ruled_out(suspects: tuple[Suspect, ...]) -> list[str]:

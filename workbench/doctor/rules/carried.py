@@ -5,7 +5,7 @@
     v_B          is not a function of v_A, because k gradients blur the old profile                   P21
     e_B          an average is between its old value and the weights that it averaged                 P22
     e_B          and not at the weights, as if it had started there                                   P23
-    n_B ≥ n_A    number of batches in running statistics                                              P24
+    n_B ≥ n_A    numbers of batches and of averaged models; buffers keep most of their values         P24
     s_B ≥ d·s_A  sums and averages of squares of other optimizers, element by element                 P25
     m_B·m_A      averages of gradients keep a part of their old value                                 P26
     W_B = W_A    the base under adapters is not trained                                               P27
@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -23,14 +24,16 @@ from typing import Any
 import numpy as np
 
 from workbench.core.arrays import Array
-from workbench.doctor.facts.evidence import Pair, is_numbered
+from workbench.doctor.facts.evidence import Pair, State, is_numbered
+from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.facts.state import Group
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
-from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, STATE, quantity
+from workbench.doctor.ledger.roles import BUFFERS, FIRST, MASTERS, MOMENTS, STATE, quantity
 from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
 from workbench.doctor.origins.merge import changed_rank
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
+from workbench.doctor.passes.updates import passed
 from workbench.doctor.rules.stated import NAMED
 from workbench.errors import WorkbenchError
 from workbench.names.roles import adapter_of
@@ -50,6 +53,7 @@ CLEAR = 0.15  #: excess over what that decay allows
 FARTHER = 3.0  #: times the way of all other averages
 APART = 1e-3  #: share of the weights' size; an average closer to the weights than that shows nothing
 FELL = 0.02  #: share of the elements of a parameter
+NONE = 1e-3  #: size of gradients, relative to those before, below which there were none: a batch without targets
 SCALED = 0.2  #: share that all elements of squares keep if they were multiplied, and not lost
 MOST = 0.9  #: share of the parameters; gradients that reverse suddenly affect fewer
 LEFT = 0.3  #: decay^k from which the rest of an old average is visible among k new gradients
@@ -64,7 +68,9 @@ SQUARES = frozenset({"sum", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_in
 SLACK = 1e-5  #: rounding tolerance per update
 DECAYS = ("alpha", "rho", "momentum", "betas", "beta2_decay", "decay_rate")  #: fields of param groups
 LONG = 100_000  #: updates
-BATCHES = "num_batches_tracked"  #: torch.nn.BatchNorm*
+LEAST = 8  #: elements of buffers
+MULTIPLIED = 3.0  #: b·a/a·a from which a buffer was multiplied
+SMALL = 0.6  #: ‖b‖/‖a‖ below which a buffer began anew
 
 P21 = Rule(
     "P21",
@@ -104,15 +110,16 @@ P23 = Rule(
 )
 P24 = Rule(
     "P24",
-    "running statistics restarted",
-    ("A5",),
+    "buffers or their counters restarted",
+    ("A5", "F4", "D9"),
     "pair",
-    "num_batches_tracked never falls",
-    "exact",
-    "torch.nn.BatchNorm",
+    "counters of batches and averages never fall; running statistics keep most of their values in one update",
+    f"counters: exact; values (a warning): after one update b·a < {LEFT:g}·a·a and ‖b‖ < {SMALL:g}·‖a‖, b·a > "
+    f"{MULTIPLIED:g}·a·a, or a constant",
+    "torch.nn.BatchNorm, torch.optim.swa_utils",
     "error",
     "statistics that were reset on purpose",
-    "restore the buffers of the norms",
+    "restore the buffers with the weights",
 )
 P25 = Rule(
     "P25",
@@ -192,7 +199,11 @@ def check_carried(
     _profiles(pair, updates, states, found)
     _gradients(pair, updates, states, found)
     _averages(pair, updates, states, found)
-    _batches(pair, found)
+    _counters(pair, found)
+    _buffers(pair, found)
+    found.not_checked.setdefault("P24", Inapplicable("no buffers and counters are stored in both"))
+    if "P24" in found.checked:
+        del found.not_checked["P24"]
     _squares(pair, updates, found)
     _firsts(pair, updates, found)
     _bases(pair, states, found)
@@ -268,7 +279,7 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
         return
     found.checked["P30"] = f"{many(len(sizes), 'parameter')}"
     middle = median(sizes.values())
-    large, small = middle > LARGER, middle < 1 / LARGER
+    large, small = middle > LARGER, NONE < middle < 1 / LARGER
     agree = [fqn for fqn, size in sizes.items() if (size > LARGER / 2 if large else size < 2 / LARGER)]
     if not (large or small) or len(agree) < MOST * len(sizes):
         return
@@ -373,28 +384,71 @@ def _way(e_a: Array, e_b: Array, w_b: Array) -> float | None:
     return float(np.dot(e_b - e_a, gap)) / size
 
 
-def _batches(pair: Pair, found: Outcome) -> None:
-    """Check that counters of batches did not fall."""
-    held = {fqn: next(iter(roles.values())) for fqn, roles in pair.shared() if fqn.endswith(BATCHES)}
-    fell, seen = {}, 0
-    for fqn in _spread(list(held)):
-        one, two = held[fqn]
+def _counters(pair: Pair, found: Outcome) -> None:
+    """Check that integers stored as tensors, as of running statistics and averages, did not fall or restart."""
+    sides = (pair.stored, pair.b)
+    a, b = ({key: at for key, at in one.ckpt.catalog.index.items() if _is_counter(one, at)} for one in sides)
+    held = [key for key in a if key in b]
+    k, step = passed(pair.a.facts, pair.b.facts), pair.a.facts.step
+    fell: dict[str, tuple[int, int]] = {}
+    seen = 0
+    for key in _spread(held):
         try:
-            a, b = (int(_sample(side.tensor(at))[0]) for side, at in ((pair.a, one), (pair.b, two)))
+            old, new = (int(_sample(side.ckpt[key])[0]) for side in (pair.stored, pair.b))
         except (WorkbenchError, IndexError, ValueError, OverflowError) as error:
-            found.not_checked["P24"] = f"{fqn!r}: {error}"
+            found.not_checked["P24"] = f"{key!r}: {error}"
             continue
         seen += 1
-        if b < a:
-            fell[fqn] = (a, b)
+        if new < old or (step == old and new == k and old > 1):  # otherwise it is k more
+            fell[key] = (old, new)
     if seen:
         found.checked["P24"] = f"{seen:,} of {many(len(held), 'counter')}"
-    else:
-        found.not_checked.setdefault("P24", Inapplicable("no running statistics count their batches"))
-    if fell:
-        name, (a, b) = next(iter(fell.items()))
-        text = f"{len(fell):,} of {many(seen, 'counter')} of running statistics fell: {name!r} from {a:,} to {b:,}"
-        found.signs.append(P24.sign(text, {"before": a, "after": b}, list(fell)[:NAMED], hit=len(fell), of=seen))
+    for average in (False, True):
+        some = {key: both for key, both in fell.items() if any(one in key.lower() for one in OF_AVERAGES) == average}
+        if some:
+            name, (old, new) = next(iter(some.items()))
+            text = f"{len(some):,} of {many(seen, 'counter')} fell or restarted: {name!r} went from {old:,} to {new:,}"
+            names = [pair.b.names.fqns[b[key]] or key for key in some][:NAMED]
+            evidence = {"before": old, "after": new}
+            causes = ("F4",) if average else ("A5",)
+            found.signs.append(P24.sign(text, evidence, names, hit=len(some), of=seen, causes=causes))
+
+
+def _is_counter(state: State, at: int) -> bool:
+    role = state.names.roles[at]
+    return state.ckpt.catalog.numel[at] == 1 and role in ("buffer", "other") and state.dtype(at) in ("int64", "int32")
+
+
+def _buffers(pair: Pair, found: Outcome) -> None:
+    """Check that one update left most of what buffers held, those of one name together, as some are short."""
+    if passed(pair.a.facts, pair.b.facts) != 1 or (pair.a.facts.step or 0) < SETTLED:
+        return
+    places: dict[str, list[tuple[str, tuple[int, int]]]] = defaultdict(list)
+    for fqn, roles in pair.shared():
+        for role in roles.keys() & set(BUFFERS):
+            at = roles[role][1]
+            if pair.b.dtype(at).startswith(("float", "bfloat")) and pair.b.ckpt.catalog.numel[at] <= SAMPLED:
+                places[f"{role} {fqn.rpartition('.')[2]}"].append((fqn, roles[role]))
+    lost: list[str] = []
+    for what, held in places.items():
+        both = [one for fqn, at in held[:LOOKED] if (one := _both(pair, fqn, at, "P24", found)) is not None]
+        if not both:
+            continue
+        a, b = (np.concatenate(side) for side in zip(*both, strict=True))
+        size = float(np.dot(a, a))
+        if len(a) < LEAST or len(b) != len(a) or not 0 < size < math.inf or not np.isfinite(b).all():
+            continue
+        slope, left = float(np.dot(a, b)) / size, float(np.dot(b, b)) / size
+        less = slope < LEFT and left < SMALL**2
+        more = slope > MULTIPLIED and what.startswith("buffer ")  # scales of fp8 may double
+        if less or more or ((b == b[0]).all() and not (a == a[0]).all()):
+            lost += [fqn for fqn, _ in held]
+    if places:
+        found.checked.setdefault("P24", many(len(places), "kind") + " of buffers")
+    if lost:
+        text = f"buffers of {many(len(lost), 'parameter')} are not one update away from their old values: {lost[0]!r}"
+        sign = P24.sign(text, {}, lost[:NAMED], severity="warn", hit=len(lost), of=sum(map(len, places.values())))
+        found.signs.append(sign)
 
 
 def _spread(names: list[str]) -> list[str]:

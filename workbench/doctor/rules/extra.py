@@ -106,7 +106,8 @@ def _largest(state: State, found: Mapping[str, OneState]) -> Said:
     signs = []
     if bad:
         count = sum(found[fqn].shrunk for fqn in bad)
-        words = f"{count:,} elements of exp_avg_sq exceed their largest value so far, in {_some(bad)}"
+        more = "exceeds its" if count == 1 else "exceed their"
+        words = f"{many(count, 'element')} of exp_avg_sq {more} largest value so far, in {_some(bad)}"
         signs.append(RULES["N8"].sign(words, {"elements": count}, bad[:LIST], hit=len(bad), of=len(held)))
     return f"{many(len(held), 'parameter')}", signs
 

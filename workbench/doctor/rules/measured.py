@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.doctor.facts.evidence import Pair, State
+from workbench.doctor.laws.bounds import Hits
 from workbench.doctor.ledger.roles import MASTERS, MOMENTS, STATE, WEIGHTS, quantity
 from workbench.doctor.ledger.rows import Row, Status
 from workbench.doctor.ledger.sign import Sign
@@ -29,6 +30,7 @@ from workbench.names.weights import kinds
 COUNTED = 2  #: most updates of a fresh optimizer between a load and an immediate save
 RENUMBERED = "the optimizers hold different numbers of parameters, so the owner of a number is unknown"
 FEW = 2  #: parameters
+WILD = 1e6  #: times the bound of a law, which only a flipped exponent bit reaches in single elements
 FLIPS = 8  #: most elements that count as flipped bits
 PATCH = 0.2  #: share of one parameter below which a change is a damaged part
 BARELY = 1.5  #: times the reach below which the excess is rounding of loaded values
@@ -204,8 +206,8 @@ def train_rows(
     looked = 0
     held = dict(pair.shared())
     # single elements are flipped bits if one or two parameters have them, but not if many do
-    few_weights = sum(bool(sums.reach.broken) for sums in states.values()) <= FEW
-    few_moments = sum(bool(sums.floor.broken or sums.transition.broken) for sums in states.values()) <= FEW
+    few_weights = _few(sums.reach for sums in states.values())
+    few_moments = _few(max((sums.floor, sums.transition), key=lambda one: one.worst) for sums in states.values())
     for fqn, sums in states.items():
         update, places = updates[fqn], held.get(fqn, {})
         weight = "master" if "master" in places else "param"
@@ -241,6 +243,12 @@ def train_rows(
             looked += bool(sums.floor.broken or sums.transition.broken)
     yield from gathered_rows(found.rows())
     yield from _untouched(pair, states, kept)
+
+
+def _few(hits: Iterable[Hits]) -> bool:
+    """Return whether a law is broken in so few parameters, or by so much in so few elements, that bits were flipped."""
+    broken = [one for one in hits if one.broken]
+    return len(broken) <= FEW or all(one.broken <= FEW and one.worst > WILD for one in broken)
 
 
 def _small(form: str, few: bool, broken: int, of: int, worst: float, many: str = "near") -> str:
@@ -337,9 +345,10 @@ def _moment_rows(
         except WorkbenchError:
             became = None
     form, exact = (became.form, became.exact) if became is not None else ("other", False)
-    if form in ("first_zero", "second_zero"):
-        lost, kept = both if form == "first_zero" else both[::-1]
-        return [(lost, Status.BEYOND, "zero", "", exact), (kept, Status.WITHIN, "", "", exact)], {}
+    which, _, alone = form.partition("_")
+    if became is not None and alone in ("zero", "rounded", "ratio", "flip"):
+        hit, kept = both if which == "first" else both[::-1]
+        return [(hit, Status.BEYOND, alone, "", exact), (kept, Status.WITHIN, "", "", exact)], became.detail
     return [(quantity, Status.BEYOND, form, "", exact) for quantity in both], became.detail if became else {}
 
 

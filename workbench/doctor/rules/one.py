@@ -123,8 +123,8 @@ def _numbers(found: Mapping[str, OneState], earlier: State | None) -> Iterator[S
                 negative.append((fqn, role, numbers.negative))
     if broken:
         count = sum(one[2] for one in broken)
-        text = f"{many(count, 'element')} of {_names(broken)} {'is' if count == 1 else 'are'} NaN or infinite"
-        yield _sign("S01", broken, text, count=count)
+        words = f"{many(count, 'element')} of {_names(broken)} {'is' if count == 1 else 'are'} NaN or infinite"
+        yield _sign("S01", broken, words, count=count)
     if large:
         most = max(one[2] for one in large)
         yield _sign(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from workbench.doctor.facts.evidence import Pair
+from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.sign import RULES, Rule, Sign, many, register
 from workbench.doctor.passes.blocks import TensorSlot
@@ -25,6 +25,7 @@ APART = 4.0  #: times the median parameter's change (catalogue, 3.2)
 STEADY = 5  #: updates from which steady gradients move a weight ∝ k, and changing ones ∝ √k
 SOON = 50  #: updates
 LIST = 100
+MOST = 0.9  #: share of the parameters
 
 register(
     Rule("P03", "second moments fell too fast", ("B1", "B5", "B3", "G6"), "pair", "v_B ≥ β2^k·v_A",
@@ -61,7 +62,7 @@ register(
          "without a gradient, W_B = W_A·Π(1−lr·λ) with one factor for all", "exact, with rounding", LAWS, "error",
          "rows that other code writes", "compare weight decay and its groups with the older checkpoint's",
          looked=lambda one: one.ruler.count),
-    Rule("P12", "the update cannot be replayed", ("B7", "D2", "A2", "C5", "E1"), "pair",
+    Rule("P12", "the update cannot be replayed", ("A2", "D2", "B7", "C5", "E1"), "pair",
          "k = 1: W_A − W_B = lr·(m̂/(√v̂+ε) + λ·W_A)", f"rest > max({REST:g}, 4u·‖W‖/‖ΔW‖)", LAWS, "error",
          "another optimizer, or code that changes weights after its step",
          "load weights and masters from the same save",
@@ -81,7 +82,7 @@ register(
          "keep exp_avg_sq in float32"),
     Rule("P36", "parameters that stood still", ("G6", "G7", "H1"), "pair",
          "an update multiplies exp_avg_sq by β2 at least",
-         "weights and second moments equal bit for bit, and those of other parameters not", LAWS, "error",
+         "second moments or counters are equal, and those of other parameters or the weights not", LAWS, "error",
          "frozen parameters (a warning, unless their own counters advanced)",
          "check which buffers the saver copies from"),
     Rule("N25", "an older save under a new step", ("G7", "C9"), "pair", "updates change weights", "every weight equal",
@@ -161,8 +162,8 @@ def _counts(
     lost = {fqn: sums.nan for fqn, sums in found.items() if sums.nan}
     if lost:
         count = sum(lost.values())
-        words = "was finite and no longer is" if count == 1 else "were finite and no longer are"
-        text = f"{many(count, 'element')} of {_names(list(lost))} {words}"
+        were, are = ("was", "is") if count == 1 else ("were", "are")
+        text = f"{many(count, 'element')} of {_names(list(lost))} {were} finite and no longer {are}"
         yield _sign("P09", list(lost), text, len(found), count=count)
     # norm vectors alone show little, so shares are over all parameters
     due = {fqn: updates[fqn].k + max(updates[fqn].lag or 0, 0) for fqn in found}  # as the trainer counts
@@ -182,7 +183,7 @@ def _counts(
         joined = [sums for sums in trained.values() if math.isfinite(sums.ratio)]
         moved = any(sums.ratio != 1 for sums in joined)  # an update multiplies some second moment by less than 1
         skipped = max(due[fqn] for fqn in trained) == 1 and not any(updates[fqn].k for fqn in trained)
-        skipped = skipped and any(scaled(state.facts) for state in (pair.a, pair.b))
+        skipped = skipped and (any(scaled(state.facts) for state in (pair.a, pair.b)) or _of_batches(pair.a))
         steps = max(due[fqn] for fqn in trained)
         why = "although their moments changed" if moved else f"although the trainer made {many(steps, 'step')}"
         text = f"all {len(trained):,} trained parameters are equal bit for bit, {why}"
@@ -191,10 +192,17 @@ def _counts(
         yield _sign("N25", list(trained), text, len(trained), severity="info" if meant else None)
         return
     yield from _still(pair, updates, trained, types)
+    yield from _repeated(updates, trained)
     moments = {fqn: sums for fqn, sums in half.items() if sums.count and sums.still > sums.count / 2}
     if moments:
         text = f"exp_avg_sq of {_names(list(moments))} did not change in most elements"
         yield _sign("N13", list(moments), text, len(found))
+
+
+def _of_batches(state: State) -> bool:
+    """Return whether the trainer counts micro-batches, and an update takes several."""
+    usual, step = state.facts.steps.usual, state.facts.step
+    return usual is not None and step is not None and 0 < usual <= 2 * step / 3
 
 
 def _still(
@@ -211,6 +219,19 @@ def _still(
     text = f"weights and second moments of {_names(stood)} are equal bit for bit"
     text += ", although their own counters advanced" if sure else ": were they frozen?"
     yield _sign("P36", stood, text, len(wide), None if sure else "warn", kind="counted" if sure else "frozen")
+
+
+def _repeated(updates: Mapping[str, Update], trained: Mapping[str, PairState]) -> Iterator[Sign]:
+    """Yield a sign if weights moved although their counters, or their second moments bit for bit, are the old ones."""
+    moved = [fqn for fqn, sums in trained.items() if sums.unchanged < sums.count and math.isfinite(sums.ratio)]
+    same = [fqn for fqn in moved if trained[fqn].ratio == 1 and 2 * trained[fqn].still > trained[fqn].count]
+    behind = [fqn for fqn in moved if not updates[fqn].k and (updates[fqn].lag or 0) > 0]
+    what = "second moments are equal bit for bit" if same else "counters did not advance"
+    same = same or behind
+    if same and len(same) >= MOST * len(moved):
+        text = f"the weights of {many(len(same), 'parameter')} changed; their {what}"
+        sure = all(updates[fqn].betas is not None and not updates[fqn].bars("floor") for fqn in same)
+        yield _sign("P36", same, text, len(moved), None if sure else "warn", kind="repeated")
 
 
 def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike: set[str]) -> Iterator[Sign]:
@@ -327,6 +348,8 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
         )
         yield _sign("P13", list(off), text, of, None if sure else "warn", lr=value, stated=[low, high])
     of_all = {fqn: sums for fqn, sums in found.items() if sums.moved_of and (updates[fqn].before or 0) > 0}
+    # steady gradients move weights by lr too, with moments that continue
+    of_all = {f: one for f, one in of_all.items() if not one.transition.of or one.transition.broken or one.floor.broken}
     same, total = sum(s.same for s in of_all.values()), sum(s.moved_of for s in of_all.values())
     if total and same > total / 2:
         sure = all(updates[fqn].certain for fqn in of_all)

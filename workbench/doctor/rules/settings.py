@@ -92,7 +92,8 @@ P19 = Rule(
     ("C2", "C1", "H1"),
     "pair",
     "within few updates a schedule changes the lr by a small factor, or in proportion to the step (warm-up)",
-    f"beyond ×{STEEP:g} and beyond the ratio of the steps; below a third within {SHORT:.0%} more steps",
+    f"beyond ×{STEEP:g} and beyond the ratio of the steps; below a third within {SHORT:.0%} more steps; one rate for "
+    "groups that had several",
     "warm-up and decay formulas of torch, Megatron, DeepSpeed",
     "warn",
     "cyclic schedules; a learning rate set by hand",
@@ -153,12 +154,14 @@ def settings_kept(pair: Pair) -> list[Sign] | str:
 def rates_moved(pair: Pair) -> list[Sign] | str:
     """Compare the lr of two checkpoints if no stored schedule defines it (P19)."""
     a, b = pair.a.facts, pair.b.facts
-    if a.schedule is not None and b.schedule is not None:
-        return "a schedule is stored and defines the lr"
     rates = [(_get(one, "lr"), _get(two, "lr")) for one, two in zip(a.groups, b.groups, strict=False)]
     rates = [(old, new) for old, new in rates if _number(old) and _number(new) and old > 0]
     if not rates or len(a.groups) != len(b.groups):
         return "no learning rates are stored on both sides"
+    if (level := _levelled(rates)) is not None:
+        return [level]
+    if a.schedule is not None and b.schedule is not None:
+        return "a schedule is stored and defines the lr"
     if a.step is None or b.step is None or b.step <= a.step:
         return "the steps are not stored, or do not advance"
     warm = max(STEEP, 1.05 * (b.step + 1) / max(a.step, 1))
@@ -173,6 +176,24 @@ def rates_moved(pair: Pair) -> list[Sign] | str:
     )
     evidence = {"kind": "lr", "before": old, "after": new, "ratio": new / old}
     return [P19.sign(words, evidence, hit=len(off), of=len(rates))]
+
+
+def _levelled(rates: list[tuple[float, float]]) -> Sign | None:
+    """Return a sign if param groups with rates of their own have one rate now, for which some rose and others did not.
+
+    One schedule moves the rates of all groups by the same factor, or all towards one floor.
+    """
+    new = rates[0][1]
+    risen = [old for old, _ in rates if old < new]
+    if (
+        len({old for old, _ in rates}) == 1
+        or any(other != new for _, other in rates)
+        or not 0 < len(risen) < len(rates)
+    ):
+        return None
+    words = f"{len(rates)} param groups had learning rates of their own, and all have {new:.4g} now"
+    evidence = {"kind": "lr", "before": min(risen), "after": new, "ratio": new / min(risen)}
+    return P19.sign(words, evidence, hit=len(risen), of=len(rates))
 
 
 def tied_kept(pair: Pair) -> list[Sign] | str:

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from workbench.core.scan import Progress
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.laws.bounds import Hits
 from workbench.doctor.ledger.sign import Inapplicable, Sign, many
+from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.blocks import StoredTensors, TensorSlot, compiled, stream
 from workbench.doctor.passes.one import OneFold, OneState
 from workbench.doctor.passes.pair import PairFold, PairState, Update, weight_role
@@ -25,6 +28,9 @@ from workbench.doctor.rules.one import judge_one
 from workbench.doctor.rules.pair import adams, judge_pair
 from workbench.errors import WorkbenchError
 
+#: Of a decaying maximum: tensors and elements that are looked at, distance from β2^k·v, change of exp_avg, share.
+MAXIMA, SAMPLED, EXACT, CHANGED, SHARE = 8, 1 << 13, 5e-7, 0.01, 0.05
+LAWS = ("floor", "transition", "reach", "replay")
 ROLES = ("param", "master", "exp_avg", "exp_avg_sq")
 ALONE = (*ROLES, "max_exp_avg_sq", "ema")  #: roles that are read from a single checkpoint
 
@@ -91,6 +97,44 @@ def check_one(
     )
 
 
+def _without_maxima(pair: Pair, updates: Mapping[str, Update]) -> dict[str, Update]:
+    """Bar Adam's laws where the second moment is the largest gradient so far, which decays, under Adam's names.
+
+    max(β2·v, |g|) leaves exactly β2·v in many elements, although their gradients changed exp_avg. Squares that are
+    averaged grow wherever exp_avg changes.
+    """
+    known = [
+        (fqn, roles)
+        for fqn, roles in pair.shared()
+        if fqn in updates
+        and {"exp_avg", "exp_avg_sq"} <= roles.keys()
+        and updates[fqn].betas is not None
+        and updates[fqn].k > 0
+        and not updates[fqn].bars("transition")
+    ]
+    seen = hit = 0
+    for fqn, roles in known[:: max(len(known) // MAXIMA, 1)]:
+        betas, k = updates[fqn].betas or (0.0, 0.0), updates[fqn].k
+        try:
+            m_a, m_b, v_a, v_b = (
+                sampled(side.tensor(at), spread(side.shape(at), SAMPLED), SAMPLED)
+                for role in ("exp_avg", "exp_avg_sq")
+                for side, at in zip((pair.a, pair.b), roles[role], strict=True)
+            )
+        except WorkbenchError:
+            continue
+        if len({len(one) for one in (m_a, m_b, v_a, v_b)}) > 1:
+            continue
+        decayed = np.abs(v_b - betas[1] ** k * v_a) <= EXACT * v_a
+        hit += int(np.count_nonzero(decayed & (np.abs(m_b - betas[0] ** k * m_a) > CHANGED * np.abs(m_a)) & (v_a > 0)))
+        seen += int(np.count_nonzero(v_a > 0))
+    if not hit or hit < SHARE * seen:
+        return dict(updates)
+    barred = tuple((law, "exp_avg_sq is the largest gradient so far") for law in LAWS)
+    names = {fqn for fqn, _ in known}
+    return {f: replace(one, barred=(*barred, *one.barred)) if f in names else one for f, one in updates.items()}
+
+
 def check_pair(
     pair: Pair, *, threads: int | None = None, progress: Progress | None = None, fast: bool | None = None
 ) -> PassValues:
@@ -102,7 +146,7 @@ def check_pair(
     Raises:
         MissingExtraError: ``fast`` is requested but numba is not installed.
     """
-    updates = between(pair)
+    updates = _without_maxima(pair, between(pair))
     slots, apart = [], Counter[str]()
     for fqn, roles in pair.shared():
         if fqn not in updates:

@@ -82,6 +82,7 @@ def read_catalog(place: Place) -> Catalog:
         )
     if not any(part.optimizer for part in found):
         notes.append("no optimizer state (optimizer_0/ or optimizer.bin)")
+    found += parts.averages(place)
     ranks = [int(match[1]) for name in place.files if (match := _RANDOM.fullmatch(name))]
     if not ranks:
         notes.append("random_states_R.pkl is missing, which accelerate writes last: the save may have been interrupted")

@@ -98,8 +98,9 @@ def read_catalog(place: Place) -> Catalog:
     for name in ("optimizer.pt", "optimizer.bin"):
         if name in place.files and len(found) == 1:
             found.append(parts.file(place, name, "optimizer."))
-    if len(found) == 1:
+    if not any(part.optimizer for part in found):
         notes.append("no optimizer state (optimizer.pt): a resume from here silently resets the optimizer")
+    found += parts.averages(place)
     if "scheduler.pt" not in place.files:
         notes.append("no scheduler.pt: a resume from here silently restarts the learning rate schedule")
     notes += [f"{name!r} is DeepSpeed's part, which is not included" for name in place.folders if "global_step" in name]

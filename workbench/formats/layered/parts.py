@@ -22,7 +22,7 @@ from workbench.core.catalog import Catalog
 from workbench.core.pickles import unpickle
 from workbench.core.place import Place
 from workbench.names.optimizer import MOMENTS, is_uncertain, name_numbered
-from workbench.names.roles import resolve
+from workbench.names.roles import EMA, resolve
 
 STATE = "trainer_state.json"
 
@@ -59,6 +59,13 @@ def file(place: Place, name: str, prefix: str, *, model: bool = False) -> Part:
     stored: Mapping[str, Any] = {} if model else reader.read_objects(inner, catalog)
     groups = stored.get("param_groups")
     return Part(prefix, "", catalog, not model, groups if isinstance(groups, list) else None)
+
+
+def averages(place: Place) -> list[Part]:
+    """Read averaged weights that a training loop stores beside the model, as ``ema.pt``."""
+    names = [name for name in place.files if name.endswith((".pt", ".pth", ".bin", ".safetensors"))]
+    stems = {name: name.rpartition(".")[0] for name in names}
+    return [file(place, name, f"{stem}.", model=True) for name, stem in stems.items() if stem in EMA]
 
 
 def combine(

@@ -1,4 +1,4 @@
-"""The fourth half: transformers' ``Trainer``, accelerate, peft. Its cases are counted, never looked at."""
+"""transformers' ``Trainer``, accelerate and peft of the fourth sealed half: measured, then opened, and tuned on now."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.lab.fault import Fault, seen
 from tests.lab.hugging import Rows, made, trained
 
-__all__ = ["FOURTH_HUGGING"]
+__all__ = ["OPENED4_HUGGING"]
 
 Parts = tuple[Any, Any, Any, Any]
 
@@ -166,7 +166,7 @@ def hf(name: str, **more: Any) -> Any:
     return partial(trained, partial(made, name), **more)
 
 
-FOURTH_HUGGING: list[Fault] = [
+OPENED4_HUGGING: list[Fault] = [
     _ill("q110_key_first", "E4", "Trainer, GPT-2: [q k v] converted as [k q v]", "echo next",
          hf("gpt2", spoil=rewritten(key_first)), ("E1",), "columns of a fused matrix in another order"),
     _ill("q111_no_schedule", "B1", "Trainer: scheduler.pt is missing, so that nothing of the optimizer is loaded",
