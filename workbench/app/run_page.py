@@ -549,8 +549,8 @@ class RunPage(pn.viewable.Viewer):
             if not frame.equals(self._rows.value):
                 self._rows.value = frame
             return
-        height = {"height": TALL} if len(frame) * ROW > TALL else {}
-        table = style.table(frame, COLUMNS, least=LEAST, pagination=None, **height)
+        height = TALL if len(frame) * ROW > TALL else None
+        table = style.table(frame, COLUMNS, least=LEAST, pagination=None, height=height)
         table.on_click(self._row_clicked)
         self._listed, self._rows = shown, table
         self._steps[:] = [
