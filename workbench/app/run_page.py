@@ -94,7 +94,8 @@ h1 { font-size: 21px; font-weight: 600; margin: 4px 0 2px; overflow-wrap: anywhe
 CHOICE = """
 :host { display: flex !important; flex-flow: row wrap; align-items: center; gap: 4px 24px; }
 :host > :not(style) { flex: 0 1 360px; width: auto !important; align-self: center !important; }
-:host > :last-child { flex: 1 1 320px; }
+:host > :not(style) ~ :not(style) { flex: 1 1 320px; }
+:host > .scroll-button { display: none !important; }
 """
 
 
@@ -549,8 +550,8 @@ class RunPage(pn.viewable.Viewer):
             if not frame.equals(self._rows.value):
                 self._rows.value = frame
             return
-        height = {"height": TALL} if len(frame) * ROW > TALL else {}
-        table = style.table(frame, COLUMNS, least=LEAST, pagination=None, **height)
+        height = TALL if len(frame) * ROW > TALL else None
+        table = style.table(frame, COLUMNS, least=LEAST, pagination=None, height=height)
         table.on_click(self._row_clicked)
         self._listed, self._rows = shown, table
         self._steps[:] = [
