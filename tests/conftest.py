@@ -14,6 +14,7 @@ Environment: ``WORKBENCH_SLOW=1`` runs the tests marked slow; ``WORKBENCH_CHROMI
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import shutil
 import socket
@@ -78,8 +79,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if "WORKBENCH_LAB" not in os.environ:  # set by the first process, whose environment the workers inherit
         config.stash[_own].append(lab := tempfile.mkdtemp(prefix="workbench-lab-"))
         os.environ["WORKBENCH_LAB"] = lab
+    logging.root.manager.loggerDict = _Loggers(logging.root.manager.loggerDict)
     for name in [n for n in os.environ if n.startswith(("BOKEH_", "PANEL_"))]:
         del os.environ[name]  # BOKEH_RESOURCES=cdn would turn every page blank without a network
+
+
+class _Loggers(dict[str, logging.Logger | logging.PlaceHolder]):
+    """All loggers. pytest 9.2 goes through them before each test, while the thread of a server may create one."""
+
+    def values(self) -> list[logging.Logger | logging.PlaceHolder]:  # type: ignore[override]
+        return list(super().values())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

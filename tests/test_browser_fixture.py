@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import urllib.error
 import urllib.request
@@ -81,3 +82,8 @@ def test_a_server_that_does_not_start_says_why_and_one_that_does_ends(tmp_path):
             assert reply.status == 200
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"{url}liveness", timeout=20)
+
+
+def test_a_logger_may_be_created_while_pytest_goes_through_all_of_them():
+    for at, _ in enumerate(logging.root.manager.loggerDict.values()):
+        logging.getLogger(f"{__name__}.{at}" if at < 3 else __name__)

@@ -87,23 +87,24 @@ def loads_with_globals(
         data = memoryview(data).cast("B")
     start = time.thread_time()
     walked = guard.walk(data, offset, what)
-    budget = Allowance(what, offset, walked.stop - offset, walked.memory, time.thread_time() - start)
-    reader = _Reader(memoryview(data), offset, walked.frames, budget)
-    unpickler = _Unpickler(reader, what, allow or {}, strict, persistent_load)
-    before = ACTIVE.set(budget)
-    try:
-        with uncollected():  # collections would take two thirds of the time
+    took = time.thread_time() - start
+    with uncollected():  # collections would take two thirds of the time, and one alone may take more than is allowed
+        budget = Allowance(what, offset, walked.stop - offset, walked.memory, took)
+        reader = _Reader(memoryview(data), offset, walked.frames, budget)
+        unpickler = _Unpickler(reader, what, allow or {}, strict, persistent_load)
+        before = ACTIVE.set(budget)
+        try:
             value = unpickler.load()
-    except WorkbenchError:
-        raise
-    except Exception as error:  # any error that hostile bytes provoke in the C unpickler or a stand-in ends here
-        reason = f"{type(error).__name__}: {error}" if not isinstance(error, pickle.UnpicklingError) else str(error)
-        raise CorruptError(
-            f"{what} cannot be unpickled, in bytes {reader.low:,} to {reader.high:,}: {_line(reason)}; the file is "
-            "damaged, or its pickle is not one that a checkpoint would contain"
-        ) from None
-    finally:
-        ACTIVE.reset(before)
+        except WorkbenchError:
+            raise
+        except Exception as error:  # any error that hostile bytes provoke in the C unpickler or a stand-in ends here
+            reason = f"{type(error).__name__}: {error}" if not isinstance(error, pickle.UnpicklingError) else str(error)
+            raise CorruptError(
+                f"{what} cannot be unpickled, in bytes {reader.low:,} to {reader.high:,}: {_line(reason)}; the file is "
+                "damaged, or its pickle is not one that a checkpoint would contain"
+            ) from None
+        finally:
+            ACTIVE.reset(before)
     return Unpickled(value, unpickler.foreign, reader.pos)
 
 
