@@ -24,7 +24,9 @@ BLOCKS = 20 if SLOW else 1
 MENDED = {
     1926: "PaddleNLP, fleet: one rank without its optimizer's file was not noticed",
     2411: "DCP: a ValueError of an object of negative length",
+    2770: "safetensors: a RuntimeWarning of a signalling NaN in the doctor",
     3713: "PaddleNLP: a TypeError of a list where the metadata says whether a parameter was divided",
+    3851: "Megatron, NVRx local: the doctor of a run followed a step that is a link out of it",
     8952: "PaddleNLP: a KeyError of a moment on a rank that does not hold its weight",
 }
 

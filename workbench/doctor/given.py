@@ -218,7 +218,10 @@ def _of_run(
 ) -> Given:
     whole = [one for one in listed if one.complete]
     if not whole:
-        return choose(os.path.join(root, listed[-1].path), None, echo, "", given, look)
+        path = os.path.join(root, listed[-1].path)
+        if os.path.exists(root) and not os.path.realpath(path).startswith(os.path.join(os.path.realpath(root), "")):
+            raise UnsafeError(f"{listed[-1].path!r} is a symlink out of the run {root!r}; refused")
+        return choose(path, None, echo, "", given, look)
     notes = [f"{one.path!r} is incomplete ({one.why}): it was left out" for one in listed if not one.complete]
     states: list[tuple[Found, State]] = []
     broken: dict[str, str] = {}

@@ -30,4 +30,5 @@ def sampled(tensor: LazyTensor, rows: Array | None, most: int = SAMPLED) -> Arra
         tensor = tensor.lazy[rows.tolist()]
     elif tensor.numel() > most:  # a flat line
         tensor = tensor.lazy[:most]
-    return np.asarray(Decoder(tensor.element).numbers(tensor.numpy().reshape(-1)), np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return np.asarray(Decoder(tensor.element).numbers(tensor.numpy().reshape(-1)), np.float64)
