@@ -77,8 +77,8 @@ def check_files(place: Place, index: WeightIndex, *, remedy: str = "download or 
         except MissingFileError:
             held = [name for name, where in index.weights.items() if where == file]
             raise MissingFileError(
-                f"index {index.name!r} names the file {file!r}, which is missing from {place.path!r}; it holds "
-                f"{len(held):,} of {len(index.weights):,} tensors, {held[0]!r} first: {remedy}"
+                f"index {index.name!r} names the file {file[:200]!r}, which is missing from {place.path!r}; it holds "
+                f"{len(held):,} of {len(index.weights):,} tensors, {held[0][:200]!r} first: {remedy}"
             ) from None
 
 
