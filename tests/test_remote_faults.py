@@ -25,7 +25,7 @@ SAMPLES = ["dcp_fsdp2", "hf_llama_bf16_sharded", "torch_save/ckpt.pt", "paddlenl
 FAULTS = [403, 404, 408, 412, 416, 429, 500, 503, "reset", "short", "whole", "shifted", "page"]
 PASSING = [408, 429, 500, 503, "reset", "short"]  #: are tried again
 SCHEDULES = 500 if SLOW else 8
-SLICES = 16  #: tensors of which a slice is read
+SLICES = 16  #: number of tensors that are sliced
 
 
 @pytest.fixture(autouse=True)

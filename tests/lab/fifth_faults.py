@@ -1,6 +1,7 @@
 """The fifth half: faults, healthy resumes and deliberate changes of the lab's own trainer, in every layout.
 
-Written from public reports, without the doctor's rules or the earlier halves: whoever tunes rules does not read it.
+Its author wrote it from public reports and had not read the doctor's rules or the earlier halves. Do not read it while
+tuning rules.
 """
 
 from __future__ import annotations

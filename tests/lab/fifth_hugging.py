@@ -145,7 +145,7 @@ Live = Callable[[Path, random.Random, int], None]
 
 
 def _quiet(live: Live) -> Live:
-    """Without the libraries' warnings, of which pytest makes errors."""
+    """Ignore the libraries' warnings, which pytest would turn into errors."""
 
     def write(folder: Path, rng: random.Random, k: int) -> None:
         with warnings.catch_warnings():
