@@ -19,7 +19,7 @@ import numpy as np
 
 import workbench.formats as formats
 from workbench.analysis.echo_file import Echo, is_echo, read_echo
-from workbench.checkpoint import Checkpoint, open
+from workbench.checkpoint import Checkpoint, open, open_place
 from workbench.core.dtypes import PACKED
 from workbench.core.place import Place
 from workbench.doctor.facts.evidence import Evidence, State, stripped
@@ -218,10 +218,8 @@ def _of_run(
 ) -> Given:
     whole = [one for one in listed if one.complete]
     if not whole:
-        path = os.path.join(root, listed[-1].path)
-        if os.path.exists(root) and not os.path.realpath(path).startswith(os.path.join(os.path.realpath(root), "")):
-            raise UnsafeError(f"{listed[-1].path!r} is a symlink out of the run {root!r}; refused")
-        return choose(path, None, echo, "", given, look)
+        newest = open_place(Place(root).sub(listed[-1].path))  # a link out of the run is refused
+        return choose(newest, None, echo, "", given, look)
     notes = [f"{one.path!r} is incomplete ({one.why}): it was left out" for one in listed if not one.complete]
     states: list[tuple[Found, State]] = []
     broken: dict[str, str] = {}
