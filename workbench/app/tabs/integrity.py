@@ -36,6 +36,7 @@ class Integrity(JobTab):
             size="small",
             color="primary",
             margin=(10, 10),
+            sx=style.ONE_LINE,
         )
         self._depth.param.watch(lambda event: self.state.param.update(depth=event.new), "value")
         self.state.param.watch(self._follow, "depth")
