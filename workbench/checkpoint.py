@@ -24,7 +24,7 @@ from workbench.core.scan import workers
 from workbench.core.shown import Shown, above
 from workbench.core.source import needs_descriptors
 from workbench.core.storage import SourcePool
-from workbench.errors import ChangedError, IncompleteError, TensorNotFoundError, UsageError
+from workbench.errors import ChangedError, IncompleteError, TensorNotFoundError, UsageError, bounded
 from workbench.names.roles import has_role, resolve
 from workbench.names.steps import find_step, find_world_size, is_step
 from workbench.tensor import LazyTensor, read_whole
@@ -232,7 +232,7 @@ class Checkpoint(Shown, Mapping[str, LazyTensor]):
         if parent is not None and self._payloads.decoding is None:
             self._payloads.decoding = parent._payloads.decoding
         self._parent = parent
-        self.notes: list[str] = [*(notes or []), *([] if parent else catalog.meta.get("notes", []))]
+        self.notes: list[str] = [*map(bounded, [*(notes or []), *([] if parent else catalog.meta.get("notes", []))])]
         if names is not None:
             self._names = names
         self._reference: tuple[_Reference, str] | None = None

@@ -46,6 +46,8 @@ class Integrity(JobTab):
 
     def draw(self) -> None:
         self.body[:] = [self._depth, self._about, self.work, self.result]
+        if self.state.structure is not None and self.view is None and self._depth_chosen() == "structure":
+            self._done(self.state.structure)
 
     def _depth_chosen(self) -> str:
         return self.state.depth if self.state.depth in DEPTHS else "structure"

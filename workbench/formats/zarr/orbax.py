@@ -43,7 +43,7 @@ from workbench.core.catalog import Catalog
 from workbench.core.garbage import uncollected
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
-from workbench.errors import NotACheckpointError, WorkbenchError
+from workbench.errors import NotACheckpointError, WorkbenchError, quoted
 from workbench.formats import Format
 from workbench.formats.zarr.array import DESCRIPTIONS
 from workbench.formats.zarr.chunks import Adder
@@ -94,7 +94,7 @@ def missing(place: Place) -> str:
         for item in items if isinstance(items, dict) else ():
             inner = place.sub(item) if item in place.folders else None
             if inner is None or not ({*inner.files, *inner.folders} - {COMMITTED}):
-                return f"the item {item[:80]!r}, which {STEP} lists, is not there or empty; restore it"
+                return f"the item {quoted(item)}, which {STEP} lists, is not there or empty; restore it"
         for tree in _trees(place):
             if TREE not in tree.at(place).files:
                 return f"{tree.file(TREE)!r}, which lists the arrays, is missing; restore it"
