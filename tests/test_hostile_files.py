@@ -161,7 +161,7 @@ def shard(count: int) -> Maker:
 NONE = (1 << 64) - 1
 
 
-class Hdf5:
+class WrittenHdf5:
     """A file in the oldest version: no checksums."""
 
     def __init__(self) -> None:
@@ -195,7 +195,7 @@ def message(kind: int, data: bytes) -> bytes:
     return struct.pack("<HHBxxx", kind, len(data), 0) + data
 
 
-def text_set(file: Hdf5, shape: tuple[int, ...]) -> int:
+def text_set(file: WrittenHdf5, shape: tuple[int, ...]) -> int:
     """A data set of texts of one byte."""
     size, space = 1, struct.pack("<BBB5x", 1, len(shape), 0) + struct.pack(f"<{len(shape)}Q", *shape)
     for axis in shape:
@@ -206,7 +206,7 @@ def text_set(file: Hdf5, shape: tuple[int, ...]) -> int:
 
 def h5_common_block(folder: Path) -> Path:
     """Groups whose headers go on in one block."""
-    file = Hdf5()
+    file = WrittenHdf5()
     block = file.put(message(0, b"") * 60_000)
     more = message(2, b"\0\0" + struct.pack("<QQ", NONE, NONE)) + message(16, struct.pack("<QQ", block, 480_000))
     return file.save(file.group([file.header(more, count=60_002) for _ in range(200)]), folder)
@@ -214,7 +214,7 @@ def h5_common_block(folder: Path) -> Path:
 
 def h5_long_names(folder: Path) -> Path:
     """A block of links with names of 60,000 bytes that many groups have in common."""
-    file = Hdf5()
+    file = WrittenHdf5()
     leaf = text_set(file, (1,))
     name = message(6, b"\1\1" + struct.pack("<H", 60_000) + b"n" * 60_000 + struct.pack("<Q", leaf))
     block = message(16, struct.pack("<QQ", file.put(name), len(name)))
@@ -222,12 +222,12 @@ def h5_long_names(folder: Path) -> Path:
 
 
 def h5_texts(folder: Path) -> Path:
-    file = Hdf5()
+    file = WrittenHdf5()
     return file.save(file.group([text_set(file, (1,)) for _ in range(1000)]), folder)
 
 
 def h5_text_axes(folder: Path) -> Path:
-    file = Hdf5()
+    file = WrittenHdf5()
     return file.save(file.group([text_set(file, (500_000, *[1] * 31))]), folder)
 
 

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from workbench.analysis.watch import Watcher, WatchEvent
-from workbench.cli.common import note, paint, print_json, tell
+from workbench.cli.common import note, paint, print_json, say, tell
 from workbench.errors import UsageError
 from workbench.views import units
 from workbench.views.names import safe
@@ -131,7 +131,7 @@ def _show(event: WatchEvent, watcher: Watcher, options: argparse.Namespace) -> N
         check = f"{event.check}: " if event.check else ""
         head = f"{event.severity.upper() if event.severity else '':<5}  {event.kind:<10}"
         line = f"{clock}  {head}  {safe(path)}  {check}{safe(event.words)}"
-        print(paint(line, "bad") if event.severity in ALARMS else line)
+        say(paint(line, "bad") if event.severity in ALARMS else line)
     sys.stdout.flush()
 
 
