@@ -175,10 +175,7 @@ def _copy_overlapping(
         if wanted is None:
             continue
         source, dest = wanted
-        new = np.empty_like(out[dest])
-        payloads.region(item.row)[item.source].into(new, source)
-        payloads.check_overlap(item.row, out[dest], new, filled[dest])
-        out[dest], filled[dest] = new, True
+        payloads.compare(item.row, payloads.region(item.row)[item.source], out[dest], filled[dest], source)
 
 
 def _within(selection: Selection, item: ReadItem, origin: Array) -> tuple[list[Axis], tuple[Any, ...]] | None:
