@@ -119,6 +119,15 @@ class Regions:
         """Return some of the regions, in the order given."""
         return Regions(*(column[index] for column in self.columns()))
 
+    def uncut(self, catalog: Catalog, shape: Ints) -> Array:
+        """Return ``(P,)`` whether each destination of a ``shape`` is exactly one chunk, stored whole: the only ones to
+        which elements that share bytes can be copied.
+        """
+        cut = ((self.sizes != catalog.sizes[self.row]) | (self.sizes != shape[self.into])).any(axis=1)
+        found = np.bincount(self.into, minlength=len(shape)) == 1
+        found[self.into[cut]] = False
+        return found
+
     def columns(self) -> list[Array]:
         """Return all columns."""
         return [getattr(self, field.name) for field in fields(self)]

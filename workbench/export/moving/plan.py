@@ -96,11 +96,8 @@ def _types(
 
 def _check_packed(catalog: Catalog, names: list[str], streams: Streams, changed: Array) -> None:
     """Check that elements that share bytes are copied whole, and unchanged, from a chunk that is stored whole."""
-    regions, shape = streams.regions, streams.shape
-    split = ((regions.sizes != catalog.sizes[regions.row]) | (regions.sizes != shape[regions.into])).any(axis=1)
-    refused = changed | (np.diff(streams.ptr) != 1)
-    refused[regions.into[split]] = True
-    for at in np.flatnonzero(PACKED[streams.code] & (box.volume(shape) > 0) & refused).tolist():
+    refused = changed | ~streams.regions.uncut(catalog, streams.shape)
+    for at in np.flatnonzero(PACKED[streams.code] & (streams.nbytes > 0) & refused).tolist():
         raise UnsupportedFormatError(
             f"tensor {names[at]!r}: its elements share bytes, so it can only be written whole, from a single chunk "
             "that is stored whole"
