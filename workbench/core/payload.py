@@ -163,6 +163,15 @@ class Payloads:
             self._items[place] = found
         return found, data
 
+    def check_expanded(self, rows: Ints) -> None:
+        """Check chunks before memory is allocated for their elements.
+
+        Raises:
+            UnsafeError: the elements of a chunk take far more bytes than are stored.
+        """
+        if len(refused := rows[self.catalog.inflated[rows]]):
+            raise UnsafeError(self.catalog.not_checked(int(refused[0])))
+
     def compare(self, row: int, region: Region, out: Array, seen: Array, axes: Sequence[Axis] | None = None) -> None:
         """Read elements like :meth:`Region.into` where chunks overlap: those already ``seen`` must be equal.
 

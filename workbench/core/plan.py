@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.core import box
-from workbench.core.arrays import Ints
+from workbench.core.arrays import Array, Ints
 from workbench.core.catalog import Catalog
 from workbench.errors import CorruptError, HoleError, WorkbenchError
 
@@ -59,6 +59,10 @@ class ReadPlan:
     def take(self, index: Ints) -> ReadPlan:
         """Return some of the copies, in the order given."""
         return ReadPlan(self.request[index], self.row[index], self.source[index], self.dest[index], self.sizes[index])
+
+    def twice(self, sizes: Ints) -> Array:
+        """Return whether chunks overlap in each request of these ``sizes``: elements stored twice are compared."""
+        return np.bincount(self.request, box.volume(self.sizes), len(sizes)) > box.volume(sizes)
 
     def items(self, ndim: int) -> Iterator[ReadItem]:
         """Yield the copies as slices of ``ndim`` axes (for tensors of the same number of axes)."""

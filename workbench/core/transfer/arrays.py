@@ -30,7 +30,6 @@ from workbench.core.payload import Payloads
 from workbench.core.read import read_selection
 from workbench.core.select import Selection
 from workbench.core.transfer.regions import BoxRequests, Regions, counted, portions, reach
-from workbench.errors import UnsafeError
 
 PIECE = 32 << 20  #: bytes a thread reads before it takes the next piece
 MIN_PIECE = 1 << 20  #: bytes below which handing a piece to a thread costs more than reading it
@@ -83,10 +82,8 @@ class Filling:
             HoleError: an element is not stored.
             UnsafeError: far more bytes of elements than are stored.
         """
-        catalog = payloads.catalog
-        regions = Regions.of(catalog, boxes)
-        if len(refused := regions.row[catalog.inflated[regions.row]]):  # before memory is allocated
-            raise UnsafeError(catalog.not_checked(int(refused[0])))
+        regions = Regions.of(payloads.catalog, boxes)
+        payloads.check_expanded(regions.row)
         return cls(payloads, boxes, regions)
 
     def run(self, buffers: Sequence[Array], *, threads: int = 1, progress: Callable[[int], None] | None = None) -> int:

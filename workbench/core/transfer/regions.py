@@ -88,7 +88,7 @@ class Regions:
     ) -> Regions:
         """Plan everything. Raises as :func:`plan_reads`, which also explains the other arguments."""
         reads = plan_reads(catalog, boxes.tensor, boxes.offsets, boxes.sizes, replica=replica, holes=holes)
-        request, volume = reads.request, box.volume(reads.sizes)
+        request = reads.request
         code = catalog.dtype[boxes.tensor][request]
         stored, strides = row_major(catalog.sizes[reads.row]), boxes.strides[request]
         begin, at = (reads.source * stored).sum(axis=1), boxes.at[request] + (reads.dest * strides).sum(axis=1)
@@ -98,7 +98,6 @@ class Regions:
             adjacent &= (reads.sizes[:, axis] == 1) | ((stored[:, axis] == length) & (strides[:, axis] == length))
             length[adjacent] *= reads.sizes[adjacent, axis]
         length[(begin % BLOCK[code] != 0) | (at % BLOCK[code] != 0)] = 0
-        have = np.bincount(request, volume, len(boxes.tensor))
         return cls(
             request,
             boxes.into[request],
@@ -109,7 +108,7 @@ class Regions:
             strides,
             nbytes_of_codes(code, begin),
             nbytes_of_codes(code, length),
-            (have > box.volume(boxes.sizes))[request],
+            reads.twice(boxes.sizes)[request],
         )
 
     def __len__(self) -> int:

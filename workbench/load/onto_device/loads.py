@@ -18,6 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import prod
 from typing import NamedTuple
 
 from workbench.core import box
@@ -26,6 +27,7 @@ from workbench.core.catalog import row_major
 from workbench.core.payload import Payloads
 from workbench.core.read import read_selection
 from workbench.core.region import Region
+from workbench.core.runs import Runs
 from workbench.core.select import Selection
 from workbench.core.transfer.regions import BoxRequests, Regions, reach
 
@@ -68,7 +70,7 @@ class Load(NamedTuple):
     @property
     def wanted(self) -> int:
         """Bytes of its elements."""
-        return _volume(self.sizes) * self.itemsize
+        return prod(self.sizes) * self.itemsize
 
 
 def loads(payloads: Payloads, boxes: BoxRequests, regions: Regions, most: int) -> Iterator[Load]:
@@ -114,21 +116,23 @@ def _copy(
     itemsize = catalog.dtype_of(int(catalog.tensor[row])).itemsize
     strides = row_major(catalog.sizes[row, : len(sizes)].tolist())
     limit, start = most // itemsize, payloads.straight(row)
-    if start is not None and not together:
+    if together:
+        limit = max(limit * prod(sizes) // _span(sizes, strides), 1)  # no part of the box is more spread than the box
+    elif start is not None:
         run = _run(sizes, strides)
         if run * itemsize < RUN:
             start = None
         limit = min(limit, run)
     if start is None:
         chunk = _Chunk(payloads, row)
-        for first, extent in _parts(sizes, row_major(sizes), most // itemsize):
-            key = tuple(slice(a + b, a + b + n) for a, b, n in zip(low, first, extent, strict=True))
-            yield _gathered(partial(chunk.fetch, key), local, itemsize, extent, dest, at + _dot(first, dest))
+        for one in Runs(sizes, most // itemsize):
+            key = tuple(slice(a + b, a + b + n) for a, b, n in zip(low, one.low, one.sizes, strict=True))
+            yield _gathered(partial(chunk.fetch, key), local, itemsize, one.sizes, dest, at + _dot(one.low, dest))
         return
     file = int(catalog.file[row])
-    for first, extent in _parts(sizes, strides, limit):
-        place, nbytes = start + begin + _dot(first, strides) * itemsize, _span(extent, strides) * itemsize
-        yield Load(local, nbytes, file, place, None, itemsize, extent, strides, dest, at + _dot(first, dest))
+    for one in Runs(sizes, limit):
+        place, nbytes = start + begin + _dot(one.low, strides) * itemsize, _span(one.sizes, strides) * itemsize
+        yield Load(local, nbytes, file, place, None, itemsize, one.sizes, strides, dest, at + _dot(one.low, dest))
 
 
 def _compared(payloads: Payloads, boxes: BoxRequests, request: int, most: int) -> Iterator[Load]:
@@ -138,10 +142,10 @@ def _compared(payloads: Payloads, boxes: BoxRequests, request: int, most: int) -
     low, sizes, dest = (
         tuple(column[request, :dims].tolist()) for column in (boxes.offsets, boxes.sizes, boxes.strides)
     )
-    for first, extent in _parts(sizes, row_major(sizes), most // itemsize):
-        axes = tuple(range(a + b, a + b + n) for a, b, n in zip(low, first, extent, strict=True))
+    for one in Runs(sizes, most // itemsize):
+        axes = tuple(range(a + b, a + b + n) for a, b, n in zip(low, one.low, one.sizes, strict=True))
         fetch = partial(_read_box, payloads, tensor, Selection(axes))
-        yield _gathered(fetch, local, itemsize, extent, dest, at + _dot(first, dest))
+        yield _gathered(fetch, local, itemsize, one.sizes, dest, at + _dot(one.low, dest))
 
 
 def _packed(payloads: Payloads, local: int, row: int, most: int) -> Iterator[Load]:
@@ -153,7 +157,7 @@ def _packed(payloads: Payloads, local: int, row: int, most: int) -> Iterator[Loa
 
 
 def _gathered(fetch: Fetch, local: int, itemsize: int, sizes: Ints, dest: Ints, at: int) -> Load:
-    return Load(local, _volume(sizes) * itemsize, -1, 0, fetch, itemsize, sizes, row_major(sizes), dest, at)
+    return Load(local, prod(sizes) * itemsize, -1, 0, fetch, itemsize, sizes, row_major(sizes), dest, at)
 
 
 class _Chunk:
@@ -180,23 +184,6 @@ def _read_box(payloads: Payloads, tensor: int, selection: Selection, out: Array)
 # ---- boxes of one region, in Python's integers ----
 
 
-def _parts(sizes: Ints, strides: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
-    """Yield a box as boxes that each span up to ``most`` elements, in order: where each begins, and its sizes."""
-    axis = next((axis for axis, n in enumerate(sizes) if n > 1), len(sizes))
-    if _span(sizes, strides) <= most or axis == len(sizes):
-        yield (0,) * len(sizes), sizes
-        return
-    inner = _span((*sizes[:axis], 1, *sizes[axis + 1 :]), strides)
-    step = max((most - inner) // strides[axis] + 1, 1)
-    for first in range(0, sizes[axis], step):
-        part = (*sizes[:axis], min(step, sizes[axis] - first), *sizes[axis + 1 :])
-        if inner <= most:
-            yield (*(0,) * axis, first, *(0,) * (len(sizes) - axis - 1)), part
-        else:
-            for rest, extent in _parts(part, strides, most):
-                yield (*rest[:axis], first, *rest[axis + 1 :]), extent
-
-
 def _span(sizes: Ints, strides: Ints) -> int:
     """Return the number of elements from a box's first to its last."""
     return 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
@@ -213,14 +200,7 @@ def _run(sizes: Ints, strides: Ints) -> int:
 
 
 def _dense(sizes: Ints, strides: Ints) -> bool:
-    return _run(sizes, strides) == _volume(sizes)
-
-
-def _volume(sizes: Ints) -> int:
-    found = 1
-    for n in sizes:
-        found *= n
-    return found
+    return _run(sizes, strides) == prod(sizes)
 
 
 def _dot(position: Sequence[int], strides: Ints) -> int:
