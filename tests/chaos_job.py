@@ -53,13 +53,14 @@ def target_in(out: Path, format: str) -> Path:
 
 def run(folder: Path, out: Path, format: str) -> None:
     import workbench as wb
+    from workbench.core.transfer import streams
     from workbench.export.export import export
     from workbench.export.moving import check, engine, kept
 
     seen()
     for module in (engine, check, kept):  # in one order: a crash point is the n-th event of a run like the first one
         module.ThreadPoolExecutor = InTurn
-    engine.TASK, engine.RECORD = 20_000, 20_000
+    streams.TASK, engine.RECORD = 20_000, 20_000
     out.mkdir(exist_ok=True)
     target = target_in(out, format)
     states = {digest_of(tensors(letter)): letter for letter in "ab"} | {"absent": ""}

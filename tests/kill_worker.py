@@ -27,6 +27,7 @@ from safetensors.numpy import load_file, save_file
 
 import workbench as wb
 from workbench import errors
+from workbench.core.transfer import streams
 from workbench.export.atomic import transaction
 from workbench.export.export import export
 from workbench.export.moving import engine
@@ -224,7 +225,7 @@ def everywhere(trial: Trial) -> None:
 
 
 def main(folder: Path, rounds: int, seed: int, sweep: bool) -> Iterator[dict[str, Any]]:
-    engine.TASK, engine.RECORD = 20_000, 40_000  # many steps of a small export
+    streams.TASK, engine.RECORD = 20_000, 40_000  # many steps of a small export
     for format in ("safetensors", "torch"):
         for resume in (True, False):
             trial = Trial(folder / f"{format}{resume}", format, resume)

@@ -31,6 +31,7 @@ from workbench.core.mesh.mesh import Mesh
 from workbench.core.mesh.placement import Flat, Only, PartedShard, Replicate, Shard, StridedShard, of_torch
 from workbench.core.place import Place
 from workbench.core.storage import PreadSource, SourcePool
+from workbench.core.transfer import regions
 from workbench.export.sharding.rules import PlacementRule, Rules
 from workbench.export.sharding.target import Target
 from workbench.load import device as module
@@ -179,7 +180,7 @@ def test_any_chunks_on_any_mesh_in_any_ring_are_the_dense_slices(tmp_path_factor
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "lane_to", lambda device: lane)
         patch.setattr(module, "SMALLEST", 64)
-        patch.setattr(device_loads, "SURPLUS", data.draw(st.sampled_from([1, 2, 100])))
+        patch.setattr(regions, "SPREAD", data.draw(st.sampled_from([1, 2, 100])))
         patch.setattr(device_loads, "RUN", data.draw(st.sampled_from([1, 8, 1 << 20])))
         got = to_device(
             ckpt,

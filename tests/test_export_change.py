@@ -14,9 +14,9 @@ from tests.test_export_engine import job_of, laid
 from tests.test_reading import stored
 from workbench import errors
 from workbench.core.dtypes import DType, by_name
+from workbench.core.transfer import streams
 from workbench.export.casts import CastError
 from workbench.export.filemap import Literal, Pieces, join, literals
-from workbench.export.moving import units
 from workbench.export.writers.safetensors import one_file, shards
 from workbench.export.writers.torch import torch_file
 
@@ -49,7 +49,7 @@ def test_a_change_sees_every_element_once_with_its_position(tmp_path, monkeypatc
     dense = np.arange(37 * 23, dtype=np.int32).reshape(37, 23) * 5
     half = [((0, 0), (37, 9)), ((0, 9), (37, 14))] if columns else [((0, 0), (20, 23)), ((20, 0), (17, 23))]
     catalog = stored(tmp_path, dense, half)
-    monkeypatch.setattr(units, "STEP", step)
+    monkeypatch.setattr(streams, "STEP", step)
     codes = np.array([INT64.code], np.uint8)
     plain = Pieces.whole(catalog, np.array([0]))
     pieces = join([plain, Pieces.whole(catalog, np.array([0]), names=["new"], dtype=codes)])

@@ -21,8 +21,9 @@ from workbench.core.fingerprint import tensor_fingerprints
 from workbench.core.payload import Payloads
 from workbench.core.place import Place
 from workbench.core.storage import SourcePool
+from workbench.core.transfer import streams
 from workbench.export.filemap import FileMap, Pieces, no_pieces
-from workbench.export.moving import engine, units
+from workbench.export.moving import engine
 from workbench.export.moving.engine import prepare
 
 
@@ -86,11 +87,11 @@ def test_pieces_of_any_boxes_from_any_chunks_are_the_dense_slices(tmp_path_facto
     one = laid(cut_pieces(catalog, local), gap=data.draw(st.integers(0, 3)))
     job = job_of(folder, catalog, [one], data.draw(st.sampled_from(["mmap", "pread"])))
     step = data.draw(st.sampled_from([4, 12, 64, 1 << 20]))
-    before, units.STEP = units.STEP, step
+    before, streams.STEP = streams.STEP, step
     try:
         written = job.run([str(folder / "out")], threads=data.draw(st.integers(1, 2)))
     finally:
-        units.STEP = before
+        streams.STEP = before
     blob = (folder / "out").read_bytes()
     assert len(blob) == one.size
     for at, truth, result in zip(one.start.tolist(), want, written[0], strict=True):

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 import workbench as wb
 from tests.power import Record, put, tree_of
 from tests.properties import SLOW
+from workbench.core.transfer import streams
 from workbench.export.atomic import transaction
 from workbench.export.export import export
 from workbench.export.moving import engine
@@ -30,7 +31,7 @@ def tensors(seed: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("old", [True, False], ids=["over an old one", "onto nothing"])
 @pytest.mark.parametrize("format", ["safetensors", "torch"])
 def test_what_is_there_when_power_is_back(tmp_path, monkeypatch, format, old, helped):
-    monkeypatch.setattr(engine, "TASK", 20_000)
+    monkeypatch.setattr(streams, "TASK", 20_000)
     monkeypatch.setattr(engine, "RECORD", 20_000)
     sources = {}
     for seed in (1, 2):

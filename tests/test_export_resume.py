@@ -20,10 +20,11 @@ import workbench as wb
 from tests.test_export_engine import job_of, laid
 from tests.test_reading import stored
 from workbench import errors
+from workbench.core.transfer import streams
 from workbench.export.atomic import journal, leftovers, owners, transaction
 from workbench.export.export import export
 from workbench.export.filemap import Pieces
-from workbench.export.moving import copies, engine
+from workbench.export.moving import engine, plan
 
 SIZE = 90_000  #: of a shard: four files, of about two tensors each
 LAST = ".workbench-manifest.json"  #: names the time at which it was made
@@ -31,7 +32,7 @@ LAST = ".workbench-manifest.json"  #: names the time at which it was made
 
 @pytest.fixture
 def source(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "TASK", 20_000)
+    monkeypatch.setattr(streams, "TASK", 20_000)
     monkeypatch.setattr(engine, "RECORD", 40_000)
     torch.manual_seed(5)
     tensors = {f"model.{n}.weight": torch.randn(100, 100 + n) for n in range(8)}
@@ -253,7 +254,7 @@ def test_the_plan_names_everything_that_decides_a_byte(source, tmp_path):
         found.append(real(*args))
         return found[-1]
 
-    real = copies.plan_of
+    real = plan.plan_of
     options = [{}, {"dtype": "bf16"}, {"select": "0"}, {"rename": {"model.ids": "x"}}, {"max_shard_size": 50_000}]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "plan_of", plan_of)

@@ -17,7 +17,7 @@ import workbench as wb
 from tests.properties import chunkings, examples, shapes
 from tests.test_reading import any_stored, stored
 from workbench import errors
-from workbench.core import codecs, stream
+from workbench.core import codecs
 from workbench.core import fingerprint as module
 from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import by_name
@@ -25,6 +25,7 @@ from workbench.core.fingerprint import BLOCK, combine, range_digests, tensor_fin
 from workbench.core.payload import Payloads
 from workbench.core.place import Place
 from workbench.core.storage import SourcePool
+from workbench.core.transfer import streams
 
 
 def payloads(folder, catalog, io="mmap"):
@@ -42,17 +43,15 @@ def of(side, **options):
     return {side.catalog.keys[tensor]: found for tensor, found in tensor_fingerprints(side, **options)}
 
 
+SMALL = {"BLOCK": 16, "STEP": 8, "MOST": 64, "PIECE": 4, "TASK": 48, "UNIT_COST": 8, "MAX_OPEN": 2}
+
+
 @pytest.fixture
 def small(monkeypatch):
     """Blocks and tasks of a few elements, so that small tensors are cut everywhere."""
+    for name, size in SMALL.items():
+        monkeypatch.setattr(streams, name, size)
     monkeypatch.setattr(module, "BLOCK", 16)
-    monkeypatch.setattr(stream, "BLOCK", 16)
-    monkeypatch.setattr(module, "STEP", 8)
-    monkeypatch.setattr(module, "PIECE", 4)
-    monkeypatch.setattr(module, "TASK", 48)
-    monkeypatch.setattr(module, "MAX_OPEN", 2)
-    monkeypatch.setattr(stream, "TASK", 48)
-    monkeypatch.setattr(stream, "PART_COST", 8)
 
 
 @examples(400)

@@ -14,13 +14,14 @@ import workbench as wb
 from tests.properties import boxes, chunkings, examples, shapes
 from tests.test_reading import any_stored, stored
 from workbench import errors
-from workbench.core import gather
 from workbench.core.build import CatalogBuilder
 from workbench.core.codecs import RAW_BE, TORCH_PART
 from workbench.core.dtypes import by_name
 from workbench.core.payload import Payloads
 from workbench.core.place import Place
 from workbench.core.storage import SourcePool
+from workbench.core.transfer import arrays
+from workbench.core.transfer.regions import BoxRequests
 
 
 def payloads(folder, catalog, io="mmap"):
@@ -28,7 +29,7 @@ def payloads(folder, catalog, io="mmap"):
 
 
 def gathered(folder, catalog, io="mmap", threads=2):
-    return gather.gather(payloads(folder, catalog, io), np.arange(len(catalog)), threads=threads)
+    return arrays.gather(payloads(folder, catalog, io), np.arange(len(catalog)), threads=threads)
 
 
 @examples(300)
@@ -37,8 +38,8 @@ def test_any_chunking_in_pieces_of_any_size_is_the_dense_array(tmp_path_factory,
     folder = tmp_path_factory.mktemp("case")
     dense, catalog = any_stored(data, folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gather, "MIN_PIECE", data.draw(st.integers(1, 50)))  # elements are cut in two as well
-        patch.setattr(gather, "PIECE", data.draw(st.integers(50, 200)))
+        patch.setattr(arrays, "MIN_PIECE", data.draw(st.integers(1, 50)))  # elements are cut in two as well
+        patch.setattr(arrays, "PIECE", data.draw(st.integers(50, 200)))
         (got,) = gathered(folder, catalog, data.draw(st.sampled_from(["mmap", "pread"])), data.draw(st.integers(1, 3)))
     assert got.shape == dense.shape and got.flags.c_contiguous and (got == dense).all()
 
@@ -74,10 +75,10 @@ def test_boxes_go_to_any_place_of_any_buffer_and_nothing_else_is_touched(tmp_pat
     )
     side = payloads(folder, catalog, data.draw(st.sampled_from(["mmap", "pread"])))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gather, "MIN_PIECE", data.draw(st.integers(1, 50)))
-        patch.setattr(gather, "PIECE", data.draw(st.integers(50, 200)))
-        patch.setattr(gather, "RUN", data.draw(st.integers(1, 50)))
-        filling = gather.Filling.plan(side, gather.BoxRequests(*columns))
+        patch.setattr(arrays, "MIN_PIECE", data.draw(st.integers(1, 50)))
+        patch.setattr(arrays, "PIECE", data.draw(st.integers(50, 200)))
+        patch.setattr(arrays, "RUN", data.draw(st.integers(1, 50)))
+        filling = arrays.Filling.plan(side, BoxRequests(*columns))
         read = filling.run([room.reshape(-1).view(np.uint8) for room in buffers], threads=data.draw(st.integers(1, 2)))
     for room, (view, want) in zip(buffers, views, strict=True):
         assert (view == want).all()
@@ -141,7 +142,7 @@ def test_chunks_that_overlap_are_compared(tmp_path):
         if second:
             builder.chunk(key, (2,), (4,), "f", second, second + 4)
     catalog = builder.build()
-    got = gather.gather(payloads(tmp_path, catalog), np.array([1, 0]), threads=2)
+    got = arrays.gather(payloads(tmp_path, catalog), np.array([1, 0]), threads=2)
     assert [array.tolist() for array in got] == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3]]
     with pytest.raises(errors.CorruptError, match=r"'other'.*overlaps"):
         gathered(tmp_path, catalog)
@@ -156,15 +157,15 @@ def test_a_hole_a_cut_and_a_change_are_errors_that_name_the_file(tmp_path):
     path = tmp_path / "data.bin"
     blob = path.read_bytes()
     opened_before = payloads(tmp_path, catalog)
-    assert (gather.gather(opened_before, np.array([0]), threads=2)[0] == dense).all()
+    assert (arrays.gather(opened_before, np.array([0]), threads=2)[0] == dense).all()
     path.write_bytes(blob[:-5])
     for opened in (opened_before, payloads(tmp_path, catalog)):
         with pytest.raises(errors.ChangedError, match=r"data\.bin.*1,600,005.*1,600,000"):
-            gather.gather(opened, np.array([0]), threads=2)
+            arrays.gather(opened, np.array([0]), threads=2)
     path.write_bytes(blob)
     os.utime(path, ns=(1, 1))
     with pytest.raises(errors.ChangedError, match="rewritten"):
-        gather.gather(opened_before, np.array([0]), threads=1)
+        arrays.gather(opened_before, np.array([0]), threads=1)
 
 
 def test_an_archive_of_another_shape_or_type_is_refused_before_it_is_copied(tmp_path):

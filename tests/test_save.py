@@ -36,7 +36,7 @@ from tests.save_loader import FOLDER, raw
 from workbench import errors
 from workbench.analysis import manifest
 from workbench.analysis.manifest_file import INSIDE, pending
-from workbench.core.stream import BLOCK
+from workbench.core.transfer.streams import BLOCK
 from workbench.dcp import balance, datafile, outputs, staging, writer
 
 

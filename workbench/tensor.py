@@ -13,11 +13,11 @@ import numpy as np
 
 from workbench.core.decoding.values import Decoding
 from workbench.core.dtypes import BLOCKS, DType, nbytes_of
-from workbench.core.gather import gather
 from workbench.core.payload import Payloads
 from workbench.core.read import read_boxes, read_selection, single_chunk
 from workbench.core.select import Selection, whole
 from workbench.core.shown import Shown
+from workbench.core.transfer.arrays import gather
 from workbench.errors import SelectionError, TensorNotFoundError, UnsupportedFormatError
 
 if TYPE_CHECKING:

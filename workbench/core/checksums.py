@@ -34,9 +34,9 @@ from workbench.core.parts import storable
 from workbench.core.payload import Payloads, decompress
 from workbench.core.payload import inflate as inflate_stream
 from workbench.core.place import Place
-from workbench.core.scan import Announcer, Progress, workers
+from workbench.core.scan import Progress, workers
 from workbench.core.source import LazyBytes, Source
-from workbench.core.storage import SourcePool
+from workbench.core.storage import Announcer, SourcePool
 from workbench.core.ziparchive import Archive, read_directory
 from workbench.core.ziprecord import STORED, ZipRecord, inflate, inflated_crc, locate
 from workbench.errors import CorruptError, WorkbenchError

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from workbench.core.arrays import Array, Ints
 from workbench.core.catalog import Catalog
 from workbench.core.crc32 import fletcher32
 from workbench.core.dtypes import DType, nbytes_of
-from workbench.core.region import Region, resolved, swapped
+from workbench.core.region import Axis, Region, resolved, swapped
 from workbench.core.source import LazyBytes
 from workbench.core.storage import SourcePool
 from workbench.core.ziparchive import Item, single_tensor
@@ -163,17 +163,29 @@ class Payloads:
             self._items[place] = found
         return found, data
 
-    def check_overlap(self, row: int, old: Array, new: Array, seen: Array) -> None:
-        """Check that overlapping chunks agree: where ``seen``, ``new`` of this row must equal ``old``.
+    def check_expanded(self, rows: Ints) -> None:
+        """Check chunks before memory is allocated for their elements.
+
+        Raises:
+            UnsafeError: the elements of a chunk take far more bytes than are stored.
+        """
+        if len(refused := rows[self.catalog.inflated[rows]]):
+            raise UnsafeError(self.catalog.not_checked(int(refused[0])))
+
+    def compare(self, row: int, region: Region, out: Array, seen: Array, axes: Sequence[Axis] | None = None) -> None:
+        """Read elements like :meth:`Region.into` where chunks overlap: those already ``seen`` must be equal.
 
         Raises:
             CorruptError: they differ; the message names the chunk and the number of elements.
         """
-        if wrong := int(np.count_nonzero(old[seen] != new[seen])):
+        new = np.empty_like(out)
+        region.into(new, axes)
+        if wrong := int(np.count_nonzero(out[seen] != new[seen])):
             raise CorruptError(
                 f"{self.describe(row)} overlaps another chunk and differs from it in {wrong:,} elements; it is unknown "
                 "which one is valid: slice around it or restore the file"
             )
+        out[...], seen[...] = new, True
 
     def ahead(self, rows: Ints, first: Ints, last: Ints) -> AbstractContextManager[None]:
         """Fetch bytes ``[first, last)`` of chunks' elements from a store before they are read piece by piece.

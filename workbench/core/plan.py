@@ -21,9 +21,9 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.core import box
-from workbench.core.arrays import Ints
+from workbench.core.arrays import Array, Ints
 from workbench.core.catalog import Catalog
-from workbench.errors import CorruptError, HoleError
+from workbench.errors import CorruptError, HoleError, WorkbenchError
 
 
 class ReadItem(NamedTuple):
@@ -60,6 +60,10 @@ class ReadPlan:
         """Return some of the copies, in the order given."""
         return ReadPlan(self.request[index], self.row[index], self.source[index], self.dest[index], self.sizes[index])
 
+    def twice(self, sizes: Ints) -> Array:
+        """Return whether chunks overlap in each request of these ``sizes``: elements stored twice are compared."""
+        return np.bincount(self.request, box.volume(self.sizes), len(sizes)) > box.volume(sizes)
+
     def items(self, ndim: int) -> Iterator[ReadItem]:
         """Yield the copies as slices of ``ndim`` axes (for tensors of the same number of axes)."""
         columns = (self.request, self.row, self.source[:, :ndim], self.dest[:, :ndim], self.sizes[:, :ndim])
@@ -73,7 +77,13 @@ class ReadPlan:
 
 
 def plan_reads(
-    catalog: Catalog, tensors: Ints, offsets: Ints, sizes: Ints, *, replica: int = 0, partial: bool = False
+    catalog: Catalog,
+    tensors: Ints,
+    offsets: Ints,
+    sizes: Ints,
+    *,
+    replica: int = 0,
+    holes: dict[int, WorkbenchError] | None = None,
 ) -> ReadPlan:
     """Plan the reads of many boxes at once.
 
@@ -82,10 +92,11 @@ def plan_reads(
         tensors: ``(R,)`` tensor of each request.
         offsets, sizes: ``(R, D)`` the wanted boxes, inside the tensors' shapes.
         replica: which copy of replicated boxes to read.
-        partial: allow requests that are not covered (the caller checks the copies).
+        holes: filled with the error of each request that is not covered, instead of raising the first.
 
     Raises:
         HoleError: some wanted element is stored in no chunk.
+        CorruptError: chunks overlap in too many ways to examine.
     """
     tensors = np.asarray(tensors, np.int64)
     if (row := _only_chunk(catalog, tensors, replica)) is not None and sizes.all():
@@ -98,8 +109,10 @@ def plan_reads(
     found, request = box.group_join(catalog.tensor[ordered], *chunks, tensors, offsets, sizes)
     row = ordered[found]
     source, dest, extent = placed(*chunks, found, offsets, sizes, request)
-    if not partial:
-        _check_coverage(catalog, rows, tensors, offsets, sizes, request, dest, extent)
+    for position, error in _not_covered(catalog, rows, tensors, offsets, sizes, request, dest, extent):
+        if holes is None:
+            raise error
+        holes[position] = error
     return ReadPlan(request, row, source, dest, extent)
 
 
@@ -149,9 +162,10 @@ def placed(offsets_a: Ints, sizes_a: Ints, i: Ints, offsets_b: Ints, sizes_b: In
     return source, dest, extent
 
 
-def _check_coverage(
+def _not_covered(
     catalog: Catalog, rows: Ints, tensors: Ints, offsets: Ints, sizes: Ints, request: Ints, dest: Ints, extent: Ints
-) -> None:
+) -> Iterator[tuple[int, WorkbenchError]]:
+    """Yield the requests with elements that no chunk stores, and the error of each."""
     want = box.volume(sizes)
     have = np.zeros(len(tensors), np.int64)
     np.add.at(have, request, box.volume(extent))
@@ -170,9 +184,11 @@ def _check_coverage(
         try:
             holes = box.missing(offsets[position], sizes[position], low, extent[mine], limit=1)
         except box.Tangled:
-            raise CorruptError(tangled(catalog, int(tensors[position]))) from None
+            yield position, CorruptError(tangled(catalog, int(tensors[position])))
+            continue
         if holes:
-            raise _hole(catalog, int(tensors[position]), *holes[0], int(want[position] - have[position]))
+            lacking = int(want[position] - have[position])
+            yield position, _hole(catalog, int(tensors[position]), *holes[0], lacking)
 
 
 def tangled(catalog: Catalog, tensor: int) -> str:

@@ -21,7 +21,6 @@ from workbench.core.payload import Payloads
 from workbench.core.plan import ReadItem, ReadPlan, plan_reads
 from workbench.core.region import Axis, Region
 from workbench.core.select import Selection, whole
-from workbench.errors import UnsafeError
 
 TOGETHER = 1 << 20  #: bytes of boxes that are read at once
 
@@ -47,12 +46,10 @@ def read_selection(payloads: Payloads, tensor: int, selection: Selection, *, rep
     if 0 in shape:
         return np.empty(selection.shape, dtype.raw)
     plan = plan_reads(catalog, np.array([tensor]), offsets, sizes, replica=replica)
-    if len(refused := plan.row[catalog.inflated[plan.row]]):  # before memory is allocated
-        raise UnsafeError(catalog.not_checked(int(refused[0])))
+    payloads.check_expanded(plan.row)
     out = memory.empty(shape, dtype.raw)
-    overlap = int(box.volume(plan.sizes).sum()) > int(box.volume(sizes)[0])
     with payloads.pool.keeping():
-        (_copy_overlapping if overlap else _copy_all)(payloads, plan, ndim, ordered, offsets[0], out)
+        (_copy_overlapping if plan.twice(sizes)[0] else _copy_all)(payloads, plan, ndim, ordered, offsets[0], out)
     for at, inverse in repeated.items():
         out = out.take(inverse, axis=at)
     return out.reshape(selection.shape)
@@ -77,8 +74,7 @@ def read_boxes(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, *, r
     pad = ((0, 0), (0, catalog.shape.shape[1] - ndim))
     low, extent = np.pad(offsets, pad), np.pad(sizes, pad, constant_values=1)
     plan = plan_reads(catalog, np.full(count, tensor), low, extent, replica=replica)
-    volumes, copied = box.volume(extent), box.volume(plan.sizes)
-    stored = np.bincount(plan.request, weights=copied, minlength=count)
+    volumes, twice = box.volume(extent), plan.twice(extent)
     by_request = plan.take(np.argsort(plan.request, kind="stable"))
     items = list(by_request.items(ndim))
     bounds = np.searchsorted(by_request.request, np.arange(count + 1)).tolist()
@@ -87,7 +83,7 @@ def read_boxes(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, *, r
     with payloads.pool.keeping():
         for at, (first, stop) in enumerate(pairwise(bounds)):
             shape = tuple(sizes[at].tolist())
-            if stored[at] > volumes[at]:  # chunks overlap: elements stored twice must be equal
+            if twice[at]:
                 part = whole(catalog.shape_of(tensor)).compose(
                     tuple(slice(a, a + n) for a, n in zip(offsets[at].tolist(), shape, strict=True))
                 )
@@ -175,10 +171,7 @@ def _copy_overlapping(
         if wanted is None:
             continue
         source, dest = wanted
-        new = np.empty_like(out[dest])
-        payloads.region(item.row)[item.source].into(new, source)
-        payloads.check_overlap(item.row, out[dest], new, filled[dest])
-        out[dest], filled[dest] = new, True
+        payloads.compare(item.row, payloads.region(item.row)[item.source], out[dest], filled[dest], source)
 
 
 def _within(selection: Selection, item: ReadItem, origin: Array) -> tuple[list[Axis], tuple[Any, ...]] | None:

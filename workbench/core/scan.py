@@ -18,7 +18,6 @@ of both, bit for bit as each stores them.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -26,16 +25,15 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from workbench.core import box
 from workbench.core.arrays import Array, Ints
-from workbench.core.build import row_major
-from workbench.core.dtypes import ITEMSIZE, DType
+from workbench.core.dtypes import DType
 from workbench.core.executors import cores, ordered
 from workbench.core.parts import storable
 from workbench.core.region import Region
 from workbench.core.runs import Runs
 from workbench.core.source import Source
-from workbench.core.storage import SourcePool
+from workbench.core.storage import Announcer, SourcePool
+from workbench.core.transfer.regions import reach
 from workbench.core.work import ReadWork, Side, cut, tasks
 from workbench.errors import UnsupportedFormatError, WorkbenchError
 
@@ -200,15 +198,12 @@ class _Task(Generic[S]):
             return self._run(boxes)
 
     def _reach(self, side: Side, boxes: range) -> tuple[Ints, Ints, Ints]:
-        """Return the chunk rows of dense boxes (most bytes between their ends are elements), and their byte ranges."""
+        """Return the chunk rows of boxes that are fetched as a whole, and their byte ranges."""
         work, rows, catalog = self._work, side.row[boxes], side.payloads.catalog
         dims = min(work.offsets.shape[1], catalog.offsets.shape[1])
         low, sizes = work.offsets[boxes, :dims] - catalog.offsets[rows, :dims], work.sizes[boxes, :dims]
-        steps, itemsize = row_major(catalog.sizes[rows])[:, :dims], ITEMSIZE[catalog.dtype[catalog.tensor[rows]]]
-        first = (low * steps).sum(axis=1) * itemsize
-        last = (((low + sizes - 1) * steps).sum(axis=1) + 1) * itemsize
-        dense = last - first <= 2 * box.volume(sizes) * itemsize
-        return rows[dense], first[dense], last[dense]
+        first, last, whole = reach(catalog, rows, low, sizes)
+        return rows[whole], first[whole], last[whole]
 
     def _run(self, boxes: range) -> _Result[S]:
         work, reducer, result = self._work, self._reducer, _Result[S]({}, [])
@@ -277,32 +272,6 @@ class _Unread(Exception):
 
 def _padded(sizes: Array, dims: int) -> Array:
     return np.pad(sizes, (0, dims - len(sizes)), constant_values=1)
-
-
-class Announcer:
-    """Announces one pass over each file on its first use, and withdraws that at the end.
-
-    Sources are held weakly: the pool closes the files of a thousand ranks one after the other.
-    """
-
-    def __init__(self) -> None:
-        self._told: dict[tuple[int, int], weakref.ref[Any]] = {}
-
-    def announce(self, pool: SourcePool, file: int) -> Source:
-        """Announce that a file is about to be read; return its source, to be held during the read."""
-        source = pool.source(file)
-        key = id(pool), file
-        known = self._told.get(key)
-        if known is None or known() is not source:
-            source.advise("sequential")
-            self._told[key] = weakref.ref(source)
-        return source
-
-    def restore(self) -> None:
-        """Withdraw the announcements at the end of the pass."""
-        for told in self._told.values():
-            if (source := told()) is not None:
-                source.advise("normal")
 
 
 def _pieces(regions: Sequence[Region], buffers: list[Array]) -> Iterator[tuple[int, list[Array]]]:

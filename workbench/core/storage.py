@@ -141,3 +141,29 @@ class SourcePool:
         source = self._place.source(name)
         compared(name, self._stats[file], source.stat)
         return source
+
+
+class Announcer:
+    """Announces one pass over each file on its first use, and withdraws that at the end.
+
+    Sources are held weakly: the pool closes the files of a thousand ranks one after the other.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[int, int], weakref.ref[Any]] = {}
+
+    def announce(self, pool: SourcePool, file: int) -> Source:
+        """Announce that a file is about to be read; return its source, to be held during the read."""
+        source = pool.source(file)
+        key = id(pool), file
+        known = self._told.get(key)
+        if known is None or known() is not source:
+            source.advise("sequential")
+            self._told[key] = weakref.ref(source)
+        return source
+
+    def restore(self) -> None:
+        """Withdraw the announcements at the end of the pass."""
+        for told in self._told.values():
+            if (source := told()) is not None:
+                source.advise("normal")

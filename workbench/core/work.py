@@ -15,7 +15,6 @@ row on both sides.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from workbench.core.dtypes import PACKED, nbytes_of_codes
 from workbench.core.payload import Payloads
 from workbench.core.plan import tangled
 from workbench.core.runs import Runs
+from workbench.core.transfer.regions import portions
 from workbench.errors import CorruptError
 
 TASK = 32 << 20  #: bytes in one task of a thread; larger boxes are cut
@@ -130,11 +130,7 @@ def pair_work(
 
 def tasks(work: ReadWork) -> list[range]:
     """Return runs of boxes of about :data:`TASK` bytes."""
-    if not len(work):
-        return []
-    turn = np.cumsum(work.nbytes + BOX_COST) // TASK
-    cuts = [0, *(np.flatnonzero(turn[1:] != turn[:-1]) + 1).tolist(), len(work)]
-    return [range(a, b) for a, b in pairwise(cuts) if b > a]
+    return portions(work.nbytes, TASK, BOX_COST)
 
 
 def _ordered(work: ReadWork, order: str) -> ReadWork:

@@ -33,7 +33,7 @@ from torch.distributed.tensor import DTensor
 
 from workbench.core.arrays import Array
 from workbench.core.fingerprint import BlockDigests
-from workbench.core.stream import BLOCK
+from workbench.core.transfer.streams import BLOCK
 from workbench.dcp.datafile import bytes_of
 from workbench.errors import WriteError
 

@@ -228,7 +228,7 @@ def export(
         files=tuple(FileReport(one.name, one.size, len(one.pieces)) for one in maps),
         tensors=_tensors(job, selection, made_by.keys(selection), written),
         read_nbytes=job.read_nbytes,
-        copies=len(job.copies.row),
+        copies=len(job.streams.regions),
         peak_nbytes=job.peak_nbytes(threads) + (SENDING if store is not None else 0),
         copied=tuple(one.name for one in copied),
         carried=tuple(selection.objects),

@@ -19,9 +19,9 @@ import numpy as np
 
 from workbench.core.arrays import Ints
 from workbench.core.dtypes import DType
-from workbench.core.gather import BoxRequests
 from workbench.core.mesh.cut import Locals, concatenate, cut
 from workbench.core.mesh.placement import Placement, of_torch
+from workbench.core.transfer.regions import BoxRequests
 from workbench.errors import UsageError
 
 if TYPE_CHECKING:

@@ -19,12 +19,12 @@ import numpy as np
 from workbench.core import codecs
 from workbench.core.arrays import Array, Ints
 from workbench.core.catalog import Catalog
-from workbench.core.gather import Filling
 from workbench.core.mesh.cut import Locals
 from workbench.core.payload import Payloads
 from workbench.core.ranks import Ranks
 from workbench.core.region import Region
 from workbench.core.storage import SourcePool
+from workbench.core.transfer.arrays import Filling
 from workbench.load.boxes import HeldTensor, boxes_of
 from workbench.load.exchange import WISH, exchange, share
 from workbench.load.fill import STAGE, batches
@@ -49,8 +49,8 @@ class Handing:
         """
         self._payloads = _Handed(payloads.catalog, payloads.pool)
         self._found, self._positions, self._tensors, self._members = found, positions, tensors, members
-        reads = Filling.plan(payloads, boxes_of(found, members, positions)).reads
-        self._rows = np.flatnonzero(np.bincount(reads.row))
+        regions = Filling.plan(payloads, boxes_of(found, members, positions)).regions
+        self._rows = np.flatnonzero(np.bincount(regions.row))
 
     def run(self, ranks: Ranks, threads: int) -> tuple[int, int]:
         """Read, send and fill on all ranks together; return the bytes read and received.

@@ -19,17 +19,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from workbench.checkpoint import Checkpoint
-from workbench.core.dtypes import ALL, DType, nbytes_of
+from workbench.core.dtypes import ALL, PACKED, DType, nbytes_of
 from workbench.core.executors import cores
+from workbench.core.mesh.cut import Locals
 from workbench.core.mesh.layout import TensorLayout
 from workbench.core.mesh.mesh import Mesh
 from workbench.core.payload import Payloads
 from workbench.core.scan import Progress
-from workbench.errors import UsageError
+from workbench.core.transfer.regions import BoxRequests, Regions
+from workbench.errors import UnsupportedFormatError, UsageError
 from workbench.export.casts import cast_codes
 from workbench.export.selection import ExportSelection, choose
 from workbench.export.sharding.rules import Rules
-from workbench.export.sharding.target import Planned, Target
+from workbench.export.sharding.target import Target
 from workbench.load.onto_device.lane import device_of, lane_to
 from workbench.load.onto_device.loads import loads
 from workbench.load.onto_device.memory import check_room, reserve
@@ -109,11 +111,11 @@ def to_device(
     if device_mesh is not None:
         from workbench.load.onto_device.dtensor import Wrapping
 
-        wrapping = Wrapping.of(work.target, work.planned.locals, device_mesh, where)
+        wrapping = Wrapping.of(work.target, work.locals, device_mesh, where)
     tensors = work.carry_out(where, threads=threads or cores(), buffer=buffer, buffers=buffers, progress=progress)
     if wrapping is not None:
         tensors = wrapping(tensors)
-    return {chosen.names[t]: one for t, one in zip(work.planned.locals.tensor.tolist(), tensors, strict=True)}
+    return {chosen.names[t]: one for t, one in zip(work.locals.tensor.tolist(), tensors, strict=True)}
 
 
 def _rank(
@@ -149,13 +151,16 @@ class _Work:
     Attributes:
         target: sharding target of only the selected tensors.
         payloads: access to their bytes.
-        planned: the plan for one rank; ``L`` local tensors.
+        locals: ``L`` local tensors of one rank.
+        boxes, regions: what they consist of.
         old, new: ``L`` element types, stored and requested.
     """
 
     target: Target
     payloads: Payloads
-    planned: Planned
+    locals: Locals
+    boxes: BoxRequests
+    regions: Regions
     old: list[DType]
     new: list[DType]
 
@@ -163,17 +168,26 @@ class _Work:
     def of(cls, chosen: ExportSelection, rank: int) -> _Work:
         ckpt, catalog = chosen.ckpt, chosen.catalog
         target = chosen.target or Target(catalog, chosen.mesh, [TensorLayout((), "whole")] * len(catalog), [])
-        planned = target.plan(ranks=[rank])
-        tensors = planned.locals.tensor
+        found = target.locals([rank])
+        tensors = found.tensor
+        owner = found.owner
+        boxes = BoxRequests(tensors[owner], found.offsets, found.sizes, owner, found.at, found.strides)
+        regions = Regions.of(catalog, boxes)
+        cut = ~regions.uncut(catalog, found.shape) | (found.shape != catalog.shape[tensors]).any(axis=1)
+        for tensor in tensors[cut & PACKED[catalog.dtype[tensors]] & (found.numel > 0)].tolist():
+            raise UnsupportedFormatError(
+                f"tensor {catalog.keys[tensor]!r}: elements of {catalog.dtype_of(tensor)} share bytes, so it can "
+                "only be read whole, from a single chunk; place it with a rule as Replicate(), or leave it out"
+            )
         old, new = ([ALL[code] for code in codes[tensors].tolist()] for codes in (catalog.dtype, chosen.codes))
-        return cls(target, ckpt.payloads.over(catalog), planned, old, new)
+        return cls(target, ckpt.payloads.over(catalog), found, boxes, regions, old, new)
 
     def carry_out(
         self, device: torch.device, *, threads: int, buffer: int, buffers: int, progress: Progress | None
     ) -> list[torch.Tensor]:
         """Return the local tensors, in the order of the plan."""
         most = buffer // PARTS
-        parts = loads(self.payloads, self.planned, most)
+        parts = loads(self.payloads, self.boxes, self.regions, most)
         results = DeviceResults([self._shape(at) for at in range(len(self.old))], self.old, self.new)
         reserve(device, check_room(device, results.sizes, scratch=most))
         done, total = 0, max(sum(self._stored(at) for at in range(len(self.old))), 1)
@@ -199,8 +213,8 @@ class _Work:
             results.release()
 
     def _shape(self, at: int) -> tuple[int, ...]:
-        found = self.planned.locals
+        found = self.locals
         return tuple(found.shape[at, : int(found.ndim[at])].tolist())
 
     def _stored(self, at: int) -> int:
-        return nbytes_of(self.old[at], int(self.planned.locals.numel[at]))
+        return nbytes_of(self.old[at], int(self.locals.numel[at]))

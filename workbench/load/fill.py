@@ -17,9 +17,9 @@ import numpy as np
 
 from workbench.core import memory
 from workbench.core.arrays import Ints
-from workbench.core.gather import Filling
 from workbench.core.mesh.cut import Locals
 from workbench.core.payload import Payloads
+from workbench.core.transfer.arrays import Filling
 from workbench.errors import UsageError
 from workbench.load.boxes import HeldTensor, boxes_of
 

@@ -16,33 +16,29 @@ Nothing is written before everything is planned: a hole, a type that cannot be c
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from workbench.core import codecs
 from workbench.core.arrays import Ints
-from workbench.core.dtypes import ITEMSIZE, nbytes_of_codes
 from workbench.core.executors import cores, ordered
-from workbench.core.fingerprint import BLOCK
 from workbench.core.payload import Payloads
 from workbench.core.scan import Progress
+from workbench.core.transfer.streams import MOST, Streams, tasks
 from workbench.errors import WriteError
 from workbench.export.atomic.journal import Journal, Kept, Written
 from workbench.export.atomic.syscalls import allocate
 from workbench.export.atomic.writing import write_all, writing
 from workbench.export.filemap import FileMap
-from workbench.export.moving.copies import Copies, plan_of
 from workbench.export.moving.kept import kept_pieces, said
+from workbench.export.moving.plan import plan_of, streams_of
 from workbench.export.moving.results import ExportResults
-from workbench.export.moving.units import MOST, Filler
+from workbench.export.moving.units import Filler
 
-TASK = 32 << 20  #: bytes in one task of a thread
-UNIT_COST = 64 << 10  #: bytes whose copying costs as much as one more unit
 RECORD = 1 << 30  #: bytes after which the finished part of a file is synced and recorded
 MANY_FILES = 64  #: from this many source files on, they are read one after the other, wherever their bytes go
 
@@ -52,7 +48,7 @@ class ExportJob:
     """Everything planned; :meth:`run` moves the bytes."""
 
     maps: tuple[FileMap, ...]
-    copies: Copies
+    streams: Streams  #: the pieces of all files
     payloads: Payloads  #: through maps
 
     @property
@@ -63,7 +59,7 @@ class ExportJob:
     @property
     def read_nbytes(self) -> int:
         """Bytes of elements that will be read."""
-        return int(nbytes_of_codes(self.copies.code, self.copies.numel).sum())
+        return int(self.streams.nbytes.sum())
 
     def plan(self, source: str) -> str:
         """Return the identity of the job, used to resume a temp: equal for the same bytes at the same places.
@@ -71,15 +67,16 @@ class ExportJob:
         Args:
             source: real path of the checkpoint.
         """
-        return plan_of(source, self.payloads.catalog, self.copies, self.maps)
+        return plan_of(source, self.payloads.catalog, self.streams, self.maps)
 
     def peak_nbytes(self, threads: int | None = None) -> int:
         """Return an upper bound on the anonymous memory of a pass: buffers, and chunks that are decoded whole."""
         catalog = self.payloads.catalog
-        rows = self.copies.row[codecs.UNDONE_WHOLE[catalog.codec[self.copies.row]]]
-        written = np.concatenate([self.copies.code[:0], *(one.pieces.dtype for one in self.maps)])
+        rows, code = self.streams.regions.row, self.streams.code
+        rows = rows[codecs.UNDONE_WHOLE[catalog.codec[rows]]]
+        written = np.concatenate([code[:0], *(one.pieces.dtype for one in self.maps)])
         # values that change are widened, changed, narrowed and compared
-        changed = bool((written != self.copies.code).any()) or any(one.pieces.change for one in self.maps)
+        changed = bool((written != code).any()) or any(one.pieces.change for one in self.maps)
         return (threads or cores()) * (MOST * (8 if changed else 1) + int(catalog.chunk_nbytes[rows].max(initial=0)))
 
     def run(
@@ -114,13 +111,14 @@ class ExportJob:
             journal.notes += said(kept, self.maps)
         for file, (one, path) in enumerate(zip(self.maps, paths, strict=True)):
             _create(one, path, go_on=file in kept)
-        units = _Units.of(self, kept)
-        results = ExportResults(self.maps, self.copies.code, kept, units.file, units.piece)
+        units = piece, first, stop = _ordered(self, kept)
+        results = ExportResults(self.maps, self.streams.code, kept, piece)
         total = max(self.read_nbytes, 1)
-        done = total - int(units.nbytes.sum())
+        done = total - int((stop - first).sum())
+        filler = Filler(self.maps, self.streams, self.payloads, paths)
         batches = ordered(
-            Filler(self.maps, self.copies, self.payloads, paths),
-            units.tasks(),
+            filler,
+            tasks(*units),
             total,
             threads=count,
             at_once=threads or self.payloads.pool.at_once,
@@ -136,8 +134,8 @@ class ExportJob:
             for file in filter(results.is_full, range(len(self.maps))):
                 sync(file)
             for task, batch in batches:
-                for (unit_file, piece, *_), unit in zip(task, batch, strict=True):
-                    unit.file, unit.piece = unit_file, piece  # a worker numbers the maps that it was sent
+                for part, unit in zip(task, batch, strict=True):
+                    unit.file, unit.piece = filler.file_of(part), part.stream  # a worker numbers what it was sent
                     results.add(unit)
                     done += unit.nbytes
                     large = journal is not None and results.unrecorded[unit.file] >= RECORD
@@ -164,58 +162,26 @@ def prepare(payloads: Payloads, maps: Sequence[FileMap]) -> ExportJob:
     """
     for one in maps:
         one.check()
-    copies = Copies.of(payloads.catalog, [one.pieces for one in maps])
-    return ExportJob(tuple(maps), copies, payloads)
+    return ExportJob(tuple(maps), streams_of(payloads.catalog, [one.pieces for one in maps]), payloads)
 
 
-@dataclass(frozen=True, eq=False)
-class _Units:
-    """Parts of pieces, in the order of processing: elements ``[first, stop)`` of a piece's stream."""
-
-    file: Ints
-    piece: Ints
-    first: Ints
-    stop: Ints
-    nbytes: Ints
-
-    @classmethod
-    def of(cls, job: ExportJob, kept: Kept) -> _Units:
-        """Return the units of all pieces except those that an earlier run already wrote."""
-        copies, catalog = job.copies, job.payloads.catalog
-        count = np.array([len(one.pieces) for one in job.maps], np.int64)
-        file = np.repeat(np.arange(len(job.maps)), count)
-        start = np.concatenate([np.empty(0, np.int64), *(one.start for one in job.maps)])
-        itemsize = ITEMSIZE[copies.code]
-        # units end where blocks end, of elements before and after a cast: multiples of BLOCK elements do
-        step = BLOCK * np.maximum(TASK // (BLOCK * np.maximum(itemsize, 1)), 1)
-        undone = codecs.UNDONE_WHOLE[catalog.codec[copies.row]]  # not once for each unit
-        pieces = np.repeat(np.arange(len(copies.numel)), np.diff(copies.ptr))
-        step[np.isin(np.arange(len(step)), pieces[undone]) | (itemsize == 0)] = 1 << 62
-        parts = -(-copies.numel // step)
-        base = np.cumsum([0, *count])
-        parts[[base[one] + at for one, pieces in kept.items() for at in pieces]] = 0
-        piece = np.repeat(np.arange(len(parts)), parts)
-        first = (np.arange(len(piece)) - np.repeat(np.cumsum(parts) - parts, parts)) * step[piece]
-        stop = np.minimum(first + np.minimum(step[piece], copies.numel[piece]), copies.numel[piece])
-        nbytes = nbytes_of_codes(copies.code[piece], stop - first)
-        order = np.lexsort((first, start[piece], file[piece]))
-        sources = catalog.file[copies.row]
-        if len(np.bincount(sources).nonzero()[0]) > MANY_FILES:
-            span = int(copies.numel.max(initial=0)) + 1
-            scaled = piece.astype(float) * span + first  # 53 bits: only an order
-            copy = np.searchsorted(pieces.astype(float) * span + copies.lo, scaled, side="right") - 1
-            row = copies.row[np.clip(copy, copies.ptr[piece], copies.ptr[piece + 1] - 1)]
-            order = np.lexsort((first, catalog.start[row], catalog.file[row]))
-        return cls(*(column[order] for column in (file[piece], piece, first, stop, nbytes)))
-
-    def tasks(self) -> Iterator[list[tuple[int, int, int, int]]]:
-        """Yield runs of units of about :data:`TASK` bytes: ``(file, piece, first, stop)``."""
-        turn = np.cumsum(self.nbytes + UNIT_COST) // (TASK + UNIT_COST)
-        cuts = [0, *(np.flatnonzero(np.diff(turn)) + 1).tolist(), len(turn)]
-        columns = [column.tolist() for column in (self.file, self.piece, self.first, self.stop)]
-        for a, b in pairwise(cuts):
-            if b > a:
-                yield list(zip(*(column[a:b] for column in columns), strict=True))
+def _ordered(job: ExportJob, kept: Kept) -> tuple[Ints, Ints, Ints]:
+    """Return the units of all pieces except those that an earlier run already wrote, in the order of processing."""
+    streams, catalog = job.streams, job.payloads.catalog
+    count = np.array([len(one.pieces) for one in job.maps], np.int64)
+    base = np.cumsum([0, *count])
+    done = [base[one] + at for one, pieces in kept.items() for at in pieces]
+    piece, first, stop = streams.units(catalog, done=done)
+    start = np.concatenate([np.empty(0, np.int64), *(one.start for one in job.maps)])
+    order = np.lexsort((first, start[piece], np.repeat(np.arange(len(job.maps)), count)[piece]))
+    regions, ptr = streams.regions, streams.ptr
+    if len(np.bincount(catalog.file[regions.row]).nonzero()[0]) > MANY_FILES:
+        span = int(streams.nbytes.max(initial=0)) + 1
+        scaled = piece.astype(float) * span + first  # 53 bits: only an order
+        region = np.searchsorted(regions.into.astype(float) * span + regions.at, scaled, side="right") - 1
+        row = regions.row[np.clip(region, ptr[piece], ptr[piece + 1] - 1)]
+        order = np.lexsort((first, catalog.start[row], catalog.file[row]))
+    return piece[order], first[order], stop[order]
 
 
 def _create(one: FileMap, path: str, *, go_on: bool) -> None:

@@ -26,16 +26,17 @@ class ExportResults:
         unrecorded: by file, bytes of the pieces that :meth:`take` has not returned yet.
     """
 
-    def __init__(self, maps: Sequence[FileMap], code: Ints, kept: Kept, file: Ints, piece: Ints) -> None:
+    def __init__(self, maps: Sequence[FileMap], code: Ints, kept: Kept, piece: Ints) -> None:
         """Create the results of pieces, complete once all their units are added.
 
         Args:
             code: ``(P,)`` element type of each piece's source.
             kept: pieces that an earlier run wrote.
-            file, piece: file and piece of each expected unit; pieces without units have no elements to read.
+            piece: the piece of each expected unit; pieces without units have no elements to read.
         """
         self._maps, self._code = maps, code
         self._base = np.cumsum([0, *(len(one.pieces) for one in maps)]).tolist()
+        file = np.searchsorted(self._base, piece, side="right") - 1
         self._units_of_file = np.bincount(file, minlength=len(maps)).tolist()
         self._units_of_piece = np.bincount(piece, minlength=self._base[-1]).tolist()
         self._parts: dict[int, list[Done]] = defaultdict(list)

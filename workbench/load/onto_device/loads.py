@@ -1,15 +1,15 @@
-"""From a plan to parts that fit a buffer: which bytes are read, and their place in a local tensor.
+"""The sink of devices: parts of regions that fit a buffer, and their place in a local tensor.
 
 ::
 
     chunk (row-major in its file)      wanted: columns 2:4           staged in the buffer
     ┌───────────────┐                  ┌───┐
     │ . . W W . . . │  W W . . . . . W W . . . . . W W             rows    the run of the file from first to last, cut
-    │ . . W W . . . │                                                      out on the device: two thirds are unused
+    │ . . W W . . . │                                                      out on the device, if most are wanted
     │ . . W W . . . │  W W W W W W                                 gather  assembled by a core
     └───────────────┘
 
-A load is one *part* of a copy. Its bytes in the buffer are elements at ``source`` strides; they go to elements at
+A load is one *part* of a region. Its bytes in the buffer are elements at ``source`` strides; they go to elements at
 ``dest`` strides of the local tensor. If both are dense, it is a run of bytes, which is only copied to its place.
 """
 
@@ -18,9 +18,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import prod
 from typing import NamedTuple
-
-import numpy as np
 
 from workbench.core import box
 from workbench.core.arrays import Array
@@ -28,19 +27,18 @@ from workbench.core.catalog import row_major
 from workbench.core.payload import Payloads
 from workbench.core.read import read_selection
 from workbench.core.region import Region
+from workbench.core.runs import Runs
 from workbench.core.select import Selection
-from workbench.errors import UnsupportedFormatError
-from workbench.export.sharding.target import Planned
+from workbench.core.transfer.regions import BoxRequests, Regions, reach
 
 Ints = tuple[int, ...]
 Fetch = Callable[[Array], None]  #: writes a load's bytes into a given part of the buffer
 
-SURPLUS = 2  #: ratio of a run's bytes to the wanted ones: a bus moves twice as much faster than a core assembles it
 RUN = 64 << 10  #: bytes from which on runs are read one by one
 
 
 class Load(NamedTuple):
-    """A part of a copy.
+    """A part of a region.
 
     Attributes:
         local: position of the local tensor in the plan.
@@ -72,86 +70,82 @@ class Load(NamedTuple):
     @property
     def wanted(self) -> int:
         """Bytes of its elements."""
-        return _volume(self.sizes) * self.itemsize
+        return prod(self.sizes) * self.itemsize
 
 
-def loads(payloads: Payloads, planned: Planned, most: int) -> Iterator[Load]:
-    """Yield every copy of a plan in parts of up to ``most`` bytes (16 or more), in the files' order.
+def loads(payloads: Payloads, boxes: BoxRequests, regions: Regions, most: int) -> Iterator[Load]:
+    """Yield every region in parts of up to ``most`` bytes (16 or more), in the files' order.
 
     Args:
         payloads: payloads of the catalog that was planned for.
+        boxes, regions: the local tensors are the destinations.
 
     Raises:
-        UnsupportedFormatError: elements that share bytes are to be cut; before the first part.
         CorruptError, TruncatedError, ChangedError, MissingFileError: as :meth:`Payloads.straight`, or from ``fetch``.
             Chunks that overlap and hold different values are a CorruptError of ``fetch``.
     """
-    found, reads = planned
-    owner = found.owner
-    have = np.zeros(len(found), np.int64)
-    np.add.at(have, owner[reads.request], box.volume(reads.sizes))
-    twice = have > found.numel
-    whole = _check_packed(payloads, planned)
-    return _loads(payloads, planned, most, twice, whole)
-
-
-def _loads(payloads: Payloads, planned: Planned, most: int, twice: Array, whole: set[int]) -> Iterator[Load]:
-    found, reads = planned
-    owner = found.owner
     catalog = payloads.catalog
-    columns = (owner[reads.request], reads.request, reads.row, catalog.tensor[reads.row])
-    for step, (local, request, row, tensor) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-        if twice[local]:
+    first, _, near = reach(catalog, regions.row, regions.source, regions.sizes)
+    columns = regions.into, regions.row, catalog.tensor[regions.row], first, near, regions.at, regions.twice
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for number, (local, row, tensor, begin, together, at, twice) in enumerate(rows):
+        if twice:
             continue
-        if local in whole:
+        dtype, dims = catalog.dtype_of(tensor), int(catalog.ndim[tensor])
+        if dtype.packed:
             yield from _packed(payloads, local, row, most)
             continue
-        dims = int(catalog.ndim[tensor])
-        sizes, low = tuple(reads.sizes[step, :dims].tolist()), reads.source[step, :dims].tolist()
-        dest = tuple(found.strides[request, :dims].tolist())
-        at = int(found.at[request] + (reads.dest[step] * found.strides[request]).sum())
-        yield from _copy(payloads, local, row, low, sizes, dest, at, most)
-    for request in np.flatnonzero(twice[owner]).tolist():
-        yield from _compared(payloads, planned, int(owner[request]), request, most)
+        part = [tuple(one[number, :dims].tolist()) for one in (regions.source, regions.sizes, regions.strides)]
+        yield from _copy(payloads, local, row, part, begin, at // dtype.itemsize, most, together=together)
+    for request in box.distinct(regions.request[regions.twice]).tolist():
+        yield from _compared(payloads, boxes, request, most)
 
 
 def _copy(
-    payloads: Payloads, local: int, row: int, low: list[int], sizes: Ints, dest: Ints, at: int, most: int
+    payloads: Payloads, local: int, row: int, part: list[Ints], begin: int, at: int, most: int, *, together: bool
 ) -> Iterator[Load]:
-    """Yield a copy from one chunk: directly from its file if its bytes are in order and not too many."""
-    catalog = payloads.catalog
+    """Yield a part of a chunk: directly from its file if its bytes are in order and not too many.
+
+    Args:
+        part: where the part begins in the chunk, its sizes, and the strides of its elements in the local tensor.
+        begin: bytes of the chunk's elements before it.
+        at: element of the local tensor at which it begins.
+        together: whether most bytes between its ends are wanted.
+    """
+    (low, sizes, dest), catalog = part, payloads.catalog
     itemsize = catalog.dtype_of(int(catalog.tensor[row])).itemsize
     strides = row_major(catalog.sizes[row, : len(sizes)].tolist())
-    limit, run = most // itemsize, _run(sizes, strides)
-    begin = payloads.straight(row)
-    if begin is not None and _span(sizes, strides) > SURPLUS * _volume(sizes):
+    limit, start = most // itemsize, payloads.straight(row)
+    if together:
+        limit = max(limit * prod(sizes) // _span(sizes, strides), 1)  # no part of the box is more spread than the box
+    elif start is not None:
+        run = _run(sizes, strides)
         if run * itemsize < RUN:
-            begin = None
+            start = None
         limit = min(limit, run)
-    if begin is None:
+    if start is None:
         chunk = _Chunk(payloads, row)
-        for first, extent in _parts(sizes, row_major(sizes), most // itemsize):
-            key = tuple(slice(a + b, a + b + n) for a, b, n in zip(low, first, extent, strict=True))
-            yield _gathered(partial(chunk.fetch, key), local, itemsize, extent, dest, at + _dot(first, dest))
+        for one in Runs(sizes, most // itemsize):
+            key = tuple(slice(a + b, a + b + n) for a, b, n in zip(low, one.low, one.sizes, strict=True))
+            yield _gathered(partial(chunk.fetch, key), local, itemsize, one.sizes, dest, at + _dot(one.low, dest))
         return
-    file, begin = int(catalog.file[row]), begin + _dot(low, strides) * itemsize
-    for first, extent in _parts(sizes, strides, limit):
-        start, nbytes = begin + _dot(first, strides) * itemsize, _span(extent, strides) * itemsize
-        yield Load(local, nbytes, file, start, None, itemsize, extent, strides, dest, at + _dot(first, dest))
+    file = int(catalog.file[row])
+    for one in Runs(sizes, limit):
+        place, nbytes = start + begin + _dot(one.low, strides) * itemsize, _span(one.sizes, strides) * itemsize
+        yield Load(local, nbytes, file, place, None, itemsize, one.sizes, strides, dest, at + _dot(one.low, dest))
 
 
-def _compared(payloads: Payloads, planned: Planned, local: int, request: int, most: int) -> Iterator[Load]:
+def _compared(payloads: Payloads, boxes: BoxRequests, request: int, most: int) -> Iterator[Load]:
     """Read a box with elements that several chunks hold, as slices are read, which compares the copies."""
-    found, catalog = planned.locals, payloads.catalog
-    tensor = int(found.tensor[local])
-    dims = int(catalog.ndim[tensor])
-    low, sizes = found.offsets[request, :dims].tolist(), tuple(found.sizes[request, :dims].tolist())
-    dest, at = tuple(found.strides[request, :dims].tolist()), int(found.at[request])
-    itemsize = catalog.dtype_of(tensor).itemsize
-    for first, extent in _parts(sizes, row_major(sizes), most // itemsize):
-        axes = tuple(range(a + b, a + b + n) for a, b, n in zip(low, first, extent, strict=True))
+    tensor, local, at = int(boxes.tensor[request]), int(boxes.into[request]), int(boxes.at[request])
+    dims, itemsize = int(payloads.catalog.ndim[tensor]), payloads.catalog.dtype_of(tensor).itemsize
+    low, sizes, dest = (
+        tuple(column[request, :dims].tolist()) for column in (boxes.offsets, boxes.sizes, boxes.strides)
+    )
+    for one in Runs(sizes, most // itemsize):
+        axes = tuple(range(a + b, a + b + n) for a, b, n in zip(low, one.low, one.sizes, strict=True))
         fetch = partial(_read_box, payloads, tensor, Selection(axes))
-        yield _gathered(fetch, local, itemsize, extent, dest, at + _dot(first, dest))
+        yield _gathered(fetch, local, itemsize, one.sizes, dest, at + _dot(one.low, dest))
 
 
 def _packed(payloads: Payloads, local: int, row: int, most: int) -> Iterator[Load]:
@@ -163,7 +157,7 @@ def _packed(payloads: Payloads, local: int, row: int, most: int) -> Iterator[Loa
 
 
 def _gathered(fetch: Fetch, local: int, itemsize: int, sizes: Ints, dest: Ints, at: int) -> Load:
-    return Load(local, _volume(sizes) * itemsize, -1, 0, fetch, itemsize, sizes, row_major(sizes), dest, at)
+    return Load(local, prod(sizes) * itemsize, -1, 0, fetch, itemsize, sizes, row_major(sizes), dest, at)
 
 
 class _Chunk:
@@ -183,49 +177,11 @@ class _Chunk:
 
 
 def _read_box(payloads: Payloads, tensor: int, selection: Selection, out: Array) -> None:
-    _fill(out, read_selection(payloads, tensor, selection))
-
-
-def _fill(out: Array, part: Array) -> None:
+    part = read_selection(payloads, tensor, selection)
     out.view(part.dtype).reshape(part.shape)[...] = part
 
 
-def _check_packed(payloads: Payloads, planned: Planned) -> set[int]:
-    """Return the local tensors whose elements share bytes."""
-    found, reads = planned
-    catalog = payloads.catalog
-    owner = found.owner[reads.request]
-    packed = {at for at, t in enumerate(found.tensor.tolist()) if catalog.dtype_of(t).packed}
-    for local in packed:
-        tensor = int(found.tensor[local])
-        mine = np.flatnonzero(owner == local)
-        cut = len(mine) > 1 or (found.shape[local] != catalog.shape[tensor]).any()
-        if cut or (reads.sizes[mine] != catalog.sizes[reads.row[mine]]).any():
-            raise UnsupportedFormatError(
-                f"tensor {catalog.keys[tensor]!r}: elements of {catalog.dtype_of(tensor)} share bytes, so it can "
-                "only be read whole, from a single chunk; place it with a rule as Replicate(), or leave it out"
-            )
-    return packed
-
-
-# ---- boxes of one copy, in Python's integers ----
-
-
-def _parts(sizes: Ints, strides: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
-    """Yield a box as boxes that each span up to ``most`` elements, in order: where each begins, and its sizes."""
-    axis = next((axis for axis, n in enumerate(sizes) if n > 1), len(sizes))
-    if _span(sizes, strides) <= most or axis == len(sizes):
-        yield (0,) * len(sizes), sizes
-        return
-    inner = _span((*sizes[:axis], 1, *sizes[axis + 1 :]), strides)
-    step = max((most - inner) // strides[axis] + 1, 1)
-    for first in range(0, sizes[axis], step):
-        part = (*sizes[:axis], min(step, sizes[axis] - first), *sizes[axis + 1 :])
-        if inner <= most:
-            yield (*(0,) * axis, first, *(0,) * (len(sizes) - axis - 1)), part
-        else:
-            for rest, extent in _parts(part, strides, most):
-                yield (*rest[:axis], first, *rest[axis + 1 :]), extent
+# ---- boxes of one region, in Python's integers ----
 
 
 def _span(sizes: Ints, strides: Ints) -> int:
@@ -244,14 +200,7 @@ def _run(sizes: Ints, strides: Ints) -> int:
 
 
 def _dense(sizes: Ints, strides: Ints) -> bool:
-    return _run(sizes, strides) == _volume(sizes)
-
-
-def _volume(sizes: Ints) -> int:
-    found = 1
-    for n in sizes:
-        found *= n
-    return found
+    return _run(sizes, strides) == prod(sizes)
 
 
 def _dot(position: Sequence[int], strides: Ints) -> int:

@@ -16,8 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from workbench.core.arrays import Array
 from workbench.core.storage import SourcePool
+from workbench.core.transfer.regions import portions
 from workbench.load.onto_device.loads import Fetch, Load
 from workbench.load.onto_device.ring import Task
 
@@ -58,15 +61,9 @@ class Filled:
 
     def tasks(self) -> Iterator[Task]:
         """Yield tasks that read about ``part`` bytes each, for one thread each."""
-        group: list[_Read] = []
-        weight = 0
-        for read in self._reads():
-            if group and weight + read.high - read.low > self.part:
-                yield partial(_carry_out, group, self.pool)
-                group, weight = [], 0
-            group.append(read)
-            weight += read.high - read.low
-        yield partial(_carry_out, group, self.pool)
+        reads = list(self._reads())
+        for group in portions(np.array([read.high - read.low for read in reads]), self.part):
+            yield partial(_carry_out, reads[group.start : group.stop], self.pool)
 
     def _reads(self) -> Iterator[_Read]:
         """Yield reads, joined if they are adjacent in file and buffer, then cut at ``part`` bytes."""
@@ -116,5 +113,7 @@ def _next(last: Load, load: Load, end: int) -> int:
 
 
 def _carry_out(reads: list[_Read], pool: SourcePool, array: Array) -> None:
-    for read in reads:
-        read(pool, array)
+    spans = [(read.file, read.start, read.start + read.high - read.low) for read in reads if read.fetch is None]
+    with pool.ahead(*np.array(spans, np.int64).reshape(-1, 3).T):
+        for read in reads:
+            read(pool, array)

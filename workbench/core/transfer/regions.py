@@ -1,0 +1,160 @@
+"""Regions: boxes of chunks, each with its place, for many destinations at once.
+
+::
+
+    request 0 ─┐ chunk 0, rows 2:4 → destination 0      region 0    read in the files' order into arrays,
+               └ chunk 1, rows 0:2 → destination 0      region 1    or in a destination's order as a stream
+    request 1 ── chunk 1, rows 2:9 → destination 1      region 2
+
+A destination is a run of bytes: an array, a tensor as a stream, a piece of a file. Element ``x`` of a region is at byte
+``at + (x · strides).sum() · itemsize`` of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from itertools import pairwise
+
+import numpy as np
+
+from workbench.core import box
+from workbench.core.arrays import Array, Ints
+from workbench.core.build import row_major
+from workbench.core.catalog import Catalog
+from workbench.core.dtypes import BLOCK, ITEMSIZE, nbytes_of_codes
+from workbench.core.plan import plan_reads
+from workbench.errors import WorkbenchError
+
+SPREAD = 2  #: bytes between the ends of a box for each byte of its elements, up to which everything is fetched
+
+
+@dataclass(frozen=True, eq=False)
+class BoxRequests:
+    """``R`` boxes of tensors, and their destinations.
+
+    Element ``x`` of a box (counted from its first) is element ``at + (x · strides).sum()`` of the destination ``into``.
+
+    Attributes:
+        tensor: ``(R,)`` positions in the catalog.
+        offsets, sizes: ``(R, D)`` inside the tensors' shapes.
+        into: ``(R,)`` which destination.
+        at: ``(R,)`` elements.
+        strides: ``(R, D)`` elements.
+    """
+
+    tensor: Ints
+    offsets: Ints
+    sizes: Ints
+    into: Ints
+    at: Ints
+    strides: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Regions:
+    """``M`` regions, in the files' order unless they were taken in another one.
+
+    Attributes:
+        request: ``(M,)`` which request.
+        into: ``(M,)`` which destination.
+        row: ``(M,)`` chunk row of the catalog.
+        source, sizes: ``(M, D)`` the box in the chunk.
+        at: ``(M,)`` byte of the destination at which its first element is.
+        strides: ``(M, D)`` elements of the destination.
+        begin: ``(M,)`` bytes of the chunk's elements, in row-major order, before its first.
+        run: ``(M,)`` bytes from the first on that follow each other on both sides; 0 if they begin inside a byte.
+        twice: ``(M,)`` whether chunks overlap in its request: elements stored twice have to be compared.
+    """
+
+    request: Ints
+    into: Ints
+    row: Ints
+    source: Ints
+    sizes: Ints
+    at: Ints
+    strides: Ints
+    begin: Ints
+    run: Ints
+    twice: Array
+
+    @classmethod
+    def of(
+        cls,
+        catalog: Catalog,
+        boxes: BoxRequests,
+        *,
+        replica: int = 0,
+        holes: dict[int, WorkbenchError] | None = None,
+    ) -> Regions:
+        """Plan everything. Raises as :func:`plan_reads`, which also explains the other arguments."""
+        reads = plan_reads(catalog, boxes.tensor, boxes.offsets, boxes.sizes, replica=replica, holes=holes)
+        request = reads.request
+        code = catalog.dtype[boxes.tensor][request]
+        stored, strides = row_major(catalog.sizes[reads.row]), boxes.strides[request]
+        begin, at = (reads.source * stored).sum(axis=1), boxes.at[request] + (reads.dest * strides).sum(axis=1)
+        # from the last axis on, elements adjacent on both sides form one run
+        length, adjacent = np.ones(len(reads), np.int64), np.ones(len(reads), bool)
+        for axis in range(strides.shape[1] - 1, -1, -1):
+            adjacent &= (reads.sizes[:, axis] == 1) | ((stored[:, axis] == length) & (strides[:, axis] == length))
+            length[adjacent] *= reads.sizes[adjacent, axis]
+        length[(begin % BLOCK[code] != 0) | (at % BLOCK[code] != 0)] = 0
+        return cls(
+            request,
+            boxes.into[request],
+            reads.row,
+            reads.source,
+            reads.sizes,
+            nbytes_of_codes(code, at),
+            strides,
+            nbytes_of_codes(code, begin),
+            nbytes_of_codes(code, length),
+            reads.twice(boxes.sizes)[request],
+        )
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def take(self, index: Array) -> Regions:
+        """Return some of the regions, in the order given."""
+        return Regions(*(column[index] for column in self.columns()))
+
+    def uncut(self, catalog: Catalog, shape: Ints) -> Array:
+        """Return ``(P,)`` whether each destination of a ``shape`` is exactly one chunk, stored whole: the only ones to
+        which elements that share bytes can be copied.
+        """
+        cut = ((self.sizes != catalog.sizes[self.row]) | (self.sizes != shape[self.into])).any(axis=1)
+        found = np.bincount(self.into, minlength=len(shape)) == 1
+        found[self.into[cut]] = False
+        return found
+
+    def columns(self) -> list[Array]:
+        """Return all columns."""
+        return [getattr(self, field.name) for field in fields(self)]
+
+
+def reach(catalog: Catalog, rows: Ints, source: Ints, sizes: Ints) -> tuple[Ints, Ints, Array]:
+    """Return the bytes of each chunk's elements at which a box ``source``, ``sizes`` begins and ends, and whether most
+    bytes between these are in the box: then one request for all of them costs less than many small ones.
+    """
+    steps, itemsize = row_major(catalog.sizes[rows])[:, : sizes.shape[1]], ITEMSIZE[catalog.dtype[catalog.tensor[rows]]]
+    first = (source * steps).sum(axis=1) * itemsize
+    last = (((source + sizes - 1) * steps).sum(axis=1) + 1) * itemsize
+    return first, last, last - first <= SPREAD * box.volume(sizes) * itemsize
+
+
+def portions(nbytes: Ints, size: int, cost: int = 0) -> list[range]:
+    """Cut a list of reads into runs of about ``size`` bytes, one for each task of a thread.
+
+    Args:
+        nbytes: ``(N,)`` bytes of each read.
+        cost: bytes whose reading takes as long as beginning one more read.
+    """
+    turn = np.cumsum(nbytes + cost) // max(size, 1)
+    cuts = [0, *(np.flatnonzero(turn[1:] != turn[:-1]) + 1).tolist(), len(turn)]
+    return [range(a, b) for a, b in pairwise(cuts) if b > a]
+
+
+def counted(counts: Ints) -> tuple[Ints, Ints]:
+    """Return ``0, 0, 0, 1, …`` with ``counts[k]`` times ``k``, and beside it ``0, 1, 2, 0, …``."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
