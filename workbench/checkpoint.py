@@ -149,7 +149,8 @@ class _Reference:
         assert ckpt._reference is not None
         if ckpt._reference[0].key != self.key:
             raise ChangedError(
-                f"{self._pinned.path!r} was replaced after it was opened, or a worker sees another one there"
+                f"{self._pinned.path!r} was replaced after it was opened, or a worker sees another checkpoint "
+                "at this path"
             )
         return ckpt
 

@@ -155,7 +155,7 @@ class _Differ:
             skipped.append(ObjectChange(name, "unlooked", "it is stored in an unsupported form"))
             self.not_checked[f"tensor {name!r}"] = skipped[-1].text
         if self.converted:
-            self.not_checked["objects"] = "a configuration and the metadata of a GGUF have nothing in common"
+            self.not_checked["objects"] = "a configuration and the metadata of a GGUF cannot be compared"
         elif self.replicas == (0, 0):
             count = len(set(a.objects) | set(b.objects))
             self.checked["objects"] = f"{count:,} object{'' if count == 1 else 's'}"
@@ -189,7 +189,7 @@ class _Differ:
         self.a, self.b = self.a.decode(), self.b.decode()
         words = [", ".join(sorted({scheme for _, scheme in side})) for side in schemes]
         return [
-            f"{letter} is quantised ({said}): its tensors are compared as the numbers that they stand for"
+            f"{letter} is quantised ({said}): its tensors are compared as decoded numbers"
             for letter, said in zip("ab", words, strict=True)
             if said
         ]
@@ -367,7 +367,8 @@ class _Differ:
                 same = not next(found for _, found in self._within([pair], [0])).beyond
             if same:
                 norm = "1 was not added to it" if "norm" in rows[at].key_b else "its rows were not permuted"
-                rows[at] = replace(rows[at], why=f"it is the source as it was: {norm}, as llama.cpp expects")
+                why = f"it equals the unconverted source: {norm}, although llama.cpp expects that"
+                rows[at] = replace(rows[at], why=why)
 
     def _patterns(self, pairs: Sequence[TensorPair], rows: list[TensorDiff]) -> None:
         wanted = [at for at, row in enumerate(rows) if row.status in ("changed", "type", "shape") and row.nbytes]

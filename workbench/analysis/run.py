@@ -264,8 +264,8 @@ class Run(Shown):
             self.notes += self._joined[0].notes
             if self._counted:
                 self.notes.append(
-                    f"{self._joined[0].log.path!r} states no steps: its rows are counted, and which checkpoint belongs "
-                    "to which row is not known; log to a file with steps, or keep trainer_state.json"
+                    f"{self._joined[0].log.path!r} contains no steps: its rows are numbered, and it is unknown which "
+                    "row belongs to which checkpoint; log to a file with steps, or keep trainer_state.json"
                 )
             self._used = [one for one in self._joined if one is self._joined[0] or self._same(one)]
             first = self._joined[0].log.path
@@ -418,7 +418,7 @@ class Run(Shown):
         it. Programs that number updates from 0 log it under the number of the checkpoint.
         """
         if self._counted:
-            return CheckpointPair(None, None, None, "the log states no steps: name the two checkpoints to compare")
+            return CheckpointPair(None, None, None, "the log contains no steps: name the two checkpoints to compare")
         zero = 1 if self._zero_based else 0
         interval = self._joined[0].interval if self._joined else 1
         whole = [one for one in self.found if one.complete and one.step is not None]
@@ -658,7 +658,7 @@ class Run(Shown):
         steps_saved = sorted({*saves, *deleted, *log.saved})
         slow, waits = self._slow_starts(steps_saved, zero), self._waits(saves, steps_saved, zero)
         signs = (
-            dict.fromkeys(self._rate_again(steps_saved, zero), "the learning rate begins again as at the first step"),
+            dict.fromkeys(self._rate_again(steps_saved, zero), "the learning rate starts over as at the first step"),
             {step: f"a step takes {times:.0f} times as long as usual, as the first one did" for step, times in slow},
             {step: f"nothing was written for {waited(seconds)}" for step, seconds in waits.items()},
             dict.fromkeys(self._other_arguments, "'training_args.bin' of the checkpoints differs"),

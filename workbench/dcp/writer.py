@@ -137,7 +137,7 @@ class Writer(FileSystemWriter):
         if thread_count < 1 or buffers < 0:
             raise UsageError(f"thread_count is {thread_count} and buffers is {buffers}; use 1 or more, and 0 or more")
         if echo and not manifest:
-            raise UsageError("echo records into the manifest; leave manifest=True")
+            raise UsageError("echo=True records its result in the manifest; pass manifest=True")
         refused = {name for name, value in options.items() if value not in (None, (), [])}
         if getattr(options.get("serialization_format"), "name", "") == "TORCH_SAVE":  # an enumeration since torch 2.8
             refused.discard("serialization_format")
@@ -217,7 +217,7 @@ class Writer(FileSystemWriter):
         self.rank: int = kwargs.get("rank") or 0
         self.use_collectives = kwargs.get("use_collectives", True)
         if self._commit == "rename" and not self.use_collectives:
-            raise UsageError('commit="rename" needs use_collectives=True: somebody has to know that all ranks are done')
+            raise UsageError('commit="rename" needs use_collectives=True: one rank must know when all ranks are done')
         if self._cleanup is not None:
             self._cleanup()
         self.save_id = str(uuid.uuid4())
@@ -373,8 +373,7 @@ class Writer(FileSystemWriter):
             tuple(self._phases),
             names_digest(items),
             None if known else tuple(items),
-            ("O_DIRECT is refused by the file system",)
-            * any(getattr(one.out, "refused", False) for one in files.opened),
+            ("the file system refused O_DIRECT",) * any(getattr(one.out, "refused", False) for one in files.opened),
         )
 
     # ---- commit ----
@@ -395,7 +394,7 @@ class Writer(FileSystemWriter):
         ]
         if other := next((one.folder for one in records if one.folder != folder.shown), None):
             raise WriteError(
-                f"a rank wrote into {other!r} instead of {folder.shown!r}: its plan is of an earlier save; use "
+                f"a rank wrote into {other!r} instead of {folder.shown!r}: its plan is from an earlier save; use "
                 "wb.dcp.Planner, or a planner without enable_plan_caching"
             )
         if "version" in Metadata.__dataclass_fields__:  # not in torch 2.6
@@ -518,8 +517,9 @@ class _StagedDigests:
 
     def _changed(self, fqn: str) -> WriteError:
         return WriteError(
-            f"tensor {fqn!r} changed between staging and writing; nothing was committed. Somebody writes into the "
-            "staged copy, such as a stager that uses its buffers again too early, or trains during a synchronous save"
+            f"tensor {fqn!r} changed between staging and writing; nothing was committed. Either something "
+            "wrote into the staged copy, such as a stager that reuses its buffers too early, or training continued "
+            "during a synchronous save"
         )
 
 

@@ -157,7 +157,7 @@ def _right_save(outcome: Outcome) -> list[str]:
     wrong = any(sign.severity != "info" and sign.evidence.get("in") == LOADED for sign in outcome.signs)
     before = f"{SAVED} (before)"
     return [
-        f"the save is right, what differs came with the load: {one.message}"
+        f"the save is right; the load caused the differences: {one.message}"
         for one in outcome.cleared
         if wrong and one.what == before
     ]
