@@ -72,16 +72,16 @@ def diff(
 ) -> Diff:
     """Compare two checkpoints, of any formats and shardings.
 
-    If they are quantised in different ways, the numbers that they represent are compared. A GGUF is compared with the
-    checkpoint that it was made from: ``a`` is then always that one.
+    If they are quantised in different ways, their decoded values are compared. A GGUF can be compared with the
+    checkpoint that it was made from, which is then always ``a``.
 
     Args:
         a, b: checkpoints, or paths that are opened.
         names: a map from the names of ``a`` to those of ``b``; by default computed if keys do not match.
-        values: compare every element; otherwise only structure, objects and facts known without reading payloads.
+        values: compare every element; otherwise only structure, objects, and what is known without reading payloads.
         evidence: ``auto``: used if values are not read; ``none``: never; ``trust``: tensors that are equal according
             to stored checksums or manifests are not read and count as equal.
-        patterns: identify provable patterns of changes (bounded; what was left out is reported).
+        patterns: identify patterns of change that can be proved. The search is limited; what was left out is reported.
         replicas: the stored copy of each side: ``diff(ckpt, ckpt, replicas=(0, 1))`` compares the ranks' copies.
         threads: number of worker threads; by default one per available core, up to 8.
         progress: called with the fraction done; raise to cancel.
@@ -89,8 +89,8 @@ def diff(
         storage_options: for those of ``a`` and ``b`` that are URLs, as in ``wb.open``. If the two need different ones,
             open them first: ``diff(wb.open(a, storage_options=…), wb.open(b, storage_options=…))``.
         executor: a ``concurrent.futures.Executor`` whose workers do the reading: a process pool with the start method
-            ``spawn``, or ``distributed.Client(…).get_executor()``. Patterns are
-            searched for in this process. The result is the same to the bit.
+            ``spawn``, or ``distributed.Client(…).get_executor()``. Patterns are searched for in this process. The
+            result is the same, bit for bit.
 
     Raises:
         OpenError: a path cannot be opened. Tensors that cannot be read are rows of status ``unread``.
