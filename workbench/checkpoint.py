@@ -149,7 +149,8 @@ class _Reference:
         assert ckpt._reference is not None
         if ckpt._reference[0].key != self.key:
             raise ChangedError(
-                f"{self._pinned.path!r} was replaced after it was opened, or a worker sees another one there"
+                f"{self._pinned.path!r} was replaced after it was opened, or a worker sees another checkpoint "
+                "at this path"
             )
         return ckpt
 
@@ -324,7 +325,7 @@ class Checkpoint(Shown, Mapping[str, LazyTensor]):
 
     @cached_property
     def views(self) -> Mapping[str, LazyTensor]:
-        """Additional views of the listed tensors' bytes (q of a fused qkv, a whole stack of layers), by key.
+        """Additional views of the listed tensors' bytes, by key: q of a fused qkv, a whole stack of layers.
 
         ``ckpt[key]`` and ``ckpt.param`` find them as well, but they are not listed, counted or scanned.
         """

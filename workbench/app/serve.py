@@ -275,8 +275,8 @@ def _refuse_ipv6(address: str) -> None:
         return
     if version == 6:
         raise UsageError(
-            f"address {address!r} is IPv6, at which pages cannot be served; use localhost or 127.0.0.1 for this "
-            "machine alone, or 0.0.0.0 for all of its IPv4 addresses"
+            f"address {address!r} is an IPv6 address, which is not supported; use localhost or 127.0.0.1 for "
+            "this machine only, or 0.0.0.0 for all of its IPv4 addresses"
         )
 
 

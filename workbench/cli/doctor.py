@@ -85,7 +85,9 @@ def _run(options: argparse.Namespace) -> Run | None:
 
     alone = options.after is None and options.echo is None
     if options.logs and not alone:
-        raise UsageError("--logs is for a run's folder; two checkpoints, or an echo, say which steps are compared")
+        raise UsageError(
+            "--logs needs a run's folder; with two checkpoints or an echo, the steps to compare are already given"
+        )
     if not alone or (
         options.logs is None
         and (options.format is not None or not (is_url(options.before) or os.path.isdir(options.before)))

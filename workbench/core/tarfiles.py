@@ -53,7 +53,7 @@ def read_members(view: LazyBytes, what: str) -> dict[str, TarMember]:
             return found
         summed = sum(head) - sum(head[148:156]) + 8 * 32
         if _number(head[148:156], what, at) != summed:
-            raise CorruptError(f"{what}, byte {at:,}: the sum of a header is wrong; the archive is damaged")
+            raise CorruptError(f"{what}, byte {at:,}: the checksum of a header is wrong; the archive is damaged")
         kind, size = head[156:157], _number(head[124:136], what, at)
         size, size_of_next = (size if size_of_next < 0 or kind in b"LKxg" else size_of_next), -1
         start, stop = at + BLOCK, at + BLOCK + size
@@ -79,7 +79,7 @@ def read_members(view: LazyBytes, what: str) -> dict[str, TarMember]:
         if name.startswith("/") or ".." in parts or not parts:
             raise UnsafeError(f"{what}: the name {quoted(name)} at byte {start - BLOCK:,} leaves the archive; refused")
         if len(parts) > DEPTH:
-            raise UnsafeError(f"{what}: {len(parts):,} folders in each other at byte {start - BLOCK:,}; refused")
+            raise UnsafeError(f"{what}: {len(parts):,} nested folders at byte {start - BLOCK:,}; refused")
         name = "/".join(parts)
         if name in found:
             raise CorruptError(f"{what}: {quoted(name)} occurs twice; it is unknown which one is valid")
@@ -114,7 +114,7 @@ def _pax(data: bytes, what: str, at: int) -> tuple[str, int]:
             size = int(value)
         elif key.startswith(b"GNU.sparse"):
             raise CorruptError(
-                f"{what}, byte {at:,}: a sparse member, which is not stored as it is; unpack the archive"
+                f"{what}, byte {at:,}: a sparse member, which cannot be read in place; unpack the archive"
             )
     return name, size
 

@@ -173,7 +173,7 @@ class _Walker:
         if kind == "ext":
             return self.extension(found)
         if not depth:
-            raise CorruptError(f"{self.name!r}, byte {at:,}: more than {DEPTH} maps or lists in each other; refused")
+            raise CorruptError(f"{self.name!r}, byte {at:,}: more than {DEPTH} nested maps or lists; refused")
         self.room(found * (2 if kind == "map" else 1), f"{found:,} items")
         if kind == "list":
             return [self.value(depth - 1) for _ in range(found)]

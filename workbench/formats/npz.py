@@ -153,7 +153,7 @@ def _literal(text: str, what: str) -> Any:
             raise CorruptError(f"{what}: the header is not a literal at character {at:,}: {text[at : at + 20]!r}")
         depth += (match[1] in "([{") - (match[1] in ")]}")
         if depth > DEPTH:
-            raise CorruptError(f"{what}: the header has more than {DEPTH} brackets in brackets; refused")
+            raise CorruptError(f"{what}: the header has more than {DEPTH} nested brackets; refused")
         tokens.append(match[1].rstrip("L") if match[1][0].isdigit() else match[1])  # Python 2 wrote 20L
         at = match.end()
     try:
@@ -208,10 +208,10 @@ def _fields(descr: Any) -> tuple[list[_Field], int, str]:
     at = 0
     for one in descr if isinstance(descr, list) else [()]:
         if not isinstance(one, tuple) or len(one) not in (2, 3) or not isinstance(one[1], str):
-            return [], 0, "has fields in fields"
+            return [], 0, "has nested fields"
         sizes = one[2] if len(one) == 3 else ()
         if type(sizes) is not tuple or not all(type(size) is int for size in sizes) or prod(sizes) > MAX_ELEMENTS:
-            return [], 0, "has fields in fields"
+            return [], 0, "has nested fields"
         inner, item, why = _fields(one[1])
         if one[0] == "" and one[1][1:2] == "V":  # padding
             at += item
@@ -382,7 +382,7 @@ def read_catalog(place: Place) -> Catalog:
         )
     notes += left[:NOTED]
     if len(left) > NOTED:
-        notes.append(f"{len(left) - NOTED:,} more arrays are left out for such reasons")
+        notes.append(f"{len(left) - NOTED:,} more arrays are left out for similar reasons")
     return builder.build(
         {"step": None, "notes": notes, "largest_chunk": largest, "objects": texts, "archive": "the archive"}
     )

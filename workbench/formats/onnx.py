@@ -184,7 +184,9 @@ def read_catalog(place: Place) -> Catalog:
     for one in model.tensors():
         if why := _add(builder, place, model, one):
             left.append(f"initializer {quoted(one.name)} {why} and is left out")
-    notes = left[:NOTED] + ([f"{len(left) - NOTED:,} more are left out for such reasons"] if len(left) > NOTED else [])
+    notes = left[:NOTED] + (
+        [f"{len(left) - NOTED:,} more are left out for similar reasons"] if len(left) > NOTED else []
+    )
     return builder.build({"step": None, "notes": notes, "objects": list(model.facts())})
 
 

@@ -360,7 +360,9 @@ def read_catalog(place: Place) -> Catalog:
     stray = [key for key in index.entries if key[:1] == b"\0" and key not in slices]
     if stray:
         notes.append(f"{len(stray):,} slices belong to no variable and are left out")
-    notes += left[:NOTED] + ([f"{len(left) - NOTED:,} more are left out for such reasons"] if len(left) > NOTED else [])
+    notes += left[:NOTED] + (
+        [f"{len(left) - NOTED:,} more are left out for similar reasons"] if len(left) > NOTED else []
+    )
     facts: dict[str, Any] = {
         "step": stored_step(place),
         "notes": notes,

@@ -80,7 +80,7 @@ def run_sentence(run: Run) -> str:
         if not len(run.sources):
             return "No log with a loss was found beside or above the checkpoints."
         if "loss" not in run.metrics:
-            return "The log has no loss; spikes were not looked for."
+            return "The log contains no loss, so it was not searched for spikes."
         points = units.plural(int(run.sources["points"].iloc[0]), "point")
         after = f", {units.plural(len(resumes), 'resume')}" if resumes else ""
         return f"No jump of the loss was found in {points} of the log{after}."
@@ -153,7 +153,7 @@ def _lines(run: Run) -> Iterator[str]:
     if len(spikes) > SHOWN:
         yield from _row("", f"… {len(spikes) - SHOWN:,} lower ones")
     if len(sources) and not spikes:
-        yield from _row("spikes", "none" if "loss" in run.metrics else "not looked for: the log has no loss")
+        yield from _row("spikes", "none" if "loss" in run.metrics else "not searched: the log contains no loss")
     for note in run.notes[:3]:
         yield from _row("note", _advised(note))
 

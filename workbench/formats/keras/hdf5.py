@@ -197,7 +197,7 @@ class Hdf5(Structures):
                 yield self._data_set(path, at, messages)
             elif kinds & {_SYMBOLS, _LINKS, _LINK}:
                 if depth == DEPTH:
-                    raise UnsafeError(f"{what}, byte {at:,}: more than {DEPTH} groups in each other; refused")
+                    raise UnsafeError(f"{what}, byte {at:,}: more than {DEPTH} nested groups; refused")
                 yield Hdf5Group(path, at, messages)
                 members = self._members(messages, path)
                 for name in sorted(members, reverse=True):

@@ -82,10 +82,11 @@ def detect(place: Place) -> bool:
 def missing(place: Place) -> str:
     """Describe a save that was not committed or merged; Orbax writes into a folder with another name."""
     if TEMPORARY in place.name:
-        return f"the folder was not renamed to {place.name.partition(TEMPORARY)[0]!r}, which ends a save"
+        return f"the folder was not renamed to {place.name.partition(TEMPORARY)[0]!r}, which is the last step of a save"
     for folder in place.folders:
         if TEMPORARY in folder:
-            return f"the item {folder!r} was not renamed to {folder.partition(TEMPORARY)[0]!r}, which ends its save"
+            final = folder.partition(TEMPORARY)[0]
+            return f"the item {folder!r} was not renamed to {final!r}, which is the last step of its save"
     if STEP in place.files:
         document = place.read_json(STEP)
         if isinstance(document, dict) and document.get("commit_timestamp_nsecs", 0) is None:
@@ -220,7 +221,7 @@ def _unmerged(place: Place, tree: _Item) -> str:
     if processes:
         return (
             f"{tree.file(MANIFEST)!r} is missing: the databases of {processes:,} processes (ocdbt.process_0 …) were "
-            "not merged, which ends a save"
+            "not merged, which is the last step of a save"
         )
     if TREE in here.files:
         size = here.files[TREE].size
