@@ -386,7 +386,7 @@ def tracked(folder: Path) -> Path:
 
 def links(folder: Path) -> Path:
     """Two soft links of one name, the longest that fits."""
-    file, name = Hdf5(), LONG[:60_000].encode()
+    file, name = WrittenHdf5(), LONG[:60_000].encode()
     link = message(6, b"\1\x09\1" + struct.pack("<H", len(name)) + name + struct.pack("<H", 1) + b"x")
     return file.save(file.header(link, link), folder)
 

@@ -183,7 +183,7 @@ class _Walker:
             key = self.value(depth - 1)
             if type(key) is not str or key in made:
                 why = "occurs twice" if type(key) is str else "is not text"
-                raise CorruptError(f"{self.name!r}, byte {at:,}: the key {str(key)[:80]!r} {why}; the file is damaged")
+                raise CorruptError(f"{self.name!r}, byte {at:,}: the key {quoted(str(key))} {why}; the file is damaged")
             made[key] = self.value(depth - 1)
         return self.chunked(made, at) if made.get(CHUNKED) is True else made
 
