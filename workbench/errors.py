@@ -73,6 +73,7 @@ def bounded(message: str) -> str:
     """Return a message without the middle of each word over 256 characters, or its own over 2,000 characters."""
     if len(message) <= WORD:
         return message
+    message = _cut(message, 32 * MESSAGE)  # a name can have a hundred million characters
     return _cut(_LONG.sub(lambda word: _cut(word[0], NAME), message), MESSAGE)
 
 
