@@ -39,8 +39,16 @@ def again(save, rounds=4):
             save(path)
     shutil.rmtree(path)
 """
-FLOOR = """
+#: Threads that write a file each with ``write``, which is defined in FLOOR or DIRECT.
+FILES = """
 from concurrent.futures import ThreadPoolExecutor
+def save(path):
+    tensors = list(state.values())
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(lambda n: write(f'{path}/{n}', tensors[n::THREADS]), range(THREADS)))
+again(save)
+"""
+FLOOR = """
 def write(path, tensors):
     fd = os.open(path, os.O_WRONLY | os.O_CREAT)
     at = 0
@@ -50,15 +58,9 @@ def write(path, tensors):
             at += os.pwrite(fd, data[start : start + (8 << 20)], at)
     os.fdatasync(fd)
     os.close(fd)
-def save(path):
-    tensors = list(state.values())
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda n: write(f'{path}/{n}', tensors[n::THREADS]), range(THREADS)))
-again(save)
 """
 DIRECT = """
 import mmap
-from concurrent.futures import ThreadPoolExecutor
 def write(path, tensors):
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
     buffer, filled, at = mmap.mmap(-1, 8 << 20), 0, 0
@@ -73,11 +75,6 @@ def write(path, tensors):
                 filled = 0
     os.fdatasync(fd)
     os.close(fd)
-def save(path):
-    tensors = list(state.values())
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda n: write(f'{path}/{n}', tensors[n::THREADS]), range(THREADS)))
-again(save)
 """
 OURS = """
 import workbench as wb
@@ -154,9 +151,9 @@ def code(scratch: Path, body: str, **values: object) -> str:
 
 def throughput(scratch: Path) -> None:
     programs = {
-        "floor: `pwrite` + `fdatasync`, 1 file": code(scratch, FLOOR, THREADS=1),
-        "floor, 2 files": code(scratch, FLOOR, THREADS=2),
-        "floor around the page cache (`O_DIRECT`), 2 files": code(scratch, DIRECT, THREADS=2),
+        "floor: `pwrite` + `fdatasync`, 1 file": code(scratch, FLOOR + FILES, THREADS=1),
+        "floor, 2 files": code(scratch, FLOOR + FILES, THREADS=2),
+        "floor around the page cache (`O_DIRECT`), 2 files": code(scratch, DIRECT + FILES, THREADS=2),
         "`wb.dcp.Writer`, 1 file": code(scratch, OURS, OPTIONS="thread_count=1"),
         "`wb.dcp.Writer`, 2 files": code(scratch, OURS, OPTIONS="thread_count=2"),
         "`wb.dcp.Writer`, 2 files, no manifest": code(scratch, OURS, OPTIONS="thread_count=2, manifest=False"),

@@ -291,7 +291,7 @@ def stale_metadata(case: Case) -> Injected:
         return Injected("the trainer's state is three steps older", ("trainer", case.folder.name, path.name))
     if kind == "deepspeed":
         (case.root / "latest").write_text("global_step3")
-        return Injected("the run's tracker names another step, which is not there", ("latest",))
+        return Injected("the run's tracker names another step, which does not exist", ("latest",))
     if kind == "torch_checkpointing":
         return Injected(
             "the metadata is of a save of the day before, laid out alike", ("metadata.pkl",), older="metadata.pkl"

@@ -58,11 +58,12 @@ def main(module: str, arguments: list[str]) -> None:
     """``RANKS OUT [CASE …]``: run the cases of a module, or all of them."""
     import torch.multiprocessing as mp
 
+    import_module(module)  # once for all ranks, which are forked before there is any thread
     ranks, out, *cases = arguments
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(_rank, (module, int(ranks), out, port, cases), nprocs=int(ranks))
+    mp.start_processes(_rank, (module, int(ranks), out, port, cases), nprocs=int(ranks), start_method="fork")
 
 
 def _rank(rank: int, name: str, ranks: int, out: str, port: int, cases: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
@@ -271,6 +272,23 @@ def test_every_response_keeps_other_sites_out(base, path):
     allowed = {"'self'", "'none'", "'unsafe-inline'", "'unsafe-eval'", "data:", "blob:"}
     assert {source for sources in policy.values() for source in sources.split()} <= allowed
     assert not [name for name in headers if name.lower().startswith("access-control")]
+
+
+def test_no_address_imports_a_module_or_is_an_error_of_the_server(base, tmp_path, monkeypatch):
+    (tmp_path / "planted_module.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for path in (
+        "components/planted_module/A/_css/x",
+        "components/planted%5fmodule/A/_css/x",
+        "components/planted_module",
+        "components//A/_css/x",
+        "components/../../etc/passwd",
+        "components/%2e%2e/%2e%2e/etc/passwd",
+        "static/js/bokeh.min.js%00",
+    ):
+        status, _, body = _ask(base, path)
+        assert status == 403 and "planted" not in body, path
+    assert "planted_module" not in sys.modules
 
 
 def _ask(

@@ -334,6 +334,28 @@ def test_a_checkpoint_deleted_while_it_is_shown_is_told(root):
     state.close()
 
 
+@pytest.mark.parametrize("path", ["/etc", "..", "llama/../../x", "nowhere", "llama\0"])
+def test_what_is_not_in_root_is_not_offered_for_verification(root, path):
+    state = opened(root, path)
+    assert state.status == "failed"
+    workbench = Workbench(state)
+    assert workbench._left_over is None and "Cannot open" in workbench._words.object
+    workbench.close()
+
+
+def test_integrity_begins_with_what_the_overview_has_checked(root):
+    page = Page()
+    state = WorkbenchState(Jail(root), Registry(), page.schedule)
+    workbench = Workbench(state, page.schedule)
+    state.show("llama")
+    page.until(lambda: state.structure is not None)
+    state.tab = "integrity"
+    assert workbench.made["integrity"].view is not None
+    state.show("small")
+    assert workbench.made["integrity"].view is None and state.structure is None
+    workbench.close()
+
+
 @pytest.mark.parametrize("path", ["junk.pt", "empty", "lost", "outside"])
 def test_no_message_says_where_root_lies(root, path):
     (root / "junk.pt").write_bytes(b"junk" * 99)

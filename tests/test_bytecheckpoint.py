@@ -508,7 +508,7 @@ def test_an_interrupted_save_names_the_part(copy):
 def test_a_tracker_that_names_an_absent_step_is_told_and_passed_over(copy):
     (copy / "latest_checkpointed_iteration.txt").write_text("7")
     ckpt = wb.open(copy, cache=False)
-    assert ckpt.step == 3 and "names '7', which is not there" in ckpt.notes[0]
+    assert ckpt.step == 3 and "names '7', which does not exist" in ckpt.notes[0]
 
 
 def test_missing_and_truncated_data_files(copy):

@@ -37,7 +37,7 @@ def test_an_export_says_what_it_wrote(source, tmp_path, capsys):
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == tensors.keys()
     assert max(map(len, out.splitlines()[1:])) <= 100
     code, out, err = run(capsys, path, tmp_path / "out")
-    assert code == 3 and out == "" and "exists" in err and err.count("\n") == 1
+    assert code == 3 and out == "" and "exists" in err and "--overwrite" in err and err.count("\n") == 1
 
 
 def test_a_dry_run_writes_nothing_and_tells_each_ranks_bytes(source, tmp_path, capsys):

@@ -754,7 +754,7 @@ def test_a_run_and_its_trackers(tmp_path):
     assert wb.open(tmp_path, cache=False).step == 4
     (tmp_path / "latest").write_text("global_step12")
     ckpt = wb.open(tmp_path, cache=False)
-    assert ckpt.step == 8 and "'global_step12', which is not there" in ckpt.notes[0]
+    assert ckpt.step == 8 and "'global_step12', which does not exist" in ckpt.notes[0]
     (tmp_path / "global_step8" / OPTIM_1.format(0)).unlink()
     assert wb.open(tmp_path, cache=False).step == 4
 

@@ -284,7 +284,7 @@ def test_every_tensor_of_the_adapter_is_used_or_the_export_stops(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"use_dora": True}, "use_dora='True'"),
+        ({"use_dora": True}, "use_dora=True"),
         ({"bias": "all"}, "bias='all'"),
         ({"lora_bias": True}, "lora_bias"),
         ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import struct
 import zipfile
 from collections.abc import Callable
@@ -17,11 +18,15 @@ from typing import Any
 import pytest
 import torch
 
+import workbench as wb
 from tests import tensorflow_files as tf
-from tests.orbax_files import BYTES, MANIFEST, NODE, manifest, table, varint, wrapped
+from tests.orbax_files import BYTES, MANIFEST, NODE, leaf, manifest, table, varint, wrapped
 from tests.test_flax import pack
-from tests.test_onnx import model
+from tests.test_onnx import inside, model, outside
 from tests.test_pickle_bombs import opened  # noqa: F401
+from workbench.errors import TensorNotFoundError, WorkbenchError, bounded, quoted
+
+SAMPLES = Path(__file__).resolve().parents[1] / "sample_ckpts"
 
 Maker = Callable[[Path], Path]
 
@@ -156,7 +161,7 @@ def shard(count: int) -> Maker:
 NONE = (1 << 64) - 1
 
 
-class Hdf5:
+class WrittenHdf5:
     """A file in the oldest version: no checksums."""
 
     def __init__(self) -> None:
@@ -190,7 +195,7 @@ def message(kind: int, data: bytes) -> bytes:
     return struct.pack("<HHBxxx", kind, len(data), 0) + data
 
 
-def text_set(file: Hdf5, shape: tuple[int, ...]) -> int:
+def text_set(file: WrittenHdf5, shape: tuple[int, ...]) -> int:
     """A data set of texts of one byte."""
     size, space = 1, struct.pack("<BBB5x", 1, len(shape), 0) + struct.pack(f"<{len(shape)}Q", *shape)
     for axis in shape:
@@ -201,7 +206,7 @@ def text_set(file: Hdf5, shape: tuple[int, ...]) -> int:
 
 def h5_common_block(folder: Path) -> Path:
     """Groups whose headers go on in one block."""
-    file = Hdf5()
+    file = WrittenHdf5()
     block = file.put(message(0, b"") * 60_000)
     more = message(2, b"\0\0" + struct.pack("<QQ", NONE, NONE)) + message(16, struct.pack("<QQ", block, 480_000))
     return file.save(file.group([file.header(more, count=60_002) for _ in range(200)]), folder)
@@ -209,7 +214,7 @@ def h5_common_block(folder: Path) -> Path:
 
 def h5_long_names(folder: Path) -> Path:
     """A block of links with names of 60,000 bytes that many groups have in common."""
-    file = Hdf5()
+    file = WrittenHdf5()
     leaf = text_set(file, (1,))
     name = message(6, b"\1\1" + struct.pack("<H", 60_000) + b"n" * 60_000 + struct.pack("<Q", leaf))
     block = message(16, struct.pack("<QQ", file.put(name), len(name)))
@@ -217,12 +222,12 @@ def h5_long_names(folder: Path) -> Path:
 
 
 def h5_texts(folder: Path) -> Path:
-    file = Hdf5()
+    file = WrittenHdf5()
     return file.save(file.group([text_set(file, (1,)) for _ in range(1000)]), folder)
 
 
 def h5_text_axes(folder: Path) -> Path:
-    file = Hdf5()
+    file = WrittenHdf5()
     return file.save(file.group([text_set(file, (500_000, *[1] * 31))]), folder)
 
 
@@ -322,3 +327,167 @@ def test_it_opens_or_is_refused(opened, name: str, tmp_path: Path) -> None:  # n
     make, words = FILES[name]
     said = opened(str(make(tmp_path)))
     assert words in said
+
+
+# ---- long names ------------------------------------------------------------------------------------------------------
+
+LONG = "n" * 100_000
+
+
+def holds(name: str, data: bytes | dict[str, Any]) -> Maker:
+    """A file, and the JSON of a dict in it."""
+    return lambda folder: written(folder / name, data if isinstance(data, bytes) else json.dumps(data).encode())
+
+
+def safetensors(key: str, dtype: str, stop: int) -> Maker:
+    head = json.dumps({key: {"dtype": dtype, "shape": [2], "data_offsets": [0, stop]}}).encode()
+    return holds("x.safetensors", struct.pack("<Q", len(head)) + head + bytes(stop))
+
+
+def storage(folder: Path) -> Path:
+    """A tensor whose storage has the long name, and is not stored."""
+    kept = b"(X\7\0\0\0storagectorch\nFloatStorage\nX" + struct.pack("<I", len(LONG)) + LONG.encode()
+    kept += b"X\3\0\0\0cpuK\1tQ"
+    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + kept + b"K\0K\1\x85K\1\x85\x89ccollections\nOrderedDict\n)RtR"
+    with zipfile.ZipFile(folder / "x.pt", "w") as file:
+        file.writestr("x/data.pkl", b"\x80\2}X\1\0\0\0w" + tensor + b"s.")
+        file.writestr("x/version", b"3")
+    return folder / "x.pt"
+
+
+def nested(folder: Path) -> Path:
+    value: dict[str, Any] = {"w": torch.zeros(1)}
+    for _ in range(210):
+        value = {LONG: value}
+    torch.save(value, folder / "x.pt")
+    return folder / "x.pt"
+
+
+def dcp(file: str, **more: int) -> Maker:
+    """A sample whose first item is in a file of another name."""
+
+    def make(folder: Path) -> Path:
+        shutil.copytree(SAMPLES / "dcp_single_odd", folder / "c")
+        metadata = pickle.loads((folder / "c/.metadata").read_bytes())
+        info = next(iter(metadata.storage_data.values()))
+        for name, value in {"relative_path": file, **more}.items():
+            setattr(info, name, value)
+        (folder / "c/.metadata").write_bytes(pickle.dumps(metadata))
+        return folder / "c"
+
+    return make
+
+
+def tracked(folder: Path) -> Path:
+    shutil.copytree(SAMPLES / "deepspeed_zero1", folder / "c")
+    (folder / "c/latest").write_text(LONG)
+    return folder / "c"
+
+
+def links(folder: Path) -> Path:
+    """Two soft links of one name, the longest that fits."""
+    file, name = WrittenHdf5(), LONG[:60_000].encode()
+    link = message(6, b"\1\x09\1" + struct.pack("<H", len(name)) + name + struct.pack("<H", 1) + b"x")
+    return file.save(file.header(link, link), folder)
+
+
+def database_of(name: str) -> Maker:
+    """A database whose only value is in a data file of that name."""
+
+    def make(folder: Path) -> Path:
+        node = wrapped(NODE, leaf([name], {b"w/.zarray": (0, 0, 2000)}))
+        written(folder / "d/nodes", node)
+        return written(
+            folder / "manifest.ocdbt", wrapped(MANIFEST, manifest(["d/nodes"], (0, 0, len(node)), 0, 1))
+        ).parent
+
+    return make
+
+
+def gguf_named(tensors: int, keys: int, more: bytes) -> Maker:
+    """A file whose first tensor or key has a name of the most characters that are read."""
+    head = b"GGUF" + struct.pack("<IQQQ", 3, tensors, keys, 60_000) + LONG[:60_000].encode()
+    return holds("x.gguf", head + more)
+
+
+def checkpointed(**more: Any) -> Maker:
+    whole = {"version": "1.0", "world_size": 1, "metadata": {}, "rank_to_layout_info_mappings": {}, **more}
+
+    def make(folder: Path) -> Path:
+        torch.save({"w": torch.zeros(1)}, folder / "model_0.pt")
+        return written(folder / "metadata.pkl", pickle.dumps(whole, 4)).parent
+
+    return make
+
+
+ZARR = {
+    "zarr_format": 2,
+    "shape": [1],
+    "chunks": [1],
+    "compressor": None,
+    "fill_value": 0,
+    "order": "C",
+    "filters": None,
+}
+
+
+LONG_NAMES: dict[str, Maker] = {
+    "safetensors: a key": safetensors(LONG, "F32", 12),
+    "safetensors: a key with spaces": safetensors("n " * 50_000, "F32", 12),
+    "safetensors: a key of escapes": safetensors("\x1b" * 100_000, "F32", 12),
+    "safetensors: a type": safetensors("w", LONG, 8),
+    "index: a file": holds("model.safetensors.index.json", {"weight_map": {"w": LONG}}),
+    "index: a file outside": holds("model.safetensors.index.json", {"weight_map": {"w": f"../{LONG}"}}),
+    "index: a key": holds("model.safetensors.index.json", {"weight_map": {LONG: "x.safetensors"}}),
+    "index: a value": holds("model.safetensors.index.json", {"weight_map": {LONG: [LONG]}}),
+    "torch.save: a storage": storage,
+    "torch.save: keys nested too deep": nested,
+    "DCP: a file": dcp(LONG),
+    "DCP: a file outside": dcp(f"/{LONG}"),
+    "DeepSpeed: a tracker": tracked,
+    "flax: a key": holds(
+        "x.msgpack",
+        b"\x82" + 2 * (b"\xdb" + u32(len(LONG)) + LONG.encode() + pack(torch.zeros(1))),
+    ),
+    "flax: a type": holds("x.msgpack", extension(b"\x93\x91\1\xdb" + u32(len(LONG)) + LONG.encode() + b"\xc4\0")),
+    "gguf: a tensor": gguf_named(1, 0, struct.pack("<IQIQ", 1, 1, 999, 0)),
+    "gguf: a key": gguf_named(0, 1, struct.pack("<IIQ", 9, 0, 1 << 40)),
+    "onnx: a tensor": holds("x.onnx", model(inside(LONG, torch.zeros(2))[:-4])),
+    "onnx: a file": holds("x.onnx", model(outside("w", torch.zeros(2), location=LONG, offset=0, length=8))),
+    "onnx: an offset": holds("x.onnx", model(outside("w", torch.zeros(2), location="x", offset=LONG, length=8))),
+    "tensorflow: a key": tensorflow({LONG.encode(): tf.entry(1, (9,), 0, 0, bytes(16))}),
+    "orbax: a data file": database_of(LONG),
+    "orbax: a data file outside": database_of(f"../{LONG}"),
+    "zarr: a type": lambda folder: holds("w/.zarray", ZARR | {"dtype": LONG})(folder).parents[1],
+    "keras: links of one name": links,
+    "npz: a type": npz(repr(LONG[:60_000]), "1,", bytes(4)),
+    "torch_checkpointing: a version": checkpointed(version=LONG),
+    "torch_checkpointing: a path": checkpointed(metadata={LONG: []}),
+}
+
+
+@pytest.mark.parametrize("name", LONG_NAMES)
+def test_a_message_is_short_whatever_the_length_of_a_name(name: str, tmp_path: Path) -> None:
+    path = LONG_NAMES[name](tmp_path)
+    said = []
+    try:
+        ckpt = wb.open(path, cache=False)
+        said += ckpt.notes
+        for key in ckpt:
+            ckpt[key].torch()
+    except WorkbenchError as error:
+        said.append(str(error))
+    said += [text for one in wb.verify(path) for text in (one.message, one.hint)]
+    assert said, "nothing is wrong with it"
+    assert "a known format" not in said[0]
+    assert max(map(len, said)) <= 500, max(said, key=len)
+
+
+def test_what_is_left_out_is_only_what_is_too_long() -> None:
+    name = "optimizer.state.exp_avg.module.language_model.decoder.layers.117.mlp.experts.local_experts.0.fc1.weight"
+    assert quoted(name) == repr(name) and quoted(name.encode()) == repr(name.encode())
+    assert bounded(f"no file {'/' + 'd' * 250!r}") == f"no file {'/' + 'd' * 250!r}"
+    assert quoted("a" * 500 + "b" * 500) == "'" + "a" * 78 + "…" + "b" * 78 + "'"
+    assert len(bounded("word " * 100_000)) < 2000
+    error = TensorNotFoundError(f"no tensor {LONG!r} among 3; did you mean 'w'?")
+    assert str(error).startswith("no tensor 'nnn") and str(error).endswith("nnn' among 3; did you mean 'w'?")

@@ -416,7 +416,7 @@ def test_groups_are_nested_to_a_bounded_depth(tmp_path: Path) -> None:
         if good:
             assert list(wb.open(tmp_path / "x.h5", cache=False)) == ["/".join(["g"] * depth)]
         else:
-            refused(UnsafeError, tmp_path / "x.h5", "more than 64 groups in each other")
+            refused(UnsafeError, tmp_path / "x.h5", "more than 64 nested groups")
 
 
 def test_a_user_block_a_compressed_member_and_other_weights_are_named(tmp_path: Path) -> None:

@@ -296,8 +296,8 @@ def test_objects_are_reported_and_plain_ones_set(samples):
     assert isinstance(state["epoch"], int) and state["scheduler"]["last_epoch"] >= 0
     assert state["args"] is None and report.objects["args"] is not None  # no plain value: only told
     assert report.missing == {
-        "scheduler.nothing": "is not an object of it",
-        "rng.torch": "is a tensor there: put one in its place",
+        "scheduler.nothing": "is neither an object nor a tensor there",
+        "rng.torch": "is a tensor there: pass a tensor for it",
     }
     with pytest.raises(errors.TensorNotFoundError, match=r"'scheduler\.nothing'"):
         load(state, samples / "torch_save" / "ckpt.pt")

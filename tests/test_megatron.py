@@ -686,7 +686,7 @@ def test_a_run_opens_the_step_of_its_tracker(tmp_path):
     assert wb.open(tmp_path).path.endswith("iter_0000010")
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("30")
     ckpt = wb.open(tmp_path)
-    assert ckpt.path.endswith("iter_0000020") and "'30', which is not there" in ckpt.notes[0]
+    assert ckpt.path.endswith("iter_0000020") and "'30', which does not exist" in ckpt.notes[0]
     (tmp_path / "iter_0000030").mkdir()
     (tmp_path / "iter_0000030/__0_0.distcp").write_bytes(b"PK")
     assert "'iter_0000030'" in wb.open(tmp_path).notes[0]

@@ -120,7 +120,7 @@ def test_of_many_ranks_a_column_is_the_slowest_of_its_ranks():
     ],
 )
 def test_a_record_that_is_none(stored):
-    with pytest.raises(CorruptError, match="'a' has phases that are none"):
+    with pytest.raises(CorruptError, match="'a' has invalid phases"):
         phases_of({"phases": stored}, "a")
 
 
@@ -141,7 +141,7 @@ def test_without_a_record(tmp_path, samples):
         phases(samples / "dcp_fsdp2")
     dcp.save({"w": torch.ones(4)}, checkpoint_id=tmp_path / "a")
     wb.seal(tmp_path / "a")
-    with pytest.raises(UsageError, match=r"records no phases of the save; wb\.dcp\.Writer does"):
+    with pytest.raises(UsageError, match=r"records no phases of the save; only wb\.dcp\.Writer records them"):
         phases(tmp_path / "a")
     ckpt = wb.open(tmp_path / "a")
     view = LayoutView(wb.layout(ckpt), source=ckpt, view="save")

@@ -372,9 +372,7 @@ def test_a_learning_rate_that_begins_again_after_a_save_is_a_resume(tmp_path, sa
     (tmp_path / "log.csv").write_text("step,loss,lr\n" + "".join(f"{s},{3 - s / 1e3},{r}\n" for s, r in rate.items()))
     resumes = wb.run(tmp_path).resumes
     assert resumes["step"].tolist() == [61] * count
-    assert (
-        resumes["why"].tolist() == ["after 'step-60.pt', the learning rate begins again as at the first step"] * count
-    )
+    assert resumes["why"].tolist() == ["after 'step-60.pt', the learning rate starts over as at the first step"] * count
 
 
 @pytest.mark.parametrize(
@@ -447,8 +445,8 @@ def test_a_log_without_a_loss_is_not_a_run_without_a_spike(tmp_path):
     save(tmp_path, 10)
     (tmp_path / "log.csv").write_text("step,lr\n" + "".join(f"{step},0.1\n" for step in range(20)))
     run = wb.run(tmp_path)
-    assert run_sentence(run) == "The log has no loss; spikes were not looked for."
-    assert "not looked for: the log has no loss" in str(run) and "none" not in str(run)
+    assert run_sentence(run) == "The log contains no loss, so it was not searched for spikes."
+    assert "not searched: the log contains no loss" in str(run) and "none" not in str(run)
     log(tmp_path / "log.csv", dict.fromkeys(range(20), 3.0))
     assert run_sentence(wb.run(tmp_path)) == "No jump of the loss was found in 20 points of the log."
 
@@ -611,9 +609,9 @@ def test_rows_without_steps_are_counted_and_say_so(tmp_path):
         save(tmp_path, step)
     (tmp_path / "train.log").write_text("\n".join(rows))
     run = wb.run(tmp_path)
-    assert "states no steps" in run.notes[0] and run.spikes["before"].isna().all()
+    assert "contains no steps" in run.notes[0] and run.spikes["before"].isna().all()
     assert run.pair(61).before is None and "name the two checkpoints" in run.spikes["advice"][0]
-    with pytest.raises(wb.errors.UsageError, match="states no steps"):
+    with pytest.raises(wb.errors.UsageError, match="contains no steps"):
         run.diagnose()
     log(tmp_path / "steps.csv", {10 * step: 2.0 + step / 1e3 for step in range(1, 30)})
     assert wb.run(tmp_path).sources["kind"][0] == "csv"  # a log with steps comes first, however short

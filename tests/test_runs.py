@@ -327,7 +327,7 @@ def test_a_tracker_that_names_no_step_is_said_so_and_not_followed(tmp_path: Path
     (tmp_path / "run" / "latest").write_text(text)
     told = reason(tmp_path / "run")
     assert told.startswith("opened 'step-4': the newest complete of 1 step; the tracker 'latest' names ")
-    assert told.endswith("which is not there") and "\x1b" not in told and len(told) < 500
+    assert told.endswith("which does not exist") and "\x1b" not in told and len(told) < 500
 
 
 def test_one_unnumbered_checkpoint_is_opened_and_several_are_not(tmp_path: Path) -> None:

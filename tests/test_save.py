@@ -344,7 +344,7 @@ def test_a_planner_whose_global_plan_is_not_what_it_keeps(tmp_path):
         def write_data(self, plan: Any, planner: Any) -> Any:
             return super().write_data(dataclasses.replace(plan, items=planner.late), planner)
 
-    with pytest.raises(CheckpointException, match="are not the 3 that were planned"):
+    with pytest.raises(CheckpointException, match="differ from the 3 planned ones"):
         dcp.save(state, storage_writer=Other(tmp_path / "b"), planner=Late())
 
 
@@ -1012,7 +1012,7 @@ def test_the_doctor_tells_a_bad_load_from_a_bad_save(tmp_path):
     wb.echo(model, optimizer, tmp_path / "echo.json", payload=False, step=3)
     found = wb.doctor(tmp_path / "step-3", echo=tmp_path / "echo.json")
     assert found.exit_code == 2
-    note = "the save is right, what differs came with the load: 16 of 16 tensors were equal to the trainer's"
+    note = "the save is right; the load caused the differences: 16 of 16 tensors were equal to the trainer's"
     assert any(one.startswith(note) for one in found.notes), (found.notes, str(found))
     assert "the save is right" in str(found) and not any(one.cause == "G6" for one in found.causes)
     data = next((tmp_path / "step-3").glob("*.distcp"))

@@ -22,7 +22,9 @@ from tests.test_reading import stored
 from workbench import errors
 from workbench.analysis import stats as module
 from workbench.analysis.stats import NUMBERS, stats
+from workbench.cli import main
 from workbench.cli import stats as cli_stats
+from workbench.views.lines import laid_out
 from workbench.views.names import columns
 from workbench.views.stats import anomaly_words, stats_lines
 
@@ -296,9 +298,9 @@ def options(path, **more):
 
 @pytest.mark.parametrize("folder", ["dcp_fsdp2", "dcp_single_odd", "hf_deepseek_fp8_block", "trainer_run"])
 @pytest.mark.parametrize("by, quantiles", [("tensor", False), ("tensor", True), ("shard", True), ("module", False)])
-def test_the_table_fits_100_columns_of_a_terminal(folder, by, quantiles, capsys, monkeypatch):
-    monkeypatch.setattr(cli_stats, "table_width", lambda: 100)
-    code = cli_stats.stats(options(ROOT / "sample_ckpts" / folder, by=by, quantiles=quantiles))
+def test_the_table_fits_100_columns_of_a_terminal(folder, by, quantiles, capsys):
+    with laid_out(100, 100):
+        code = cli_stats.stats(options(ROOT / "sample_ckpts" / folder, by=by, quantiles=quantiles))
     out = capsys.readouterr().out
     assert code == 0 and len(out.splitlines()) > 2
     assert all(columns(line) <= 100 for line in out.splitlines())
@@ -306,7 +308,7 @@ def test_the_table_fits_100_columns_of_a_terminal(folder, by, quantiles, capsys,
 
 @pytest.mark.parametrize("folder", ["dcp_fsdp2", "paddle_save"])
 def test_in_a_pipe_every_name_is_whole(folder, capsys):
-    assert cli_stats.stats(options(ROOT / "sample_ckpts" / folder)) == 0
+    assert main(["stats", str(ROOT / "sample_ckpts" / folder)]) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
     assert [line.split()[0] for line in lines if not line.startswith(" ")][:5] == list(
         wb.open(ROOT / "sample_ckpts" / folder)
@@ -314,9 +316,9 @@ def test_in_a_pipe_every_name_is_whole(folder, capsys):
     assert all(key in "\n".join(lines) for key in wb.open(ROOT / "sample_ckpts" / folder))
 
 
-def test_on_a_terminal_every_name_keeps_its_layer(capsys, monkeypatch):
-    monkeypatch.setattr(cli_stats, "table_width", lambda: 100)
-    cli_stats.stats(options(ROOT / "sample_ckpts" / "dcp_fsdp2", role="param"))
+def test_on_a_terminal_every_name_keeps_its_layer(capsys):
+    with laid_out(100, 100):
+        cli_stats.stats(options(ROOT / "sample_ckpts" / "dcp_fsdp2", role="param"))
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
     assert len(set(names)) == len(names) == 39
     for name, key in zip(names, wb.open(ROOT / "sample_ckpts" / "dcp_fsdp2").select(role="param"), strict=False):
@@ -387,7 +389,8 @@ def test_sorting_and_choosing(capsys):
 def test_names_are_shortened_and_harmless(tmp_path):
     save_file({"x\x1b[2J" + "y" * 300: torch.ones(3), "模型" * 80: torch.ones(3)}, tmp_path / "model.safetensors")
     for width in (100, 60, 40):
-        lines = list(stats_lines(stats(wb.open(tmp_path)), width=width))
+        with laid_out(100, width):
+            lines = list(stats_lines(stats(wb.open(tmp_path))))
         assert all(line.isprintable() and columns(line) <= width for line in lines), width
 
 

@@ -549,7 +549,7 @@ def test_what_exists_is_replaced_only_when_that_is_asked_for(s3):
     with pytest.raises(WriteError, match="not a checkpoint, so it is not overwritten"):
         Destination(f"{s3.url}/other/x", s3.options).put("other/notes.txt", b"mine")
         wb.export(new, f"{s3.url}/other", overwrite=True, storage_options=s3.options)
-    with pytest.raises(WriteError, match="one object"):
+    with pytest.raises(WriteError, match="a single object"):
         wb.export(new, f"{s3.url}/other/notes.txt", storage_options=s3.options)
     with pytest.raises(UsageError, match="is, or contains, the checkpoint"):
         wb.export(wb.open(url, storage_options=s3.options), url, overwrite=True, storage_options=s3.options)
@@ -804,7 +804,7 @@ def test_one_that_was_taken_for_dead_stops(memory, small):
             if share > 0.5 and path.endswith("/owner"):
                 memory.pipe_file(path, json.dumps({"owner": "another"}).encode())
 
-    with pytest.raises(WriteError, match="took this one for stopped"):
+    with pytest.raises(WriteError, match="considered this one stopped"):
         wb.export(small[1], "memory://b/out", max_shard_size=3000, progress=progress)
     with pytest.raises(IncompleteError):
         wb.open("memory://b/out")

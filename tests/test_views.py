@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 import workbench as wb
 from workbench.views import units
 from workbench.views.html import checkpoint_html, tensor_html
+from workbench.views.lines import laid_out, wrap
 from workbench.views.names import columns, safe, shorten, shorten_all
 from workbench.views.text import SAMPLE, checkpoint_text, tensor_line, tree_lines
 from workbench.views.tree import build, walk
@@ -366,3 +368,14 @@ def test_what_is_left_out_of_a_name_is_not_its_layer() -> None:
 
 def test_a_long_hostile_name_is_shortened_at_once() -> None:
     assert len(shorten("1." * 100_000, 400)) == 400
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=30), max_size=40), st.integers(0, 20), st.integers(1, 4))
+def test_lines_are_folded_and_cut_as_textwrap_does(words, indent, most):
+    head, text = " " * indent + "h ", " ".join(words)
+    how = {"initial_indent": head, "subsequent_indent": " " * len(head)}
+    assert wrap(head, text) == (textwrap.wrap(text, 100, **how) or [head.rstrip()])
+    cut = textwrap.wrap(text, 100, max_lines=most, placeholder=" …", **how) or [head.rstrip()]
+    assert wrap(head, text, most=most) == cut
+    with laid_out(40, None):
+        assert " ".join(wrap(head, text, most=most)).split() == " ".join(cut).split()

@@ -18,8 +18,9 @@ from workbench.doctor.ledger.sign import RULES, Cleared, Sign
 from workbench.doctor.reasoning.diagnosis import Diagnosis, Subject, Suspect
 from workbench.doctor.rules.facts import check_facts
 from workbench.doctor.rules.values import check_one, check_pair
-from workbench.views.doctor import SCREEN, WIDTH, diagnosis_lines, diagnosis_text
+from workbench.views.doctor import SCREEN, diagnosis_lines, diagnosis_text
 from workbench.views.doctor_html import diagnosis_html, diagnosis_page
+from workbench.views.lines import WIDEST
 
 EVIL = "layer\x1b[2J\u202e<img src=x onerror=alert(1)>.weight"
 
@@ -101,7 +102,7 @@ def evil() -> Diagnosis:
 
 def test_the_first_lines_say_what_why_since_when_what_to_do_and_how_sure(dropped):
     lines = diagnosis_text(dropped).split("\n")
-    assert len(lines) <= SCREEN and max(map(len, lines)) <= WIDTH
+    assert len(lines) <= SCREEN and max(map(len, lines)) <= WIDEST
     heads = [
         "RESUME DOCTOR",
         "ERROR  the optimizer state was not loaded",
@@ -179,7 +180,7 @@ def test_many_causes_and_many_reasons_stay_on_a_screen():
     ruled = tuple(Cleared(f"thing {n}", "is equal " * 30) for n in range(12))
     found = diagnosis(causes, not_checked=reasons, ruled_out=ruled)
     lines = diagnosis_text(found).split("\n")
-    assert len(lines) <= SCREEN and max(map(len, lines)) <= WIDTH
+    assert len(lines) <= SCREEN and max(map(len, lines)) <= WIDEST
     assert any("and 5 further causes" in line for line in lines) and any(
         "30 checks could not" in line for line in lines
     )

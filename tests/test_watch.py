@@ -562,11 +562,11 @@ def test_a_webhook_is_tried_again_and_its_url_is_not_shown(tmp_path, capsys, mon
         assert [one["event"] for one in got] == ["spike"] * 3 and "note" not in capsys.readouterr().err
         answers += [302]
         assert main(["watch", str(tmp_path), *AT_ONCE, "--webhook", url]) == 2
-        assert len(got) == 4 and "'127.0.0.1' did not take the event: HTTP status 302" in capsys.readouterr().err
+        assert len(got) == 4 and "'127.0.0.1' did not accept the event: HTTP status 302" in capsys.readouterr().err
         listening.shutdown()
     assert main(["watch", str(tmp_path), *AT_ONCE, "--webhook", url]) == 2
     err = capsys.readouterr().err
-    assert "'127.0.0.1' did not take the event: Connection refused" in err and "s3cret" not in err
+    assert "'127.0.0.1' did not accept the event: Connection refused" in err and "s3cret" not in err
     for url in ("file:///etc/passwd", "ftp://host/", "http:///x", "https://ho st/"):
         assert main(["watch", str(tmp_path), *AT_ONCE, "--webhook", url]) == 64
 

@@ -24,7 +24,7 @@ from workbench.core.scan import workers
 from workbench.core.shown import Shown, above
 from workbench.core.source import needs_descriptors
 from workbench.core.storage import SourcePool
-from workbench.errors import ChangedError, IncompleteError, TensorNotFoundError, UsageError
+from workbench.errors import ChangedError, IncompleteError, TensorNotFoundError, UsageError, bounded
 from workbench.names.roles import has_role, resolve
 from workbench.names.steps import find_step, find_world_size, is_step
 from workbench.tensor import LazyTensor, read_whole
@@ -149,7 +149,8 @@ class _Reference:
         assert ckpt._reference is not None
         if ckpt._reference[0].key != self.key:
             raise ChangedError(
-                f"{self._pinned.path!r} was replaced after it was opened, or a worker sees another one there"
+                f"{self._pinned.path!r} was replaced after it was opened, or a worker sees another checkpoint "
+                "at this path"
             )
         return ckpt
 
@@ -232,7 +233,7 @@ class Checkpoint(Shown, Mapping[str, LazyTensor]):
         if parent is not None and self._payloads.decoding is None:
             self._payloads.decoding = parent._payloads.decoding
         self._parent = parent
-        self.notes: list[str] = [*(notes or []), *([] if parent else catalog.meta.get("notes", []))]
+        self.notes: list[str] = [*map(bounded, [*(notes or []), *([] if parent else catalog.meta.get("notes", []))])]
         if names is not None:
             self._names = names
         self._reference: tuple[_Reference, str] | None = None
@@ -324,7 +325,7 @@ class Checkpoint(Shown, Mapping[str, LazyTensor]):
 
     @cached_property
     def views(self) -> Mapping[str, LazyTensor]:
-        """Additional views of the listed tensors' bytes (q of a fused qkv, a whole stack of layers), by key.
+        """Additional views of the listed tensors' bytes, by key: q of a fused qkv, a whole stack of layers.
 
         ``ckpt[key]`` and ``ckpt.param`` find them as well, but they are not listed, counted or scanned.
         """

@@ -23,10 +23,13 @@
     ├── WorkerError                   an executor lost its workers or its scheduler
     └── UsageError                    an invalid argument; the command line exits with 64
 
-A message is one line: what is wrong, which file or tensor, which byte, by how much, and what to do.
+A message is one line: what is wrong, which file or tensor, which byte, by how much, and what to do. However long the
+names in a checkpoint are, it has at most 2,000 characters, and usually fewer than 500.
 """
 
 from __future__ import annotations
+
+import re
 
 __all__ = [
     "ChangedError",
@@ -49,14 +52,40 @@ __all__ = [
     "WorkbenchError",
     "WorkerError",
     "WriteError",
+    "bounded",
+    "quoted",
 ]
+
+NAME = 160  #: maximum characters of a name in a message
+WORD = 256  #: maximum characters between two spaces of a message; a file name has up to 255
+MESSAGE = 2000  #: maximum characters of a message
+_LONG = re.compile(rf"\S{{{WORD + 1},}}")
+
+
+def quoted(name: str | bytes) -> str:
+    """Return the repr of a name from a file, for a message; a long one without its middle."""
+    if len(name) > 2 * NAME:
+        name = name[:NAME] + name[-NAME:]  # type: ignore[operator]  # the repr of the whole could be very large
+    return _cut(repr(name), NAME)
+
+
+def bounded(message: str) -> str:
+    """Return a message without the middle of each word over 256 characters, or its own over 2,000 characters."""
+    if len(message) <= WORD:
+        return message
+    return _cut(_LONG.sub(lambda word: _cut(word[0], NAME), message), MESSAGE)
+
+
+def _cut(text: str, most: int) -> str:
+    half = (most - 1) // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
 
 
 class WorkbenchError(Exception):
     """Base class of all workbench errors."""
 
     def __str__(self) -> str:  # KeyError's own str() would quote the whole message
-        return str(self.args[0]) if self.args else type(self).__name__
+        return bounded(str(self.args[0])) if self.args else type(self).__name__
 
 
 class OpenError(WorkbenchError):

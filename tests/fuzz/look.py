@@ -29,7 +29,7 @@ from workbench.errors import MissingExtraError, NotACheckpointError, WorkbenchEr
 
 READ = 64 << 20  #: bytes of tensors that are read of a case
 TENSORS = 400
-MESSAGE = 2000  #: characters of an error
+MESSAGE = 1500  #: characters of an error
 SHARES = {"export": 0.15, "fit": 0.15, "commands": 0.15}  #: of the cases in which a step is taken; by default all
 QUICK = {"doctor": 0.1, "pair": 0.08, "diff": 0.3, "stats": 0.5}  #: and these, in ``make test``
 

@@ -72,16 +72,16 @@ def diff(
 ) -> Diff:
     """Compare two checkpoints, of any formats and shardings.
 
-    If they are quantised in different ways, the numbers that they represent are compared. A GGUF is compared with the
-    checkpoint that it was made from: ``a`` is then always that one.
+    If they are quantised in different ways, their decoded values are compared. A GGUF can be compared with the
+    checkpoint that it was made from, which is then always ``a``.
 
     Args:
         a, b: checkpoints, or paths that are opened.
         names: a map from the names of ``a`` to those of ``b``; by default computed if keys do not match.
-        values: compare every element; otherwise only structure, objects and facts known without reading payloads.
+        values: compare every element; otherwise only structure, objects, and what is known without reading payloads.
         evidence: ``auto``: used if values are not read; ``none``: never; ``trust``: tensors that are equal according
             to stored checksums or manifests are not read and count as equal.
-        patterns: identify provable patterns of changes (bounded; what was left out is reported).
+        patterns: identify patterns of change that can be proved. The search is limited; what was left out is reported.
         replicas: the stored copy of each side: ``diff(ckpt, ckpt, replicas=(0, 1))`` compares the ranks' copies.
         threads: number of worker threads; by default one per available core, up to 8.
         progress: called with the fraction done; raise to cancel.
@@ -89,8 +89,8 @@ def diff(
         storage_options: for those of ``a`` and ``b`` that are URLs, as in ``wb.open``. If the two need different ones,
             open them first: ``diff(wb.open(a, storage_options=…), wb.open(b, storage_options=…))``.
         executor: a ``concurrent.futures.Executor`` whose workers do the reading: a process pool with the start method
-            ``spawn``, or ``distributed.Client(…).get_executor()``. Patterns are
-            searched for in this process. The result is the same to the bit.
+            ``spawn``, or ``distributed.Client(…).get_executor()``. Patterns are searched for in this process. The
+            result is the same, bit for bit.
 
     Raises:
         OpenError: a path cannot be opened. Tensors that cannot be read are rows of status ``unread``.
@@ -155,7 +155,7 @@ class _Differ:
             skipped.append(ObjectChange(name, "unlooked", "it is stored in an unsupported form"))
             self.not_checked[f"tensor {name!r}"] = skipped[-1].text
         if self.converted:
-            self.not_checked["objects"] = "a configuration and the metadata of a GGUF have nothing in common"
+            self.not_checked["objects"] = "a configuration and the metadata of a GGUF cannot be compared"
         elif self.replicas == (0, 0):
             count = len(set(a.objects) | set(b.objects))
             self.checked["objects"] = f"{count:,} object{'' if count == 1 else 's'}"
@@ -189,7 +189,7 @@ class _Differ:
         self.a, self.b = self.a.decode(), self.b.decode()
         words = [", ".join(sorted({scheme for _, scheme in side})) for side in schemes]
         return [
-            f"{letter} is quantised ({said}): its tensors are compared as the numbers that they stand for"
+            f"{letter} is quantised ({said}): its tensors are compared as decoded numbers"
             for letter, said in zip("ab", words, strict=True)
             if said
         ]
@@ -367,7 +367,8 @@ class _Differ:
                 same = not next(found for _, found in self._within([pair], [0])).beyond
             if same:
                 norm = "1 was not added to it" if "norm" in rows[at].key_b else "its rows were not permuted"
-                rows[at] = replace(rows[at], why=f"it is the source as it was: {norm}, as llama.cpp expects")
+                why = f"it equals the unconverted source: {norm}, although llama.cpp expects that"
+                rows[at] = replace(rows[at], why=why)
 
     def _patterns(self, pairs: Sequence[TensorPair], rows: list[TensorDiff]) -> None:
         wanted = [at for at, row in enumerate(rows) if row.status in ("changed", "type", "shape") and row.nbytes]

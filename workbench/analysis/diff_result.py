@@ -25,8 +25,8 @@ class Diff(Shown):
 
     Attributes:
         a, b: paths.
-        formats: of both.
-        steps: of both; ``None`` if not stored.
+        formats: formats of ``a`` and ``b``.
+        steps: steps of ``a`` and ``b``; ``None`` if not stored.
         rows: one per pair of tensors, in the order of ``b``.
         added, removed: keys only in ``b``, only in ``a`` → the reason, if known.
         objects: changes in non-tensor state.
@@ -66,7 +66,7 @@ class Diff(Shown):
 
     @cached_property
     def summary(self) -> dict[str, int]:
-        """Counts: pairs by status, then added removed renamed moved objects."""
+        """Counts of pairs by status, then of added removed renamed moved objects."""
         names = ("equal", "rounded", "changed", "type", "shape", "unknown", "unread")
         return {
             **{name: self.count(name) for name in names},
@@ -91,7 +91,7 @@ class Diff(Shown):
 
     @cached_property
     def changed_rows(self) -> list[TensorDiff]:
-        """Rows that differ, the largest relative change first, then those without one."""
+        """Rows that differ: by relative change, largest first, then rows without one."""
         return sorted((row for row in self.rows if row.differs), key=TensorDiff.weight, reverse=True)
 
     def tensor(self, key: str) -> TensorDiff:

@@ -135,7 +135,7 @@ def write(
         threads: number of worker threads.
         progress: called with the fraction done; raise to cancel, which leaves no manifest, or the older one unchanged.
         executor: a ``concurrent.futures.Executor`` whose workers do the reading: a process pool with the start method
-            ``spawn``, or ``distributed.Client(…).get_executor()``. The result is the same to the bit.
+            ``spawn``, or ``distributed.Client(…).get_executor()``. The result is the same, bit for bit.
 
     Raises:
         ChangedError: a file changed during the pass.

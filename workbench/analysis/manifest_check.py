@@ -175,7 +175,7 @@ def _flipped(
             "manifest.changed",
             "error",
             name,
-            f"{told - LISTED:,} more stretches of this file differ",
+            f"{told - LISTED:,} more byte ranges of this file differ",
             {"file": name, "stretches": told},
             "the file was rewritten; restore it from a copy",
         )

@@ -18,6 +18,7 @@ from workbench.core.arrays import Array
 from workbench.core.blocks import DIGEST
 from workbench.core.dtypes import by_name
 from workbench.core.fingerprint import BLOCK
+from workbench.core.pickles.standins import short
 from workbench.errors import CorruptError, UnsafeError
 
 LIMIT = 1 << 30  #: maximum bytes of a manifest
@@ -68,9 +69,9 @@ class ManifestFields:
 
     def label(self, row: Any) -> Label:
         if not (isinstance(row, list) and len(row) >= 2 and all(isinstance(name, str) for name in row)):
-            raise self.fail(f"{str(row)[:80]!r} is not a valid label")
+            raise self.fail(f"{short(row)} is not a valid label")
         if row[0] not in KINDS or (len(row) > 2 and row[0] != "tensor"):
-            raise self.fail(f"{str(row)[:80]!r} is not a valid label")
+            raise self.fail(f"{short(row)} is not a valid label")
         return tuple(row)
 
     def path(self, name: str) -> str:
@@ -116,7 +117,7 @@ class ManifestFields:
             raise self.fail(f"tensor {key!r} is not an object")
         shape, found = self.rows(row, "shape"), row.get("fingerprint")
         if any(type(n) is not int or not 0 <= n < 1 << 60 for n in shape):
-            raise self.fail(f"tensor {key!r} has an invalid shape {str(shape)[:80]}")
+            raise self.fail(f"tensor {key!r} has an invalid shape {short(shape)}")
         if found is not None and not (isinstance(found, str) and _HEX.fullmatch(found)):
             raise self.fail(f"tensor {key!r} has an invalid fingerprint")
         return TensorEntry(by_name(self.text(row, "dtype")).name, tuple(shape), found, str(row.get("why", "")))

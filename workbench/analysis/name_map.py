@@ -31,7 +31,7 @@ class NameMap:
         targets: one for each tensor of ``b`` that ``a`` holds completely, in the order of ``b``.
         only_a: keys of ``a`` that no tensor of ``b`` needs → the reason, if known.
         only_b: keys of ``b`` that ``a`` does not hold completely → the reason, if known.
-        added: positions of tensors of ``a`` → the number by which ``b``'s are larger.
+        added: positions of tensors of ``a`` → the constant that was added to them in ``b``.
     """
 
     a: Checkpoint
@@ -61,7 +61,7 @@ class NameMap:
         }
 
     def apply(self) -> Checkpoint:
-        """Return ``a`` with the names, shapes and cuts of ``b``: a lazy checkpoint over the files of ``a``."""
+        """Return ``a`` with the names, shapes and splits of ``b``: a lazy checkpoint over the files of ``a``."""
         if not self.added:
             return self.a.derive(compose(self.a.catalog, self.targets))
         payloads = shifted(self.a.payloads, self.added)

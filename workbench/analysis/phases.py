@@ -162,14 +162,14 @@ def phases_of(record: Mapping[str, Any], shown: str) -> SavePhases:
     """
     stored = record.get("phases")
     if not stored:
-        raise UsageError(f"the manifest of {shown!r} records no phases of the save; wb.dcp.Writer does")
+        raise UsageError(f"the manifest of {shown!r} records no phases of the save; only wb.dcp.Writer records them")
     try:
         rows = [_row(one) for one in stored]
         if len({row.name for row in rows}) > NAMES:
             raise ValueError(f"more than {NAMES} names")
         notes, differences = ([str(one) for one in record.get(name, ())] for name in ("notes", "differences"))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise CorruptError(f"the manifest of {shown!r} has phases that are none: {short(error, 80)}") from None
+        raise CorruptError(f"the manifest of {shown!r} has invalid phases: {short(error, 80)}") from None
     return SavePhases(rows, notes, differences)
 
 

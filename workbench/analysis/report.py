@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from workbench.core.shown import Shown, above
+from workbench.errors import bounded
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,6 +47,9 @@ class Finding:
     message: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
     hint: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", bounded(self.message))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -60,8 +60,8 @@ class CellCheck:
         if not self.beyond:
             return f"equal up to {self.scheme} rounding"
         return (
-            f"{self.beyond:,} of {self.seen:,} elements are not what {self.scheme} rounding makes of the source; "
-            f"furthest off, at {list(self.at or ())}, the source has {self.value:.6g}, the stored code stands for "
+            f"{self.beyond:,} of {self.seen:,} elements do not match {self.scheme} rounding of the source; "
+            f"the worst is at {list(self.at or ())}: the source has {self.value:.6g}, but the stored code stands for "
             f"{self.low:.6g} to {self.high:.6g}"
         )
 

@@ -113,7 +113,7 @@ def run(
         storage_options: for URLs, as in ``wb.open``.
 
     Returns:
-        A :class:`Run`. Its logs have been read; spikes are looked for when they are first asked for.
+        A :class:`Run`. Its logs have been read; spikes are searched for on first access.
 
     Raises:
         OpenError: the folder cannot be listed.
@@ -171,7 +171,7 @@ def compare(
         storage_options: for URLs, as in ``wb.open``.
 
     Raises:
-        UsageError: fewer than two. As :func:`run`.
+        UsageError: fewer than two runs. Other errors as in :func:`run`.
     """
     if isinstance(runs, (str, bytes, os.PathLike, Run)) or len(runs) < 2:
         raise UsageError("name at least two runs: wb.compare([run_a, run_b])")
@@ -185,7 +185,7 @@ class RunComparison(Shown):
 
     Attributes:
         runs: in the order given.
-        names: of the runs: those of their folders, or their paths if several folders have one name.
+        names: names of the runs: of their folders, or paths if several folders have the same name.
     """
 
     runs: tuple[Run, ...]
@@ -245,9 +245,9 @@ class Run(Shown):
     Attributes:
         path: as given.
         found: its checkpoints, by step.
-        notes: what was not read, and what is odd, one sentence each.
-        log_notes: those of the notes that are about reading logs.
-        log_files: paths or URLs of the files that were looked into for logs.
+        notes: what was not read, and anything unusual, one sentence each.
+        log_notes: the notes about reading logs.
+        log_files: paths or URLs of the files that were searched for logs.
     """
 
     def __init__(self, path: str, found: Sequence[Found], read: FoundLogs) -> None:
@@ -264,8 +264,8 @@ class Run(Shown):
             self.notes += self._joined[0].notes
             if self._counted:
                 self.notes.append(
-                    f"{self._joined[0].log.path!r} states no steps: its rows are counted, and which checkpoint belongs "
-                    "to which row is not known; log to a file with steps, or keep trainer_state.json"
+                    f"{self._joined[0].log.path!r} contains no steps: its rows are numbered, and it is unknown which "
+                    "row belongs to which checkpoint; log to a file with steps, or keep trainer_state.json"
                 )
             self._used = [one for one in self._joined if one is self._joined[0] or self._same(one)]
             first = self._joined[0].log.path
@@ -299,7 +299,7 @@ class Run(Shown):
     @cached_property
     def metrics(self) -> pd.DataFrame:
         """Metrics by step: ``loss``, ``lr``, ``grad_norm`` and ``throughput``, where logged, then everything else under
-        its own name. Of steps that were logged twice, the attempt that survived."""
+        its own name. For steps that were logged twice, the values of the last attempt."""
         import pandas as pd
 
         columns = {
@@ -311,7 +311,7 @@ class Run(Shown):
 
     @cached_property
     def ghosts(self) -> pd.DataFrame:
-        """The abandoned branches: attempt step metric value; the attempts are numbered from 0 for each metric."""
+        """Points of overwritten attempts: attempt step metric value; attempts are numbered from 0 for each metric."""
         import pandas as pd
 
         rows: list[tuple[int, int, str, float]] = []
@@ -329,10 +329,10 @@ class Run(Shown):
     def resumes(self) -> pd.DataFrame:
         """Resumes: step from_step why stopped_after repeated difference path.
 
-        ``step`` is the first one logged after the resume, ``from_step`` that of the checkpoint, as a line of the log
-        says or because the checkpoint exists (``path``); unknown otherwise. ``repeated`` steps were logged by both
-        attempts, with losses that differ by ``difference`` nats (median): much more than the noise means that the data
-        order or the random state was not restored.
+        ``step`` is the first step logged after the resume. ``from_step`` is the step of the checkpoint, taken from a
+        line of the log or from an existing checkpoint (``path``), or unknown. ``repeated`` steps were logged by both
+        attempts, with losses that differ by ``difference`` nats (median): a difference well above the noise means that
+        the data order or the random state was not restored.
         """
         import pandas as pd
 
@@ -412,13 +412,13 @@ class Run(Shown):
     # ---- the checkpoints to compare -----------------------------------------------------------------------------
 
     def pair(self, step: int) -> CheckpointPair:
-        """Return the checkpoints around a logged step; none if the log states no steps.
+        """Return the checkpoints around a logged step; none if the log contains no steps.
 
         The loss of a step is computed with the weights of the update before it: the step's own checkpoint comes after
         it. Programs that number updates from 0 log it under the number of the checkpoint.
         """
         if self._counted:
-            return CheckpointPair(None, None, None, "the log states no steps: name the two checkpoints to compare")
+            return CheckpointPair(None, None, None, "the log contains no steps: name the two checkpoints to compare")
         zero = 1 if self._zero_based else 0
         interval = self._joined[0].interval if self._joined else 1
         whole = [one for one in self.found if one.complete and one.step is not None]
@@ -439,8 +439,9 @@ class Run(Shown):
         """Diagnose a jump of the loss with the doctor, on the checkpoints before and after it.
 
         Args:
-            step: a logged step; by default the highest spike, or level shift soon after a resume; or else each resume:
-                the worst is returned, and its notes name the others; or else all steps are compared.
+            step: a logged step. The default is the highest spike, or a level shift soon after a resume. Without either,
+                every resume is compared; the worst diagnosis is returned, and its notes name the others. Without a
+                resume, all steps are compared.
             options: as for ``wb.doctor``: ``betas``, ``lr``, ``weight_decay``, ``deep``, ``threads``, ``progress`` ….
 
         Returns:
@@ -459,7 +460,8 @@ class Run(Shown):
             metrics: names in ``metrics``; by default the loss, the learning rate and the norm of the gradient.
 
         Returns:
-            A ``matplotlib.figure.Figure`` with a method ``save(path)``: PNG, SVG or PDF by the path's ending.
+            A ``matplotlib.figure.Figure`` with a method ``save(path)``, which writes PNG, SVG or PDF, depending on the
+            path.
 
         Raises:
             MissingExtraError: Matplotlib is not installed (extra ``figures``).
@@ -491,7 +493,8 @@ class Run(Shown):
             The path.
 
         Raises:
-            WriteError: the file cannot be written. OpenError: a checkpoint cannot be opened.
+            WriteError: the file cannot be written.
+            OpenError: a checkpoint cannot be opened.
         """
         return str(above(self, "to_html")(self, path, diagnose=diagnose, layers=layers, progress=progress))
 
@@ -658,7 +661,7 @@ class Run(Shown):
         steps_saved = sorted({*saves, *deleted, *log.saved})
         slow, waits = self._slow_starts(steps_saved, zero), self._waits(saves, steps_saved, zero)
         signs = (
-            dict.fromkeys(self._rate_again(steps_saved, zero), "the learning rate begins again as at the first step"),
+            dict.fromkeys(self._rate_again(steps_saved, zero), "the learning rate starts over as at the first step"),
             {step: f"a step takes {times:.0f} times as long as usual, as the first one did" for step, times in slow},
             {step: f"nothing was written for {waited(seconds)}" for step, seconds in waits.items()},
             dict.fromkeys(self._other_arguments, "'training_args.bin' of the checkpoints differs"),

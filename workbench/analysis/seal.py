@@ -35,15 +35,15 @@ def seal(
     """Verify a checkpoint, and write its manifest if it is intact.
 
     Call it once, on one rank, when the save is complete: in Megatron's ``add_finalize_fn``, after DeepSpeed's
-    ``save_checkpoint``, after ``torch.save`` or a Hugging Face save. ``wb.dcp.Writer`` makes the same manifest while
+    ``save_checkpoint``, after ``torch.save`` or a Hugging Face save. ``wb.dcp.Writer`` creates the same manifest while
     it writes.
 
-    If the checkpoint already has a manifest, ``deep`` compares every byte with it, so a seal never covers up a later
+    If the checkpoint already has a manifest, ``deep`` compares every byte with it, so sealing again never hides a
     change. To replace the manifest of a checkpoint that was changed on purpose, use ``workbench manifest write``.
 
     Args:
         path: the checkpoint or its path, or a URL.
-        deep: verify every byte before; otherwise only the structure.
+        deep: verify every byte first; otherwise only the structure.
         inside: store the manifest in the checkpoint's folder (the default for folders) or next to the checkpoint.
         threads: number of worker threads.
         progress: called with the fraction done; raise to cancel, which leaves no manifest.
@@ -52,8 +52,8 @@ def seal(
 
     Raises:
         CorruptError: the checks found an error; the message names the first ones. Nothing was written.
-        OpenError: the checkpoint cannot be opened, or changed meanwhile.
-        UsageError: the manifest cannot be written to its place.
+        OpenError: the checkpoint cannot be opened, or changed in the meantime.
+        UsageError: the manifest cannot be written where it belongs.
     """
     with using(executor), with_options(storage_options, path):
         ckpt = path if isinstance(path, Checkpoint) else open_checkpoint(path, cache=False)

@@ -74,7 +74,7 @@ def stats(
         progress: called with the fraction done; raise to cancel.
         cache: use and store results that took longer than a second.
         executor: a ``concurrent.futures.Executor`` whose workers do the reading: a process pool with the start method
-            ``spawn``, or ``distributed.Client(…).get_executor()``. The result is the same to the bit.
+            ``spawn``, or ``distributed.Client(…).get_executor()``. The result is the same, bit for bit.
 
     Returns:
         by tensor: key fqn role dtype shape numel nbytes, by shard: key fqn role dtype offsets sizes file rank replica

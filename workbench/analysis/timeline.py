@@ -73,12 +73,13 @@ def timeline(
         threads, progress: as for ``stats``.
 
     Returns:
-        by step: step path format complete why tensors nbytes norm_param norm_exp_avg norm_exp_avg_sq change nan; what
-        a step lacks is missing. By tensor: step path key fqn role norm absmean nan change, with ``change`` of weights
-        and moments. A step that is incomplete or cannot be read is a row with the reason in ``why``.
+        by step: step path format complete why tensors nbytes norm_param norm_exp_avg norm_exp_avg_sq change nan; values
+        that a step lacks are missing. By tensor: step path key fqn role norm absmean nan change, with ``change`` of
+        weights and moments. A step that is incomplete or cannot be read is a row with the reason in ``why``.
 
     Raises:
-        OpenError: the folder cannot be listed, or holds no checkpoints with steps. UsageError: an unknown ``by``.
+        OpenError: the folder cannot be listed, or holds no checkpoints with steps.
+        UsageError: an unknown ``by``.
     """
     import pandas as pd
 

@@ -5,9 +5,12 @@
     browser ──► Guard ── Host known? Origin ours? ──► Bokeh's application (pages, files, websocket, sign-in)
             ◄── 403 with a reason                    ◄──── response + headers + SameSite cookies
 
-****DNS rebinding.** A site can point its own name at 127.0.0.1. Its pages then have the same origin as this server, and
+**DNS rebinding.** A site can point its own name at 127.0.0.1. Its pages then have the same origin as this server, and
 a check of ``Origin`` against ``Host`` finds nothing (Tornado 6.6 makes exactly that check for websockets). Such a
 page cannot change the name itself, which the browser sends as ``Host``: it must be one of the known names.
+
+**Components.** Panel answers ``/components/MODULE/…`` by importing that module, before any sign-in. No page
+of ours needs such a file: all such requests are refused.
 """
 
 from __future__ import annotations
@@ -63,11 +66,13 @@ class Guard(HTTPServerConnectionDelegate):
         application: the application; its ``websocket_origins`` are the other origins that may connect to it.
         hosts: names of the server, without a port; ``*`` stands for any label, or for any name. The local address of
         a connection is always accepted.
+        prefix: path of the application.
     """
 
-    def __init__(self, application: Any, hosts: Collection[str]) -> None:
+    def __init__(self, application: Any, hosts: Collection[str], prefix: str = "") -> None:
         self._application = application
         self._hosts = frozenset(host.lower() for host in hosts)
+        self._components = f"{prefix}/components/"
 
     def start_request(self, server_conn: object, request_conn: Any) -> HTTPMessageDelegate:
         return _Request(self, server_conn, request_conn)
@@ -89,6 +94,9 @@ class Guard(HTTPServerConnectionDelegate):
             )
         if start_line.method not in _SAFE and not self._from_here(headers, host):
             return f"A page of another site, {headers.get('Origin')!r}, sent this form."
+        path = start_line.path.partition("?")[0]
+        if "%00" in path or path.startswith(self._components):
+            return "There is no such file."
         return None
 
     def pass_on(self, server_conn: object, request_conn: Any, *, secure: bool) -> HTTPMessageDelegate:

@@ -66,7 +66,7 @@ class Outlet:
             return self._inside(relative, parts, overwrite)
         except (OSError, UnicodeEncodeError) as error:  # too long, a lone surrogate
             reason = (isinstance(error, OSError) and error.strerror) or "it is not a valid file name"
-            raise WriteError(f"target {relative!r} cannot be looked up: {reason}; choose another name") from None
+            raise WriteError(f"target {relative!r} cannot be accessed: {reason}; choose another name") from None
 
     def shown(self, target: Path) -> str:
         """Return a target as the page shows it: relative to ROOT, or to where the command is run."""

@@ -31,6 +31,7 @@ from workbench.app.run_page import RunPage
 from workbench.app.state import RUN, TABS, URL, WorkbenchState, link, parse_query, query_of
 from workbench.app.tabs.tab import LazyTabs
 from workbench.app.words import html
+from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
     from workbench.app.tabs.integrity import Integrity
@@ -122,17 +123,22 @@ class Workbench(pn.viewable.Viewer):
         else:
             title = f'<h2>Cannot open <span class="name">{html(state.path)}</span></h2>'
             self._words.object = f"{title}{style.message(state.error, 'error')}<p>Pick another from the list.</p>"
-            self._body[:] = [self._trail, self._words, self._left()]
+            self._body[:] = [self._trail, self._words, *self._left()]
 
-    def _left(self) -> pn.Column:
-        """Offer a check of the remains of a checkpoint that cannot be opened."""
+    def _left(self) -> list[pn.Column]:
+        """Offer a check of the remains of a checkpoint that cannot be opened, unless there is none inside ROOT."""
         from workbench.app.tabs.integrity import Integrity
 
         if self._left_over is not None:
             self._left_over.close()
+            self._left_over = None
+        try:
+            self.state.jail.resolve(self.state.path)
+        except WorkbenchError:
+            return []
         self._left_over = Integrity(self.state, self._schedule, always=True)
         words = style.pane("<h3>What is left of it?</h3><p>A verification lists each file that is lost or damaged.</p>")
-        return pn.Column(words, self._left_over, sizing_mode="stretch_width")
+        return [pn.Column(words, self._left_over, sizing_mode="stretch_width")]
 
 
 class AfterLoad:

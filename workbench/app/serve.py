@@ -153,7 +153,7 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
         **{"check_unused_sessions_milliseconds": CHECK, **options},
     )
     http = server._http  # no request has been served yet: the event loop is not running
-    http.request_callback = Guard(http.request_callback, [*_names(how), *map(_bare, how.origins)])
+    http.request_callback = Guard(http.request_callback, [*_names(how), *map(_bare, how.origins)], prefix)
     scheme = "http" if how.certificate is None else "https"
     print(f"Serving {str(root)!r} at {scheme}://{how.address}:{server.port}{prefix}/ (Ctrl-C stops it)", flush=True)
     if how.auth is not None and how.certificate is None and not _loopback(how.address):
@@ -275,8 +275,8 @@ def _refuse_ipv6(address: str) -> None:
         return
     if version == 6:
         raise UsageError(
-            f"address {address!r} is IPv6, at which pages cannot be served; use localhost or 127.0.0.1 for this "
-            "machine alone, or 0.0.0.0 for all of its IPv4 addresses"
+            f"address {address!r} is an IPv6 address, which is not supported; use localhost or 127.0.0.1 for "
+            "this machine only, or 0.0.0.0 for all of its IPv4 addresses"
         )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import param
@@ -25,6 +25,9 @@ from workbench.app.outlet import Outlet
 from workbench.app.registry import Lease, Registry, shared
 from workbench.checkpoint import Checkpoint
 from workbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from workbench.analysis.report import Report
 
 TABS = ("overview", "tensors", "layout", "integrity", "diff", "doctor", "export")
 #: The values that a link restores: name in the state → name in the URL.
@@ -120,6 +123,7 @@ class WorkbenchState(param.Parameterized):
         self.outlet = outlet or Outlet(jail)
         self.jail, self._registry = jail, shared if registry is None else registry
         self.lease: Lease | None = None
+        self.structure: Report | None = None  # the Overview's check of the open checkpoint, for Integrity
         self._borrowed: dict[str, tuple[str, Lease]] = {}
         self._lock = threading.Lock()
         self._turn = object()  # the request that may still set `lease`
@@ -220,6 +224,7 @@ class WorkbenchState(param.Parameterized):
         with self._lock:
             self._turn = object()
             lease, self.lease = self.lease, None
+        self.structure = None
         if lease is not None:
             lease.release()
 

@@ -15,15 +15,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
-from workbench.cli.common import folded, tell
+from workbench.cli.common import tell
 from workbench.cli.parser import USAGE, parser
 from workbench.core.remote.url import with_options
 from workbench.core.source import needs_descriptors
 from workbench.errors import SelectionError, UsageError, WorkbenchError
+from workbench.views.lines import printing_to
 from workbench.views.names import safe
 
 __all__ = ["main", "parser"]
@@ -45,8 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             options = parser().parse_args(argv)
             module, name = options.run
             given = dict(options.storage_option or ()) | ({"cache_dir": options.cache_dir} if options.cache_dir else {})
-            as_it_is = nullcontext() if getattr(options, "json", False) else folded()
-            with needs_descriptors(), with_options(given or None, *_values(options)), as_it_is:
+            with needs_descriptors(), with_options(given or None, *_values(options)), printing_to(sys.stdout):
                 code = int(getattr(import_module(module), name)(options) or 0)
         except SystemExit as done:  # argparse: --help, --version, wrong usage
             code = done.code if isinstance(done.code, int) else USAGE

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 import os
 import re
-import shutil
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import workbench
 from workbench.checkpoint import Checkpoint
 from workbench.errors import UsageError
 from workbench.views import units
-from workbench.views.names import columns, safe
+from workbench.views.lines import fold
+from workbench.views.names import safe
 
-WIDEST = 100  #: columns of what is printed; a narrower terminal gets it folded
-_COLOUR = re.compile("\x1b\\[[0-9;]*m")
 _COLOURS = {"bad": "31", "head": "1"}
 
 
@@ -69,97 +64,10 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, allow_nan=False))
 
 
-def table_width() -> int | None:
-    """Return the table width for a terminal; ``None`` for a pipe or a file, where names are never truncated."""
-    return WIDEST if sys.stdout.isatty() else None
-
-
-def _terminal() -> int:
-    return shutil.get_terminal_size((WIDEST, 24)).columns
-
-
-class FoldingOutput(io.TextIOBase):
-    """Writes lines to a terminal that is narrower than :data:`WIDEST`, folded between words with a hanging indent.
-
-    A sentence that was folded at :data:`WIDEST` is put together first.
-    """
-
-    def __init__(self, out: Any, width: int) -> None:
-        self._out, self._width = out, width
-        self._rest = ""  # the unfinished line
-        self._held: str | None = None  # the sentence that the next line may continue
-        self._last = ""  # its last line as it came
-        self._hang = 0
-
-    def write(self, text: str) -> int:
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            indent = _indent(line)
-            word = line.split(None, 1)[:1]
-            full = word and columns(self._last) + 1 + columns(word[0]) > WIDEST
-            if self._held is not None and full and indent > _indent(self._held) and self._hang in (0, indent):
-                self._held, self._hang = f"{self._held} {line.lstrip()}", indent
-            else:
-                self._let_go()
-                self._held = line
-            self._last = line
-        return len(text)
-
-    def flush(self) -> None:
-        self._let_go()
-        self._out.write(self._rest)
-        self._rest = ""
-        self._out.flush()
-
-    def isatty(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return int(self._out.fileno())
-
-    def _let_go(self) -> None:
-        if self._held is not None:
-            self._out.write(fold(self._held, self._width, self._hang) + "\n")
-        self._held, self._hang = None, 0
-
-
-def fold(line: str, width: int, hang: int = 0) -> str:
-    """Return a line in parts of up to ``width`` columns; words are not broken.
-
-    Args:
-        hang: indent of the parts after the first; by default, 2 more than that of the line.
-
-    >>> print(fold("  files: 4 files and 513 byte ranges in them", 24))
-      files: 4 files and 513
-        byte ranges in them
-    """
-    head, indent = _indent(line), hang if 0 < hang < width // 2 else _indent(line) + 2
-    done, part = [], line[:head]
-    for space, word in re.findall(r"( *)([^ ]+)", line[head:]):
-        if part.strip() and columns(_COLOUR.sub("", part + space + word)) > width:
-            done.append(part)
-            part, space = " " * indent, ""
-        part += space + word
-    return "\n".join([*done, part])
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
-@contextlib.contextmanager
-def folded() -> Iterator[None]:
-    """Fold what is printed, if stdout is a terminal of less than :data:`WIDEST` columns."""
-    out = sys.stdout
-    if not out.isatty() or not 0 < _terminal() < WIDEST:
-        yield
-        return
-    sys.stdout = FoldingOutput(out, _terminal())
-    try:
-        yield
-        sys.stdout.flush()
-    finally:
-        sys.stdout = out
+def say(text: str) -> None:
+    """Print lines of a result; those too long for a narrow terminal are folded between words."""
+    for line in text.split("\n"):
+        print("\n".join(fold(line)))
 
 
 def paint(text: str, colour: str) -> str:

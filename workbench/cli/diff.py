@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from workbench.analysis.diff import diff as compute
-from workbench.cli.common import narrow, note, open_as, print_json, table_width
+from workbench.cli.common import narrow, note, open_as, print_json, say
 from workbench.cli.workers import workers
 from workbench.errors import UsageError
 from workbench.views.diff import SHOWN, diff_lines, tensor_text
@@ -43,9 +43,9 @@ def diff(options: argparse.Namespace) -> int:
     elif options.json:
         print_json(found.to_dict())
     elif options.detail is not None:
-        print(tensor_text(found.tensor(options.detail), width=table_width()))
+        say(tensor_text(found.tensor(options.detail)))
     else:
-        print("\n".join(diff_lines(found, None if options.all else SHOWN, width=table_width())))
+        say("\n".join(diff_lines(found, None if options.all else SHOWN)))
     if any(row.status == "unread" for row in found.rows):
         note("some tensors could not be read; the results cover only the others")
         return CANNOT_READ

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.cli.common import note, open_as, paint, print_json
+from workbench.cli.common import note, open_as, paint, print_json, say
 from workbench.cli.workers import workers
 from workbench.core.remote.url import is_url
 from workbench.errors import (
@@ -68,9 +68,9 @@ def doctor(options: argparse.Namespace) -> int:
         from workbench.views.run import event_lines
 
         for line in [] if run is None else event_lines(run):
-            print(paint(line, "bad") if line.startswith("SPIKE") else _headed(line))
+            say(paint(line, "bad") if line.startswith("SPIKE") else _headed(line))
         for line in diagnosis_lines(found) if options.all else diagnosis_text(found).split("\n"):
-            print(paint(line, "bad") if " ERROR  " in line[:14] else _headed(line))
+            say(paint(line, "bad") if " ERROR  " in line[:14] else _headed(line))
     return found.exit_code
 
 
@@ -85,7 +85,9 @@ def _run(options: argparse.Namespace) -> Run | None:
 
     alone = options.after is None and options.echo is None
     if options.logs and not alone:
-        raise UsageError("--logs is for a run's folder; two checkpoints, or an echo, say which steps are compared")
+        raise UsageError(
+            "--logs needs a run's folder; with two checkpoints or an echo, the steps to compare are already given"
+        )
     if not alone or (
         options.logs is None
         and (options.format is not None or not (is_url(options.before) or os.path.isdir(options.before)))

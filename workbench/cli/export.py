@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from workbench.checkpoint import Checkpoint
-from workbench.cli.common import note, open_as, print_json, table_width
+from workbench.cli.common import note, open_as, print_json, say
 from workbench.cli.workers import workers
 from workbench.core.jsonsafe import read_own
 from workbench.core.mesh.mesh import Mesh
@@ -63,7 +63,7 @@ def export(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report.to_dict())
     else:
-        print(export_text(report, width=table_width()))
+        say(export_text(report))
     return 0
 
 
@@ -98,9 +98,9 @@ def _to_device(options: argparse.Namespace, ckpt: Checkpoint) -> int:
         print_json(told)
         return 0
     what = f"{units.plural(len(tensors), 'tensor')}, {units.nbytes(nbytes)}"
-    print(f"{what} on {safe(options.to_device)} in {seconds:.2f} s")
+    say(f"{what} on {safe(options.to_device)} in {seconds:.2f} s")
     if peak is not None:
-        print(f"  {nbytes / seconds / 1e9:.2f} GB/s; copies from one host buffer reach {peak:.2f} GB/s in this run")
+        say(f"  {nbytes / seconds / 1e9:.2f} GB/s; copies from one host buffer reach {peak:.2f} GB/s in this run")
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.analysis.layout import Layout
 from workbench.analysis.layout import layout as compute
 from workbench.analysis.phases import phases as recorded
-from workbench.cli.common import narrow, open_as, print_json, table_width
+from workbench.cli.common import narrow, open_as, print_json, say
 from workbench.errors import UsageError
 from workbench.views.layout import ROWS, holder_text, layout_lines, tensor_lines
 from workbench.views.phases import phases_text
@@ -41,14 +41,14 @@ def layout(options: argparse.Namespace) -> int:
     elif options.json:
         print_json(found.to_dict())
     else:
-        print("\n".join(layout_lines(found, None if options.all else ROWS, width=table_width())))
+        say("\n".join(layout_lines(found, None if options.all else ROWS)))
     covered = found.covered
     return BROKEN if covered.holes or covered.overlaps or covered.tangled else 0
 
 
 def _tensor(found: Layout, options: argparse.Namespace) -> None:
     if not options.json:
-        print("\n".join(tensor_lines(found, options.tensor)))
+        say("\n".join(tensor_lines(found, options.tensor)))
         return
     placed = found.placed(options.tensor)
     print_json(
@@ -79,7 +79,7 @@ def _rank(found: Layout, options: argparse.Namespace) -> None:
             }
         )
     else:
-        print(holder_text(view, None if options.all else ROWS, width=table_width()))
+        say(holder_text(view, None if options.all else ROWS))
 
 
 def _phases(options: argparse.Namespace) -> int:
@@ -87,7 +87,7 @@ def _phases(options: argparse.Namespace) -> int:
     if options.json:
         print_json(found.to_dict())
     else:
-        print(phases_text(found, None if options.all else ROWS))
+        say(phases_text(found, None if options.all else ROWS))
     return 0
 
 
@@ -121,7 +121,7 @@ def _fit(options: argparse.Namespace) -> int:
     if options.json:
         print_json(found.to_dict())
     else:
-        print(repr(found))
+        say(repr(found))
     return 0 if found.fits else 1
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from workbench.checkpoint import Checkpoint
-from workbench.cli.common import narrow, note, open_as, paint, print_json
+from workbench.cli.common import narrow, note, open_as, paint, print_json, say
 from workbench.core.place import Place
 from workbench.errors import OpenError, WorkbenchError
 from workbench.formats import FORMATS, detect, not_recognised
@@ -106,9 +106,9 @@ def _tree(ckpt: Checkpoint, depth: int | None) -> None:
     size = units.nbytes(int(ckpt.catalog.tensor_nbytes.sum()))
     step = "" if ckpt.step is None else f", step {ckpt.step:,}"
     head = f"{ckpt.format} {safe(ckpt.path)}{step}: {units.plural(len(ckpt), 'tensor')}, {size}"
-    print(paint(head, "head"))
+    say(paint(head, "head"))
     for line in tree_lines(facts.nodes(ckpt.catalog), depth=depth):
-        print(line)
+        say(line)
 
 
 def _flat(ckpt: Checkpoint) -> None:
@@ -116,14 +116,14 @@ def _flat(ckpt: Checkpoint) -> None:
     width = min(max((columns(safe(row["key"])) for row in rows), default=0), 100)
     for row in rows:
         shape = f"{units.shape(row['shape'])} {units.dtype(row['dtype'])}"
-        print(f"{pad(safe(row['key']), width)}  {row['role']:<10}  {units.nbytes(row['nbytes']):>10}  {shape}")
+        say(f"{pad(safe(row['key']), width)}  {row['role']:<10}  {units.nbytes(row['nbytes']):>10}  {shape}")
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max([columns(head), *(columns(row[at]) for row in rows)]) for at, head in enumerate(heads[:-1])]
     for row in ([paint(head, "head") for head in heads], *rows):
         cells = [pad(cell, width + len(cell) - len(_bare(cell))) for cell, width in zip(row, widths, strict=False)]
-        print("  ".join([*cells, row[-1]]))
+        say("  ".join([*cells, row[-1]]))
 
 
 def _bare(cell: str) -> str:

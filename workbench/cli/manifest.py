@@ -17,11 +17,12 @@ from workbench.analysis.manifest_check import check
 from workbench.analysis.manifest_diff import ManifestDiff, compare
 from workbench.analysis.manifest_entries import Manifest
 from workbench.analysis.manifest_file import read
-from workbench.cli.common import open_as, print_json, table_width
+from workbench.cli.common import open_as, print_json, say
 from workbench.cli.workers import check_pins, run_part, workers
 from workbench.core.executors import using
 from workbench.errors import MissingFileError, UsageError, WorkbenchError
 from workbench.views import units
+from workbench.views.lines import room
 from workbench.views.names import safe, shorten
 from workbench.views.progress import progress_bar
 from workbench.views.report import report_text
@@ -64,13 +65,13 @@ def _write(options: argparse.Namespace) -> int:
             }
         )
         return 0
-    print(f"{safe(str(made.path))}")
-    print(
+    say(f"{safe(str(made.path))}")
+    say(
         f"  {units.plural(len(made.files), 'file')}, {units.nbytes(made.nbytes)}, {digests:,} digests; "
         f"{units.plural(len(made.tensors), 'tensor')} with fingerprints" + (f", {lost:,} without" if lost else "")
     )
     for name, why in list(made.left_out.items())[:SHOWN]:
-        print(shorten(f"  left out: {safe(name)}: {safe(why)}", table_width()))
+        say(shorten(f"  left out: {safe(name)}: {safe(why)}", room()))
     return 0
 
 
@@ -86,7 +87,7 @@ def _check(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report.to_dict())
     else:
-        print(report_text(report, width=table_width()))
+        say(report_text(report))
     return report.exit_code
 
 
@@ -96,12 +97,12 @@ def _diff(options: argparse.Namespace) -> int:
     if options.json:
         print_json(found.to_dict())
     else:
-        print(shorten(f"{safe(first.name)} → {safe(second.name)}: {_headline(found)}", table_width()))
+        say(shorten(f"{safe(first.name)} → {safe(second.name)}: {_headline(found)}", room()))
         for kind, names in _rows(found):
             for name in names[:SHOWN]:
-                print(shorten(f"  {kind:8} {name}", table_width()))
+                say(shorten(f"  {kind:8} {name}", room()))
             if len(names) > SHOWN:
-                print(f"  {kind:8} … {len(names) - SHOWN:,} more")
+                say(f"  {kind:8} … {len(names) - SHOWN:,} more")
     return 0 if found.same else 1
 
 

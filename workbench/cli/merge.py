@@ -23,5 +23,5 @@ def merge(options: argparse.Namespace) -> int:
     given = {**vars(options), **stored, "merged": merged, "pins": header.get("pins"), "part": None}
     code = _COMMANDS[command](argparse.Namespace(**given, workers=None, dask=None))
     if merged.again:
-        note(f"{merged.again:,} tasks were in no part, because they depend on the results of others; they ran here")
+        note(f"{merged.again:,} tasks depend on the results of other parts, so they ran in the merge")
     return code

@@ -31,9 +31,11 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"workbench {workbench.__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Command)
 
-    _command(commands, "formats", "list", "the formats that can be read")
+    _command(commands, "formats", "list", "list the formats that can be read")
 
-    ls = _command(commands, "ls", "list", "the modules and tensors of a checkpoint, or the checkpoints under a folder")
+    ls = _command(
+        commands, "ls", "list", "list the tensors of a checkpoint by module, or the checkpoints under a folder"
+    )
     ls.add_argument("path", help="a checkpoint, or a folder that contains several")
     ls.add_argument(
         "pattern", nargs="*", default=(), help="regular expressions; only tensors whose name contains a match"
@@ -42,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     ls.add_argument("--role", help="only tensors of this role (param, exp_avg …) or group (model, optimizer)")
     ls.add_argument("--depth", type=_positive, help="levels of the tree (default: all)")
 
-    show = _command(commands, "show", "show", "a tensor or a slice of it: distribution, chunks, values")
+    show = _command(commands, "show", "show", "show a tensor or a slice of it: distribution, chunks, values")
     show.add_argument("path", help="a checkpoint")
     show.add_argument("key", metavar="KEY[SLICE]", help="stored name, as in 'model.w' or 'model.w[2:9, :, -1]'")
     show.add_argument(
@@ -52,14 +54,14 @@ def parser() -> argparse.ArgumentParser:
         "--limit", type=_positive, default=1000, help="with --json: maximum number of values to print (default: 1000)"
     )
 
-    objects = _command(commands, "objects", "show", "non-tensor state: step, arguments, schedulers …")
+    objects = _command(commands, "objects", "show", "show non-tensor state, such as step, arguments and schedulers")
     objects.add_argument("path", help="a checkpoint")
     objects.add_argument("name", nargs="?", help="one object, or all objects whose names start with NAME and a dot")
 
-    stats = _command(commands, "stats", "stats", "range, moments and unusual values of every tensor")
+    stats = _command(commands, "stats", "stats", "compute range, mean, spread and unusual values of every tensor")
     stats.add_argument("path", help="a checkpoint")
     stats.add_argument(
-        "pattern", nargs="*", default=(), help="regular expressions; tensors whose name matches one of them"
+        "pattern", nargs="*", default=(), help="regular expressions; only tensors whose name contains a match"
     )
     stats.add_argument("--by", choices=("tensor", "shard", "module"), default="tensor", help="what each row describes")
     stats.add_argument("--quantiles", action="store_true", help="also quantiles, distinct values and entropy")
@@ -77,17 +79,15 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
     _workers(verify, parts=True)
 
-    seal = _command(commands, "seal", "seal", "check a finished checkpoint, and write its manifest if it is intact")
+    seal = _command(commands, "seal", "seal", "verify a finished checkpoint, and write its manifest if it is intact")
     seal.add_argument("path", help="a checkpoint")
     seal.add_argument("--quick", action="store_true", help="check the structure only, not every byte")
     seal.add_argument("--beside", action="store_true", help="write the manifest next to the checkpoint, not inside")
     seal.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
     _workers(seal)
 
-    manifest = _command(
-        commands, "manifest", "manifest", "record fingerprints of every byte and tensor, and check them later"
-    )
-    manifest.add_argument("action", choices=("write", "check", "diff"), help="action to run")
+    manifest = _command(commands, "manifest", "manifest", "record digests of every byte, and check them later")
+    manifest.add_argument("action", choices=("write", "check", "diff"), help="what to do")
     manifest.add_argument(
         "paths",
         nargs="+",
@@ -95,18 +95,18 @@ def parser() -> argparse.ArgumentParser:
         help="write: a checkpoint; check: a checkpoint and, if stored elsewhere, its manifest; diff: two manifests",
     )
     manifest.add_argument("--output", metavar="FILE", help="file to write (default: NAME.manifest.json next to NAME)")
-    manifest.add_argument("--inside", action="store_true", help="write it into the checkpoint's folder")
+    manifest.add_argument("--inside", action="store_true", help="write the manifest into the checkpoint's folder")
     manifest.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
     _workers(manifest, parts=True)
 
-    diff = _command(commands, "diff", "diff", "differences between two checkpoints, bit for bit")
+    diff = _command(commands, "diff", "diff", "compare two checkpoints, bit for bit")
     diff.add_argument("a", help="a checkpoint")
     diff.add_argument("b", help="another checkpoint, of any format and sharding")
     diff.add_argument(
-        "pattern", nargs="*", default=(), help="regular expressions; tensors whose name matches one of them"
+        "pattern", nargs="*", default=(), help="regular expressions; only tensors whose name contains a match"
     )
     diff.add_argument("--role", help="only tensors of this role (param, exp_avg …) or group (model, optimizer)")
-    diff.add_argument("--no-values", action="store_true", help="names, shapes, types and objects only")
+    diff.add_argument("--no-values", action="store_true", help="compare only names, shapes, types and objects")
     diff.add_argument(
         "--evidence",
         choices=("auto", "none", "trust"),
@@ -122,10 +122,12 @@ def parser() -> argparse.ArgumentParser:
     diff.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
     _workers(diff)
 
-    doctor = _command(commands, "doctor", "doctor", "why the loss jumped after a resume: causes, evidence, remedy")
+    doctor = _command(
+        commands, "doctor", "doctor", "find out why the loss jumped after a resume: causes, evidence, remedy"
+    )
     doctor.add_argument(
         "before",
-        help="the checkpoint that was resumed from, or a run's folder, in which steps are chosen automatically",
+        help="the checkpoint that the run resumed from, or a run's folder, whose steps are then chosen automatically",
     )
     doctor.add_argument(
         "after", nargs="?", help="a checkpoint of the resumed run, as soon after the resume as possible"
@@ -134,7 +136,8 @@ def parser() -> argparse.ArgumentParser:
         "--logs",
         metavar="PATH",
         action="append",
-        help="with a run's folder: a log of the run, or a folder of logs; repeatable (default: those beside and above)",
+        help="with a run's folder: a log of the run, or a folder of logs; repeatable (default: logs in the run's "
+        "folder, or above it)",
     )
     doctor.add_argument("--echo", metavar="PATH", help="the state saved again right after the load, before any update")
     doctor.add_argument(
@@ -146,14 +149,18 @@ def parser() -> argparse.ArgumentParser:
         "--shallow", action="store_true", help="compare only names, counters and arguments; read no values"
     )
     doctor.add_argument("--html", metavar="FILE", help="also write a page with figures; it works offline")
-    doctor.add_argument("--all", action="store_true", help="print everything that is known, not only one screen")
+    doctor.add_argument("--all", action="store_true", help="print everything, not only the first screen")
     doctor.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
     _workers(doctor)
 
-    report = _command(commands, "report", "report", "a run, a checkpoint, or the difference of two as one HTML file")
+    report = _command(
+        commands, "report", "report", "write a run, a checkpoint, or the difference of two as one HTML file"
+    )
     report.add_argument("paths", nargs="+", metavar="PATH", help="a run's folder, a checkpoint, or two checkpoints")
-    report.add_argument("--output", "-o", metavar="FILE", help="the HTML file, which needs no network")
-    report.add_argument("--figure", metavar="FILE", help="a run's curves as PNG, SVG or PDF, by the ending")
+    report.add_argument("--output", "-o", metavar="FILE", help="HTML file to write; it needs no network")
+    report.add_argument(
+        "--figure", metavar="FILE", help="write a run's curves as PNG, SVG or PDF, depending on the file name"
+    )
     report.add_argument("--logs", metavar="PATH", help="a log, or a folder of logs, of the run")
     report.add_argument("--deep", action="store_true", help="read every byte of every checkpoint, whatever its size")
     report.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
@@ -162,11 +169,11 @@ def parser() -> argparse.ArgumentParser:
         commands,
         "layout",
         "layout",
-        "what each rank stores, inferred from the stored chunks; whether it fits given GPUs",
+        "show what each rank stores, inferred from the stored chunks, and whether it fits given GPUs",
     )
     layout.add_argument("path", help="a checkpoint")
     layout.add_argument(
-        "pattern", nargs="*", default=(), help="regular expressions; tensors whose name matches one of them"
+        "pattern", nargs="*", default=(), help="regular expressions; only tensors whose name contains a match"
     )
     layout.add_argument("--role", help="only tensors of this role (param, exp_avg …) or group (model, optimizer)")
     layout.add_argument("--tensor", metavar="KEY", help="one tensor: its placement and where each chunk is")
@@ -178,7 +185,10 @@ def parser() -> argparse.ArgumentParser:
     )
     layout.add_argument("--all", action="store_true", help="list every rank and chunk, not only the first ones")
     layout.add_argument(
-        "--fit", nargs=2, metavar=("GPUS", "GB"), help="find the smallest layout that fits this many GPUs of this size"
+        "--fit",
+        nargs=2,
+        metavar=("GPUS", "GB"),
+        help="find the smallest layout that fits this many GPUs with this much memory",
     )
     for axis in ("tp", "pp", "dp", "ep"):
         layout.add_argument(f"--{axis}", type=_positive, metavar="N", help=f"with --fit: size of {axis} (default: any)")
@@ -192,7 +202,10 @@ def parser() -> argparse.ArgumentParser:
         "--weights", default="stored", metavar="TYPE", help="with --fit: bf16, fp32, fp8 … (default: as stored)"
     )
     layout.add_argument(
-        "--grads", default="weights", metavar="TYPE", help="with --fit: type of the gradients (default: as the weights)"
+        "--grads",
+        default="weights",
+        metavar="TYPE",
+        help="with --fit: type of the gradients (default: that of the weights)",
     )
     layout.add_argument(
         "--master",
@@ -214,7 +227,9 @@ def parser() -> argparse.ArgumentParser:
 
     export = _command(commands, "export", "export", "write a checkpoint in another format or sharding")
     export.add_argument("path", help="a checkpoint")
-    export.add_argument("dest", nargs="?", help="a folder that does not exist yet, or NAME.safetensors, NAME.pt")
+    export.add_argument(
+        "dest", nargs="?", help="a folder that does not exist yet, or a file: NAME.safetensors, NAME.pt"
+    )
     export.add_argument("--to", default="safetensors", metavar="FORMAT", help="format to write (default: safetensors)")
     export.add_argument(
         "--select", action="append", metavar="PATTERN", help="only tensors whose name matches this regular expression"
@@ -229,10 +244,10 @@ def parser() -> argparse.ArgumentParser:
         help="with --rename hf: a config.json with facts that the checkpoint does not store",
     )
     export.add_argument(
-        "--dtype", help="cast to bf16, fp16, fp32; or fp8, fp8-tensor: weights of linear layers, with scales"
+        "--dtype", help="cast to bf16, fp16 or fp32; or quantise the weights of linear layers: fp8, fp8-tensor"
     )
     export.add_argument("--lora", action="append", metavar="ADAPTER", help="merge this PEFT adapter into the weights")
-    export.add_argument("--unscaled", action="store_true", help="cast FP8 weights without a scale by their raw values")
+    export.add_argument("--unscaled", action="store_true", help="cast FP8 weights that have no scale by value")
     export.add_argument("--mesh", help="shard for the ranks of this mesh, outermost axis first: dp=2,tp=4")
     for axis in ("pp", "dp", "fsdp", "ep", "tp"):
         export.add_argument(f"--{axis}", type=_positive, metavar="N", help=f"size of the mesh's axis {axis}")
@@ -241,7 +256,7 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--objects",
         action=argparse.BooleanOptionalAction,
-        help="also write step, schedulers … (default: with --role all)",
+        help="also write non-tensor state: step, schedulers … (default: with --role all)",
     )
     export.add_argument(
         "--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of a safetensors file (default: 5GB)"
@@ -250,7 +265,7 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--resume", action="store_true", help="resume an interrupted run of the same export")
     export.add_argument("--verify", action="store_true", help="read the target back before it becomes visible")
     export.add_argument(
-        "--manifest", action=argparse.BooleanOptionalAction, default=True, help="write the fingerprints into the folder"
+        "--manifest", action=argparse.BooleanOptionalAction, default=True, help="write a manifest into the folder"
     )
     export.add_argument("--dry-run", action="store_true", help="only print what would be read and written")
     export.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
@@ -259,14 +274,18 @@ def parser() -> argparse.ArgumentParser:
         "--to-device", metavar="DEVICE", help="load onto a device (cuda:0, cpu …) instead of writing files"
     )
     export.add_argument("--rank", type=_number, help="with --to-device and a mesh: rank whose tensors are loaded")
-    export.add_argument("--time", action="store_true", help="with --to-device: print GB/s, next to the peak of the bus")
+    export.add_argument(
+        "--time", action="store_true", help="with --to-device: print GB/s, and the peak rate of copies to the device"
+    )
 
-    merge = _command(commands, "merge", "merge", "the result of a command whose parts ran with --part")
-    merge.add_argument("parts", nargs="+", metavar="PART", help="the files of all parts")
+    merge = _command(commands, "merge", "merge", "combine the parts of a command that ran with --part")
+    merge.add_argument("parts", nargs="+", metavar="PART", help="the part files, all of them")
     merge.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
 
-    watch = _command(commands, "watch", "watch", "new steps, spikes, resumes and findings of a run, as they appear")
-    watch.add_argument("root", help="the folder, or URL, of a run or of several")
+    watch = _command(
+        commands, "watch", "watch", "report new steps, spikes, resumes and findings of a run as they appear"
+    )
+    watch.add_argument("root", help="folder or URL of one or more runs")
     watch.add_argument(
         "--check",
         action="append",
@@ -278,28 +297,31 @@ def parser() -> argparse.ArgumentParser:
         "--logs",
         metavar="PATH",
         action="append",
-        help="a log of the run, or a folder of logs; repeatable (default: those in the run's folder, beside and above)",
+        help="a log of the run, or a folder of logs; repeatable (default: logs in the run's folder, or above it)",
     )
     watch.add_argument(
         "--interval",
         type=_seconds,
         metavar="S",
-        help="seconds between two looks (default: 2, up to 30 while nothing changes; for URLs 30, up to 300)",
+        help="seconds between two polls (default: 2, up to 30 while nothing changes; for URLs: 30, up to 300)",
     )
-    watch.add_argument("--once", action="store_true", help="report what is there, and end")
+    watch.add_argument("--once", action="store_true", help="report the current state, then exit")
     watch.add_argument("--from-now", action="store_true", help="report only what is saved and logged from now on")
     watch.add_argument(
         "--on-finding",
         metavar="CMD",
-        help="run this command for each warning and error; the event is on its stdin, as JSON, and in WORKBENCH_*",
+        help="run this command for each warning and error; it gets the event as JSON on stdin, and in WORKBENCH_* "
+        "variables",
     )
     watch.add_argument("--webhook", metavar="URL", help="POST each warning and error to this URL, as JSON")
-    watch.add_argument("--until-steps", type=_positive, metavar="N", help="end when N steps are reported and checked")
-    watch.add_argument("--for", type=_seconds, metavar="SECONDS", dest="duration", help="end after this time")
+    watch.add_argument(
+        "--until-steps", type=_positive, metavar="N", help="exit when N steps have been reported and checked"
+    )
+    watch.add_argument("--for", type=_seconds, metavar="SECONDS", dest="duration", help="exit after this time")
     watch.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
 
-    serve = _command(commands, "serve", "serve", "the dashboard, in a browser")
-    serve.add_argument("root", help="folder, or URL, with checkpoints; nothing outside it can be opened")
+    serve = _command(commands, "serve", "serve", "serve the dashboard for a browser")
+    serve.add_argument("root", help="folder or URL that contains checkpoints; nothing outside it can be opened")
     serve.add_argument("--port", type=_port, default=5006, help="TCP port (default: 5006)")
     serve.add_argument("--address", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     _workers(serve)
@@ -308,7 +330,7 @@ def parser() -> argparse.ArgumentParser:
         type=_checks,
         default=(),
         metavar="CHECKS",
-        help="check each new step in the background: verify, deep, doctor, or several with commas",
+        help="check each new step in the background: verify, deep, doctor, or several, separated by commas",
     )
     serve.add_argument("--show", action=argparse.BooleanOptionalAction, default=False, help="open a browser")
     serve.add_argument(
@@ -330,7 +352,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="with another --auth: user who may log in, or '*' for all",
+        help="with another --auth: user who may log in, or '*' for everyone; repeatable",
     )
     serve.add_argument(
         "--insecure", action="store_true", help="allow an address that others can reach, without a password"
@@ -344,7 +366,7 @@ def parser() -> argparse.ArgumentParser:
         help="address of the dashboard as the browser sees it",
     )
     serve.add_argument("--certificate", metavar="FILE", help="PEM file; with --key, serve over TLS")
-    serve.add_argument("--key", metavar="FILE", help="PEM file of the certificate's key")
+    serve.add_argument("--key", metavar="FILE", help="PEM file with the private key of the certificate")
     return top
 
 
@@ -400,13 +422,13 @@ def _common(*, top: bool = False) -> argparse.ArgumentParser:
         type=_option,
         metavar="KEY=VALUE",
         help="for URLs: endpoint=…, region=…, skip_signature=true; repeatable. Keep secrets in the environment: other "
-        "users of this machine see a command's arguments",
+        "users of this machine can see a command's arguments",
     )
     add(
         "--cache-dir",
         None,
         metavar="DIR",
-        help="for URLs: keep what is fetched in this folder, up to 16 GiB, and read it from there the next time",
+        help="for URLs: cache fetched data in this folder, up to 16 GiB",
     )
     return common
 
@@ -421,11 +443,11 @@ def _command(commands: Any, name: str, module: str, words: str) -> argparse.Argu
 
 def _workers(command: argparse.ArgumentParser, *, parts: bool = False) -> None:
     """Add the options for where a command that reads every byte does the work."""
-    command.add_argument("--workers", type=_positive, metavar="N", help="read in this many processes")
+    command.add_argument("--workers", type=_positive, metavar="N", help="read with this many processes")
     command.add_argument("--dask", metavar="ADDRESS", help="read on the workers of this Dask scheduler")
     if parts:
         command.add_argument(
-            "--part", type=_part, metavar="I/N", help="do the I-th of N parts; `workbench merge` joins them"
+            "--part", type=_part, metavar="I/N", help="run only part I of N; `workbench merge` combines them"
         )
         command.add_argument(
             "--part-file", metavar="FILE", help="with --part: file to write (default: NAME.COMMAND.I-of-N.part)"
@@ -435,7 +457,7 @@ def _workers(command: argparse.ArgumentParser, *, parts: bool = False) -> None:
 def _part(text: str) -> tuple[int, int]:
     number, slash, count = text.partition("/")
     if not slash or not 1 <= _positive(number) <= _positive(count) <= 100_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a part: 3/8 is the third of eight")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a part; write 3/8 for the third of eight")
     return int(number), int(count)
 
 

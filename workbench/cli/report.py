@@ -31,9 +31,9 @@ def report(options: argparse.Namespace) -> int:
     Options: ``paths output figure logs deep threads`` and the common ones.
     """
     if options.output is None and options.figure is None:
-        raise UsageError("name the file with -o FILE.html, or with --figure FILE.svg for the curves alone")
+        raise UsageError("give -o FILE.html, or --figure FILE.svg for the curves only")
     if len(options.paths) > 2:
-        raise UsageError("one path is a run or a checkpoint, two are compared")
+        raise UsageError("give one path (a run or a checkpoint), or two checkpoints to compare")
     target = None if options.output is None else page_path(options.output, "-o")
     found = _run(options) if len(options.paths) == 1 else None
     if options.figure is not None:

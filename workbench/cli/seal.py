@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from workbench.analysis.seal import seal as seal_checkpoint
-from workbench.cli.common import open_as, print_json
+from workbench.cli.common import open_as, print_json, say
 from workbench.cli.workers import workers
 from workbench.errors import CorruptError
 from workbench.views import units
@@ -35,7 +35,7 @@ def seal(options: argparse.Namespace) -> int:
             {"manifest": made.path, "files": len(made.files), "nbytes": made.nbytes, "tensors": len(made.tensors)}
         )
         return 0
-    print(f"{safe(str(made.path))}")
+    say(f"{safe(str(made.path))}")
     tensors = units.plural(len(made.tensors), "tensor")
-    print(f"  sealed: {units.plural(len(made.files), 'file')}, {units.nbytes(made.nbytes)}, {tensors}")
+    say(f"  sealed: {units.plural(len(made.files), 'file')}, {units.nbytes(made.nbytes)}, {tensors}")
     return 0

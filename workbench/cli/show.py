@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.analysis.summary import profile
 from workbench.checkpoint import Checkpoint
-from workbench.cli.common import open_as, paint, print_json
+from workbench.cli.common import open_as, paint, print_json, say
 from workbench.core.jsonable import jsonable
 from workbench.core.near import did_you_mean
 from workbench.core.slices import Part, parse_slice
@@ -37,13 +37,13 @@ def show(options: argparse.Namespace) -> None:
         return
     found = profile(part, BINS, limit=None if options.exact else QUICK)
     words = [paint(word, "bad") for word in anomalies(found.summary)]
-    print(" ".join([tensor_heading(part), distribution(found), *words]))
+    say(" ".join([tensor_heading(part), distribution(found), *words]))
     rows = chunk_rows(part._payloads.catalog, part._tensor)
     for row in rows[:CHUNKS]:
-        print(f"  {_chunk_line(row)}")
+        say(f"  {_chunk_line(row)}")
     if len(rows) > CHUNKS:
-        print(f"  … {len(rows) - CHUNKS:,} more chunks")
-    print(values_text(part))
+        say(f"  … {len(rows) - CHUNKS:,} more chunks")
+    say(values_text(part))
 
 
 def objects(options: argparse.Namespace) -> None:
@@ -57,13 +57,13 @@ def objects(options: argparse.Namespace) -> None:
         value = _decoded(ckpt, name, options)
         if options.name is None:
             glimpse = json.dumps(value, ensure_ascii=False)
-            print(shorten(f"{safe(name)}: {safe(glimpse)}", 160))
+            say(shorten(f"{safe(name)}: {safe(glimpse)}", 160))
             continue
         for count, line in enumerate(_lines(value, f"{safe(name)}: ", 0)):
             if count == LINES:
-                print("… more; use --json to print everything")
+                say("… more; use --json to print everything")
                 break
-            print(line)
+            say(line)
 
 
 def locate(ckpt: Checkpoint, text: str) -> tuple[LazyTensor, tuple[Part, ...] | None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.analysis.stats import stats as statistics
 from workbench.checkpoint import Checkpoint
-from workbench.cli.common import narrow, note, open_as, paint, print_json, table_width
+from workbench.cli.common import narrow, note, open_as, paint, print_json, say
 from workbench.cli.workers import check_pins, run_part, workers
 from workbench.core.jsonable import finite
 from workbench.core.near import did_you_mean
@@ -70,11 +70,11 @@ def _sorted(frame: pd.DataFrame, column: str | None) -> pd.DataFrame:
 
 
 def _print(frame: pd.DataFrame, by: str) -> None:
-    for at, line in enumerate(stats_lines(frame, by, width=table_width())):
-        print(paint(line, "head") if not at else paint(line, "bad") if line.startswith("  ") else line)
+    for at, line in enumerate(stats_lines(frame, by)):
+        say(paint(line, "head") if not at else paint(line, "bad") if line.startswith("  ") else line)
     odd = sum(bool(anomaly_words(row)) for row in frame.to_dict("records"))
     if odd:
-        print(f"{units.plural(odd, by)} of {len(frame):,} with unusual values")
+        say(f"{units.plural(odd, by)} of {len(frame):,} with unusual values")
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

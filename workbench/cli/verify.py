@@ -8,7 +8,7 @@ import workbench
 from workbench.analysis.report import Report
 from workbench.analysis.verify import verify as check
 from workbench.checkpoint import Checkpoint
-from workbench.cli.common import print_json, table_width
+from workbench.cli.common import print_json, say
 from workbench.cli.workers import check_pins, run_part, workers
 from workbench.errors import UsageError
 from workbench.views.progress import progress_bar
@@ -31,7 +31,7 @@ def verify(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report.to_dict())
     else:
-        print(report_text(report, width=table_width()))
+        say(report_text(report))
     return report.exit_code
 
 

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from workbench.analysis.watch import Watcher, WatchEvent
-from workbench.cli.common import note, paint, print_json, tell
+from workbench.cli.common import note, paint, print_json, say, tell
 from workbench.errors import UsageError
 from workbench.views import units
 from workbench.views.names import safe
@@ -131,7 +131,7 @@ def _show(event: WatchEvent, watcher: Watcher, options: argparse.Namespace) -> N
         check = f"{event.check}: " if event.check else ""
         head = f"{event.severity.upper() if event.severity else '':<5}  {event.kind:<10}"
         line = f"{clock}  {head}  {safe(path)}  {check}{safe(event.words)}"
-        print(paint(line, "bad") if event.severity in ALARMS else line)
+        say(paint(line, "bad") if event.severity in ALARMS else line)
     sys.stdout.flush()
 
 
@@ -159,7 +159,7 @@ def _calls(options: argparse.Namespace) -> list[Any]:
         except ValueError as error:
             raise UsageError(f"--on-finding {options.on_finding!r}: {error}") from None
         if not words or shutil.which(words[0]) is None:
-            raise UsageError(f"--on-finding {options.on_finding!r}: no such command; it is not run by a shell")
+            raise UsageError(f"--on-finding {options.on_finding!r}: no such command (it is not run by a shell)")
         calls.append(lambda event: _command(words, event))
     if options.webhook is not None:
         try:
@@ -228,7 +228,7 @@ def _post(url: str, host: str, event: WatchEvent) -> None:
             why = getattr(reason, "strerror", None) or type(reason).__name__
         except Exception as error:  # http.client's: the answer is not HTTP
             why = type(error).__name__
-    note(f"--webhook: {host!r} did not take the event: {why}")
+    note(f"--webhook: {host!r} did not accept the event: {why}")
 
 
 def _json(event: WatchEvent) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 
 from workbench.analysis.folder import files_of
 from workbench.checkpoint import Checkpoint
-from workbench.cli.common import note, print_json
+from workbench.cli.common import note, print_json, say
 from workbench.core.executors import using
 from workbench.core.parts import PartialRun, write_part
 from workbench.core.place import stat_or_absent
@@ -129,5 +129,5 @@ def run_part(options: argparse.Namespace, ckpt: Checkpoint, call: Callable[[], o
     if options.json:
         print_json({"part": path, "number": number, "of": count, "tasks": len(part.found)})
     else:
-        print(safe(path))
+        say(safe(path))
     return 0

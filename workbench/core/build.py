@@ -19,7 +19,7 @@ from workbench.core.dtypes import DType
 from workbench.core.pickles.budget import NAMES, check_names
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place, stat_or_absent
-from workbench.errors import CorruptError
+from workbench.errors import CorruptError, quoted
 
 MAX_AXES = 64  #: of a tensor, as in torch and numpy
 
@@ -85,10 +85,10 @@ class CatalogBuilder:
         known = self._tensors.get(key)
         if known is None:
             if len(shape) > MAX_AXES or (shape and not 0 <= min(shape) <= max(shape) <= MAX_ELEMENTS):
-                raise CorruptError(f"tensor {key[:200]!r} has the impossible shape {short(shape)}")
+                raise CorruptError(f"tensor {quoted(key)} has the impossible shape {short(shape)}")
             self._letters += len(key)
             if self._letters > NAMES:
-                check_names(len(self._tensors) + 1, self._letters, repr(self.place.path), lambda: repr(key[:80]))
+                check_names(len(self._tensors) + 1, self._letters, repr(self.place.path), lambda: quoted(key))
             self._tensors[key] = dtype, shape, len(self._tensors), fqn, role
             return len(self._tensors) - 1
         if known[:2] != (dtype, shape):

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from workbench.core.arrays import Array
-from workbench.errors import UnsupportedFormatError
+from workbench.errors import UnsupportedFormatError, quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ def by_name(name: object) -> DType:
         return name
     found = _BY_NAME.get(str(name))
     if found is None:
-        raise UnsupportedFormatError(f"unknown element type {str(name)[:80]!r}; it may be newer than this workbench")
+        raise UnsupportedFormatError(f"unknown element type {quoted(str(name))}; it may be newer than this workbench")
     return found
 
 

@@ -54,7 +54,7 @@ def _plain(shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> np.ndar
     try:
         return np.empty(shape, dtype)
     except MemoryError:
-        raise OpenError(f"there is not enough memory to read {nbytes:,} bytes; read a part of them, a slice") from None
+        raise OpenError(f"there is not enough memory to read {nbytes:,} bytes; read a slice instead") from None
 
 
 def map_file(fd: int, nbytes: int, *, offset: int = 0, private: bool = False) -> np.ndarray[Any, Any]:

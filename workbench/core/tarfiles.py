@@ -18,7 +18,7 @@ from typing import NamedTuple
 from workbench.core.arrays import Array
 from workbench.core.place import Place
 from workbench.core.source import FileStat, LazyBytes, Source
-from workbench.errors import CorruptError, MissingFileError, TruncatedError, UnsafeError
+from workbench.errors import CorruptError, MissingFileError, TruncatedError, UnsafeError, quoted
 
 BLOCK = 512
 NAME_LIMIT = 64 << 10  #: bytes of a long name or of a pax header
@@ -53,7 +53,7 @@ def read_members(view: LazyBytes, what: str) -> dict[str, TarMember]:
             return found
         summed = sum(head) - sum(head[148:156]) + 8 * 32
         if _number(head[148:156], what, at) != summed:
-            raise CorruptError(f"{what}, byte {at:,}: the sum of a header is wrong; the archive is damaged")
+            raise CorruptError(f"{what}, byte {at:,}: the checksum of a header is wrong; the archive is damaged")
         kind, size = head[156:157], _number(head[124:136], what, at)
         size, size_of_next = (size if size_of_next < 0 or kind in b"LKxg" else size_of_next), -1
         start, stop = at + BLOCK, at + BLOCK + size
@@ -77,12 +77,12 @@ def read_members(view: LazyBytes, what: str) -> dict[str, TarMember]:
             continue
         parts = [part for part in name.split("/") if part not in (".", "")]
         if name.startswith("/") or ".." in parts or not parts:
-            raise UnsafeError(f"{what}: the name {name[:200]!r} at byte {start - BLOCK:,} leaves the archive; refused")
+            raise UnsafeError(f"{what}: the name {quoted(name)} at byte {start - BLOCK:,} leaves the archive; refused")
         if len(parts) > DEPTH:
-            raise UnsafeError(f"{what}: {len(parts):,} folders in each other at byte {start - BLOCK:,}; refused")
+            raise UnsafeError(f"{what}: {len(parts):,} nested folders at byte {start - BLOCK:,}; refused")
         name = "/".join(parts)
         if name in found:
-            raise CorruptError(f"{what}: {name[:200]!r} occurs twice; it is unknown which one is valid")
+            raise CorruptError(f"{what}: {quoted(name)} occurs twice; it is unknown which one is valid")
         found[name] = TarMember(start, stop)
     raise UnsafeError(f"{what} has more than {MAX_MEMBERS:,} members; refused")
 
@@ -110,11 +110,11 @@ def _pax(data: bytes, what: str, at: int) -> tuple[str, int]:
             name = _text(value)
         elif key == b"size":
             if not value.isdigit() or len(value) > 18:
-                raise CorruptError(f"{what}, byte {at:,}: the size {value[:40]!r} is not a number; it is damaged")
+                raise CorruptError(f"{what}, byte {at:,}: the size {quoted(value)} is not a number; it is damaged")
             size = int(value)
         elif key.startswith(b"GNU.sparse"):
             raise CorruptError(
-                f"{what}, byte {at:,}: a sparse member, which is not stored as it is; unpack the archive"
+                f"{what}, byte {at:,}: a sparse member, which cannot be read in place; unpack the archive"
             )
     return name, size
 

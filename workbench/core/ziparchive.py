@@ -30,7 +30,7 @@ from workbench.core.pickles.unpickle import loads
 from workbench.core.source import LazyBytes
 from workbench.core.zipdirectory import find_directory, read_records
 from workbench.core.ziprecord import DEFLATED, STORED, ZipRecord, inflate, locate
-from workbench.errors import CorruptError, UnsupportedFormatError
+from workbench.errors import CorruptError, UnsupportedFormatError, quoted
 
 # Records that are never empty so that a CRC of 0 was never computed.
 MARKERS = ("byteorder", "version", ".format_version", ".storage_alignment")
@@ -183,7 +183,7 @@ def single_tensor(buf: object, *, what: str) -> Item:
     record = archive.find(f"data/{tensor.storage.key}")
     if record is None:
         raise CorruptError(
-            f"{what}: data.pkl names storage {tensor.storage.key[:80]!r}, but there is no such record; the "
+            f"{what}: data.pkl names storage {quoted(tensor.storage.key)}, but there is no such record; the "
             "file is damaged"
         )
     start, stop = archive.payload(record)

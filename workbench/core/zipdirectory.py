@@ -19,7 +19,7 @@ import struct
 
 from workbench.core.source import LazyBytes
 from workbench.core.ziprecord import ENCRYPTED, STORED, UTF8, ZipRecord
-from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
+from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError, quoted
 
 # signature, disk, disk of the directory, records here, records, size, offset, length of the comment
 _END = struct.Struct("<4s4H2LH")
@@ -112,7 +112,7 @@ def read_records(view: memoryview | LazyBytes, start: int, stop: int, count: int
             usize, csize, offset = _zip64(extra, usize, csize, offset, what, start + at)
         if disk not in (0, 0xFFFF) or flags & ENCRYPTED:
             raise UnsafeError(
-                f"{what}, byte {start + at:,}: record {raw[:80]!r} is encrypted or on another disk; "
+                f"{what}, byte {start + at:,}: record {quoted(raw)} is encrypted or on another disk; "
                 "torch.save writes neither"
             )
         name = _record_name(raw, flags, what, start + at)
@@ -208,7 +208,7 @@ def _record_name(raw: bytes, flags: int, what: str, at: int) -> str:
             name = raw.decode("utf-8")  # torch before 1.6 set no flag
         except UnicodeDecodeError:
             raise CorruptError(
-                f"{what}, byte {at:,}: record name {raw[:80]!r} is not UTF-8; the file is damaged"
+                f"{what}, byte {at:,}: record name {quoted(raw)} is not UTF-8; the file is damaged"
             ) from None
     if (
         not name
@@ -219,6 +219,6 @@ def _record_name(raw: bytes, flags: int, what: str, at: int) -> str:
         or (".." in name and ".." in name.split("/"))
     ):
         raise UnsafeError(
-            f"{what}, byte {at:,}: record name {name[:200]!r} would leave the archive; the archive was not read"
+            f"{what}, byte {at:,}: record name {quoted(name)} would leave the archive; the archive was not read"
         )
     return name

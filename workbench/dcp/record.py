@@ -111,13 +111,14 @@ def storage_data(records: Sequence[RankRecord], plans: Sequence[Sequence[WriteIt
         planned += len(plan)
         if len(rows) != len(plan) or names_digest(plan) != record.names:
             raise WriteError(
-                f"a rank wrote {len(rows):,} items, which are not the {len(plan):,} that were planned; nothing was "
-                "committed. The planner changed its plan after the global plan"
+                f"a rank wrote {len(rows):,} items that differ from the {len(plan):,} planned ones; nothing was "
+                "committed. Its planner changed the plan after the global plan was made"
             )
         for number, file, _, offset, length, _ in rows.tolist():
             found[plan[number].index] = _StorageInfo(record.files[file][0], offset, length)
     if len(found) != planned:
-        raise WriteError(f"{planned - len(found):,} items of the plan have the name of another; nothing was committed")
+        twice = planned - len(found)
+        raise WriteError(f"{twice:,} items of the plan have the same name as another item; nothing was committed")
     return found
 
 

@@ -110,8 +110,8 @@ def stage(
     for name, (nbytes, blocks, _) in live.items():
         if name in digests and digests[name][:2] != (nbytes, blocks):
             raise WriteError(
-                f"tensor {name!r}: the staged copy differs from the trainer's; nothing was written. Somebody changed "
-                "it meanwhile, or memory is damaged"
+                f"tensor {name!r}: the staged copy differs from the trainer's; nothing was written. It was "
+                "changed in the meantime, or memory is damaged"
             )
     return staged, digests, frozenset(live.keys() & digests.keys())
 

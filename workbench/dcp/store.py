@@ -97,7 +97,9 @@ class StoreFolder:
             with suppress(TakenError):
                 self._to.put(key, metadata, only=version or {})
                 return replaced
-        raise WriteError(f"{name!r} in {self.shown!r} was replaced by others {TRIES} times meanwhile; save again")
+        raise WriteError(
+            f"{name!r} in {self.shown!r} was replaced by other writers {TRIES} times in the meantime; save again"
+        )
 
     def remove_generation(self, name: str, save_id: str) -> None:
         """Remove all ranks' data objects of a save, unless the folder's metadata is that save's."""

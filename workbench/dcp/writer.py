@@ -77,12 +77,13 @@ class Writer(FileSystemWriter):
     same pass, and ``.workbench-manifest.json`` in the folder records them, so ``wb.verify`` finds any later change and
     ``wb.diff`` compares without reading. The manifest also records the phases of the save on each rank.
 
-    In ``dcp.async_save`` the writer also copies the state dict to host memory. The memory is reused by later
-    saves, of other writers, too. The copy is hashed, and a tensor whose copy changes before it is written is an error.
+    In ``dcp.async_save`` the writer also copies the state dict to host memory. The memory is reused by later saves,
+    including those of other writers. The copy is hashed, and a tensor whose copy changes before it is written is an
+    error.
 
     Args:
         path: the folder, or its URL: ``s3://``, ``gs://`` or ``az://`` (``memory://`` for one process). Objects are
-            sent while they are written, in parts that the store checks.
+            uploaded while they are produced, in parts that the store verifies.
         thread_count: data files that a rank writes at once, if it has 8 MiB or more for each. By default, 2; and 1 in
             an asynchronous save to a disk, which then uses one thread in all, to leave the processor to the training.
         commit: ``"metadata"`` makes the save visible by replacing ``.metadata``. ``"rename"`` writes into a folder
@@ -96,13 +97,14 @@ class Writer(FileSystemWriter):
         buffers: copies of the state dict whose memory is kept between asynchronous saves.
         overwrite: replace a checkpoint in the folder; otherwise it is an error.
         sync_files: sync everything to disk before the save becomes visible.
-        direct: write data files around the page cache (``O_DIRECT``), which leaves the cache to the training. If the
-            file system does not support it, files are written as usual, and the manifest's record says so.
-        storage_options: for URLs: passed to the library that knows the scheme, as in ``wb.open``. They are pickled with
-            the writer, which ``AsyncCheckpointerType.PROCESS`` does; credentials in the environment are not.
+        direct: bypass the page cache (``O_DIRECT``), which leaves it to the training. If the file system does not
+            support this, files are written as usual, and the manifest records it.
+        storage_options: for URLs: passed to the library that handles the scheme, as in ``wb.open``.
+            ``AsyncCheckpointerType.PROCESS`` pickles the writer with these options, but not credentials in the
+            environment.
         single_file_per_rank, per_thread_copy_ahead, cache_staged_state_dict: accepted, without effect.
-        options: the other arguments of torch's ``FileSystemWriter``, which are refused unless they have their
-            defaults: stream extensions, and ``SerializationFormat.SAFETENSORS``.
+        options: the other arguments of torch's ``FileSystemWriter`` (stream extensions, the serialization format). They
+            are refused unless they have their defaults.
 
     Raises:
         UsageError: a URL that cannot be written to, an unknown ``commit``, or an option that is refused.
@@ -137,7 +139,7 @@ class Writer(FileSystemWriter):
         if thread_count < 1 or buffers < 0:
             raise UsageError(f"thread_count is {thread_count} and buffers is {buffers}; use 1 or more, and 0 or more")
         if echo and not manifest:
-            raise UsageError("echo records into the manifest; leave manifest=True")
+            raise UsageError("echo=True records its result in the manifest; pass manifest=True")
         refused = {name for name, value in options.items() if value not in (None, (), [])}
         if getattr(options.get("serialization_format"), "name", "") == "TORCH_SAVE":  # an enumeration since torch 2.8
             refused.discard("serialization_format")
@@ -217,7 +219,7 @@ class Writer(FileSystemWriter):
         self.rank: int = kwargs.get("rank") or 0
         self.use_collectives = kwargs.get("use_collectives", True)
         if self._commit == "rename" and not self.use_collectives:
-            raise UsageError('commit="rename" needs use_collectives=True: somebody has to know that all ranks are done')
+            raise UsageError('commit="rename" needs use_collectives=True: one rank must know when all ranks are done')
         if self._cleanup is not None:
             self._cleanup()
         self.save_id = str(uuid.uuid4())
@@ -373,8 +375,7 @@ class Writer(FileSystemWriter):
             tuple(self._phases),
             names_digest(items),
             None if known else tuple(items),
-            ("O_DIRECT is refused by the file system",)
-            * any(getattr(one.out, "refused", False) for one in files.opened),
+            ("the file system refused O_DIRECT",) * any(getattr(one.out, "refused", False) for one in files.opened),
         )
 
     # ---- commit ----
@@ -395,7 +396,7 @@ class Writer(FileSystemWriter):
         ]
         if other := next((one.folder for one in records if one.folder != folder.shown), None):
             raise WriteError(
-                f"a rank wrote into {other!r} instead of {folder.shown!r}: its plan is of an earlier save; use "
+                f"a rank wrote into {other!r} instead of {folder.shown!r}: its plan is from an earlier save; use "
                 "wb.dcp.Planner, or a planner without enable_plan_caching"
             )
         if "version" in Metadata.__dataclass_fields__:  # not in torch 2.6
@@ -518,8 +519,9 @@ class _StagedDigests:
 
     def _changed(self, fqn: str) -> WriteError:
         return WriteError(
-            f"tensor {fqn!r} changed between staging and writing; nothing was committed. Somebody writes into the "
-            "staged copy, such as a stager that uses its buffers again too early, or trains during a synchronous save"
+            f"tensor {fqn!r} changed between staging and writing; nothing was committed. Either something "
+            "wrote into the staged copy, such as a stager that reuses its buffers too early, or training continued "
+            "during a synchronous save"
         )
 
 

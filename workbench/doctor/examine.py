@@ -75,21 +75,21 @@ def doctor(
 
     Args:
         before: the checkpoint that was resumed from, or the folder of a run, or a folder with two checkpoints.
-        after: a later checkpoint of the resumed run, best from soon after the resume.
+        after: a later checkpoint of the resumed run, as soon after the resume as possible.
         echo: ``before`` saved again right after the load, before any update. If ``after`` is from the same step, it
             is used as the echo.
-        betas, lr, weight_decay: of the optimizer, if no file states them; they override the files.
+        betas, lr, weight_decay: the optimizer's settings, if no file stores them; they take precedence over the files.
         deep: read weights and moments; otherwise use only files, names and the trainer's state.
         format: a reader's name, to skip detection.
         threads: largest number of threads; by default one per core.
         progress: called with the fraction done; raise to cancel.
         storage_options: for those of ``before``, ``after`` and ``echo`` that are URLs, as in ``wb.open``.
         executor: a ``concurrent.futures.Executor`` whose workers do the reading: a process pool with the start method
-            ``spawn``, or ``distributed.Client(…).get_executor()``. Where changed values
-            came from is searched for in this process. The result is the same to the bit.
+            ``spawn``, or ``distributed.Client(…).get_executor()``. The search for where changed values came from runs
+            in this process. The result is the same, bit for bit.
 
     Returns:
-        The causes with their proof, best supported first; what is ruled out; what was not checked. ``exit_code`` is 0
+        The causes with their proof, best supported first; what was ruled out; what was not checked. ``exit_code`` is 0
         if nothing was found, 1 for warnings, 2 for errors.
 
     Raises:
@@ -157,7 +157,7 @@ def _right_save(outcome: Outcome) -> list[str]:
     wrong = any(sign.severity != "info" and sign.evidence.get("in") == LOADED for sign in outcome.signs)
     before = f"{SAVED} (before)"
     return [
-        f"the save is right, what differs came with the load: {one.message}"
+        f"the save is right; the load caused the differences: {one.message}"
         for one in outcome.cleared
         if wrong and one.what == before
     ]

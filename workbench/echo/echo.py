@@ -64,14 +64,14 @@ def echo(
         extra: anything else that the checkpoint contains: ``{"args": vars(args)}``.
         payload: write the tensors, as a ``torch.distributed.checkpoint`` folder; otherwise one JSON file of
             fingerprints (into ``path`` if that is a folder).
-        against: the checkpoint that was loaded, of any format, or an echo made when it was saved. It is read once,
-            shared between the ranks, and not read at all if it has a manifest.
+        against: the checkpoint that was loaded, of any format, or an echo made when it was saved. It is read once, with
+            the work divided among the ranks, and not read at all if it has a manifest.
         process_group: the ranks that hold the state together; by default all.
         progress: called with the fraction done of what this rank hashes, writes and reads.
 
     Returns:
-        a report, the same on every rank, with findings where the trainer differs from what was stored. Findings do not
-        raise; ``report.raise_for_errors()`` does.
+        A report, the same on every rank, with a finding for each difference between the trainer and what was stored.
+        Findings are not raised as errors; call ``report.raise_for_errors()`` for that.
 
     Raises:
         UsageError: neither ``path`` nor ``against`` is given, ``path`` exists and is not an echo, or the names of the

@@ -103,47 +103,50 @@ def export(
     """Write tensors of a checkpoint to files of another format, and prove that they are the same.
 
     The target appears under its name only when it is complete and synced to disk; after a failure, a signal or a kill,
-    whatever was there before is unchanged. In a store, the objects that make it complete are the last ones to be sent.
+    whatever was there before is unchanged. In a store, the object that completes the target is uploaded last.
 
     Args:
         ckpt: a checkpoint, a selection of one, or a path or URL.
         dest: a folder; for ``safetensors`` also a single file if the name ends in ``.safetensors``; for ``torch`` a
             file unless there is a mesh. A path, or a URL (``s3://``, ``gs://``, ``az://``): files are then written to
-            ``TMPDIR`` a few at a time, sent, and removed; it needs room for 2 GiB, or for two of the largest files.
+            ``TMPDIR`` a few at a time, uploaded, and removed; ``TMPDIR`` needs room for 2 GiB, or for two of the
+            largest files.
         format: a name of :data:`workbench.export.writers.registry.WRITERS`.
         select: regular expressions; only tensors whose key contains a match of one of them.
         role: ``model`` for everything that a model loads (parameters, buffers, scales, adapters), one role
             (``exp_avg`` …), or ``all`` or ``None`` for every tensor.
-        rename: key → name, as a mapping (other names are unchanged) or a function; ``fqn`` for parameters' own names;
-            ``hf`` for the names and shapes of transformers' models (:func:`workbench.export.hf.convert.as_hf`).
+        rename: key → name, as a mapping (other names are unchanged) or a function; ``fqn`` for the fully qualified
+            names of the parameters; ``hf`` for the names and shapes of transformers' models
+            (:func:`workbench.export.hf.convert.as_hf`).
         hf_config: with ``hf``, fields of the model's ``config.json`` for facts that the checkpoint does not store; with
             a ``model_type``, all of it.
         dtype: cast floats of 16, 32 and 64 bits, and FP8 weights times their scales, to ``bfloat16``, ``float16`` or
-            ``float32``; or quantise the weights of linear layers: ``fp8`` (a scale for each 128 × 128, as DeepSeek-V3
-            and transformers have it) or ``fp8-tensor`` (one a weight, as compressed-tensors has it).
+            ``float32``; or quantise the weights of linear layers: ``fp8`` (one scale for each block of 128 × 128, as in
+            DeepSeek-V3 and transformers) or ``fp8-tensor`` (one scale for each weight, as in compressed-tensors).
         lora: PEFT adapters to merge into their weights, one after the other: W + s·B·A.
-        unscaled: with ``dtype``, cast FP8 weights without a scale by their raw values.
+        unscaled: with ``dtype``, cast FP8 weights that have no scale by value.
         mesh: shard every tensor for the ranks of a mesh, ``Mesh(tp=2, pp=2)``, ``{"tp": 2}`` or ``"tp=2,pp=2"``: one
             file per rank.
-        rules: how tensors are placed on the mesh, if :mod:`workbench.export.sharding.rules` infers it wrongly.
+        rules: how tensors are placed on the mesh, if the placement that :mod:`workbench.export.sharding.rules` infers
+            is wrong.
         objects: also write non-tensor state (step, schedulers …) if the format has a place for it and its values are
             plain; by default with ``role="all"``.
         max_shard_size: maximum bytes of tensors per file, or ``5GB``, ``500MB``, ``2GiB``; safetensors without a mesh
             only.
         overwrite: replace an existing checkpoint or file of that name.
-        resume: resume an interrupted or failed run of the same export, after reading back what it wrote; and if this
-            run fails, keep what it wrote in a hidden folder next to the target. In a store, files that were sent whole
-            are kept if the store still has them as they were recorded; they are not sent again.
+        resume: resume an interrupted or failed run of the same export, after reading back what it wrote. If this run
+            fails too, what it wrote is kept in a hidden folder next to the target. In a store, uploaded files that are
+            unchanged are kept and not uploaded again.
         verify: read the target back before it becomes visible, and compare every fingerprint.
         manifest: write the fingerprints into the folder, as ``.workbench-manifest.json``; a target that is a single
             file, or whose files are separate checkpoints, has none.
         threads: number of threads; by default the cores available to this process, up to 8.
         progress: called with the fraction of bytes done, in the caller's thread; raise an exception to cancel.
         dry_run: only plan; everything that an export would refuse is still refused.
-        storage_options: for the URLs of ``dest`` and ``lora``: passed to the library that knows the scheme.
+        storage_options: for the URLs of ``dest`` and ``lora``: passed to the library that handles the scheme.
         executor: a ``concurrent.futures.Executor`` whose workers read and write: a process pool with the start method
             ``spawn``, or ``distributed.Client(…).get_executor()``. They write parts of the same hidden folder, so they
-            must see the target's file system under the same path. The files are the same to the byte.
+            must see the target's file system under the same path. The files are the same, byte for byte.
 
     Raises:
         UnsupportedFormatError: the format cannot be written, or it lacks an element type.

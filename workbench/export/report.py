@@ -57,9 +57,9 @@ class ExportReport(Shown):
         path: the target; visible under this name unless ``dry_run``.
         format: format of the target.
         files: in the order in which they are numbered.
-        tensors: in the order of the source; shards of them if they were split.
+        tensors: in the order of the source; if tensors were split, their shards.
         read_nbytes: bytes of elements read from the source.
-        copies: number of runs and boxes in which they are read.
+        copies: number of separate reads that these bytes take.
         peak_nbytes: upper bound on the anonymous memory used.
         copied: small files copied from the source (``config.json`` …).
         carried: non-tensor objects that were also written.

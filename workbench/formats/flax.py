@@ -36,7 +36,7 @@ from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.budget import leaves
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place, lacking
-from workbench.errors import CorruptError, NotACheckpointError, OpenError, TruncatedError, UnsafeError
+from workbench.errors import CorruptError, NotACheckpointError, OpenError, TruncatedError, UnsafeError, quoted
 from workbench.formats.format import Format
 from workbench.names.arrays import meaning
 
@@ -173,7 +173,7 @@ class _Walker:
         if kind == "ext":
             return self.extension(found)
         if not depth:
-            raise CorruptError(f"{self.name!r}, byte {at:,}: more than {DEPTH} maps or lists in each other; refused")
+            raise CorruptError(f"{self.name!r}, byte {at:,}: more than {DEPTH} nested maps or lists; refused")
         self.room(found * (2 if kind == "map" else 1), f"{found:,} items")
         if kind == "list":
             return [self.value(depth - 1) for _ in range(found)]
@@ -183,7 +183,7 @@ class _Walker:
             key = self.value(depth - 1)
             if type(key) is not str or key in made:
                 why = "occurs twice" if type(key) is str else "is not text"
-                raise CorruptError(f"{self.name!r}, byte {at:,}: the key {str(key)[:80]!r} {why}; the file is damaged")
+                raise CorruptError(f"{self.name!r}, byte {at:,}: the key {quoted(str(key))} {why}; the file is damaged")
             made[key] = self.value(depth - 1)
         return self.chunked(made, at) if made.get(CHUNKED) is True else made
 
@@ -270,7 +270,7 @@ def _listed(stored: Any) -> list[Any] | None:
 def _numpy_name(name: str) -> str:
     """Return the type of a dtype's ``name``, little endian unless it states otherwise, because flax writes no other."""
     if not re.fullmatch(r"(bfloat|float|int|uint|complex|bool)[0-9a-z_]{0,12}", name):
-        raise CorruptError(f"unknown element type {name[:40]!r}")
+        raise CorruptError(f"unknown element type {quoted(name)}")
     return {"float8_e4m3": "float8_e4m3", "bool_": "bool"}.get(name, name)
 
 
@@ -310,7 +310,7 @@ def _boxes(shape: tuple[int, ...], first: int, last: int) -> Iterator[tuple[list
 
 def _add(builder: CatalogBuilder, file: str, key: str, one: StoredArray | ChunkedArray) -> None:
     if key in builder:
-        raise CorruptError(f"{file!r}: two arrays have the name {key[:200]!r}; it is unknown which one is valid")
+        raise CorruptError(f"{file!r}: two arrays have the name {quoted(key)}; it is unknown which one is valid")
     builder.tensor(key, one.dtype, one.shape)
     first = 0
     for piece in one.pieces if isinstance(one, ChunkedArray) else (one,):

@@ -33,10 +33,11 @@ from workbench.core.catalog import MAX_ELEMENTS, Catalog
 from workbench.core.dtypes import DType, by_name
 from workbench.core.jsonable import check_listed, nested
 from workbench.core.lazymap import LazyMap
+from workbench.core.pickles.standins import short
 from workbench.core.place import Place
 from workbench.core.ziparchive import Archive
 from workbench.core.ziprecord import DEFLATED, STORED, ZipRecord, locate
-from workbench.errors import CorruptError, NotACheckpointError, OpenError, TruncatedError, UnsafeError
+from workbench.errors import CorruptError, NotACheckpointError, OpenError, TruncatedError, UnsafeError, quoted
 from workbench.formats.format import Format
 
 MAGIC = b"\x93NUMPY"
@@ -134,9 +135,9 @@ def parse(data: Any, what: str) -> Npy:
         raise CorruptError(f"{what}: the header is not a dict of descr, fortran_order and shape; the file is damaged")
     shape = found["shape"]
     if type(shape) is not tuple or not all(type(size) is int for size in shape) or len(shape) > 64:
-        raise CorruptError(f"{what}: the shape {str(shape)[:80]} is not a tuple of sizes; the file is damaged")
+        raise CorruptError(f"{what}: the shape {short(shape)} is not a tuple of sizes; the file is damaged")
     if type(found["fortran_order"]) is not bool:
-        raise CorruptError(f"{what}: fortran_order is {str(found['fortran_order'])[:40]}; the file is damaged")
+        raise CorruptError(f"{what}: fortran_order is {short(found['fortran_order'])}; the file is damaged")
     if prod(shape) > MAX_ELEMENTS or max(shape, default=0) > MAX_ELEMENTS:
         raise CorruptError(f"{what} has the impossible shape {shape}")
     return Npy(found["descr"], shape, found["fortran_order"], begin + length)
@@ -152,7 +153,7 @@ def _literal(text: str, what: str) -> Any:
             raise CorruptError(f"{what}: the header is not a literal at character {at:,}: {text[at : at + 20]!r}")
         depth += (match[1] in "([{") - (match[1] in ")]}")
         if depth > DEPTH:
-            raise CorruptError(f"{what}: the header has more than {DEPTH} brackets in brackets; refused")
+            raise CorruptError(f"{what}: the header has more than {DEPTH} nested brackets; refused")
         tokens.append(match[1].rstrip("L") if match[1][0].isdigit() else match[1])  # Python 2 wrote 20L
         at = match.end()
     try:
@@ -160,7 +161,7 @@ def _literal(text: str, what: str) -> Any:
     except (ValueError, IndexError, TypeError):
         end = -1
     if end != len(tokens):
-        raise CorruptError(f"{what}: the header {text[:80]!r} is not a literal; the file is damaged")
+        raise CorruptError(f"{what}: the header {quoted(text)} is not a literal; the file is damaged")
     return found
 
 
@@ -201,16 +202,16 @@ def _fields(descr: Any) -> tuple[list[_Field], int, str]:
         name = _DTYPES.get(f"{kind}{size}")
         item = size * 4 if kind == "U" else size
         if name is None or match is None:
-            return [], item, "is a pickle of Python objects" if kind == "O" else f"has the type {descr[:40]!r}"
+            return [], item, "is a pickle of Python objects" if kind == "O" else f"has the type {quoted(descr)}"
         return [_Field("", by_name(name), match[1] == ">" and item > 1, 0, item)], item, ""
     found: list[_Field] = []
     at = 0
     for one in descr if isinstance(descr, list) else [()]:
         if not isinstance(one, tuple) or len(one) not in (2, 3) or not isinstance(one[1], str):
-            return [], 0, "has fields in fields"
+            return [], 0, "has nested fields"
         sizes = one[2] if len(one) == 3 else ()
         if type(sizes) is not tuple or not all(type(size) is int for size in sizes) or prod(sizes) > MAX_ELEMENTS:
-            return [], 0, "has fields in fields"
+            return [], 0, "has nested fields"
         inner, item, why = _fields(one[1])
         if one[0] == "" and one[1][1:2] == "V":  # padding
             at += item
@@ -381,7 +382,7 @@ def read_catalog(place: Place) -> Catalog:
         )
     notes += left[:NOTED]
     if len(left) > NOTED:
-        notes.append(f"{len(left) - NOTED:,} more arrays are left out for such reasons")
+        notes.append(f"{len(left) - NOTED:,} more arrays are left out for similar reasons")
     return builder.build(
         {"step": None, "notes": notes, "largest_chunk": largest, "objects": texts, "archive": "the archive"}
     )

@@ -32,7 +32,7 @@ from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place
 from workbench.core.protobuf import BadMessage, signed, spans, varint
-from workbench.errors import CorruptError, NotACheckpointError, OpenError
+from workbench.errors import CorruptError, NotACheckpointError, OpenError, quoted
 from workbench.formats.format import Format
 
 SUFFIX = ".onnx"
@@ -183,14 +183,16 @@ def read_catalog(place: Place) -> Catalog:
     left: list[str] = []
     for one in model.tensors():
         if why := _add(builder, place, model, one):
-            left.append(f"initializer {one.name[:80]!r} {why} and is left out")
-    notes = left[:NOTED] + ([f"{len(left) - NOTED:,} more are left out for such reasons"] if len(left) > NOTED else [])
+            left.append(f"initializer {quoted(one.name)} {why} and is left out")
+    notes = left[:NOTED] + (
+        [f"{len(left) - NOTED:,} more are left out for similar reasons"] if len(left) > NOTED else []
+    )
     return builder.build({"step": None, "notes": notes, "objects": list(model.facts())})
 
 
 def _add(builder: CatalogBuilder, place: Place, model: _Model, one: _Tensor) -> str:
     """Declare an initializer; return why it is left out, or an empty string."""
-    what = f"{model.name!r}, byte {one.at:,}: initializer {one.name[:80]!r}"
+    what = f"{model.name!r}, byte {one.at:,}: initializer {quoted(one.name)}"
     if one.kind not in _TYPES:
         return f"has the type {one.kind}" + (" (text)" if one.kind == 8 else "")
     dtype, shape = by_name(_TYPES[one.kind][0]), tuple(one.dims)
@@ -229,7 +231,7 @@ def _offset(text: str, what: str, key: str) -> int:
     if not text:
         return -1
     if not text.isascii() or not text.isdecimal() or len(text) > 18:
-        raise CorruptError(f"{what}: the {key} {text[:40]!r} of its external data is not a number")
+        raise CorruptError(f"{what}: the {key} {quoted(text)} of its external data is not a number")
     return int(text)
 
 

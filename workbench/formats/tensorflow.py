@@ -43,7 +43,7 @@ from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place, lacking
 from workbench.core.protobuf import BadMessage, fields, signed, varint
-from workbench.errors import CorruptError, NotACheckpointError, OpenError, UnsafeError, UnsupportedFormatError
+from workbench.errors import CorruptError, NotACheckpointError, OpenError, UnsafeError, UnsupportedFormatError, quoted
 from workbench.formats.format import Format
 
 SUFFIX = ".index"
@@ -141,7 +141,7 @@ def read_table(data: bytes, what: str) -> Iterator[tuple[bytes, bytes]]:
                 if room < 0:
                     raise UnsafeError(f"{what}: keys of more than {KEYS} times the bytes of the index; refused")
                 if key <= last and (key or last):
-                    raise CorruptError(f"{what}: the key {key[:80]!r} is out of order; the file is damaged")
+                    raise CorruptError(f"{what}: the key {quoted(key)} is out of order; the file is damaged")
                 last = key
                 yield key, value
     except (BadMessage, IndexError):
@@ -250,13 +250,13 @@ def _read_index(place: Place, name: str) -> _Index:
     for key, value in read_table(place.read(name), what):
         try:
             if first != (key == b""):
-                raise CorruptError(f"{what}: the first key is {key[:80]!r}, not the header's; the file is damaged")
+                raise CorruptError(f"{what}: the first key is {quoted(key)}, not the header's; the file is damaged")
             if first:
                 header, first = {n: v for n, v in fields(value) if isinstance(v, int)}, False
                 continue
             entries[key] = _entry(value)
         except BadMessage:
-            raise CorruptError(f"{what}: the entry of {key[:80]!r} is not a message; the file is damaged") from None
+            raise CorruptError(f"{what}: the entry of {quoted(key)} is not a message; the file is damaged") from None
     shards = header.get(1, 0)
     if not 0 < shards <= SHARDS:
         raise CorruptError(f"{what}: {shards:,} data files; the header is damaged")
@@ -360,7 +360,9 @@ def read_catalog(place: Place) -> Catalog:
     stray = [key for key in index.entries if key[:1] == b"\0" and key not in slices]
     if stray:
         notes.append(f"{len(stray):,} slices belong to no variable and are left out")
-    notes += left[:NOTED] + ([f"{len(left) - NOTED:,} more are left out for such reasons"] if len(left) > NOTED else [])
+    notes += left[:NOTED] + (
+        [f"{len(left) - NOTED:,} more are left out for similar reasons"] if len(left) > NOTED else []
+    )
     facts: dict[str, Any] = {
         "step": stored_step(place),
         "notes": notes,
@@ -381,13 +383,13 @@ def _text(raw: bytes, name: str) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        raise CorruptError(f"{name!r}: the key {raw[:80]!r} is not UTF-8; the file is damaged") from None
+        raise CorruptError(f"{name!r}: the key {quoted(raw)} is not UTF-8; the file is damaged") from None
 
 
 def _data_file(index: _Index, entry: BundleEntry, key: str, name: str) -> str:
     if not 0 <= entry.shard < len(index.files) or entry.start < 0 or entry.size < 0:
         raise CorruptError(
-            f"{name!r}: {key[:80]!r} should be {entry.size:,} bytes at byte {entry.start:,} of data file "
+            f"{name!r}: {quoted(key)} should be {entry.size:,} bytes at byte {entry.start:,} of data file "
             f"{entry.shard:,} of {len(index.files):,}; the entry is damaged"
         )
     return index.files[entry.shard]
@@ -395,7 +397,7 @@ def _data_file(index: _Index, entry: BundleEntry, key: str, name: str) -> str:
 
 def _check_shape(shape: tuple[int, ...], key: str, name: str) -> None:
     if len(shape) > MAX_AXES or min(shape, default=0) < 0 or prod(shape) > MAX_ELEMENTS:
-        raise CorruptError(f"{name!r}: {key[:80]!r} has the impossible shape {short(shape)}")
+        raise CorruptError(f"{name!r}: {quoted(key)} has the impossible shape {short(shape)}")
 
 
 def _box(
@@ -409,14 +411,14 @@ def _box(
 ) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     """Return the file, sizes and offsets of one slice of a variable."""
     if len(extents) != len(shape):
-        raise CorruptError(f"{name!r}: a slice of {key[:80]!r} has {len(extents)} axes, the variable {len(shape)}")
+        raise CorruptError(f"{name!r}: a slice of {quoted(key)} has {len(extents)} axes, the variable {len(shape)}")
     first = tuple(begin if length >= 0 else 0 for begin, length in extents)
     sizes = tuple(length if length >= 0 else size for (_, length), size in zip(extents, shape, strict=True))
     if one is None:
-        raise CorruptError(f"{name!r}: the slice of {key[:80]!r} at {first} has no entry; the index is damaged")
+        raise CorruptError(f"{name!r}: the slice of {quoted(key)} at {first} has no entry; the index is damaged")
     if one.size != nbytes_of(dtype, prod(sizes)) or by_name(_TYPES.get(one.kind, "bool")) != dtype:
         raise CorruptError(
-            f"{name!r}: {key[:80]!r} has {one.size:,} bytes for {dtype} {sizes}; the entry is damaged or of another "
+            f"{name!r}: {quoted(key)} has {one.size:,} bytes for {dtype} {sizes}; the entry is damaged or of another "
             "save"
         )
     return _data_file(index, one, key, name), sizes, first

@@ -93,7 +93,9 @@ class Asked:
                 objects.append((leaf, value))
             else:
                 missing[leaf.name] = (
-                    "is a tensor there: put one in its place" if key in ckpt else "is not an object of it"
+                    "is a tensor there: pass a tensor for it"
+                    if key in ckpt
+                    else "is neither an object nor a tensor there"
                 )
         boxes = cut_held(tensors, stored.catalog.shape.shape[1])
         where = np.array(positions, np.int64)

@@ -49,7 +49,8 @@ def load(
     """Fill the tensors of a state dict in place, bit for bit; each rank reads only what it holds.
 
     In a distributed job every rank of the group must call it; an error on one rank is raised on all. Errors found
-    before reading leave every tensor unchanged; an error while reading (a file truncated or lost meanwhile) does not.
+    before reading leave every tensor unchanged; an error while reading (a file is truncated or lost in the meantime)
+    may leave some of them filled.
 
     Args:
         state_dict: names to tensors and DTensors of any mesh and placements, on any device; may be nested, as returned

@@ -60,10 +60,10 @@ class Budget(Shown):
     """The result of :func:`workbench.plan_memory`.
 
     Attributes:
-        gpus, memory, reserve: the request; memory in bytes.
+        gpus, memory, reserve: as requested; memory in bytes.
         precision: of weights, gradients, masters and moments.
         parameters: number of parameters, each counted once.
-        choices: every layout that was tried; those that fit come first, the smallest first.
+        choices: every layout that was tried: first those that fit, smallest first, then the others.
         chosen: the smallest layout that fits; if none does, the one whose largest rank is smallest.
         ranks: the ranks of ``chosen``, one row each: rank pp dp ep tp weights grads master moments nbytes.
         notes: assumptions, and what is not counted.

@@ -45,9 +45,9 @@ def plan_memory(
 ) -> Budget:
     """Compute whether a checkpoint's tensors fit ``gpus`` GPUs, and the smallest layout in which they do.
 
-    Sizes that are not given are tried: every ``tp`` up to 8, ``pp`` up to the number of layers, ``ep`` that divides the
-    experts, stages 0 to 3, on as many GPUs as divide ``gpus``. Smallest: fewest GPUs, then the least ``tp · pp``,
-    then the lowest stage.
+    All values of sizes that are not given are tried: ``tp`` up to 8, ``pp`` up to the number of layers, ``ep`` that
+    divides the number of experts, stages 0 to 3, on every number of GPUs that divides ``gpus``. The smallest layout has
+    the fewest GPUs, then the lowest ``tp · pp``, then the lowest stage.
 
     Args:
         source: the checkpoint, its path or URL, or its layout; its weights are used, or the shapes of their optimizer

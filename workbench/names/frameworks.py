@@ -180,7 +180,7 @@ def _qkv(fqn: str, shape: tuple[int, ...], facts: Geometry, prefix: str, leaf: s
 
 def _halves(fqn: str, shape: tuple[int, ...], axis: int, names: list[str]) -> list[Link] | str:
     if shape[axis] % 2:
-        return f"{fqn}: {shape[axis]} rows are no [gate; up]"
+        return f"{fqn}: {shape[axis]} rows are not [gate; up]"
     half = shape[axis] // 2
     size = (*shape[:axis], half, *shape[axis + 1 :])
     axes, zeros = tuple(range(len(shape))), (0,) * len(shape)

@@ -127,7 +127,8 @@ class Conversion:
     ) -> list[Link] | str:
         """Link the rows of each head: the first half of a head is in the even rows, the second half in the odd rows."""
         if heads is None:
-            return f"{self.architecture}.attention.head_count is not one number; the rows of q and k are permuted by it"
+            count = f"{self.architecture}.attention.head_count"
+            return f"{count} is not one number, but it determines how the rows of q and k are permuted"
         if not 0 < rows <= MOST or rows % (2 * heads):
             return f"{key}: {rows} rows are not {heads} heads of an even size"
         half, rest, axes = rows // heads // 2, shape[1:], tuple(range(len(shape)))

@@ -22,7 +22,7 @@ from typing import Any
 
 #: State that has its parameter's shape.
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg", "sum", "exp_inf", "master_param")
-_NUMBERED = "are numbered, and which they are is not certain"
+_NUMBERED = "are numbered, and it is not certain which parameters these are"
 #: transformers' Trainer puts these into the group without weight decay (``get_decay_parameter_names``).
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from workbench import formats
 from workbench.core.place import Place
-from workbench.errors import IncompleteError, NotACheckpointError, WorkbenchError
+from workbench.errors import IncompleteError, NotACheckpointError, WorkbenchError, quoted
 from workbench.names.steps import is_step, step_of
 
 __all__ = ["DEPTH", "Found", "RunFolder", "discover", "grouped", "locate", "pick"]
@@ -288,7 +288,7 @@ def _tracked(place: Place, steps: list[Found]) -> tuple[Found | None, str]:
         text = place.read(tracker).decode("utf-8", "replace").strip()
         hits = [item for item in steps if item.path == text or (text.isdigit() and item.step == int(text[:18]))]
         if not hits:
-            return None, f"the tracker {tracker!r} names {text[:80]!r}, which is not there"
+            return None, f"the tracker {tracker!r} names {quoted(text)}, which does not exist"
         if not hits[0].complete:
             return hits[0], f"the tracker {tracker!r} names {hits[0].path!r}, which is incomplete ({hits[0].why})"
         return hits[0], f"the tracker {tracker!r} names it"

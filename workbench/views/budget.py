@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from html import escape
 
 from workbench.memory import Budget
 from workbench.memory.budget import PARTS
 from workbench.views import units
+from workbench.views.lines import wrap
 
-WIDTH = 100
 SHOWN = 8  #: layouts and ranks that are listed
 
 
@@ -31,7 +30,7 @@ def budget_text(found: Budget) -> str:
     if len(found.choices) > SHOWN:
         lines.append(f"  … {units.plural(len(found.choices) - SHOWN, 'more layout')}")
     for sentence in found.notes:
-        lines += textwrap.wrap(sentence, WIDTH, initial_indent="  note: ", subsequent_indent="        ")
+        lines += wrap("  note: ", sentence)
     return "\n".join(lines)
 
 

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from html import escape
@@ -24,10 +23,10 @@ from workbench.analysis.diff_pairs import RENAMED
 from workbench.analysis.diff_rows import TensorDiff
 from workbench.errors import WorkbenchError
 from workbench.views import units
+from workbench.views.lines import room, wrap
 from workbench.views.names import columns, safe, shorten, shorten_all
 from workbench.views.spark import spark
 
-WIDTH = 100
 SHOWN = 20  #: rows of a repr; the command line's ``--all`` shows all
 NAMED = 8  #: added and removed tensors that are named
 HEADS = ("rel L2", "changed", "max |Δ|", "cosine", "type")
@@ -39,30 +38,30 @@ def diff_text(diff: Diff) -> str:
     return "\n".join(diff_lines(diff, SHOWN))
 
 
-def diff_lines(diff: Diff, most: int | None = None, *, width: int | None = WIDTH) -> list[str]:
-    """Return the differences as lines. ``most`` limits the rows of each table; ``width=None`` truncates no names."""
-    lines = [*_sides(diff, width), *_wrapped("", headline(diff))]
+def diff_lines(diff: Diff, most: int | None = None) -> list[str]:
+    """Return the differences as lines. ``most`` limits the rows of each table."""
+    lines = [*_sides(diff), *wrap("", headline(diff))]
     rows = diff.changed_rows
-    lines += _table(rows[:most], width)
+    lines += _table(rows[:most])
     if most is not None and len(rows) > most:
         lines.append(f"  … {units.plural(len(rows) - most, 'more tensor')} that differ")
     unread = [row for row in diff.rows if row.status == "unread"]
     for row in unread[:most]:
-        lines += _wrapped("  not compared: ", f"{safe(row.key_b)}: {safe(row.why)}")
+        lines += wrap("  not compared: ", f"{safe(row.key_b)}: {safe(row.why)}")
     if most is not None and len(unread) > most:
         lines.append(f"  … {units.plural(len(unread) - most, 'more tensor')} not compared")
     lines += _left_over("only in a", diff.removed, most) + _left_over("only in b", diff.added, most)
     if diff.objects:
         lines.append(f"  {units.plural(len(diff.objects), 'change')} in non-tensor state")
         for change in diff.objects[:most]:
-            lines += _wrapped("    ", _object(change))
+            lines += wrap("    ", _object(change))
         if most is not None and len(diff.objects) > most:
             lines.append(f"    … {len(diff.objects) - most:,} more")
     for sentence in diff.notes:
-        lines += _wrapped("  note: ", safe(sentence))
+        lines += wrap("  note: ", safe(sentence))
     for title, facts in (("checked", diff.checked), ("not checked", diff.not_checked)):
         for name, words in list(facts.items())[: most or None]:
-            lines += _wrapped(f"  {title}  {safe(name)}: ", safe(words))
+            lines += wrap(f"  {title}  {safe(name)}: ", safe(words))
     return lines
 
 
@@ -100,10 +99,10 @@ def headline(diff: Diff) -> str:
     return ("no difference: " if diff.exit_code == 0 else "") + ", ".join(parts)
 
 
-def tensor_text(row: TensorDiff, *, width: int | None = WIDTH) -> str:
+def tensor_text(row: TensorDiff) -> str:
     """Return one tensor in detail: counts, norms, histograms, and where it changed."""
     name = safe(row.key_b) if row.key_a == row.key_b else f"{safe(row.key_a)} → {safe(row.key_b)}"
-    lines = [shorten(f"{name} {_shapes(row)} {_types(row)}: {row.status}", width)]
+    lines = [shorten(f"{name} {_shapes(row)} {_types(row)}: {row.status}", room())]
     c = row.comparison
     with suppress(WorkbenchError):  # files were removed meanwhile: the results so far stay
         c = row.detail
@@ -133,11 +132,11 @@ def tensor_text(row: TensorDiff, *, width: int | None = WIDTH) -> str:
             each = max(-(-size // len(counts)), 1)
             lines.append(f"  axis {axis}  0 {spark(counts[: -(-size // each)])} {size:,}")
     if row.pattern is not None:
-        lines += _wrapped("  ", _pattern(row.pattern))
+        lines += wrap("  ", _pattern(row.pattern))
     if row.rounding is not None:
-        lines += _wrapped("  ", safe(row.rounding.sentence))
+        lines += wrap("  ", safe(row.rounding.sentence))
     if row.why:
-        lines += _wrapped("  ", safe(row.why))
+        lines += wrap("  ", safe(row.why))
     return "\n".join(lines)
 
 
@@ -156,7 +155,7 @@ def diff_html(diff: Diff) -> str:
         body.append(f"<tr>{cells}<td {left}><code>{escape(name)}</code> {escape(_shapes(row))}{more}</td></tr>")
     if len(diff.changed_rows) > 2 * SHOWN:
         body.append(f"<tr><td colspan=6>… {len(diff.changed_rows) - 2 * SHOWN:,} more</td></tr>")
-    parts = [f"<b>{escape(headline(diff))}</b>", *(f"<div>{escape(line)}</div>" for line in _sides(diff, WIDTH))]
+    parts = [f"<b>{escape(headline(diff))}</b>", *(f"<div>{escape(line)}</div>" for line in _sides(diff))]
     if body:
         parts.append(f"<table><tr>{heads}</tr>{''.join(body)}</table>")
     folds: list[tuple[str, Sequence[str]]] = [
@@ -179,34 +178,35 @@ def diff_html(diff: Diff) -> str:
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _sides(diff: Diff, width: int | None) -> list[str]:
+def _sides(diff: Diff) -> list[str]:
     lines = []
     for letter, path, name, step in zip("ab", (diff.a, diff.b), diff.formats, diff.steps, strict=True):
         when = "" if step is None else f", step {step:,}"
-        lines.append(shorten(f"{letter}  {name} {safe(path)}{when}", width))
+        lines.append(shorten(f"{letter}  {name} {safe(path)}{when}", room()))
     return lines
 
 
-def _table(rows: Sequence[TensorDiff], width: int | None) -> list[str]:
+def _table(rows: Sequence[TensorDiff]) -> list[str]:
     """Return the table with columns as narrow as their content; tensor names get the rest of the width."""
     if not rows:
         return []
     table = [_cells(row) for row in rows]
     widths = [max(columns(row[at]) for row in (HEADS, *table)) for at in range(len(HEADS))]
-    room = None if width is None else width - sum(widths) - 2 * len(widths) - 2
+    width = room()
+    left = None if width is None else width - sum(widths) - 2 * len(widths) - 2
     lines = [f"  {_joined(HEADS, widths)}  tensor"]
-    shapes = [_shapes(row) if room is None else _shape_beside(row, room) for row in rows]
-    spaces = [None if room is None else room - (columns(shape) + 1 if shape else 0) for shape in shapes]
+    shapes = [_shapes(row) if left is None else _shape_beside(row, left) for row in rows]
+    spaces = [None if left is None else left - (columns(shape) + 1 if shape else 0) for shape in shapes]
     names = shorten_all([safe(row.key_b) for row in rows], spaces)
     for row, cells, shape, space, name in zip(rows, table, shapes, spaces, names, strict=True):
         name = _renamed(row, space) if row.by == RENAMED else name
         lines.append(f"  {_joined(cells, widths)}  {name} {shape}".rstrip())
         if row.pattern is not None:
-            lines += _wrapped(" " * INDENT + "↳ ", _pattern(row.pattern))
+            lines += wrap(" " * INDENT + "↳ ", _pattern(row.pattern))
         if row.rounding is not None:
-            lines += _wrapped(" " * INDENT + "↳ ", safe(row.rounding.sentence))
+            lines += wrap(" " * INDENT + "↳ ", safe(row.rounding.sentence))
         if row.why:
-            lines += _wrapped(" " * INDENT + "↳ ", safe(row.why))
+            lines += wrap(" " * INDENT + "↳ ", safe(row.why))
     return lines
 
 
@@ -262,7 +262,7 @@ def _left_over(title: str, keys: Any, most: int | None) -> list[str]:
     lines = []
     shown = list(keys.items())[: NAMED if most is not None else None]
     for key, why in shown:
-        lines += _wrapped(f"  {title}: ", safe(key) + (f" ({safe(why)})" if why else ""))
+        lines += wrap(f"  {title}: ", safe(key) + (f" ({safe(why)})" if why else ""))
     if len(keys) > len(shown):
         lines.append(f"  {title}: … {len(keys) - len(shown):,} more")
     return lines
@@ -284,8 +284,3 @@ def _cosine(value: float | None) -> str:
     if 0.9999 < value < 1:
         return f"1-{1 - value:.1e}"
     return f"{value:.4f}"
-
-
-def _wrapped(head: str, words: str) -> list[str]:
-    inner = " " * min(len(head), 24)
-    return textwrap.wrap(words, WIDTH, initial_indent=head, subsequent_indent=inner, break_on_hyphens=False) or [head]

@@ -17,22 +17,18 @@ counted, never dropped silently.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from workbench.analysis.report import SEVERITIES, Finding
 from workbench.doctor.ledger.sign import Cleared, Sign
 from workbench.doctor.reasoning.diagnosis import Diagnosis, Subject, Suspect
 from workbench.views import units
+from workbench.views.lines import room, wrap
 from workbench.views.names import pad, safe, shorten
 
-WIDTH = 100  #: columns
 SCREEN = 40  #: lines of the first screen
 MARK = {"error": "ERROR", "warn": "WARN", "info": "info"}
 HEAD = 15  #: columns of a section's name
-MANY = 10_000  #: lines; in effect all
-
-
 PROOFS, FURTHER, SECTION = 3, 3, 4  #: lines of proof; further causes; lines of a section, on the first screen
 #: Where a sign was observed → how a sentence about it begins.
 PLACES = {
@@ -116,28 +112,27 @@ def reasons(found: Mapping[str, str]) -> Iterator[str]:
 def _screen(d: Diagnosis) -> Iterator[str]:
     yield _heading(d)
     for one in d.subjects:
-        yield f"  {pad(safe(one.which), 6)}  {shorten(safe(one.path), WIDTH - 10)}"
+        yield f"  {pad(safe(one.which), 6)}  {shorten(safe(one.path), _beside(10))}"
     real = [one for one in d.causes if one.severity != "info"]
     if not real:
-        yield from _wrapped(pad("VERDICT", HEAD), safe(d.verdict), 6)
+        yield from wrap(pad("VERDICT", HEAD), safe(d.verdict), most=6)
     for number, cause in enumerate(real[: 1 + FURTHER]):
-        yield from _wrapped(pad(MARK[cause.severity], 7), safe(cause.title), 3)
+        yield from wrap(pad(MARK[cause.severity], 7), safe(cause.title), most=3)
         if number == 0:
             yield from _first(cause)
     if len(real) > 1 + FURTHER:
         yield f"       and {units.plural(len(real) - 1 - FURTHER, 'further cause')}"
     if real:
         for note in _notes(d):
-            yield from _wrapped(pad("NOTE", HEAD), note, 3)
-        yield from _wrapped(pad("COMPARED", HEAD), safe(d.coverage), 3)
+            yield from wrap(pad("NOTE", HEAD), note, most=3)
+        yield from wrap(pad("COMPARED", HEAD), safe(d.coverage), most=3)
     rest = [one for one in d if one.severity != "info" and not _explained(one, real) and one.message != d.verdict]
     yield from _section("ALSO SEEN", (safe(one.message) for one in rest), SECTION)
     kept = [one for one in d.ruled_out if not one.what.endswith((" (before)", " (after)"))]
     yield from _section("FOUND CORRECT", map(_cleared, kept), SECTION)
     if d.not_checked:
-        yield from _wrapped(
-            pad("", HEAD), f"{units.plural(len(d.not_checked), 'check')} could not be made; list them with --all", 2
-        )
+        lacking = units.plural(len(d.not_checked), "check")
+        yield from wrap(pad("", HEAD), f"{lacking} could not be made; list them with --all")
 
 
 def _heading(d: Diagnosis) -> str:
@@ -163,7 +158,7 @@ def _first(one: Suspect) -> Iterator[str]:
     rows.append(("sure", _sure(one)))
     before = ""
     for name, words in rows:
-        yield from _wrapped(f"  {pad('' if name == before else name, 9)} ", words, 4 if name == "do" else 3)
+        yield from wrap(f"  {pad('' if name == before else name, 9)} ", words, most=4 if name == "do" else 3)
         before = name
 
 
@@ -202,27 +197,27 @@ def _lines(d: Diagnosis) -> Iterator[str]:
     yield _heading(d)
     for one in d.subjects:
         yield _subject(one)
-    yield from _wrapped(pad("VERDICT", HEAD), safe(d.verdict), MANY)
-    yield from _wrapped(pad("COMPARED", HEAD), safe(d.coverage), MANY)
+    yield from wrap(pad("VERDICT", HEAD), safe(d.verdict))
+    yield from wrap(pad("COMPARED", HEAD), safe(d.coverage))
     for number, suspect in enumerate(d.causes, 1):
         yield from _suspect(number, suspect)
-    yield from _section("ALSO SEEN", also_seen(d), MANY)
-    yield from _section("FOUND CORRECT", map(cleared_sentence, most_excluding(d.ruled_out)), MANY)
-    yield from _section("NOT CHECKED", reasons(d.not_checked), MANY)
-    yield from _section("NOT NEEDED", reasons(d.not_applicable), MANY)
+    yield from _section("ALSO SEEN", also_seen(d))
+    yield from _section("FOUND CORRECT", map(cleared_sentence, most_excluding(d.ruled_out)))
+    yield from _section("NOT CHECKED", reasons(d.not_checked))
+    yield from _section("NOT NEEDED", reasons(d.not_applicable))
 
 
 def _subject(one: Subject) -> str:
     step = "no step stored" if one.step is None else f"step {one.step:,}"
     head = f"  {pad(safe(one.which), 6)}  {safe(one.format)}, {step}  "
-    return head + shorten(safe(one.path), max(WIDTH - len(head), 20))
+    return head + shorten(safe(one.path), _beside(len(head)))
 
 
 def _suspect(number: int, one: Suspect) -> Iterator[str]:
-    yield from _wrapped(f"  {number} {pad(MARK[one.severity], 5)}  {pad(safe(one.cause), 4)}", suspect_title(one), 2)
+    yield from wrap(f"  {number} {pad(MARK[one.severity], 5)}  {pad(safe(one.cause), 4)}", suspect_title(one), most=2)
     before = ""
     for name, words in suspect_rows(one):
-        yield from _wrapped(f"      {pad('' if name == before else name, 9)} ", words, MANY, 5 * (name == "proof"))
+        yield from wrap(f"      {pad('' if name == before else name, 9)} ", words, hang=17 + 5 * (name == "proof"))
         before = name
 
 
@@ -235,7 +230,7 @@ def _proof(sign: Sign) -> str:
 
 def _affected(one: Suspect) -> str:
     share = "" if one.share is None else f", {units.percent(one.share, 1)} of the trained weights"
-    names = [shorten(safe(name), 40) for name in one.tensors[:2]]
+    names = [shorten(safe(name), room() and 40) for name in one.tensors[:2]]
     listed = f": {', '.join(names)}{', …' if one.affected > len(names) else ''}" if names else ""
     return f"{units.plural(one.affected or len(one.tensors), 'parameter')}{share}{listed}"
 
@@ -257,18 +252,15 @@ def _follows(one: str, other: str) -> bool:
     return digits and one[:1] == other[:1] and int(other[1:]) == int(one[1:]) + 1
 
 
-def _section(name: str, sentences: Iterable[str], most: int) -> Iterator[str]:
+def _section(name: str, sentences: Iterable[str], most: int | None = None) -> Iterator[str]:
     listed = list(sentences)
     for at, words in enumerate(listed[:most]):
-        yield from _wrapped(pad("" if at else name, HEAD), words, 2 if most < MANY else MANY)
-    if len(listed) > most:
+        yield from wrap(pad("" if at else name, HEAD), words, most=None if most is None else 2)
+    if most is not None and len(listed) > most:
         yield f"{' ' * HEAD}… {len(listed) - most:,} more (--all)"
 
 
-def _wrapped(head: str, words: str, most: int, deeper: int = 0) -> Sequence[str]:
-    lines = textwrap.wrap(
-        words, WIDTH, initial_indent=head, subsequent_indent=" " * (len(head) + deeper), break_on_hyphens=False
-    ) or [head.rstrip()]
-    if len(lines) > most:
-        lines = [*lines[: most - 1], lines[most - 1][: WIDTH - 2].rstrip() + " …"]
-    return lines
+def _beside(taken: int) -> int | None:
+    """Return the room for a path in a line, beside the columns that are taken."""
+    width = room()
+    return width and max(width - taken, 20)

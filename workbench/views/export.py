@@ -7,19 +7,20 @@ from html import escape
 
 from workbench.export.report import ExportReport, TensorReport
 from workbench.views import units
+from workbench.views.lines import room
 from workbench.views.names import pad, safe, shorten
 
-WIDTH = 100
 FILES = 20  #: files that are listed
 CASTS = 10  #: casts that are listed
 
 
-def export_text(report: ExportReport, *, width: int | None = WIDTH) -> str:
-    """Return the summary, the cost, the files, and what a cast changed; ``width=None`` truncates no names."""
-    lines = [shorten(safe(str(report)), 4 * WIDTH)]
+def export_text(report: ExportReport) -> str:
+    """Return the summary, the cost, the files, and what a cast changed."""
+    width = room()
+    lines = [shorten(safe(str(report)), width and 4 * width)]
     lines += [f"  {pad(name, 9)} {text}" for name, text in export_facts(report, width=width)]
     lines += _files(report, width)
-    lines += [shorten(f"  note: {safe(sentence)}", 3 * WIDTH) for sentence in report.notes]
+    lines += [shorten(f"  note: {safe(sentence)}", width and 3 * width) for sentence in report.notes]
     return "\n".join(lines)
 
 
@@ -28,7 +29,7 @@ def export_html(report: ExportReport) -> str:
     return f"<pre>{escape(export_text(report))}</pre>"
 
 
-def export_facts(report: ExportReport, *, width: int | None = WIDTH) -> list[tuple[str, str]]:
+def export_facts(report: ExportReport, *, width: int | None) -> list[tuple[str, str]]:
     """Return the facts as ``(name, text)``; further lines of the same fact follow it with an empty name."""
     size = units.nbytes
     facts = [

@@ -9,15 +9,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from html import escape
 
 from workbench.analysis.layout import Layout, Placed
 from workbench.analysis.layout.mesh import HolderView
 from workbench.views import units
+from workbench.views.lines import room, wrap
 from workbench.views.names import pad, safe, shorten
 
-WIDTH = 100
 PLACEMENTS = 12  #: placements that are listed
 ROWS = 16  #: ranks and files that are listed
 WORST = 6  #: holes and overlaps that are listed
@@ -28,17 +27,12 @@ def layout_text(found: Layout) -> str:
     return "\n".join(layout_lines(found, ROWS))
 
 
-def layout_lines(found: Layout, most: int | None = None, *, width: int | None = WIDTH) -> list[str]:
-    """Return the layout as lines. ``most`` limits the rows of its tables; ``width=None`` truncates no names."""
-    lines = [shorten(f"layout of {found.format} checkpoint {safe(found.path)}", width)]
+def layout_lines(found: Layout, most: int | None = None) -> list[str]:
+    """Return the layout as lines. ``most`` limits the rows of its tables."""
+    lines = [shorten(f"layout of {found.format} checkpoint {safe(found.path)}", room())]
     for name, words in _heading(found):
-        lines += textwrap.wrap(
-            words, WIDTH, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14, break_long_words=False
-        )
-    lines += _placements(found, width)
-    lines += _ranks(found, most, width)
-    lines += _wrong(found, width)
-    return lines
+        lines += wrap(f"  {name:<12}", words)
+    return [*lines, *_placements(found), *_ranks(found, most), *_wrong(found)]
 
 
 def tensor_lines(found: Layout, key: str) -> list[str]:
@@ -47,7 +41,7 @@ def tensor_lines(found: Layout, key: str) -> list[str]:
     lines = [f"{safe(key)}: {placed}, {placed.status}"]
     if placed.torch is not None:
         lines.append(f"  as DTensor  ({', '.join(placed.torch)}{',' if len(placed.torch) == 1 else ''})")
-    lines += textwrap.wrap(placed.why, WIDTH, initial_indent="  why         ", subsequent_indent=" " * 14)
+    lines += wrap("  why         ", placed.why)
     for row in pieces.to_dict("records"):
         again = f", copy {row['replica']}" if row["replica"] else ""
         lines.append(
@@ -57,7 +51,7 @@ def tensor_lines(found: Layout, key: str) -> list[str]:
     return lines
 
 
-def holder_text(view: HolderView, most: int | None = ROWS, *, width: int | None = WIDTH) -> str:
+def holder_text(view: HolderView, most: int | None = ROWS) -> str:
     """Return the position of a rank on the mesh, its peers, and its contents, largest first."""
     at = ", ".join(f"{axis}={value}" for axis, value in view.coordinates.items())
     lines = [
@@ -70,7 +64,7 @@ def holder_text(view: HolderView, most: int | None = ROWS, *, width: int | None 
     ordered = view.pieces.sort_values("nbytes", ascending=False, kind="stable")
     for row in ordered.head(most if most is not None else len(ordered)).to_dict("records"):
         where = f"{units.shape(row['offsets'])} + {units.shape(row['sizes'])}"
-        lines.append(f"  {units.nbytes(row['nbytes']):>10}  {shorten(safe(row['key']), width and 56)}  {where}")
+        lines.append(f"  {units.nbytes(row['nbytes']):>10}  {shorten(safe(row['key']), room() and 56)}  {where}")
     if most is not None and len(ordered) > most:
         lines.append(f"  … {units.plural(len(ordered) - most, 'more chunk')}")
     return "\n".join(lines)
@@ -93,7 +87,7 @@ def layout_html(found: Layout) -> str:
     table = table.assign(label=[shorten(safe(label), 60) for label in table["label"]])
     ranks = table.to_html(index=False, escape=True, border=0, na_rep="–")
     more = f"<div>… {len(found.ranks) - 2 * ROWS:,} more</div>" if len(found.ranks) > 2 * ROWS else ""
-    wrong = "".join(f"<div>{escape(line.strip())}</div>" for line in _wrong(found, WIDTH))
+    wrong = "".join(f"<div>{escape(line.strip())}</div>" for line in _wrong(found))
     return (
         f"<div><b>{escape(f'layout of {found.format} checkpoint {safe(found.path)}')}</b><table>{head}</table>"
         f"<table>{placements}</table><details><summary>bytes per rank ({len(found.ranks):,})</summary>{ranks}{more}"
@@ -138,8 +132,8 @@ def _rows(found: Layout) -> list[tuple[Placed, list[int], str, str]]:
     return rows
 
 
-def _placements(found: Layout, width: int | None) -> list[str]:
-    rows = _rows(found)
+def _placements(found: Layout) -> list[str]:
+    rows, width = _rows(found), room()
     if not rows:
         return []
     first = max(9, *(len(safe(placed)) for placed, *_ in rows[:PLACEMENTS]))
@@ -156,13 +150,13 @@ def _placements(found: Layout, width: int | None) -> list[str]:
     return lines
 
 
-def _ranks(found: Layout, most: int | None, width: int | None) -> list[str]:
+def _ranks(found: Layout, most: int | None) -> list[str]:
     frame = found.ranks if most is None else found.ranks.head(most)
     if not len(frame):
         return []
     axes = [axis for axis in found.mesh.axes if axis in frame.columns]
     first = max(len(safe(label)) for label in frame["label"])
-    first = first if width is None else min(first, 48)
+    first = first if room() is None else min(first, 48)
     heads = "".join(f"  {axis:>5}" for axis in axes)
     lines = [f"  {pad('holder', first)}{heads}  tensors  chunks       bytes"]
     for row in frame.to_dict("records"):
@@ -180,15 +174,15 @@ def _coordinate(value: object) -> str:
     return str(value) if isinstance(value, int) else "–"
 
 
-def _wrong(found: Layout, width: int | None) -> list[str]:
+def _wrong(found: Layout) -> list[str]:
     lines = []
     for what, frame in (("hole", found.holes), ("overlap", found.overlaps)):
         for row in frame.head(WORST).to_dict("records"):
             box = f"{units.shape(row['offsets'])} + {units.shape(row['sizes'])}"
-            lines.append(f"  {what.upper()}  {box} of {shorten(safe(row['key']), width and 60)}")
+            lines.append(f"  {what.upper()}  {box} of {shorten(safe(row['key']), room() and 60)}")
         if len(frame) > WORST:
             lines.append(f"  … {units.plural(len(frame) - WORST, f'more {what}')}")
     for tensor in found.covered.tangled[:WORST]:
-        key = shorten(safe(found.catalog.keys[tensor]), width and 60)
+        key = shorten(safe(found.catalog.keys[tensor]), room() and 60)
         lines.append(f"  HOLES NOT CHECKED  in {key}: it has too many overlaps or holes")
     return lines

@@ -10,14 +10,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from html import escape
 
 from workbench.analysis.phases import SavePhases
 from workbench.views import units
+from workbench.views.lines import wrap
 from workbench.views.names import pad, safe
 
-WIDTH = 100
 ROWS = 16  #: ranks that are listed
 
 
@@ -50,7 +49,7 @@ def sentences(found: SavePhases) -> list[str]:
 
 def phases_text(found: SavePhases, most: int | None = ROWS) -> str:
     """Return the sentences, and the seconds of each phase on each rank; of more than ``most`` ranks, the slowest."""
-    lines = [line for one in sentences(found) for line in textwrap.wrap(one, WIDTH)]
+    lines = [line for one in sentences(found) for line in wrap("", one)]
     ranks = shown_ranks(found, most)
     lines.append(f"  {'rank':<6}" + "".join(f"{safe(name)[:10]:>11}" for name in found.names))
     for rank in ranks:

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import textwrap
 from html import escape
 
 from workbench.analysis.report import Finding, Report
 from workbench.views import units
+from workbench.views.lines import room, wrap
 from workbench.views.names import safe, shorten
 
-WIDTH = 100  #: columns of the text
 SHOWN = 50  #: findings that are shown; the rest are counted
 _MARK = {"error": "ERROR", "warn": "WARN ", "info": "info "}
 
 
-def report_text(report: Report, *, width: int | None = WIDTH) -> str:
-    """Return findings, most severe first, each with its hint; then what was checked and what was not.
-
-    ``width`` is that of the first line, whose path is shortened to fit; ``None``, as in a pipe, shortens nothing.
-    """
-    lines = [shorten(headline(report), width)]
+def report_text(report: Report) -> str:
+    """Return findings, most severe first, each with its hint; then what was checked and what was not."""
+    lines = [shorten(headline(report), room())]
     for one in list(report)[:SHOWN]:
-        lines += _wrapped(f"  {_MARK[one.severity]} {one.rule}  ", _sentence(one))
+        lines += wrap(f"  {_MARK[one.severity]} {one.rule}  ", _sentence(one))
         if one.hint:
-            lines += _wrapped("        → ", safe(one.hint))
+            lines += wrap("        → ", safe(one.hint))
     if len(report) > SHOWN:
         lines.append(f"  … {units.plural(len(report) - SHOWN, 'more finding')}")
     for title, facts in (("checked", report.checked), ("not checked", report.not_checked)):
         if facts:
             lines.append(title)
             for name, words in facts.items():
-                lines += _wrapped(f"  {safe(name)}: ", safe(words))
+                lines += wrap(f"  {safe(name)}: ", safe(words))
     return "\n".join(lines)
 
 
@@ -65,9 +61,3 @@ def headline(report: Report) -> str:
 
 def _sentence(one: Finding) -> str:
     return f"{safe(one.where)}: {safe(one.message)}" if one.where else safe(one.message)
-
-
-def _wrapped(head: str, words: str) -> list[str]:
-    return textwrap.wrap(
-        words, WIDTH, initial_indent=head, subsequent_indent=" " * min(len(head), 24), break_on_hyphens=False
-    ) or [head.rstrip()]

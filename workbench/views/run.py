@@ -11,21 +11,22 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 from workbench.analysis.run import NEAR, NO_LOG, Run, RunComparison, spike_rank
 from workbench.views import units
+from workbench.views.lines import room, wrap
 from workbench.views.names import pad, safe, shorten
 
-WIDTH, HEAD = 100, 15
+HEAD = 15  #: columns of a row's name
 SHOWN = 6  #: resumes and spikes that are listed; the tables have all
 
 
 def run_text(run: Run) -> str:
     """Return the contents of the run, and where its loss jumped."""
-    return "\n".join([f"RUN  {shorten(safe(run.path), WIDTH - 5)}", *run_lines(run)])
+    width = room()
+    return "\n".join([f"RUN  {shorten(safe(run.path), width and width - 5)}", *run_lines(run)])
 
 
 def comparison_text(comparison: RunComparison) -> str:
@@ -79,7 +80,7 @@ def run_sentence(run: Run) -> str:
         if not len(run.sources):
             return "No log with a loss was found beside or above the checkpoints."
         if "loss" not in run.metrics:
-            return "The log has no loss; spikes were not looked for."
+            return "The log contains no loss, so it was not searched for spikes."
         points = units.plural(int(run.sources["points"].iloc[0]), "point")
         after = f", {units.plural(len(resumes), 'resume')}" if resumes else ""
         return f"No jump of the loss was found in {points} of the log{after}."
@@ -100,8 +101,7 @@ def _since(spike: dict[str, Any], resume: dict[str, Any]) -> str:
 
 
 def _headed(name: str, words: str) -> list[str]:
-    lines = textwrap.wrap(words, WIDTH - HEAD, break_long_words=False)
-    return [f"{'' if number else name:<{HEAD}}{line}" for number, line in enumerate(lines)]
+    return wrap(f"{name:<{HEAD}}", words)
 
 
 def spike_sentence(row: dict[str, Any]) -> str:
@@ -153,7 +153,7 @@ def _lines(run: Run) -> Iterator[str]:
     if len(spikes) > SHOWN:
         yield from _row("", f"… {len(spikes) - SHOWN:,} lower ones")
     if len(sources) and not spikes:
-        yield from _row("spikes", "none" if "loss" in run.metrics else "not looked for: the log has no loss")
+        yield from _row("spikes", "none" if "loss" in run.metrics else "not searched: the log contains no loss")
     for note in run.notes[:3]:
         yield from _row("note", _advised(note))
 
@@ -175,7 +175,5 @@ def _from(row: dict[str, Any]) -> str:
         return ""
 
 
-def _row(name: str, words: str) -> Iterator[str]:
-    lines = textwrap.wrap(words, WIDTH - HEAD, break_long_words=False) or [""]
-    for number, line in enumerate(lines):
-        yield f"  {'' if number else name:<{HEAD - 2}}{line}"
+def _row(name: str, words: str) -> list[str]:
+    return wrap(f"  {name:<{HEAD - 2}}", words)

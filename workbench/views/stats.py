@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from workbench.views import units
+from workbench.views.lines import room
 from workbench.views.names import columns, pad, safe, shorten, shorten_all
 
 if TYPE_CHECKING:
     import pandas as pd
 
-WIDTH = 100
 NAME = 34  #: minimum width of the name column; numeric columns are dropped first
 _NUMBERS = ("mean", "std", "min", "max", "norm")
 _SPREAD = ("min", "q01", "q25", "q50", "q75", "q99", "max", "distinct")
@@ -29,11 +29,12 @@ _MISSING = ("nan", "<NA>", "None")
 _WORDS = (("nan", "NaN!"), ("posinf", "+Inf!"), ("neginf", "-Inf!"))
 
 
-def stats_lines(frame: pd.DataFrame, by: str = "tensor", *, width: int | None = WIDTH) -> Iterator[str]:
+def stats_lines(frame: pd.DataFrame, by: str = "tensor") -> Iterator[str]:
     """Return the header, one line per row, and one more for its anomalies; names are cut where they remain distinct.
 
-    Without a width, as in a pipe, nothing is cut or left out.
+    In a pipe, nothing is cut or left out.
     """
+    width = room()
     rows: list[dict[str, Any]] = frame.to_dict("records")
     texts, numbers = _shown(frame, by)
     cells = {name: [name, *(_text(row[name]) for row in rows)] for name in texts}

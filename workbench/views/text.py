@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from workbench.analysis.summary import Profile, Summary, profile
@@ -12,11 +11,11 @@ from workbench.checkpoint import Checkpoint
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 from workbench.views import facts, units
+from workbench.views.lines import WIDEST, wrap
 from workbench.views.names import columns, pad, safe, shorten
 from workbench.views.spark import spark
 from workbench.views.tree import Node, walk
 
-WIDTH = 100  #: columns of the reprs
 BIGGEST = 4  #: modules that a checkpoint's repr lists
 ODD = 4  #: oddities that it lists
 SAMPLE = 1 << 18  #: maximum number of elements read for a tensor's line, which keeps it below 50 ms
@@ -27,7 +26,7 @@ FEW = 8  #: number of elements up to which the values are shown
 def checkpoint_text(ckpt: Checkpoint) -> str:
     """Return about 15 lines: the checkpoint's description, size, contents and oddities."""
     total = int(ckpt.catalog.tensor_nbytes.sum())
-    lines = [shorten(f"{ckpt.format} checkpoint {safe(ckpt.path)}", WIDTH)]
+    lines = [shorten(f"{ckpt.format} checkpoint {safe(ckpt.path)}", WIDEST)]
     lines += [_field(name, value) for name, value in facts.heading(ckpt)]
     lines += _wrapped("by role", facts.describe(facts.by_role(ckpt)))
     lines += _wrapped("by dtype", facts.describe(facts.by_dtype(ckpt)))
@@ -115,16 +114,13 @@ def tree_lines(nodes: Sequence[Node], *, depth: int | None = None) -> Iterator[s
 
 
 def _field(name: str, value: str) -> str:
-    return f"  {name:<11} {shorten(value, WIDTH - 14)}"
+    return f"  {name:<11} {shorten(value, WIDEST - 14)}"
 
 
 def _wrapped(name: str, value: str) -> list[str]:
     # sizes and their units, and roles and their sizes, stay on one line
     whole = re.sub(r"(?<! ·) (?!·)", "\u00a0", value) if " · " in value else value
-    lines = textwrap.wrap(
-        whole, WIDTH, initial_indent=f"  {name:<11} ", subsequent_indent=" " * 14, max_lines=2, placeholder=" …"
-    )
-    return [line.replace("\u00a0", " ") for line in lines]
+    return [line.replace("\u00a0", " ") for line in wrap(f"  {name:<11} ", whole, most=2)]
 
 
 def _biggest(nodes: Sequence[Node]) -> list[Node]:

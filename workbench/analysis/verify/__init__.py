@@ -97,7 +97,7 @@ def verify(
         progress: called with the fraction done; raise to cancel.
         storage_options: for URLs, of the checkpoint and the manifest, as in ``wb.open``.
         executor: a ``concurrent.futures.Executor`` whose workers do the reading: a process pool with the start method
-            ``spawn``, or ``distributed.Client(…).get_executor()``. The result is the same to the bit.
+            ``spawn``, or ``distributed.Client(…).get_executor()``. The result is the same, bit for bit.
 
     Returns:
         findings, and what was and was not checked.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from workbench import formats, runs
 from workbench.analysis.verify.log import Examined
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, quoted
 from workbench.names.steps import step_of
 
 
@@ -67,7 +67,7 @@ def _tracker(subject: Examined) -> None:
                     "commit.tracker",
                     "warn",
                     f"../{tracker}",
-                    f"names {text[:80]!r}, which is not in the same folder",
+                    f"names {quoted(text)}, which is not in the same folder",
                     "a resuming trainer will look for it: restore that step or correct the tracker",
                     names=text[:80],
                 )

@@ -209,7 +209,7 @@ def _absent_layers(subject: Examined, prefix: str, there: list[int]) -> None:
         f"{prefix}{absent[0]}",
         f"is absent: the stack has layers {there[0]} to {there[-1]} except {absent[:NAMED]}"
         + ("" if few else f"{' …' if lost > NAMED else ''}: {lost:,} of {lost + len(there):,} are absent"),
-        "a file or a pipeline stage is missing, unless the model was pruned, or its layers selected, this way",
+        "a file or a pipeline stage is missing, unless the model was pruned or its layers were selected on purpose",
         absent=absent,
     )
 
@@ -240,7 +240,7 @@ def _thin_layers(subject: Examined, prefix: str, layers: Mapping[int, set[str]],
             "warn",
             f"{prefix}{number}",
             f"lacks {len(lost):,} of the {plural(len(common), 'tensor')} that the other layers have: {names(lost)}",
-            "tensors were lost, unless the model was pruned this way",
+            "tensors were lost, unless the model was pruned on purpose",
             absent=lost[:1000],
         )
 

@@ -36,6 +36,7 @@ class Integrity(JobTab):
             size="small",
             color="primary",
             margin=(10, 10),
+            sx=style.ONE_LINE,
         )
         self._depth.param.watch(lambda event: self.state.param.update(depth=event.new), "value")
         self.state.param.watch(self._follow, "depth")
@@ -45,6 +46,8 @@ class Integrity(JobTab):
 
     def draw(self) -> None:
         self.body[:] = [self._depth, self._about, self.work, self.result]
+        if self.state.structure is not None and self.view is None and self._depth_chosen() == "structure":
+            self._done(self.state.structure)
 
     def _depth_chosen(self) -> str:
         return self.state.depth if self.state.depth in DEPTHS else "structure"

@@ -88,6 +88,7 @@ class Overview(Tab):
 
     def _done(self, found: tuple[Report, TrainingState]) -> None:
         report, state = found
+        self.state.structure = report
         self.badge.object = health(report)
         self._health[:] = [self.badge, self._more]
         self._training.object = training(state)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 COLUMNS: dict[str, tuple[str, str, int | None]] = {
     "severity": ("Severity", "text", 90),
     "message": ("Finding", "text", None),
+    "where": ("Where", "text", None),
     "rule": ("Rule", "text", 150),
-    "where": ("Where", "text", 200),
 }
 PAGE = 12
 
@@ -40,7 +40,7 @@ class Findings(pn.viewable.Viewer):
     def __init__(self, found: tuple[Finding, ...], page_size: int = PAGE, **params: Any) -> None:
         super().__init__(**params)
         self._found = found
-        self.table = style.table(finding_rows(found), COLUMNS, page_size=page_size, selectable=1)
+        self.table = style.table(finding_rows(found), COLUMNS, least={"where": 200}, page_size=page_size, selectable=1)
         self.table.on_click(self._clicked)
         self.one = style.pane("")
 

@@ -62,7 +62,7 @@ class RunTab(pn.viewable.Viewer):
         at = next((i for i, one in enumerate(steps) if one.path == here), -1)
         for button, by in zip(self._turn, (-1, 1), strict=True):
             button.disabled = not 0 <= at + by < len(steps)
-        words = f"Checkpoint {at + 1:,} of the {len(steps):,} of its run" if at >= 0 else f"{len(steps):,} checkpoints"
+        words = f"Checkpoint {at + 1:,} of {len(steps):,} in its run" if at >= 0 else f"{len(steps):,} checkpoints"
         buttons = [*self._turn, *([self._page] if self._state.served else [])]
         self._body[:] = [style.pane(f"<h3>{words}</h3>"), pn.FlexBox(*buttons)]
 

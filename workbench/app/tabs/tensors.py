@@ -75,7 +75,7 @@ class Tensors(pn.viewable.Viewer):
 
     def __panel__(self) -> pn.viewable.Viewable:
         filters = pn.Row(self._pattern, self._role, sizing_mode="stretch_width")
-        above = pn.Row(self.said, self._save, sizing_mode="stretch_width")
+        above = pn.Row(self.said, self._save, sizing_mode="stretch_width", margin=(0, 10, 0, 0))
         return pn.Column(filters, above, self.table, self.detail, sizing_mode="stretch_width")
 
     def _set(self, **values: str) -> None:

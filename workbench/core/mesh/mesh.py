@@ -28,7 +28,7 @@ MAX_RANKS = 1 << 20  #: more ranks than this are a typing error
 
 
 class Mesh:
-    """Named axes and their sizes; immutable, and equal where both are equal in order.
+    """Named axes and their sizes. Immutable; two meshes are equal if their axes have the same names, sizes and order.
 
     >>> mesh = Mesh(dp=2, tp=3)
     >>> mesh.coordinate(4)
@@ -63,7 +63,7 @@ class Mesh:
         """Parse a mesh from ``"dp=2,tp=4"``, as on the command line; an empty string is one rank.
 
         Raises:
-            UsageError: not of that form, or an axis named twice.
+            UsageError: the text does not have that form, or an axis is named twice.
         """
         sizes: dict[str, int] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
@@ -91,8 +91,8 @@ class Mesh:
         """Number ranks as Megatron does (``tp-cp-ep-dp-pp``, tp fastest); ``dp`` counts replicas of a dense weight,
         without cp.
 
-        Experts are spread inside of dp × cp, so with ``ep`` those ranks are named ``dp`` (replicas of an expert)
-        and ``ep``; context parallel ranks hold no weights of their own and are part of both.
+        Experts are spread over dp × cp ranks, so with ``ep`` these ranks form the axes ``dp`` (replicas of an expert)
+        and ``ep``. Context-parallel ranks hold no weights of their own and are part of both.
 
         Raises:
             UsageError: ``ep`` does not divide ``dp · cp``.
@@ -108,7 +108,7 @@ class Mesh:
         """Copy names and sizes of a ``torch.distributed.DeviceMesh``; ranks here are positions in it, row by row.
 
         Raises:
-            UsageError: its axes have no names, and placements could not be distinguished.
+            UsageError: its axes have no names, so placements cannot be assigned to them.
         """
         names = device_mesh.mesh_dim_names
         if not names:
@@ -162,7 +162,7 @@ class Mesh:
         return found
 
     def groups(self, *axes: str) -> Ints:
-        """Return the process groups of ranks that differ in these axes only, ``(groups, members)``, members in rank
+        """Return the process groups of ranks that differ only in these axes: ``(groups, members)``, members in rank
         order.
 
         Raises:

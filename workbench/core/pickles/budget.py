@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
-from workbench.errors import CorruptError, UnsafeError
+from workbench.errors import CorruptError, UnsafeError, quoted
 
 SPARE, DENSITY = 64 << 20, 24  # bytes of memory that any pickle may take, and more for each of its bytes
 SECONDS = 0.4  # of CPU that any pickle may take
@@ -157,7 +157,7 @@ def _start(path: tuple[Any, ...]) -> str:
     """Return the first characters of a path."""
     text = ""
     for key in path:
-        text += "." * bool(text) + (key[:80] if isinstance(key, str) else repr(key)[:80])
-        if len(text) > 80:
-            return repr(text[:80]) + "…"
-    return repr(text)
+        text += "." * bool(text) + (key[:NAME] if isinstance(key, str) else repr(key))
+        if len(text) > NAME:
+            break
+    return quoted(text)

@@ -96,7 +96,7 @@ class Diagnosis(Report):
         not_applicable: rules that had nothing to check, with the reason: no fp8 state, no adapters, only one file.
         coverage: what was compared and what was not, in one line.
         ledger: every measurement: leg, quantity, status, form, parameters.
-        notes: what was chosen or exchanged, one sentence each.
+        notes: which checkpoints were chosen or exchanged, one sentence each.
     """
 
     subjects: tuple[Subject, ...] = ()

@@ -80,7 +80,7 @@ register(
     Rule("N13", "second moments that do not change", ("D5",), "pair", "each update decays v by (1−β2) of itself",
          "more than half equal bit for bit, in 16 bits", "catalogue, D5", "warn", "no update in between",
          "keep exp_avg_sq in float32"),
-    Rule("P36", "parameters that stood still", ("G6", "G7", "H1"), "pair",
+    Rule("P36", "parameters that did not change", ("G6", "G7", "H1"), "pair",
          "an update multiplies exp_avg_sq by β2 at least",
          "second moments or counters are equal, and those of other parameters or the weights not", LAWS, "error",
          "frozen parameters (a warning, unless their own counters advanced)",

@@ -132,7 +132,7 @@ class StoreStaging:
                 dead._forget(there)
             self._sweep(left)
             if dead is not None and self.resume and left and not same:
-                self.notes.append("removed an unfinished export of something else into this target")
+                self.notes.append("removed an unfinished export of other data into this target")
             there = self._there()
             self.aside = self.aside or (self.folder and bool(there))
             self._copying = False
@@ -140,7 +140,7 @@ class StoreStaging:
         if there and not self.overwrite and not self._copying and (self.aside or UNFINISHED not in there):
             raise exists(self.destination.shown)
         if self.names and self.folder and self.destination.stat(self.destination.key) is not None:
-            raise WriteError(f"{self.destination.shown!r} exists and is one object; choose another name")
+            raise WriteError(f"{self.destination.shown!r} exists and is a single object; choose another name")
         self._alive()  # nothing is left to resolve, and `aside` is known
         if self.folder and not self.aside:
             self.destination.put(f"{self.destination.key}/{UNFINISHED}", self._document())
@@ -222,7 +222,9 @@ class StoreStaging:
                 found = self._run_of(_json(data or b""))
                 if found is not None and found._token == self._token:
                     self._version = self.destination.version(where)
-        raise WriteError(f"{self.destination.shown!r} is being written by another run, which took this one for stopped")
+        raise WriteError(
+            f"{self.destination.shown!r} is being written by another run, which considered this one stopped"
+        )
 
     def beat(self) -> None:
         """Give a sign of life; the next file checks whether this run still has the target."""

@@ -72,7 +72,7 @@ class Staging:
         """Sentences on leftovers of earlier runs, for a report."""
         if self.journal is None:
             return []
-        removed = f"removed unfinished exports of something else into this target: {self.removed}"
+        removed = f"removed unfinished exports of other data into this target: {self.removed}"
         return [*([removed] if self.removed else []), *self.journal.notes]
 
     @property
@@ -207,14 +207,14 @@ def check_free(target: str, *, folder: bool, overwrite: bool) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise WriteError(f"{target!r} cannot be looked at: {error.strerror}") from None
+        raise WriteError(f"{target!r} cannot be accessed: {error.strerror}") from None
     if stat.S_ISDIR(mode) != folder or not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
         kind = "folder" if folder else "file"
         raise WriteError(f"{target!r} exists and is not a {kind}; choose another name, or remove it yourself")
     try:
         free = overwrite or (folder and not os.listdir(target))
     except OSError as error:
-        raise WriteError(f"{target!r} cannot be looked at: {error.strerror}") from None
+        raise WriteError(f"{target!r} cannot be accessed: {error.strerror}") from None
     if not free:
         raise exists(target)
 
@@ -235,7 +235,9 @@ def check_room(folder: str, nbytes: int) -> None:
 
 def exists(target: str) -> WriteError:
     """Return the error for a target that may not be replaced."""
-    return WriteError(f"{target!r} exists; nothing was changed. Choose another name, or overwrite (overwrite=True)")
+    return WriteError(
+        f"{target!r} exists; nothing was changed. Choose another name, or replace it with --overwrite (overwrite=True)"
+    )
 
 
 def _allocated(folder: str) -> int:

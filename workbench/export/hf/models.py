@@ -91,7 +91,7 @@ def model_config(shapes: Shapes, facts: ModelFacts, dtype: str | None) -> tuple[
         return None, [f"no config.json: the checkpoint does not store {', '.join(missing)}"]
     if name == "MixtralForCausalLM" and not fields.pop("norm_topk_prob", True):
         return None, [
-            "no config.json: Mixtral normalises the weights of the chosen experts to sum to 1, this model does not"
+            "no config.json: Mixtral normalises the weights of the chosen experts to sum to 1, but this model does not"
         ]
     sizes = _sizes(shapes)
     wanted = _expected(fields, sizes, traits)

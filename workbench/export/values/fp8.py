@@ -76,8 +76,8 @@ def quantize(
     if uneven := [t for t, (m, n) in blocks.items() if catalog.shape_of(t)[-2] % m or catalog.shape_of(t)[-1] % n]:
         edits.notes.append(
             f"{len(uneven):,} weights, for example {catalog.keys[uneven[0]]!r}, do not divide evenly into blocks of "
-            f"{BLOCK[0]} × {BLOCK[1]}: the last blocks are smaller. transformers' FP8 layers use them so, but when it "
-            "dequantises while loading (dequantize=True, or no GPU) it assumes different blocks"
+            f"{BLOCK[0]} × {BLOCK[1]}: the last blocks are smaller. transformers' FP8 layers handle this, but if "
+            "transformers dequantises while loading (dequantize=True, or no GPU), it assumes blocks of equal size"
         )
     amax = largest(edits.ckpt.payloads, edits.changes, blocks, threads=threads, progress=progress)
     for tensor, grid in amax.items():

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.errors import UnsupportedFormatError, UsageError
+from workbench.core.pickles.standins import short
+from workbench.errors import UnsupportedFormatError, UsageError, quoted
 
 #: Settings that change what merging means, wherever they are set.
 _REFUSED = (
@@ -65,12 +66,12 @@ class LoraConfig:
         if config.get("bias", "none") != "none":
             set_so.append("bias")
         if set_so:
-            told = ", ".join(f"{name}={str(config[name])[:40]!r}" for name in set_so)
+            told = ", ".join(f"{name}={short(config[name])}" for name in set_so)
             raise UnsupportedFormatError(f"adapter with {told}: merging it is not supported; merge it with PEFT")
         start = config.get("init_lora_weights")
         if isinstance(start, str) and start.lower().startswith(_RESIDUAL):
             raise UnsupportedFormatError(
-                f"adapter with init_lora_weights={start[:40]!r}: it does not belong to the base model's own weights, "
+                f"adapter with init_lora_weights={quoted(start)}: it does not belong to the base model's own weights, "
                 "because a part was subtracted when training began; convert it with PEFT's save_pretrained first"
             )
         ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
@@ -108,7 +109,7 @@ def _of_module(patterns: Mapping[str, Any], module: str, default: object) -> obj
     for pattern, value in patterns.items():
         # without groups, and with few repeats, no pattern takes for ever
         if len(pattern) > MAX_PATTERN or "(" in pattern or sum(map(pattern.count, "*+{")) > 3:
-            raise UnsupportedFormatError(f"'adapter_config.json': pattern {pattern[:80]!r} has an unknown form")
+            raise UnsupportedFormatError(f"'adapter_config.json': pattern {quoted(pattern)} has an unknown form")
         try:
             if re.match(rf"(.*\.)?({pattern})$", module):
                 return value

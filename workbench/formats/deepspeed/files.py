@@ -22,7 +22,7 @@ from workbench.core.pickles import unpickle
 from workbench.core.pickles.constructors import torch_storage
 from workbench.core.pickles.standins import StorageRef, TensorRef
 from workbench.core.place import Place
-from workbench.errors import CorruptError, TruncatedError
+from workbench.errors import CorruptError, TruncatedError, quoted
 from workbench.formats.torch.file import load_tree
 
 _DEVICE = re.compile(rb"X\x06\x00\x00\x00cuda:[0-9]")  #: a storage's device, the only difference between local ranks
@@ -143,12 +143,12 @@ class _Storages:
     def __call__(self, ref: StorageRef) -> tuple[int, int]:
         record = self.archive.find(f"data/{ref.key}")
         if record is None:
-            raise CorruptError(f"{self.what}: data.pkl names storage {ref.key[:40]!r}, but there is no such record")
+            raise CorruptError(f"{self.what}: data.pkl names storage {quoted(ref.key)}, but there is no such record")
         start, stop = self.archive.payload(record)
         size = ref.numel * (by_name(ref.dtype).itemsize if ref.dtype else 1)
         if size != stop - start:
             raise CorruptError(
-                f"{self.what}: storage {ref.key[:40]!r} needs {size:,} bytes, but its record at byte {start:,} has "
+                f"{self.what}: storage {quoted(ref.key)} needs {size:,} bytes, but its record at byte {start:,} has "
                 f"{stop - start:,}; the file is damaged"
             )
         return start, stop

@@ -24,8 +24,9 @@ from typing import Any
 
 from workbench.core.catalog import MAX_ELEMENTS
 from workbench.core.dtypes import DType, by_name, nbytes_of
+from workbench.core.pickles.standins import short
 from workbench.core.place import Place
-from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
+from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError, quoted
 
 MAGIC = b"GGUF"
 ALIGNMENT = 32  #: bytes, without ``general.alignment``
@@ -140,11 +141,11 @@ def parse(place: Place, name: str, *, metadata_only: bool = False) -> GgufHeader
         at = reader.at
         key = reader.text("a key")
         if key in metadata:
-            raise CorruptError(f"{name!r}, byte {at:,}: the key {key[:80]!r} occurs twice")
-        metadata[key] = reader.value(reader.number("I", f"the type of {key[:80]!r}"), key, DEPTH)
+            raise CorruptError(f"{name!r}, byte {at:,}: the key {quoted(key)} occurs twice")
+        metadata[key] = reader.value(reader.number("I", f"the type of {quoted(key)}"), key, DEPTH)
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if type(alignment) is not int or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise CorruptError(f"{name!r}: general.alignment is {str(alignment)[:40]}, not a power of 2")
+        raise CorruptError(f"{name!r}: general.alignment is {short(alignment)}, not a power of 2")
     infos = [_info(reader) for _ in range(0 if metadata_only else tensors)]
     start = -(-reader.at // alignment) * alignment
     found = list(_placed(name, infos, start, alignment))
@@ -159,18 +160,20 @@ def _info(reader: _HeaderReader) -> _Info:
     name = reader.text("a tensor's name")
     axes = reader.number("I", "the number of axes of a tensor")
     if axes > MAX_AXES:
-        raise CorruptError(f"{reader.name!r}, byte {at:,}: tensor {name[:80]!r} has {axes:,} axes; ggml has {MAX_AXES}")
+        raise CorruptError(
+            f"{reader.name!r}, byte {at:,}: tensor {quoted(name)} has {axes:,} axes; ggml has {MAX_AXES}"
+        )
     *sizes, kind, offset = reader.numbers(f"{axes}{reader.size}IQ", "the shape, type and offset of a tensor")
     if kind not in _TYPES:
         gone = "no longer exists" if kind in _REMOVED else "is newer than this workbench, or only for activations"
-        raise UnsupportedFormatError(f"{reader.name!r}: tensor {name[:80]!r} has ggml type {kind}, which {gone}")
+        raise UnsupportedFormatError(f"{reader.name!r}: tensor {quoted(name)} has ggml type {kind}, which {gone}")
     dtype, shape = by_name(_TYPES[kind]), tuple(reversed(sizes))
     if prod(shape) > MAX_ELEMENTS:
-        raise CorruptError(f"{reader.name!r}: tensor {name[:80]!r} has the impossible shape {shape}")
+        raise CorruptError(f"{reader.name!r}: tensor {quoted(name)} has the impossible shape {shape}")
     if dtype.packed and (not shape or shape[-1] % dtype.block):
         raise CorruptError(
-            f"{reader.name!r}: tensor {name[:80]!r} of {dtype} has the shape {shape}; its rows are not whole blocks of "
-            f"{dtype.block} elements"
+            f"{reader.name!r}: tensor {quoted(name)} of {dtype} has the shape {shape}; its rows are not whole blocks "
+            f"of {dtype.block} elements"
         )
     return name, dtype, shape, offset, at
 
@@ -181,11 +184,11 @@ def _placed(file: str, infos: list[_Info], start: int, alignment: int) -> Iterat
     expected = 0
     for name, dtype, shape, offset, at in infos:
         if name in seen:
-            raise CorruptError(f"{file!r}, byte {at:,}: tensor {name[:80]!r} occurs twice")
+            raise CorruptError(f"{file!r}, byte {at:,}: tensor {quoted(name)} occurs twice")
         seen.add(name)
         if offset != expected:
             raise CorruptError(
-                f"{file!r}, byte {at:,}: tensor {name[:80]!r} begins at byte {offset:,} of the data, but the one "
+                f"{file!r}, byte {at:,}: tensor {quoted(name)} begins at byte {offset:,} of the data, but the one "
                 f"before it ends at byte {expected:,}, with padding; an offset, a shape or a type is wrong"
             )
         stop = offset + nbytes_of(dtype, prod(shape))
@@ -246,7 +249,7 @@ class _HeaderReader:
         found = self.number(self.size, f"the number of {what}")
         if found * least > self.total - self.at:
             raise UnsafeError(
-                f"{self.name!r}, byte {at:,}: {found:,} {what[:80]} would take {found * least:,} bytes or more, but "
+                f"{self.name!r}, byte {at:,}: {found:,} {what} would take {found * least:,} bytes or more, but "
                 f"{self.total - self.at:,} remain; the file is damaged"
             )
         return found
@@ -274,7 +277,7 @@ class _HeaderReader:
 
     def value(self, kind: int, key: str, depth: int) -> Any:
         """Return a value of metadata."""
-        what = f"the value of {key[:80]!r}"
+        what = f"the value of {quoted(key)}"
         if kind in _SCALARS:
             return self.numbers(_SCALARS[kind], what)[0]
         if kind == _TEXT:  # a tokenizer's merges need not be UTF-8
@@ -284,7 +287,7 @@ class _HeaderReader:
         inner = self.number("I", f"the element type of {what}")
         form = _SCALARS.get(inner)
         least = struct.calcsize(form) if form else 12 if inner == _ARRAY else struct.calcsize(self.size)
-        count = self.count(f"elements of {key[:80]!r}", least)
+        count = self.count(f"elements of {quoted(key)}", least)
         self._left -= count
         if self._left < 0:
             raise UnsafeError(f"{self.name!r} has more than {VALUES:,} array elements in its metadata; refused")

@@ -30,6 +30,7 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
 from workbench.core.garbage import uncollected
 from workbench.core.lazymap import LazyMap
+from workbench.core.pickles.standins import short
 from workbench.core.place import Place, lacking
 from workbench.errors import CorruptError, NotACheckpointError, OpenError
 from workbench.formats import Format
@@ -99,7 +100,7 @@ def read_catalog(place: Place) -> Catalog:
     told = next((header.metadata[TENSORS] for header in headers.values() if TENSORS in header.metadata), None)
     if not lost and told is not None and told != sum(tensors):
         raise CorruptError(
-            f"{TENSORS} of {names[0]!r} is {str(told)[:40]}, but the {len(names)} parts hold {sum(tensors):,} tensors; "
+            f"{TENSORS} of {names[0]!r} is {short(told)}, but the {len(names)} parts hold {sum(tensors):,} tensors; "
             "a part is from another model"
         )
     versions = sorted({header.version for header in headers.values()})

@@ -143,7 +143,7 @@ class _HeapBlocks:
         direct = (self.most // self.start).bit_length() + 1  # rows of blocks that hold objects
         count = rows * self.table
         if not depth:
-            raise CorruptError(f"{self.what}: a heap of more than {DEPTH} blocks in each other; the file is damaged")
+            raise CorruptError(f"{self.what}: a heap of more than {DEPTH} nested blocks; the file is damaged")
         block = file.marked(address, prefix + count * file.wide + 4, b"FHIB", self.what)
         file.summed(block.data, block.begin, self.what)
         block.take(prefix - 4)

@@ -32,7 +32,7 @@ from workbench.core.catalog import MAX_ELEMENTS
 from workbench.core.jsonable import check_listed, nested
 from workbench.core.pickles.standins import short
 from workbench.core.source import LazyBytes
-from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
+from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError, quoted
 from workbench.formats.keras.dense import read_records, read_stored
 from workbench.formats.keras.indices import MOST_CHUNKS, fixed_array, read_tree, record_rows, tree_rows
 from workbench.formats.keras.structures import StructureFields, Structures
@@ -197,7 +197,7 @@ class Hdf5(Structures):
                 yield self._data_set(path, at, messages)
             elif kinds & {_SYMBOLS, _LINKS, _LINK}:
                 if depth == DEPTH:
-                    raise UnsafeError(f"{what}, byte {at:,}: more than {DEPTH} groups in each other; refused")
+                    raise UnsafeError(f"{what}, byte {at:,}: more than {DEPTH} nested groups; refused")
                 yield Hdf5Group(path, at, messages)
                 members = self._members(messages, path)
                 for name in sorted(members, reverse=True):
@@ -328,7 +328,7 @@ class Hdf5(Structures):
                 text = ""
             if not text or "/" in text or "\0" in text or text in (".", "..") or text in members:
                 raise CorruptError(
-                    f"{what}, byte {at:,}: the name {name[:80]!r} occurs twice or is not valid; the file is damaged"
+                    f"{what}, byte {at:,}: the name {quoted(name)} occurs twice or is not valid; the file is damaged"
                 )
             self._letters -= len(path) + len(text)
             if self._letters < 0 or len(members) > OBJECTS:
@@ -376,7 +376,7 @@ class Hdf5(Structures):
         return name, fields.uint(self.wide)
 
     def _not_followed(self, name: bytes, what: str, at: int) -> None:
-        self.note(f"{what}, byte {at:,}: {name[:80]!r} is a soft or external link, which is not followed")
+        self.note(f"{what}, byte {at:,}: {quoted(name)} is a soft or external link, which is not followed")
 
     def _local_heap(self, address: int, what: str) -> StructureFields:
         """Return the local heap with the names of a group."""
@@ -412,7 +412,7 @@ class Hdf5(Structures):
                 rows.take(20)
                 name = name_at(offset, at)
                 if name <= last:
-                    raise CorruptError(f"{what}, byte {at:,}: the name {name[:80]!r} is out of order; it is damaged")
+                    raise CorruptError(f"{what}, byte {at:,}: the name {quoted(name)} is out of order; it is damaged")
                 last = name
                 if kind == 2:
                     self._not_followed(name, what, at)
@@ -420,8 +420,8 @@ class Hdf5(Structures):
                     yield name, address, at
             if last != (expected := name_at(int.from_bytes(greatest, "little"), head.begin)):
                 raise CorruptError(
-                    f"{what}, byte {head.begin:,}: the last name of a node is {last[:80]!r} and should be "
-                    f"{expected[:80]!r}; members of the group are lost"
+                    f"{what}, byte {head.begin:,}: the last name of a node is {quoted(last)} and should be "
+                    f"{quoted(expected)}; members of the group are lost"
                 )
 
     # ---- data sets ---------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def read_catalog(place: Place) -> Catalog:
         notes.append(f"{file5.left_out - len(file5.notes):,} more such things are left out")
     notes += left[:NOTED]
     if len(left) > NOTED:
-        notes.append(f"{len(left) - NOTED:,} more data sets are left out for such reasons")
+        notes.append(f"{len(left) - NOTED:,} more data sets are left out for similar reasons")
     texts = {one.path: one.at for one in sets if one.element.name in ("text", "texts") and not one.why}
     facts: dict[str, Any] = {"step": None, "notes": notes, "largest_chunk": largest, "archive": "the archive"}
     return builder.build(facts | {"objects": list(texts)}, named=True)

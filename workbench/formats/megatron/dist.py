@@ -39,7 +39,7 @@ from workbench.core.lazymap import LazyMap
 from workbench.core.objects import archive_objects, decode_archive
 from workbench.core.pickles import unpickle
 from workbench.core.pickles.constructors import torch_storage
-from workbench.core.pickles.standins import StorageRef, TensorRef
+from workbench.core.pickles.standins import StorageRef, TensorRef, short
 from workbench.core.place import Place, stat_or_absent
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, UnsupportedFormatError, WorkbenchError
 from workbench.formats import Format
@@ -170,9 +170,7 @@ def _backend(place: Place) -> Mapping[str, Any]:
             "format='zarr'"
         )
     if name != "torch_dist":
-        raise UnsupportedFormatError(
-            f"{MARKER!r} names the unknown sharded backend {str(name)[:60]!r}; expected torch_dist"
-        )
+        raise UnsupportedFormatError(f"{MARKER!r} names the unknown sharded backend {short(name)}; expected torch_dist")
     if ".metadata" not in place.files:
         raise MissingFileError(
             f"{MARKER!r} shows that the save of {place.path!r} finished, but '.metadata' is missing; restore it, "

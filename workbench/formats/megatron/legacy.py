@@ -146,7 +146,7 @@ def _parts(place: Place, notes: list[str]) -> list[RankFiles]:
     if len({len(name) for name in names}) > 1:
         raise CorruptError(
             f"{place.path!r} holds {found[0].folder!r} and {_odd(found, names)!r}, ranks of two runs with different "
-            "sizes, and it is unknown which is wanted; move one run's folders away"
+            "sizes, and it is unknown which run you want; move the folders of the other one away"
         )
     for part, name in zip(found, names, strict=True):
         part.coordinates = _coordinates(name, part.run)
@@ -189,7 +189,8 @@ def _same_save(parts: Sequence[RankFiles]) -> None:
             if a is not None and b is not None and a != b:
                 raise CorruptError(
                     f"{first.folder!r} was written by a run with {axis} {a}, {part.folder!r} with {axis} {b}: mixed "
-                    "world sizes in one folder, and it is unknown which is wanted; move one run's folders away"
+                    "world sizes in one folder, and it is unknown which run you want; move the folders of the "
+                    "other one away"
                 )
 
 
@@ -202,7 +203,8 @@ def _absent(parts: Sequence[RankFiles], run: RunArgs, notes: list[str]) -> list[
     if beyond is not None:
         told = ", ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=True))
         raise CorruptError(
-            f"{beyond.folder!r} is outside the run's sizes ({told}): it is left over from another run; move it away"
+            f"{beyond.folder!r} is outside the run's sizes ({told}): it is left over from another run; "
+            "move it out of the folder"
         )
     if sizes[0] * sizes[1] * sizes[2] > MAX_RANKS:
         told = " × ".join(f"{axis} {size:,}" for axis, size in zip(AXES, sizes, strict=True))

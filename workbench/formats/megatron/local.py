@@ -233,7 +233,7 @@ def _state(tree: object, path: str) -> Mapping[str, Any]:
     if not isinstance(state, dict) or not isinstance(state.get("common"), dict) or "sharded_state_dict" not in state:
         raise CorruptError(f"{path!r} is not an MCoreTensorAwareStateDict with its common and sharded state")
     if state.get("_is_hollow") is True:
-        raise CorruptError(f"{path!r} is hollow: its tensors were taken out before it was saved")
+        raise CorruptError(f"{path!r} is hollow: its tensors were removed before it was saved")
     return state
 
 

@@ -167,7 +167,7 @@ def _keyed(loaded: DecodedPickle, what: str, notes: list[str]) -> dict[str, Stor
         twice += count > 1
         found[key] = stored
     if twice:
-        notes.append(f"{twice} dotted paths occur more than once and got a number")
+        notes.append(f"{twice} dotted paths occur more than once; a number was appended")
     return found
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.core.place import Place, lacking
-from workbench.errors import CorruptError, MissingFileError
+from workbench.errors import CorruptError, MissingFileError, quoted
 
 _PART = re.compile(r"(.*)-(\d+)-of-(\d+)\.(?:safetensors|bin)")
 
@@ -77,8 +77,8 @@ def check_files(place: Place, index: WeightIndex, *, remedy: str = "download or 
         except MissingFileError:
             held = [name for name, where in index.weights.items() if where == file]
             raise MissingFileError(
-                f"index {index.name!r} names the file {file[:200]!r}, which is missing from {place.path!r}; it holds "
-                f"{len(held):,} of {len(index.weights):,} tensors, {held[0][:200]!r} first: {remedy}"
+                f"index {index.name!r} names the file {quoted(file)}, which is missing from {place.path!r}; it holds "
+                f"{len(held):,} of {len(index.weights):,} tensors, {quoted(held[0])} first: {remedy}"
             ) from None
 
 

@@ -125,7 +125,7 @@ def keyed(loaded: LegacyFile, what: str, notes: list[str]) -> dict[str, tuple[tu
             twice.append(base)
         found[key] = path, ref
     if twice:
-        notes.append(f"{len(twice)} dotted paths occur more than once and got a number: {some(twice)}")
+        notes.append(f"{len(twice)} dotted paths occur more than once; a number was appended: {some(twice)}")
     return found
 
 

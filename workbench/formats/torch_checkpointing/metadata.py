@@ -28,8 +28,9 @@ from typing import Any
 from workbench.core import jsonsafe
 from workbench.core.mesh.mesh import MAX_RANKS
 from workbench.core.pickles import unpickle
+from workbench.core.pickles.standins import short
 from workbench.core.place import Place
-from workbench.errors import CorruptError, UnsupportedFormatError
+from workbench.errors import CorruptError, UnsupportedFormatError, quoted
 
 NAME = "metadata.pkl"
 VERSIONS = ("1.0", "2.0")
@@ -83,9 +84,9 @@ def read(place: Place) -> SaveMetadata | None:
         raise CorruptError(f"{what} holds no dict of metadata")
     version, world = document.get("version", "1.0"), document.get("world_size")
     if version not in VERSIONS:
-        raise UnsupportedFormatError(f"{what} has version {str(version)[:40]!r}; this workbench reads {VERSIONS}")
+        raise UnsupportedFormatError(f"{what} has version {short(version)}; this workbench reads {VERSIONS}")
     if type(world) is not int or not 0 < world <= MAX_RANKS:
-        raise CorruptError(f"{what} has the world size {str(world)[:40]}")
+        raise CorruptError(f"{what} has the world size {short(world)}")
     return _grouped(document, world, what) if version == "1.0" else _nested(document, world, what)
 
 
@@ -95,7 +96,7 @@ def _nested(document: Mapping[str, Any], world: int, what: str) -> SaveMetadata:
     for item, told in document["metadata"].items():
         paths = told.get("nested_path_to_metadata") if isinstance(told, dict) else None
         if type(item) is not str or not isinstance(paths, dict):
-            raise CorruptError(f"{what} has an item without paths: {str(item)[:60]!r}")
+            raise CorruptError(f"{what} has an item without paths: {short(item)}")
         groups[item] = {_path(text, what): _list(found, what) for text, found in paths.items()}
         for rank, layout in _dict(told.get("rank_to_layout_info"), what).items():
             _file(files, item, rank, layout, what)
@@ -108,7 +109,7 @@ def _grouped(document: Mapping[str, Any], world: int, what: str) -> SaveMetadata
     for text, found in document["metadata"].items():
         item, *path = _path(text, what) or ("",)
         if type(item) is not str:
-            raise CorruptError(f"{what} has a path that begins with no item: {str(text)[:60]!r}")
+            raise CorruptError(f"{what} has a path that begins with no item: {short(text)}")
         groups.setdefault(item, {})[tuple(path)] = _list(found, what)
     for rank, layouts in _dict(document.get("rank_to_layout_info_mappings"), what).items():
         for item, layout in _dict(layouts, what).items():
@@ -122,16 +123,16 @@ def _file(files: dict[str, dict[int, tuple[str, str]]], item: object, rank: obje
     told = layout if isinstance(layout, dict) else {}
     path, kind = told.get("file_path"), _dict(told.get("serialization_format") or {}, what).get("type")
     if type(item) is not str or type(rank) is not int or type(path) is not str or type(kind) is not str:
-        raise CorruptError(f"{what} has an invalid layout of item {str(item)[:60]!r} for rank {str(rank)[:20]}")
+        raise CorruptError(f"{what} has an invalid layout of item {short(item)} for rank {short(rank)}")
     files.setdefault(item, {})[rank] = path, kind
 
 
 def _path(text: object, what: str) -> tuple[Any, ...]:
     if type(text) is not str:
-        raise CorruptError(f"{what} has a path that is not text: {str(text)[:60]!r}")
+        raise CorruptError(f"{what} has a path that is not text: {short(text)}")
     path = jsonsafe.loads(text.encode("utf-8", "surrogatepass"), what=f"a path of {what}")
     if not isinstance(path, list) or not all(type(part) in (str, int) for part in path):
-        raise CorruptError(f"{what} has an invalid path {text[:60]!r}")
+        raise CorruptError(f"{what} has an invalid path {quoted(text)}")
     return tuple(path)
 
 

@@ -143,7 +143,7 @@ def detect(place: Place) -> bool:
 def missing(place: Place) -> str:
     """Describe a folder that was never renamed, or missing files that other ranks or items have."""
     if place.name.startswith(TEMPORARY):
-        return f"the folder was not renamed to {place.name.removeprefix(TEMPORARY)!r}, which ends a save"
+        return f"the folder was not renamed to {place.name.removeprefix(TEMPORARY)!r}, which is the last step of a save"
     files = _by_name(place)
     items: dict[str, set[int]] = defaultdict(set)
     for one in files:

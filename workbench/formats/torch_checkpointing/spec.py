@@ -31,7 +31,7 @@ from workbench.core.dtypes import DType, by_name
 from workbench.core.mesh.cut import cut
 from workbench.core.mesh.mesh import MAX_RANKS
 from workbench.core.mesh.placement import Placement, Replicate, Shard, StridedShard
-from workbench.core.pickles.standins import DTypeRef, Opaque, TensorRef
+from workbench.core.pickles.standins import DTypeRef, Opaque, TensorRef, short
 from workbench.errors import CorruptError, UnsupportedFormatError, UsageError
 
 Ints = tuple[int, ...]
@@ -89,7 +89,7 @@ def from_metadata(group: object, rank: int, what: str, position: Callable[[Seque
                 raise CorruptError(f"{what} has a shard of {sizes} at {offsets}, outside of its global shape {shape}")
         return Spec(shape, dtype, None, boxes)
     if kind != "DTensorShardingMetadata":
-        raise UnsupportedFormatError(f"{what} has sharding metadata of an unknown type {str(kind)[:60]!r}")
+        raise UnsupportedFormatError(f"{what} has sharding metadata of an unknown type {short(kind)}")
     told = data.get("mesh_spec")
     mesh = _ints(told.get("mesh_shape") if isinstance(told, dict) else None, f"{what}: mesh_shape")
     ranks = told.get("mesh_data") if isinstance(told, dict) else None
@@ -216,7 +216,7 @@ def _placement(fields: Mapping[str, Any], kind: object, what: str) -> Placement:
     if kind in ("StridedShard", "_StridedShard") and type(dim) is int and type(factor) is int:
         return StridedShard(dim, factor)
     raise UnsupportedFormatError(
-        f"{what} has the placement {str(kind)[:40]!r}, which does not describe stored elements, or is newer than this "
+        f"{what} has the placement {short(kind)}, which does not describe stored elements, or is newer than this "
         "workbench"
     )
 

@@ -218,7 +218,7 @@ class Adder:
         strays = [key for values in stores for key in self._chunks(values, tensors, odd)]
         self.notes += [f"array {array!r} is left out: {error}" for array, error in list(left_out.items())[:NOTED]]
         if len(left_out) > NOTED:
-            self.notes.append(f"{len(left_out) - NOTED:,} more arrays are left out for such reasons")
+            self.notes.append(f"{len(left_out) - NOTED:,} more arrays are left out for similar reasons")
         if strays:
             self.notes.append(f"{len(strays):,} keys belong to no array and are left out: {strays[0]!r} …")
 

@@ -40,7 +40,7 @@ from workbench.core.crc32 import crc32c
 from workbench.core.payload import decompress
 from workbench.core.place import METADATA_LIMIT, Place
 from workbench.core.source import Source
-from workbench.errors import CorruptError, IncompleteError, TruncatedError, UnsafeError, UnsupportedFormatError
+from workbench.errors import CorruptError, IncompleteError, TruncatedError, UnsafeError, UnsupportedFormatError, quoted
 
 MANIFEST = "manifest.ocdbt"
 MANIFEST_MAGIC, NODE_MAGIC = b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde"
@@ -316,7 +316,7 @@ class _Cursor:
             text, upto = self.text(path), self.text(path[:cut])
             whole = base + text
             if whole and ("\0" in whole or {"", ".", ".."} & set(whole.split("/"))):  # empty: that of an empty version
-                raise UnsafeError(f"{self.what} names the data file {whole[:200]!r}, which is not inside of the folder")
+                raise UnsafeError(f"{self.what} names the data file {quoted(whole)}, which is not inside of the folder")
             found.append((folder + whole if whole else "", base + upto))
         return found
 
@@ -324,7 +324,7 @@ class _Cursor:
         try:
             return value.decode()
         except UnicodeDecodeError:
-            raise CorruptError(f"{self.what} has a key or path that is not UTF-8: {value[:40]!r}") from None
+            raise CorruptError(f"{self.what} has a key or path that is not UTF-8: {quoted(value)}") from None
 
     def reference(self, files: list[tuple[str, str]], file: Any, start: Any, length: Any) -> NodeRef:
         if int(file) >= len(files) or not files[int(file)][0] or int(start) + int(length) >= 1 << 63:

@@ -43,7 +43,7 @@ from workbench.core.catalog import Catalog
 from workbench.core.garbage import uncollected
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
-from workbench.errors import NotACheckpointError, WorkbenchError
+from workbench.errors import NotACheckpointError, WorkbenchError, quoted
 from workbench.formats import Format
 from workbench.formats.zarr.array import DESCRIPTIONS
 from workbench.formats.zarr.chunks import Adder
@@ -82,10 +82,11 @@ def detect(place: Place) -> bool:
 def missing(place: Place) -> str:
     """Describe a save that was not committed or merged; Orbax writes into a folder with another name."""
     if TEMPORARY in place.name:
-        return f"the folder was not renamed to {place.name.partition(TEMPORARY)[0]!r}, which ends a save"
+        return f"the folder was not renamed to {place.name.partition(TEMPORARY)[0]!r}, which is the last step of a save"
     for folder in place.folders:
         if TEMPORARY in folder:
-            return f"the item {folder!r} was not renamed to {folder.partition(TEMPORARY)[0]!r}, which ends its save"
+            final = folder.partition(TEMPORARY)[0]
+            return f"the item {folder!r} was not renamed to {final!r}, which is the last step of its save"
     if STEP in place.files:
         document = place.read_json(STEP)
         if isinstance(document, dict) and document.get("commit_timestamp_nsecs", 0) is None:
@@ -94,7 +95,7 @@ def missing(place: Place) -> str:
         for item in items if isinstance(items, dict) else ():
             inner = place.sub(item) if item in place.folders else None
             if inner is None or not ({*inner.files, *inner.folders} - {COMMITTED}):
-                return f"the item {item[:80]!r}, which {STEP} lists, is not there or empty; restore it"
+                return f"the item {quoted(item)}, which {STEP} lists, is not there or empty; restore it"
         for tree in _trees(place):
             if TREE not in tree.at(place).files:
                 return f"{tree.file(TREE)!r}, which lists the arrays, is missing; restore it"
@@ -220,7 +221,7 @@ def _unmerged(place: Place, tree: _Item) -> str:
     if processes:
         return (
             f"{tree.file(MANIFEST)!r} is missing: the databases of {processes:,} processes (ocdbt.process_0 …) were "
-            "not merged, which ends a save"
+            "not merged, which is the last step of a save"
         )
     if TREE in here.files:
         size = here.files[TREE].size

@@ -243,7 +243,7 @@ def _in_steps(column: LoggedColumn, log: MetricLog, name: str, notes: list[str])
     if batch <= 1 or (steps % batch).any():
         notes.append(f"{log.path!r} counts samples, and the batch is unknown: its steps are samples")
         return steps
-    notes.append(f"{log.path!r} counts samples; its steps are samples / {batch:,}, the distance of two rows")
+    notes.append(f"{log.path!r} counts samples; its steps are samples / {batch:,}, the difference between two rows")
     return steps // batch
 
 
