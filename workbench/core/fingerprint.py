@@ -33,7 +33,7 @@ from workbench.core.payload import Payloads
 from workbench.core.scan import Progress, workers
 from workbench.core.source import Source
 from workbench.core.transfer.regions import BoxRequests
-from workbench.core.transfer.streams import BLOCK, STEP, StreamReader, Streams, StreamUnit, tasks
+from workbench.core.transfer.streams import BLOCK, STEP, StreamReader, Streams, StreamUnit, renumbered, tasks
 from workbench.errors import WorkbenchError
 
 OnError = Callable[[int, WorkbenchError], None]  #: tensor, why
@@ -181,9 +181,7 @@ class _HashRun:
         return sum(stop - first for _, first, stop in units)
 
     def part(self, tasks: list[list[StreamUnit]]) -> tuple[_HashRun, list[list[StreamUnit]]]:
-        streams = sorted({unit.stream for units in tasks for unit in units})
-        number = {stream: at for at, stream in enumerate(streams)}
-        local = [[unit._replace(stream=number[unit.stream]) for unit in units] for units in tasks]
+        streams, local = renumbered(tasks)
         return _HashRun.of(self.payloads, self.tensors[streams], self.replica), local
 
     def key(self, units: list[StreamUnit]) -> bytes:

@@ -151,6 +151,13 @@ def tasks(stream: Ints, first: Ints, stop: Ints) -> Iterator[list[StreamUnit]]:
         yield [StreamUnit(*unit) for unit in zip(*columns, strict=True)]
 
 
+def renumbered(tasks: Sequence[Sequence[StreamUnit]]) -> tuple[Ints, list[list[StreamUnit]]]:
+    """Return the streams of some tasks, ascending, and these tasks as :meth:`Streams.take` of them numbers streams."""
+    streams = np.array(sorted({unit.stream for units in tasks for unit in units}), np.int64)
+    number = {stream: at for at, stream in enumerate(streams.tolist())}
+    return streams, [[unit._replace(stream=number[unit.stream]) for unit in units] for units in tasks]
+
+
 class StreamReader:
     """Reads units of streams; one object for all threads."""
 

@@ -16,7 +16,7 @@ import numpy as np
 from workbench.core.dtypes import ALL, nbytes_of
 from workbench.core.fingerprint import BlockDigests
 from workbench.core.payload import Payloads
-from workbench.core.transfer.streams import StreamReader, Streams, StreamUnit
+from workbench.core.transfer.streams import StreamReader, Streams, StreamUnit, renumbered
 from workbench.export.atomic.writing import write_all, writing
 from workbench.export.casts import CastError
 from workbench.export.filemap import FileMap
@@ -86,16 +86,11 @@ class Filler:
         return made, (self._maps, self._reader.streams, self._reader.payloads, self._paths)
 
     def part(self, tasks: list[list[StreamUnit]]) -> tuple[Filler, list[list[StreamUnit]]]:
-        pieces = sorted({unit.stream for task in tasks for unit in task})
-        files = sorted({self.file_of(unit) for task in tasks for unit in task})
-        number = {piece: at for at, piece in enumerate(pieces)}
-        maps = []
-        for file in files:
-            first, stop = self._base[file : file + 2]
-            mine = [piece - first for piece in pieces if first <= piece < stop]
-            maps.append(self._maps[file].of_pieces(np.array(mine, np.int64)))
-        streams, paths = self._reader.streams.take(np.array(pieces, np.int64)), [self._paths[file] for file in files]
-        local = [[unit._replace(stream=number[unit.stream]) for unit in task] for task in tasks]
+        pieces, local = renumbered(tasks)
+        ends = np.searchsorted(pieces, self._base).tolist()  # of the pieces before each file
+        files = [file for file in range(len(self._maps)) if ends[file] < ends[file + 1]]
+        maps = [self._maps[file].of_pieces(pieces[ends[file] : ends[file + 1]] - self._base[file]) for file in files]
+        streams, paths = self._reader.streams.take(pieces), [self._paths[file] for file in files]
         return Filler(maps, streams, self._reader.payloads, paths, durable=True), local
 
     def key(self, units: list[StreamUnit]) -> bytes:
