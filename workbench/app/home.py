@@ -207,7 +207,7 @@ class Home(pn.viewable.Viewer):
 
 
 def look_ahead(jail: Jail, runs: RunCache = shared_runs) -> Job:
-    """Find the runs under ROOT and read those that the first page shows first, before somebody asks for the page."""
+    """Find the runs under ROOT and read those that the first page shows first, before the page is requested."""
 
     def read(progress: Progress) -> None:
         folders = sorted(grouped(checkpoints(jail).found)[0], key=_order)[:AHEAD]
