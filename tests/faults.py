@@ -315,7 +315,7 @@ def missing_file(case: Case) -> Injected:
 def swapped_ranks(case: Case) -> Injected:
     family = case.siblings()
     if len(family) < 2:
-        raise DoesNotApply("one rank writes all")
+        raise DoesNotApply("one rank writes everything")
     sizes = {name: (case.folder / name).stat().st_size for name in family}
     alike = [name for name in family[1:] if sizes[name] == sizes[family[0]]]
     family = [family[0], (alike or family[1:])[0]]  # of one size, if there are such: harder to see

@@ -154,7 +154,7 @@ def overlapping_chunk(case: Case) -> Injected:
         return Injected("a tensor begins within another, checksums fit", (*case.catalog.keys, case.path.name))
     if kind == "torch_checkpointing":
         raise DoesNotApply("boxes follow from the placements; no offset is stored")
-    raise DoesNotApply("every tensor has bytes of its own; views of shared bytes are meant")
+    raise DoesNotApply("every tensor has bytes of its own; bytes are shared only by views, on purpose")
 
 
 def wrong_dtype(case: Case) -> Injected:
@@ -170,34 +170,34 @@ def wrong_dtype(case: Case) -> Injected:
                 if index.fqn == fqn:
                     told = document.all_tensor_metadata[index]
                     document.all_tensor_metadata[index] = told.replace(b"FloatStorage", b"IntStorage")
-        return Injected("the metadata says another type of the same size", (fqn, *_parts_of(case, fqn)))
+        return Injected("the metadata states another type of the same size", (fqn, *_parts_of(case, fqn)))
     if kind == "paddle_dist":
         with _edited(case.folder / "0.metadata") as document:
             key = "model.embed.weight"
             for chunk in document.state_dict_metadata[key]:
                 chunk.dtype = "int32"
-        return Injected("the metadata says another type of the same size", (key,))
+        return Injected("the metadata states another type of the same size", (key,))
     if kind in ("safetensors", "hf_trainer"):
         name = "model.safetensors" if kind == "hf_trainer" else case.siblings()[1]
         with _header(case.folder / name) as header:
             key = next(n for n in header if n != "__metadata__" and ".layers.1." in n)
             header[key]["dtype"] = {"BF16": "F16", "F32": "I32"}[header[key]["dtype"]]
-        return Injected("a header says another type of the same size", (key, name))
+        return Injected("a header states another type of the same size", (key, name))
     if kind == "gguf":
         infos = gguf_infos(case.path)
         at = next(number for number, (*_, key) in enumerate(infos) if key == "blk.0.q4_0.weight")
         case.poke(case.path, infos[at][1] - 12, struct.pack("<I", 8))
-        return Injected("the header says another type of another size", (infos[at + 1][2], case.path.name))
+        return Injected("the header states another type of another size", (infos[at + 1][2], case.path.name))
     if kind == "keras":
         at = case.path.read_bytes().index(struct.pack("<BBBBI", 0x11, 0x20, 31, 0, 4))
         double = struct.pack("<BBBBIHHBBBBI", 0x11, 0x20, 63, 0, 8, 0, 64, 52, 11, 0, 52, 1023)
         case.poke(case.path, at, double)
         case.reseal(case.path.name)
-        return Injected("a header says another type of another size, checksums fit", (*case.catalog.keys,))
+        return Injected("a header states another type of another size, checksums fit", (*case.catalog.keys,))
     if kind == "torch_checkpointing":
         with _edited(case.folder / "metadata.pkl") as document:
             _spec(document, "output.weight")["dtype"] = "torch.int32"
-        return Injected("the metadata says another type of the same size", ("model.output.weight",))
+        return Injected("the metadata states another type of the same size", ("model.output.weight",))
     if kind in ("torch_save", "deepspeed", "megatron_local"):
         name = case.path.name if kind == "torch_save" else case.siblings()[0]
         path = case.folder / name
@@ -205,13 +205,13 @@ def wrong_dtype(case: Case) -> Injected:
         assert data.count(b"FloatStorage") > 0
         path.write_bytes(data.replace(b"FloatStorage", b"ShortStorage"))
         case.reseal(name)
-        return Injected("the pickle says another type of another size, checksums fit", (name,))
+        return Injected("the pickle states another type of another size, checksums fit", (name,))
     name = "model.pdopt" if kind == "paddle_save" else "optimizer.tp00_pp00_shard00.pdopt"
     path = case.folder / name
     data = path.read_bytes()
     assert data.count(b"\x8c\x02f4") > 0
     path.write_bytes(data.replace(b"\x8c\x02f4", b"\x8c\x02i4"))
-    return Injected("the pickle says another type of the same size", (name, *case.keys_in(name)))
+    return Injected("the pickle states another type of the same size", (name, *case.keys_in(name)))
 
 
 def tampered_index(case: Case) -> Injected:
@@ -227,14 +227,14 @@ def tampered_index(case: Case) -> Injected:
             index = next(i for i in document.storage_metadata if i.tensor_key == "model.embed.weight")
             files = sorted(set(document.storage_metadata.values()) - {document.storage_metadata[index]})
             document.storage_metadata[index] = files[-1]
-        return Injected("a chunk is said to be in another file", ("model.embed.weight",))
+        return Injected("the metadata places a chunk in another file", ("model.embed.weight",))
     if kind == "gguf":
         ends = {key: high for _, high, key in gguf_infos(case.path)}
         a, b = ends["blk.0.q4_0.weight"] - 8, ends["blk.0.iq4_nl.weight"] - 8
         left, right = case.peek(case.path, a, 8), case.peek(case.path, b, 8)
         case.poke(case.path, a, right)
         case.poke(case.path, b, left)
-        return Injected("two tensors are said to be in each other's place", ("blk.0.q4_0.weight", case.path.name))
+        return Injected("the metadata exchanges two tensors", ("blk.0.q4_0.weight", case.path.name))
     if kind == "torch_checkpointing":
         with _edited(case.folder / "metadata.pkl") as document:
             mesh = _spec(document, "output.weight")["mesh_spec"]
@@ -246,16 +246,16 @@ def tampered_index(case: Case) -> Injected:
         key = sorted(document["weight_map"])[5]
         document["weight_map"][key] = next(f for f in case.siblings() if f != document["weight_map"][key])
         path.write_text(json.dumps(document))
-        return Injected("a tensor is said to be in another file", (key,))
+        return Injected("the metadata places a tensor in another file", (key,))
     if kind == "hf_trainer":
         with _header(case.folder / "model.safetensors") as header:
             alike = [n for n in header if n.endswith(("q_proj.weight", "o_proj.weight"))][:2]
             a, b = (header[name]["data_offsets"] for name in alike)
             header[alike[0]]["data_offsets"], header[alike[1]]["data_offsets"] = b, a
-        return Injected("two tensors of one shape are said to be in each other's place", (*alike, "model.safetensors"))
+        return Injected("the metadata exchanges two tensors of one shape", (*alike, "model.safetensors"))
     name = case.path.name if kind == "torch_save" else case.data_files()[0]
     if kind in PICKLED or not (case.folder / name).read_bytes().startswith(b"PK"):
-        raise DoesNotApply("nothing says where the bytes are: the file is read from its beginning")
+        raise DoesNotApply("no position is stored: the file is read from its beginning")
     data = bytearray((case.folder / name).read_bytes())
     records = [m.start() for m in re.finditer(rb"PK\x01\x02", data)]
     one, other = records[-6:-4] if len(records) > 5 else records[-2:]
@@ -296,7 +296,7 @@ def stale_metadata(case: Case) -> Injected:
         return Injected(
             "the metadata is of a save of the day before, laid out alike", ("metadata.pkl",), older="metadata.pkl"
         )
-    raise DoesNotApply("the data are their own metadata")
+    raise DoesNotApply("the metadata is part of the data file")
 
 
 METADATA: dict[str, Callable[[Case], Injected]] = {

@@ -491,7 +491,7 @@ def test_wrong_uses_of_the_options_are_refused(tmp_path: Path, monkeypatch: pyte
     for words, why in [
         (("stats", "sample", "--workers", "2", "--dask", "tcp://127.0.0.1:1"), "either --workers or --dask"),
         (("stats", "sample", "--part", "1/2", "--workers", "2"), "leave out --workers"),
-        (("stats", "sample", "--part", "3/2"), "3/8 is the third of eight"),
+        (("stats", "sample", "--part", "3/2"), "write 3/8 for the third of eight"),
         (("stats", "sample", "--part", "1/2", "--part-file", "sample/x.part"), "is inside the checkpoint"),
         (("verify", "sample", "--part", "1/2"), "give --deep as well"),
         (("manifest", "check", "sample", "--part", "1/2"), "--part is for manifest write"),

@@ -31,14 +31,15 @@ DEPTHS = ("structure", "content", "manifest")
 
 HEAD = """# What verify finds, and what it cannot
 
-Each cell is one damaged copy of a real checkpoint of `sample_ckpts/` (the NVRx files are written by the tests, as
-Megatron-core pickles them), and the first depth of [`workbench verify`](verify.md) at which an error or a warning names
-the file or a tensor that was hit: **structure** (no payload read), **content** (`--deep`), or only with a **manifest**
-that was written before. Rules are named as in the report. *n/a*: the format has no such thing; the reasons are below.
+Each cell stands for one damaged copy of a real checkpoint of `sample_ckpts/` (the tests write the NVRx files, in the
+way Megatron-core pickles them). It shows the first depth of [`workbench verify`](verify.md) at which an error or a
+warning names the damaged file or tensor: **structure** (no payload is read), **content** (`--deep`), or only with a
+**manifest** that was written earlier. Rules are named as in the report. *n/a* means that the fault cannot occur in this
+format; the reasons are given below.
 
-The table is measured: `python -m tests.test_fault_matrix` writes it, a test compares it. Checksums inside the files
-were made to fit where the fault could have happened before they were written (NaN, another step), and times of files
-were made equal, but for stale metadata.
+The table is measured: `python -m tests.test_fault_matrix` writes it, and a test compares it. If a fault can happen
+before checksums are written (NaN, another step), the checksums inside the files were adjusted to match. The times of
+all files were made equal, except for stale metadata.
 
 """
 
@@ -48,14 +49,14 @@ WHERE = ("records with a CRC", "tensors without a CRC", "the rest")
 FLIPS_HEAD = f"""## Single-bit flips, by where they fall
 
 `torch.save` stores a CRC-32 with each record of an archive. Many formats consist of such archives, in part or as a
-whole: a flip in one of their records is always found by `--deep`, in tensors and in what is not a tensor (random
-states, schedulers, arguments). For other bytes most formats store no checksum.
+whole: `--deep` always finds a flip in one of their records, in tensors and in non-tensor state (random states,
+schedulers, arguments). For other bytes, most formats store no checksum.
 
-In each kind of bytes, up to {FLIPS} bits of each checkpoint were flipped, one at a time. The numbers say at which
-depth an error or a warning appeared first.
+In each kind of bytes, up to {FLIPS} bits of each checkpoint were flipped, one at a time. The numbers count
+the depths at which an error or a warning appeared first.
 
-- *{WHERE[0]}*: each bit in another record; the files take turns.
-- *{WHERE[1]}*: any byte of a tensor that lies in no such record.
+- *{WHERE[0]}*: each bit is in another record, and the files take turns.
+- *{WHERE[1]}*: any byte of a tensor outside such records.
 - *{WHERE[2]}*: headers, directories of archives, padding, metadata, JSON.
 """
 
@@ -201,7 +202,7 @@ def table(found: dict[tuple[str, str], Outcome]) -> str:
     counts = {depth: sum(one.depth == depth for one in found.values()) for depth in DEPTHS}
     applies = sum(counts.values())
     lines += [
-        "## In all",
+        "## Total",
         "",
         f"Of {applies} faults, {counts['structure']} are found by checking the structure alone, and",
         f"{counts['content']} more by reading the content. The other {counts['manifest']} can only be found with a",
@@ -266,4 +267,4 @@ def test_a_healthy_copy_is_clean_at_every_depth(sample, tmp_path):
 
 if __name__ == "__main__":
     PAGE.write_text(table(measured()))
-    print(PAGE.read_text().rpartition("## In all")[2].strip())
+    print(PAGE.read_text().rpartition("## Total")[2].strip())

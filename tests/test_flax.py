@@ -126,8 +126,8 @@ ARRAY = pack(torch.zeros(4))
     [
         (b"\xdf\xff\xff\xff\xff", TruncatedError, "4,294,967,295 items"),
         (b"\x81\xa1w" + ARRAY[:-1], TruncatedError, "1 bytes before the end of an extension"),
-        (b"\x81\xa1w" * 100_000 + b"\xc0", CorruptError, "more than 64 maps"),
-        (b"\x81\xa1w" + b"\x91" * 100_000 + b"\xc0", CorruptError, "more than 64 maps"),
+        (b"\x81\xa1w" * 100_000 + b"\xc0", CorruptError, "more than 64 nested maps"),
+        (b"\x81\xa1w" + b"\x91" * 100_000 + b"\xc0", CorruptError, "more than 64 nested maps"),
         (b"\x82\xa1w\xc0\xa1w\xc0", CorruptError, "occurs twice"),
         (b"\x81\x01\xc0", CorruptError, "is not text"),
         (b"\x81\xa1w\xc1", CorruptError, "0xc1"),

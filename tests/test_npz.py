@@ -130,7 +130,7 @@ def header(text: str, version: int = 1, length: int | None = None) -> bytes:
         (header("{'descr': '<f4', 'fortran_order': False, 'shape': (-8,)}"), CorruptError, "not a literal"),
         (header("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999,)}"), CorruptError, "impossible"),
         (header("__import__('os').getcwd()"), CorruptError, "not a literal at character 0"),
-        (header("{" * 5000), CorruptError, "more than 16 brackets"),
+        (header("{" * 5000), CorruptError, "more than 16 nested brackets"),
         (header("{'descr': '<f4'}"), CorruptError, "not a dict of descr"),
         (header("", 2, 1 << 30), UnsafeError, "1,073,741,824"),
         (header("{}", 1, 400), TruncatedError, "398 bytes"),

@@ -52,6 +52,11 @@ BANNED: dict[str, str] = {
     r"\bmakes? no sense\b": "is invalid",
     r"\bbut for\b": "except for",
     r"\bis no(?:t)? (?:judged|spoken of)\b": "is not checked",
+    r"\bin each other\b": "nested",
+    r"\bsame to the (?:bit|byte)\b": "the same, bit for bit",
+    r"\bfor such reasons\b": "for similar reasons",
+    r"\bsomebody\b": "name who does it, or use the passive",
+    r"\bone (?!of\b)\w+ a (?:rank|pair|file|mesh|axis|array|chunk|tensor|byte|row|step)\b": "one … per …",
 }
 
 #: Files and folders below ``workbench/`` whose string literals are checked.

@@ -1,4 +1,4 @@
-"""Two tensors of one shape, element by element: equal to the bit, or how they differ. One pass, mergeable.
+"""Compare two tensors of one shape, element by element: equal bit for bit, or how they differ. One pass, mergeable.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Find tensors that another checkpoint stores elsewhere: with other cuts, or with the same cuts in other files."""
+"""Find tensors that another checkpoint stores elsewhere: split differently, or split alike but in other files."""
 
 from __future__ import annotations
 

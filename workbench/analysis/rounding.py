@@ -1,4 +1,4 @@
-"""Whether a converted weight is its source, up to the rounding of the type that it was stored in.
+"""Whether a converted weight equals its source, up to the rounding of the type that it was stored in.
 
 ::
 

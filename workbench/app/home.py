@@ -66,11 +66,11 @@ SHEET = """
 .welcome { max-width: 80ch; font-size: 14px; }
 """
 WELCOME = """
-<p class="welcome">This page shows what is stored under <span class="name">{root}</span>: runs with their curves and
-steps as cards, and every checkpoint in the list on the left; in a narrow window, the button at the top left shows the
-list.</p>
-<p class="welcome muted">Opening reads only metadata, whatever the size. Nothing stored in a checkpoint is executed, and
-{written}.</p>
+<p class="welcome">This page shows what is stored under <span class="name">{root}</span>: runs as cards with their
+curves and steps, and every checkpoint in the list on the left. In a narrow window, the button at the top left shows
+the list.</p>
+<p class="welcome muted">Opening a checkpoint reads only metadata, whatever its size. Nothing stored in a checkpoint is
+executed, and {written}.</p>
 """
 LEGEND = '<p class="muted">● checked, nothing found · ▲ finding · ○ incomplete · ◌ not checked yet</p>'
 
@@ -168,7 +168,7 @@ class Home(pn.viewable.Viewer):
         self._drawing = False
         root = html(self._state.jail.name)
         if not self._folders:
-            none = "<h2>No runs here</h2><p>A run is a folder with two steps or more.</p>"
+            none = "<h2>No runs here</h2><p>A run is a folder with two or more steps.</p>"
             listing = self._picker.listing
             found = [one for one in listing.found if one.complete] if listing is not None else []
             newest = max(found, key=lambda one: one.mtime, default=None)
@@ -207,7 +207,7 @@ class Home(pn.viewable.Viewer):
 
 
 def look_ahead(jail: Jail, runs: RunCache = shared_runs) -> Job:
-    """Find the runs under ROOT and read those that the first page shows first, before somebody asks for the page."""
+    """Find the runs under ROOT and read those that the first page shows first, before the page is requested."""
 
     def read(progress: Progress) -> None:
         folders = sorted(grouped(checkpoints(jail).found)[0], key=_order)[:AHEAD]

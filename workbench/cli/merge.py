@@ -1,4 +1,4 @@
-"""``workbench merge PART…``: the result of a command whose parts ran as an array of jobs."""
+"""``workbench merge PART…``: combine the parts of a command that ran as an array of jobs."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--figure", metavar="FILE", help="write a run's curves as PNG, SVG or PDF, depending on the file name"
     )
-    report.add_argument("--logs", metavar="PATH", help="a log, or a folder of logs, of the run")
+    report.add_argument("--logs", metavar="PATH", help="a log of the run, or a folder of logs")
     report.add_argument("--deep", action="store_true", help="read every byte of every checkpoint, whatever its size")
     report.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
 
@@ -232,7 +232,10 @@ def parser() -> argparse.ArgumentParser:
     )
     export.add_argument("--to", default="safetensors", metavar="FORMAT", help="format to write (default: safetensors)")
     export.add_argument(
-        "--select", action="append", metavar="PATTERN", help="only tensors whose name matches this regular expression"
+        "--select",
+        action="append",
+        metavar="PATTERN",
+        help="only tensors whose name contains a match of this regular expression; repeatable",
     )
     export.add_argument(
         "--role", default="model", help="only this role (param, exp_avg …) or group: model (default), optimizer, all"
@@ -246,13 +249,22 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--dtype", help="cast to bf16, fp16 or fp32; or quantise the weights of linear layers: fp8, fp8-tensor"
     )
-    export.add_argument("--lora", action="append", metavar="ADAPTER", help="merge this PEFT adapter into the weights")
-    export.add_argument("--unscaled", action="store_true", help="cast FP8 weights that have no scale by value")
+    export.add_argument(
+        "--lora", action="append", metavar="ADAPTER", help="merge this PEFT adapter into the weights; repeatable"
+    )
+    export.add_argument(
+        "--unscaled", action="store_true", help="with --dtype: take the codes of FP8 weights without a scale as values"
+    )
     export.add_argument("--mesh", help="shard for the ranks of this mesh, outermost axis first: dp=2,tp=4")
     for axis in ("pp", "dp", "fsdp", "ep", "tp"):
         export.add_argument(f"--{axis}", type=_positive, metavar="N", help=f"size of the mesh's axis {axis}")
     export.add_argument("--rules", metavar="FILE", help="JSON file with custom placements (docs/reshard.md)")
-    export.add_argument("--layers", type=_layers, metavar="N,N", help="layers of each pipeline stage (default: evenly)")
+    export.add_argument(
+        "--layers",
+        type=_layers,
+        metavar="N,N",
+        help="number of layers of each pipeline stage (default: evenly divided)",
+    )
     export.add_argument(
         "--objects",
         action=argparse.BooleanOptionalAction,
@@ -279,7 +291,7 @@ def parser() -> argparse.ArgumentParser:
     )
 
     merge = _command(commands, "merge", "merge", "combine the parts of a command that ran with --part")
-    merge.add_argument("parts", nargs="+", metavar="PART", help="the part files, all of them")
+    merge.add_argument("parts", nargs="+", metavar="PART", help="all part files")
     merge.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
 
     watch = _command(
@@ -355,15 +367,17 @@ def parser() -> argparse.ArgumentParser:
         help="with another --auth: user who may log in, or '*' for everyone; repeatable",
     )
     serve.add_argument(
-        "--insecure", action="store_true", help="allow an address that others can reach, without a password"
+        "--insecure", action="store_true", help="allow an address that others can reach without a password"
     )
-    serve.add_argument("--prefix", default="", metavar="PATH", help="URL path at which a reverse proxy serves it")
+    serve.add_argument(
+        "--prefix", default="", metavar="PATH", help="URL path at which a reverse proxy serves the dashboard"
+    )
     serve.add_argument(
         "--allow-websocket-origin",
         action="append",
         default=[],
         metavar="HOST[:PORT]",
-        help="address of the dashboard as the browser sees it",
+        help="address of the dashboard as the browser sees it; repeatable",
     )
     serve.add_argument("--certificate", metavar="FILE", help="PEM file; with --key, serve over TLS")
     serve.add_argument("--key", metavar="FILE", help="PEM file with the private key of the certificate")

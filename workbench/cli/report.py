@@ -1,4 +1,4 @@
-"""``workbench report``: a run, a checkpoint, or the difference of two, as one HTML file to send.
+"""``workbench report``: write a run, a checkpoint, or the difference of two as one HTML file.
 
 ::
 

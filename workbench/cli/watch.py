@@ -1,4 +1,4 @@
-"""``workbench watch``: report each new step, spike, resume and finding of a run, and call for help.
+"""``workbench watch``: report each new step, spike, resume and finding of a run, and call a command or a webhook.
 
 ::
 

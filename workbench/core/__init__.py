@@ -1,1 +1,1 @@
-"""The arithmetic: dtypes, boxes, catalogs, byte sources, plans. Knows no format and no screen."""
+"""The arithmetic: dtypes, boxes, catalogs, byte sources, plans; independent of formats and of the display."""

@@ -26,7 +26,7 @@ class Codec:
             chunk's.
         filters: HDF5's, in the order in which they were applied to a chunk: shuffle (the first bytes of all elements,
             then the second …), gzip, fletcher32 (a checksum that follows).
-        text: the item is text, one character a byte.
+        text: the item is text, one character per byte.
         varint: the item has a varint per element; the element is its low bits (protobuf).
         big: elements are big endian.
         conj, neg: the payload belongs to a conjugate or negative view; signs are flipped when it is read.
@@ -90,7 +90,7 @@ TABLE = (
     Codec(name="opaque"),  # an unknown transform; listed, never read
     Codec(name="torch_part", zip=True),  # a part of an archive's tensor, in its row-major order (a layer of a stack)
     Codec(name="zstd+torch_part", zip=True, compressed=True),
-    Codec(name="latin1_text", text=True),  # one character a byte, in UTF-8 (pickles of protocol 2)
+    Codec(name="latin1_text", text=True),  # one character per byte, in UTF-8 (pickles of protocol 2)
     Codec(name="raw_conj", raw=True, conj=True),
     Codec(name="raw_neg", raw=True, neg=True),
     Codec(name="raw_conj_neg", raw=True, conj=True, neg=True),

@@ -5,7 +5,7 @@
     tasks       0   1   2   3   4   5   6   7   8  …       some 32 MiB each, cut by the data alone
     threads     a task each
     executor    └──── batch ────┘ └──── batch ────┘        256 MiB to 1 GiB each, sent to a worker that runs them alike
-    caller      (task 0, result) (task 1, result) …        always in this order, so results are the same to the bit
+    caller      (task 0, result) (task 1, result) …        always in this order, so results are the same, bit for bit
 
 A batch contains what its tasks read and the reducer, but no open files and no catalog. A checkpoint is sent as a
 reference: its path or URL, and a digest of its catalog with the identity of every file. A worker opens it with its own

@@ -7,7 +7,7 @@
                 torch_zip  │ zip headers │ payload │ … │     found by reading ~1 KB, then remembered
                 zstd       │ compressed stream          │     decompressed whole, its size bounded beforehand
                 zstd+zstd  │ compressed node of values  │     … and so is the stream that begins at inner in it
-                latin1     │ UTF-8 of one character a byte │  decoded whole, at most as long as it is stored
+                latin1     │ UTF-8 of one character per byte │  decoded whole, at most as long as it is stored
                 raw_conj   │ payload │                        the signs of the imaginary parts are flipped
     chunk  =    payload[inner :: strides]  as elements of the raw type (unsigned integers of the element's size)
 """

@@ -1,4 +1,4 @@
-"""Save in torch's distributed checkpoint format: balanced, atomic, with evidence made while writing."""
+"""Save in torch's distributed checkpoint format: balanced, atomic, with digests computed while writing."""
 
 from workbench.dcp.installed import install, uninstall
 from workbench.dcp.monitor import Monitor

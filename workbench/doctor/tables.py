@@ -20,13 +20,13 @@ INTRODUCTION = """\
 # Causes and rules of the doctor
 
 How to read a diagnosis: [doctor.md](doctor.md). This page is generated from the tables in the code
-(`python -m workbench.doctor.tables`); a test compares it.
+(`python -m workbench.doctor.tables`); a test checks that it is up to date.
 
 A **rule** reports a **sign** when a law does not hold; signs support **causes**. Only an exact law may report `error`;
 a statistic reports at most `warn`. The letter of a rule shows what it needs: S one checkpoint, R a checkpoint and its
 echo, P two checkpoints some updates apart, V the checks of `workbench verify`. N rules were added later; each needs one
 of these. If a source is *catalogue*, the threshold comes from runs of the tests' lab (`tests/lab`), not from a proof.
-*Seen in* names threads of the projects.
+*Seen in* refers to issues, pull requests and discussions of the projects.
 """
 
 

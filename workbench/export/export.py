@@ -124,7 +124,7 @@ def export(
             ``float32``; or quantise the weights of linear layers: ``fp8`` (one scale for each block of 128 × 128, as in
             DeepSeek-V3 and transformers) or ``fp8-tensor`` (one scale for each weight, as in compressed-tensors).
         lora: PEFT adapters to merge into their weights, one after the other: W + s·B·A.
-        unscaled: with ``dtype``, cast FP8 weights that have no scale by value.
+        unscaled: with ``dtype``, take the codes of FP8 weights without a scale as values.
         mesh: shard every tensor for the ranks of a mesh, ``Mesh(tp=2, pp=2)``, ``{"tp": 2}`` or ``"tp=2,pp=2"``: one
             file per rank.
         rules: how tensors are placed on the mesh, if the placement that :mod:`workbench.export.sharding.rules` infers

@@ -59,7 +59,7 @@ class ExportReport(Shown):
         files: in the order in which they are numbered.
         tensors: in the order of the source; if tensors were split, their shards.
         read_nbytes: bytes of elements read from the source.
-        copies: number of separate reads that these bytes take.
+        copies: number of copies in the read plan.
         peak_nbytes: upper bound on the anonymous memory used.
         copied: small files copied from the source (``config.json`` …).
         carried: non-tensor objects that were also written.

@@ -19,7 +19,7 @@ def budget_text(found: Budget) -> str:
     lines.append(
         f"  largest     {units.nbytes(found.chosen.largest)}: " + ", ".join(f"{k} {v}" for k, v in names.items())
     )
-    lines.append(f"  mean        {units.nbytes(int(found.chosen.mean))} a rank")
+    lines.append(f"  mean        {units.nbytes(int(found.chosen.mean))} per rank")
     lines.append("    gpus   tp   pp   dp   ep  stage     largest  fits")
     for c in found.choices[:SHOWN]:
         fits = "yes" if c.fits else "no"

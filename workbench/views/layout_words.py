@@ -137,7 +137,7 @@ def mesh_words(found: Layout) -> str:
         source = found.mesh_source[:1].upper() + found.mesh_source[1:]
         return f'<p class="muted">{_html(source)}; each cell is a file or rank that stored something.</p>'
     names = " The files do not name its axes; axis0 is the outermost." if "axis0" in found.mesh.axes else ""
-    words = f"Each cell is a rank on its mesh, {_html(found.mesh)}.{names} Tap one, or choose it above."
+    words = f"Each cell is a rank on its mesh, {_html(found.mesh)}.{names} Click one, or choose it above."
     return f'<p class="muted">{words}</p>'
 
 

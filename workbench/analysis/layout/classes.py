@@ -1,4 +1,4 @@
-"""Classes of tensors with the same cuts and holders: each sharding pattern is analysed only once.
+"""Classes of tensors with the same chunks and holders: each sharding pattern is analysed only once.
 
 A checkpoint of a million chunks has a handful of patterns. Rows of a tensor are summed into one 64-bit number; tensors
 with equal numbers are compared row by row with the first of them, so equal numbers alone decide nothing.

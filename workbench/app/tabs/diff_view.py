@@ -231,7 +231,7 @@ class DiffView(pn.viewable.Viewer):
             differing = [cell for cell in self._grid.cells if rows[cell.at].differs]
             most = max(differing, key=lambda cell: rows[cell.at].weight(), default=None)
             at = None if most is None else most.at
-            lead = '<p class="muted">The most changed tensor; tap a cell or click a row to see another.</p>'
+            lead = '<p class="muted">The most changed tensor; click a cell or a row to see another.</p>'
             lead = lead if at is not None else '<p class="muted">None of these tensors differ.</p>'
         self.detail.show(None if at is None else rows[at], lead)
         self._frame.show(None if at is None else self._grid.cell_of(at))

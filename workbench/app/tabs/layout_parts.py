@@ -1,4 +1,4 @@
-"""One picture of a layout with its controls and the description of the tapped item.
+"""One picture of a layout with its controls and the description of the clicked item.
 
 ::
 
@@ -213,7 +213,7 @@ class SharesPart(LayoutPart):
         self.share = shares(found, rows)
         most = "" if len(rows) == len(chosen) else f" in {count(len(rows))} groups by name"
         noun = "ranks" if found.holders.ranked else "holders"
-        per = "" if self.share.per == 1 else f" {count(self.share.per)} {noun} a column."
+        per = "" if self.share.per == 1 else f" {count(self.share.per)} {noun} per column."
         self._words.object = (
             f'{words}<p class="muted">{count(len(chosen))} tensors{most}, {count(len(found.holders))} {noun}. A blank '
             f"cell stores none of it.{per} Click a cell.</p>"

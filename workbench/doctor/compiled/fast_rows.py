@@ -1,4 +1,4 @@
-"""The sums of rows and columns compiled by numba: an order of rows, one loud cell.
+"""The sums of rows and columns compiled by numba: the order of rows, and one outlier.
 
 ::
 

@@ -114,11 +114,11 @@ def has_slack(betas: Betas, dtype: str, k: int | None = None) -> str | None:
     if unit is None:
         return f"moments are stored as {dtype}"
     if not sound(betas):
-        return f"betas {betas} are none: 0 ≤ beta1 < 1 and 0 < beta2 < 1"
+        return f"betas {betas} are invalid: 0 ≤ beta1 < 1 and 0 < beta2 < 1 is required"
     if not math.isfinite(bound(betas)):
         return f"beta1² ≥ beta2 ({betas[0]}, {betas[1]}): nothing bounds m²/v"
     if aged(betas[1], unit, k) > USELESS:
-        return f"{dtype} rounds moments by more than the law leaves room for"
+        return f"{dtype} rounds moments by more than the law allows for"
     return None
 
 

@@ -135,7 +135,10 @@ def weak(case: Case) -> str:
     if evidence.echo is not None and case.change("load").rows:
         return ""
     if evidence.after is None:
-        return "One checkpoint cannot show what a load changed: save an echo right after it, or pass a later checkpoint"
+        return (
+            "One checkpoint cannot show what a load changed: save an echo right after the load, or pass a later "
+            "checkpoint"
+        )
     facts = evidence.after.facts
     betas = facts.betas or evidence.before.facts.betas
     if not case.change("train").seen(*GROUPS["moments"]):

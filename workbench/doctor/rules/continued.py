@@ -172,7 +172,7 @@ P34 = Rule(
     "a counter restarted",
     ("C1", "B2", "F4", "C9"),
     "pair",
-    "a counter that advances with the updates goes on after a resume",
+    "a counter that advances with the updates continues after a resume",
     f"it was {SURELY} or more, and is the number of updates in between",
     "exact",
     "warn",

@@ -1,4 +1,4 @@
-"""FP8 weights with scales, both ways.
+"""Convert weights from and to FP8 with scales.
 
 ::
 

@@ -88,9 +88,7 @@ def read_catalog(place: Place) -> Catalog:
         )
     notes: list[str] = []
     if STATE not in place.files:
-        notes.append(
-            f"no {STATE}: the step is that of the folder's name, and the Trainer cannot resume from here as it was"
-        )
+        notes.append(f"no {STATE}: the step is taken from the folder's name, and the Trainer cannot resume from here")
     found = [parts.folder(place, weights, FSDP if weights == "dcp" else "", False)]
     for name in (FSDP_OPTIMIZER, SHARDED_OPTIMIZER):
         if name in place.folders:
