@@ -103,11 +103,12 @@ class Filling:
         """
         twice = self.regions.twice
         once = self.regions.take(~twice) if twice.any() else self.regions
-        alone = threads if self.payloads.pool.at_once == 1 else -(-threads // REQUESTS)
+        near = self.payloads.pool.at_once == 1  # a disk reads on demand
+        alone = threads if near else -(-threads // REQUESTS)
         parts = _RunParts.of(self.payloads.catalog, once, alone)
 
         def portion(part: range) -> int:
-            with self.payloads.ahead(*parts.reach(self.payloads.catalog, once, part)):
+            with self.payloads.ahead(*parts.reach(self.payloads.catalog, once, part[:0] if near else part)):
                 return sum(self._read(once, one, buffers) for one in parts.items(part))
 
         def read(pool: ThreadPoolExecutor) -> Generator[int, None, None]:
