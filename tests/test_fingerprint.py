@@ -52,6 +52,7 @@ def small(monkeypatch):
     for name, size in SMALL.items():
         monkeypatch.setattr(streams, name, size)
     monkeypatch.setattr(module, "BLOCK", 16)
+    monkeypatch.setattr(module, "PLANNED", 3)
 
 
 @examples(400)

@@ -27,16 +27,19 @@ import xxhash
 from workbench.core import box
 from workbench.core.arrays import Array, Ints
 from workbench.core.build import row_major
+from workbench.core.catalog import Catalog
 from workbench.core.dtypes import DType
 from workbench.core.executors import ordered
 from workbench.core.payload import Payloads
 from workbench.core.scan import Progress, workers
 from workbench.core.source import Source
-from workbench.core.transfer.regions import BoxRequests
+from workbench.core.transfer.regions import BoxRequests, portions
 from workbench.core.transfer.streams import BLOCK, STEP, StreamReader, Streams, StreamUnit, renumbered, tasks
 from workbench.errors import WorkbenchError
 
 OnError = Callable[[int, WorkbenchError], None]  #: tensor, why
+
+PLANNED = 1 << 19  #: chunks that are planned at a time, with some 160 bytes of memory for each
 
 
 class Fingerprint(NamedTuple):
@@ -81,39 +84,54 @@ def tensor_fingerprints(
     """
     catalog = payloads.catalog
     wanted = np.arange(len(catalog)) if tensors is None else box.distinct(np.asarray(tensors, np.int64))
-    run = _HashRun.of(payloads, wanted, replica)
-    nbytes = run.streams.nbytes
-    total = max(int(nbytes.sum()), 1)
+    total = max(int(catalog.tensor_nbytes[wanted].sum()), 1)
     done = 0
-    unfinished: dict[int, list[bytes]] = {}
-    failed: set[int] = set()
-    hashed = ordered(
-        run,
-        run.tasks(),
-        total,
-        threads=workers(payloads.pool, threads),
-        at_once=threads or payloads.pool.at_once,
-        name="workbench-hash",
-    )
-    with closing(hashed):
-        for units, results in hashed:
-            for (stream, first, stop), found in zip(units, results, strict=True):
-                tensor = int(wanted[stream])
-                if isinstance(found, WorkbenchError):
-                    if stream not in failed:
-                        if on_error is None:
-                            raise found
-                        failed.add(stream)
-                        on_error(tensor, found)
-                else:
-                    unfinished.setdefault(stream, []).extend(found)
-                done += stop - first
-                if stop == nbytes[stream]:
-                    blocks = unfinished.pop(stream, [])
-                    if stream not in failed:
-                        yield tensor, combine(catalog.dtype_of(tensor), catalog.shape_of(tensor), blocks)
-            if progress is not None:
-                progress(done / total if done < total else 1.0)
+    for batch in _batches(catalog, wanted):
+        run = _HashRun.of(payloads, batch, replica)
+        nbytes = run.streams.nbytes
+        unfinished: dict[int, list[bytes]] = {}
+        failed: set[int] = set()
+        hashed = ordered(
+            run,
+            run.tasks(),
+            total,
+            threads=workers(payloads.pool, threads),
+            at_once=threads or payloads.pool.at_once,
+            name="workbench-hash",
+        )
+        with closing(hashed):
+            for units, results in hashed:
+                for (stream, first, stop), found in zip(units, results, strict=True):
+                    tensor = int(batch[stream])
+                    if isinstance(found, WorkbenchError):
+                        if stream not in failed:
+                            if on_error is None:
+                                raise found
+                            failed.add(stream)
+                            on_error(tensor, found)
+                    else:
+                        unfinished.setdefault(stream, []).extend(found)
+                    done += stop - first
+                    if stop == nbytes[stream]:
+                        blocks = unfinished.pop(stream, [])
+                        if stream not in failed:
+                            yield tensor, combine(catalog.dtype_of(tensor), catalog.shape_of(tensor), blocks)
+                if progress is not None:
+                    progress(done / total if done < total else 1.0)
+
+
+def _batches(catalog: Catalog, tensors: Ints) -> Iterator[Ints]:
+    """Yield the tensors that are planned together: about :data:`PLANNED` chunks, by file."""
+    first, counts = catalog.row_ptr[tensors], np.diff(catalog.row_ptr)[tensors]
+    if counts.sum() <= PLANNED:
+        yield tensors
+        return
+    some = counts > 0
+    file, start = (np.zeros(len(tensors), np.int64) for _ in range(2))
+    file[some], start[some] = catalog.file[first[some]], catalog.start[first[some]]
+    order = np.lexsort((start, file))
+    for part in portions(counts[order], PLANNED):
+        yield np.sort(tensors[order[part.start : part.stop]])
 
 
 def combine(dtype: DType, shape: tuple[int, ...], blocks: Iterable[bytes]) -> Fingerprint:
