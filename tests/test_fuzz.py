@@ -28,6 +28,7 @@ MENDED = {
     3713: "PaddleNLP: a TypeError of a list where the metadata says whether a parameter was divided",
     3851: "Megatron, NVRx local: the doctor of a run followed a step that is a link out of it",
     4184: "Colossal-AI: a message as long as the file name in an index",
+    8640: "the suite itself: a document that contained itself, made of an edit's own constants",
     8952: "PaddleNLP: a KeyError of a moment on a rank that does not hold its weight",
 }
 

@@ -10,6 +10,7 @@ import json
 import pickletools
 import struct
 import zipfile
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -149,7 +150,7 @@ def _change(node: Any, key: Any, chance: Random) -> str:
         node[name] = node.pop(key)
         return f"key {where} is {name[:40]!a}"
     elif how == "twice" and isinstance(node, dict):
-        node[TWICE + key] = chance.choice((value, *NUMBERS, *ODD))
+        node[TWICE + key] = deepcopy(chance.choice((value, *NUMBERS, *ODD)))
     elif how == "deep":
         depth, value = chance.choice((30, 150)), [value]
         for _ in range(depth):
@@ -158,7 +159,7 @@ def _change(node: Any, key: Any, chance: Random) -> str:
     elif how == "long":
         node[key] = [value] * min(chance.choice((33, 1000, 30_000)), LONGEST // len(json.dumps(value)))
     elif how == "other":
-        node[key] = chance.choice(ODD)
+        node[key] = deepcopy(chance.choice(ODD))
     else:
         node[key] = _unlike(value, chance)
     return f"{how} at {where}" + (f": {node[key]!a}"[:60] if how in ("value", "other") else "")
@@ -173,7 +174,7 @@ def _unlike(value: Any, chance: Random) -> Any:
         mixed = list(value)
         chance.shuffle(mixed)
         return chance.choice((value + value, value[:-1], mixed, value[::-1], [chance.choice(NUMBERS) for _ in value]))
-    return chance.choice((*NUMBERS, *WORDS, *ODD))
+    return deepcopy(chance.choice((*NUMBERS, *WORDS, *ODD)))  # it becomes part of a document, which changes
 
 
 def _doubled(text: str) -> str:
