@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 PORT   ?= 5006
-JOBS   ?= 2
+JOBS   ?= 3
 TORCH  ?= torch==2.13.0
 ROOT   ?= sample_ckpts
 SHOTS  ?=
@@ -13,8 +13,11 @@ BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 DEPS := pyproject.toml constraints.txt
 
-# One BLAS thread a test process: the processes already fill the cores.
+# One BLAS thread a test process: the processes already fill the cores. JOBS is one more than the cores of a small
+# machine: a quarter of the time, a process waits for a browser, a kernel or a disk.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# nbmake, which `make notebooks` needs, takes each process 1.6 s to import.
+TESTS  := $(PYTEST) -p no:nbmake -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all lint bench notebooks docs screenshots clean
@@ -28,10 +31,10 @@ demo: $(VENV)/.demo-ready ## the dashboard on sample_ckpts/ (PORT, ROOT)
 
 # Whole files go to the workers, in the order of tests/conftest.py.
 test: $(VENV)/.test-ready ## every test but the slow ones, with browser and notebooks
-	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -o faulthandler_exit_on_timeout=true --max-worker-restart 2
+	$(TESTS) -o faulthandler_exit_on_timeout=true --max-worker-restart 2
 
 test-all: lint ## lint, then the whole suite with its slow tests
-	WORKBENCH_SLOW=1 $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	WORKBENCH_SLOW=1 $(TESTS)
 
 lint: $(VENV)/.test-ready ## ruff check, ruff format --check, mypy
 	$(BIN)/python -m ruff check .

@@ -13,14 +13,17 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from bokeh.io.doc import _PATCHED_CURDOCS
 
 from workbench.app.serve import start
+from workbench.errors import UsageError
 
 START = 60  #: s until the server must answer; panel and torch are imported in them
+#: Prefix → ports of servers that ended. What a browser has cached, and Panel, belongs to a port.
+_free: dict[str, list[int]] = {}
 THREAD = "tests.serving"  #: its name
 STOP = 20  #: s until its thread must have ended
 #: Options: sessions of closed pages are dropped after some seconds, so that a test can wait for it.
@@ -48,13 +51,14 @@ def serving(root: str | os.PathLike[str], **options: Any) -> Iterator[str]:
         thread.join(STOP)
         if thread.is_alive():
             raise TimeoutError(f"the server on {str(root)!r} had not ended after {STOP} s")
+        _free.setdefault(server.prefix, []).append(server.port)
 
 
 def _run(ready: Future[Any], root: str | os.PathLike[str], options: dict[str, Any]) -> None:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-        server = start(root, 0, **options)
+        server = _start(root, options)
         server.start()
     except BaseException as error:  # told by the test, which waits for it
         loop.close()
@@ -63,6 +67,17 @@ def _run(ready: Future[Any], root: str | os.PathLike[str], options: dict[str, An
     ready.set_result(server)
     server.io_loop.start()
     server.stop()
+    # A browser would ask the next server of this port through a connection to this one.
+    server.io_loop.run_sync(server._http.close_all_connections, STOP)
     server.io_loop.close()
     # What the loop was doing when it stopped never leaves its `with patch_curdoc(…)`, which is of the whole process.
     _PATCHED_CURDOCS[:] = [one for one in _PATCHED_CURDOCS if one() is not None]
+
+
+def _start(root: str | os.PathLike[str], options: dict[str, Any]) -> Any:
+    """Listen at a port that a server with this prefix had, if nobody took it; or at any."""
+    ports = _free.get(options.get("prefix", ""), [])
+    while ports:
+        with suppress(UsageError):
+            return start(root, ports.pop(), **options)
+    return start(root, 0, **options)

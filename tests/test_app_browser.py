@@ -249,7 +249,7 @@ def test_the_list_names_nothing_outside_root(quiet, served):
     assert "llama" in names and not {"link", "outside"} & set(names)
     page.get_by_label("Find a checkpoint").press_sequentially("STEP-4")
     page.locator(".ckpt b", has_text="run/step-2").wait_for(state="detached")
-    assert page.locator(".ckpt b").all_inner_texts() == ["run/step-4"]
+    expect(page.locator(".ckpt b")).to_have_text(["run/step-4"])
 
 
 @pytest.mark.slow

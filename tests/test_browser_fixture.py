@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.conftest import killing
+from tests.conftest import is_alive, killing
 from tests.serving import serving
 from workbench.errors import UsageError
 
@@ -66,7 +66,7 @@ def test_a_browser_that_hangs_is_killed_and_the_next_test_has_another(browser, p
 
     with pytest.raises(Error, match="has been closed"), killing("chrom", after=1):
         page.evaluate("new Promise(() => {})")
-    assert not browser.is_connected()
+    assert not is_alive(browser)
 
 
 def test_the_browser_after_one_that_was_killed(page):

@@ -311,7 +311,6 @@ def test_the_page_draws_without_a_network(page, tmp_path):
     found = wb.doctor(*(getattr(lab.case("f01_drop_opt", SMALL, "dcp", k=1), name) for name in ("before", "after")))
     pictures = doctor_pictures(found)
     (tmp_path / "page.html").write_text(diagnosis_page(found, pictures), "utf-8")
-    page.context.unroute_all()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto((tmp_path / "page.html").as_uri())

@@ -320,7 +320,7 @@ FULL = {
 }
 
 
-def _write(rank: int, port: int, folder: str, consolidate: bool) -> None:
+def _write(rank: int, port: int, folder: Path) -> None:
     from torch.distributed.checkpoint import HuggingFaceStorageWriter
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
@@ -330,8 +330,10 @@ def _write(rank: int, port: int, folder: str, consolidate: bool) -> None:
     placements = {"w": [Shard(0)], "b": [Replicate()], "n": [Shard(1)]}
     state = {key: distribute_tensor(FULL[key], mesh, placements[key], src_data_rank=None) for key in placements}
     index = {"w": 1, "b": 1, "n": 2}
-    writer = HuggingFaceStorageWriter(folder, index, save_distributed=True, enable_consolidation=consolidate)
-    dcp.save(state, storage_writer=writer)
+    for name, consolidate in (("pieces", False), ("both", True)):
+        path = str(folder / name)
+        writer = HuggingFaceStorageWriter(path, index, save_distributed=True, enable_consolidation=consolidate)
+        dcp.save(state, storage_writer=writer)
     torch.distributed.destroy_process_group()
 
 
@@ -341,12 +343,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import socket
 
     folder = tmp_path_factory.mktemp("hf_writer")
-    for name, consolidate in (("pieces", False), ("both", True)):
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            port = sock.getsockname()[1]
+    for name in ("pieces", "both"):
         (folder / name).mkdir()
-        torch.multiprocessing.spawn(_write, (port, str(folder / name), consolidate), 3)
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    torch.multiprocessing.spawn(_write, (port, folder), 3)
     return folder
 
 

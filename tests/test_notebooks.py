@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -51,6 +49,8 @@ def test_there_are_notebooks_and_each_has_promises():
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_stored_without_outputs(path):
+    import nbformat
+
     for cell in nbformat.read(path, as_version=4).cells:
         assert not cell.get("outputs") and not cell.get("execution_count"), "run nbstripout before committing"
 
@@ -58,6 +58,8 @@ def test_a_notebook_is_stored_without_outputs(path):
 @pytest.fixture(scope="module")
 def ran():
     """A function: a notebook's path → the notebook with its outputs, run once."""
+    import nbformat
+    from nbclient import NotebookClient
 
     @cache
     def run(path):
@@ -103,6 +105,8 @@ wb.open("../sample_ckpts/dcp_fsdp2").view()
 )
 def test_a_notebook_saved_as_a_page_asks_nobody(ran, page, path):
     """What nbconvert itself would fetch (require.js, MathJax, Mermaid) is left out; what is left is ours."""
+    import nbformat
+    from nbclient import NotebookClient
     from nbconvert import HTMLExporter
 
     if path is None:

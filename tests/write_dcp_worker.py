@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    mp.spawn(worker, (folder, port), nprocs=RANKS)
+    mp.start_processes(worker, (folder, port), nprocs=RANKS, start_method="fork")  # torch is imported once
 
 
 def worker(rank: int, folder: Path, port: int) -> None:

@@ -191,7 +191,7 @@ def main(out: str) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(worker, (out, port), nprocs=RANKS)
+    mp.start_processes(worker, (out, port), nprocs=RANKS, start_method="fork")  # torch is imported once
 
 
 if __name__ == "__main__":

@@ -13,11 +13,9 @@ in the user's cache folder under a key of every file's name, size and modificati
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import tempfile
 import time
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
@@ -30,7 +28,7 @@ from workbench.analysis.moments import Moments
 from workbench.checkpoint import Checkpoint, as_checkpoint
 from workbench.core import scan as scanning
 from workbench.core.arrays import Array
-from workbench.core.cache import cache_folder
+from workbench.core.cache import cache_folder, keep
 from workbench.core.dtypes import ALL, DType
 from workbench.core.engine import engine
 from workbench.core.executors import using
@@ -102,7 +100,7 @@ def stats(
         with using(executor):
             columns, errors = _computed(ckpt, by == "shard", quantiles, how, threads, progress)
         if cache and not errors and time.perf_counter() - begin > WORTH_KEEPING:
-            _keep(ckpt, by, quantiles, columns)
+            keep(_path(ckpt, by, quantiles), lambda out: np.savez(out, **columns))  # type: ignore[arg-type]
     frame = {"tensor": _by_tensor, "shard": _by_shard, "module": _by_module}[by](ckpt, columns, errors)
     frame.attrs["engine"] = how
     return frame
@@ -319,18 +317,3 @@ def _kept(ckpt: Checkpoint, by: str, quantiles: bool) -> dict[str, Array] | None
     except Exception:  # zipfile, zlib and numpy raise any exception; then it is computed again
         return None
     return columns if all(column.shape == (rows,) for column in columns.values()) else None
-
-
-def _keep(ckpt: Checkpoint, by: str, quantiles: bool, columns: dict[str, Array]) -> None:
-    """Store the columns. A failure (a full or read-only disk) is not an error."""
-    folder = cache_folder()
-    with contextlib.suppress(OSError):
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as out:
-                np.savez(out, **columns)  # type: ignore[arg-type]
-            os.replace(temporary, _path(ckpt, by, quantiles))
-        except BaseException:
-            os.unlink(temporary)
-            raise

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from workbench.app import style
 from workbench.app.found import checkpoints
 from workbench.app.jail import Jail
 from workbench.app.jobs import Job, Schedule
@@ -28,12 +29,13 @@ class Others:
 
     Args:
         schedule: runs a callback on the page's thread.
-        listed: called on that thread once ROOT is listed, with the reason of a failure or an empty text.
+        words: the pane that shows why ROOT could not be listed.
+        offer: called on that thread once ROOT is listed.
     """
 
-    def __init__(self, schedule: Schedule | None, listed: Callable[[str], None]) -> None:
+    def __init__(self, schedule: Schedule | None, words: Any, offer: Callable[[], None]) -> None:
         self.job = Job(schedule)
-        self._told = listed
+        self._words, self._offer = words, offer
         self._about: dict[str, str] = {}  # path → description, in the order of the list
         self.job.param.watch(self._listed, "status")
 
@@ -62,5 +64,7 @@ class Others:
             _, about, missing = self.job.result.texts
             words = zip(self.job.result.paths, about, missing, strict=True)
             self._about = {path: f"{text}{', incomplete' if lacks else ''}" for path, text, lacks in words}
-        if self.job.status in ("done", "failed"):
-            self._told(self.job.error)
+        if self.job.status == "failed":
+            self._words.object = style.message(self.job.error, "error")
+        elif self.job.status == "done":
+            self._offer()

@@ -18,9 +18,9 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -60,14 +60,18 @@ def load(place: Place, format: str) -> Catalog | None:
 
 def save(place: Place, catalog: Catalog) -> None:
     """Cache a catalog; a failure to do so (a full or read-only disk) is not an error."""
-    folder = cache_folder()
+    keep(_path(place, catalog.format), lambda out: _encode(out, place, catalog))
+
+
+def keep(path: str, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file of the cache, which appears whole or not at all. A failure to do so is not an error."""
     with contextlib.suppress(OSError):
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), suffix=".tmp")
         try:
             with os.fdopen(handle, "wb") as out:
-                _encode(out, place, catalog)
-            os.replace(temporary, _path(place, catalog.format))
+                write(out)
+            os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)
             raise

@@ -46,7 +46,8 @@ class DiffTab(JobTab):
 
     def build(self) -> None:
         self._turned = False
-        self._others = Others(self.schedule, self._listed)
+        self._words = style.pane("")
+        self._others = Others(self.schedule, self._words, self._offer)
         self._choice = pmui.Select(
             label="B (compare with)",
             options={NONE: ""},
@@ -60,7 +61,6 @@ class DiffTab(JobTab):
         self._swap = pmui.Button(
             label="Swap A and B", variant="outlined", color="primary", on_click=lambda _: self.swap(), margin=(14, 10)
         )
-        self._words = style.pane("")
         self.prepare("Compare", self._compare, self._done, verb="comparing", ready=self._why_not, long=True)
         self._body_parts = [pn.Row(self._choice, self._swap, sizing_mode="stretch_width"), self._words]
 
@@ -94,12 +94,6 @@ class DiffTab(JobTab):
             state.show(state.other, other=state.path, tensor=tensor, role=state.role)
 
     # ---- which B -----------------------------------------------------------------------------------------------------
-
-    def _listed(self, error: str) -> None:
-        if error:
-            self._words.object = style.message(error, "error")
-        else:
-            self._offer()
 
     def _offer(self) -> None:
         """Offer the choices of B, and state what is still missing."""

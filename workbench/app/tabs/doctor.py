@@ -55,12 +55,12 @@ class Doctor(JobTab):
     view: DiagnosisView | None
 
     def build(self) -> None:
-        self._others = Others(self.schedule, self._listed)
+        self._words = style.pane("")
+        self._others = Others(self.schedule, self._words, self._offer)
         self._choices = {which: self._choice(which) for which in OTHERS}
         self._facts = {name: self._fact(name) for name in FACTS}
         self._quick = pmui.Checkbox(label="Facts and names only: do not read weights and moments", size="small")
         self._quick.param.watch(self._told, "value")
-        self._words = style.pane("")
         self.prepare("Examine", self._examine, self._done, verb="examining", ready=self._why_not, long=True)
         facts = pn.Column(
             style.pane('<p class="muted">Facts that the files lack; they take precedence over stored ones.</p>'),
@@ -128,12 +128,6 @@ class Doctor(JobTab):
         made = pmui.TextInput(label=FACTS[name], size="small", width=190, margin=(5, 10))
         made.param.watch(self._told, "value")
         return made
-
-    def _listed(self, error: str) -> None:
-        if error:
-            self._words.object = style.message(error, "error")
-        else:
-            self._offer()
 
     def _offer(self) -> None:
         """Offer the choices of After and Echo, and state what is still missing."""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from workbench.core.arrays import Array
 from workbench.core.remote.bucket import Bucket, Tree
 from workbench.core.remote.connection import Connection
-from workbench.core.remote.objects import SENT_AT_ONCE, WRITABLE, Version, WritableStore, complete
+from workbench.core.remote.objects import SENT_AT_ONCE, WRITABLE, Version, WritableStore, complete, listing_of
 from workbench.core.remote.requests import alone, together
 from workbench.core.remote.url import current_options, parse
 from workbench.core.source import FileStat
@@ -235,15 +235,7 @@ class _Scattered:
         yield from ((key, one[0]) for key, one in self._held.items() if key.startswith(f"{folder}/"))
 
     def listing(self, folder: str) -> tuple[dict[str, FileStat | None], list[str]]:
-        files: dict[str, FileStat | None] = {}
-        folders: dict[str, None] = {}
-        for key, stat in self.walk(folder):
-            name, slash, _ = key[len(folder) + 1 :].partition("/")
-            if slash:
-                folders[name] = None
-            else:
-                files[name] = stat
-        return files, list(folders)
+        return listing_of(self.walk(folder), folder)
 
 
 def put_whole(data: bytes, url: str, what: str) -> None:

@@ -382,6 +382,21 @@ class _Web(_Cloud):
         )
 
 
+def listing_of(
+    walked: Iterable[tuple[str, FileStat | None]], folder: str
+) -> tuple[dict[str, FileStat | None], list[str]]:
+    """Return the objects directly in a folder, and its subfolders, from the keys of all objects below it."""
+    files: dict[str, FileStat | None] = {}
+    folders: dict[str, None] = {}
+    for key, stat in walked:
+        name, slash, _ = key[len(folder) + 1 :].partition("/")
+        if slash:
+            folders[name] = None
+        else:
+            files[name] = stat
+    return files, list(folders)
+
+
 class _Links(HTMLParser):
     """Targets of a page's links."""
 
@@ -449,15 +464,7 @@ class _Hub:
                 yield key, stat
 
     def listing(self, folder: str) -> tuple[dict[str, FileStat | None], list[str]]:
-        files: dict[str, FileStat | None] = {}
-        folders: dict[str, None] = {}
-        for key, stat in self.walk(folder):
-            name, slash, _ = key[len(folder) + 1 :].partition("/")
-            if slash:
-                folders[name] = None
-            else:
-                files[name] = stat
-        return files, list(folders)
+        return listing_of(self.walk(folder), folder)
 
     def _inside(self, key: str) -> str:
         return key.removeprefix(f"{self._folder}/")

@@ -375,32 +375,6 @@ def staging_in_store(
                 owners.ACTIVE.discard(made._token)
 
 
-def clean_store(destination: Destination) -> list[str]:
-    """Remove the leftovers of dead runs into a target, and finish their copying; like
-    :func:`workbench.export.atomic.leftovers.clean` does on disk.
-
-    Returns:
-        the keys that were removed.
-
-    Raises:
-        WriteError: a run into the target is under way, or the store refuses.
-    """
-    one = StoreStaging(destination, True, [], "", True, False, True)
-    owners.ACTIVE.add(one._token)
-
-    def listed() -> set[str]:
-        inside = {f"{destination.key}/{name}" for name in destination.files(destination.key)}
-        return inside | {f"{one._temp}/{name}" for name in destination.files(one._temp)}
-
-    try:
-        before = listed()
-        one.take()
-        one.discard()
-        return sorted(before - listed())
-    finally:
-        owners.ACTIVE.discard(one._token)
-
-
 def _json(data: bytes) -> Any:
     try:
         return json.loads(data)

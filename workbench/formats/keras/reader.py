@@ -41,7 +41,6 @@ DOCUMENTS = ("config.json", "metadata.json")
 JSON_LIMIT = 64 << 20  #: maximum bytes of a document
 TEXT_LIMIT = 16 << 20  #: maximum bytes of a data set of text that is shown
 NOTED = 5
-LEGACY = "model_weights"
 _ITERATION, _RATE = "optimizer/vars/0", "optimizer/vars/1"
 
 
