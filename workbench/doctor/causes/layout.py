@@ -40,6 +40,8 @@ TAGS = {
     "flat": {"E13": 0.9, "E7": 0.8},
     "shift": {"E7": 1.0, "E13": 0.6},
     "axis": {"E1": 1.0},
+    "transposed": {"E1": 1.0},
+    "tied": {"F2": 1.0, "E9": 0.5},
 }
 
 
@@ -152,6 +154,7 @@ def replicas(case: Case) -> Iterator[Match]:
 
 
 def untied(case: Case) -> Iterator[Match]:
+    yield from _moved("F2")(case)  # an untied head that holds the embedding's values
     new = [
         one
         for one in case.fired("R01", "P02", "N3", "S13", "R15")
@@ -350,11 +353,12 @@ def vocabulary(case: Case) -> Iterator[Match]:
     shaped = [
         one
         for one in case.fired("R01", "P02")
-        if one.evidence.get("kind") in ("have another shape", "changed shape") and kinds(one.tensors) <= OUTER
+        if one.evidence.get("kind") in ("have another shape", "changed shape")
+        and kinds(name for name in one.tensors if not is_numbered(name)) <= OUTER
     ]
     if shaped:
         yield Match(
-            "train",
+            "load" if case.change("load").rows else "train",
             0.95,
             frozenset(n for s in shaped for n in s.tensors),
             signs=tuple(shaped),
@@ -483,7 +487,7 @@ COPIES = (
          ECHO,
          "catalogue F2", hf="call model.tie_weights() after the load and before creating the optimizer",
          megatron="do not pass --untie-embeddings-and-output-weights",
-         explains="R01 S19 V05 R12 P01 P02 P05 P12 R10 S06 S07 S13 S14 N29 N3",
+         explains="R01 R02 S19 V05 R12 P01 P02 P05 P06 P08 P11 P12 P17 R10 S06 S07 S13 S14 N29 N3",
          expects="R01 P02 S13",
          losses="with a fresh head, the first losses are wrong; with a copy, none is",
          pattern=untied),
@@ -508,7 +512,7 @@ COPIES = (
     made("F7", "Rows of the vocabulary were shifted or added.", "the tokenizer changed",
          "a jump of 1.5 to 5 nats", "map rows by token, not by number; resize with the tokenizer of the run", ECHO,
          "unsloth-zoo 923, swiss-ai 115, Megatron-Bridge 469",
-         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P32 P18 R02 R04 R05 R09 R13 N5 N17 N20",
+         explains="R01 P02 N3 P03 P04 P05 P06 P08 P11 P12 P13 P17 P32 P18 R02 R04 R05 R09 R13 N5 N17 N20",
          losses="the first losses are wrong",
          pattern=vocabulary),
 )  # fmt: skip

@@ -37,9 +37,9 @@ def _positions(case: Case) -> Iterator[tuple[Sign, float | None]]:
             continue
         ratio = found.get("ratio")
         if "before" in found:
-            now = found.get("echo", found.get("after"))
-            due = found["before"] + found.get("k", 0) * _unit(case)
-            ratio = now / due if due else None
+            now, since = found.get("echo", found.get("after")), found.get("k", 0) * _unit(case)
+            due = found["before"] + since
+            ratio = 0.0 if since and abs(now - since) < _unit(case) / 2 else now / due if due else None
         yield sign, ratio
 
 
