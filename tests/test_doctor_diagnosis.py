@@ -87,6 +87,7 @@ def test_a_declared_change_is_asked_after_not_judged(control):
     assert {one.cause for one in found.causes} == {"H1"} and found.exit_code < 2
     assert found.causes[0].certainty == "possible" and found.causes[0].severity != "error"
     assert "intended" in found.causes[0].question or "on purpose" in found.causes[0].question
+    assert not found.verdict.startswith("No fault") and found.causes[0].title[:-1] in found.verdict
 
 
 def test_too_little_evidence_is_said():

@@ -41,8 +41,12 @@ TAGS = {
     "shift": {"E7": 1.0, "E13": 0.6},
     "axis": {"E1": 1.0},
     "transposed": {"E1": 1.0},
-    "tied": {"F2": 1.0, "E9": 0.5},
+    "tied": {"F2": 0.95},
 }
+
+#: Tags that are recognized by where rows came from. Others are what is left over (rows of their own in another order),
+#: which a conversion on purpose leaves too.
+SURE = {"layer", "stack", "expert", "gate_up", "gate_up_mixed", "qkv", "axis"}
 
 
 def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
@@ -72,7 +76,9 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
                 )
                 # weights are made from masters, which may have moved alone
                 exact = change.exact or (bool(case.fired("P17")) and (bool(moments) or not case.mastered))
-                yield Match(change.leg, strength, frozenset(names), exact and strength == 1.0, reasons=reasons)
+                yield Match(
+                    change.leg, strength, frozenset(names), exact and strength == 1.0 and tag in SURE, reasons=reasons
+                )
 
     return pattern
 

@@ -389,7 +389,8 @@ def on_grid(before: LazyTensor, after: LazyTensor) -> str | None:
     width = row_shape(after.shape)[1] if len(after.shape) > 1 else after.numel()
     ways = list(zip(_groups(a, width), _groups(b, width), strict=True))
     whole = next((f"int{bits}" for bits in (8, 4) for old, new in ways if _rounded_to(new, old, bits)), None)
-    return whole or next((name for name in SCALED_TO for old, new in ways if _scaled_to(new, old, *SCALED_TO[name])), None)
+    floats = ((name, _scaled_to(new, old, *form)) for name, form in SCALED_TO.items() for old, new in ways)
+    return whole or next((name for name, found in floats if found), None)
 
 
 def _mantissa(old: Array, new: Array) -> int:

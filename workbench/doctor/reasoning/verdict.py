@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from workbench.doctor.causes.case import Case
 from workbench.doctor.causes.table import CAUSES
-from workbench.doctor.facts.evidence import State
+from workbench.doctor.facts.evidence import State, is_numbered
 from workbench.doctor.ledger.roles import MASTERS
 from workbench.doctor.ledger.rows import GROUPS, Status
 from workbench.doctor.reasoning.diagnosis import Suspect
@@ -160,6 +160,11 @@ def weak(case: Case) -> str:
         return (
             f"With {second - first:,.0f} updates in between, laws are bounds, and some faults stay within them: save "
             "an echo right after the load"
+        )
+    if all(map(is_numbered, case.change("train").seen(*GROUPS["moments"]))):
+        return (
+            "The optimizer's state is stored by number, so no update could be replayed with it: save an echo right "
+            "after the load"
         )
     return ""
 
