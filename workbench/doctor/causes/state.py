@@ -268,6 +268,9 @@ def second_gone(case: Case) -> Iterator[Match]:
             title = "" if names & change.hit(("exp_avg_sq",)) else SECOND_LOST if held else PART_LOST
             exact = change.proved(SECOND, "zero") and change.whole(SECOND, names)
             yield Match(change.leg, 1.0, names, exact, reasons=reasons, title=title)
+        if sunk := case.sunk(change):
+            names = sunk | change.hit((*change.weights, *MASTERS))
+            yield Match(change.leg, 0.96, names, title="The second moments were lost, or became far too small.")
     if signs := [one for one in case.fired("P25") if one.causes[:1] == ("B4",)]:
         yield Match(
             "train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=SECOND_LOST
@@ -315,9 +318,6 @@ def mixed_moments(case: Case) -> Iterator[Match]:
         if second:
             words = f"exp_avg of {many(len(second), 'parameter')} implies gradients that fit"
             yield Match(change.leg, 0.95, second, reasons=case.against(("G6 B5", words)))
-        if sunk := case.sunk(change):
-            names = sunk | change.hit((*change.weights, *MASTERS))
-            yield Match(change.leg, 0.96, names, title="The second moments were lost, or became far too small.")
         values = frozenset(change.hit(MOMENTS, "other", "near", "fallen", "ratio"))
         part = change.hit(MOMENTS, "part")
         if len(part) < len(values) and not change.hit((*change.weights, *MASTERS)) - change.hit(MASTERS, "slight"):
