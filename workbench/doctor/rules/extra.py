@@ -140,8 +140,11 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
 
 def _skipped(earlier: State, later: State) -> bool:
     """Return whether the trainer counted more steps than the optimizer made updates, or may have."""
-    gaps = [(one.facts.step, one.facts.steps.usual) for one in (earlier, later)]
-    return any(None in gap for gap in gaps) or gaps[0][0] - gaps[0][1] != gaps[1][0] - gaps[1][1]
+    first, second = (
+        None if one.facts.step is None or one.facts.steps.usual is None else one.facts.step - one.facts.steps.usual
+        for one in (earlier, later)
+    )
+    return first is None or first != second
 
 
 # ---- buffers -------------------------------------------------------------------------------------------------------
