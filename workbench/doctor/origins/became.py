@@ -45,8 +45,9 @@ GRID = 256  #: elements from which a grid is searched
 FACTORS = (2.0, 0.5, 4.0, 0.25, 8.0, 0.125)  #: of moments added or averaged over ranks that hold the same values
 BLOCKS = (32, 64, 128, 256)  #: elements that share a scale
 STEP = 2e-3  #: distance from a step of a grid, for rounding of float32
-#: Type of small floats that share a scale → bits of its mantissa, its least exponent, its largest number.
-SCALED_TO = {"float8_e4m3": (3, -6, 448.0), "float8_e5m2": (2, -14, 57344.0), "float4_e2m1": (1, 0, 6.0)}
+#: Type of small floats that share a scale → bits of its mantissa, its least exponent, its largest number; the coarsest
+#: first, because its numbers are also numbers of the next.
+SCALED_TO = {"float4_e2m1": (1, 0, 6.0), "float8_e5m2": (2, -14, 57344.0), "float8_e4m3": (3, -6, 448.0)}
 INSIDE = 0.9  #: share of the elements within half a step
 SCALED = 0.02  #: relative distance of a factor from 1 that is reported
 BF16 = np.uint32(0xFFFF0000)
