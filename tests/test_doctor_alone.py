@@ -300,6 +300,8 @@ def test_a_loss_scale_that_began_anew():
         (256.0, 2048.0, False),
         (65536.0, 1.0, True),
         (65536.0, 4096.0, False),
+        (524288.0, 65536.0, True),  # halved three times to the initial value, and no update was skipped
+        (131072.0, 65536.0, False),
         (65536.0, -1.0, False),
         (math.inf, 1.0, False),
     ):

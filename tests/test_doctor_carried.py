@@ -397,6 +397,47 @@ def test_weights_that_went_through_int8_are_named(tmp_path: Path) -> None:
     assert found.causes[0].cause == "D7" and "int8" in str([one.message for one in found]), found.verdict
 
 
+@pytest.mark.parametrize(
+    ("what", "cause", "words", "updates"),
+    [
+        ("square", "E1", "transposed", 0),
+        ("square", "E1", "transposed", 1),
+        ("state", "B4", "zero", 0),
+        ("z", "B1", "copies of the weights", 0),
+    ],
+)
+def test_a_form_is_named_by_what_the_values_became(
+    tmp_path: Path, what: str, cause: str, words: str, updates: int
+) -> None:
+    """Transposed weights, a part of the second moments, and state that was made anew from the weights."""
+
+    def changed(run: Run) -> None:
+        state = run.optimizer.state
+        for one in (run.net[0].weight, run.net[2].weight, run.net[5].weight):
+            if what == "square":
+                for tensor in (one, *(state[one][name] for name in ("exp_avg", "exp_avg_sq"))):
+                    tensor.copy_(tensor.T.clone())
+            elif what == "state":
+                state[one]["row_var"].zero_()
+            else:
+                state[one]["z"].copy_(one)
+
+    def made(params: Any) -> Any:
+        params = list(params)
+        if what == "state":
+            return torch.optim.Adafactor(params, lr=1e-2)
+        optimizer = adamw(params)
+        if what == "z":
+            optimizer.register_step_post_hook(
+                lambda *_: [optimizer.state[one].setdefault("z", torch.randn_like(one)) for one in params]
+            )
+        return optimizer
+
+    found = resumed(tmp_path, changed, updates, made)
+    assert found.causes[0].cause == cause and words in str([one.message for one in found]), found.verdict
+    assert found.causes[0].certainty != "certain"
+
+
 def test_shards_that_were_joined_along_the_other_axis_are_named(tmp_path: Path) -> None:
     def joined(run: Run) -> None:
         weight = run.net[2].weight

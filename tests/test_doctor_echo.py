@@ -122,6 +122,9 @@ def test_an_echo_tells_the_cause_in_runs_that_nobody_chose(fault, format, seed):
     assert not answers(case) & {cause for one in found.cleared for cause in one.causes}
 
 
+KINDS_OF_GRIDS = ["int8 per row", "int8 with a zero point", "int4 in blocks", "float8_e4m3", "float8_e5m2"]
+
+
 def quantized(kind: str, w: torch.Tensor) -> torch.Tensor:
     """``w`` through eight or four bits, by torch, or as block-wise quantizers do it."""
     if kind == "int8 per row":
@@ -131,19 +134,23 @@ def quantized(kind: str, w: torch.Tensor) -> torch.Tensor:
         low, high = float(w.min()), float(w.max())
         scale = (high - low) / 255
         return torch.fake_quantize_per_tensor_affine(w, scale, round(-low / scale), 0, 255)
+    if kind.startswith("float8"):
+        dtype = {"float8_e4m3": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}[kind]
+        scale = w.abs().amax() / torch.finfo(dtype).max
+        return (w / scale).to(dtype).float() * scale
     blocks = w.view(-1, 64)
     scale = blocks.abs().amax(1, keepdim=True) / 7
     return ((blocks / scale).round() * scale).view_as(w)
 
 
-@pytest.mark.parametrize("kind", ["int8 per row", "int8 with a zero point", "int4 in blocks"])
-def test_weights_that_went_through_integers_are_told_from_others_on_a_grid(tmp_path, kind):
+@pytest.mark.parametrize("kind", KINDS_OF_GRIDS)
+def test_weights_that_went_through_few_bits_are_told_from_others_on_a_grid(tmp_path, kind):
     made = torch.Generator().manual_seed(5)
     w = 0.02 * torch.randn(64, 256, generator=made)
     changed = w + 0.006 * torch.randn(w.shape, generator=made)  # near, and rounded, but not the old ones rounded
     save_file({"w": w, "through": quantized(kind, w), "other": quantized(kind, changed)}, tmp_path / "m.safetensors")
     ckpt = wb.open(str(tmp_path / "m.safetensors"), cache=False)
-    assert on_grid(ckpt["w"], ckpt["through"]) == kind[:4]
+    assert on_grid(ckpt["w"], ckpt["through"]) == kind.split()[0]
     assert on_grid(ckpt["w"], ckpt["other"]) is None and on_grid(ckpt["w"], ckpt["w"]) is None
 
 

@@ -1,16 +1,13 @@
 """Every fault and control by id: the 42 of the first lab, the wider ones, the healthy; and the halves.
 
-Rules may be tuned on the development half. The sealed half (``fifth_*.py``) only measures: its results are printed as
-counts, and nobody reads its cases while tuning. The first four (``opened*.py``) are development now.
+Rules may be tuned on the development half. The sealed half only measures: its results are printed as counts, and nobody
+reads its cases while tuning. The first five (``opened*.py``) are development now, and the next is not written yet.
 """
 
 from __future__ import annotations
 
 from tests.lab.corruption import CORRUPTIONS
 from tests.lab.fault import Fault
-from tests.lab.fifth_faults import FIFTH_FAULTS
-from tests.lab.fifth_hugging import FIFTH_HUGGING
-from tests.lab.fifth_live import FIFTH_LIVE
 from tests.lab.healthy import HEALTHY
 from tests.lab.hugging import HUGGING
 from tests.lab.live_healthy import LIVE_HEALTHY
@@ -24,6 +21,9 @@ from tests.lab.opened3_live import OPENED3_LIVE
 from tests.lab.opened4_faults import OPENED4_FAULTS
 from tests.lab.opened4_hugging import OPENED4_HUGGING
 from tests.lab.opened4_live import OPENED4_LIVE
+from tests.lab.opened5_faults import OPENED5_FAULTS
+from tests.lab.opened5_hugging import OPENED5_HUGGING
+from tests.lab.opened5_live import OPENED5_LIVE
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
@@ -44,9 +44,10 @@ _OPENED = (
     *(*OPENED2_FAULTS, *OPENED2_LIVE, *OPENED2_HUGGING),
     *(*OPENED3_FAULTS, *OPENED3_LIVE, *OPENED3_HUGGING),
     *(*OPENED4_FAULTS, *OPENED4_LIVE, *OPENED4_HUGGING),
+    *(*OPENED5_FAULTS, *OPENED5_LIVE, *OPENED5_HUGGING),
 )
 #: Faults whose results are printed only as counts.
-SEALED: tuple[Fault, ...] = (*FIFTH_FAULTS, *FIFTH_LIVE, *FIFTH_HUGGING)
+SEALED: tuple[Fault, ...] = ()
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},

@@ -19,6 +19,7 @@ FLIPPED = 2  #: most tensors in which bits flip in one accident
 VALUES = ("near", "other", "part", "slight", "fill", "zero")
 STATES = ("near", "other", "part", "fallen")  #: the same for moments
 BEGINNINGS = ("zero", "swapped", "moved.", "zeros", "flip")  #: forms of moments that make later values explode
+BORN_ZERO = ("bias", "lora_B.weight")  #: parameters that are zero when they are made
 TOP = {"float32": 30, "bfloat16": 14, "float16": 14, "float64": 62}  #: highest exponent bit
 
 
@@ -111,6 +112,7 @@ def zeroed(case: Case) -> Iterator[Match]:
         if patch:
             yield Match(change.leg, 0.97, patch, False, title="A small part of one tensor is damaged.")
         whole = frozenset(change.hit((*change.weights, *MASTERS), "zero"))
+        whole = frozenset(name for name in whole if not name.endswith(BORN_ZERO))
         if whole and not kinds(whole) <= {"norm"}:
             yield Match(change.leg, 0.85, whole, False, title="Weights became zero.")
     if signs := case.fired("S11"):

@@ -40,7 +40,13 @@ TAGS = {
     "flat": {"E13": 0.9, "E7": 0.8},
     "shift": {"E7": 1.0, "E13": 0.6},
     "axis": {"E1": 1.0},
+    "transposed": {"E1": 1.0},
+    "tied": {"F2": 0.95},
 }
+
+#: Tags that are recognized by where rows came from. Others are what is left over (rows of their own in another order),
+#: which a conversion on purpose leaves too.
+SURE = {"layer", "stack", "expert", "gate_up", "gate_up_mixed", "qkv", "axis"}
 
 
 def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
@@ -70,7 +76,9 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
                 )
                 # weights are made from masters, which may have moved alone
                 exact = change.exact or (bool(case.fired("P17")) and (bool(moments) or not case.mastered))
-                yield Match(change.leg, strength, frozenset(names), exact and strength == 1.0, reasons=reasons)
+                yield Match(
+                    change.leg, strength, frozenset(names), exact and strength == 1.0 and tag in SURE, reasons=reasons
+                )
 
     return pattern
 
@@ -152,6 +160,7 @@ def replicas(case: Case) -> Iterator[Match]:
 
 
 def untied(case: Case) -> Iterator[Match]:
+    yield from _moved("F2")(case)  # an untied head that holds the embedding's values
     new = [
         one
         for one in case.fired("R01", "P02", "N3", "S13", "R15")
@@ -350,11 +359,12 @@ def vocabulary(case: Case) -> Iterator[Match]:
     shaped = [
         one
         for one in case.fired("R01", "P02")
-        if one.evidence.get("kind") in ("have another shape", "changed shape") and kinds(one.tensors) <= OUTER
+        if one.evidence.get("kind") in ("have another shape", "changed shape")
+        and kinds(name for name in one.tensors if not is_numbered(name)) <= OUTER
     ]
     if shaped:
         yield Match(
-            "train",
+            "load" if case.change("load").rows else "train",
             0.95,
             frozenset(n for s in shaped for n in s.tensors),
             signs=tuple(shaped),
@@ -483,7 +493,7 @@ COPIES = (
          ECHO,
          "catalogue F2", hf="call model.tie_weights() after the load and before creating the optimizer",
          megatron="do not pass --untie-embeddings-and-output-weights",
-         explains="R01 S19 V05 R12 P01 P02 P05 P12 R10 S06 S07 S13 S14 N29 N3",
+         explains="R01 R02 S19 V05 R12 P01 P02 P05 P06 P08 P11 P12 P17 R10 S06 S07 S13 S14 N29 N3",
          expects="R01 P02 S13",
          losses="with a fresh head, the first losses are wrong; with a copy, none is",
          pattern=untied),
@@ -508,7 +518,7 @@ COPIES = (
     made("F7", "Rows of the vocabulary were shifted or added.", "the tokenizer changed",
          "a jump of 1.5 to 5 nats", "map rows by token, not by number; resize with the tokenizer of the run", ECHO,
          "unsloth-zoo 923, swiss-ai 115, Megatron-Bridge 469",
-         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P32 P18 R02 R04 R05 R09 R13 N5 N17 N20",
+         explains="R01 P02 N3 P03 P04 P05 P06 P08 P11 P12 P13 P17 P32 P18 R02 R04 R05 R09 R13 N5 N17 N20",
          losses="the first losses are wrong",
          pattern=vocabulary),
 )  # fmt: skip

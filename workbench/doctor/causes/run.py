@@ -37,9 +37,9 @@ def _positions(case: Case) -> Iterator[tuple[Sign, float | None]]:
             continue
         ratio = found.get("ratio")
         if "before" in found:
-            now = found.get("echo", found.get("after"))
-            due = found["before"] + found.get("k", 0) * _unit(case)
-            ratio = now / due if due else None
+            now, since = found.get("echo", found.get("after")), found.get("k", 0) * _unit(case)
+            due = found["before"] + since
+            ratio = 0.0 if since and abs(now - since) < _unit(case) / 2 else now / due if due else None
         yield sign, ratio
 
 
@@ -333,7 +333,7 @@ def moments_rounded(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = frozenset(change.hit(MOMENTS, "rounded"))
         if names:
-            yield Match(change.leg, 1.0, names, change.exact)
+            yield Match(change.leg, 1.0, names, change.exact, _meant(change, MOMENTS, names))
     if signs := case.fired("S10"):
         yield Match(case.resumed, 0.5, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -350,7 +350,13 @@ def weights_cast(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = frozenset(change.hit(change.weights, "rounded"))
         if names and not change.hit(MASTERS) - change.hit(MASTERS, "rounded"):
-            yield Match(change.leg, 0.95, names, change.exact)
+            yield Match(change.leg, 0.95, names, change.exact, _meant(change, change.weights, names))
+
+
+def _meant(change: LedgerLeg, quantities: tuple[str, ...], names: frozenset[str]) -> str:
+    """Return a question if rounded tensors are also stored in the narrower type, as after a change of precision."""
+    narrower = all(change.detail(quantities, name).get("narrower") for name in names)
+    return "they are also stored in a narrower type: was the precision changed on purpose?" if narrower else ""
 
 
 def loss_scale(case: Case) -> Iterator[Match]:

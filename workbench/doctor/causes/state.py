@@ -24,6 +24,7 @@ OF_OTHERS = ("moved", "moved.name", "moved.layer", "moved.stack", "moved.expert"
 ADAM = ("exp_avg", "exp_avg_sq")
 RELATED = 0.5  #: cosine similarity from which a weight counts as related to the old one
 SECOND_LOST = "The second moments were lost; the first were kept."  #: for optimizers that use other names
+PART_LOST = "A part of the second moments was lost."
 UNLIKE = ("other", "fill", "zero")  #: forms of weights that keep nothing of the old ones
 
 
@@ -154,7 +155,8 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         first, second = case.lost(change)
         broken = change.hit(MOMENTS) & counters.reset
         # SGD has no second moments, Adagrad no first ones
-        names = frozenset((first & second) | (first - change.seen(*SECOND)) | (second - change.seen(*FIRST)))
+        single = (first - change.seen(*SECOND)) | (second - change.seen(*FIRST))
+        names = frozenset((first & second) | (single - change.partly(*GONE)) | change.hit((STATE,), "weights"))
         if change.leg == "train" and broken:
             names |= counters.reset  # for the others the laws hold by chance
         quantised = change.hit(("state1", "state2"), *GONE)
@@ -259,14 +261,16 @@ def second_gone(case: Case) -> Iterator[Match]:
     for change in case.changes:
         first, second = case.lost(change)
         names = frozenset(second - first)
-        held = names & change.seen(*FIRST)
-        if names and held:
-            reasons = case.against(
-                ("B1 B3", f"the first moments of {len(held):,} of {many(len(names), 'parameter')} are not zero")
-            )
-            title = "" if names & change.hit(("exp_avg_sq",)) else SECOND_LOST
+        held, part = names & change.seen(*FIRST), names & change.partly(*GONE)
+        if names and (held or part):
+            words = f"the first moments of {len(held):,} of {many(len(names), 'parameter')} are not zero"
+            reasons = case.against(("B1 B3", words if held else ""))
+            title = "" if names & change.hit(("exp_avg_sq",)) else SECOND_LOST if held else PART_LOST
             exact = change.proved(SECOND, "zero") and change.whole(SECOND, names)
             yield Match(change.leg, 1.0, names, exact, reasons=reasons, title=title)
+        if sunk := case.sunk(change):
+            names = sunk | change.hit((*change.weights, *MASTERS))
+            yield Match(change.leg, 0.96, names, title="The second moments were lost, or became far too small.")
     if signs := [one for one in case.fired("P25") if one.causes[:1] == ("B4",)]:
         yield Match(
             "train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=SECOND_LOST
@@ -314,9 +318,6 @@ def mixed_moments(case: Case) -> Iterator[Match]:
         if second:
             words = f"exp_avg of {many(len(second), 'parameter')} implies gradients that fit"
             yield Match(change.leg, 0.95, second, reasons=case.against(("G6 B5", words)))
-        if sunk := case.sunk(change):
-            names = sunk | change.hit((*change.weights, *MASTERS))
-            yield Match(change.leg, 0.96, names, title="The second moments were lost, or became far too small.")
         values = frozenset(change.hit(MOMENTS, "other", "near", "fallen", "ratio"))
         part = change.hit(MOMENTS, "part")
         if len(part) < len(values) and not change.hit((*change.weights, *MASTERS)) - change.hit(MASTERS, "slight"):
@@ -394,7 +395,8 @@ def gradients_scaled(case: Case) -> Iterator[Match]:
 def compressed(case: Case) -> Iterator[Match]:
     for change in case.changes:
         packed = ("state1", "state2", STATE)
-        names = change.hit(packed) - change.hit(packed, *GONE) - _single(change)
+        names = change.hit(packed) - change.hit(packed, *GONE, "weights") - _single(change)
+        names |= change.hit(packed, *GONE) & change.partly(*GONE)
         crossed = change.hit([role for role in MOMENTS if role not in ADAM], "swapped")
         if crossed:
             yield Match(change.leg, 0.97, frozenset(crossed), title="Two states of the same parameters were exchanged.")

@@ -48,6 +48,10 @@ class Status(StrEnum):
     SKIPPED = "not compared"  #: the row has the reason
 
 
+KEPT = (Status.EQUAL, Status.WITHIN)
+STATES = (*MOMENTS, STATE)
+
+
 @dataclass(frozen=True)
 class Row:
     """One measurement.
@@ -140,6 +144,11 @@ class LedgerLeg:
         quantities = tuple(quantities)
         found = self.seen(*quantities) - self.hit(quantities)
         return found if names is None else found & set(names)
+
+    def partly(self, *forms: str) -> set[str]:
+        """Return the parameters with optimizer state in one of ``forms`` while other state of theirs continued."""
+        kept = {name for row in self._rows if row.quantity in STATES and row.status in KEPT for name in row.names}
+        return kept & self.hit(STATES, *forms)
 
     def proved(self, quantities: Iterable[str], form: str) -> bool:
         """Return whether every row of that form was proved by equality or an exact law."""

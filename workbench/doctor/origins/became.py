@@ -45,6 +45,9 @@ GRID = 256  #: elements from which a grid is searched
 FACTORS = (2.0, 0.5, 4.0, 0.25, 8.0, 0.125)  #: of moments added or averaged over ranks that hold the same values
 BLOCKS = (32, 64, 128, 256)  #: elements that share a scale
 STEP = 2e-3  #: distance from a step of a grid, for rounding of float32
+#: Type of small floats that share a scale → bits of its mantissa, its least exponent, its largest number; the coarsest
+#: first, because its numbers are also numbers of the next.
+SCALED_TO = {"float4_e2m1": (1, 0, 6.0), "float8_e5m2": (2, -14, 57344.0), "float8_e4m3": (3, -6, 448.0)}
 INSIDE = 0.9  #: share of the elements within half a step
 SCALED = 0.02  #: relative distance of a factor from 1 that is reported
 BF16 = np.uint32(0xFFFF0000)
@@ -366,8 +369,8 @@ def one_factor(before: LazyTensor, after: LazyTensor) -> float | None:
 
 
 def on_grid(before: LazyTensor, after: LazyTensor) -> str | None:
-    """Return ``int8`` or ``int4`` if ``after`` is ``before`` rounded to such integers times a scale, ``10 bits`` if
-    only that many bits of the mantissas are left, else ``None``.
+    """Return ``int8`` or ``float8_e4m3`` if ``after`` is ``before`` rounded to such numbers times a scale, ``10 bits``
+    if only that many bits of the mantissas are left, else ``None``.
 
     A scale may belong to a row, a column, a block or the entire tensor. Symmetric scales are the largest magnitude over
     2^(b-1) - 1, others the range over 2^b - 1, as in torchao, bitsandbytes and torch.ao. If a tensor has more than
@@ -386,7 +389,9 @@ def on_grid(before: LazyTensor, after: LazyTensor) -> str | None:
         return None
     width = row_shape(after.shape)[1] if len(after.shape) > 1 else after.numel()
     ways = list(zip(_groups(a, width), _groups(b, width), strict=True))
-    return next((f"int{bits}" for bits in (8, 4) for old, new in ways if _rounded_to(new, old, bits)), None)
+    whole = next((f"int{bits}" for bits in (8, 4) for old, new in ways if _rounded_to(new, old, bits)), None)
+    floats = ((name, _scaled_to(new, old, *form)) for name, form in SCALED_TO.items() for old, new in ways)
+    return whole or next((name for name, found in floats if found), None)
 
 
 def _mantissa(old: Array, new: Array) -> int:
@@ -417,6 +422,18 @@ def _rounded_to(new: Array, old: Array, bits: int) -> bool:
         if whole.mean() >= EXACT > 2 * was.mean() and (away <= 0.5 + STEP).mean() >= INSIDE and away.max() <= 1 + STEP:
             return True
     return False
+
+
+@np.errstate(all="ignore")  # a group of zeros has no step
+def _scaled_to(new: Array, old: Array, mantissa: int, least: int, largest: float) -> bool:
+    """Return whether the new elements, but not the old, are small floats times their group's scale."""
+    scale = np.abs(new).max(1, keepdims=True) / largest
+    on = []
+    for x in (new, old):
+        step = scale * 2.0 ** (np.maximum(np.floor(np.log2(np.abs(x) / scale) + 1e-6), least) - mantissa)
+        on.append(np.abs((q := x / step) - np.rint(q)) < STEP)
+    whole, was = on
+    return bool(whole.mean() >= EXACT > 2 * was.mean() and (np.abs(new - old) <= step * (1 + STEP)).all())
 
 
 def _part(tensor: LazyTensor, a: Array, b: Array, slack: float | None) -> dict[str, Any] | None:

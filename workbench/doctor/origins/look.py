@@ -27,7 +27,7 @@ from workbench.analysis.patterns.forms import find_form
 from workbench.analysis.patterns.long import LONGEST
 from workbench.analysis.patterns.read import bits, readable, runs_of
 from workbench.analysis.patterns.rounding import FLOATS, encode, numbers, rounded
-from workbench.doctor.ledger.roles import BUFFERS, MOMENTS, STATE, quantity
+from workbench.doctor.ledger.roles import BUFFERS, MASTERS, MOMENTS, STATE, WEIGHTS, quantity
 from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.became import on_grid, one_factor
 from workbench.doctor.origins.flat import FoundWindow, find_windows
@@ -45,6 +45,7 @@ LEAST = 16  #: fewest bytes that identify a row
 PATTERNS = 256  #: most tensors searched for a pattern
 PATTERN_BYTES = 4 << 30
 WINDOWS_FOUND = 0.6  #: share of a tensor's windows; windows across a cut are not found
+FEW = 8  #: elements that are equal by chance
 SMALL = 1 << 20  #: elements below which a tensor may be too small to prove a form by itself
 SAMPLED = 48  #: rows that are searched first, before all of them
 SHARDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  #: numbers of shards of a matrix
@@ -66,7 +67,7 @@ class AtomLook:
     """The change of one atom between both sides.
 
     Attributes:
-        kind: ``near other part moved columns flat zero zeros fill nan flip rounded ratio swapped unread``.
+        kind: ``near other part moved columns flat zero zeros fill nan flip rounded ratio swapped weights unread``.
         share: share of the elements that changed. cosine: between before and after.
         sources: names of the tensors that ``blocks`` point to.
         blocks: the old places of rows, if ``moved``. pattern: the recognised pattern, if any.
@@ -120,10 +121,23 @@ def _exchanged(atoms: Atoms, looks: list[AtomLook]) -> list[AtomLook]:
             mine = atoms.tensors(looks[at].atom)[1]
             for other in roles.keys() - {role}:
                 theirs = atoms.before(before[fqn, other])
-                alike = mine.element == theirs.element and mine.numel() == theirs.numel()
-                if alike and (bits(mine).reshape(-1) == bits(theirs).reshape(-1)).all():
+                if _alike(mine, theirs):
                     looks[at] = replace(looks[at], kind="swapped", text=f"{role} of {fqn!r} holds its {other}")
+    weights = [atoms.before(atom) for atom in atoms.rows if atom.role in (*WEIGHTS, *MASTERS)]
+    for at, one in enumerate(looks):
+        if one.kind in ("other", "near") and quantity(one.atom.role) == STATE and one.row.numel > FEW:
+            mine = atoms.tensors(one.atom)[1]
+            if any(_alike(w, mine) for w in weights):
+                looks[at] = replace(one, kind="weights", text=f"{one.atom.role} of {one.atom.fqn!r}")
     return looks
+
+
+def _alike(one: LazyTensor, two: LazyTensor) -> bool:
+    """Return whether two tensors have the same bits."""
+    if one.element != two.element or one.shape != two.shape:
+        return False
+    runs = runs_of(one.shape, one.element.itemsize).ends_first()
+    return all((bits(one, run.key) == bits(two, run.key)).all() for run in runs)
 
 
 def _plainly(atom: Atom, row: TensorDiff) -> AtomLook:

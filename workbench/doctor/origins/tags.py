@@ -20,6 +20,7 @@ from workbench.names.weights import parse
 T = TypeVar("T")
 RANKS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)  #: numbers of shards of a vocabulary
 ATTENTION = {"q", "k", "v", "qkv", "o"}
+WITHIN = {"interleave", "regroup"}  #: forms of rows that change between the two layouts of rotary embeddings
 #: Tag → words about such a move.
 TAGS: Mapping[str, str] = {
     "layer": "hold another layer's values",
@@ -35,6 +36,8 @@ TAGS: Mapping[str, str] = {
     "uneven": "have the rows of the last, smaller shard at other places",
     "ranks": "have blocks of rows or columns in another order",
     "axis": "consist of shards that were joined along the wrong axis",
+    "transposed": "are transposed",
+    "tied": "hold the other one's values",
     "rows": "have rows in another order",
     "name": "hold another tensor's values",
     "mixed": "mix rows of several tensors",
@@ -84,6 +87,8 @@ def tag_of(facts: Geometry, one: Move) -> str:
     kind = mine.kind
     if one.form.get("form") == "axis":
         return "axis"
+    if "axes" in one.form or one.form.get("form") == "transposed":
+        return "transposed"
     if kind == "qkv" and own(one) and _thirds(one):
         return "qkv"
     if one.columns:
@@ -94,6 +99,8 @@ def tag_of(facts: Geometry, one: Move) -> str:
         return _own_tag(facts, one, kind)
     kinds = {other.kind for other in theirs} | {kind}
     same_layer = all((other.layer, other.expert) == (mine.layer, mine.expert) for other in theirs)
+    if kinds == {"embed", "head"} and whole(one):
+        return "tied"
     if same_layer and whole(one) and mine.pattern != theirs[0].pattern and kinds == {kind} and kind != "other":
         return "stack"
     if one.adapter and same_layer and whole(one):
@@ -113,7 +120,7 @@ def _own_tag(facts: Geometry, one: Move, kind: str) -> str:
     if kind in ("embed", "head"):
         return _vocabulary(facts, one)
     if kind in ATTENTION and kind != "o":
-        return "heads" if _heads(facts, one) else "rope"
+        return "heads" if _heads(facts, one) else "rope" if one.form.get("form") in WITHIN else "ranks"
     if kind == "router":
         return "expert"
     if len(one.shape) == 3 and _by(one, one.shape[1]):

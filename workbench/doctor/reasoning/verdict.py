@@ -4,6 +4,7 @@
 
     no fault   No fault found in what was compared: 26 of 26 weights, 52 of 52 moments; learning rate not compared.
     unproved   These checkpoints cannot prove that the resume is right. Nothing is wrong in: 26 of 26 weights, …
+    a remark   Settings were changed on purpose. (possible) Nothing else was found in what was compared: …
     a fault    The optimizer's step counters were reset; the moments were kept. (certain: the moments of 52 of 52 …)
     a question The learning-rate schedule restarted. (likely) … was that intended? If so, nothing is wrong.
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from workbench.doctor.causes.case import Case
 from workbench.doctor.causes.table import CAUSES
-from workbench.doctor.facts.evidence import State
+from workbench.doctor.facts.evidence import State, is_numbered
 from workbench.doctor.ledger.roles import MASTERS
 from workbench.doctor.ledger.rows import GROUPS, Status
 from workbench.doctor.reasoning.diagnosis import Suspect
@@ -46,6 +47,8 @@ def verdict(suspects: tuple[Suspect, ...], case: Case) -> str:
         return f"Not everything that is stored was compared, so a fault may be unseen. Nothing is wrong in: {words}."
     if two and weak(case):
         return f"These checkpoints cannot prove that the resume is right. Nothing is wrong in: {words}."
+    if suspects:  # a remark: never "no fault" above a list that names a cause
+        return f"{suspects[0].title} {_why(suspects[0])} Nothing else was found in what was compared: {words}."
     return f"No fault found in what was compared: {words}."
 
 
@@ -160,6 +163,11 @@ def weak(case: Case) -> str:
         return (
             f"With {second - first:,.0f} updates in between, laws are bounds, and some faults stay within them: save "
             "an echo right after the load"
+        )
+    if all(map(is_numbered, case.change("train").seen(*GROUPS["moments"]))):
+        return (
+            "The optimizer's state is stored by number, so no update could be replayed with it: save an echo right "
+            "after the load"
         )
     return ""
 

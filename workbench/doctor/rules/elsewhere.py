@@ -230,6 +230,8 @@ def _line(
     by = {at - there for one, at, name, there in shifts if name == one.atom.fqn}
     one, at, name, there = shifts[0]
     if len(by) == 1 and all(name == one.atom.fqn for one, _, name, _ in shifts):
+        if not any(next(iter(by)) % row_shape(atoms.before(one.atom).shape)[1] for one, *_ in shifts):
+            return whole, None  # complete rows of their own
         text = f"values of {_count(seen)} are shifted by {next(iter(by)):+,} elements across tensors"
         causes = ("E7", "E13")
     else:

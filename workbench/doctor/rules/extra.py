@@ -27,6 +27,7 @@ from workbench.names.roles import adapter_of
 LIST = 100
 SMALL = 1 << 22  #: most elements to read from all buffers of a kind
 SKIPPED, OFTEN = 8, 100  #: updates that a healthy run may skip, plus one in this many; torch.amp halves at each
+AT_ONCE = 3  #: halvings to an initial value, without a skipped update that was counted
 DOUBLED = 2.0  #: largest growth of a loss scale at one update
 SHRUNK = 8.0  #: growth of a loss scale between two checkpoints that only a restart explains
 DEFAULTS = (65536.0, 2.0**15, 2.0**32)  #: initial loss scales: torch GradScaler, apex, Megatron and DeepSpeed
@@ -129,11 +130,21 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
         )
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     halved = math.log2(before / scale) if 0 < scale < before < math.inf else 0.0
-    if not signs and k is not None and halved > SKIPPED + k / OFTEN:
+    anew = earlier is not None and scale in DEFAULTS and halved >= AT_ONCE and not _skipped(earlier, state)
+    if not signs and k is not None and (halved > SKIPPED + k / OFTEN or anew):
         words = f"the loss scale fell from {before:,.0f} to {scale:,.0f} in {many(k, 'update')}: was it reset, or were "
         words += f"{halved:.0f} more updates skipped? Each skipped update halves it"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     return "loss scales", signs
+
+
+def _skipped(earlier: State, later: State) -> bool:
+    """Return whether the trainer counted more steps than the optimizer made updates, or may have."""
+    first, second = (
+        None if one.facts.step is None or one.facts.steps.usual is None else one.facts.step - one.facts.steps.usual
+        for one in (earlier, later)
+    )
+    return first is None or first != second
 
 
 # ---- buffers -------------------------------------------------------------------------------------------------------

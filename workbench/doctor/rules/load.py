@@ -203,7 +203,8 @@ def _others(pair: Pair, found: EchoValues) -> list[Sign]:
     """
     if pair.mapped:
         return []
-    held = {at for _, roles in pair.shared() for role, (at, _) in roles.items() if quantity(role) is not None}
+    both = [(roles, pair.b.params.get(fqn, {})) for fqn, roles in pair.a.params.items()]
+    held = {at for mine, theirs in both for role, at in mine.items() if quantity(role) is not None and role in theirs}
     catalog, there = pair.stored.ckpt.catalog, pair.b.ckpt.catalog
     roles = pair.a.names.roles
     keys = [

@@ -67,6 +67,7 @@ FORMS = {
     "ratio": ("R09", "are the old values times one factor: {text}"),
     "near": ("R09", "have different values"),
     "swapped": ("R02", "are swapped: {text}"),
+    "weights": ("R03", "are copies of the weights: {text}"),
     "other": ("R09", "are unlike the old values"),
     "part": ("R09", "differ only in a part{text}"),
 }
@@ -91,7 +92,7 @@ def _plain(atoms: Atoms, kind: str, some: Sequence[AtomLook]) -> Sign:
     text = some[0].text
     if kind in ("zeros", "part"):
         text = f", in {some[0].atom.fqn!r} {text}" if text else ""
-    elif kind in ("flip", "nan", "fill", "ratio"):
+    elif kind in ("flip", "nan", "fill", "ratio", "weights"):
         text = f"in {some[0].atom.fqn!r}, {text}"
     evidence: dict[str, Any] = {"form": kind}
     tail = ""

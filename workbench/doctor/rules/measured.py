@@ -149,6 +149,8 @@ def _detail(one: Any) -> dict[str, Any]:
         found |= {
             name: look.form[name] for name in ("ratio", "value", "through", "rows", "of", "tail") if name in look.form
         }
+        if look.row.dtype_a != look.row.dtype_b:
+            found["narrower"] = True
         if look.cosine is not None:
             found["cosine"] = max(look.cosine, found.get("cosine", -1.0))
         if look.kind == "flip":

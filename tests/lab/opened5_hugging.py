@@ -1,4 +1,4 @@
-"""The fifth half: transformers' ``Trainer``, peft and accelerate. Whoever tunes rules does not read it."""
+"""transformers' ``Trainer``, peft and accelerate of the fifth sealed half: measured, then opened, and tuned on now."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.lab.fault import Fault, seen
 from tests.lab.hugging import Rows, made, trained
 
-__all__ = ["FIFTH_HUGGING"]
+__all__ = ["OPENED5_HUGGING"]
 
 
 def adapted(seed: int) -> Any:
@@ -164,7 +164,7 @@ def _well(id: str, text: str, live: Live, kind: str = "healthy", true: str = "")
     return Fault(id, "healthy", text, frozenset(), live=_quiet(live), formats=("live",), kind=kind, also=also)
 
 
-FIFTH_HUGGING = [
+OPENED5_HUGGING = [
     _fault("ik01_no_optimizer_file", "B1", "Trainer: without optimizer.pt optimizer and schedule are new, unsaid",
            "alone echo next early", "C1 C2", partial(trained, partial(made, "Llama"), spoil=without_optimizer)),
     _fault("ik02_tensor_missing", "A2", "Trainer: a tensor is not in the file", "echo next early", "",

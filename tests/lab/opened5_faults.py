@@ -1,8 +1,4 @@
-"""The fifth half: faults, healthy resumes and deliberate changes of the lab's own trainer, in every layout.
-
-Its author wrote it from public reports and had not read the doctor's rules or the earlier halves. Do not read it while
-tuning rules.
-"""
+"""Resumes of the lab's own trainer of the fifth sealed half: measured, then opened, and tuned on now."""
 
 from __future__ import annotations
 
@@ -37,7 +33,7 @@ from tests.lab.fault import Fault, Lab, masters, seen, unchanged
 from tests.lab.model import initial, is_norm
 from tests.lab.state import State
 
-__all__ = ["FIFTH_FAULTS"]
+__all__ = ["OPENED5_FAULTS"]
 
 NONE: frozenset[str] = frozenset()
 RANKED = ("dcp_sharded", "megatron", "deepspeed")
@@ -613,4 +609,4 @@ _MEANT = [
            lambda state, lab: state.declared(weight_decay=3 * state.config.weight_decay)),
 ]  # fmt: skip
 
-FIFTH_FAULTS = [*_FAULTS, *_WELL, *_MEANT]
+OPENED5_FAULTS = [*_FAULTS, *_WELL, *_MEANT]
