@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from workbench.analysis.patterns.rounding import FLOATS
 from workbench.doctor.causes.case import Case, Match, where_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
@@ -333,7 +334,8 @@ def moments_rounded(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = frozenset(change.hit(MOMENTS, "rounded"))
         if names:
-            yield Match(change.leg, 1.0, names, change.exact, _meant(change, MOMENTS, names))
+            exact = _typed(change, MOMENTS, names)
+            yield Match(change.leg, 1.0, names, exact, _meant(change, MOMENTS, names))
     if signs := case.fired("S10"):
         yield Match(case.resumed, 0.5, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -350,7 +352,13 @@ def weights_cast(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = frozenset(change.hit(change.weights, "rounded"))
         if names and not change.hit(MASTERS) - change.hit(MASTERS, "rounded"):
-            yield Match(change.leg, 0.95, names, change.exact, _meant(change, change.weights, names))
+            exact = _typed(change, change.weights, names)
+            yield Match(change.leg, 0.95, names, exact, _meant(change, change.weights, names))
+
+
+def _typed(change: LedgerLeg, quantities: tuple[str, ...], names: frozenset[str]) -> bool:
+    """Return whether values were rounded to a type as it is. With a scale, as in quantised state, more forms fit."""
+    return change.exact and all(change.detail(quantities, name).get("through") in FLOATS for name in names)
 
 
 def _meant(change: LedgerLeg, quantities: tuple[str, ...], names: frozenset[str]) -> str:

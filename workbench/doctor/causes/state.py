@@ -266,7 +266,7 @@ def second_gone(case: Case) -> Iterator[Match]:
             words = f"the first moments of {len(held):,} of {many(len(names), 'parameter')} are not zero"
             reasons = case.against(("B1 B3", words if held else ""))
             title = "" if names & change.hit(("exp_avg_sq",)) else SECOND_LOST if held else PART_LOST
-            exact = change.proved(SECOND, "zero") and change.whole(SECOND, names)
+            exact = not part and change.proved(SECOND, "zero") and change.whole(SECOND, names)
             yield Match(change.leg, 1.0, names, exact, reasons=reasons, title=title)
         if sunk := case.sunk(change):
             names = sunk | change.hit((*change.weights, *MASTERS))
