@@ -36,7 +36,7 @@ LONGEST = 0.8  #: share of a chart's width that the longest bar takes; its size 
 SHOWN = 12  #: names of objects that are listed
 VALUES, VALUE = 2_000, 200  #: values of objects that are listed, and characters of one
 VALUES_ARE = (
-    f'<p class="muted">At most {VALUES:,} values are listed, without random generators and logs; '
+    f'<p class="muted">Plain values, at most {VALUES:,}, without random generators, logs and optimizer switches; '
     "<code>workbench objects</code> shows everything.</p>"
 )
 AT_ONCE = 20_000  #: chunks up to which the structure is checked automatically
