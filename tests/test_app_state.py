@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import queue
 import re
@@ -18,10 +19,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import workbench as wb
-from workbench.app import jobs, plots
+from workbench.app import jobs, plots, style
 from workbench.app.found import checkpoints
 from workbench.app.glance import Glance, bytes_by_module, module_of
-from workbench.app.jail import Jail, jail_of, relative_words
+from workbench.app.jail import Jail, jail_of, relative_html, relative_words
 from workbench.app.jobs import WORKERS, Job
 from workbench.app.look import look
 from workbench.app.outlet import Outlet
@@ -32,7 +33,7 @@ from workbench.app.search import Search
 from workbench.app.serve import serve
 from workbench.app.state import WorkbenchState, parse_query, query_of
 from workbench.app.tabs.detail import statistics, worst_table
-from workbench.app.tabs.overview import charts
+from workbench.app.tabs.overview import charts, object_frame
 from workbench.app.tabs.report_view import finding_rows
 from workbench.core import executors
 from workbench.errors import MissingFileError, OpenError, UnsafeError, UsageError, WriteError
@@ -391,6 +392,36 @@ def test_paths_in_words_are_relative_to_root(root, text, shown):
     assert relative_words(text.format(root=jail.root)) == shown.format(root=jail.root)
 
 
+@pytest.mark.parametrize("name", ["code", "a'b&c"])
+def test_paths_in_html_are_relative_to_root_and_tags_are_kept(monkeypatch, name):
+    monkeypatch.setattr("workbench.app.jail._roots", {f"/{name}"})
+    markup = f"<code>{html.escape(f'/{name}/run/x')}</code> <b>/{name}/y</b> {html.escape(f'/{name}')}"
+    assert relative_html(markup) == "<code>run/x</code> <b>y</b> ROOT"
+
+
+def test_the_overview_lists_the_values_of_the_objects(root):
+    args = {"lr": 4e-3, "betas": [0.9, 0.95], "name": "x" * 300, "<b>\x1b": None}
+    torch.save({"model": {"w": torch.ones(2)}, "args": args, "iteration": 7}, root / "odd.pt")
+    page = Page()
+    state = WorkbenchState(Jail(root), Registry(), page.schedule)
+    workbench = Workbench(state, page.schedule)
+    state.show("odd.pt")
+    page.until(lambda: state.structure is not None)
+    (table,) = workbench.made["overview"]._objects.select(pn.widgets.Tabulator)
+    values = dict(table.value.itertuples(index=False))
+    assert values == {
+        "args.lr": "0.004",
+        "args.betas": "[0.9, 0.95]",
+        "args.name": "x" * 200 + "…",
+        "args.<b>\\x1b": "null",
+        "iteration": "7",
+    }
+    workbench.close()
+    (root / "run" / "step-4" / "__0_0.distcp").write_bytes(b"")  # where the objects of this checkpoint are
+    found = object_frame(wb.open(root / "run" / "step-4", partial=True))
+    assert len(found) and found["value"].str.contains("beyond the end|truncated").any()
+
+
 def test_a_broken_checkpoint_is_a_sentence(root):
     (root / "broken.safetensors").write_bytes(b"\xff" * 64)
     state = opened(root, "broken.safetensors")
@@ -496,6 +527,15 @@ def test_a_job_reports_progress_and_its_result():
     job.start(work)
     assert job.wait(WAIT) and (job.status, job.result, job.progress) == ("done", "done", 1.0)
     assert seen == sorted(seen) and any(0 < value < 1 for value in seen)
+
+
+@pytest.mark.parametrize("spent, share, left", [(1000, 0.2, "1 h left"), (1, 0.2, ""), (1000, 0.01, "")])
+def test_a_job_says_how_long_it_will_take_once_that_is_known(spent, share, left):
+    job = Job(progress=share)
+    job._began -= spent
+    assert job.left == left
+    words = f"reading, {share:.0%}, {left}" if left else f"reading, {share:.0%}"
+    assert f"<span>{words}</span>" in style.progress("reading", share, job.left)
 
 
 def test_a_cancelled_job_stops_and_publishes_nothing_more():

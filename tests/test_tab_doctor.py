@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -146,6 +147,17 @@ def test_a_damaged_later_checkpoint_is_a_finding(root, page):
     (root / AFTER).write_bytes(whole[: len(whole) // 2])
     state, tab = examined(root, page, other=AFTER)
     assert any(one.rule == "V01" for one in tab.view.diagnosis)
+    state.close()
+
+
+def test_what_is_wrong_with_a_damaged_checkpoint_does_not_say_where_root_lies(root, page, samples):
+    for name in ("whole", "torn"):
+        shutil.copytree(samples / "hf_llama_bf16_sharded", root / name)
+    (root / "torn" / "model-00002-of-00004.safetensors").unlink()
+    state, tab = looked_at(root, page, path="whole", other="torn")
+    page.until(lambda: tab.view is not None)
+    words = html.unescape(shown(tab))
+    assert "missing from 'torn'" in words and str(root) not in words
     state.close()
 
 

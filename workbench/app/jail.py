@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -148,15 +149,21 @@ def _refuse(relative: str) -> None:
         )
 
 
-def relative_words(text: str, spelled: Callable[[str], str] = str) -> str:
-    """Make the paths in a message relative to ROOT, whose location must not appear on the page.
+def relative_words(text: str) -> str:
+    """Make the paths in a message relative to ROOT, whose location must not appear on the page."""
+    return _relative(text, _roots)
 
-    Args:
-        spelled: how the text encodes a path: ``html.escape`` for a page.
-    """
-    for root in map(spelled, sorted(_roots, key=len, reverse=True)):
+
+def relative_html(markup: str) -> str:
+    """Make the paths in HTML, escaped or not, relative to ROOT. Closing tags are not paths, even if ROOT is ``/b``."""
+    return _relative(markup, _roots | {escape(root) for root in _roots}, "(?<!<)")
+
+
+def _relative(text: str, roots: Iterable[str], before: str = "") -> str:
+    for root in sorted(roots, key=len, reverse=True):
         if root in text:
-            text = re.sub(re.escape(root) + r"(/|(?![\w.-]))", lambda found: "" if found[1] else "ROOT", text)
+            pattern = before + re.escape(root) + r"(/|(?![\w.-]))"
+            text = re.sub(pattern, lambda found: "" if found[1] else "ROOT", text)
     return text
 
 

@@ -29,7 +29,7 @@ from workbench.analysis.run import CheckpointPair, Run, is_echo_save
 from workbench.analysis.summary import Summary, histogram, summarise
 from workbench.app import style
 from workbench.app.home import DOTS
-from workbench.app.jail import relative_words
+from workbench.app.jail import relative_html, relative_words
 from workbench.app.jobs import Job, Progress, Schedule, steady
 from workbench.app.linked import Linked
 from workbench.app.picker import Picker
@@ -451,7 +451,7 @@ class RunPage(pn.viewable.Viewer):
             tab="doctor",
         )
         more = f'<p><a href="{html(details)}">All signs, pictures and what was not checked</a></p>'
-        self._why.text = self._question(step) + cause_html(found) + more + self._other_jumps(step)
+        self._why.text = self._question(step) + relative_html(cause_html(found)) + more + self._other_jumps(step)
         self._ask[:] = []
 
     # ---- layers over the steps ---------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ Paths in the files are relative to ROOT, as on the page.
 
 from __future__ import annotations
 
-import html
 import io
 import json
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Any
 
 import panel_material_ui as pmui
 
-from workbench.app.jail import relative_values, relative_words
+from workbench.app.jail import relative_html, relative_values
 
 
 def csv_button(name: str, frame: Callable[[], Any], label: str = "CSV") -> pmui.FileDownload:
@@ -41,8 +40,7 @@ def text_button(name: str, text: Callable[[], str], label: str) -> pmui.FileDown
     """Return a button for a text file, such as an HTML page."""
 
     def made() -> io.BytesIO:
-        words = relative_words(relative_words(text()), html.escape)
-        return io.BytesIO(words.encode("utf-8", "backslashreplace"))
+        return io.BytesIO(relative_html(text()).encode("utf-8", "backslashreplace"))
 
     return _button(name, made, label)
 

@@ -32,7 +32,7 @@ table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabula
 td, th { text-align: left; padding: 1px 16px 1px 0; font-weight: 400; white-space: nowrap; } th { opacity: .75; }
 td.n, th.n { text-align: right; }
 .bar { display: flex; align-items: center; gap: 12px; min-height: 36px; }
-.bar span { flex: none; width: 150px; font-size: 13px; opacity: .8; font-variant-numeric: tabular-nums; }
+.bar span { flex: none; width: 190px; font-size: 13px; opacity: .8; font-variant-numeric: tabular-nums; }
 .bar progress { flex: auto; min-width: 40px; height: 6px; accent-color: #0072B2; }
 """
 
@@ -81,11 +81,12 @@ def message(text: str, kind: str = "info") -> str:
     return f'<div class="said {kind}" role="{role}">{words}</div>'
 
 
-def progress(verb: str, fraction: float) -> str:
-    """Return the HTML of a progress bar behind a word and the percentage: ``reading, 34%``."""
+def progress(verb: str, fraction: float, left: str = "") -> str:
+    """Return the HTML of a progress bar behind words: ``reading, 34%, 2 min left``."""
     percent = round(100 * fraction)
+    words = ", ".join([verb, f"{percent}%", *([left] if left else [])])
     bar = f'<progress aria-label="progress" max="100" value="{percent}"></progress>'
-    return f'<div class="bar"><span>{html(verb)}, {percent}%</span>{bar}</div>'
+    return f'<div class="bar"><span>{html(words)}</span>{bar}</div>'
 
 
 def table(

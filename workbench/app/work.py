@@ -2,10 +2,10 @@
 
 ::
 
-    [ Verify ]                        idle
-    reading, 34%  ▓▓▓▓░░░░░ [Cancel]  running
-    Cancelled. [ Verify ]             cancelled
-    │ this file is shorter than …     failed       [ Verify ]
+    [ Verify ]                                    idle
+    reading, 34%, 2 min left  ▓▓▓▓░░░░░ [Cancel]  running
+    Cancelled. [ Verify ]                         cancelled
+    │ this file is shorter than …                 failed       [ Verify ]
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class JobButton(pn.viewable.Viewer):
     def _progressed(self, *events: Any) -> None:
         job = self.job
         if job.status == "running":
-            self._bar.object = style.progress(self._verb, job.progress)
+            self._bar.object = style.progress(self._verb, job.progress, job.left)
             if self._running not in list(self._body):
                 self._body[:] = [self._running]
         elif job.status == "failed":

@@ -110,7 +110,7 @@ class _Bar:
             return
         self._drawn, self._shown = now, True
         share = min(max(share, 0.0), 1.0)
-        self._draw(share, _left(now - self._begin, share))
+        self._draw(share, time_left(now - self._begin, share))
 
     def _draw(self, share: float, left: str) -> None:
         raise NotImplementedError
@@ -175,7 +175,7 @@ def _bar(share: float) -> str:
     return ("█" * whole + (_PARTS[part] if whole < BAR else "")).ljust(BAR)
 
 
-def _left(spent: float, share: float) -> str:
+def time_left(spent: float, share: float) -> str:
     """Return the remaining time at the current pace; empty while that is a guess."""
     return f"{units.age(spent * (1 - share) / share)} left" if share > 0.02 else ""
 

@@ -91,7 +91,7 @@ class Detail(pn.viewable.Viewer):
     def _progressed(self, *_: Any) -> None:
         job = self.job
         if job.status == "running":
-            self._bar.object = style.progress("reading", job.progress)
+            self._bar.object = style.progress("reading", job.progress, job.left)
             if self._waiting not in list(self._pictures):
                 self._pictures[:] = [self._waiting]
         elif job.status == "done":

@@ -23,6 +23,7 @@ import param
 from workbench.analysis.diff_pairs import RENAMED
 from workbench.analysis.diff_result import Diff
 from workbench.app import style
+from workbench.app.jail import relative_html
 from workbench.app.jobs import Schedule
 from workbench.app.save import csv_button, json_button
 from workbench.app.tabs.diff_detail import PairDetail
@@ -158,7 +159,7 @@ class DiffView(pn.viewable.Viewer):
                 *([self.table] if len(self.rows) else []),
             ]
         objects = f"<h3>Non-tensor state</h3>{objects_html(diff.objects)}" if "objects" in diff.checked else ""
-        return [*found, style.pane(objects), style.pane(lists_html(diff)), saves]
+        return [*found, *(style.pane(relative_html(words)) for words in (objects, lists_html(diff))), saves]
 
     # ---- filters and pictures ----------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from typing import Any
 import panel as pn
 
 from workbench.app import style
+from workbench.app.jail import relative_html
 from workbench.app.jobs import Progress, Schedule
 from workbench.app.save import csv_button, json_button, text_button
 from workbench.app.tabs.report_view import Findings, finding_frame
@@ -64,7 +65,7 @@ class DiagnosisView(pn.viewable.Viewer):
         )
         drawable = [style.pane("<h3>Pictures</h3>"), self.work, self._drawn] if d.pictured.get("evidence") else []
         self._body = pn.Column(
-            style.pane(_verdict(d) + diagnosis_html(d, brief=True)),
+            style.pane(_verdict(d) + relative_html(diagnosis_html(d, brief=True))),
             saves,
             *drawable,
             *self._signs,

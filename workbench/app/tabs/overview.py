@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from workbench.app.tabs.tab import Tab
 from workbench.app.words import count, html, safe, size
 from workbench.app.work import JobButton
 from workbench.checkpoint import Checkpoint
+from workbench.core.jsonable import jsonable
 from workbench.views.doctor_html import fact_words
 from workbench.views.names import shorten, shorten_all
 
@@ -32,6 +34,11 @@ BARS = 10  #: bars of one chart; the last one sums up the rest
 NAME = 44  #: characters of a bar's name; longer names are cut in the middle
 LONGEST = 0.8  #: share of a chart's width that the longest bar takes; its size follows it
 SHOWN = 12  #: names of objects that are listed
+VALUES, VALUE = 2_000, 200  #: values of objects that are listed, and characters of one
+VALUES_ARE = (
+    f'<p class="muted">Plain values, at most {VALUES:,}, without random generators, logs and optimizer switches; '
+    "<code>workbench objects</code> shows everything.</p>"
+)
 AT_ONCE = 20_000  #: chunks up to which the structure is checked automatically
 SHEET = """
 .charts { display: grid; gap: 4px 24px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); }
@@ -61,6 +68,7 @@ class Overview(Tab):
         )
         self._health = pn.Column(sizing_mode="stretch_width")
         self._training = style.pane("")
+        self._objects = pn.Column(sizing_mode="stretch_width")
         self.run = RunTab(self.state, self.schedule)
 
     def draw(self) -> None:
@@ -69,7 +77,7 @@ class Overview(Tab):
         if ckpt is None or lease is None:
             self.body[:] = []
             return
-        self._health[:], self._training.object = [self.work], ""
+        self._health[:], self._training.object, self._objects[:] = [self.work], "", [_names(ckpt)]
         if ckpt.catalog.chunks <= AT_ONCE:
             self.work.start()
         self.body[:] = self._parts(ckpt, lease.glance)
@@ -79,19 +87,26 @@ class Overview(Tab):
         self.work.reset()
         self.run.work.reset()
 
-    def _verify(self, progress: Progress) -> tuple[Report, TrainingState]:
+    def _verify(self, progress: Progress) -> tuple[Report, TrainingState, pd.DataFrame]:
         from workbench.analysis.verify import verify
         from workbench.doctor.facts.gather import gather
 
         assert self.state.ckpt is not None
-        return verify(self.state.ckpt, progress=progress), gather(self.state.ckpt)
+        report = verify(self.state.ckpt, progress=progress)
+        return report, gather(self.state.ckpt), object_frame(self.state.ckpt)
 
-    def _done(self, found: tuple[Report, TrainingState]) -> None:
-        report, state = found
+    def _done(self, found: tuple[Report, TrainingState, pd.DataFrame]) -> None:
+        report, state, values = found
         self.state.structure = report
         self.badge.object = health(report)
         self._health[:] = [self.badge, self._more]
         self._training.object = training(state)
+        if len(values):
+            columns: dict[str, tuple[str, str, int | None]] = {
+                "name": ("Name", "text", None),
+                "value": ("Value", "text", None),
+            }
+            self._objects[1:] = [style.table(values, columns, page_size=8), style.pane(VALUES_ARE)]
 
     def _parts(self, ckpt: Checkpoint, seen: Glance) -> list[Any]:
         tiles = "".join(f"<div><small>{escape(k)}</small><span>{v}</span></div>" for k, v in seen.facts)
@@ -105,7 +120,7 @@ class Overview(Tab):
             style.pane(charts(seen), stylesheets=[style.HTML, SHEET]),
             csv_button(f"{self.state.path}-bytes", lambda: bytes_frame(seen), "bytes CSV"),
             _files(ckpt),
-            _objects(ckpt),
+            self._objects,
         ]
 
 
@@ -186,7 +201,23 @@ def _files(ckpt: Checkpoint) -> pn.Column:
     return pn.Column(style.pane("<h3>Files</h3>"), table, sizing_mode="stretch_width")
 
 
-def _objects(ckpt: Checkpoint) -> pn.pane.HTML:
+def object_frame(ckpt: Checkpoint) -> pd.DataFrame:
+    """Return values in the objects as rows, name by value; for an object that cannot be read, the reason."""
+    import pandas as pd
+
+    from workbench.doctor.facts.flat import leaves
+
+    found, unreadable = leaves(ckpt.objects)
+    rows = [*unreadable.items(), *((leaf.source, leaf.value) for leaf in found)][:VALUES]
+    return pd.DataFrame([(safe(name), safe(_text(value))) for name, value in rows], columns=["name", "value"])
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(jsonable(value, max_nodes=VALUE), ensure_ascii=False)
+    return text if len(text) <= VALUE else f"{text[:VALUE]}…"
+
+
+def _names(ckpt: Checkpoint) -> pn.pane.HTML:
     names = [str(name) for _, name in zip(range(SHOWN), ckpt.objects, strict=False)]
     if not names:
         return style.pane('<h3>Other objects</h3><p class="muted">none; only tensors are stored</p>')
