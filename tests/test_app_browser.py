@@ -356,6 +356,8 @@ def test_narrow_and_dark(quiet, served):
     assert becomes_light(name)
     assert becomes_wide(name, 240)
     assert page.evaluate("document.documentElement.scrollWidth") <= 800
+    page.set_viewport_size({"width": 400, "height": 800})
+    expect(page.locator(".MuiTabs-scrollButtons").last).to_be_visible()  # leads to the tabs that do not fit
 
 
 def test_what_is_ready_before_the_page_has_loaded_is_not_lost(quiet, served):

@@ -25,6 +25,7 @@ from workbench.app.picker import Picker
 from workbench.app.run_cache import RunCache
 from workbench.app.run_page import RunPage
 from workbench.app.state import WorkbenchState, joined, link, parse_query, query_of, separated
+from workbench.app.tabs.run import RunTab
 from workbench.cli import main
 from workbench.runs import discover, grouped
 from workbench.views.run import run_sentence
@@ -263,6 +264,32 @@ def test_the_cards_tell_every_run_and_its_jump(run):
     assert run_sentence(wb.run(run)) in text and "at step 41" in text
     assert re.search(r'class="finding" title="step-40.pt: [^"]*NaN', text)
     assert text.count('class="sound"') == 6 and 'class="unseen"' not in text
+
+
+def test_a_checkpoint_saved_later_is_listed_without_a_click(tmp_path, monkeypatch):
+    for step in (1, 2):
+        save(tmp_path / "run", step)
+    state = WorkbenchState(Jail(tmp_path))
+    picker = Picker(state)
+    assert picker.job.wait(60)
+    state.show("run/step-2.pt")
+    assert state.wait(60)
+    steps = RunTab(state)
+    steps.look()
+    assert steps.work.job.wait(60) and len(steps.steps) == 2
+    save(tmp_path / "run", 3)
+    picker.look()  # too soon after the search
+    assert picker._looking.status == "idle"
+    monkeypatch.setattr(picker, "_next", 0.0)
+    picker.look()
+    assert picker._looking.wait(60) and picker.job.wait(60) and steps.work.job.wait(60)
+    assert "run/step-3.pt" in picker.listing.paths and [one.step for one in steps.steps] == [1, 2, 3]
+    turn = picker.job._turn
+    monkeypatch.setattr(picker, "_next", 0.0)
+    picker.look()
+    assert picker._looking.wait(60) and picker.job._turn == turn  # nothing has changed
+    picker.close()
+    state.close()
 
 
 def test_without_runs_the_newest_checkpoint_is_one_click_away(tmp_path):

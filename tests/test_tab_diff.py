@@ -26,7 +26,7 @@ from workbench.app.jail import Jail
 from workbench.app.registry import Registry
 from workbench.app.state import WorkbenchState, query_of
 from workbench.app.tabs.diff import DiffTab
-from workbench.app.tabs.diff_view import DiffView
+from workbench.app.tabs.diff_view import DiffView, table_rows
 from workbench.views.diff_grid import COLUMNS, ROWS, Board, layer_and_module
 from workbench.views.diff_pictures import band_picture, heat_picture, tail_picture, value_picture
 from workbench.views.diff_words import lists_html, objects_html, tensor_html
@@ -250,6 +250,22 @@ def test_of_two_steps_the_earlier_one_is_a_whichever_is_open(root):
     page.until(lambda: tab.view is not None)
     assert tab.view.diff.steps == (2, 4) and (state.path, state.other) == (A, B)
     assert tab.view.diff.tensor(key).comparison.rel_l2 == forth
+
+
+def test_weights_come_first_unless_something_worse_happened(root):
+    before, after = root / "before.pt", root / "after.pt"
+    state = {"model": {"w": torch.ones(8), "x": torch.ones(8)}, "optimizer": {"state": {}, "param_groups": []}}
+    for n in range(2):
+        state["optimizer"]["state"][n] = {"step": 1.0, "exp_avg": torch.ones(8), "exp_avg_sq": torch.ones(8)}
+    state["optimizer"]["param_groups"] = [{"lr": 1e-3, "params": [0, 1]}]
+    torch.save(state, before)
+    state["model"]["w"][0], state["model"]["x"][0] = 1.1, 1.2
+    state["optimizer"]["state"][0]["exp_avg"][0] = 100
+    state["optimizer"]["state"][1]["exp_avg_sq"][0] = math.nan
+    torch.save(state, after)
+    rows = table_rows(Board(wb.diff(before, after)))
+    assert rows["role"].tolist() == ["exp_avg_sq", "param", "param", "exp_avg"]
+    assert rows["status"].tolist()[0] == "NaN appears" and rows["name"].tolist()[1:3] == ["model.x", "model.w"]
 
 
 def test_swapping_turns_the_difference_around(root):

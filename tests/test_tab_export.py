@@ -185,6 +185,7 @@ def test_other_choices_drop_the_plan_and_its_proof(root):
     session.tab._selects["cast"].value = "fp32"
     assert session.state.cast == "fp32"
     assert {one.dtype for one in session.planned().tensors} == {"float32"}
+    assert set(tensor_rows(session.tab.plan)["dtype"]) <= {"f32", "bf16 → f32"}  # as in all other tables
 
 
 REFUSED = {

@@ -15,6 +15,7 @@ import panel as pn
 import panel_material_ui as pmui
 import pytest
 import torch
+from bokeh.models import ColorBar
 from safetensors.torch import load_file, save_file
 from test_app_state import Page
 from test_layout import saved
@@ -204,7 +205,10 @@ def test_shares_are_the_rows_that_torch_gives_each_rank(samples):
         bytes_ = [piece.numel() * piece.element_size() for piece in tensor.chunk(4)]
         assert share.nbytes[n].tolist() == [*bytes_, *[0] * (4 - len(bytes_))]
         assert share.whole[n] == tensor.numel() * tensor.element_size()
-    assert len(list(shares_picture(share, found.holders.label))) == 1
+    picture = shares_picture(share, found.holders.label)
+    assert len(list(picture)) == 1
+    figure = hv.render(picture)  # on a phone, a scale beside the cells would leave them no room
+    assert figure.select_one(ColorBar) in figure.above
 
 
 def test_groups_are_few_and_every_tensor_is_in_one():

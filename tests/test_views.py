@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import textwrap
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 
 import workbench as wb
 from workbench.views import units
+from workbench.views.facts import is_ordinary, oddities
 from workbench.views.html import checkpoint_html, tensor_html
 from workbench.views.lines import laid_out, wrap
 from workbench.views.names import columns, safe, shorten, shorten_all
@@ -224,6 +226,18 @@ def test_what_is_odd_is_told(samples: Path) -> None:
     text = repr(ckpt)
     assert "1 tensor with elements that are stored in no chunk: model.lm_head.weight" in text
     assert "1 tensor stored up to 2 times" in text
+    copies = next(one for one in oddities(ckpt) if "stored up to" in one)
+    assert [is_ordinary(one) for one in oddities(ckpt)] == [one == copies for one in oddities(ckpt)]
+
+
+def test_the_choice_of_a_step_is_ordinary_unless_a_newer_one_is_incomplete(samples: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(samples / "titan_run", run)
+    (note,) = wb.open(run).notes
+    assert is_ordinary(note) and "newest complete" in note
+    (run / "step-4" / ".metadata").unlink()
+    (note,) = wb.open(run).notes
+    assert not is_ordinary(note) and "incomplete" in note
 
 
 # ---- a tensor in a line --------------------------------------------------------------------------------------------

@@ -89,14 +89,16 @@ class Workbench(pn.viewable.Viewer):
             all_of_them.callback(self._lazy.close)
             if self._left_over is not None:
                 all_of_them.callback(self._left_over.close)
-            self.picker.job.reset()
+            self.picker.close()
             self.home.close()
             if self.run_page is not None:
                 self.run_page.close()
 
     def look(self) -> None:
-        """Check whether the displayed files have changed; called every few seconds."""
+        """Check whether the displayed files, or the list of checkpoints, have changed; called every few seconds."""
         self.state.look()
+        if not isinstance(self.state.jail, BucketJail):  # there, a search costs requests
+            self.picker.look()
         if self.run_page is not None and self.state.run and not self.state.path:
             self.run_page.look()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import panel as pn
@@ -14,7 +15,10 @@ from workbench.app.found import checkpoints, found_before
 from workbench.app.jobs import Job, Schedule
 from workbench.app.state import WorkbenchState, link
 from workbench.app.words import count, html
+from workbench.runs import Found
 
+AGAIN = 60.0  #: minimum seconds between two searches of ROOT that nobody asked for
+SHARE = 0.02  #: … which take at most this share of the time
 SHEET = """
 :host { display: block; }
 nav { max-height: calc(100vh - 250px); min-height: 160px; overflow: hidden auto; scrollbar-width: thin;
@@ -105,6 +109,8 @@ class Picker(pn.viewable.Viewer):
         self._state = state
         self.listing = found_before(state.jail)
         self.job = Job(schedule)
+        self._looking = Job(schedule, long=True)
+        self._next = time.monotonic() + AGAIN
         self._words = style.pane("")
         self._refresh = pmui.Button(
             label="Refresh", variant="outlined", color="primary", size="small", on_click=lambda _: self.refresh()
@@ -113,6 +119,7 @@ class Picker(pn.viewable.Viewer):
         self.list = CheckpointList(self._clicked)
         self._narrow.param.watch(lambda event: self.list.param.update(wanted=event.new), "value_input")
         self.job.param.watch(self._fill, "status")
+        self._looking.param.watch(self._looked, "status")
         state.param.watch(self._mark, "path")
         self.refresh()
 
@@ -124,18 +131,38 @@ class Picker(pn.viewable.Viewer):
         jail = self._state.jail
         self.job.start(lambda progress: checkpoints(jail))
 
+    def look(self) -> None:
+        """List again if checkpoints were added, completed or removed. Call it every few seconds; few calls search."""
+        jail = self._state.jail
+        if time.monotonic() >= self._next and "running" not in (self.job.status, self._looking.status):
+            self._looking.start(lambda progress: (time.monotonic(), checkpoints(jail).found, time.monotonic()))
+
+    def close(self) -> None:
+        """Stop searching."""
+        self.job.reset()
+        self._looking.reset()
+
+    def _looked(self, event: Any) -> None:
+        if event.new in ("done", "failed"):
+            began, found, ended = self._looking.result or (0.0, None, 0.0)
+            self._next = time.monotonic() + max(AGAIN, (ended - began) / SHARE)
+            if found is not None and self.listing is not None and _names(found) != _names(self.listing.found):
+                self.refresh()
+
     def _fill(self, *_: Any) -> None:
         if self.job.status == "failed":
             self._words.object = style.message(self.job.error, "error")
         elif self.job.status == "running":
             self._words.object = '<p class="muted">Searching for checkpoints …</p>'
         elif self.job.result is not None:
-            self.listing = self.job.result
+            before, self.listing = self.listing, self.job.result
             links = [link(path=path) for path in self._paths]
             rows = [list(row) for row in zip(*self.listing.texts, links, strict=True)]
             self.list.param.update(rows=rows, current=self._current())
             number = _number(len(self.listing.found))
             self._words.object = f'<p class="muted">{number} in {html(self._state.jail.name)}</p>'
+            if before is not None and before.found != self.listing.found:
+                self._state.listed += 1
 
     def _clicked(self, row: int) -> None:
         if 0 <= row < len(self._paths):
@@ -150,6 +177,10 @@ class Picker(pn.viewable.Viewer):
 
     def _mark(self, *_: Any) -> None:
         self.list.current = self._current()
+
+
+def _names(found: Sequence[Found]) -> list[tuple[str, bool]]:
+    return [(one.path, one.complete) for one in found]
 
 
 def _number(n: int) -> str:

@@ -106,6 +106,7 @@ class WorkbenchState(param.Parameterized):
     mesh = param.String(default="", doc="Mesh that Export shards for, as on the command line: tp=2,pp=2.")
     place = param.String(default="", doc="The slice of the tensor on display: 2:9, :, -1.")
     given = param.String(default="", doc="Facts for Doctor that no file stores: betas=0.9:0.95,lr=3e-4,wd=0.1.")
+    listed = param.Integer(default=0, doc="How often the checkpoints listed under ROOT have changed.")
     status = param.Selector(default="empty", objects=["empty", "opening", "open", "failed"])
     error = param.String(default="", doc="Why the checkpoint cannot be opened, as a sentence.")
     notice = param.String(default="", doc="The part of a link that could not be restored.")

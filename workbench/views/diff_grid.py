@@ -78,7 +78,8 @@ class Board:
 
     Attributes:
         diff: the diff.
-        listed: rows listed in a table: those that differ, most changed first, then those that were not compared.
+        listed: rows listed in a table: those that differ, most changed first, then those that were not compared;
+            weights before other roles, except where a NaN appears or the shape differs.
         keys, roles: of all rows, as numpy arrays of text.
     """
 
@@ -86,9 +87,11 @@ class Board:
         self.diff = diff
         at = {id(row): n for n, row in enumerate(diff.rows)}
         left = [row for row in diff.rows if row.status in ("unread", "unknown") and not row.differs]
-        self.listed = np.array([at[id(row)] for row in [*diff.changed_rows, *left]], np.int64)
         self.keys = [row.key_b for row in diff.rows]
         self.roles = np.array([row.role for row in diff.rows], object)
+        first = self.pictured("")
+        listed = sorted([*diff.changed_rows, *left], key=lambda row: row.role != first and not _urgent(row))
+        self.listed = np.array([at[id(row)] for row in listed], np.int64)
         measured = [_kind(row) for row in diff.rows]
         self._kind = np.array([kind for kind, _ in measured], np.int64)
         self._value = np.array([value for _, value in measured], np.float64)
@@ -154,6 +157,10 @@ def layer_and_module(name: str) -> tuple[int, str, str]:
     if found is None or found.end() == len(name) or len(found[1]) > 6:
         return -1, "", name
     return int(found[1]), name[: found.start()], _EXPERT.sub("experts.*", name[found.end() + 1 :])
+
+
+def _urgent(row: TensorDiff) -> bool:
+    return row.status == "shape" or (row.comparison is not None and bool(row.comparison.nan_new))
 
 
 def _kind(row: TensorDiff) -> tuple[int, float]:

@@ -55,6 +55,11 @@ def export_facts(report: ExportReport, *, width: int | None) -> list[tuple[str, 
     return [(name, shorten(text, width and width - 12)) for name, text in facts]
 
 
+def cast_words(old: str, new: str) -> str:
+    """Return ``f32 → bf16`` for two dtypes, or ``f32`` if they are the same."""
+    return units.dtype(old) if old == new else f"{units.dtype(old)} → {units.dtype(new)}"
+
+
 def _casts(report: ExportReport, width: int | None) -> list[str]:
     """Return one line per tensor that was cast or changed, largest change first; its pieces are summed."""
     pieces: dict[tuple[str, str, str], list[TensorReport]] = defaultdict(list)
@@ -63,7 +68,7 @@ def _casts(report: ExportReport, width: int | None) -> list[str]:
     found = sorted(pieces.items(), key=lambda pair: -max(one.max_abs for one in pair[1]))
     lines = []
     for (name, old, new), parts in found:
-        line = f": {old if old == new else f'{old} → {new}'}"
+        line = f": {cast_words(old, new)}"
         if parts[0].target is not None:
             changed, lost = sum(one.changed for one in parts), sum(one.overflowed for one in parts)
             line += f", {changed:,} changed by up to {max(one.max_abs for one in parts):.3g}"

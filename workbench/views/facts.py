@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -98,6 +99,17 @@ def oddities(ckpt: Checkpoint) -> list[str]:
     if gone:
         found.append(f"{units.plural(len(gone), 'file')} missing: {_listed(gone)}")
     return found
+
+
+def is_ordinary(sentence: str) -> bool:
+    """Return whether one of :func:`oddities` reports a normal choice or normal copies, nothing to worry about."""
+    return _ORDINARY.fullmatch(sentence) is not None
+
+
+_ORDINARY = re.compile(
+    r"opened .+: (the newest complete of \d+ steps?|the only checkpoint in the folder|the tracker '[^']+' names it)"
+    r"|[\d,]+ tensors? stored up to \d+ times \(replicas of several ranks\)"
+)
 
 
 def describe(shares: Sequence[Share], most: int = 5) -> str:

@@ -69,7 +69,8 @@ def shares_picture(share: GroupShares, labels: Sequence[str], marks: Marks | Non
         "cmap": "cividis",
         "clim": (0, top),
         "colorbar": True,
-        "colorbar_opts": {"width": 10, "title": "% of module"},
+        "colorbar_position": "top",  # beside the cells, it would take most of a phone's width
+        "colorbar_opts": {"height": 8, "title": "% of module"},
     }
     layers: list[Any] = []
     value = hv.Dimension("share", label="share, %")
@@ -120,7 +121,7 @@ def shares_picture(share: GroupShares, labels: Sequence[str], marks: Marks | Non
         xlabel="",
         ylabel="",
         invert_yaxis=True,
-        height=90 + 15 * max(rows, 4),
+        height=130 + 15 * max(rows, 4),
     )
 
 

@@ -178,7 +178,9 @@ class DiffView(pn.viewable.Viewer):
         listed = keep[board.listed] if len(board.listed) else np.zeros(0, bool)
         many, of = int(listed.sum()), len(board.listed)
         some = f"{count(many)} of {count(of)}" if many < of else count(many)
-        self._said.object = words + f'<p class="muted">{some}, largest relative change first.</p>'
+        mixed = not role and len(set(board.roles[board.listed].tolist())) > 1 and board.pictured("") == "param"
+        order = "weights first, then the other roles, each by relative change" if mixed else "largest change first"
+        self._said.object = words + f'<p class="muted">{some}, {order}.</p>'
         self.table.param.update(value=self.rows if many == of else self.rows[listed], selection=[])
         self._draw(keep, role)
         self._select()

@@ -17,7 +17,7 @@ import panel as pn
 from workbench.app import style
 from workbench.app.save import csv_button, json_button
 from workbench.app.words import count, html, safe, size
-from workbench.views.export import export_facts
+from workbench.views.export import cast_words, export_facts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,7 +100,7 @@ def tensor_rows(report: ExportReport, file: str | None = None) -> pd.DataFrame:
             safe(one.file),
             safe(one.name),
             " × ".join(map(str, one.shape)) or "scalar",
-            one.dtype if one.dtype == one.source_dtype else f"{one.source_dtype} → {one.dtype}",
+            cast_words(one.source_dtype, one.dtype),
             one.nbytes,
             "" if one.key == one.name else safe(one.key),
         )

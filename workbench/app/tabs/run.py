@@ -32,6 +32,7 @@ class RunTab(pn.viewable.Viewer):
         self.steps: list[Found] = []
         self.work = JobButton("Find other steps", self._find, self._done, verb="searching", schedule=schedule)
         self._body = pn.Column(sizing_mode="stretch_width")
+        state.param.watch(self._listed, "listed")
 
     def __panel__(self) -> pn.viewable.Viewable:
         return self._body
@@ -49,6 +50,11 @@ class RunTab(pn.viewable.Viewer):
         self.steps, self._body[:] = [], []
         self.work.start()
 
+    def _listed(self, *_: Any) -> None:
+        """Find them again: checkpoints were added or removed."""
+        if self._state.status == "open" and self.work.job.status == "done":
+            self.work.start()
+
     def _find(self, progress: Progress) -> list[Found]:
         ckpt, jail = self._state.ckpt, self._state.jail
         if ckpt is not None and is_url(ckpt.path) != isinstance(jail, BucketJail):
@@ -56,7 +62,10 @@ class RunTab(pn.viewable.Viewer):
         return siblings(jail, _here(self._state))
 
     def _done(self, steps: list[Found]) -> None:
+        if steps == self.steps:
+            return
         if len(steps) < 2:
+            self.steps, self._body[:] = [], []
             return  # no run: nothing to show
         self.steps, here = steps, _here(self._state)
         at = next((i for i, one in enumerate(steps) if one.path == here), -1)

@@ -168,7 +168,10 @@ class LazyTabs:
     @cached_property
     def tabs(self) -> pmui.Tabs:
         self._frames = {name: pn.Column(sizing_mode="stretch_width") for name in self._names}
-        tabs = pmui.Tabs(sizing_mode="stretch_width")
+        # In a narrow window, MUI would hide the arrows that lead to the tabs that do not fit.
+        tabs = pmui.Tabs(
+            sizing_mode="stretch_width", sx={"& .MuiTabs-root .MuiTabs-scrollButtons": {"display": "inline-flex"}}
+        )
         # Given as pairs (panel-material-ui 0.16.6, ``layout/base.py``), each title would have an empty pane, too, whose
         # type is searched for among all, with an import of matplotlib.
         tabs.param.update(
