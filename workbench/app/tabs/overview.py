@@ -13,6 +13,7 @@ import panel_material_ui as pmui
 
 from workbench.app import style
 from workbench.app.glance import Glance
+from workbench.app.jail import relative_words
 from workbench.app.jobs import Progress
 from workbench.app.save import csv_button
 from workbench.app.tabs.run import RunTab
@@ -209,7 +210,8 @@ def object_frame(ckpt: Checkpoint) -> pd.DataFrame:
     from workbench.doctor.facts.flat import leaves
 
     found, unreadable = leaves(ckpt.objects)
-    rows = [*unreadable.items(), *((leaf.source, leaf.value) for leaf in found)][:VALUES]
+    reasons = ((name, relative_words(why)) for name, why in unreadable.items())
+    rows = [*reasons, *((leaf.source, leaf.value) for leaf in found)][:VALUES]
     return pd.DataFrame([(safe(name), safe(_text(value))) for name, value in rows], columns=["name", "value"])
 
 
