@@ -254,7 +254,7 @@ class Decayed(Loop):
 
 
 class Alternate(Loop):
-    """Two optimizers, the second of which takes every third update."""
+    """Two optimizers; the second one makes an update only at every third step."""
 
     layouts = PLAIN
 
