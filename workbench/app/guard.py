@@ -95,8 +95,8 @@ class Guard(HTTPServerConnectionDelegate):
         if start_line.method not in _SAFE and not self._from_here(headers, host):
             return f"A page of another site, {headers.get('Origin')!r}, sent this form."
         path = start_line.path.partition("?")[0]
-        if "%00" in path or path.startswith(self._components):
-            return "There is no such file."
+        if "%00" in path or path.startswith(self._components):  # Panel would import the module named there
+            return "This server serves no components by module name, and no path with a NUL byte."
         return None
 
     def pass_on(self, server_conn: object, request_conn: Any, *, secure: bool) -> HTTPMessageDelegate:
