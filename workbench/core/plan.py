@@ -37,7 +37,7 @@ class ReadItem(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ReadPlan:
-    """Copies as columns, ordered by file and position in it.
+    """Copies as columns, by default ordered by file and position in it.
 
     Attributes:
         request: ``(M,)`` which request.
@@ -84,6 +84,7 @@ def plan_reads(
     *,
     replica: int = 0,
     holes: dict[int, WorkbenchError] | None = None,
+    by_file: bool = True,
 ) -> ReadPlan:
     """Plan the reads of many boxes at once.
 
@@ -93,6 +94,7 @@ def plan_reads(
         offsets, sizes: ``(R, D)`` the wanted boxes, inside the tensors' shapes.
         replica: which copy of replicated boxes to read.
         holes: filled with the error of each request that is not covered, instead of raising the first.
+        by_file: order the copies by file and position in it, otherwise by chunk row.
 
     Raises:
         HoleError: some wanted element is stored in no chunk.
@@ -104,7 +106,7 @@ def plan_reads(
     rows = _rows_of(catalog, box.distinct(tensors))
     rows = rows[catalog.replica[rows] == replica]
     # Chunks go first, in the files' order: the join keeps it, and there are mostly fewer of them than copies.
-    ordered = rows[_file_order(catalog, rows)]
+    ordered = rows[_file_order(catalog, rows)] if by_file else rows
     chunks = catalog.offsets[ordered], catalog.sizes[ordered]
     found, request = box.group_join(catalog.tensor[ordered], *chunks, tensors, offsets, sizes)
     row = ordered[found]

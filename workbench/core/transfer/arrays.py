@@ -186,16 +186,18 @@ class _RunParts:
     def of(cls, catalog: Catalog, regions: Regions, threads: int) -> _RunParts:
         rows, sizes = regions.row, regions.sizes
         itemsize = ITEMSIZE[catalog.dtype[catalog.tensor[rows]]]
-        # the axes of a run are inside it; the others are walked
-        walked = np.where(row_major(sizes) * sizes * itemsize[:, None] <= regions.run[:, None], 1, sizes)
-        runs = box.volume(walked)
-        run = ((runs == 1) | (regions.run >= RUN)) & ~codecs.UNDONE_WHOLE[catalog.codec[rows]]
-        runs, length = np.where(run, runs, 1), np.where(run, regions.run, box.volume(sizes) * itemsize)
-
-        region, number = counted(runs)
-        index = number[:, None] // row_major(walked)[region] % walked[region] * itemsize[region, None]
-        source = regions.begin[region] + (index * row_major(catalog.sizes[rows])[region]).sum(axis=1)
-        dest = regions.at[region] + (index * regions.strides[region]).sum(axis=1)
+        total = box.volume(sizes) * itemsize
+        run = ((regions.run == total) | (regions.run >= RUN)) & ~codecs.UNDONE_WHOLE[catalog.codec[rows]]
+        length = np.where(run, regions.run, total)
+        region, number = counted(total // np.maximum(length, 1))
+        source, dest = regions.begin[region], regions.at[region]
+        if len(several := np.flatnonzero(length[region] < total[region])):
+            of = region[several]  # the axes of a run are inside it; the others are walked
+            extent, itemsize = sizes[of], itemsize[of]
+            walked = np.where(row_major(extent) * extent * itemsize[:, None] <= length[of, None], 1, extent)
+            index = number[several, None] // row_major(walked) % walked
+            source[several] += box.dot(index, row_major(catalog.sizes[rows[of]])) * itemsize
+            dest[several] += box.dot(index, regions.strides[of]) * itemsize
 
         size = int(np.clip(length[region].sum() // (threads * ROUNDS), MIN_PIECE, PIECE))
         of, piece = counted(np.where(run, -(-length // size), 1)[region])

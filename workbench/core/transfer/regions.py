@@ -85,18 +85,20 @@ class Regions:
         *,
         replica: int = 0,
         holes: dict[int, WorkbenchError] | None = None,
+        by_file: bool = True,
     ) -> Regions:
         """Plan everything. Raises as :func:`plan_reads`, which also explains the other arguments."""
-        reads = plan_reads(catalog, boxes.tensor, boxes.offsets, boxes.sizes, replica=replica, holes=holes)
+        where = boxes.tensor, boxes.offsets, boxes.sizes
+        reads = plan_reads(catalog, *where, replica=replica, holes=holes, by_file=by_file)
         request = reads.request
         code = catalog.dtype[boxes.tensor][request]
         stored, strides = row_major(catalog.sizes[reads.row]), boxes.strides[request]
-        begin, at = (reads.source * stored).sum(axis=1), boxes.at[request] + (reads.dest * strides).sum(axis=1)
+        begin, at = box.dot(reads.source, stored), boxes.at[request] + box.dot(reads.dest, strides)
         # from the last axis on, elements adjacent on both sides form one run
         length, adjacent = np.ones(len(reads), np.int64), np.ones(len(reads), bool)
         for axis in range(strides.shape[1] - 1, -1, -1):
             adjacent &= (reads.sizes[:, axis] == 1) | ((stored[:, axis] == length) & (strides[:, axis] == length))
-            length[adjacent] *= reads.sizes[adjacent, axis]
+            np.multiply(length, reads.sizes[:, axis], out=length, where=adjacent)
         length[(begin % BLOCK[code] != 0) | (at % BLOCK[code] != 0)] = 0
         return cls(
             request,
@@ -137,8 +139,8 @@ def reach(catalog: Catalog, rows: Ints, source: Ints, sizes: Ints) -> tuple[Ints
     bytes between these are in the box: then one request for all of them costs less than many small ones.
     """
     steps, itemsize = row_major(catalog.sizes[rows])[:, : sizes.shape[1]], ITEMSIZE[catalog.dtype[catalog.tensor[rows]]]
-    first = (source * steps).sum(axis=1) * itemsize
-    last = (((source + sizes - 1) * steps).sum(axis=1) + 1) * itemsize
+    first = box.dot(source, steps) * itemsize
+    last = first + (box.dot(sizes - 1, steps) + 1) * itemsize
     return first, last, last - first <= SPREAD * box.volume(sizes) * itemsize
 
 

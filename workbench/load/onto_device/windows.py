@@ -113,7 +113,9 @@ def _next(last: Load, load: Load, end: int) -> int:
 
 
 def _carry_out(reads: list[_Read], pool: SourcePool, array: Array) -> None:
-    spans = [(read.file, read.start, read.start + read.high - read.low) for read in reads if read.fetch is None]
+    # a single read is requested as it is: fetching it ahead would cut it in more requests
+    some = [read for read in reads if read.fetch is None and len(reads) > 1]
+    spans = [(read.file, read.start, read.start + read.high - read.low) for read in some]
     with pool.ahead(*np.array(spans, np.int64).reshape(-1, 3).T):
         for read in reads:
             read(pool, array)
