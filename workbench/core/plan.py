@@ -14,7 +14,7 @@ Coverage is exact: a request with an element that is not stored is an error that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -68,12 +68,12 @@ class ReadPlan:
         """Yield the copies as slices of ``ndim`` axes (for tensors of the same number of axes)."""
         columns = (self.request, self.row, self.source[:, :ndim], self.dest[:, :ndim], self.sizes[:, :ndim])
         for request, row, source, dest, sizes in zip(*(column.tolist() for column in columns), strict=True):
-            yield ReadItem(
-                request,
-                row,
-                tuple(slice(a, a + n) for a, n in zip(source, sizes, strict=True)),
-                tuple(slice(a, a + n) for a, n in zip(dest, sizes, strict=True)),
-            )
+            yield ReadItem(request, row, slices(source, sizes), slices(dest, sizes))
+
+
+def slices(offsets: Iterable[int], sizes: Iterable[int]) -> tuple[slice, ...]:
+    """Return a box as an index, one slice per axis."""
+    return tuple(slice(a, a + n) for a, n in zip(offsets, sizes, strict=True))
 
 
 def plan_reads(

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from workbench.core import box
+from workbench.core import box, codecs
 from workbench.core.arrays import Array, Ints
 from workbench.core.build import row_major
 from workbench.core.catalog import Catalog
@@ -62,7 +62,9 @@ class Regions:
         at: ``(M,)`` byte of the destination at which its first element is.
         strides: ``(M, D)`` elements of the destination.
         begin: ``(M,)`` bytes of the chunk's elements, in row-major order, before its first.
+        nbytes: ``(M,)`` bytes of its elements.
         run: ``(M,)`` bytes from the first on that follow each other on both sides; 0 if they begin inside a byte.
+        decoded: ``(M,)`` whether the chunk has to be decoded whole to read any of it.
         twice: ``(M,)`` whether chunks overlap in its request: elements stored twice have to be compared.
     """
 
@@ -74,7 +76,9 @@ class Regions:
     at: Ints
     strides: Ints
     begin: Ints
+    nbytes: Ints
     run: Ints
+    decoded: Array
     twice: Array
 
     @classmethod
@@ -109,7 +113,9 @@ class Regions:
             nbytes_of_codes(code, at),
             strides,
             nbytes_of_codes(code, begin),
+            nbytes_of_codes(code, box.volume(reads.sizes)),
             nbytes_of_codes(code, length),
+            codecs.UNDONE_WHOLE[catalog.codec[reads.row]],
             reads.twice(boxes.sizes)[request],
         )
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.core import box, codecs
+from workbench.core import box
 from workbench.core.arrays import Array, Ints
 from workbench.core.build import row_major
 from workbench.core.catalog import Catalog
@@ -90,10 +90,9 @@ class Streams:
             regions = regions.take(order)
         owner, at = regions.into, regions.at
         ptr = np.searchsorted(owner, np.arange(len(code) + 1))
-        kind = code[owner]
+        run = regions.run == regions.nbytes
         last = box.dot(regions.sizes - 1, regions.strides)
-        run = regions.run == nbytes_of_codes(kind, box.volume(regions.sizes))
-        stop = at + np.where(run, regions.run, (last + 1) * ITEMSIZE[kind])
+        stop = at + np.where(run, regions.nbytes, (last + 1) * ITEMSIZE[code[owner]])
         begins, ends = np.zeros(len(at) + 1, np.int64), nbytes_of_codes(code, box.volume(shape))
         begins[1:] = stop
         begins[ptr[:-1]] = 0
@@ -137,8 +136,7 @@ class Streams:
         nbytes, size = self.nbytes, ITEMSIZE[self.code]
         aligned = BLOCK * np.maximum(size, 1)
         step = aligned * np.maximum(TASK // aligned, 1)
-        rows = self.regions.row
-        step[self.regions.into[codecs.UNDONE_WHOLE[catalog.codec[rows]] | catalog.inflated[rows]]] = 1 << 62
+        step[self.regions.into[self.regions.decoded | catalog.inflated[self.regions.row]]] = 1 << 62
         count = np.maximum(-(-nbytes // step), least)
         count[list(done)] = 0
         stream, number = counted(count)
@@ -184,7 +182,7 @@ class StreamReader:
         kept = (every.at[number] < stop[unit]) & (first[unit] < streams.stop[number])
         mine, first, stop = number[kept], first[unit[kept]], stop[unit[kept]]
         at, end, begin, rows = every.at[mine], streams.stop[mine], every.begin[mine], every.row[mine]
-        run = every.run[mine] == end - at
+        run = every.run[mine] == every.nbytes[mine]
         low, high, whole = reach(self.payloads.catalog, rows, every.source[mine], every.sizes[mine])
         low = np.where(run, begin + np.maximum(first - at, 0), low)
         high = np.where(run, begin + np.minimum(stop, end) - at, high)
