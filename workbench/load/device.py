@@ -37,7 +37,7 @@ from workbench.load.onto_device.loads import loads
 from workbench.load.onto_device.memory import check_room, reserve
 from workbench.load.onto_device.results import DeviceResults
 from workbench.load.onto_device.ring import run
-from workbench.load.onto_device.windows import Window, windows
+from workbench.load.onto_device.windows import BufferWindow, windows
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -192,7 +192,7 @@ class _Work:
         reserve(device, check_room(device, results.sizes, scratch=most))
         done, total = 0, max(sum(self._stored(at) for at in range(len(self.old))), 1)
 
-        def send(window: Window, host: torch.Tensor) -> None:
+        def send(window: BufferWindow, host: torch.Tensor) -> None:
             nonlocal done
             for at, load in window.loads:
                 results.put(load, host[at : at + load.nbytes])

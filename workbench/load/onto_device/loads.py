@@ -73,7 +73,7 @@ class Load(NamedTuple):
         return prod(self.sizes) * self.itemsize
 
 
-class _Box(NamedTuple):
+class _PlacedBox(NamedTuple):
     """A region, or a box in which chunks overlap, in Python's integers: where it is, and where its elements go."""
 
     local: int
@@ -117,22 +117,23 @@ def loads(payloads: Payloads, boxes: BoxRequests, regions: Regions, most: int) -
         if twice:
             continue
         if dtype.packed:  # a whole chunk, as bytes
-            part = _Box(local, 1, (0,), (int(catalog.chunk_nbytes[row]),), (1,), 0)
+            part = _PlacedBox(local, 1, (0,), (int(catalog.chunk_nbytes[row]),), (1,), 0)
             yield from part.loads(_Chunk(payloads, row).fetch, most)
             continue
-        place = (tuple(one[number, :dims].tolist()) for one in (regions.source, regions.sizes, regions.strides))
-        yield from _copy(
-            payloads, row, _Box(local, dtype.itemsize, *place, at // dtype.itemsize), begin, most, together
+        low, sizes, dest = (
+            tuple(one[number, :dims].tolist()) for one in (regions.source, regions.sizes, regions.strides)
         )
+        part = _PlacedBox(local, dtype.itemsize, low, sizes, dest, at // dtype.itemsize)
+        yield from _copy(payloads, row, part, begin, most, together)
     for request in box.distinct(regions.request[regions.twice]).tolist():
         tensor = int(boxes.tensor[request])
         dims, itemsize = int(catalog.ndim[tensor]), catalog.dtype_of(tensor).itemsize
-        place = (tuple(one[request, :dims].tolist()) for one in (boxes.offsets, boxes.sizes, boxes.strides))
-        wanted = _Box(int(boxes.into[request]), itemsize, *place, int(boxes.at[request]))
+        low, sizes, dest = (tuple(one[request, :dims].tolist()) for one in (boxes.offsets, boxes.sizes, boxes.strides))
+        wanted = _PlacedBox(int(boxes.into[request]), itemsize, low, sizes, dest, int(boxes.at[request]))
         yield from wanted.loads(partial(_fetch_box, payloads, tensor), most)
 
 
-def _copy(payloads: Payloads, row: int, part: _Box, begin: int, most: int, together: bool) -> Iterator[Load]:
+def _copy(payloads: Payloads, row: int, part: _PlacedBox, begin: int, most: int, together: bool) -> Iterator[Load]:
     """Yield a part of a chunk: directly from its file if its bytes are in order and not too many.
 
     Args:

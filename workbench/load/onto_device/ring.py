@@ -21,7 +21,7 @@ import torch
 
 from workbench.core.storage import SourcePool
 from workbench.load.onto_device.lane import Lane, Mark
-from workbench.load.onto_device.windows import MIN_PART, Window
+from workbench.load.onto_device.windows import MIN_PART, BufferWindow
 
 
 class _Ring:
@@ -47,9 +47,9 @@ class _Ring:
 
 
 def run(
-    windows: Iterable[Window],
+    windows: Iterable[BufferWindow],
     pool: SourcePool,
-    send: Callable[[Window, torch.Tensor], None],
+    send: Callable[[BufferWindow, torch.Tensor], None],
     lane: Lane,
     *,
     nbytes: int,
@@ -73,7 +73,7 @@ def run(
         the first error of a read or of ``send``, in the order of windows.
     """
     ring, part = _Ring(lane, nbytes, count), max(-(-nbytes // threads), MIN_PART)
-    under_way: deque[tuple[Window, torch.Tensor, list[Future[None]]]] = deque()
+    under_way: deque[tuple[BufferWindow, torch.Tensor, list[Future[None]]]] = deque()
 
     def send_first() -> None:
         window, host, parts = under_way.popleft()

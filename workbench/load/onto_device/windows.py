@@ -44,7 +44,7 @@ class _Read(NamedTuple):
             pool.source(self.file).read_into(part, self.start)
 
 
-class Window:
+class BufferWindow:
     """Loads, and where each begins in the buffer."""
 
     def __init__(self) -> None:
@@ -81,13 +81,13 @@ class Window:
             yield partial(_carry_out, reads[group.start : group.stop], pool)
 
 
-def windows(loads: Iterable[Load], nbytes: int) -> Iterator[Window]:
+def windows(loads: Iterable[Load], nbytes: int) -> Iterator[BufferWindow]:
     """Yield windows of loads in order, each with as many as fit into a buffer of ``nbytes``; none is larger."""
-    window = Window()
+    window = BufferWindow()
     for load in loads:
         if not window.add(load, nbytes):
             yield window
-            window = Window()
+            window = BufferWindow()
             window.add(load, nbytes)
     if window.loads:
         yield window
