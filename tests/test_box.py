@@ -24,6 +24,12 @@ def columns(found, dims):
     return low, np.array([n for _, n in found], np.int64).reshape(len(found), dims)
 
 
+def test_positions_times_strides_are_summed_by_row():
+    numbers = np.random.default_rng(1).integers(-9, 9, (2, 50, 4))
+    assert (box.dot(*numbers) == np.einsum("nd,nd->n", *numbers)).all()
+    assert box.dot(np.ones((3, 0), np.int64), np.ones((3, 0), np.int64)).tolist() == [0, 0, 0]
+
+
 @st.composite
 def shape_and_boxes(draw, count=6):
     shape = draw(shapes().filter(len))

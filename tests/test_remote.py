@@ -308,6 +308,40 @@ def test_a_checkpoint_opens_in_few_round_trips(sample):
         assert server.rounds <= 6
 
 
+def test_a_file_is_known_and_open_after_one_request_and_a_row_takes_one_more(one):
+    with RangeServer(one) as server:
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
+        ranges = [(request.start, request.stop) for request in server.log if request.start is not None]
+        assert ranges == [(0, ranged.BLOCK)] and {request.method for request in server.log} == {"GET"}
+        server.log.clear()
+        row = ckpt["w"][-1]
+        assert len(server.log) == 1 and same_bits(row, wb.open(one / "model.safetensors")["w"][-1])
+
+
+def test_names_with_dots_are_folders_and_empty_files_too(tmp_path):
+    shutil.copytree(ROOT / "dcp_fsdp2", tmp_path / "step.100")
+    (tmp_path / "empty.safetensors").touch()
+    with RangeServer(tmp_path) as server:
+        assert wb.diff(wb.open(f"{server.url}/step.100"), wb.open(ROOT / "dcp_fsdp2")).summary["changed"] == 0
+        with pytest.raises(OpenError, match=r"'empty\.safetensors' has 0 bytes"):
+            wb.open(f"{server.url}/empty.safetensors", cache=False)
+        with pytest.raises(NotACheckpointError, match="does not exist"):
+            wb.open(f"{server.url}/none.safetensors", cache=False)
+
+
+def test_bytes_that_go_to_a_device_in_one_read_are_not_cut_in_requests(tmp_path):
+    from workbench.load.device import to_device
+
+    save_file({f"t{k}.weight": torch.randn(512, 2048) for k in range(4)}, tmp_path / "model.safetensors")
+    with RangeServer(tmp_path) as server:
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
+        server.log.clear()
+        got = to_device(ckpt, "cpu", buffer=8 << 20, threads=1)
+        assert len(server.log) == 2  # of 8 MiB each
+    for key, want in load_file(tmp_path / "model.safetensors").items():
+        assert same_bits(got[key], want)
+
+
 def test_folders_of_a_server_that_form_a_circle_are_listed_as_far_as_asked(one):
     (one / "again").symlink_to(one, target_is_directory=True)
     with RangeServer(one) as server:

@@ -14,6 +14,7 @@ import numpy as np
 from workbench.core.decoding.values import Decoding
 from workbench.core.dtypes import BLOCKS, DType, nbytes_of
 from workbench.core.payload import Payloads
+from workbench.core.plan import slices
 from workbench.core.read import read_boxes, read_selection, single_chunk
 from workbench.core.select import Selection, whole
 from workbench.core.shown import Shown
@@ -217,7 +218,7 @@ class LazyTensor(Shown):
         """
         if self.element.packed or not self._selection.is_whole or self.shape != self._stored_shape:
             for low, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
-                yield self.lazy[tuple(slice(a, a + n) for a, n in zip(low, size, strict=True))].numpy()
+                yield self.lazy[slices(low, size)].numpy()
             return
         for raw in read_boxes(self._payloads, self._tensor, offsets, sizes, replica=self._replica):
             yield raw.view(self.element.numpy)

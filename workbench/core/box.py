@@ -35,6 +35,14 @@ def volume(sizes: Ints) -> Ints:
     return found
 
 
+def dot(position: Ints, strides: Ints) -> Ints:
+    """Return ``(position · strides).sum()`` of each row: ``(N,)`` for two arrays of shape ``(N, D)``."""
+    found = np.zeros(len(position), np.int64)
+    for axis in range(position.shape[1]):  # as in `volume`
+        found += position[:, axis] * strides[:, axis]
+    return found
+
+
 def intersect(offsets_a: Ints, sizes_a: Ints, offsets_b: Ints, sizes_b: Ints) -> tuple[Ints, Ints]:
     """Return the intersection of boxes, pairwise with broadcasting; a size of 0 on an axis means it is empty."""
     low = np.maximum(offsets_a, offsets_b)
@@ -80,8 +88,8 @@ def overlapping(group: Ints, offsets: Ints, sizes: Ints, *, limit: int | None = 
         limit: maximum number of pairs per group, among its first boxes. A group of N boxes may have N²/2 pairs; with a
             limit only a few million are ever held.
     """
-    rows = np.flatnonzero(volume(sizes) > 0)
-    rows = rows[_doubtful(group[rows], offsets[rows], sizes[rows])]
+    full = _full(sizes)
+    rows = np.arange(len(group))[full][_doubtful(group[full], offsets[full], sizes[full])]
     if limit is None:
         return _pairs(rows, rows, group, offsets, sizes)
     rows = rows[np.argsort(group[rows], kind="stable")]

@@ -288,8 +288,10 @@ def _strides_of(part: Catalog) -> Array:
 
 def row_major(sizes: Array) -> Array:
     """Return the strides ``(N, D)``, in elements, of contiguous boxes of these sizes."""
-    steps = np.cumprod(np.maximum(sizes, 1)[:, :0:-1], axis=1)[:, ::-1]
-    return np.concatenate([steps, np.ones((len(sizes), 1), np.int64)], axis=1)
+    steps = np.ones(sizes.shape, np.int64)
+    for axis in range(sizes.shape[1] - 1, 0, -1):  # one pass per column is faster than np.cumprod over short rows
+        np.multiply(steps[:, axis], np.maximum(sizes[:, axis], 1), out=steps[:, axis - 1])
+    return steps
 
 
 def _as_block(rows: Sequence[tuple[Any, ...]], dims: int) -> dict[str, Array]:

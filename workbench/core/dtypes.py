@@ -254,4 +254,5 @@ def nbytes_of(dtype: DType, numel: int) -> int:
 
 def nbytes_of_codes(codes: Array, numel: Array) -> Array:
     """Return the bytes of elements like :func:`nbytes_of`, for columns."""
-    return np.asarray(-(-numel * BLOCK_NBYTES[codes] // BLOCK[codes]))
+    nbytes, block = numel * BLOCK_NBYTES[codes], BLOCK[codes]
+    return np.asarray(nbytes if (block == 1).all() else -(-nbytes // block))

@@ -14,7 +14,7 @@ Coverage is exact: a request with an element that is not stored is an error that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ class ReadItem(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ReadPlan:
-    """Copies as columns, ordered by file and position in it.
+    """Copies as columns, by default ordered by file and position in it.
 
     Attributes:
         request: ``(M,)`` which request.
@@ -68,12 +68,12 @@ class ReadPlan:
         """Yield the copies as slices of ``ndim`` axes (for tensors of the same number of axes)."""
         columns = (self.request, self.row, self.source[:, :ndim], self.dest[:, :ndim], self.sizes[:, :ndim])
         for request, row, source, dest, sizes in zip(*(column.tolist() for column in columns), strict=True):
-            yield ReadItem(
-                request,
-                row,
-                tuple(slice(a, a + n) for a, n in zip(source, sizes, strict=True)),
-                tuple(slice(a, a + n) for a, n in zip(dest, sizes, strict=True)),
-            )
+            yield ReadItem(request, row, slices(source, sizes), slices(dest, sizes))
+
+
+def slices(offsets: Iterable[int], sizes: Iterable[int]) -> tuple[slice, ...]:
+    """Return a box as an index, one slice per axis."""
+    return tuple(slice(a, a + n) for a, n in zip(offsets, sizes, strict=True))
 
 
 def plan_reads(
@@ -84,6 +84,7 @@ def plan_reads(
     *,
     replica: int = 0,
     holes: dict[int, WorkbenchError] | None = None,
+    by_file: bool = True,
 ) -> ReadPlan:
     """Plan the reads of many boxes at once.
 
@@ -93,6 +94,7 @@ def plan_reads(
         offsets, sizes: ``(R, D)`` the wanted boxes, inside the tensors' shapes.
         replica: which copy of replicated boxes to read.
         holes: filled with the error of each request that is not covered, instead of raising the first.
+        by_file: order the copies by file and position in it, otherwise by chunk row.
 
     Raises:
         HoleError: some wanted element is stored in no chunk.
@@ -104,7 +106,7 @@ def plan_reads(
     rows = _rows_of(catalog, box.distinct(tensors))
     rows = rows[catalog.replica[rows] == replica]
     # Chunks go first, in the files' order: the join keeps it, and there are mostly fewer of them than copies.
-    ordered = rows[_file_order(catalog, rows)]
+    ordered = rows[_file_order(catalog, rows)] if by_file else rows
     chunks = catalog.offsets[ordered], catalog.sizes[ordered]
     found, request = box.group_join(catalog.tensor[ordered], *chunks, tensors, offsets, sizes)
     row = ordered[found]

@@ -18,9 +18,9 @@ from workbench.core.arrays import Array, Ints
 from workbench.core.build import row_major
 from workbench.core.executors import in_order
 from workbench.core.payload import Payloads
-from workbench.core.plan import ReadItem, ReadPlan, plan_reads
+from workbench.core.plan import ReadItem, ReadPlan, plan_reads, slices
 from workbench.core.region import Axis, Region
-from workbench.core.select import Selection, whole
+from workbench.core.select import Selection
 
 TOGETHER = 1 << 20  #: bytes of boxes that are read at once
 
@@ -55,6 +55,11 @@ def read_selection(payloads: Payloads, tensor: int, selection: Selection, *, rep
     return out.reshape(selection.shape)
 
 
+def read_box(payloads: Payloads, tensor: int, key: tuple[slice, ...], *, replica: int = 0) -> Array:
+    """Read one box of a tensor, as :func:`read_selection`."""
+    return read_selection(payloads, tensor, Selection(tuple(range(a.start, a.stop) for a in key)), replica=replica)
+
+
 def read_boxes(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, *, replica: int = 0) -> Iterator[Array]:
     """Yield boxes of one tensor in the raw type; they are planned together, because planning dominates small boxes.
 
@@ -84,10 +89,7 @@ def read_boxes(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, *, r
         for at, (first, stop) in enumerate(pairwise(bounds)):
             shape = tuple(sizes[at].tolist())
             if twice[at]:
-                part = whole(catalog.shape_of(tensor)).compose(
-                    tuple(slice(a, a + n) for a, n in zip(offsets[at].tolist(), shape, strict=True))
-                )
-                yield _frozen(read_selection(payloads, tensor, part, replica=replica).reshape(shape))
+                yield _frozen(read_box(payloads, tensor, slices(offsets[at].tolist(), shape), replica=replica))
                 continue
             out = buffer[: int(volumes[at])].reshape(shape)
             for item in items[first:stop]:

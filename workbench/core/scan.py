@@ -29,6 +29,7 @@ from workbench.core.arrays import Array, Ints
 from workbench.core.dtypes import DType
 from workbench.core.executors import cores, ordered
 from workbench.core.parts import storable
+from workbench.core.plan import slices
 from workbench.core.region import Region
 from workbench.core.runs import Runs
 from workbench.core.source import Source
@@ -258,8 +259,7 @@ class _Task(Generic[S]):
                 )
             return payloads.region(row)
         local = work.offsets[at, :ndim] - catalog.offsets[row, :ndim]
-        key = tuple(slice(a, a + n) for a, n in zip(local.tolist(), work.sizes[at, :ndim].tolist(), strict=True))
-        return payloads.region(row)[key]
+        return payloads.region(row)[slices(local.tolist(), work.sizes[at, :ndim].tolist())]
 
 
 class _Unread(Exception):
@@ -287,7 +287,7 @@ def _pieces(regions: Sequence[Region], buffers: list[Array]) -> Iterator[tuple[i
         return
     held = [one if one.ordered else _read(_loaded, side, one) for side, one in enumerate(regions)]
     for run in Runs(held[0].shape, most):
-        key = tuple(slice(a, a + n) for a, n in zip(run.low, run.sizes, strict=True))
+        key = slices(run.low, run.sizes)
         yield run.start, [_read(_block, side, one[key], buffers, side) for side, one in enumerate(held)]
 
 

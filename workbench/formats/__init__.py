@@ -185,9 +185,12 @@ def _warn(name: str, what: str, error: Exception) -> None:
 
 
 def _plain(place: Place) -> str | None:
-    """Return the format of a folder that holds only its files, without importing every reader."""
+    """Return the format of a file or folder that is plainly of one, without importing every reader."""
+    if place.file is not None:
+        plain = place.file.endswith(".safetensors") and place.stat(place.file).size > 8
+        return "safetensors" if plain and place.read(place.file, length=9)[8:] == b"{" else None
     names = list(place.files)
-    if place.file is not None or place.folders or not names:
+    if place.folders or not names:
         return None
     if all(_SAFETENSORS_ONLY.fullmatch(name) for name in names):
         return "safetensors" if any(name.endswith(".safetensors") for name in names) else None

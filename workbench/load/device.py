@@ -36,8 +36,8 @@ from workbench.load.onto_device.lane import device_of, lane_to
 from workbench.load.onto_device.loads import loads
 from workbench.load.onto_device.memory import check_room, reserve
 from workbench.load.onto_device.results import DeviceResults
-from workbench.load.onto_device.ring import RingSlot, run
-from workbench.load.onto_device.windows import Filled, windows
+from workbench.load.onto_device.ring import run
+from workbench.load.onto_device.windows import BufferWindow, windows
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -192,10 +192,10 @@ class _Work:
         reserve(device, check_room(device, results.sizes, scratch=most))
         done, total = 0, max(sum(self._stored(at) for at in range(len(self.old))), 1)
 
-        def send(window: Filled, slot: RingSlot) -> None:
+        def send(window: BufferWindow, host: torch.Tensor) -> None:
             nonlocal done
             for at, load in window.loads:
-                results.put(load, slot.host[at : at + load.nbytes])
+                results.put(load, host[at : at + load.nbytes])
                 done += load.wanted
             if progress is not None and done < total:
                 progress(done / total)
@@ -204,8 +204,8 @@ class _Work:
             results.allocate(device, scratch=most)
             lane = lane_to(device)
             lane.begin()
-            filled = windows(parts, self.payloads.pool, nbytes=buffer, threads=threads)
-            run(filled, send, lane, nbytes=buffer, count=buffers, threads=threads)
+            filled = windows(parts, buffer)
+            run(filled, self.payloads.pool, send, lane, nbytes=buffer, count=buffers, threads=threads)
             if progress is not None:
                 progress(1.0)
             return results.take()

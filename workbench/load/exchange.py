@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -123,52 +123,44 @@ def exchange(sharing: Sharing, tensors: Sequence[HeldTensor] | Mapping[int, Held
     received = 0
     for step in range(1, ranks.size):
         to, source = (ranks.rank + step) % ranks.size, (ranks.rank - step) % ranks.size
-        out = _Stream([tensors[at] for at in sharing.send.get(to, [])])
-        into = _Stream([tensors[at] for at in sharing.receive.get(source, [])])
-        while out.left or into.left:
-            sent, coming = buffers[0, : min(out.left, MESSAGE)], buffers[1, : min(into.left, MESSAGE)]
+        sent, coming = (
+            [tensors[at] for at in one.get(peer, [])] for one, peer in ((sharing.send, to), (sharing.receive, source))
+        )
+        left = [sum(one.nbytes for one in many) for many in (sent, coming)]
+        pack, unpack = _moving(sent, fill=False), _moving(coming, fill=True)
+        next(pack), next(unpack)
+        while any(left):
+            out, into = (buffer[: min(size, MESSAGE)] for buffer, size in zip(buffers, left, strict=True))
+            left = [left[0] - len(out), left[1] - len(into)]
             messages = []
-            if len(sent):
-                out.move(sent, fill_tensors=False)
-                messages.append(dist.P2POp(dist.isend, sent, dist.get_global_rank(ranks.group, to), ranks.group))
-            if len(coming):
-                peer = dist.get_global_rank(ranks.group, source)
-                messages.append(dist.P2POp(dist.irecv, coming, peer, ranks.group))
+            if len(out):
+                pack.send(out)
+                messages.append(dist.P2POp(dist.isend, out, dist.get_global_rank(ranks.group, to), ranks.group))
+            if len(into):
+                messages.append(dist.P2POp(dist.irecv, into, dist.get_global_rank(ranks.group, source), ranks.group))
             for work in dist.batch_isend_irecv(messages):
                 work.wait()
-            into.move(coming, fill_tensors=True)
-            received += len(coming)
+            if len(into):
+                unpack.send(into)
+            received += len(into)
     return received
 
 
-class _Stream:
-    """The concatenated bytes of tensors, moved to or from buffers piece by piece."""
-
-    def __init__(self, tensors: Sequence[HeldTensor]) -> None:
-        self._tensors = [one.local for one in tensors]
-        self.left = sum(one.nbytes for one in tensors)
-        self._number, self._at = 0, 0
-        self._bytes: torch.Tensor | None = None
-
-    def move(self, buffer: torch.Tensor, *, fill_tensors: bool) -> None:
-        """Move the next bytes, as many as the buffer holds."""
-        done = 0
-        while done < len(buffer):
-            tensor = self._tensors[self._number]
-            if self._bytes is None:
-                self._bytes = flat(tensor)
-            count = min(len(buffer) - done, len(self._bytes) - self._at)
-            here, there = self._bytes[self._at : self._at + count], buffer[done : done + count]
-            if fill_tensors:
-                here.copy_(there)
-            else:
-                there.copy_(here)
-            done, self._at = done + count, self._at + count
-            if self._at == len(self._bytes):
-                if fill_tensors and not tensor.is_contiguous():
-                    tensor.copy_(self._bytes.view(tensor.dtype).reshape(tensor.shape))
-                self._number, self._at, self._bytes = self._number + 1, 0, None
-        self.left -= len(buffer)
+def _moving(tensors: Iterable[HeldTensor], *, fill: bool) -> Generator[None, torch.Tensor, None]:
+    """Copy the bytes of tensors, one after the other, to each buffer that is sent here; with ``fill``, from it."""
+    buffer, done = (yield), 0
+    for one in tensors:
+        whole, at = flat(one.local), 0
+        while at < len(whole):
+            if done == len(buffer):
+                buffer, done = (yield), 0
+            count = min(len(buffer) - done, len(whole) - at)
+            here, there = whole[at : at + count], buffer[done : done + count]
+            (here if fill else there).copy_(there if fill else here)
+            at, done = at + count, done + count
+        if fill and not one.local.is_contiguous():
+            one.local.copy_(whole.view(one.local.dtype).reshape(one.local.shape))
+    yield
 
 
 def device_of(group: Any) -> torch.device:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
+
 from workbench.core.arrays import Array
 from workbench.core.remote.objects import ObjectStore, complete, connect
 from workbench.core.remote.payload_cache import PayloadCache, cache_of
@@ -102,6 +104,17 @@ class Connection:
         """Request the identity of an object."""
         self.traffic.count(requests=1)
         return self.objects.head(key)
+
+    def look(self, key: str, nbytes: int) -> FileStat | None:
+        """Do the same for an object that is read next, and keep its first ``nbytes`` bytes if they come along."""
+        found = self.objects.look(key, nbytes) if nbytes else None
+        if found is None:
+            return self.head(key)
+        stat, head = found
+        self.traffic.count(requests=1, received=len(head))
+        if len(head):
+            self.blocks.keep(key, 0, np.frombuffer(head, np.uint8))
+        return stat
 
     def ask(self, call: Callable[..., R], *given: Any) -> R:
         """Make a call, not in the caller's thread."""

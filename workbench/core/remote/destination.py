@@ -222,6 +222,9 @@ class _Scattered:
     def head(self, key: str) -> FileStat | None:
         return self._held[key][0] if key in self._held else None
 
+    def look(self, key: str, nbytes: int) -> None:
+        return None
+
     def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
         _, where, remote = self._held[key]
         if remote:

@@ -75,6 +75,9 @@ class ObjectStore(Protocol):
     def head(self, key: str) -> FileStat | None:
         """Return the identity of an object, or ``None`` if the key does not exist."""
 
+    def look(self, key: str, nbytes: int) -> tuple[FileStat | None, Any] | None:
+        """Request the identity and the first ``nbytes`` bytes; return ``None`` if one request cannot do both."""
+
     def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
         """Return bytes ``[start, stop)`` of an object; raise ChangedError if it has changed since ``stat``.
 
@@ -174,6 +177,9 @@ class _Cloud:
     def _base(self, at: Location) -> str:
         return f"{at.scheme}://{at.host}"
 
+    def _path(self, key: str) -> str:
+        return key
+
     def head(self, key: str) -> FileStat | None:
         try:
             return _stat(self._obstore.head(self._store, key))
@@ -181,6 +187,17 @@ class _Cloud:
             return None
         except Exception as error:
             self._explain(error, key)
+
+    def look(self, key: str, nbytes: int) -> tuple[FileStat | None, Any] | None:
+        try:
+            reply = self._obstore.get(self._store, self._path(key), options={"range": (0, nbytes)})
+            return (None, b"") if _is_page(reply) else (_stat(reply.meta), reply.bytes())
+        except FileNotFoundError:
+            return None, b""
+        except Exception as error:
+            if type(error).__name__ != "NotSupportedError" and _answer(error)[1] != "416":
+                self._explain(error, key)
+            return None  # the object is empty, or the server knows no ranges
 
     def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
         wanted: dict[str, Any] = {"range": (start, stop)}
@@ -329,8 +346,7 @@ class _Web(_Cloud):
             return None
         except Exception as error:
             self._explain(error, key)
-        # a page is a folder's list of links, or a server's page for a missing file; never a file of a checkpoint
-        return None if str(reply.attributes.get("Content-Type", "")).startswith("text/html") else _stat(reply.meta)
+        return None if _is_page(reply) else _stat(reply.meta)
 
     def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
         return super().get(self._path(key), name, start, stop, stat, into)
@@ -397,6 +413,13 @@ def listing_of(
     return files, list(folders)
 
 
+def _is_page(reply: Any) -> bool:
+    """Return whether it is a folder's list of links, or a server's page for a missing file; never a file of a
+    checkpoint.
+    """
+    return str(reply.attributes.get("Content-Type", "")).startswith("text/html")
+
+
 class _Links(HTMLParser):
     """Targets of a page's links."""
 
@@ -454,6 +477,9 @@ class _Hub:
     def head(self, key: str) -> FileStat | None:
         return self._files.get(self._inside(key))
 
+    def look(self, key: str, nbytes: int) -> tuple[FileStat | None, Any] | None:
+        return None
+
     def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
         return self._web.get(f"{self._above}/{self._inside(key)}", name, start, stop, stat, into)
 
@@ -510,6 +536,9 @@ class _Other:
         except Exception as error:
             self._explain(error, key)
         return _info_stat(info) if info["type"] == "file" else None
+
+    def look(self, key: str, nbytes: int) -> tuple[FileStat | None, Any] | None:
+        return None
 
     def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
         try:

@@ -20,15 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core import box, codecs, memory
+from workbench.core import box, memory
 from workbench.core.arrays import Array, Ints
 from workbench.core.build import row_major
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import ITEMSIZE
 from workbench.core.executors import in_order
 from workbench.core.payload import Payloads
-from workbench.core.read import read_selection
-from workbench.core.select import Selection
+from workbench.core.plan import slices
+from workbench.core.read import read_box
 from workbench.core.transfer.regions import BoxRequests, Regions, counted, portions, reach
 
 PIECE = 32 << 20  #: bytes a thread reads before it takes the next piece
@@ -144,20 +144,19 @@ class Filling:
             return 0
         dims = int(catalog.ndim[catalog.tensor[row]])
         begin, size = once.source[at, :dims].tolist(), once.sizes[at, :dims].tolist()
-        found = self.payloads.region(row)[tuple(slice(a, a + n) for a, n in zip(begin, size, strict=True))]
+        found = self.payloads.region(row)[slices(begin, size)]
         found.into(_view(buffers[into], found.shape, found.raw, int(once.at[at]), once.strides[at]))
-        return int(catalog.stop[row] - catalog.start[row]) if codecs.UNDONE_WHOLE[catalog.codec[row]] else found.nbytes
+        return int(catalog.stop[row] - catalog.start[row]) if once.decoded[at] else found.nbytes
 
     def _compared(self, request: int, buffers: Sequence[Array]) -> int:
         """Fill a box in which chunks overlap, and check that elements stored twice are equal."""
         boxes, tensor = self.boxes, int(self.boxes.tensor[request])
         dims = int(self.payloads.catalog.ndim[tensor])
         low, size = (column[request, :dims].tolist() for column in (boxes.offsets, boxes.sizes))
-        wanted = Selection(tuple(range(a, a + n) for a, n in zip(low, size, strict=True)))
-        found = read_selection(self.payloads, tensor, wanted)
+        found = read_box(self.payloads, tensor, slices(low, size))
         buffer, at = buffers[int(boxes.into[request])], int(boxes.at[request]) * found.itemsize
         _view(buffer, found.shape, found.dtype, at, boxes.strides[request])[...] = found
-        return int(box.volume(self.regions.sizes[self.regions.request == request]).sum()) * found.itemsize
+        return int(self.regions.nbytes[self.regions.request == request].sum())
 
 
 def _view(buffer: Array, shape: tuple[int, ...], raw: np.dtype[Any], at: int, strides: Ints) -> Array:
@@ -185,17 +184,17 @@ class _RunParts:
     @classmethod
     def of(cls, catalog: Catalog, regions: Regions, threads: int) -> _RunParts:
         rows, sizes = regions.row, regions.sizes
-        itemsize = ITEMSIZE[catalog.dtype[catalog.tensor[rows]]]
-        # the axes of a run are inside it; the others are walked
-        walked = np.where(row_major(sizes) * sizes * itemsize[:, None] <= regions.run[:, None], 1, sizes)
-        runs = box.volume(walked)
-        run = ((runs == 1) | (regions.run >= RUN)) & ~codecs.UNDONE_WHOLE[catalog.codec[rows]]
-        runs, length = np.where(run, runs, 1), np.where(run, regions.run, box.volume(sizes) * itemsize)
-
-        region, number = counted(runs)
-        index = number[:, None] // row_major(walked)[region] % walked[region] * itemsize[region, None]
-        source = regions.begin[region] + (index * row_major(catalog.sizes[rows])[region]).sum(axis=1)
-        dest = regions.at[region] + (index * regions.strides[region]).sum(axis=1)
+        run = ((regions.run == regions.nbytes) | (regions.run >= RUN)) & ~regions.decoded
+        length = np.where(run, regions.run, regions.nbytes)
+        region, number = counted(regions.nbytes // length)
+        source, dest = regions.begin[region], regions.at[region]
+        if len(several := np.flatnonzero(length[region] < regions.nbytes[region])):
+            of = region[several]  # the axes of a run are inside it; the others are walked
+            extent, itemsize = sizes[of], ITEMSIZE[catalog.dtype[catalog.tensor[rows[of]]]]
+            walked = np.where(row_major(extent) * extent * itemsize[:, None] <= length[of, None], 1, extent)
+            index = number[several, None] // row_major(walked) % walked
+            source[several] += box.dot(index, row_major(catalog.sizes[rows[of]])) * itemsize
+            dest[several] += box.dot(index, regions.strides[of]) * itemsize
 
         size = int(np.clip(length[region].sum() // (threads * ROUNDS), MIN_PIECE, PIECE))
         of, piece = counted(np.where(run, -(-length // size), 1)[region])

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from workbench.core import box
+from workbench.core import box, codecs
 from workbench.core.arrays import Array, Ints
 from workbench.core.build import row_major
 from workbench.core.catalog import Catalog
@@ -62,7 +62,9 @@ class Regions:
         at: ``(M,)`` byte of the destination at which its first element is.
         strides: ``(M, D)`` elements of the destination.
         begin: ``(M,)`` bytes of the chunk's elements, in row-major order, before its first.
+        nbytes: ``(M,)`` bytes of its elements.
         run: ``(M,)`` bytes from the first on that follow each other on both sides; 0 if they begin inside a byte.
+        decoded: ``(M,)`` whether the chunk has to be decoded whole to read any of it.
         twice: ``(M,)`` whether chunks overlap in its request: elements stored twice have to be compared.
     """
 
@@ -74,7 +76,9 @@ class Regions:
     at: Ints
     strides: Ints
     begin: Ints
+    nbytes: Ints
     run: Ints
+    decoded: Array
     twice: Array
 
     @classmethod
@@ -85,18 +89,20 @@ class Regions:
         *,
         replica: int = 0,
         holes: dict[int, WorkbenchError] | None = None,
+        by_file: bool = True,
     ) -> Regions:
         """Plan everything. Raises as :func:`plan_reads`, which also explains the other arguments."""
-        reads = plan_reads(catalog, boxes.tensor, boxes.offsets, boxes.sizes, replica=replica, holes=holes)
+        where = boxes.tensor, boxes.offsets, boxes.sizes
+        reads = plan_reads(catalog, *where, replica=replica, holes=holes, by_file=by_file)
         request = reads.request
         code = catalog.dtype[boxes.tensor][request]
         stored, strides = row_major(catalog.sizes[reads.row]), boxes.strides[request]
-        begin, at = (reads.source * stored).sum(axis=1), boxes.at[request] + (reads.dest * strides).sum(axis=1)
+        begin, at = box.dot(reads.source, stored), boxes.at[request] + box.dot(reads.dest, strides)
         # from the last axis on, elements adjacent on both sides form one run
         length, adjacent = np.ones(len(reads), np.int64), np.ones(len(reads), bool)
         for axis in range(strides.shape[1] - 1, -1, -1):
             adjacent &= (reads.sizes[:, axis] == 1) | ((stored[:, axis] == length) & (strides[:, axis] == length))
-            length[adjacent] *= reads.sizes[adjacent, axis]
+            np.multiply(length, reads.sizes[:, axis], out=length, where=adjacent)
         length[(begin % BLOCK[code] != 0) | (at % BLOCK[code] != 0)] = 0
         return cls(
             request,
@@ -107,7 +113,9 @@ class Regions:
             nbytes_of_codes(code, at),
             strides,
             nbytes_of_codes(code, begin),
+            nbytes_of_codes(code, box.volume(reads.sizes)),
             nbytes_of_codes(code, length),
+            codecs.UNDONE_WHOLE[catalog.codec[reads.row]],
             reads.twice(boxes.sizes)[request],
         )
 
@@ -137,8 +145,8 @@ def reach(catalog: Catalog, rows: Ints, source: Ints, sizes: Ints) -> tuple[Ints
     bytes between these are in the box: then one request for all of them costs less than many small ones.
     """
     steps, itemsize = row_major(catalog.sizes[rows])[:, : sizes.shape[1]], ITEMSIZE[catalog.dtype[catalog.tensor[rows]]]
-    first = (source * steps).sum(axis=1) * itemsize
-    last = (((source + sizes - 1) * steps).sum(axis=1) + 1) * itemsize
+    first = box.dot(source, steps) * itemsize
+    last = first + (box.dot(sizes - 1, steps) + 1) * itemsize
     return first, last, last - first <= SPREAD * box.volume(sizes) * itemsize
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.core import box, codecs
+from workbench.core import box
 from workbench.core.arrays import Array, Ints
 from workbench.core.build import row_major
 from workbench.core.catalog import Catalog
@@ -84,14 +84,15 @@ class Streams:
         holes: dict[int, WorkbenchError] | None = None,
     ) -> Streams:
         """Plan the streams that boxes make up; raises as :meth:`Regions.of`."""
-        regions = Regions.of(catalog, boxes, replica=replica, holes=holes)
-        regions = regions.take(np.lexsort((regions.at, regions.into)))
+        regions = Regions.of(catalog, boxes, replica=replica, holes=holes, by_file=False)
+        order = np.lexsort((regions.at, regions.into))
+        if (order[1:] < order[:-1]).any():  # chunk rows are mostly in this order already
+            regions = regions.take(order)
         owner, at = regions.into, regions.at
         ptr = np.searchsorted(owner, np.arange(len(code) + 1))
-        kind = code[owner]
-        last = ((regions.sizes - 1) * regions.strides).sum(axis=1)
-        run = regions.run == nbytes_of_codes(kind, box.volume(regions.sizes))
-        stop = at + np.where(run, regions.run, (last + 1) * ITEMSIZE[kind])
+        run = regions.run == regions.nbytes
+        last = box.dot(regions.sizes - 1, regions.strides)
+        stop = at + np.where(run, regions.nbytes, (last + 1) * ITEMSIZE[code[owner]])
         begins, ends = np.zeros(len(at) + 1, np.int64), nbytes_of_codes(code, box.volume(shape))
         begins[1:] = stop
         begins[ptr[:-1]] = 0
@@ -135,8 +136,7 @@ class Streams:
         nbytes, size = self.nbytes, ITEMSIZE[self.code]
         aligned = BLOCK * np.maximum(size, 1)
         step = aligned * np.maximum(TASK // aligned, 1)
-        rows = self.regions.row
-        step[self.regions.into[codecs.UNDONE_WHOLE[catalog.codec[rows]] | catalog.inflated[rows]]] = 1 << 62
+        step[self.regions.into[self.regions.decoded | catalog.inflated[self.regions.row]]] = 1 << 62
         count = np.maximum(-(-nbytes // step), least)
         count[list(done)] = 0
         stream, number = counted(count)
@@ -174,18 +174,20 @@ class StreamReader:
 
         Regions that are not one run are included only if a unit needs all of them; of the others it reads a part.
         """
-        streams, every, found = self.streams, self.streams.regions, [np.empty((3, 0), np.int64)]
-        for stream, first, stop in units if self.payloads.pool.at_once > 1 else ():  # a disk reads on demand
-            mine = slice(int(streams.ptr[stream]), int(streams.ptr[stream + 1]))
-            at, end, begin, rows = every.at[mine], streams.stop[mine], every.begin[mine], every.row[mine]
-            run = every.run[mine] == end - at
-            low, high, whole = reach(self.payloads.catalog, rows, every.source[mine], every.sizes[mine])
-            low = np.where(run, begin + np.maximum(first - at, 0), low)
-            high = np.where(run, begin + np.minimum(stop, end) - at, high)
-            whole &= (first <= at) & (end <= stop)
-            found.append(np.stack([rows, low, high])[:, (run | whole) & (at < stop) & (first < end)])
-        rows, low, high = np.concatenate(found, axis=1)
-        return rows, low, high
+        streams, every = self.streams, self.streams.regions
+        some = units if self.payloads.pool.at_once > 1 else ()  # a disk reads on demand
+        stream, first, stop = np.array(some, np.int64).reshape(-1, 3).T
+        unit, number = counted(streams.ptr[stream + 1] - streams.ptr[stream])
+        number += streams.ptr[stream[unit]]
+        kept = (every.at[number] < stop[unit]) & (first[unit] < streams.stop[number])
+        mine, first, stop = number[kept], first[unit[kept]], stop[unit[kept]]
+        at, end, begin, rows = every.at[mine], streams.stop[mine], every.begin[mine], every.row[mine]
+        run = every.run[mine] == every.nbytes[mine]
+        low, high, whole = reach(self.payloads.catalog, rows, every.source[mine], every.sizes[mine])
+        low = np.where(run, begin + np.maximum(first - at, 0), low)
+        high = np.where(run, begin + np.minimum(stop, end) - at, high)
+        kept = run | (whole & (first <= at) & (end <= stop))
+        return rows[kept], low[kept], high[kept]
 
     def read(self, unit: StreamUnit) -> Iterator[Array]:
         """Yield the bytes of a unit, valid until the next iteration.

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.core import codecs
 from workbench.core.arrays import Ints
 from workbench.core.executors import cores, ordered
 from workbench.core.payload import Payloads
@@ -72,8 +71,7 @@ class ExportJob:
     def peak_nbytes(self, threads: int | None = None) -> int:
         """Return an upper bound on the anonymous memory of a pass: buffers, and chunks that are decoded whole."""
         catalog = self.payloads.catalog
-        rows, code = self.streams.regions.row, self.streams.code
-        rows = rows[codecs.UNDONE_WHOLE[catalog.codec[rows]]]
+        code, rows = self.streams.code, self.streams.regions.row[self.streams.regions.decoded]
         written = np.concatenate([code[:0], *(one.pieces.dtype for one in self.maps)])
         # values that change are widened, changed, narrowed and compared
         changed = bool((written != code).any()) or any(one.pieces.change for one in self.maps)

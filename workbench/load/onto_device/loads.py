@@ -25,10 +25,10 @@ from workbench.core import box
 from workbench.core.arrays import Array
 from workbench.core.catalog import row_major
 from workbench.core.payload import Payloads
-from workbench.core.read import read_selection
+from workbench.core.plan import slices
+from workbench.core.read import read_box
 from workbench.core.region import Region
-from workbench.core.runs import Runs
-from workbench.core.select import Selection
+from workbench.core.runs import ElementRun, Runs
 from workbench.core.transfer.regions import BoxRequests, Regions, reach
 
 Ints = tuple[int, ...]
@@ -65,12 +65,36 @@ class Load(NamedTuple):
     @property
     def dense(self) -> bool:
         """Whether it is one run of bytes, in the buffer and in the local tensor."""
-        return _dense(self.sizes, self.source) and _dense(self.sizes, self.dest)
+        return _run(self.sizes, self.source) == _run(self.sizes, self.dest) == prod(self.sizes)
 
     @property
     def wanted(self) -> int:
         """Bytes of its elements."""
         return prod(self.sizes) * self.itemsize
+
+
+class _PlacedBox(NamedTuple):
+    """A region, or a box in which chunks overlap, in Python's integers: where it is, and where its elements go."""
+
+    local: int
+    itemsize: int
+    low: Ints
+    sizes: Ints
+    dest: Ints
+    at: int
+
+    def loads(self, fetch: Callable[[tuple[slice, ...], Array], None], most: int) -> Iterator[Load]:
+        """Yield parts of up to ``most`` bytes that a core assembles."""
+        for one in Runs(self.sizes, most // self.itemsize):
+            key = slices([a + b for a, b in zip(self.low, one.low, strict=True)], one.sizes)
+            yield self.load(one, prod(one.sizes), -1, 0, partial(fetch, key), row_major(one.sizes))
+
+    def load(self, one: ElementRun, span: int, file: int, start: int, fetch: Fetch | None, source: Ints) -> Load:
+        """Return one part, which takes ``span`` elements in the buffer."""
+        at = self.at + _dot(one.low, self.dest)
+        return Load(
+            self.local, span * self.itemsize, file, start, fetch, self.itemsize, one.sizes, source, self.dest, at
+        )
 
 
 def loads(payloads: Payloads, boxes: BoxRequests, regions: Regions, most: int) -> Iterator[Load]:
@@ -89,75 +113,44 @@ def loads(payloads: Payloads, boxes: BoxRequests, regions: Regions, most: int) -
     columns = regions.into, regions.row, catalog.tensor[regions.row], first, near, regions.at, regions.twice
     rows = zip(*(column.tolist() for column in columns), strict=True)
     for number, (local, row, tensor, begin, together, at, twice) in enumerate(rows):
+        dtype, dims = catalog.dtype_of(tensor), int(catalog.ndim[tensor])
         if twice:
             continue
-        dtype, dims = catalog.dtype_of(tensor), int(catalog.ndim[tensor])
-        if dtype.packed:
-            yield from _packed(payloads, local, row, most)
+        if dtype.packed:  # a whole chunk, as bytes
+            part = _PlacedBox(local, 1, (0,), (int(catalog.chunk_nbytes[row]),), (1,), 0)
+            yield from part.loads(_Chunk(payloads, row).fetch, most)
             continue
-        part = [tuple(one[number, :dims].tolist()) for one in (regions.source, regions.sizes, regions.strides)]
-        yield from _copy(payloads, local, row, part, begin, at // dtype.itemsize, most, together=together)
+        low, sizes, dest = (
+            tuple(one[number, :dims].tolist()) for one in (regions.source, regions.sizes, regions.strides)
+        )
+        part = _PlacedBox(local, dtype.itemsize, low, sizes, dest, at // dtype.itemsize)
+        yield from _copy(payloads, row, part, begin, most, together)
     for request in box.distinct(regions.request[regions.twice]).tolist():
-        yield from _compared(payloads, boxes, request, most)
+        tensor = int(boxes.tensor[request])
+        dims, itemsize = int(catalog.ndim[tensor]), catalog.dtype_of(tensor).itemsize
+        low, sizes, dest = (tuple(one[request, :dims].tolist()) for one in (boxes.offsets, boxes.sizes, boxes.strides))
+        wanted = _PlacedBox(int(boxes.into[request]), itemsize, low, sizes, dest, int(boxes.at[request]))
+        yield from wanted.loads(partial(_fetch_box, payloads, tensor), most)
 
 
-def _copy(
-    payloads: Payloads, local: int, row: int, part: list[Ints], begin: int, at: int, most: int, *, together: bool
-) -> Iterator[Load]:
+def _copy(payloads: Payloads, row: int, part: _PlacedBox, begin: int, most: int, together: bool) -> Iterator[Load]:
     """Yield a part of a chunk: directly from its file if its bytes are in order and not too many.
 
     Args:
-        part: where the part begins in the chunk, its sizes, and the strides of its elements in the local tensor.
         begin: bytes of the chunk's elements before it.
-        at: element of the local tensor at which it begins.
         together: whether most bytes between its ends are wanted.
     """
-    (low, sizes, dest), catalog = part, payloads.catalog
-    itemsize = catalog.dtype_of(int(catalog.tensor[row])).itemsize
+    sizes, itemsize, catalog = part.sizes, part.itemsize, payloads.catalog
     strides = row_major(catalog.sizes[row, : len(sizes)].tolist())
-    limit, start = most // itemsize, payloads.straight(row)
-    if together:
-        limit = max(limit * prod(sizes) // _span(sizes, strides), 1)  # no part of the box is more spread than the box
-    elif start is not None:
-        run = _run(sizes, strides)
-        if run * itemsize < RUN:
-            start = None
-        limit = min(limit, run)
-    if start is None:
-        chunk = _Chunk(payloads, row)
-        for one in Runs(sizes, most // itemsize):
-            key = tuple(slice(a + b, a + b + n) for a, b, n in zip(low, one.low, one.sizes, strict=True))
-            yield _gathered(partial(chunk.fetch, key), local, itemsize, one.sizes, dest, at + _dot(one.low, dest))
+    limit, run, start = most // itemsize, _run(sizes, strides), payloads.straight(row)
+    if start is None or not (together or run * itemsize >= RUN):
+        yield from part.loads(_Chunk(payloads, row).fetch, most)
         return
-    file = int(catalog.file[row])
+    # no part of the box is more spread than the box
+    limit = max(limit * prod(sizes) // _span(sizes, strides), 1) if together else min(limit, run)
     for one in Runs(sizes, limit):
-        place, nbytes = start + begin + _dot(one.low, strides) * itemsize, _span(one.sizes, strides) * itemsize
-        yield Load(local, nbytes, file, place, None, itemsize, one.sizes, strides, dest, at + _dot(one.low, dest))
-
-
-def _compared(payloads: Payloads, boxes: BoxRequests, request: int, most: int) -> Iterator[Load]:
-    """Read a box with elements that several chunks hold, as slices are read, which compares the copies."""
-    tensor, local, at = int(boxes.tensor[request]), int(boxes.into[request]), int(boxes.at[request])
-    dims, itemsize = int(payloads.catalog.ndim[tensor]), payloads.catalog.dtype_of(tensor).itemsize
-    low, sizes, dest = (
-        tuple(column[request, :dims].tolist()) for column in (boxes.offsets, boxes.sizes, boxes.strides)
-    )
-    for one in Runs(sizes, most // itemsize):
-        axes = tuple(range(a + b, a + b + n) for a, b, n in zip(low, one.low, one.sizes, strict=True))
-        fetch = partial(_read_box, payloads, tensor, Selection(axes))
-        yield _gathered(fetch, local, itemsize, one.sizes, dest, at + _dot(one.low, dest))
-
-
-def _packed(payloads: Payloads, local: int, row: int, most: int) -> Iterator[Load]:
-    """Yield a whole chunk of elements that share bytes, as bytes."""
-    chunk, nbytes = _Chunk(payloads, row), int(payloads.catalog.chunk_nbytes[row])
-    for at in range(0, nbytes, most):
-        size = min(most, nbytes - at)
-        yield _gathered(partial(chunk.fetch, (slice(at, at + size),)), local, 1, (size,), (1,), at)
-
-
-def _gathered(fetch: Fetch, local: int, itemsize: int, sizes: Ints, dest: Ints, at: int) -> Load:
-    return Load(local, prod(sizes) * itemsize, -1, 0, fetch, itemsize, sizes, row_major(sizes), dest, at)
+        place = start + begin + _dot(one.low, strides) * itemsize
+        yield part.load(one, _span(one.sizes, strides), int(catalog.file[row]), place, None, strides)
 
 
 class _Chunk:
@@ -176,8 +169,9 @@ class _Chunk:
         part.into(out.view(part.raw).reshape(part.shape))
 
 
-def _read_box(payloads: Payloads, tensor: int, selection: Selection, out: Array) -> None:
-    part = read_selection(payloads, tensor, selection)
+def _fetch_box(payloads: Payloads, tensor: int, key: tuple[slice, ...], out: Array) -> None:
+    """Read a box with elements that several chunks hold, as slices are read, which compares the copies."""
+    part = read_box(payloads, tensor, key)
     out.view(part.dtype).reshape(part.shape)[...] = part
 
 
@@ -197,10 +191,6 @@ def _run(sizes: Ints, strides: Ints) -> int:
             break
         run *= n
     return run
-
-
-def _dense(sizes: Ints, strides: Ints) -> bool:
-    return _run(sizes, strides) == prod(sizes)
 
 
 def _dot(position: Sequence[int], strides: Ints) -> int:

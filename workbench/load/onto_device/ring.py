@@ -16,34 +16,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from workbench.core.arrays import Array
+from workbench.core.storage import SourcePool
 from workbench.load.onto_device.lane import Lane, Mark
-
-Task = Callable[[Array], None]  #: fills its part of a given buffer
-
-
-class BufferWindow(Protocol):
-    """The loads that go into one buffer."""
-
-    def tasks(self) -> Iterable[Task]:
-        """Return the window's parts, each for one thread."""
-
-
-W = TypeVar("W", bound=BufferWindow)
-
-
-@dataclass
-class RingSlot:
-    """One buffer of the ring, as a tensor and as an array; ``mark`` is behind the last copies from it."""
-
-    host: torch.Tensor
-    array: Array
-    mark: Mark | None = None
+from workbench.load.onto_device.windows import MIN_PART, BufferWindow
 
 
 class _Ring:
@@ -51,31 +29,27 @@ class _Ring:
 
     def __init__(self, lane: Lane, nbytes: int, count: int) -> None:
         self._lane, self._nbytes, self._count = lane, nbytes, count
-        self._slots: deque[RingSlot] = deque()
+        self._slots: deque[tuple[torch.Tensor, Mark | None]] = deque()  # with a mark behind the last copies from it
 
-    def take(self) -> RingSlot:
+    def take(self) -> torch.Tensor:
         """Return the next buffer, after waiting until its copies are done."""
-        if len(self._slots) < self._count:
-            host = self._lane.buffer(self._nbytes)
-            slot = RingSlot(host, host.numpy())
-        else:
-            slot = self._slots.popleft()
-            if slot.mark is not None:
-                slot.mark.synchronize()
-        self._slots.append(slot)
-        return slot
+        if self._count:
+            self._count -= 1
+            return self._lane.buffer(self._nbytes)
+        host, mark = self._slots.popleft()
+        if mark is not None:
+            mark.synchronize()
+        return host
 
-
-@dataclass
-class _UnderWay(Generic[W]):
-    window: W
-    slot: RingSlot
-    parts: list[Future[None]]
+    def give_back(self, host: torch.Tensor) -> None:
+        """Return a buffer, the copies from which were queued."""
+        self._slots.append((host, self._lane.mark()))
 
 
 def run(
-    windows: Iterable[W],
-    send: Callable[[W, RingSlot], None],
+    windows: Iterable[BufferWindow],
+    pool: SourcePool,
+    send: Callable[[BufferWindow, torch.Tensor], None],
     lane: Lane,
     *,
     nbytes: int,
@@ -88,37 +62,39 @@ def run(
 
     Args:
         windows: none larger than a buffer.
-        send: called in this thread and the lane's queue, to queue the copies of a window.
+        pool: their files.
+        send: called in this thread and the lane's queue, to queue the copies of a window from its buffer.
         lane: the device's lane.
         nbytes: bytes of one buffer.
         count: number of buffers; they take ``count · nbytes`` bytes.
         threads: number of threads.
 
     Raises:
-        the first error of a task or ``send``, in the order of windows and tasks.
+        the first error of a read or of ``send``, in the order of windows.
     """
-    ring = _Ring(lane, nbytes, count)
-    under_way: deque[_UnderWay[W]] = deque()
+    ring, part = _Ring(lane, nbytes, count), max(-(-nbytes // threads), MIN_PART)
+    under_way: deque[tuple[BufferWindow, torch.Tensor, list[Future[None]]]] = deque()
 
     def send_first() -> None:
-        one = under_way.popleft()
-        for part in one.parts:
-            part.result()
+        window, host, parts = under_way.popleft()
+        for one in parts:
+            one.result()
         with lane.queue():
-            send(one.window, one.slot)
-        one.slot.mark = lane.mark()
+            send(window, host)
+        ring.give_back(host)
 
-    with ThreadPoolExecutor(threads, thread_name_prefix="workbench-device") as pool:
+    with ThreadPoolExecutor(threads, thread_name_prefix="workbench-device") as workers:
         try:
             for window in windows:
                 if len(under_way) == max(count // 2, 1):
                     send_first()
-                slot = ring.take()
-                under_way.append(_UnderWay(window, slot, [pool.submit(task, slot.array) for task in window.tasks()]))
+                host = ring.take()
+                parts = [workers.submit(task, host.numpy()) for task in window.tasks(pool, part)]
+                under_way.append((window, host, parts))
             while under_way:
                 send_first()
             lane.join()
         except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
+            workers.shutdown(wait=True, cancel_futures=True)
             lane.drain()
             raise
