@@ -17,11 +17,12 @@ import workbench as wb
 from tests.edited import write_edited
 from tests.properties import boxes, examples
 from workbench import errors
+from workbench.core.decoding.floats import FP8
 from workbench.core.dtypes import by_name
 from workbench.export.casts import CastError
 from workbench.export.values import amax
 from workbench.export.values.edits import Edits
-from workbench.export.values.float8 import CODES, decoded, encoded
+from workbench.export.values.float8 import decoded, encoded
 from workbench.export.values.fp8 import dequantize, quantize
 from workbench.export.values.fp8_config import configured
 from workbench.export.values.scales import Scales
@@ -47,7 +48,7 @@ def test_codes_are_those_of_torchs_saturating_cast():
     assert np.array_equal(encoded(values), truth)
 
 
-@pytest.mark.parametrize("name", [*CODES, "float8_e8m0fnu"])
+@pytest.mark.parametrize("name", [*FP8, "float8_e8m0fnu"])
 def test_values_are_torchs(name):
     codes = torch.arange(256, dtype=torch.uint8)
     truth, ours = codes.view(getattr(torch, name)).float(), torch.from_numpy(decoded(codes.numpy(), name))

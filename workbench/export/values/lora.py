@@ -23,11 +23,11 @@ import numpy as np
 
 from workbench.checkpoint import Checkpoint
 from workbench.core.arrays import Array
+from workbench.core.decoding.floats import FP8
 from workbench.errors import UnsupportedFormatError, UsageError
 from workbench.export.casts import FLOATS, SOURCES, cast, widened
 from workbench.export.sharding.kinds import kind_of
 from workbench.export.values.edits import Added, Edits
-from workbench.export.values.float8 import CODES
 from workbench.export.values.lora_config import LoraConfig
 from workbench.export.values.lora_steps import LowRankUpdate, Replaced, Scratch
 from workbench.tensor import LazyTensor
@@ -93,7 +93,7 @@ def _sorted(adapter: Checkpoint) -> tuple[dict[str, Pair], dict[str, LazyTensor]
 def _update(edits: Edits, tensor: int, pair: Pair, config: LoraConfig, scratch: Scratch) -> None:
     key, shape, change = edits.ckpt.catalog.keys[tensor], edits.ckpt.catalog.shape_of(tensor), edits.changes[tensor]
     fqn = edits.ckpt.fqns[tensor] or ""
-    if change.wanted.name not in FLOATS or (change.source.name in CODES and not change.steps):
+    if change.wanted.name not in FLOATS or (change.source.name in FP8 and not change.steps):
         raise UnsupportedFormatError(
             f"tensor {key!r} has type {change.source}; cast it to a floating-point type to merge into it (dtype)"
         )
@@ -151,7 +151,7 @@ def _replace(edits: Edits, tensor: int | None, fqn: str, stored: LazyTensor) -> 
 
 
 def _is_float(edits: Edits, tensor: int) -> bool:
-    return edits.changes[tensor].source.name in (*SOURCES, *CODES)
+    return edits.changes[tensor].source.name in (*SOURCES, *FP8)
 
 
 def _bits(tensor: LazyTensor) -> Array:
