@@ -23,6 +23,7 @@ from typing import Any
 
 from workbench import formats
 from workbench.core.place import Place
+from workbench.core.words import some_of
 from workbench.errors import IncompleteError, NotACheckpointError, WorkbenchError, quoted
 from workbench.names.steps import is_step, step_of
 
@@ -187,8 +188,7 @@ def _step(item: Found) -> int:
 
 
 def _some(found: list[Found]) -> str:
-    names = [repr(item.path) for item in found[:MAX_NAMED]]
-    return ", ".join(names) + (f", … {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else "")
+    return some_of([item.path for item in found], MAX_NAMED)
 
 
 # ---- walking -------------------------------------------------------------------------------------------------------

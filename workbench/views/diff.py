@@ -21,6 +21,7 @@ from workbench.analysis.diff import Diff
 from workbench.analysis.diff_objects import ObjectChange
 from workbench.analysis.diff_pairs import RENAMED
 from workbench.analysis.diff_rows import TensorDiff
+from workbench.core.words import plural
 from workbench.errors import WorkbenchError
 from workbench.views import units
 from workbench.views.lines import room, wrap
@@ -44,15 +45,15 @@ def diff_lines(diff: Diff, most: int | None = None) -> list[str]:
     rows = diff.changed_rows
     lines += _table(rows[:most])
     if most is not None and len(rows) > most:
-        lines.append(f"  … {units.plural(len(rows) - most, 'more tensor')} that differ")
+        lines.append(f"  … {plural(len(rows) - most, 'more tensor')} that differ")
     unread = [row for row in diff.rows if row.status == "unread"]
     for row in unread[:most]:
         lines += wrap("  not compared: ", f"{safe(row.key_b)}: {safe(row.why)}")
     if most is not None and len(unread) > most:
-        lines.append(f"  … {units.plural(len(unread) - most, 'more tensor')} not compared")
+        lines.append(f"  … {plural(len(unread) - most, 'more tensor')} not compared")
     lines += _left_over("only in a", diff.removed, most) + _left_over("only in b", diff.added, most)
     if diff.objects:
-        lines.append(f"  {units.plural(len(diff.objects), 'change')} in non-tensor state")
+        lines.append(f"  {plural(len(diff.objects), 'change')} in non-tensor state")
         for change in diff.objects[:most]:
             lines += wrap("    ", _object(change))
         if most is not None and len(diff.objects) > most:
@@ -71,11 +72,11 @@ def headline(diff: Diff) -> str:
     pairs = sum(diff.count(name) for name in ("equal", "rounded", "changed", "type", "shape", "unknown", "unread"))
     parts = []
     if s["changed"]:
-        parts.append(f"{s['changed']:,} of {units.plural(pairs, 'tensor')} changed")
+        parts.append(f"{s['changed']:,} of {plural(pairs, 'tensor')} changed")
     for name, words in (("type", "with a different dtype"), ("shape", "with a different shape")):
         if s[name]:
             parts.append(f"{s[name]:,} {words}")
-    equal = f"{s['equal']:,} equal" if parts else f"{units.plural(s['equal'], 'tensor')} equal"
+    equal = f"{s['equal']:,} equal" if parts else f"{plural(s['equal'], 'tensor')} equal"
     if s["equal"] or (pairs and not parts and not s["rounded"]):
         parts.append(equal + _sources(diff))
     if s["rounded"]:

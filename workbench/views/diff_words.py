@@ -13,6 +13,7 @@ from workbench.analysis.diff_objects import ObjectChange
 from workbench.analysis.diff_pairs import RENAMED
 from workbench.analysis.diff_result import Diff
 from workbench.analysis.diff_rows import TensorDiff
+from workbench.core.words import plural
 from workbench.views import units
 from workbench.views.names import safe
 
@@ -72,7 +73,7 @@ def objects_html(changes: Sequence[ObjectChange]) -> str:
     for name, inside in groups.items():
         rows = "".join(_change(change, name) for change in inside[:MOST]) + _more(len(inside) - MOST, 3)
         head = "<tr><th>path</th><th>before</th><th>after</th></tr>"
-        words = f"{_text(name)} ({units.plural(len(inside), 'change')})"
+        words = f"{_text(name)} ({plural(len(inside), 'change')})"
         parts.append(f"<details{unfolded}><summary>{words}</summary><table>{head}{rows}</table></details>")
     left = len(changes) - 4 * MOST
     return "".join(parts) + (f'<p class="muted">{left:,} more in the JSON</p>' if left > 0 else "")

@@ -7,6 +7,7 @@ from html import escape
 
 from workbench.analysis.layout import Layout
 from workbench.analysis.layout.mesh import HolderView
+from workbench.core.words import plural, some_of
 from workbench.views import units
 from workbench.views.layout_groups import GroupShares
 from workbench.views.names import safe
@@ -22,8 +23,8 @@ def head(found: Layout) -> str:
     facts = {
         "mesh": safe(found.mesh) if found.mesh.axes else "not stored",
         "placements": known,
-        "stored": f"{_size(s['stored'])} in {units.plural(s['chunks'], 'chunk')}",
-        "by": f"{units.plural(s['holders'], noun)}, {units.plural(s['files'], 'file')}",
+        "stored": f"{_size(s['stored'])} in {plural(s['chunks'], 'chunk')}",
+        "by": f"{plural(s['holders'], noun)}, {plural(s['files'], 'file')}",
     }
     if spread.count > 1:
         facts["balance"] = f"largest is {spread.ratio:.2f} × the mean"
@@ -49,10 +50,9 @@ def wrong(found: Layout) -> str:
     broken += found.covered.tangled
     keys = dict.fromkeys(catalog.keys[t] for t in broken)
     counts = (holes, "hole"), (twice, "overlap"), (tangled, "tensor not fully checked")
-    parts = [units.plural(n, noun) for n, noun in counts if n]
-    some = ", ".join(safe(key) for key in list(keys)[:MOST])
-    more = f" and {len(keys) - MOST:,} more" if len(keys) > MOST else ""
-    return f"{' and '.join(parts)}: some elements are stored in no chunk or in two different chunks; in {some}{more}"
+    parts = [plural(n, noun) for n, noun in counts if n]
+    where = some_of(keys, MOST, safe)
+    return f"{' and '.join(parts)}: some elements are stored in no chunk or in two different chunks; in {where}"
 
 
 def tensor_words(found: Layout, key: str) -> str:
@@ -67,7 +67,7 @@ def tensor_words(found: Layout, key: str) -> str:
     span = catalog.rows_of(tensor)
     facts = (
         f"{units.shape(catalog.shape_of(tensor))} of {units.dtype(catalog.dtype_of(tensor).name)}, "
-        f"{_size(int(catalog.tensor_nbytes[tensor]))} in {units.plural(span.stop - span.start, 'chunk')}"
+        f"{_size(int(catalog.tensor_nbytes[tensor]))} in {plural(span.stop - span.start, 'chunk')}"
     )
     return (
         f'<h2 class="name placed">{_html(key)}</h2><p>{facts}</p>'
@@ -98,7 +98,7 @@ def chunk_words(found: Layout, rows: Sequence[int]) -> str:
             f"({_size(stop - start)}){copy}</div>"
         )
     if len(rows) > MOST:
-        lines.append(f'<p class="muted">… {units.plural(len(rows) - MOST, "more chunk")} here</p>')
+        lines.append(f'<p class="muted">… {plural(len(rows) - MOST, "more chunk")} here</p>')
     return "".join(lines)
 
 
@@ -121,13 +121,10 @@ def holder_words(view: HolderView) -> str:
     place = f"<p>At {_html(at)}: " if at else "<p>"
     lines = [
         f'<h2 class="name holder">{_html(view.label)}</h2>{place}{_size(view.nbytes)} in '
-        f"{units.plural(len(view.pieces), 'chunk')} of {units.plural(view.pieces['key'].nunique(), 'tensor')}.</p>"
+        f"{plural(len(view.pieces), 'chunk')} of {plural(view.pieces['key'].nunique(), 'tensor')}.</p>"
     ]
     for axis, peers in view.peers.items():
-        some = ", ".join(_html(peer) for peer in peers[:12]) + (
-            f", … {len(peers) - 12:,} more" if len(peers) > 12 else ""
-        )
-        lines.append(f"<p>Along <b>{_html(axis)}</b>: {some}</p>")
+        lines.append(f"<p>Along <b>{_html(axis)}</b>: {some_of(peers, 12, _html)}</p>")
     return "".join(lines)
 
 

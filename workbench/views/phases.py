@@ -13,6 +13,7 @@ from __future__ import annotations
 from html import escape
 
 from workbench.analysis.phases import SavePhases
+from workbench.core.words import plural
 from workbench.views import units
 from workbench.views.lines import wrap
 from workbench.views.names import pad, safe
@@ -58,7 +59,7 @@ def phases_text(found: SavePhases, most: int | None = ROWS) -> str:
             pad(f"  {rank}", 8) + "".join(f"{'–' if one is None else units.seconds(one):>11}" for one in cells)
         )
     if len(ranks) < found.ranks:
-        lines.append(f"  … {units.plural(found.ranks - len(ranks), 'faster rank')}")
+        lines.append(f"  … {plural(found.ranks - len(ranks), 'faster rank')}")
     lines += [safe(note) for note in found.notes]
     return "\n".join(lines)
 

@@ -21,6 +21,7 @@ from workbench.analysis.health import check_step
 from workbench.analysis.run import Run
 from workbench.analysis.timeline import timeline
 from workbench.core.scan import Progress
+from workbench.core.words import plural
 from workbench.errors import UsageError
 from workbench.views import spark, units
 from workbench.views.doctor_html import diagnosis_html
@@ -95,7 +96,7 @@ def run_page(
     parts.append(_steps(run, health or {}, PAGE_ROWS))
     if run.notes or len(run.sources):
         rows = [
-            f"{safe(row['path'])} ({safe(row['kind'])}): {units.plural(row['points'], 'point')}, steps "
+            f"{safe(row['path'])} ({safe(row['kind'])}): {plural(row['points'], 'point')}, steps "
             f"{row['first']:,} to {row['last']:,}"
             for row in run.sources.to_dict("records")
         ]
@@ -162,6 +163,6 @@ def _steps(run: Run, health: Mapping[str, tuple[str, str]], most: int) -> str:
         short = "".join(f"<td {LABEL}>{escape(str(one))}</td>" for one in cells)
         rows.append(f"{short}<td {CELL}>{escape(words)}</td>")
     head = "".join(f"<th {CELL}>{name}</th>" for name in ("step", "checkpoint", "size", "loss", "state"))
-    more = f"<p>… {units.plural(len(frame) - most, 'earlier checkpoint')}</p>" if len(frame) > most else ""
+    more = f"<p>… {plural(len(frame) - most, 'earlier checkpoint')}</p>" if len(frame) > most else ""
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     return f"<h2>Checkpoints</h2><table><tr>{head}</tr>{body}</table>{more}"

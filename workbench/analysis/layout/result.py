@@ -19,6 +19,7 @@ from workbench.analysis.layout.mesh import HolderView
 from workbench.analysis.layout.placed import InferredMesh, Placed
 from workbench.core.catalog import Catalog
 from workbench.core.shown import Shown, above
+from workbench.core.words import some_of
 from workbench.errors import TensorNotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -126,8 +127,8 @@ class Layout(Shown):
         who, catalog = self.holders, self.catalog
         label = f"rank {number}" if isinstance(number, Integral) else number
         if label not in who.label:
-            known = ", ".join(who.label[:8]) + (f", … {len(who) - 8:,} more" if len(who) > 8 else "")
-            raise UsageError(f"{label!r} stored nothing in {self.path!r}; data was stored by {known or 'none'}")
+            known = some_of(who.label, 8, str) or "none"
+            raise UsageError(f"{label!r} stored nothing in {self.path!r}; data was stored by {known}")
         row = who.label.index(label)
         rows = np.flatnonzero(who.of_chunk == row)
         found = figures.chunk_rows(catalog, rows)

@@ -24,6 +24,7 @@ import numpy as np
 from workbench.checkpoint import Checkpoint
 from workbench.core.arrays import Array
 from workbench.core.decoding.floats import FP8
+from workbench.core.words import some_of
 from workbench.errors import UnsupportedFormatError, UsageError
 from workbench.export.casts import FLOATS, SOURCES, cast, widened
 from workbench.export.sharding.kinds import kind_of
@@ -55,10 +56,9 @@ def merge(edits: Edits, adapter: Checkpoint) -> None:
     pairs, whole = _sorted(adapter)
     unused = [tensor.key for fqn, pair in pairs.items() if fqn not in base for tensor in pair.values()]
     if unused:
-        some = ", ".join(map(repr, unused[:SHOWN])) + (f" and {len(unused) - SHOWN:,} more" * (len(unused) > SHOWN))
         raise UsageError(
-            f"{len(unused):,} tensors of the adapter have no weight to merge into: {some}; select their weights "
-            "too, or give the base model that the adapter was trained for"
+            f"{len(unused):,} tensors of the adapter have no weight to merge into: {some_of(unused, SHOWN)}; select "
+            "their weights too, or give the base model that the adapter was trained for"
         )
     for fqn, stored in whole.items():
         _replace(edits, base.get(fqn), fqn, stored)

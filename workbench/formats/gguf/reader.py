@@ -32,6 +32,7 @@ from workbench.core.garbage import uncollected
 from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place, lacking
+from workbench.core.words import some_of
 from workbench.errors import CorruptError, NotACheckpointError, OpenError
 from workbench.formats import Format
 from workbench.formats.gguf.header import MAGIC, GgufHeader, parse
@@ -146,8 +147,7 @@ def _files(place: Place) -> list[str]:
         return _parts(place.file)
     names = [name for name in place.files if name.endswith(SUFFIX)]
     if is_collection(place):
-        listed = ", ".join(map(repr, names[:4])) + (" …" if len(names) > 4 else "")
-        raise NotACheckpointError(f"{place.path!r} holds several models: {listed}; open one of the files")
+        raise NotACheckpointError(f"{place.path!r} holds several models: {some_of(names)}; open one of the files")
     if not names:
         raise NotACheckpointError(f"{place.path!r} holds no {SUFFIX} file")
     return _parts(names[0])

@@ -144,11 +144,11 @@ def read_catalog(place: Place) -> Catalog:
     left = [f"{short(one.path)} {one.why} and is left out" for one in sets if one.why]
     if raw:
         notes.append(
-            f"the type of {', '.join(map(repr, raw[:3]))}{', …' if len(raw) > 3 else ''} is not stored (opaque bytes, "
+            f"the type of {listed(raw, 3)} is not stored (opaque bytes, "
             "as h5py writes bfloat16 and float8): shown as bits"
         )
     if holes:
-        notes.append(f"{holes[0]!r}{f' and {len(holes) - 1:,} more' * (len(holes) > 1)}: never written, so a hole")
+        notes.append(f"{listed(holes, 1)}: never written, so a hole")
     notes += file5.notes
     if file5.left_out > len(file5.notes):
         notes.append(f"{file5.left_out - len(file5.notes):,} more such things are left out")

@@ -41,6 +41,7 @@ from workbench.core.objects import decode_archive
 from workbench.core.pickles.budget import leaves
 from workbench.core.pickles.standins import DTypeRef, Opaque, StorageRef, TensorRef, short
 from workbench.core.place import Place
+from workbench.core.words import some_of
 from workbench.errors import CorruptError, NotACheckpointError, UnsupportedFormatError, WorkbenchError
 from workbench.formats import Format
 from workbench.formats.megatron.args import RunArgs
@@ -221,8 +222,7 @@ def _chosen(held: list[LocalFile], notes: list[str]) -> list[LocalFile]:
 
 
 def _listed(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (f", … {len(ranks) - 8:,} more" if len(ranks) > 8 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {some_of(ranks, 8)}"
 
 
 # ---- contents ------------------------------------------------------------------------------------------------------

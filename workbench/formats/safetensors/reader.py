@@ -37,6 +37,7 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
+from workbench.core.words import some_of
 from workbench.errors import CorruptError, NotACheckpointError, WorkbenchError
 from workbench.formats import Format
 from workbench.formats.safetensors.header import Entry, Header, looks_like, parse
@@ -305,7 +306,8 @@ def _ranks(files: Sequence[str], notes: list[str]) -> dict[str, Any]:
     absent = [number for number in range(1, max(ranks) + 1) if number not in ranks]
     doubt = ""
     if absent:
-        doubt = f"{len(absent)} of {max(ranks)} ranks have no file ({_some([f'shard-{n:05d}' for n in absent])})"
+        names = some_of([f"shard-{n:05d}" for n in absent], MAX_NAMED)
+        doubt = f"{len(absent)} of {max(ranks)} ranks have no file ({names})"
     elif len(counts) > 1:
         doubt = f"file names disagree on the number of files ({', '.join(map(str, sorted(counts)))})"
     if doubt:
@@ -344,12 +346,7 @@ def _texts(place: Place, catalog: Catalog) -> dict[str, Any]:
 
 def _note(notes: list[str], text: str, names: Sequence[str], *more: object) -> None:
     if names:
-        notes.append(text.format(len(names), *more, _some(names)))
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:MAX_NAMED])
-    return shown + (f", … {len(names) - MAX_NAMED:,} more" if len(names) > MAX_NAMED else "")
+        notes.append(text.format(len(names), *more, some_of(names, MAX_NAMED)))
 
 
 FORMAT = Format(

@@ -24,6 +24,7 @@ from workbench.core.pickles import unpickle
 from workbench.core.pickles.standins import Opaque, StorageRef, TensorRef, short
 from workbench.core.place import Place
 from workbench.core.source import LazyBytes
+from workbench.core.words import some_of
 from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
 from workbench.formats.torch import legacy as torch_legacy
 from workbench.formats.torch import tree as torch_tree
@@ -125,7 +126,7 @@ def keyed(loaded: LegacyFile, what: str, notes: list[str]) -> dict[str, tuple[tu
             twice.append(base)
         found[key] = path, ref
     if twice:
-        notes.append(f"{len(twice)} dotted paths occur more than once; a number was appended: {some(twice)}")
+        notes.append(f"{len(twice)} dotted paths occur more than once; a number was appended: {some_of(twice, 5)}")
     return found
 
 
@@ -184,11 +185,6 @@ def declare(
         first = inner + itemsize * sum(a * step for a, step in zip(at, ref.stride, strict=True)) if reach else 0
         builder.chunk(key, offsets, sizes, file, start, stop, codec=codec, rank=rank, inner=first, strides=strides)
     return True
-
-
-def some(names: Sequence[str]) -> str:
-    """List the first of many names for a note."""
-    return ", ".join(map(repr, names[:5])) + (f", … {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
 def _load_zip(view: LazyBytes, what: str) -> LegacyFile:

@@ -41,6 +41,7 @@ from workbench.core.lazymap import LazyMap
 from workbench.core.mesh.mesh import MAX_RANKS
 from workbench.core.pickles.standins import Opaque, TensorRef
 from workbench.core.place import Place, lacking
+from workbench.core.words import some_of
 from workbench.errors import (
     CorruptError,
     IncompleteError,
@@ -52,7 +53,7 @@ from workbench.errors import (
 )
 from workbench.formats import Format
 from workbench.formats.safetensors import header as safetensors_header
-from workbench.formats.torch.file import LegacyFile, declare, load_tree, pruned, some, tensors_of, tree_name
+from workbench.formats.torch.file import LegacyFile, declare, load_tree, pruned, tensors_of, tree_name
 from workbench.formats.torch_checkpointing import metadata as tc_metadata
 from workbench.formats.torch_checkpointing.metadata import SaveMetadata
 from workbench.formats.torch_checkpointing.spec import Boxes, Spec, from_dtensor, from_metadata
@@ -443,7 +444,7 @@ def _declare(builder: CatalogBuilder, found: _Found, world: int) -> dict[str, tu
             _chunks(builder, key, held, found.notes)
     if apart:
         what = f"{len(apart)} tensors are" if len(apart) > 1 else "1 tensor is"
-        found.notes.append(f"{what} kept separate by rank (name@rank0 …), as generator states are: {some(apart)}")
+        found.notes.append(f"{what} kept separate by rank (name@rank0 …), as generator states are: {some_of(apart, 5)}")
     return {key: path for key, path in paths.items() if key in builder}
 
 
