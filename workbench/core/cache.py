@@ -63,8 +63,8 @@ def save(place: Place, catalog: Catalog) -> None:
     keep(_path(place, catalog.format), lambda out: _encode(out, place, catalog))
 
 
-def keep(path: str, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file of the cache, which appears whole or not at all. A failure to do so is not an error."""
+def keep(path: str, write: Callable[[BinaryIO], object]) -> bool:
+    """Write a file of a cache, which appears whole or not at all; return whether it did. A failure is not an error."""
     with contextlib.suppress(OSError):
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), suffix=".tmp")
@@ -75,6 +75,8 @@ def keep(path: str, write: Callable[[BinaryIO], object]) -> None:
         except BaseException:
             os.unlink(temporary)
             raise
+        return True
+    return False
 
 
 def _path(place: Place, format: str) -> str:
