@@ -7,6 +7,12 @@ from itertools import islice
 from typing import Any
 
 
+class Ordinary(str):
+    """A note about a normal choice: reported, but nothing to worry about."""
+
+    __slots__ = ()
+
+
 def plural(count: int, noun: str) -> str:
     """Format as ``1 chunk``, ``2,000 chunks``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

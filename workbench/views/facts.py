@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +13,7 @@ from workbench.core.arrays import Array
 from workbench.core.catalog import Catalog
 from workbench.core.codecs import OPAQUE
 from workbench.core.dtypes import ALL
-from workbench.core.words import plural
+from workbench.core.words import Ordinary, plural
 from workbench.views import units
 from workbench.views.names import safe, shorten
 from workbench.views.tree import Node, build
@@ -78,16 +77,19 @@ def nodes(catalog: Catalog) -> tuple[Node, ...]:
 
 
 def oddities(ckpt: Checkpoint) -> list[str]:
-    """Return sentences about what an ordinary checkpoint does not have, safe to print."""
+    """Return sentences about what an ordinary checkpoint does not have, safe to print.
+
+    Those that are nothing to worry about are :class:`~workbench.core.words.Ordinary`.
+    """
     catalog = ckpt.catalog
-    found = [safe(note) for note in ckpt.notes]
+    found: list[str] = [Ordinary(safe(note)) if isinstance(note, Ordinary) else safe(note) for note in ckpt.notes]
     nameless = [key for key, fqn, role in zip(catalog.keys, ckpt.fqns, ckpt.roles, strict=True) if _unknown(fqn, role)]
     if nameless:
         found.append(f"{plural(len(nameless), 'tensor')} of an unnamed parameter: {_listed(nameless)}")
     copies = int(catalog.replica.max(initial=0)) + 1
     if copies > 1:
         twice = len(np.unique(catalog.tensor[catalog.replica > 0]))
-        found.append(f"{plural(twice, 'tensor')} stored up to {copies} times (replicas of several ranks)")
+        found.append(Ordinary(f"{plural(twice, 'tensor')} stored up to {copies} times (replicas of several ranks)"))
     lacking = _lacking(catalog)
     if len(lacking):
         names = _listed([catalog.keys[t] for t in lacking.tolist()])
@@ -100,17 +102,6 @@ def oddities(ckpt: Checkpoint) -> list[str]:
     if gone:
         found.append(f"{plural(len(gone), 'file')} missing: {_listed(gone)}")
     return found
-
-
-def is_ordinary(sentence: str) -> bool:
-    """Return whether one of :func:`oddities` reports a normal choice or normal copies, nothing to worry about."""
-    return _ORDINARY.fullmatch(sentence) is not None
-
-
-_ORDINARY = re.compile(
-    r"opened .+: (the newest complete of \d+ steps?|the only checkpoint in the folder|the tracker '[^']+' names it)"
-    r"|[\d,]+ tensors? stored up to \d+ times \(replicas of several ranks\)"
-)
 
 
 def describe(shares: Sequence[Share], most: int = 5) -> str:

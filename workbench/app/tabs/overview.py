@@ -22,8 +22,8 @@ from workbench.app.words import count, html, safe, size
 from workbench.app.work import JobButton
 from workbench.checkpoint import Checkpoint
 from workbench.core.jsonable import jsonable
+from workbench.core.words import Ordinary
 from workbench.views.doctor_html import fact_words
-from workbench.views.facts import is_ordinary
 from workbench.views.names import shorten, shorten_all
 
 if TYPE_CHECKING:
@@ -115,7 +115,9 @@ class Overview(Tab):
         head = f'<h2 class="name">{html(self.state.path)}</h2><div class="facts">{tiles}</div>'
         return [
             style.pane(head),
-            style.pane("".join(style.message(t, "info" if is_ordinary(t) else "warning") for t in seen.oddities)),
+            style.pane(
+                "".join(style.message(t, "info" if isinstance(t, Ordinary) else "warning") for t in seen.oddities)
+            ),
             self._health,
             self._training,
             self.run,
