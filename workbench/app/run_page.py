@@ -165,15 +165,12 @@ class RunPage(pn.viewable.Viewer):
         self._choice = pn.Column(self._metrics, self._chips, stylesheets=[CHOICE], sizing_mode="stretch_width")
         self._title = style.pane("<h2>Layers over the steps</h2>", margin=SECTION)
         self._asked: tuple[int | None, CheckpointPair | None] | None = None
-        self._measures = pmui.RadioButtonGroup(
-            options=list(LAYER_MEASURES),
-            value=self._measure_name(),
-            size="small",
-            color="primary",
+        self._measures = style.choice(
+            list(LAYER_MEASURES),
+            self._measure_name(),
+            lambda measure: state.param.update(measure=measure),
             margin=(5, 10),
-            sx=style.ONE_LINE,
         )
-        self._measures.param.watch(lambda event: state.param.update(measure=event.new), "value")
         self._body = pn.Column(sizing_mode="stretch_width")
         self.opening.param.watch(self._opened, "status")
         self.checking.param.watch(self._checked, "status")

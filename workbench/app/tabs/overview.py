@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import panel as pn
-import panel_material_ui as pmui
 
 from workbench.app import style
 from workbench.app.glance import Glance
@@ -60,14 +59,7 @@ class Overview(Tab):
     def build(self) -> None:
         self.work = JobButton("Check the structure", self._verify, self._done, verb="checking", schedule=self.schedule)
         self.badge = style.pane("")
-        self._more = pmui.Button(
-            label="Open Integrity",
-            variant="outlined",
-            color="primary",
-            size="small",
-            margin=(5, 10),
-            on_click=lambda _: self.state.param.update(tab="integrity"),
-        )
+        self._more = style.button("Open Integrity", lambda _: self.state.param.update(tab="integrity"), margin=(5, 10))
         self._health = pn.Column(sizing_mode="stretch_width")
         self._training = style.pane("")
         self._objects = pn.Column(sizing_mode="stretch_width")

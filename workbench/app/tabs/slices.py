@@ -33,17 +33,7 @@ class Slices(pn.viewable.Viewer):
         self.text = pmui.TextInput(
             label="Slice", placeholder="2:9, :, -1", size="small", width=260, margin=(10, 10, 5, 10)
         )
-        self._buttons = [
-            pmui.Button(
-                label=label,
-                variant="outlined",
-                color="primary",
-                size="small",
-                margin=(12, 4),
-                on_click=self._mover(*by),
-            )
-            for label, by in MOVES.items()
-        ]
+        self._buttons = [style.button(label, self._mover(*by), margin=(12, 4)) for label, by in MOVES.items()]
         self.said = style.pane("")
         self._save = pn.Row(margin=0)
         self._body = pn.Column(sizing_mode="stretch_width")
