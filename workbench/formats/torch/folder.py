@@ -18,6 +18,7 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
 from workbench.core.pickles.standins import TensorRef
 from workbench.core.place import Place
+from workbench.core.words import some_of
 from workbench.errors import CorruptError, NotACheckpointError
 from workbench.formats.safetensors.weight_index import check_files, read_index
 from workbench.formats.torch.file import declare, keyed, load_tree
@@ -71,5 +72,5 @@ def _add_file(
         declare(builder, file, key, tensors[key][1], loaded, notes)
     extra = sorted(tensors.keys() - listed) if listed is not None else []
     if extra:
-        notes.append(f"{len(extra)} tensors of {file!r} that the index does not list are left out: {listed(extra, 5)}")
+        notes.append(f"{len(extra)} tensors of {file!r} that the index does not list are left out: {some_of(extra, 5)}")
     return {key: tensors[key][1] for key in (tensors if listed is None else listed)}
