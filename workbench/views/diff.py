@@ -132,12 +132,8 @@ def tensor_text(row: TensorDiff) -> str:
             size = row.shape_b[axis]
             each = max(-(-size // len(counts)), 1)
             lines.append(f"  axis {axis}  0 {spark(counts[: -(-size // each)])} {size:,}")
-    if row.pattern is not None:
-        lines += wrap("  ", _pattern(row.pattern))
-    if row.rounding is not None:
-        lines += wrap("  ", safe(row.rounding.sentence))
-    if row.why:
-        lines += wrap("  ", safe(row.why))
+    for words in _remarks(row):
+        lines += wrap("  ", words)
     return "\n".join(lines)
 
 
@@ -149,9 +145,7 @@ def diff_html(diff: Diff) -> str:
     body = []
     for row in diff.changed_rows[: 2 * SHOWN]:
         cells = "".join(f"<td {cell}>{escape(text)}</td>" for text in _cells(row))
-        more = f"<br>{escape(_pattern(row.pattern))}" if row.pattern is not None else ""
-        more += f"<br>{escape(safe(row.rounding.sentence))}" if row.rounding is not None else ""
-        more += f"<br>{escape(safe(row.why))}" if row.why else ""
+        more = "".join(f"<br>{escape(words)}" for words in _remarks(row))
         name = _renamed(row, 80) if row.by == RENAMED else shorten(safe(row.key_b), 80)
         body.append(f"<tr>{cells}<td {left}><code>{escape(name)}</code> {escape(_shapes(row))}{more}</td></tr>")
     if len(diff.changed_rows) > 2 * SHOWN:
@@ -202,12 +196,8 @@ def _table(rows: Sequence[TensorDiff]) -> list[str]:
     for row, cells, shape, space, name in zip(rows, table, shapes, spaces, names, strict=True):
         name = _renamed(row, space) if row.by == RENAMED else name
         lines.append(f"  {_joined(cells, widths)}  {name} {shape}".rstrip())
-        if row.pattern is not None:
-            lines += wrap(" " * INDENT + "↳ ", _pattern(row.pattern))
-        if row.rounding is not None:
-            lines += wrap(" " * INDENT + "↳ ", safe(row.rounding.sentence))
-        if row.why:
-            lines += wrap(" " * INDENT + "↳ ", safe(row.why))
+        for words in _remarks(row):
+            lines += wrap(" " * INDENT + "↳ ", words)
     return lines
 
 
@@ -246,8 +236,14 @@ def _renamed(row: TensorDiff, width: int | None) -> str:
     return f"{shorten(safe(row.key_a), half)} → {shorten(safe(row.key_b), half)}"
 
 
-def _pattern(pattern: Any) -> str:
-    return safe(pattern.sentence) + (f" ({safe(pattern.likely)})" if pattern.likely else "")
+def _remarks(row: TensorDiff) -> list[str]:
+    """Return the pattern of the change, what rounding explains, and why a tensor was not compared."""
+    found = []
+    if row.pattern is not None:
+        found.append(row.pattern.sentence + (f" ({row.pattern.likely})" if row.pattern.likely else ""))
+    if row.rounding is not None:
+        found.append(row.rounding.sentence)
+    return [safe(words) for words in (*found, row.why) if words]
 
 
 def _object(change: ObjectChange) -> str:

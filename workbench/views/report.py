@@ -7,7 +7,7 @@ from html import escape
 from workbench.analysis.report import Finding, Report
 from workbench.core.words import plural
 from workbench.views.lines import room, wrap
-from workbench.views.names import safe, shorten
+from workbench.views.names import html, safe, shorten
 
 SHOWN = 50  #: findings that are shown; the rest are counted
 _MARK = {"error": "ERROR", "warn": "WARN ", "info": "info "}
@@ -35,7 +35,7 @@ def report_html(report: Report) -> str:
     cell = 'style="text-align:left;padding:0 1em 0 0;vertical-align:top;white-space:pre-wrap"'
     rows = [
         f"<tr><td {cell}><b>{_MARK[one.severity].strip()}</b></td><td {cell}><code>{escape(one.rule)}</code></td>"
-        f"<td {cell}>{escape(_sentence(one))}{f'<br>→ {escape(safe(one.hint))}' if one.hint else ''}</td></tr>"
+        f"<td {cell}>{escape(_sentence(one))}{f'<br>→ {html(one.hint)}' if one.hint else ''}</td></tr>"
         for one in list(report)[:SHOWN]
     ]
     if len(report) > SHOWN:
@@ -44,7 +44,7 @@ def report_html(report: Report) -> str:
     parts = [f"<b>{escape(headline(report))}</b>", f"<table>{''.join(rows)}</table>" if rows else ""]
     for title, facts in (("checked", report.checked), ("not checked", report.not_checked)):
         if facts:
-            items = "".join(f"<li>{escape(safe(name))}: {escape(safe(words))}</li>" for name, words in facts.items())
+            items = "".join(f"<li>{html(name)}: {html(words)}</li>" for name, words in facts.items())
             parts.append(f"<details open><summary>{title}</summary><ul>{items}</ul></details>")
     return f"<div>{''.join(parts)}</div>"
 

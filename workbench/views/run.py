@@ -57,7 +57,9 @@ def event_lines(run: Run) -> list[str]:
         lines += _headed(name, f"of the loss {spike_sentence(row)}; {safe(row['advice'])}{more}")
         before = [one for one in run.resumes.to_dict("records") if one["step"] <= row["step"]]
         for one in before[-1:]:
-            lines += _headed("RESUMED", f"before step {int(one['step']):,}{_from(one)}: {safe(one['why'])}")
+            lines += _headed(
+                "RESUMED", f"before step {int(one['step']):,}{_at(' from step', one['from_step'])}: {safe(one['why'])}"
+            )
     for row in run.sources.to_dict("records")[:1]:
         points = f"{plural(row['points'], 'point')}, steps {row['first']:,} to {row['last']:,}"
         none = "" if len(spikes) else "; no spike" if "loss" in run.metrics else "; no loss"
@@ -96,7 +98,7 @@ def run_sentence(run: Run) -> str:
 
 def _since(spike: dict[str, Any], resume: dict[str, Any]) -> str:
     steps = int(spike["step"] - resume["step"])
-    source = _from(resume)
+    source = _at(" from step", resume["from_step"])
     return f"{plural(steps, 'step')} after a resume{source}" if steps else f"right after a resume{source}"
 
 
@@ -109,17 +111,10 @@ def spike_sentence(row: dict[str, Any]) -> str:
     step = f"at step {int(row['step']):,}"
     if row["kind"] == "nan":
         return f"{step}: the loss is NaN or infinite at {plural(int(row['points']), 'point')}"
-    end = "" if row["end_step"] != row["end_step"] or row["end_step"] is None else _ended(row)
+    end = _at(", recovered at", row["end_step"])
     kind = {"unresolved": ", not over when the log ends", "level shift": ", the loss stays up (level shift)"}
     words = f"{step}: +{row['height']:.2f}, {row['sigma']:.0f} sigma{kind.get(row['kind'], '') or end}"
     return words + (" (suspected)" if row["suspected"] else "")
-
-
-def _ended(row: dict[str, Any]) -> str:
-    try:
-        return f", recovered at {int(row['end_step']):,}"
-    except (TypeError, ValueError):  # pandas' NA
-        return ""
 
 
 def _lines(run: Run) -> Iterator[str]:
@@ -141,7 +136,7 @@ def _lines(run: Run) -> Iterator[str]:
         yield from _row("", f"… {len(sources) - 2:,} more")
     resumes = run.resumes.to_dict("records")
     for row in resumes[-SHOWN:]:
-        source = "" if row["from_step"] is None or row["from_step"] != row["from_step"] else _from(row)
+        source = _at(" from step", row["from_step"])
         yield from _row("resume", f"at step {int(row['step']):,}{source}: {safe(row['why'])}")
     if len(resumes) > SHOWN:
         yield from _row("", f"… {len(resumes) - SHOWN:,} earlier ones")
@@ -168,10 +163,11 @@ def page_notes(run: Run) -> list[str]:
     return [there if note == NO_LOG else note for note in run.notes]
 
 
-def _from(row: dict[str, Any]) -> str:
+def _at(words: str, step: Any) -> str:
+    """Return the words and a step; empty if it is missing (NaN, or pandas' NA)."""
     try:
-        return f" from step {int(row['from_step']):,}"
-    except (TypeError, ValueError):  # pandas' NA
+        return f"{words} {int(step):,}"
+    except (TypeError, ValueError):
         return ""
 
 
