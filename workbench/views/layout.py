@@ -12,7 +12,7 @@ from __future__ import annotations
 from html import escape
 
 from workbench.analysis.layout import Layout, Placed
-from workbench.analysis.layout.mesh import HolderView
+from workbench.analysis.layout.result import HolderView
 from workbench.core.words import plural, some_of
 from workbench.views import units
 from workbench.views.lines import room, wrap

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from workbench.analysis.layout import Layout
-from workbench.analysis.layout.mesh import HolderView
+from workbench.analysis.layout.result import HolderView
 from workbench.core.words import plural, some_of
 from workbench.views import units
 from workbench.views.layout_groups import GroupShares
