@@ -76,3 +76,11 @@ class Decoder:
         if len(self._buffer) < count:
             self._buffer = np.empty(count, np.float64)
         return self._buffer.view(kind)[:count]
+
+
+def equal_edges(low: float, high: float, bins: int) -> Array:
+    """Return the ``(bins + 1,)`` edges of equal bins of a range."""
+    at = np.arange(bins + 1) / bins
+    edges = low * (1 - at) + high * at  # high − low may overflow float64, this cannot
+    edges[0], edges[-1] = low, high
+    return np.maximum.accumulate(edges)

@@ -65,7 +65,7 @@ class Detail(pn.viewable.Viewer):
 
     def _turn(self, *_: Any) -> None:
         """Switch to another tensor, or to none."""
-        tensor = self._tensor()
+        tensor = self._state.chosen()
         self.job.reset()
         if tensor is None:
             self._head.object, self._pictures[:], self._chunks[:] = "", [], []
@@ -75,13 +75,9 @@ class Detail(pn.viewable.Viewer):
         self._start()
 
     def _start(self) -> None:
-        tensor = self._tensor()
+        tensor = self._state.chosen()
         if tensor is not None:
             self.job.start(lambda progress: look(tensor, progress))
-
-    def _tensor(self) -> LazyTensor | None:
-        ckpt, key = self._state.ckpt, self._state.tensor
-        return ckpt[key] if ckpt is not None and key and key in ckpt else None
 
     def _progressed(self, *_: Any) -> None:
         job = self.job

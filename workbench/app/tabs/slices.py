@@ -15,7 +15,6 @@ from workbench.app.save import csv_button
 from workbench.app.state import WorkbenchState
 from workbench.app.words import html
 from workbench.errors import UsageError, WorkbenchError
-from workbench.tensor import LazyTensor
 from workbench.views.values import elements
 from workbench.views.window import window_frame, window_html
 
@@ -46,24 +45,20 @@ class Slices(pn.viewable.Viewer):
     def __panel__(self) -> pn.viewable.Viewable:
         return self._body
 
-    def _tensor(self) -> LazyTensor | None:
-        ckpt, key = self._state.ckpt, self._state.tensor
-        return ckpt[key] if ckpt is not None and key and key in ckpt else None
-
     def _typed(self, event: Any) -> None:
         if not self._filling:
             self._state.place = event.new
 
     def _mover(self, down: int, right: int) -> Any:
         def move(_: Any) -> None:
-            tensor = self._tensor()
+            tensor = self._state.chosen()
             if tensor is not None and self._here is not None:
                 self._state.place = moved(tensor, self._here, down, right)
 
         return move
 
     def _turn(self, *_: Any) -> None:
-        tensor, self._here = self._tensor(), None
+        tensor, self._here = self._state.chosen(), None
         self.job.reset()
         self._save[:], self.text.error_state = [], False
         if tensor is None or not tensor.numel() or Decoder(tensor.element).kind == "raw bytes":
