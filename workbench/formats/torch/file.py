@@ -204,21 +204,31 @@ def _load_zip(view: LazyBytes, what: str) -> LegacyFile:
     storages = {}
     archive.fetch_headers()
     for key, ref in refs.items():
-        payload = archive.find(f"data/{key}")
-        if payload is None:
-            raise CorruptError(f"{what}: data.pkl names the storage {short(key, 40)}, but its record is missing")
-        start, stop = storages[key] = archive.payload(payload)
-        kind = by_name(ref.dtype) if ref.dtype else None
-        size = ref.numel if kind is None else nbytes_of(kind, ref.numel)
-        if size != stop - start and not (kind and kind.packed):  # torch counts packed quantized elements differently
-            raise CorruptError(
-                f"{what}: storage {short(key, 40)} should have {size:,} bytes, but its record at byte {start:,} has "
-                f"{stop - start:,}; the file is damaged"
-            )
+        storages[key] = storage_range(archive, ref, what)
     notes = ["a TorchScript archive: its code is not read"] if archive.find("constants.pkl") else []
     if not archive.has_checksums:
         notes.append("saved without checksums")
     return LegacyFile(loaded.value, storages, archive.byteorder == "big", loaded.globals, notes)
+
+
+def storage_range(archive: ziparchive.Archive, ref: StorageRef, what: str) -> tuple[int, int]:
+    """Return the byte range of a storage in a zip archive.
+
+    Raises:
+        CorruptError: its record is missing, or has another length.
+    """
+    record = archive.find(f"data/{ref.key}")
+    if record is None:
+        raise CorruptError(f"{what}: data.pkl names the storage {short(ref.key, 40)}, but its record is missing")
+    start, stop = archive.payload(record)
+    kind = by_name(ref.dtype) if ref.dtype else None
+    size = ref.numel if kind is None else nbytes_of(kind, ref.numel)
+    if size != stop - start and not (kind and kind.packed):  # torch counts packed quantized elements differently
+        raise CorruptError(
+            f"{what}: storage {short(ref.key, 40)} should have {size:,} bytes, but its record at byte {start:,} has "
+            f"{stop - start:,}; the file is damaged"
+        )
+    return start, stop
 
 
 def tree_name(part: Any) -> str:
