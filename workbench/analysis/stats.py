@@ -29,7 +29,8 @@ from workbench.checkpoint import Checkpoint, as_checkpoint
 from workbench.core import box
 from workbench.core import scan as scanning
 from workbench.core.arrays import Array
-from workbench.core.cache import cache_folder, keep
+from workbench.core.cache import cache_folder
+from workbench.core.disk import keep
 from workbench.core.dtypes import ALL, DType
 from workbench.core.engine import engine
 from workbench.core.executors import using

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from workbench.core.cache import keep
+from workbench.core.disk import keep
 from workbench.errors import UsageError
 
 DEFAULT_SIZE = 16 << 30  #: bytes that a folder may hold
