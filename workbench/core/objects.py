@@ -15,7 +15,7 @@ import numpy as np
 
 from workbench.core import codecs, ziparchive
 from workbench.core.arrays import Array
-from workbench.core.catalog import Catalog
+from workbench.core.catalog import Catalog, reach
 from workbench.core.dtypes import by_name
 from workbench.core.lazymap import LazyMap
 from workbench.core.payload import decompress
@@ -149,8 +149,7 @@ def _tensor(
         raise CorruptError(f"{what} contains a tensor without storage")
     content = storage_of(_record(archive, storage, what))
     dtype = by_name(ref.dtype)
-    reach = sum((n - 1) * s for n, s in zip(ref.shape, ref.stride, strict=True)) + 1 if 0 not in ref.shape else 0
-    if (ref.storage_offset + reach) * dtype.itemsize > len(content):
+    if (ref.storage_offset + reach(ref.shape, ref.stride)) * dtype.itemsize > len(content):
         raise CorruptError(f"{what}: a tensor of shape {ref.shape} extends past its storage {storage.key!r}")
     flat = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
     if archive.byteorder == "big" and dtype.itemsize > 1:

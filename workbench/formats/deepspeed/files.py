@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from workbench.core import ziparchive
+from workbench.core.catalog import reach
 from workbench.core.dtypes import DType, by_name
 from workbench.core.pickles import unpickle
 from workbench.core.pickles.constructors import torch_storage
@@ -61,7 +62,7 @@ class States:
         if not isinstance(ref.storage, StorageRef):
             raise CorruptError(f"{self.file!r}: {what} has no storage")
         start, stop = self._storages(ref.storage)
-        last = 0 if 0 in ref.shape else 1 + sum((n - 1) * s for n, s in zip(ref.shape, ref.stride, strict=True))
+        last = reach(ref.shape, ref.stride)
         end = (ref.storage_offset + last) * dtype.itemsize
         if last and end > stop - start:
             raise CorruptError(

@@ -18,6 +18,7 @@ from typing import Any
 
 from workbench.core import codecs, ziparchive
 from workbench.core.build import CatalogBuilder
+from workbench.core.catalog import reach
 from workbench.core.dtypes import by_name, nbytes_of
 from workbench.core.lazymap import LazyMap
 from workbench.core.pickles import unpickle
@@ -162,11 +163,11 @@ def declare(
         return False
     start, stop = loaded.storages[storage.key]
     inner = ref.storage_offset * itemsize
-    reach = 0 if 0 in ref.shape else 1 + sum((n - 1) * step for n, step in zip(ref.shape, ref.stride, strict=True))
-    if reach and inner + reach * itemsize > stop - start:
+    length = reach(ref.shape, ref.stride)
+    if length and inner + length * itemsize > stop - start:
         raise CorruptError(
             f"{file!r}: tensor {key!r} of shape {list(ref.shape)} and stride {list(ref.stride)} ends at byte "
-            f"{inner + reach * itemsize:,} of a storage of {stop - start:,} bytes at byte {start:,}; the file is "
+            f"{inner + length * itemsize:,} of a storage of {stop - start:,} bytes at byte {start:,}; the file is "
             "damaged"
         )
     codec = codecs.RAW_BE if loaded.big and itemsize > 1 else codecs.RAW
@@ -179,10 +180,10 @@ def declare(
         notes.append(f"{error}; it is listed but not read")
         codec = codecs.OPAQUE
     builder.tensor(key, dtype, ref.shape if shape is None else shape)
-    strides = ref.stride if reach else None
+    strides = ref.stride if length else None
     origin = (0,) * len(ref.shape)
     for offsets, sizes, at in ((origin, ref.shape, origin),) if boxes is None else boxes:
-        first = inner + itemsize * sum(a * step for a, step in zip(at, ref.stride, strict=True)) if reach else 0
+        first = inner + itemsize * sum(a * step for a, step in zip(at, ref.stride, strict=True)) if length else 0
         builder.chunk(key, offsets, sizes, file, start, stop, codec=codec, rank=rank, inner=first, strides=strides)
     return True
 
