@@ -83,7 +83,7 @@ def button(label: str, pressed: Callable[[Any], None], **params: Any) -> pmui.Bu
 
 
 def choice(options: Any, value: str, chosen: Callable[[Any], None], **params: Any) -> pmui.RadioButtonGroup:
-    """Return a row of buttons of which one is chosen; ``chosen`` gets the new value."""
+    """Return a row of buttons, one of them chosen; ``chosen`` is called with the new value."""
     defaults = {"size": "small", "color": "primary", "margin": (10, 10), "sx": ONE_LINE}
     made = pmui.RadioButtonGroup(**{"options": options, "value": value, **defaults, **params})
     made.param.watch(lambda event: chosen(event.new), "value")
