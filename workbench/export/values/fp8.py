@@ -25,15 +25,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from workbench.core.arrays import Array
-from workbench.core.decoding.floats import FP8
+from workbench.core.decoding.floats import FP8, fp8_table
 from workbench.core.dtypes import DType, by_name
 from workbench.core.scan import Progress
 from workbench.errors import UnsupportedFormatError, UsageError
-from workbench.export.casts import FLOATS, SOURCES, widened
+from workbench.export.casts import FLOATS, LARGEST, SOURCES, widened
 from workbench.export.sharding.kinds import kind_of
 from workbench.export.values.amax import largest
 from workbench.export.values.edits import Added, Edits
-from workbench.export.values.float8 import LARGEST, decoded
 from workbench.export.values.located import Quantised
 from workbench.export.values.scales import Scales, grid_shape
 from workbench.names.weights import parse
@@ -177,7 +176,7 @@ def _scales(edits: Edits, key: str, scale: str, block: tuple[int, int]) -> Scale
 def _numbers(key: str, dtype: DType, array: Array) -> Array:
     """Decode scales to float32."""
     if dtype.name in ("float8_e8m0fnu", "uint8"):
-        return decoded(array, "float8_e8m0fnu")
+        return np.take(fp8_table("float8_e8m0fnu"), array)
     if dtype.name in FLOATS:
         return widened(np.ascontiguousarray(array).reshape(-1).view(dtype.raw), dtype).reshape(array.shape)
     raise UnsupportedFormatError(

@@ -23,7 +23,6 @@ from workbench.core.decoding.floats import FP8
 from workbench.core.dtypes import ALL, DType
 from workbench.export.casts import CastError, cast, costs, narrowed, widened
 from workbench.export.filemap import Pieces
-from workbench.export.values.float8 import decoded, encoded
 from workbench.export.values.scales import Scales
 
 
@@ -79,7 +78,7 @@ class TensorChange:
             raw: the box's bits, of its shape.
         """
         flat = np.ascontiguousarray(raw).reshape(-1)
-        before = decoded(flat, self.source.name) if self.source.name in FP8 else widened(flat, self.source)
+        before = widened(flat, self.source)
         values = before.astype(np.float32, copy=self.source.name == "float32").reshape(raw.shape)
         for step in self.steps:
             step(begin, values)
@@ -93,15 +92,13 @@ class TensorChange:
             bits, error = cast(np.ascontiguousarray(raw).reshape(-1), self.source, self.wanted)
             return bits.reshape(raw.shape), error
         with np.errstate(over="ignore", invalid="ignore"):
-            values = self.values(begin, raw)
-            if self.quantised is None:
-                bits = narrowed(values.reshape(-1), self.wanted)
-                after = widened(bits, self.wanted)
-            else:
+            values = scaled = self.values(begin, raw)
+            if self.quantised is not None:
                 scaled = values.copy()
                 self.quantised.forward(begin, scaled)
-                bits = encoded(scaled.reshape(-1))
-                after = decoded(bits, self.wanted.name).reshape(raw.shape)
+            bits = narrowed(scaled.reshape(-1), self.wanted)
+            after = widened(bits, self.wanted).reshape(raw.shape)
+            if self.quantised is not None:
                 self.quantised.back(begin, after)
         return bits.reshape(raw.shape), costs(values.reshape(-1), after.reshape(-1))
 
