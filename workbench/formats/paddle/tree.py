@@ -28,6 +28,7 @@ from workbench.core.pickles.standins import Opaque, short
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, UnsupportedFormatError
 from workbench.formats.paddle.pickle import SMALL, ArrayRef, DecodedPickle, Span, Text, plain
+from workbench.formats.torch.file import tree_name
 
 TABLE = "StructuredToParameterName@@"
 BIG = "UnpackBigParamInfor@@"  #: paddle's spelling
@@ -52,7 +53,7 @@ class Stored:
     @property
     def key(self) -> str:
         """The path joined by dots."""
-        return ".".join(map(_word, self.path)) if self.path else "tensor"
+        return ".".join(map(tree_name, self.path)) if self.path else "tensor"
 
 
 def tensors(loaded: DecodedPickle, what: str) -> list[Stored]:
@@ -123,12 +124,6 @@ def rest(loaded: DecodedPickle, what: str, *, arrays: bool = False) -> object:
     """Return the tree without tensors (with ``arrays``, small ones as numpy arrays); ``None`` if nothing is left."""
     kept = _kept(loaded.view, arrays)
     return prune(loaded.tree, kept, what=what, keys=kept)
-
-
-def _word(part: Any) -> str:
-    if isinstance(part, str):
-        return str(part)
-    return str(part) if type(part) is int and abs(part) < 1 << 64 else short(part, 60)
 
 
 def _stored(path: tuple[Any, ...], node: Any) -> Stored:

@@ -12,7 +12,7 @@ legacy.py. Source: torch 2.13 ``torch/serialization.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -115,20 +115,8 @@ def _item(whole: Callable[[], Mapping[str, Any]], name: str) -> Any:
 
 def keyed(loaded: LegacyFile, what: str, notes: list[str]) -> dict[str, tuple[tuple[Any, ...], TensorRef]]:
     """Return tensors by dotted path; repeated paths get ``#2``, ``#3`` … in the tree's order."""
-    found: dict[str, tuple[tuple[Any, ...], TensorRef]] = {}
-    twice: list[str] = []
-    for path, ref in torch_tree.flatten(loaded.tree, what=what):
-        key = base = ".".join(map(tree_name, path)) if path else "tensor"
-        count = 1
-        while key in found:
-            count += 1
-            key = f"{base}#{count}"
-        if count > 1:
-            twice.append(base)
-        found[key] = path, ref
-    if twice:
-        notes.append(f"{len(twice)} dotted paths occur more than once; a number was appended: {some_of(twice, 5)}")
-    return found
+    tensors = torch_tree.flatten(loaded.tree, what=what)
+    return dict(zip(dotted([path for path, _ in tensors], notes), tensors, strict=True))
 
 
 def declare(
@@ -232,8 +220,26 @@ def storage_range(archive: ziparchive.Archive, ref: StorageRef, what: str) -> tu
     return start, stop
 
 
+def dotted(paths: Iterable[tuple[Any, ...]], notes: list[str]) -> list[str]:
+    """Return different keys for paths: their steps joined by dots, with ``#2``, ``#3`` … after a repeated one."""
+    found: dict[str, None] = {}
+    twice: list[str] = []
+    for path in paths:
+        key = base = ".".join(map(tree_name, path)) if path else "tensor"
+        count = 1
+        while key in found:
+            count += 1
+            key = f"{base}#{count}"
+        if count > 1:
+            twice.append(base)
+        found[key] = None
+    if twice:
+        notes.append(f"{len(twice)} dotted paths occur more than once; a number was appended: {some_of(twice, 5)}")
+    return list(found)
+
+
 def tree_name(part: Any) -> str:
     """Return the name of a step of a path: a dict key or a list position."""
-    if type(part) is str:
-        return part
+    if isinstance(part, str):
+        return str(part)
     return str(part) if type(part) is int and abs(part) < 1 << 64 else short(part, 60)
