@@ -184,3 +184,20 @@ def keep(path: str, write: Callable[[BinaryIO], object]) -> bool:
             raise
         return True
     return False
+
+
+def read_whole(path: str, *, what: str, limit: int) -> bytes:
+    """Read a file of the workbench's own.
+
+    Raises:
+        MissingFileError: it cannot be read.
+        UnsafeError: it has more than ``limit`` bytes.
+    """
+    try:
+        with open(path, "rb") as handle:
+            size = os.fstat(handle.fileno()).st_size
+            if size > limit:
+                raise UnsafeError(f"{what} has {size:,} bytes, over the limit of {limit:,}")
+            return handle.read(limit + 1)
+    except OSError as error:
+        raise cannot_open(what, error, "read") from None
