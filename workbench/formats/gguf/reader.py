@@ -33,7 +33,7 @@ from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place, lacking
 from workbench.core.words import some_of
-from workbench.errors import CorruptError, NotACheckpointError, OpenError
+from workbench.errors import CorruptError, NotACheckpointError
 from workbench.formats import Format
 from workbench.formats.gguf.header import MAGIC, GgufHeader, parse
 
@@ -46,10 +46,7 @@ def detect(place: Place) -> bool:
     """Return whether the file begins like GGUF, or the folder holds such files."""
     if place.file is None:
         return any(name.endswith(SUFFIX) for name in place.files)
-    try:
-        return place.file.endswith(SUFFIX) or place.read(place.file, length=4) == MAGIC
-    except OpenError:  # shorter, or not readable
-        return False
+    return place.file.endswith(SUFFIX) or place.head(place.file, 4) == MAGIC
 
 
 def is_collection(place: Place) -> bool:

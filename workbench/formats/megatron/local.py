@@ -42,7 +42,7 @@ from workbench.core.pickles.budget import leaves
 from workbench.core.pickles.standins import DTypeRef, Opaque, StorageRef, TensorRef, short
 from workbench.core.place import Place
 from workbench.core.words import some_of
-from workbench.errors import CorruptError, NotACheckpointError, UnsupportedFormatError, WorkbenchError
+from workbench.errors import CorruptError, NotACheckpointError, UnsupportedFormatError
 from workbench.formats import Format
 from workbench.formats.megatron.args import RunArgs
 from workbench.formats.megatron.dist import StoredStep, assembled, common_step
@@ -74,10 +74,7 @@ class LocalFile(NamedTuple):
 def detect(place: Place) -> bool:
     """Return whether the place is such a file, a rank's folder of them, or a folder of these."""
     found = next((one for one in _held(place) if not one.dirty), None)
-    try:
-        return found is not None and _CLASS in place.read(found.path, length=min(_PEEK, place.stat(found.path).size))
-    except WorkbenchError:  # not our format; another reader reports what is wrong
-        return False
+    return found is not None and _CLASS in place.head(found.path, _PEEK)
 
 
 def missing(place: Place) -> str:

@@ -127,10 +127,7 @@ def _folder(place: Place) -> dict[str, str]:
 
 
 def _begins_as_pickle(place: Place, name: str) -> bool:
-    try:  # elsewhere, a .pdmodel is a program (protobuf)
-        return name.endswith(PARAMS) or _is_pickle(place.read(name, length=min(16, place.stat(name).size)))
-    except WorkbenchError:
-        return False
+    return name.endswith(PARAMS) or _is_pickle(place.head(name, 16))  # elsewhere, a .pdmodel is a program (protobuf)
 
 
 def _is_pickle(head: bytes) -> bool:

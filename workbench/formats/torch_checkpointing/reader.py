@@ -49,7 +49,6 @@ from workbench.errors import (
     NotACheckpointError,
     TruncatedError,
     UnsafeError,
-    WorkbenchError,
 )
 from workbench.formats import Format
 from workbench.formats.safetensors import header as safetensors_header
@@ -138,7 +137,7 @@ def detect(place: Place) -> bool:
         return False
     if len(ranks) == 1 and len({one.item for one in files}) > 1:
         return True
-    return any(_MARK in _head(place, one.name, HEAD) for one in first)
+    return any(_MARK in place.head(one.name, HEAD) for one in first)
 
 
 def missing(place: Place) -> str:
@@ -245,15 +244,8 @@ def _stored_world(place: Place) -> int:
 
 
 def _is_archive(place: Place, name: str) -> bool:
-    head = _head(place, name, 64)
+    head = place.head(name, 64)
     return head.startswith(b"PK\x03\x04") and head[30:38] == b"archive/"
-
-
-def _head(place: Place, name: str, length: int) -> bytes:
-    try:
-        return place.read(name, length=min(length, place.files[name].size))
-    except WorkbenchError:  # a link out of the folder, or no permission
-        return b""
 
 
 def _world(found: _Found, ranks: set[int]) -> int:
