@@ -64,7 +64,7 @@ def decode_archive(data: Array | LazyBytes, *, what: str, part: Callable[[Any], 
     return replace_tensors(value, made)
 
 
-def replace_tensors(value: Any, make: Callable[[TensorRef | StorageRef], Any], depth: int = 0) -> Any:
+def replace_tensors(value: Any, make: Callable[[TensorRef | StorageRef], Any]) -> Any:
     """Replace every reference to a tensor or storage in containers and inert objects.
 
     Shared and cyclic containers remain shared and cyclic.
