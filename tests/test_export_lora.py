@@ -20,7 +20,7 @@ import workbench as wb
 from tests.edited import write_edited
 from workbench import errors
 from workbench.core.dtypes import by_name
-from workbench.export.values import lora_config, lora_steps
+from workbench.export.values import lora, lora_config
 from workbench.export.values.edits import Edits
 from workbench.export.values.fp8 import dequantize, quantize
 from workbench.export.values.lora import merge
@@ -123,7 +123,7 @@ CASES = {
 def test_merged_weights_are_pefts_to_the_last_bit(tmp_path, monkeypatch, name, dtype):
     make, config = CASES[name]
     ckpt, adapter, truth, base = case(tmp_path, make(), config, dtype)
-    monkeypatch.setattr(lora_steps, "BLOCK", 100)  # blocks of a few rows
+    monkeypatch.setattr(lora, "BLOCK", 100)  # blocks of a few rows
     edits = Edits(ckpt, range(len(ckpt)))
     merge(edits, adapter)
     found, written = write_edited(edits, tmp_path / "out.safetensors")
@@ -191,7 +191,7 @@ def test_what_lies_where_does_not_change_a_bit(tmp_path):
     """A tensor whole, cut by columns, and in steps of any size: the same bits, of random factors."""
     torch.manual_seed(0)
     up, down = torch.randn(700, 24).numpy(), torch.randn(24, 900).numpy()
-    update = lora_steps.LowRankUpdate(up, down, np.float32(0.3), lora_steps.Scratch())
+    update = lora.LowRankUpdate(up, down, np.float32(0.3), lora.Scratch())
     whole = np.zeros((700, 900), np.float32)
     update((0, 0), whole)
     rng = np.random.default_rng(1)

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 import workbench as wb
 from workbench.analysis import blocks as blocks_module
 from workbench.analysis.heatmap import heatmap
-from workbench.analysis.numbers import fp8_table
 from workbench.analysis.summary import histogram, profile, summarise
+from workbench.core.decoding.floats import fp8_table
 from workbench.tensor import LazyTensor
 
 FLOAT8 = ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]

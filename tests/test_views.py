@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import workbench as wb
+from workbench.core.words import Ordinary
 from workbench.views import units
-from workbench.views.facts import is_ordinary, oddities
+from workbench.views.facts import oddities
 from workbench.views.html import checkpoint_html, tensor_html
 from workbench.views.lines import laid_out, wrap
 from workbench.views.names import columns, safe, shorten, shorten_all
@@ -227,17 +228,17 @@ def test_what_is_odd_is_told(samples: Path) -> None:
     assert "1 tensor with elements that are stored in no chunk: model.lm_head.weight" in text
     assert "1 tensor stored up to 2 times" in text
     copies = next(one for one in oddities(ckpt) if "stored up to" in one)
-    assert [is_ordinary(one) for one in oddities(ckpt)] == [one == copies for one in oddities(ckpt)]
+    assert [isinstance(one, Ordinary) for one in oddities(ckpt)] == [one == copies for one in oddities(ckpt)]
 
 
 def test_the_choice_of_a_step_is_ordinary_unless_a_newer_one_is_incomplete(samples: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(samples / "titan_run", run)
     (note,) = wb.open(run).notes
-    assert is_ordinary(note) and "newest complete" in note
+    assert isinstance(note, Ordinary) and "newest complete" in note
     (run / "step-4" / ".metadata").unlink()
     (note,) = wb.open(run).notes
-    assert not is_ordinary(note) and "incomplete" in note
+    assert not isinstance(note, Ordinary) and "incomplete" in note
 
 
 # ---- a tensor in a line --------------------------------------------------------------------------------------------

@@ -208,7 +208,8 @@ class Checkpoint(Shown, Mapping[str, LazyTensor]):
 
     Attributes:
         place: its folder or file, on disk or in a store.
-        notes: sentences about anything unusual, or about choices made on opening; usually empty.
+        notes: sentences about anything unusual, or about choices made on opening; usually empty. Those about a
+            normal choice are :class:`~workbench.core.words.Ordinary`.
         objects: non-tensor state by stored name, decoded on access without executing anything.
     """
 
@@ -233,7 +234,8 @@ class Checkpoint(Shown, Mapping[str, LazyTensor]):
         if parent is not None and self._payloads.decoding is None:
             self._payloads.decoding = parent._payloads.decoding
         self._parent = parent
-        self.notes: list[str] = [*map(bounded, [*(notes or []), *([] if parent else catalog.meta.get("notes", []))])]
+        found = [*(notes or []), *([] if parent else catalog.meta.get("notes", []))]
+        self.notes: list[str] = [type(note)(bounded(note)) for note in found]
         if names is not None:
             self._names = names
         self._reference: tuple[_Reference, str] | None = None

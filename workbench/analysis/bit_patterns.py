@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from workbench.analysis.numbers import Decoder, fp8_table
+from workbench.analysis.numbers import Decoder
 from workbench.core.arrays import Array
+from workbench.core.decoding.floats import fp8_table
 from workbench.core.dtypes import DType
 
 if TYPE_CHECKING:

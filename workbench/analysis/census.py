@@ -20,7 +20,7 @@ import numpy as np
 
 from workbench.analysis.bit_patterns import fold_counts, pattern_counts, pattern_values, raw_only
 from workbench.analysis.moment import Moment
-from workbench.analysis.numbers import BLOCK, Decoder
+from workbench.analysis.numbers import BLOCK, Decoder, equal_edges
 from workbench.core.arrays import Array
 from workbench.core.dtypes import DType, by_name
 from workbench.core.parts import storable
@@ -157,9 +157,7 @@ class Counts:
         if low == high:
             margin = max(0.5, abs(low) * 2.0**-20)
             low, high = low - margin, high + margin
-        share = np.arange(bins + 1) / bins
-        edges = low * (1 - share) + high * share  # high − low may leave float64, this cannot
-        edges[0], edges[-1] = low, high
+        edges = equal_edges(low, high, bins)
         found = np.zeros(bins, np.int64)
         np.add.at(found, np.clip(np.searchsorted(edges, values, side="right") - 1, 0, bins - 1), times)
         return found, edges

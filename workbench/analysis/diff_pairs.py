@@ -22,6 +22,7 @@ from workbench.analysis.name_map import NameMap, name_map
 from workbench.checkpoint import Checkpoint
 from workbench.core.fingerprint import tensor_fingerprints
 from workbench.core.scan import Progress
+from workbench.core.words import some_of
 from workbench.errors import WorkbenchError
 
 ENOUGH = 16  #: minimum elements for equal content to be significant: all step counters are equal
@@ -140,8 +141,8 @@ def renamed(
             pairs.append(TensorPair(a, first[0], second[0], (names[0][0],), names[1][0], RENAMED))
         else:
             notes.append(
-                f"{len(first)} tensors only in a ({_some(names[0])}) and {len(second)} only in b ({_some(names[1])}) "
-                "have the same content: it is ambiguous which was renamed to which"
+                f"{len(first)} tensors only in a ({some_of(names[0], 3)}) and {len(second)} only in b "
+                f"({some_of(names[1], 3)}) have the same content: it is ambiguous which was renamed to which"
             )
     return sorted(pairs, key=lambda pair: pair.tensor_b), sorted(notes)
 
@@ -182,7 +183,3 @@ def _ordered(found: Alignment) -> Alignment:
 
 def _half(progress: Progress, number: int) -> Progress:
     return lambda share: progress((number + share) / 2)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(map(repr, names[:3])) + (f", … {len(names) - 3} more" if len(names) > 3 else "")

@@ -34,11 +34,12 @@ from workbench.analysis.manifest_file import write_whole
 from workbench.checkpoint import Checkpoint
 from workbench.core import jsonsafe
 from workbench.core.build import CatalogBuilder
+from workbench.core.disk import read_whole
 from workbench.core.dtypes import by_name, nbytes_of
 from workbench.core.place import Place
-from workbench.core.source import FileStat, Source, cannot_open, no_descriptor
+from workbench.core.source import FileStat, Source, no_descriptor
 from workbench.core.storage import SourcePool
-from workbench.errors import CorruptError, NotACheckpointError, UnsafeError, UnsupportedFormatError
+from workbench.errors import CorruptError, NotACheckpointError, UnsupportedFormatError
 
 INSIDE = "workbench-echo.json"  #: its name in a folder
 SMALL = 64  #: maximum bytes of a tensor whose bytes are stored
@@ -126,15 +127,7 @@ def read_echo(path: str | os.PathLike[str]) -> Echo:
         CorruptError: it is damaged. UnsupportedFormatError: it has a later version. UnsafeError: it is too large.
     """
     name = _file(path)
-    try:
-        with open(name, "rb") as handle:
-            size = os.fstat(handle.fileno()).st_size
-            if size > LIMIT:
-                raise UnsafeError(f"echo {name!r} has {size:,} bytes, over the limit of {LIMIT:,}")
-            data = handle.read(LIMIT + 1)
-    except OSError as error:
-        raise cannot_open(f"echo {name!r}", error, "read") from None
-    return _decode(data, name)
+    return _decode(read_whole(name, what=f"echo {name!r}", limit=LIMIT), name)
 
 
 def write_echo(echo: Echo, path: str) -> str:

@@ -160,8 +160,8 @@ def _same_boxes(p: Catalog, q: Catalog, left: Ints, right: Ints, replicas: tuple
         rows = np.flatnonzero(known)
         columns = [
             order[at[rows]],
-            *_padded(catalog.offsets[rows], dims, 0).T,
-            *_padded(catalog.sizes[rows], dims, 1).T,
+            *box.padded(catalog.offsets[rows], dims, 0).T,
+            *box.padded(catalog.sizes[rows], dims, 1).T,
         ]
         sides.append((rows, np.stack(columns, axis=1).astype(np.int64)))
     (rows_a, keys_a), (rows_b, keys_b) = sides
@@ -173,10 +173,6 @@ def _same_boxes(p: Catalog, q: Catalog, left: Ints, right: Ints, replicas: tuple
     real = (first < len(rows_a)) & (second >= len(rows_a))
     first, second = first[real], second[real] - len(rows_a)
     return keys_a[first, 0], rows_a[first], rows_b[second]
-
-
-def _padded(columns: Array, dims: int, value: int) -> Array:
-    return np.pad(columns, ((0, 0), (0, dims - columns.shape[1])), constant_values=value)
 
 
 def _one_place(a: Checkpoint, b: Checkpoint, i: Ints, j: Ints) -> Array:

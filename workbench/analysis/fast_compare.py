@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from workbench.analysis import compare_numpy as flat
-from workbench.analysis.numbers import fp8_table
 from workbench.core import fast_numbers
 from workbench.core.arrays import Array
+from workbench.core.decoding.floats import fp8_table
 from workbench.core.kernels import kernel, loop, ready, reordered
 
 BLOCK = 1024

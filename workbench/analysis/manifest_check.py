@@ -23,9 +23,9 @@ from workbench.core.blocks import file_digests
 from workbench.core.place import Place, stat_or_absent
 from workbench.core.scan import Progress
 from workbench.core.source import needs_descriptors
+from workbench.core.words import some_of
 from workbench.errors import UnsafeError
 
-NAMED = 4  #: names in a sentence; the evidence has more
 LISTED = 100  #: findings per file, and names in the evidence of one
 
 
@@ -94,7 +94,7 @@ def check(
         "meaning": "the values; verify with deep=True checks them",
     }
     if manifest.left_out:
-        not_checked["left out"] = f"{len(manifest.left_out):,} entries of the folder: {_some(list(manifest.left_out))}"
+        not_checked["left out"] = f"{len(manifest.left_out):,} entries of the folder: {some_of(manifest.left_out)}"
     return Report.of(place.path, found, checked, not_checked)
 
 
@@ -113,7 +113,7 @@ def _missing(manifest: Manifest, sizes: Mapping[str, int], refused: Mapping[str,
         if sizes[name] < 0:
             names = _tensors(entry, manifest, 0, entry.size)
             gone = f"not read ({refused[name]})" if name in refused else "gone"
-            lost = f", and with it {len(names):,} tensors: {_some(names)}" if names else ""
+            lost = f", and with it {len(names):,} tensors: {some_of(names)}" if names else ""
             yield Finding(
                 "manifest.missing",
                 "error",
@@ -152,7 +152,7 @@ def _resized(name: str, entry: FileEntry, size: int, manifest: Manifest) -> Find
     names = _tensors(entry, manifest, size, entry.size)
     evidence |= {"start": size, "stop": entry.size, "tensors": names[:LISTED]}
     words = f"truncated: bytes {size:,} to {entry.size:,} are lost"
-    words += f", with {len(names):,} tensors or parts of them: {_some(names)}" if names else ""
+    words += f", with {len(names):,} tensors or parts of them: {some_of(names)}" if names else ""
     return Finding("manifest.truncated", "error", name, words, evidence, "restore it from a copy")
 
 
@@ -198,7 +198,7 @@ def _difference(
     tensors = _keys(labels)
     blocks = f"{count:,} blocks" if count > 1 else "a block"
     fact = f"cannot be read ({reason})" if reason else "differ from the manifest"
-    words = f"bytes {start:,} to {stop:,} ({blocks}) {fact}: {_some([_named(label) for label in labels], quote=False)}"
+    words = f"bytes {start:,} to {stop:,} ({blocks}) {fact}: {some_of(labels, show=_named)}"
     evidence = {
         "file": name,
         "start": start,
@@ -236,10 +236,5 @@ _WORDS = {
 
 
 def _named(label: Label) -> str:
-    shared = f", shared with {_some(label[2:])}" if label[2:] else ""
+    shared = f", shared with {some_of(label[2:])}" if label[2:] else ""
     return _WORDS[label[0]].format(label[1]) + shared
-
-
-def _some(names: Sequence[str], *, quote: bool = True) -> str:
-    shown = [repr(name) if quote else name for name in names[:NAMED]]
-    return ", ".join(shown) + (f", … {len(names) - NAMED:,} more" if len(names) > NAMED else "")

@@ -8,7 +8,7 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ LIMIT = 1 << 30  #: maximum bytes of a manifest
 SPARE = 1_000_000  #: number of segments allowed in a manifest of any length
 FILE_KINDS = ("data", "metadata", "other")
 _HEX = re.compile(r"[0-9a-f]{32}")
+T = TypeVar("T")
 
 
 class ManifestFields:
@@ -44,21 +45,18 @@ class ManifestFields:
         return CorruptError(f"{self._what} contradicts itself: {words}")
 
     def table(self, row: Mapping[str, Any], name: str) -> dict[str, Any]:
-        value = row.get(name)
-        if not isinstance(value, dict):
-            raise self.fail(f"{name!r} is not an object")
-        return value
+        return self._of(row, name, dict, "an object")
 
     def rows(self, row: Mapping[str, Any], name: str) -> list[Any]:
-        value = row.get(name)
-        if not isinstance(value, list):
-            raise self.fail(f"{name!r} is not a list")
-        return value
+        return self._of(row, name, list, "a list")
 
     def text(self, row: Mapping[str, Any], name: str) -> str:
+        return self._of(row, name, str, "a string")
+
+    def _of(self, row: Mapping[str, Any], name: str, kind: type[T], words: str) -> T:
         value = row.get(name)
-        if not isinstance(value, str):
-            raise self.fail(f"{name!r} is not a string")
+        if not isinstance(value, kind):
+            raise self.fail(f"{name!r} is not {words}")
         return value
 
     def number(self, row: Mapping[str, Any], name: str, most: int) -> int:

@@ -32,11 +32,11 @@ import xxhash
 from workbench.analysis.manifest_entries import Manifest
 from workbench.analysis.manifest_fields import LIMIT, ManifestFields
 from workbench.core import jsonsafe
+from workbench.core.disk import read_whole
 from workbench.core.fingerprint import BLOCK
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place
 from workbench.core.remote.url import is_url
-from workbench.core.source import cannot_open
 from workbench.errors import (
     CorruptError,
     MissingFileError,
@@ -198,15 +198,7 @@ def read(path: str | Place) -> Manifest:
         if size > LIMIT:
             raise UnsafeError(f"manifest {place.path!r} has {size:,} bytes, over the limit of {LIMIT:,}")
         return decode(place.read(place.file), place.path)
-    try:
-        with open(path, "rb") as handle:
-            size = os.fstat(handle.fileno()).st_size
-            if size > LIMIT:
-                raise UnsafeError(f"manifest {path!r} has {size:,} bytes, over the limit of {LIMIT:,}")
-            data = handle.read(LIMIT + 1)
-    except OSError as error:
-        raise cannot_open(f"manifest {path!r}", error, "read") from None
-    return decode(data, path)
+    return decode(read_whole(path, what=f"manifest {path!r}", limit=LIMIT), path)
 
 
 def decode(data: bytes, path: str | None) -> Manifest:

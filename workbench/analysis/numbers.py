@@ -11,30 +11,20 @@
     the rest        itself        no copy
 
 Every conversion except the magnitude is exact. F4 and F6 pack several elements into a byte; they have no numbers here.
-
-Tables: OCP "8-bit Floating Point Specification" 1.0 (E4M3, E5M2), the FNUZ variants of ``torch/headeronly/util`` 2.13
-(bias one higher, no infinities, no negative zero: 0x80 is NaN), OCP "Microscaling Formats" 1.0 (E8M0).
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from workbench.core.arrays import Array
+from workbench.core.decoding.floats import FP8, fp8_table
 from workbench.core.dtypes import DType
 
 BLOCK = 128 << 10  #: elements converted at a time: 1 MiB of float64, which stays in a core's cache
 
-# name: exponent bits, mantissa bits, bias, has infinities, is FNUZ
-_FP8 = {
-    "float8_e4m3fn": (4, 3, 7, False, False),
-    "float8_e5m2": (5, 2, 15, True, False),
-    "float8_e4m3fnuz": (4, 3, 8, False, True),
-    "float8_e5m2fnuz": (5, 2, 16, False, True),
-}
 _INTEGERS = {
     "qint8": "i1",
     "quint8": "u1",
@@ -71,7 +61,7 @@ class Decoder:
             out = self._take(len(bits), np.float32)
             out[:] = bits
             return out
-        if name in _FP8 or name == "float8_e8m0fnu":
+        if name in FP8 or name == "float8_e8m0fnu":
             return np.take(fp8_table(name), bits, out=self._take(len(bits), np.float32), mode="clip")
         if self.kind == "magnitudes":
             half = np.dtype(f"<f{self.dtype.itemsize // 2}")
@@ -88,25 +78,9 @@ class Decoder:
         return self._buffer.view(kind)[:count]
 
 
-@cache
-def fp8_table(name: str) -> Array:
-    """Return the value of every byte of an 8-bit float type, ``(256,) float32``."""
-    code = np.arange(256)
-    if name == "float8_e8m0fnu":
-        table = np.ldexp(1.0, code - 127)
-        table[255] = np.nan
-        return table.astype(np.float32)
-    exponent_bits, mantissa_bits, bias, infinite, fnuz = _FP8[name]
-    exponent = (code >> mantissa_bits) & ((1 << exponent_bits) - 1)
-    mantissa = code & ((1 << mantissa_bits) - 1)
-    fraction = np.where(exponent > 0, 1 << mantissa_bits, 0) + mantissa
-    table = np.ldexp(fraction.astype(np.float64), np.maximum(exponent, 1) - bias - mantissa_bits)
-    table = np.where(code & 0x80, -table, table)
-    if fnuz:
-        table[0x80] = np.nan
-    elif infinite:
-        top = exponent == (1 << exponent_bits) - 1
-        table = np.where(top, np.where(mantissa == 0, np.where(code & 0x80, -np.inf, np.inf), np.nan), table)
-    else:
-        table[[0x7F, 0xFF]] = np.nan
-    return table.astype(np.float32)
+def equal_edges(low: float, high: float, bins: int) -> Array:
+    """Return the ``(bins + 1,)`` edges of equal bins of a range."""
+    at = np.arange(bins + 1) / bins
+    edges = low * (1 - at) + high * at  # high − low may overflow float64, this cannot
+    edges[0], edges[-1] = low, high
+    return np.maximum.accumulate(edges)

@@ -24,7 +24,7 @@ from workbench.core.decoding.ggml import HAS_CELLS
 from workbench.core.decoding.values import HALVES, cells
 from workbench.core.dtypes import DType
 from workbench.core.payload import Payloads
-from workbench.core.scan import OnError, Piece, scan
+from workbench.core.scan import Piece, scan
 from workbench.core.work import pair_work
 
 ON_THE_WAY = (2.0**-9, 2.0**-25)  #: what rounding to bfloat16 costs of a number; what float16 loses of the smallest
@@ -81,7 +81,6 @@ def roundings(
     pairs: list[tuple[int, int]],
     *,
     threads: int | None = None,
-    on_error: OnError | None = None,
 ) -> Iterator[tuple[int, CellCheck]]:
     """Compare sources with what is stored; yields the number of the pair and what was found.
 
@@ -97,7 +96,7 @@ def roundings(
     schemes = [stored.catalog.dtype_of(u).name for _, u in pairs]
     first, second = (np.array([pair[side] for pair in pairs], np.int64) for side in (0, 1))
     work = pair_work(source, ends, first, second)
-    for k, state in scan(work, _Within(source, ends, stored), threads=threads, on_error=on_error):
+    for k, state in scan(work, _Within(source, ends, stored), threads=threads):
         state.scheme = schemes[k]
         yield k, state
 

@@ -28,6 +28,7 @@ from workbench.core.jsonable import finite
 from workbench.core.place import Place
 from workbench.core.scan import Progress
 from workbench.core.shown import Shown, above
+from workbench.core.words import some_of
 from workbench.errors import NotACheckpointError, UsageError
 from workbench.names.metrics import MEANINGS, takes_time
 from workbench.runs import Found, discover, grouped
@@ -277,8 +278,8 @@ class Run(Shown):
             self._used = []
         folders = [one.path for one in grouped(found)[0]]
         if len(folders) > 1:
-            named = ", ".join(map(repr, folders[:3])) + (", …" if len(folders) > 3 else "")
-            self.notes.append(f"the steps of {len(folders)} folders are shown as one run: {named}; open one of them")
+            words = f"the steps of {len(folders)} folders are shown as one run: {some_of(folders, 3)}"
+            self.notes.append(f"{words}; open one of them")
         self._check()
 
     # ---- tables -------------------------------------------------------------------------------------------------

@@ -26,9 +26,11 @@ from workbench.analysis.census import Census, Counts
 from workbench.analysis.moment import Moment
 from workbench.analysis.moments import Moments
 from workbench.checkpoint import Checkpoint, as_checkpoint
+from workbench.core import box
 from workbench.core import scan as scanning
 from workbench.core.arrays import Array
-from workbench.core.cache import cache_folder, keep
+from workbench.core.cache import cache_folder
+from workbench.core.disk import keep
 from workbench.core.dtypes import ALL, DType
 from workbench.core.engine import engine
 from workbench.core.executors import using
@@ -217,7 +219,7 @@ def _by_module(ckpt: Checkpoint, columns: dict[str, Array], errors: dict[int, st
     frame = pd.DataFrame({"module": pd.array(order, dtype="str")})
     frame["tensors"] = np.bincount(where, minlength=len(order))
     for name, each in (("numel", catalog.numel), ("nbytes", catalog.tensor_nbytes)):
-        frame[name] = _summed(where, each[who], len(order))
+        frame[name] = box.sums(where, each[who], len(order))
     floating = np.array([dtype.kind == "f" for dtype in ALL])[catalog.dtype]
     keep = floating[who]
     told: dict[int, str] = {}
@@ -230,8 +232,8 @@ def _by_module(ckpt: Checkpoint, columns: dict[str, Array], errors: dict[int, st
 def _merged(columns: dict[str, Array], where: Array, who: Array, rows: int) -> dict[str, Array]:
     """Add up rows of tensors: ``M₂ = Σ (M₂ᵢ + nᵢ·(meanᵢ − mean)²)``."""
     each = {name: column[who] for name, column in columns.items()}
-    n, total = each["finite"].astype(np.float64), _summed(where, each["finite"], rows)
-    found: dict[str, Array] = {name: _summed(where, each[name], rows) for name in COUNTS}
+    n, total = each["finite"].astype(np.float64), box.sums(where, each["finite"], rows)
+    found: dict[str, Array] = {name: box.sums(where, each[name], rows) for name in COUNTS}
     found["min"], found["max"] = np.full(rows, np.nan), np.full(rows, np.nan)
     np.fmin.at(found["min"], where, each["min"])
     np.fmax.at(found["max"], where, each["max"])
@@ -251,12 +253,6 @@ def _merged(columns: dict[str, Array], where: Array, who: Array, rows: int) -> d
     for name in ("norm", "rms"):
         for where_spoilt, value in spoilt:
             found[name][where_spoilt] = value
-    return found
-
-
-def _summed(where: Array, values: Array, rows: int) -> Array:
-    found = np.zeros(rows, np.int64)
-    np.add.at(found, where, values)
     return found
 
 

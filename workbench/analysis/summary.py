@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from workbench.analysis.blocks import MatrixBlocks
-from workbench.analysis.numbers import BLOCK, Decoder
+from workbench.analysis.numbers import BLOCK, Decoder, equal_edges
 from workbench.core.arrays import Array
 from workbench.tensor import LazyTensor
 
@@ -132,7 +132,7 @@ def _profile(
     if low == high:
         margin = max(0.5, abs(low) * 2.0**-20)
         low, high = max(low - margin, -_MAX), min(high + margin, _MAX)
-    edges = _edges(low, high, bins)
+    edges = equal_edges(low, high, bins)
     counts = np.zeros(bins, np.int64)
     for block in blocks:
         for values in _parts(block.values):
@@ -245,13 +245,6 @@ def _least(old: float | int | None, new: Any, pick: Any) -> float | int | None:
 
 def _parts(values: Array) -> list[Array]:
     return [values[start : start + BLOCK] for start in range(0, len(values), BLOCK)]
-
-
-def _edges(low: float, high: float, bins: int) -> Array:
-    at = np.arange(bins + 1) / bins
-    edges = low * (1 - at) + high * at  # high − low may overflow float64, this cannot
-    edges[0], edges[-1] = low, high
-    return np.maximum.accumulate(edges)
 
 
 def _count(values: Array, edges: Array) -> Array:

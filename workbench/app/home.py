@@ -34,6 +34,7 @@ from workbench.app.state import WorkbenchState, link
 from workbench.app.watching import recent
 from workbench.app.words import html, size
 from workbench.core.remote.url import is_url
+from workbench.core.words import plural
 from workbench.errors import WorkbenchError
 from workbench.runs import RunFolder, grouped
 from workbench.views import spark, units
@@ -178,7 +179,7 @@ class Home(pn.viewable.Viewer):
             self._page.text = none + self._welcome()
             return
         cards = "".join(self._card(folder) for folder in self._folders)
-        number = units.plural(len(self._folders), "run")
+        number = plural(len(self._folders), "run")
         head = f'<h2>{number} under <span class="name">{root}</span></h2>'
         self._page.text = f'{head}{_alarms()}<div class="runs">{cards}</div>{LEGEND}{self._welcome()}'
 
@@ -192,7 +193,7 @@ class Home(pn.viewable.Viewer):
         formats = ", ".join(sorted({step.format for step in folder.steps}))
         about = [
             html(formats),
-            units.plural(len(folder.steps), "checkpoint"),
+            plural(len(folder.steps), "checkpoint"),
             f"{size(max(step.nbytes for step in folder.steps))} each" if folder.steps else "",
         ]
         saved = f"last step {folder.steps[-1].step or 0:,} · saved {units.age(time.time() - newest)} ago"

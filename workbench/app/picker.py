@@ -112,9 +112,7 @@ class Picker(pn.viewable.Viewer):
         self._looking = Job(schedule, long=True)
         self._next = time.monotonic() + AGAIN
         self._words = style.pane("")
-        self._refresh = pmui.Button(
-            label="Refresh", variant="outlined", color="primary", size="small", on_click=lambda _: self.refresh()
-        )
+        self._refresh = style.button("Refresh", lambda _: self.refresh())
         self._narrow = pmui.TextInput(label="Find a checkpoint", size="small", sizing_mode="stretch_width")
         self.list = CheckpointList(self._clicked)
         self._narrow.param.watch(lambda event: self.list.param.update(wanted=event.new), "value_input")

@@ -38,6 +38,7 @@ from workbench.app.save import csv_button, text_button
 from workbench.app.state import WorkbenchState, joined, link, separated
 from workbench.app.words import html, safe, size
 from workbench.app.work import JobButton
+from workbench.core.words import plural
 from workbench.errors import UsageError, WorkbenchError
 from workbench.runs import grouped
 from workbench.tensor import LazyTensor
@@ -164,15 +165,12 @@ class RunPage(pn.viewable.Viewer):
         self._choice = pn.Column(self._metrics, self._chips, stylesheets=[CHOICE], sizing_mode="stretch_width")
         self._title = style.pane("<h2>Layers over the steps</h2>", margin=SECTION)
         self._asked: tuple[int | None, CheckpointPair | None] | None = None
-        self._measures = pmui.RadioButtonGroup(
-            options=list(LAYER_MEASURES),
-            value=self._measure_name(),
-            size="small",
-            color="primary",
+        self._measures = style.choice(
+            list(LAYER_MEASURES),
+            self._measure_name(),
+            lambda measure: state.param.update(measure=measure),
             margin=(5, 10),
-            sx=style.ONE_LINE,
         )
-        self._measures.param.watch(lambda event: state.param.update(measure=event.new), "value")
         self._body = pn.Column(sizing_mode="stretch_width")
         self.opening.param.watch(self._opened, "status")
         self.checking.param.watch(self._checked, "status")
@@ -424,7 +422,7 @@ class RunPage(pn.viewable.Viewer):
             f'<a href="{html(link(at=str(int(row["step"])), **kept))}">{html(spike_sentence(row))}</a>'
             for row in rows[:8]
         ]
-        more = f" and {units.plural(len(rows) - 8, 'more event')}" if len(rows) > 8 else ""
+        more = f" and {plural(len(rows) - 8, 'more event')}" if len(rows) > 8 else ""
         return f'<p class="muted">Also: {"; ".join(links)}{more}.</p>' if links else ""
 
     def _examine(self, progress: Progress) -> tuple[int, Diagnosis]:
@@ -555,7 +553,7 @@ class RunPage(pn.viewable.Viewer):
         table.on_click(self._row_clicked)
         self._listed, self._rows = shown, table
         self._steps[:] = [
-            style.pane(f"<h2>{units.plural(len(frame), 'checkpoint')}</h2>", margin=SECTION),
+            style.pane(f"<h2>{plural(len(frame), 'checkpoint')}</h2>", margin=SECTION),
             table,
             pn.FlexBox(
                 text_button(f"{name}-report.html", self._report, "report"),
@@ -625,12 +623,12 @@ def _about(run: Run) -> str:
     parts = []
     if found:
         steps = f"steps {found[0].step or 0:,} to {found[-1].step or 0:,}"
-        parts = [html(", ".join(sorted({one.format for one in found}))), units.plural(len(found), "checkpoint"), steps]
+        parts = [html(", ".join(sorted({one.format for one in found}))), plural(len(found), "checkpoint"), steps]
         parts.append(f"{size(max(one.nbytes for one in found))} each")
         parts.append(f"saved {units.age(time.time() - max(one.mtime for one in found))} ago")
     if len(run.sources):
         row = run.sources.iloc[0]
-        parts.append(f"log {html(row['path'])} ({html(row['kind'])}), {units.plural(int(row['points']), 'point')}")
+        parts.append(f"log {html(row['path'])} ({html(row['kind'])}), {plural(int(row['points']), 'point')}")
     return " · ".join(parts)
 
 
@@ -641,7 +639,7 @@ def _bad_steps(reading: Reading) -> str:
     if not bad:
         return ""
     first = reading.health[bad[0].path]
-    more = f" Findings in {units.plural(len(bad), 'checkpoint')}." if len(bad) > 1 else ""
+    more = f" Findings in {plural(len(bad), 'checkpoint')}." if len(bad) > 1 else ""
     kind = "error" if any(reading.health[one.path].severity == "error" for one in bad) else "warning"
     return style.message(f"Since step {bad[0].step:,}: {bad[0].path}: {relative_words(first.words)}.{more}", kind)
 
@@ -668,9 +666,7 @@ def cause_html(d: Diagnosis) -> str:
     expect = f"<p>{html(_sentence(one.damage[0]))}</p>" if one.damage else ""
     remedy = f"<p><b>Do:</b> {html(_sentence(one.remedy))}</p>" if one.remedy else ""
     second = f"<p class=muted>Next best explanation: {html(one.runner_up)}</p>" if one.runner_up else ""
-    more = (
-        f"<p class=muted>{units.plural(len(real) - 1, 'further cause')}: {html(real[1].title)}</p>" if real[1:] else ""
-    )
+    more = f"<p class=muted>{plural(len(real) - 1, 'further cause')}: {html(real[1].title)}</p>" if real[1:] else ""
     since = "" if one.since is None else f", since step {one.since:,}"
     certain = f"<small>{html(one.certainty)} · {html(one.severity)}{since}</small>"
     return f'<p class="cause">{html(one.title)}{certain}</p>{proof}{expect}{remedy}{second}{more}{compared}'

@@ -27,12 +27,12 @@ def csv_button(name: str, frame: Callable[[], Any], label: str = "CSV") -> pmui.
     return _button(f"{name}.csv", made, label)
 
 
-def json_button(name: str, document: Callable[[], Any], label: str = "JSON") -> pmui.FileDownload:
+def json_button(name: str, document: Callable[[], Any]) -> pmui.FileDownload:
     """Return a button for a JSON document in ASCII."""
     return _button(
         f"{name}.json",
         lambda: io.BytesIO(json.dumps(relative_values(document()), indent=1, allow_nan=False).encode()),
-        label,
+        "JSON",
     )
 
 

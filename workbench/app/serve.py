@@ -218,6 +218,7 @@ def _bundle(roots: Any, resources: Any) -> Any:
     key = (
         resources.mode,
         resources.root_url,
+        pn.state.base_url,
         pn.state.rel_path,
         config.design,
         config.theme,

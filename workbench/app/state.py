@@ -25,6 +25,7 @@ from workbench.app.outlet import Outlet
 from workbench.app.registry import Lease, Registry, shared
 from workbench.checkpoint import Checkpoint
 from workbench.errors import UsageError
+from workbench.tensor import LazyTensor
 
 if TYPE_CHECKING:
     from workbench.analysis.report import Report
@@ -150,6 +151,11 @@ class WorkbenchState(param.Parameterized):
         if path:
             turn = self._turn
             self._opening.start(lambda progress: self._open(path, turn))
+
+    def chosen(self) -> LazyTensor | None:
+        """Return the selected tensor of the open checkpoint."""
+        ckpt, key = self.ckpt, self.tensor
+        return ckpt[key] if ckpt is not None and key and key in ckpt else None
 
     def look(self) -> None:
         """Check in a job whether the files have changed since they were opened.

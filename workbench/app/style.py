@@ -6,10 +6,11 @@ Material's ``Typography`` and ``Alert``): escaped text can still be a Markdown l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import panel as pn
+import panel_material_ui as pmui
 from bokeh.models.widgets.tables import HTMLTemplateFormatter
 
 from workbench.app.words import THIN, html
@@ -72,6 +73,21 @@ def pane(text: str, **params: Any) -> pn.pane.HTML:
     """Return an HTML pane in the page's style; foreign text in it must be escaped."""
     defaults = {"sizing_mode": "stretch_width", "margin": (0, 10), "stylesheets": [HTML]}
     return pn.pane.HTML(text, **{**defaults, **params})
+
+
+def button(label: str, pressed: Callable[[Any], None], **params: Any) -> pmui.Button:
+    """Return a small button with a frame; filled ones start the long jobs."""
+    return pmui.Button(
+        **{"label": label, "variant": "outlined", "color": "primary", "size": "small", "on_click": pressed, **params}
+    )
+
+
+def choice(options: Any, value: str, chosen: Callable[[Any], None], **params: Any) -> pmui.RadioButtonGroup:
+    """Return a row of buttons, one of them chosen; ``chosen`` is called with the new value."""
+    defaults = {"size": "small", "color": "primary", "margin": (10, 10), "sx": ONE_LINE}
+    made = pmui.RadioButtonGroup(**{"options": options, "value": value, **defaults, **params})
+    made.param.watch(lambda event: chosen(event.new), "value")
+    return made
 
 
 def message(text: str, kind: str = "info") -> str:

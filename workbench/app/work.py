@@ -66,7 +66,7 @@ class JobButton(pn.viewable.Viewer):
 
     @cached_property
     def _running(self) -> pn.Row:
-        cancel = pmui.Button(label="Cancel", variant="outlined", color="primary", on_click=lambda _: self.cancel())
+        cancel = style.button("Cancel", lambda _: self.cancel(), size="medium")
         return pn.Row(self._bar, cancel, sizing_mode="stretch_width", align="center")
 
     def start(self) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import workbench
 from workbench.checkpoint import Checkpoint
+from workbench.core.words import plural
 from workbench.errors import UsageError
-from workbench.views import units
 from workbench.views.lines import fold
 from workbench.views.names import safe
 
@@ -42,7 +42,7 @@ def narrow(ckpt: Checkpoint, options: argparse.Namespace) -> Checkpoint:
         roles = ", ".join(sorted(set(ckpt.roles)))
         meant = f"has a name that matches {joined!r}" if joined else f"has the role {options.role!r}"
         meant += f" and the role {options.role!r}" if joined and options.role else ""
-        note(f"none of {units.plural(len(ckpt), 'tensor')} {meant}; the stored roles are {roles}")
+        note(f"none of {plural(len(ckpt), 'tensor')} {meant}; the stored roles are {roles}")
     return narrow
 
 

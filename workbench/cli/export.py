@@ -12,6 +12,7 @@ from workbench.cli.common import note, open_as, print_json, say
 from workbench.cli.workers import workers
 from workbench.core.jsonsafe import read_own
 from workbench.core.mesh.mesh import Mesh
+from workbench.core.words import plural
 from workbench.errors import UsageError
 from workbench.export.export import export as write
 from workbench.export.sharding.rules import Rules
@@ -97,7 +98,7 @@ def _to_device(options: argparse.Namespace, ckpt: Checkpoint) -> int:
     if options.json:
         print_json(told)
         return 0
-    what = f"{units.plural(len(tensors), 'tensor')}, {units.nbytes(nbytes)}"
+    what = f"{plural(len(tensors), 'tensor')}, {units.nbytes(nbytes)}"
     say(f"{what} on {safe(options.to_device)} in {seconds:.2f} s")
     if peak is not None:
         say(f"  {nbytes / seconds / 1e9:.2f} GB/s; copies from one host buffer reach {peak:.2f} GB/s in this run")

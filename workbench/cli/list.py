@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from workbench.checkpoint import Checkpoint
 from workbench.cli.common import narrow, note, open_as, paint, print_json, say
 from workbench.core.place import Place
+from workbench.core.words import plural
 from workbench.errors import OpenError, WorkbenchError
 from workbench.formats import FORMATS, detect, not_recognised
 from workbench.views import facts, units
@@ -105,7 +106,7 @@ def _print_found(options: argparse.Namespace, found: Sequence[Found]) -> None:
 def _tree(ckpt: Checkpoint, depth: int | None) -> None:
     size = units.nbytes(int(ckpt.catalog.tensor_nbytes.sum()))
     step = "" if ckpt.step is None else f", step {ckpt.step:,}"
-    head = f"{ckpt.format} {safe(ckpt.path)}{step}: {units.plural(len(ckpt), 'tensor')}, {size}"
+    head = f"{ckpt.format} {safe(ckpt.path)}{step}: {plural(len(ckpt), 'tensor')}, {size}"
     say(paint(head, "head"))
     for line in tree_lines(facts.nodes(ckpt.catalog), depth=depth):
         say(line)

@@ -20,6 +20,7 @@ from workbench.analysis.manifest_file import read
 from workbench.cli.common import open_as, print_json, say
 from workbench.cli.workers import check_pins, run_part, workers
 from workbench.core.executors import using
+from workbench.core.words import plural
 from workbench.errors import MissingFileError, UsageError, WorkbenchError
 from workbench.views import units
 from workbench.views.lines import room
@@ -67,8 +68,8 @@ def _write(options: argparse.Namespace) -> int:
         return 0
     say(f"{safe(str(made.path))}")
     say(
-        f"  {units.plural(len(made.files), 'file')}, {units.nbytes(made.nbytes)}, {digests:,} digests; "
-        f"{units.plural(len(made.tensors), 'tensor')} with fingerprints" + (f", {lost:,} without" if lost else "")
+        f"  {plural(len(made.files), 'file')}, {units.nbytes(made.nbytes)}, {digests:,} digests; "
+        f"{plural(len(made.tensors), 'tensor')} with fingerprints" + (f", {lost:,} without" if lost else "")
     )
     for name, why in list(made.left_out.items())[:SHOWN]:
         say(shorten(f"  left out: {safe(name)}: {safe(why)}", room()))
@@ -124,7 +125,7 @@ def _headline(found: ManifestDiff) -> str:
     kinds = ("added", "removed", "changed", "renamed", "unknown")
     told = [f"{len(getattr(found, kind)):,} {kind}" for kind in kinds if getattr(found, kind)]
     moved = f" ({len(found.moved):,} in other files)" if found.moved else ""
-    return ", ".join([*told, f"{units.plural(len(found.equal), 'tensor')} equal{moved}"])
+    return ", ".join([*told, f"{plural(len(found.equal), 'tensor')} equal{moved}"])
 
 
 def _rows(found: ManifestDiff) -> list[tuple[str, list[str]]]:

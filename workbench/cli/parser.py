@@ -37,11 +37,9 @@ def parser() -> argparse.ArgumentParser:
         commands, "ls", "list", "list the tensors of a checkpoint by module, or the checkpoints under a folder"
     )
     ls.add_argument("path", help="a checkpoint, or a folder that contains several")
-    ls.add_argument(
-        "pattern", nargs="*", default=(), help="regular expressions; only tensors whose name contains a match"
-    )
+    _pattern(ls)
     ls.add_argument("--flat", action="store_true", help="one line per tensor instead of a tree")
-    ls.add_argument("--role", help="only tensors of this role (param, exp_avg …) or group (model, optimizer)")
+    _role(ls)
     ls.add_argument("--depth", type=_positive, help="levels of the tree (default: all)")
 
     show = _command(commands, "show", "show", "show a tensor or a slice of it: distribution, chunks, values")
@@ -60,15 +58,12 @@ def parser() -> argparse.ArgumentParser:
 
     stats = _command(commands, "stats", "stats", "compute range, mean, spread and unusual values of every tensor")
     stats.add_argument("path", help="a checkpoint")
-    stats.add_argument(
-        "pattern", nargs="*", default=(), help="regular expressions; only tensors whose name contains a match"
-    )
+    _pattern(stats)
     stats.add_argument("--by", choices=("tensor", "shard", "module"), default="tensor", help="what each row describes")
     stats.add_argument("--quantiles", action="store_true", help="also quantiles, distinct values and entropy")
-    stats.add_argument("--role", help="only tensors of this role (param, exp_avg …) or group (model, optimizer)")
+    _role(stats)
     stats.add_argument("--sort", metavar="COLUMN", help="sort by this column, largest first (default: stored order)")
-    stats.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
-    _workers(stats, parts=True)
+    _workers(stats, threads=True, parts=True)
 
     verify = _command(commands, "verify", "verify", "check that a checkpoint is intact and consistent")
     verify.add_argument("path", help="a checkpoint")
@@ -76,15 +71,13 @@ def parser() -> argparse.ArgumentParser:
         "--deep", action="store_true", help="read every byte: checksums, values, replicas, master weights"
     )
     verify.add_argument("--manifest", metavar="FILE", help="compare with a manifest (see workbench manifest)")
-    verify.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
-    _workers(verify, parts=True)
+    _workers(verify, threads=True, parts=True)
 
     seal = _command(commands, "seal", "seal", "verify a finished checkpoint, and write its manifest if it is intact")
     seal.add_argument("path", help="a checkpoint")
     seal.add_argument("--quick", action="store_true", help="check the structure only, not every byte")
     seal.add_argument("--beside", action="store_true", help="write the manifest next to the checkpoint, not inside")
-    seal.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
-    _workers(seal)
+    _workers(seal, threads=True)
 
     manifest = _command(commands, "manifest", "manifest", "record digests of every byte, and check them later")
     manifest.add_argument("action", choices=("write", "check", "diff"), help="what to do")
@@ -96,16 +89,13 @@ def parser() -> argparse.ArgumentParser:
     )
     manifest.add_argument("--output", metavar="FILE", help="file to write (default: NAME.manifest.json next to NAME)")
     manifest.add_argument("--inside", action="store_true", help="write the manifest into the checkpoint's folder")
-    manifest.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
-    _workers(manifest, parts=True)
+    _workers(manifest, threads=True, parts=True)
 
     diff = _command(commands, "diff", "diff", "compare two checkpoints, bit for bit")
     diff.add_argument("a", help="a checkpoint")
     diff.add_argument("b", help="another checkpoint, of any format and sharding")
-    diff.add_argument(
-        "pattern", nargs="*", default=(), help="regular expressions; only tensors whose name contains a match"
-    )
-    diff.add_argument("--role", help="only tensors of this role (param, exp_avg …) or group (model, optimizer)")
+    _pattern(diff)
+    _role(diff)
     diff.add_argument("--no-values", action="store_true", help="compare only names, shapes, types and objects")
     diff.add_argument(
         "--evidence",
@@ -119,8 +109,7 @@ def parser() -> argparse.ArgumentParser:
         "--replicas", type=int, nargs=2, metavar=("I", "J"), help="compare replica I of A with replica J of B"
     )
     diff.add_argument("--all", action="store_true", help="list every tensor that differs, not only the first ones")
-    diff.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
-    _workers(diff)
+    _workers(diff, threads=True)
 
     doctor = _command(
         commands, "doctor", "doctor", "find out why the loss jumped after a resume: causes, evidence, remedy"
@@ -150,8 +139,7 @@ def parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--html", metavar="FILE", help="also write a page with figures; it works offline")
     doctor.add_argument("--all", action="store_true", help="print everything, not only the first screen")
-    doctor.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
-    _workers(doctor)
+    _workers(doctor, threads=True)
 
     report = _command(
         commands, "report", "report", "write a run, a checkpoint, or the difference of two as one HTML file"
@@ -163,7 +151,7 @@ def parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--logs", metavar="PATH", help="a log of the run, or a folder of logs")
     report.add_argument("--deep", action="store_true", help="read every byte of every checkpoint, whatever its size")
-    report.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
+    _threads(report)
 
     layout = _command(
         commands,
@@ -172,10 +160,8 @@ def parser() -> argparse.ArgumentParser:
         "show what each rank stores, inferred from the stored chunks, and whether it fits given GPUs",
     )
     layout.add_argument("path", help="a checkpoint")
-    layout.add_argument(
-        "pattern", nargs="*", default=(), help="regular expressions; only tensors whose name contains a match"
-    )
-    layout.add_argument("--role", help="only tensors of this role (param, exp_avg …) or group (model, optimizer)")
+    _pattern(layout)
+    _role(layout)
     layout.add_argument("--tensor", metavar="KEY", help="one tensor: its placement and where each chunk is")
     layout.add_argument(
         "--rank", metavar="N", help="one rank, or the label of a holder: coordinates, peers, what it stores"
@@ -280,8 +266,7 @@ def parser() -> argparse.ArgumentParser:
         "--manifest", action=argparse.BooleanOptionalAction, default=True, help="write a manifest into the folder"
     )
     export.add_argument("--dry-run", action="store_true", help="only print what would be read and written")
-    export.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
-    _workers(export)
+    _workers(export, threads=True)
     export.add_argument(
         "--to-device", metavar="DEVICE", help="load onto a device (cuda:0, cpu …) instead of writing files"
     )
@@ -292,7 +277,7 @@ def parser() -> argparse.ArgumentParser:
 
     merge = _command(commands, "merge", "merge", "combine the parts of a command that ran with --part")
     merge.add_argument("parts", nargs="+", metavar="PART", help="all part files")
-    merge.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
+    _threads(merge)
 
     watch = _command(
         commands, "watch", "watch", "report new steps, spikes, resumes and findings of a run as they appear"
@@ -330,7 +315,7 @@ def parser() -> argparse.ArgumentParser:
         "--until-steps", type=_positive, metavar="N", help="exit when N steps have been reported and checked"
     )
     watch.add_argument("--for", type=_seconds, metavar="SECONDS", dest="duration", help="exit after this time")
-    watch.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
+    _threads(watch)
 
     serve = _command(commands, "serve", "serve", "serve the dashboard for a browser")
     serve.add_argument("root", help="folder or URL that contains checkpoints; nothing outside it can be opened")
@@ -455,8 +440,24 @@ def _command(commands: Any, name: str, module: str, words: str) -> argparse.Argu
     return made
 
 
-def _workers(command: argparse.ArgumentParser, *, parts: bool = False) -> None:
+def _pattern(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "pattern", nargs="*", default=(), help="regular expressions; only tensors whose name contains a match"
+    )
+
+
+def _role(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--role", help="only tensors of this role (param, exp_avg …) or group (model, optimizer)")
+
+
+def _threads(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--threads", type=_positive, help="number of threads (default: number of cores, up to 8)")
+
+
+def _workers(command: argparse.ArgumentParser, *, threads: bool = False, parts: bool = False) -> None:
     """Add the options for where a command that reads every byte does the work."""
+    if threads:
+        _threads(command)
     command.add_argument("--workers", type=_positive, metavar="N", help="read with this many processes")
     command.add_argument("--dask", metavar="ADDRESS", help="read on the workers of this Dask scheduler")
     if parts:

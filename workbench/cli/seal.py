@@ -8,6 +8,7 @@ import sys
 from workbench.analysis.seal import seal as seal_checkpoint
 from workbench.cli.common import open_as, print_json, say
 from workbench.cli.workers import workers
+from workbench.core.words import plural
 from workbench.errors import CorruptError
 from workbench.views import units
 from workbench.views.names import safe
@@ -36,6 +37,6 @@ def seal(options: argparse.Namespace) -> int:
         )
         return 0
     say(f"{safe(str(made.path))}")
-    tensors = units.plural(len(made.tensors), "tensor")
-    say(f"  sealed: {units.plural(len(made.files), 'file')}, {units.nbytes(made.nbytes)}, {tensors}")
+    tensors = plural(len(made.tensors), "tensor")
+    say(f"  sealed: {plural(len(made.files), 'file')}, {units.nbytes(made.nbytes)}, {tensors}")
     return 0

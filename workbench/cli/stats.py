@@ -14,8 +14,8 @@ from workbench.cli.common import narrow, note, open_as, paint, print_json, say
 from workbench.cli.workers import check_pins, run_part, workers
 from workbench.core.jsonable import finite
 from workbench.core.near import did_you_mean
+from workbench.core.words import plural
 from workbench.errors import UsageError
-from workbench.views import units
 from workbench.views.progress import progress_bar
 from workbench.views.stats import anomaly_words, stats_lines
 
@@ -40,7 +40,7 @@ def stats(options: argparse.Namespace) -> int:
         _print(frame, options.by)
     lost = int(frame["error"].notna().sum())
     if lost:
-        note(f"{units.plural(lost, options.by)} could not be read completely; the numbers cover only the rest")
+        note(f"{plural(lost, options.by)} could not be read completely; the numbers cover only the rest")
     return CANNOT_READ if lost else 0
 
 
@@ -74,7 +74,7 @@ def _print(frame: pd.DataFrame, by: str) -> None:
         say(paint(line, "head") if not at else paint(line, "bad") if line.startswith("  ") else line)
     odd = sum(bool(anomaly_words(row)) for row in frame.to_dict("records"))
     if odd:
-        say(f"{units.plural(odd, by)} of {len(frame):,} with unusual values")
+        say(f"{plural(odd, by)} of {len(frame):,} with unusual values")
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -28,8 +28,8 @@ from typing import Any
 
 from workbench.analysis.watch import Watcher, WatchEvent
 from workbench.cli.common import note, paint, print_json, say, tell
+from workbench.core.words import plural
 from workbench.errors import UsageError
-from workbench.views import units
 from workbench.views.names import safe
 
 COMMAND = 60  #: seconds that a command may take
@@ -137,7 +137,7 @@ def _show(event: WatchEvent, watcher: Watcher, options: argparse.Namespace) -> N
 
 def _summary(counts: dict[str, int], watcher: Watcher) -> str:
     names = {"step": "step", "rewritten": "step rewritten", "finding": "finding", "spike": "spike", "resume": "resume"}
-    parts = [units.plural(counts[kind], word) for kind, word in names.items() if counts.get(kind)]
+    parts = [plural(counts[kind], word) for kind, word in names.items() if counts.get(kind)]
     if counts.get("incomplete"):
         parts.append(f"{counts['incomplete']:,} incomplete")
     return f"watched {safe(watcher.path)}: {', '.join(parts) or 'nothing new'}"

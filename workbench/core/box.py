@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core.arrays import Ints
+from workbench.core.arrays import Array, Ints
 
 JOIN = 4_000_000  #: pairs examined at a time if not all are needed
 REGION = 400  #: boxes tested in the time that a region itself costs
@@ -48,6 +48,24 @@ def intersect(offsets_a: Ints, sizes_a: Ints, offsets_b: Ints, sizes_b: Ints) ->
     low = np.maximum(offsets_a, offsets_b)
     high = np.minimum(offsets_a + sizes_a, offsets_b + sizes_b)
     return low, np.maximum(high - low, 0)
+
+
+def spans(starts: Ints, counts: Ints) -> Ints:
+    """Concatenate the ranges ``starts[k], starts[k] + 1, …`` of ``counts[k]`` numbers each."""
+    return np.repeat(starts - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+
+
+def sums(group: Ints, values: Ints, count: int) -> Ints:
+    """Return the exact sum of the values of each of ``count`` groups."""
+    found = np.zeros(count, np.int64)
+    np.add.at(found, group, values)
+    return found
+
+
+def padded(columns: Array, dims: int, fill: int) -> Array:
+    """Return columns ``(N, D)`` with ``dims`` axes, those added filled with ``fill``; themselves if none are."""
+    more = dims - columns.shape[1]
+    return np.pad(columns, ((0, 0), (0, more)), constant_values=fill) if more else columns
 
 
 def group_join(
@@ -279,9 +297,7 @@ def _sweep(
     last = np.searchsorted(starts, base_a + end_a, side="left")
     counts = np.maximum(last - first, 0)
     i = np.repeat(np.arange(len(ga)), counts)
-    j = np.repeat(first - (np.cumsum(counts) - counts), counts)
-    j += np.arange(len(j))
-    return i, order[j], bool((reach == ends).all())
+    return i, order[spans(first, counts)], bool((reach == ends).all())
 
 
 def _pick(columns: Ints, axis: Ints, group: Ints) -> Ints:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from workbench.core import box, codecs
 from workbench.core import catalog as cat
-from workbench.core import codecs
 from workbench.core.arrays import Array
 from workbench.core.catalog import MAX_ELEMENTS, Catalog, ObjectTable
 from workbench.core.dtypes import DType
@@ -198,11 +198,11 @@ class CatalogBuilder:
             name: np.concatenate([block[name] for block in blocks])
             for name in ("tensor", "file", "start", "stop", "codec", "rank", "inner")
         }
-        joined["offsets"] = np.concatenate([_widen(block["offsets"], dims, 0) for block in blocks])
-        joined["sizes"] = np.concatenate([_widen(block["sizes"], dims, 1) for block in blocks])
+        joined["offsets"] = np.concatenate([box.padded(block["offsets"], dims, 0) for block in blocks])
+        joined["sizes"] = np.concatenate([box.padded(block["sizes"], dims, 1) for block in blocks])
         if strided:
             joined["strides"] = np.concatenate(
-                [_widen(block.get("strides", row_major(block["sizes"])), dims, 0) for block in blocks]
+                [box.padded(block.get("strides", row_major(block["sizes"])), dims, 0) for block in blocks]
             )
         by = [joined["rank"], *joined["sizes"].T[::-1], *joined["offsets"].T[::-1], joined["tensor"]]
         order = np.lexsort(by)
@@ -222,14 +222,14 @@ def merge(format: str, parts: Sequence[tuple[str, str, Catalog]], meta: Mapping[
     for _, folder, part in parts:
         for name in ("start", "stop", "codec", "rank", "replica", "dtype", "ndim"):
             columns[name].append(getattr(part, name))
-        columns["shape"].append(_widen(part.shape, dims, 1))
-        columns["offsets"].append(_widen(part.offsets, dims, 0))
-        columns["sizes"].append(_widen(part.sizes, dims, 1))
+        columns["shape"].append(box.padded(part.shape, dims, 1))
+        columns["offsets"].append(box.padded(part.offsets, dims, 0))
+        columns["sizes"].append(box.padded(part.sizes, dims, 1))
         columns["file"].append(part.file + np.int32(len(files)))
         columns["counts"].append(np.diff(part.row_ptr))
         columns["inner"].append(np.zeros(part.chunks, np.int64) if part.inner is None else part.inner)
         if strided:
-            columns["strides"].append(_widen(_strides_of(part), dims, 0))
+            columns["strides"].append(box.padded(_strides_of(part), dims, 0))
         files += [f"{folder}/{name}" if folder else name for name in part.files]
     known = all(part.fqns is not None for *_, part in parts)
     joined = {name: np.concatenate(values) for name, values in columns.items() if values}
@@ -276,10 +276,6 @@ def _pad(rows: Sequence[Sequence[int]], dims: int, fill: int) -> Array:
     padded = np.full((len(rows), dims), fill, np.int64)
     padded[np.arange(dims) < counts[:, None]] = np.fromiter(chain.from_iterable(rows), np.int64, int(counts.sum()))
     return padded
-
-
-def _widen(column: Array, dims: int, fill: int) -> Array:
-    return np.pad(column, ((0, 0), (0, dims - column.shape[1])), constant_values=fill)
 
 
 def _strides_of(part: Catalog) -> Array:

@@ -12,21 +12,20 @@ silently rebuilt::
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from workbench.core import catalog as cat
 from workbench.core import memory
 from workbench.core.catalog import Catalog, ObjectTable
+from workbench.core.disk import keep
 from workbench.core.place import FileStat, Place, stat_or_absent
 from workbench.errors import WorkbenchError
 
@@ -61,20 +60,6 @@ def load(place: Place, format: str) -> Catalog | None:
 def save(place: Place, catalog: Catalog) -> None:
     """Cache a catalog; a failure to do so (a full or read-only disk) is not an error."""
     keep(_path(place, catalog.format), lambda out: _encode(out, place, catalog))
-
-
-def keep(path: str, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file of the cache, which appears whole or not at all. A failure to do so is not an error."""
-    with contextlib.suppress(OSError):
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as out:
-                write(out)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
 
 
 def _path(place: Place, format: str) -> str:

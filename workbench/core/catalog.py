@@ -379,3 +379,13 @@ def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def is_row_major(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether elements follow each other in order; the stride of an axis of one element does not matter."""
+    return all(n <= 1 or a == b for n, a, b in zip(sizes, strides, row_major(sizes), strict=True))
+
+
+def reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """Return the number of elements from the first one of a strided box to its last, both included."""
+    return 0 if 0 in sizes else 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))

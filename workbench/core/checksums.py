@@ -16,7 +16,7 @@ paddle, torch before 1.6) store none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain
@@ -209,7 +209,7 @@ def stored_crcs(payloads: Payloads) -> StoredCrcs:
         except WorkbenchError:
             continue
         if item.crc is not None and item.byteorder == "little":
-            whole = item.storage_offset == 0 and _is_row_major(item.shape, item.stride)
+            whole = item.storage_offset == 0 and cat.is_row_major(item.shape, item.stride)
             whole &= (
                 not (item.conj or item.neg)
                 and item.nbytes == catalog.chunk_nbytes[row]
@@ -439,10 +439,5 @@ def _from_file(payloads: Payloads, file: int, rows: Ints, result: StoredCrcs) ->
             dims = int(catalog.ndim[catalog.tensor[row]])
             if catalog.strides is not None:
                 strides, sizes = catalog.strides[row, :dims].tolist(), catalog.sizes[row, :dims].tolist()
-                whole &= _is_row_major(sizes, strides)
+                whole &= cat.is_row_major(sizes, strides)
             result.crc[row], result.nbytes[row], result.exact[row] = crc, place[1] - place[0], whole
-
-
-def _is_row_major(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether the elements are contiguous; the stride of an axis of size 1 does not matter."""
-    return all(n <= 1 or a == b for n, a, b in zip(sizes, strides, cat.row_major(sizes), strict=True))

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import stat as stat_module
-from contextlib import AbstractContextManager, nullcontext
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property
+from typing import BinaryIO
 
 from workbench.core.source import FileStat, PreadSource, Source, cannot_open
 from workbench.errors import MissingFileError, NotACheckpointError, UnsafeError
@@ -165,3 +168,36 @@ class Disk:
 
 def _inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def keep(path: str, write: Callable[[BinaryIO], object]) -> bool:
+    """Write a file of a cache, which appears whole or not at all; return whether it did. A failure is not an error."""
+    with suppress(OSError):
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as out:
+                write(out)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        return True
+    return False
+
+
+def read_whole(path: str, *, what: str, limit: int) -> bytes:
+    """Read a file of the workbench's own.
+
+    Raises:
+        MissingFileError: it cannot be read.
+        UnsafeError: it has more than ``limit`` bytes.
+    """
+    try:
+        with open(path, "rb") as handle:
+            size = os.fstat(handle.fileno()).st_size
+            if size > limit:
+                raise UnsafeError(f"{what} has {size:,} bytes, over the limit of {limit:,}")
+            return handle.read(limit + 1)
+    except OSError as error:
+        raise cannot_open(what, error, "read") from None

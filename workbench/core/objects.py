@@ -15,7 +15,7 @@ import numpy as np
 
 from workbench.core import codecs, ziparchive
 from workbench.core.arrays import Array
-from workbench.core.catalog import Catalog
+from workbench.core.catalog import Catalog, reach
 from workbench.core.dtypes import by_name
 from workbench.core.lazymap import LazyMap
 from workbench.core.payload import decompress
@@ -64,7 +64,7 @@ def decode_archive(data: Array | LazyBytes, *, what: str, part: Callable[[Any], 
     return replace_tensors(value, made)
 
 
-def replace_tensors(value: Any, make: Callable[[TensorRef | StorageRef], Any], depth: int = 0) -> Any:
+def replace_tensors(value: Any, make: Callable[[TensorRef | StorageRef], Any]) -> Any:
     """Replace every reference to a tensor or storage in containers and inert objects.
 
     Shared and cyclic containers remain shared and cyclic.
@@ -149,8 +149,7 @@ def _tensor(
         raise CorruptError(f"{what} contains a tensor without storage")
     content = storage_of(_record(archive, storage, what))
     dtype = by_name(ref.dtype)
-    reach = sum((n - 1) * s for n, s in zip(ref.shape, ref.stride, strict=True)) + 1 if 0 not in ref.shape else 0
-    if (ref.storage_offset + reach) * dtype.itemsize > len(content):
+    if (ref.storage_offset + reach(ref.shape, ref.stride)) * dtype.itemsize > len(content):
         raise CorruptError(f"{what}: a tensor of shape {ref.shape} extends past its storage {storage.key!r}")
     flat = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
     if archive.byteorder == "big" and dtype.itemsize > 1:

@@ -86,7 +86,7 @@ class Payloads:
             at = item.start + item.storage_offset * dtype.itemsize
             if codec.part:
                 return self._at(row, at, item.shape, item.stride, dtype, undo)
-            if undo is None and _row_major(item.shape, item.stride):
+            if undo is None and cat.is_row_major(item.shape, item.stride):
                 return self._stored_at(row, at, _nbytes(item.shape, dtype), None)
         if codec.zip:
             return Region.of(self._from_archive(row))
@@ -94,7 +94,7 @@ class Payloads:
             plain = self._from_stream(row)
             if codec.within:
                 plain, inner = self._from_within(row, plain, codec.within), 0
-            reach = inner + _reach(sizes, cat.row_major(sizes) if strides is None else strides, dtype)
+            reach = inner + cat.reach(sizes, cat.row_major(sizes) if strides is None else strides) * dtype.raw.itemsize
             if reach > len(plain):
                 raise CorruptError(
                     f"{self.describe(row)} decompresses to {len(plain):,} bytes where {reach:,} are needed; its stream "
@@ -230,7 +230,7 @@ class Payloads:
         if dtype.packed:
             sizes, strides = (nbytes_of(dtype, math.prod(sizes)),), None
         steps = cat.row_major(sizes) if strides is None else strides
-        _check_reach(inner + _reach(sizes, steps, dtype), room, sizes, strides)
+        _check_reach(inner + cat.reach(sizes, steps) * dtype.raw.itemsize, room, sizes, strides)
         return self._at(row, at + inner, sizes, steps, dtype, undo)
 
     def _at(
@@ -330,7 +330,10 @@ class Payloads:
             )
         if not codecs.WHOLE_ITEM[self.catalog.codec[row]] and not dtype.packed:
             steps = cat.row_major(sizes) if strides is None else strides
-            held, wanted = math.prod(item.shape), (inner + _reach(sizes, steps, dtype)) // dtype.itemsize
+            held, wanted = (
+                math.prod(item.shape),
+                (inner + cat.reach(sizes, steps) * dtype.raw.itemsize) // dtype.itemsize,
+            )
             if wanted > held:
                 raise CorruptError(
                     f"{self.describe(row)} contains {held:,} elements but the metadata says {wanted:,} or more, "
@@ -445,27 +448,17 @@ def _strided(data: Array, start: int, sizes: tuple[int, ...], strides: tuple[int
     if dtype.packed:
         return data[start : start + nbytes_of(dtype, int(np.prod(sizes)))]
     strides = cat.row_major(sizes) if strides is None else strides
-    reach = _reach(sizes, strides, dtype) if 0 not in sizes else 0
+    reach = cat.reach(sizes, strides) * dtype.raw.itemsize
     _check_reach(start + reach, len(data), sizes, strides)
     return np.ndarray(
         sizes, dtype.raw, buffer=data.data, offset=start, strides=tuple(s * dtype.itemsize for s in strides)
     )
 
 
-def _reach(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> int:
-    """Return the number of bytes from the first element of a box that is not empty to the end of its last."""
-    return (sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) + 1) * dtype.raw.itemsize
-
-
 def _check_reach(end: int, room: int, sizes: tuple[int, ...], strides: tuple[int, ...] | None) -> None:
     if end > room:
         layout = "row-major" if strides is None else f"strides {strides}"
         raise CorruptError(f"a tensor of sizes {sizes}, {layout}, extends {end - room:,} bytes past its payload")
-
-
-def _row_major(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether elements follow each other in order; the stride of an axis of one element is ignored."""
-    return all(n == 1 or a == b for n, a, b in zip(sizes, strides, cat.row_major(sizes), strict=True))
 
 
 def _nbytes(sizes: tuple[int, ...], dtype: DType) -> int:

@@ -17,7 +17,7 @@ from workbench.core import jsonsafe
 from workbench.core.disk import Disk
 from workbench.core.remote.url import is_url
 from workbench.core.source import FileStat, LazyBytes, Source, compared
-from workbench.errors import MissingFileError, TruncatedError, UnsafeError, UsageError
+from workbench.errors import MissingFileError, OpenError, TruncatedError, UnsafeError, UsageError
 
 UNFINISHED = ".workbench-unfinished"  #: in a folder of a store while an export into it is not complete
 METADATA_LIMIT = 4 << 30  #: bytes of the largest metadata file that is read whole
@@ -226,6 +226,16 @@ class Place:
                 f"file {relative!r} ends at byte {start + len(data):,}, {want - len(data):,} bytes too early"
             )
         return data
+
+    def head(self, relative: str, length: int) -> bytes:
+        """Return the first bytes of a file inside, fewer if it is shorter; none if it cannot be read.
+
+        For the recognition of formats: what is wrong with the file is reported when it is read.
+        """
+        try:
+            return self.source(relative).read_bytes(0, length)
+        except OpenError:
+            return b""
 
     def window(self, relative: str) -> LazyBytes:
         """Return the bytes of a file inside; a byte is read when it is first accessed. Raises as :meth:`source`."""

@@ -130,8 +130,7 @@ def _only_chunk(catalog: Catalog, tensors: Ints, replica: int) -> int | None:
 
 def _rows_of(catalog: Catalog, tensors: Ints) -> Ints:
     begin = catalog.row_ptr[tensors]
-    counts = catalog.row_ptr[tensors + 1] - begin
-    return np.repeat(begin - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+    return box.spans(begin, catalog.row_ptr[tensors + 1] - begin)
 
 
 def _file_order(catalog: Catalog, rows: Ints) -> Ints:
@@ -169,8 +168,7 @@ def _not_covered(
 ) -> Iterator[tuple[int, WorkbenchError]]:
     """Yield the requests with elements that no chunk stores, and the error of each."""
     want = box.volume(sizes)
-    have = np.zeros(len(tensors), np.int64)
-    np.add.at(have, request, box.volume(extent))
+    have = box.sums(request, box.volume(extent), len(tensors))
     doubtful = have != want
     # Overlapping copies can hide a hole from the sum; chunks without overlap have no such copies.
     i, _ = box.overlapping(catalog.tensor[rows], catalog.offsets[rows], catalog.sizes[rows], limit=1)

@@ -172,10 +172,7 @@ class PreadSource(Source):
                 raise cannot_open(f"file {self._name!r}, byte {at:,},", error, "read") from None
             if count == 0:
                 self._check(at, at + len(left))
-                raise TruncatedError(
-                    f"file {self._name!r} ends at byte {self.size:,}, {at + len(left) - self.size:,} bytes too early; "
-                    "it is truncated or from another save, restore it"
-                )
+                raise too_short(self._name, self.size, at + len(left))
             at, left = at + count, left[count:]
 
     def _check(self, start: int, stop: int) -> None:
@@ -246,6 +243,14 @@ class LazyBytes:
         block = low, high, memoryview(self._source.read(self._start + low, self._start + high))
         self._blocks = (block, *self._blocks[:1])
         return block
+
+
+def too_short(name: str, size: int, stop: int) -> TruncatedError:
+    """Return the error for a file of ``size`` bytes of which bytes up to ``stop`` are needed."""
+    return TruncatedError(
+        f"file {name!r} ends at byte {size:,}, {stop - size:,} bytes too early; it is truncated or from another save, "
+        "restore it"
+    )
 
 
 def cannot_open(what: str, error: OSError, verb: str = "opened") -> OpenError:

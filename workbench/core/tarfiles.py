@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from workbench.core.arrays import Array
 from workbench.core.place import Place
-from workbench.core.source import FileStat, LazyBytes, Source
+from workbench.core.source import FileStat, LazyBytes, Source, too_short
 from workbench.errors import CorruptError, MissingFileError, TruncatedError, UnsafeError, quoted
 
 BLOCK = 512
@@ -132,9 +132,7 @@ class _MemberSource(Source):
 
     def _inside(self, stop: int) -> None:
         if stop > self.size:
-            raise TruncatedError(
-                f"file {self._name!r} ends at byte {self.size:,}, {stop - self.size:,} bytes too early"
-            )
+            raise too_short(self._name, self.size, stop)
 
     def read_into(self, buffer: Array, start: int) -> None:
         self._inside(start + len(buffer))

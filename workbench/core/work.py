@@ -120,8 +120,8 @@ def pair_work(
     )
     left, right = _renamed(first, tensors_a), _renamed(second, tensors_b)
     dims = max(left.offsets.shape[1], right.offsets.shape[1])
-    low_a, size_a = _widened(left.offsets, dims, 0), _widened(left.sizes, dims, 1)
-    low_b, size_b = _widened(right.offsets, dims, 0), _widened(right.sizes, dims, 1)
+    low_a, size_a = box.padded(left.offsets, dims, 0), box.padded(left.sizes, dims, 1)
+    low_b, size_b = box.padded(right.offsets, dims, 0), box.padded(right.sizes, dims, 1)
     i, j = box.group_join(left.group, low_a, size_a, right.group, low_b, size_b)
     low, size = box.intersect(low_a[i], size_a[i], low_b[j], size_b[j])
     sides = (Side(a, left.sides[0].row[i]), Side(b, right.sides[0].row[j]))
@@ -200,10 +200,4 @@ def _renamed(work: ReadWork, tensors: Ints) -> ReadWork:
     first, last = np.searchsorted(listed, work.group), np.searchsorted(listed, work.group, side="right")
     counts = last - first
     index = np.repeat(np.arange(len(work)), counts)
-    within = np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return replace(work.take(index), group=order[first[index] + within].astype(np.int64))
-
-
-def _widened(columns: Ints, dims: int, value: int) -> Ints:
-    short = dims - columns.shape[1]
-    return np.pad(columns, ((0, 0), (0, short)), constant_values=value) if short else columns
+    return replace(work.take(index), group=order[box.spans(first, counts)].astype(np.int64))

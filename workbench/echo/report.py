@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.analysis.echo_file import Echo
 from workbench.analysis.report import Finding, Report
+from workbench.core.words import some_of
 from workbench.doctor.facts.evidence import Evidence, Pair, State
 from workbench.doctor.ledger.sign import RULES
 from workbench.doctor.rules.facts import check_facts
@@ -91,7 +91,7 @@ def own(echo: Echo, before: State | None) -> list[Finding]:
         found.append(Finding("echo.strangers", "warn", "optimizer", message, {"strangers": strangers}, hint))
     if echo.copies:
         names = sorted(echo.copies)
-        message = f"{len(names):,} tensors differ between ranks that hold full copies: {_named(names)}"
+        message = f"{len(names):,} tensors differ between ranks that hold full copies: {some_of(names, NAMED)}"
         hint = "broadcast them from one rank; or they are shards of tensors that should be DTensors"
         found.append(Finding("echo.copies", "warn", names[0], message, {"tensors": names[:LISTED]}, hint))
     return found
@@ -118,7 +118,7 @@ def differences(found: ComparedPrints, *, state: bool) -> list[Finding]:
         instead = f" ({first.key!r} contains {first.other!r})" if first.other else ""
         evidence = {"role": what, "holds": holds, "of": of[what], "tensors": [one.key for one in some[:LISTED]]}
         evidence |= {"others": [one.other for one in some[:LISTED]]} if holds == "other" else {}
-        names = _named(one.key for one in some)
+        names = some_of([one.key for one in some], NAMED)
         message = f"{len(some):,} of {of[what]:,} {what} tensors {_HOLDS[holds]}{instead}: {names}"
         made.append(Finding("echo.values", "error", first.key, message, evidence, _CAUSE.get((holds, kind), "")))
     for rule, words, keys in (
@@ -133,7 +133,7 @@ def differences(found: ComparedPrints, *, state: bool) -> list[Finding]:
             grave = "info" if what == "other" or (rule == "echo.extra" and what == "buffer") else "error"
             grave = "warn" if rule == "echo.type" and grave == "error" else grave
             example = f" ({found.unlike[some[0]]})" if rule == "echo.type" else ""
-            message = f"{len(some):,} {what} tensors {words}{example}: {_named(some)}"
+            message = f"{len(some):,} {what} tensors {words}{example}: {some_of(some, NAMED)}"
             made.append(Finding(rule, grave, some[0], message, {"role": what, "tensors": some[:LISTED]}))
     return made
 
@@ -165,7 +165,7 @@ def facts(before: State, after: State, pair: Pair) -> tuple[list[Finding], dict[
         and one.weight_decay != group.weight_decay
     ]
     if decays:
-        message = f"weight decay differs for {len(decays):,} parameters: {_named(decays)}"
+        message = f"weight decay differs for {len(decays):,} parameters: {some_of(decays, NAMED)}"
         made.append(Finding("echo.decay", "warn", decays[0], message, {"tensors": decays[:LISTED]}))
     told = {rule: where for rule, where in outcome.checked.items() if "echo" in where}
     return made, told, dict(outcome.not_checked)
@@ -177,9 +177,3 @@ def _step(one: Echo | State) -> int | None:
     state = one.objects.get("train_state")
     step = state.get("step") if isinstance(state, dict) else None
     return step if isinstance(step, int) else None
-
-
-def _named(names: Iterable[str]) -> str:
-    some = list(names)
-    more = f" and {len(some) - NAMED:,} more" if len(some) > NAMED else ""
-    return ", ".join(map(repr, some[:NAMED])) + more

@@ -5,6 +5,9 @@
     float32   s eeeeeeee mmmmmmmmmmmmmmmm|mmmmmmm     bfloat16 keeps the upper half:
                               bfloat16   |dropped     + 0x7fff + (lowest kept bit), then >> 16
 
+    float32   s eeeeeeee mmm|mmmmmmmmmmmmmmmmmmmm      e4m3fn (2⁻⁹ … 448): normal codes are the upper bits, rounded,
+                                                       exponent − 120; below 2⁻⁶, multiples of 2⁻⁹, rounded
+
 Every cast goes through float32, as torch's do (float64 → bfloat16 is rounded twice there, and so it is here). Overflows
 become infinite. NaN remain NaN with the same sign; torch makes them 0x7fc0 or 0xffff, depending on the instructions
 used.
@@ -20,12 +23,19 @@ from typing import Any
 import numpy as np
 
 from workbench.core.arrays import Array
+from workbench.core.decoding.floats import fp8_table
 from workbench.core.dtypes import DType, by_name
 from workbench.errors import UnsupportedFormatError
 
 GRAIN = 32_768  #: elements up to which torch starts no threads (``at::internal::GRAIN_SIZE``)
 FLOATS = ("bfloat16", "float16", "float32")  #: types that can be written
 SOURCES = (*FLOATS, "float64")  #: types that are cast; integers and 8-bit floats (which have scales) stay unchanged
+LARGEST = 448.0  #: of e4m3fn
+_SMALLEST_NORMAL = np.uint32(0x3C800000)  # 2⁻⁶
+_REBIAS = np.uint32(120 << 3)
+_TO_STEPS = np.float32(1 << 14)  # whose last digit is 2⁻⁹
+_STEPS = _TO_STEPS.view(np.uint32)
+_NAN, _LARGEST_CODE = np.uint8(0x7F), np.uint32(0x7E)
 
 
 @dataclass
@@ -123,6 +133,8 @@ def _count_odd(error: CastError, before: Array, after: Array) -> None:
 
 def widened(raw: Array, dtype: DType) -> Array:
     """Return the values in a numpy type that holds them exactly: float64 for float64, otherwise float32."""
+    if dtype.bits == 8 and dtype.kind == "f":
+        return np.take(fp8_table(dtype.name), raw)
     if dtype.name == "bfloat16":
         return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype.name == "float16":
@@ -131,7 +143,9 @@ def widened(raw: Array, dtype: DType) -> Array:
 
 
 def narrowed(single: Array, wanted: DType) -> Array:
-    """Return the bits of the nearest values in one of :data:`FLOATS`, from float32."""
+    """Return the bits of the nearest values in one of :data:`FLOATS` or in e4m3fn, from float32."""
+    if wanted.name == "float8_e4m3fn":
+        return _e4m3(single)
     if wanted.name == "float32":
         return single.view(wanted.raw)
     if wanted.name == "float16":
@@ -143,6 +157,23 @@ def narrowed(single: Array, wanted: DType) -> Array:
     if nan.any():  # rounding could carry a NaN over to zero; keep its sign and set the quiet bit
         out[nan] = (bits[nan] >> np.uint32(16)).astype(np.uint16) | np.uint16(0x0040)
     return out
+
+
+def _e4m3(single: Array) -> Array:
+    """Return the nearest codes of flat float32 values (``uint8``), ties to even; NaN keep their sign.
+
+    Values larger than 448, including infinite ones, become 448: torch's cast of values clamped to ±448.
+    """
+    bits = single.view(np.uint32)
+    size = bits & np.uint32(0x7FFFFFFF)
+    normal = ((size + np.uint32(0x7FFFF) + ((size >> np.uint32(20)) & np.uint32(1))) >> np.uint32(20)) - _REBIAS
+    with np.errstate(invalid="ignore"):  # the addition rounds to multiples of 2⁻⁹
+        steps = (size.view(np.float32) + _TO_STEPS).view(np.uint32) - _STEPS
+    out = np.minimum(np.where(size < _SMALLEST_NORMAL, steps, normal), _LARGEST_CODE).astype(np.uint8)
+    nan = np.isnan(single)
+    if nan.any():
+        out[nan] = _NAN
+    return out | (bits >> np.uint32(24)).astype(np.uint8) & np.uint8(0x80)
 
 
 def _converted(values: Array, wanted: type[np.floating[Any]]) -> Array:

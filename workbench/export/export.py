@@ -32,6 +32,7 @@ from workbench.core.place import UNFINISHED, Place
 from workbench.core.remote.destination import Destination
 from workbench.core.remote.url import is_url, with_options
 from workbench.core.scan import Progress
+from workbench.core.words import some_of
 from workbench.errors import NotACheckpointError, OpenError, UnsupportedFormatError, UsageError, WriteError
 from workbench.export.atomic.journal import Written
 from workbench.export.atomic.store import staging_in_store
@@ -265,11 +266,10 @@ def _check_described(selection: ExportSelection, format: str, objects: bool) -> 
         wanted = [keys[tensor] for tensor in selection.tensors.tolist()] if held else []
         lost = [key for key in wanted if key in held and held[key] not in selection.objects]
         if lost:
-            many = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
             carried = objects and all(held[key] for key in lost)
             carry = ", carry the objects (objects=True, --objects)" if carried else ""
             raise UnsupportedFormatError(
-                f"tensor {lost[0]!r}{many}: {what} are not all stored as tensors: {format} would lose them. "
+                f"tensor {some_of(lost, 1)}: {what} are not all stored as tensors: {format} would lose them. "
                 f"Save {instead} instead{carry}, or leave the tensor out (select=)"
             )
 

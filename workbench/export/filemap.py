@@ -124,7 +124,7 @@ class Pieces:
         index = np.asarray(index, np.int64)
         first, last = np.searchsorted(self.piece, index), np.searchsorted(self.piece, index, side="right")
         counts = last - first
-        rows = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+        rows = box.spans(first, counts)
         return replace(
             self,
             names=[self.names[i] for i in index.tolist()],

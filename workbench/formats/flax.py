@@ -36,7 +36,7 @@ from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.budget import leaves
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place, lacking
-from workbench.errors import CorruptError, NotACheckpointError, OpenError, TruncatedError, UnsafeError, quoted
+from workbench.errors import CorruptError, NotACheckpointError, TruncatedError, UnsafeError, quoted
 from workbench.formats.format import Format
 from workbench.names.arrays import meaning
 
@@ -333,11 +333,8 @@ def detect(place: Place) -> bool:
         return any(name.endswith(INDEX) or _is_model(name) for name in place.files)
     if not place.file.endswith(SUFFIX) and not _CHECKPOINT.fullmatch(place.file):
         return False
-    try:
-        first = place.read(place.file, length=1)[0]
-    except OpenError:  # empty, or not readable
-        return False
-    return 0x80 < first < 0x90 or first in (0xDE, 0xDF)
+    head = place.head(place.file, 1)
+    return bool(head) and (0x80 < head[0] < 0x90 or head[0] in (0xDE, 0xDF))
 
 
 def missing(place: Place) -> str:

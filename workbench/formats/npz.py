@@ -35,6 +35,7 @@ from workbench.core.jsonable import check_listed, nested
 from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place
+from workbench.core.words import some_of
 from workbench.core.ziparchive import Archive
 from workbench.core.ziprecord import DEFLATED, STORED, ZipRecord, locate
 from workbench.errors import CorruptError, NotACheckpointError, OpenError, TruncatedError, UnsafeError, quoted
@@ -377,8 +378,7 @@ def read_catalog(place: Place) -> Catalog:
             raw.append(one.key)
     if raw:
         notes.append(
-            f"the type of {', '.join(map(repr, raw[:3]))}{', …' if len(raw) > 3 else ''} is not stored (V1, V2, as "
-            "numpy saves bfloat16 and float8): shown as bits"
+            f"the type of {some_of(raw, 3)} is not stored (V1, V2, as numpy saves bfloat16 and float8): shown as bits"
         )
     notes += left[:NOTED]
     if len(left) > NOTED:

@@ -32,7 +32,7 @@ from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place
 from workbench.core.protobuf import BadMessage, signed, spans, varint
-from workbench.errors import CorruptError, NotACheckpointError, OpenError, quoted
+from workbench.errors import CorruptError, NotACheckpointError, quoted
 from workbench.formats.format import Format
 
 SUFFIX = ".onnx"
@@ -162,10 +162,7 @@ def detect(place: Place) -> bool:
     """Return whether the file has the name of a model and begins with its version, or with its graph."""
     if place.file is None or not place.file.endswith(SUFFIX):
         return False
-    try:
-        return place.read(place.file, length=1) in (b"\x08", b"\x3a", b"\x12")
-    except OpenError:  # empty, or not readable
-        return False
+    return place.head(place.file, 1) in (b"\x08", b"\x3a", b"\x12")
 
 
 def read_catalog(place: Place) -> Catalog:

@@ -9,6 +9,7 @@ import numpy as np
 
 from workbench.core.arrays import Ints
 from workbench.core.ranks import Ranks
+from workbench.core.words import some_of
 from workbench.errors import TensorNotFoundError, UsageError
 from workbench.load.names import NamedTensors
 
@@ -88,7 +89,7 @@ def agree(ranks: Ranks, told: RankSummary, stored: NamedTensors) -> list[str]:
     kinds = [
         _listed(every, "missing", 0),
         _listed(every, "mismatched", 1),
-        f"{len(unexpected):,} unexpected: {_names(unexpected)}" if unexpected else "",
+        f"{len(unexpected):,} unexpected: {some_of(unexpected, SHOWN)}" if unexpected else "",
     ]
     if any(kinds):
         error = TensorNotFoundError if not any(kinds[1:]) else UsageError
@@ -116,7 +117,3 @@ def _listed(every: list[RankSummary], kind: str, number: int) -> str:
 
 def _several(ranks: list[int]) -> str:
     return f" {ranks[0]}" if len(ranks) == 1 else f"s {', '.join(map(str, ranks[:4]))}{' …' if len(ranks) > 4 else ''}"
-
-
-def _names(names: list[str]) -> str:
-    return ", ".join(map(repr, names[:SHOWN])) + (" …" if len(names) > SHOWN else "")

@@ -23,6 +23,7 @@ from typing import Any
 
 from workbench import formats
 from workbench.core.place import Place
+from workbench.core.words import Ordinary, some_of
 from workbench.errors import IncompleteError, NotACheckpointError, WorkbenchError, quoted
 from workbench.names.steps import is_step, step_of
 
@@ -155,7 +156,7 @@ def pick(place: Place) -> tuple[Found, str] | None:
         return None
     steps = [item for item in found if item.step is not None]
     if not steps and len(found) == 1 and found[0].complete:
-        return found[0], f"opened {found[0].path!r}: the only checkpoint in the folder"
+        return found[0], Ordinary(f"opened {found[0].path!r}: the only checkpoint in the folder")
     if not steps:
         raise NotACheckpointError(
             f"{place.path!r} has {len(found)} checkpoints whose names contain no step: {_some(found)}; open one of them"
@@ -168,7 +169,7 @@ def pick(place: Place) -> tuple[Found, str] | None:
         )
     tracked, note = _tracked(place, steps)
     if tracked is not None and tracked.complete:
-        return tracked, f"opened {tracked.path!r}: {note}"
+        return tracked, Ordinary(f"opened {tracked.path!r}: {note}")
     newest_step = max(map(_step, complete))
     best = [item for item in complete if item.step == newest_step]
     if len(best) > 1:
@@ -179,7 +180,9 @@ def pick(place: Place) -> tuple[Found, str] | None:
     newer = [item for item in steps if not item.complete and _step(item) > newest_step and item is not tracked]
     for item in sorted(newer, key=_step)[:MAX_NAMED]:
         reason += f"; {item.path!r} is incomplete ({item.why})"
-    return best[0], reason + (f"; {note}" if note else "")
+    if note:
+        reason += f"; {note}"
+    return best[0], reason if newer or note else Ordinary(reason)
 
 
 def _step(item: Found) -> int:
@@ -187,8 +190,7 @@ def _step(item: Found) -> int:
 
 
 def _some(found: list[Found]) -> str:
-    names = [repr(item.path) for item in found[:MAX_NAMED]]
-    return ", ".join(names) + (f", … {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else "")
+    return some_of([item.path for item in found], MAX_NAMED)
 
 
 # ---- walking -------------------------------------------------------------------------------------------------------

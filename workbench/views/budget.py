@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from workbench.core.words import plural
 from workbench.memory import Budget
 from workbench.memory.budget import PARTS
 from workbench.views import units
@@ -28,7 +29,7 @@ def budget_text(found: Budget) -> str:
             f"  {units.nbytes(c.largest):>10}  {fits}"
         )
     if len(found.choices) > SHOWN:
-        lines.append(f"  … {units.plural(len(found.choices) - SHOWN, 'more layout')}")
+        lines.append(f"  … {plural(len(found.choices) - SHOWN, 'more layout')}")
     for sentence in found.notes:
         lines += wrap("  note: ", sentence)
     return "\n".join(lines)
@@ -50,7 +51,7 @@ def headline(found: Budget) -> str:
     room = units.nbytes(found.memory - found.reserve)
     size = f"{units.count(found.parameters)} elements on {found.gpus:,} × {room}"
     if found.fits:
-        return f"{size}: fits {units.plural(found.chosen.gpus, 'GPU')}, {found.chosen}"
+        return f"{size}: fits {plural(found.chosen.gpus, 'GPU')}, {found.chosen}"
     return f"{size}: fits no layout that was tried; closest is {found.chosen}, {units.nbytes(found.chosen.largest)}"
 
 

@@ -9,6 +9,7 @@ import holoviews as hv
 from workbench.memory import Budget
 from workbench.memory.budget import PARTS
 from workbench.views import units
+from workbench.views.layout_canvas import unit_of
 from workbench.views.picture import FRAME, OKABE_ITO, legend
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def budget_picture(found: Budget) -> hv.Overlay:
     """Draw the ranks of the chosen layout as stacked bars, with a line at the memory of a GPU."""
     table, _ = bars(found)
     room = found.memory - found.reserve
-    unit, divisor = _unit(max(int(table["nbytes"].max()), room))
+    unit, divisor = unit_of(max(int(table["nbytes"].max()), room))
     layers: list[Any] = []
     base = [0.0] * len(table)
     rows = table.to_dict("records")
@@ -81,10 +82,3 @@ def budget_picture(found: Budget) -> hv.Overlay:
 
 def _who(row: dict[Any, Any]) -> str:
     return f"rank {row['rank']}: pp={row['pp']} dp={row['dp']} ep={row['ep']} tp={row['tp']}"
-
-
-def _unit(largest: int) -> tuple[str, int]:
-    power = 0
-    while power < 4 and largest >= 1024 << (10 * power):
-        power += 1
-    return ("B", "KiB", "MiB", "GiB", "TiB")[power], 1 << (10 * power)

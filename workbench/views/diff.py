@@ -21,6 +21,7 @@ from workbench.analysis.diff import Diff
 from workbench.analysis.diff_objects import ObjectChange
 from workbench.analysis.diff_pairs import RENAMED
 from workbench.analysis.diff_rows import TensorDiff
+from workbench.core.words import plural
 from workbench.errors import WorkbenchError
 from workbench.views import units
 from workbench.views.lines import room, wrap
@@ -44,15 +45,15 @@ def diff_lines(diff: Diff, most: int | None = None) -> list[str]:
     rows = diff.changed_rows
     lines += _table(rows[:most])
     if most is not None and len(rows) > most:
-        lines.append(f"  … {units.plural(len(rows) - most, 'more tensor')} that differ")
+        lines.append(f"  … {plural(len(rows) - most, 'more tensor')} that differ")
     unread = [row for row in diff.rows if row.status == "unread"]
     for row in unread[:most]:
         lines += wrap("  not compared: ", f"{safe(row.key_b)}: {safe(row.why)}")
     if most is not None and len(unread) > most:
-        lines.append(f"  … {units.plural(len(unread) - most, 'more tensor')} not compared")
+        lines.append(f"  … {plural(len(unread) - most, 'more tensor')} not compared")
     lines += _left_over("only in a", diff.removed, most) + _left_over("only in b", diff.added, most)
     if diff.objects:
-        lines.append(f"  {units.plural(len(diff.objects), 'change')} in non-tensor state")
+        lines.append(f"  {plural(len(diff.objects), 'change')} in non-tensor state")
         for change in diff.objects[:most]:
             lines += wrap("    ", _object(change))
         if most is not None and len(diff.objects) > most:
@@ -71,11 +72,11 @@ def headline(diff: Diff) -> str:
     pairs = sum(diff.count(name) for name in ("equal", "rounded", "changed", "type", "shape", "unknown", "unread"))
     parts = []
     if s["changed"]:
-        parts.append(f"{s['changed']:,} of {units.plural(pairs, 'tensor')} changed")
+        parts.append(f"{s['changed']:,} of {plural(pairs, 'tensor')} changed")
     for name, words in (("type", "with a different dtype"), ("shape", "with a different shape")):
         if s[name]:
             parts.append(f"{s[name]:,} {words}")
-    equal = f"{s['equal']:,} equal" if parts else f"{units.plural(s['equal'], 'tensor')} equal"
+    equal = f"{s['equal']:,} equal" if parts else f"{plural(s['equal'], 'tensor')} equal"
     if s["equal"] or (pairs and not parts and not s["rounded"]):
         parts.append(equal + _sources(diff))
     if s["rounded"]:
@@ -131,12 +132,8 @@ def tensor_text(row: TensorDiff) -> str:
             size = row.shape_b[axis]
             each = max(-(-size // len(counts)), 1)
             lines.append(f"  axis {axis}  0 {spark(counts[: -(-size // each)])} {size:,}")
-    if row.pattern is not None:
-        lines += wrap("  ", _pattern(row.pattern))
-    if row.rounding is not None:
-        lines += wrap("  ", safe(row.rounding.sentence))
-    if row.why:
-        lines += wrap("  ", safe(row.why))
+    for words in _remarks(row):
+        lines += wrap("  ", words)
     return "\n".join(lines)
 
 
@@ -148,9 +145,7 @@ def diff_html(diff: Diff) -> str:
     body = []
     for row in diff.changed_rows[: 2 * SHOWN]:
         cells = "".join(f"<td {cell}>{escape(text)}</td>" for text in _cells(row))
-        more = f"<br>{escape(_pattern(row.pattern))}" if row.pattern is not None else ""
-        more += f"<br>{escape(safe(row.rounding.sentence))}" if row.rounding is not None else ""
-        more += f"<br>{escape(safe(row.why))}" if row.why else ""
+        more = "".join(f"<br>{escape(words)}" for words in _remarks(row))
         name = _renamed(row, 80) if row.by == RENAMED else shorten(safe(row.key_b), 80)
         body.append(f"<tr>{cells}<td {left}><code>{escape(name)}</code> {escape(_shapes(row))}{more}</td></tr>")
     if len(diff.changed_rows) > 2 * SHOWN:
@@ -201,12 +196,8 @@ def _table(rows: Sequence[TensorDiff]) -> list[str]:
     for row, cells, shape, space, name in zip(rows, table, shapes, spaces, names, strict=True):
         name = _renamed(row, space) if row.by == RENAMED else name
         lines.append(f"  {_joined(cells, widths)}  {name} {shape}".rstrip())
-        if row.pattern is not None:
-            lines += wrap(" " * INDENT + "↳ ", _pattern(row.pattern))
-        if row.rounding is not None:
-            lines += wrap(" " * INDENT + "↳ ", safe(row.rounding.sentence))
-        if row.why:
-            lines += wrap(" " * INDENT + "↳ ", safe(row.why))
+        for words in _remarks(row):
+            lines += wrap(" " * INDENT + "↳ ", words)
     return lines
 
 
@@ -245,8 +236,14 @@ def _renamed(row: TensorDiff, width: int | None) -> str:
     return f"{shorten(safe(row.key_a), half)} → {shorten(safe(row.key_b), half)}"
 
 
-def _pattern(pattern: Any) -> str:
-    return safe(pattern.sentence) + (f" ({safe(pattern.likely)})" if pattern.likely else "")
+def _remarks(row: TensorDiff) -> list[str]:
+    """Return the pattern of the change, what rounding explains, and why a tensor was not compared."""
+    found = []
+    if row.pattern is not None:
+        found.append(row.pattern.sentence + (f" ({row.pattern.likely})" if row.pattern.likely else ""))
+    if row.rounding is not None:
+        found.append(row.rounding.sentence)
+    return [safe(words) for words in (*found, row.why) if words]
 
 
 def _object(change: ObjectChange) -> str:

@@ -22,6 +22,7 @@ from workbench.analysis.comparison import Comparison
 from workbench.analysis.diff_result import Diff
 from workbench.analysis.diff_rows import TensorDiff
 from workbench.analysis.pair_histogram import PairHistogram
+from workbench.core.words import plural
 from workbench.views import units
 from workbench.views.diff_grid import Grid, GridCell
 from workbench.views.names import safe, shorten_all
@@ -162,7 +163,7 @@ def tail_picture(found: Comparison) -> hv.Overlay | None:
     share = 100 * np.array([point[1] for point in points])
     one = 100 / max(found.seen, 1)
     line = hv.Curve((t, share), "change", "share").opts(color=BLUE, line_width=2.2)
-    words = [units.plural(round(value / one), "element") for value in share.tolist()]
+    words = [plural(round(value / one), "element") for value in share.tolist()]
     marks = hv.Scatter((t, share, words), "change", ["share", "words"]).opts(
         color=BLUE,
         size=6,

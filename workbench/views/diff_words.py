@@ -13,8 +13,9 @@ from workbench.analysis.diff_objects import ObjectChange
 from workbench.analysis.diff_pairs import RENAMED
 from workbench.analysis.diff_result import Diff
 from workbench.analysis.diff_rows import TensorDiff
+from workbench.core.words import plural
 from workbench.views import units
-from workbench.views.names import safe
+from workbench.views.names import html, safe
 
 MOST = 300  #: entries of one list
 OPEN = 40  #: object changes up to which everything is shown expanded
@@ -34,29 +35,27 @@ def sides_html(diff: Diff, names: tuple[str, str] | None = None) -> str:
     rows = []
     for letter, path, name, step in zip("AB", names or (diff.a, diff.b), diff.formats, diff.steps, strict=True):
         when = "no step stored" if step is None else f"step {step:,}"
-        rows.append(
-            f'<tr><th>{letter}</th><td class="name">{_text(path)}</td><td>{_text(name)}</td><td>{when}</td></tr>'
-        )
+        rows.append(f'<tr><th>{letter}</th><td class="name">{html(path)}</td><td>{html(name)}</td><td>{when}</td></tr>')
     return f"<table>{''.join(rows)}</table>"
 
 
 def tensor_html(row: TensorDiff) -> str:
     """Return the full name, the numbers, and the pattern of the change (a fact) with its usual cause (a guess)."""
-    title = f'<h2 class="name changed">{_text(row.key_b)}</h2>'
+    title = f'<h2 class="name changed">{html(row.key_b)}</h2>'
     if row.key_a != row.key_b:
-        title += f'<p class="muted">in A: <span class="name">{_text(row.key_a)}</span></p>'
+        title += f'<p class="muted">in A: <span class="name">{html(row.key_a)}</span></p>'
     tiles = "".join(
         f"<div><small>{escape(name)}</small><span>{escape(text)}</span></div>" for name, text in _tiles(row)
     )
     words = [f'<div class="facts">{tiles}</div>', *(f"<p>{escape(sentence)}</p>" for sentence in _sentences(row))]
     if row.pattern is not None:
-        likely = f"<br>Likely: {_text(row.pattern.likely)}" if row.pattern.likely else ""
-        text = f"<b>{_text(row.pattern.name)}</b>: {_text(row.pattern.sentence)}{likely}"
+        likely = f"<br>Likely: {html(row.pattern.likely)}" if row.pattern.likely else ""
+        text = f"<b>{html(row.pattern.name)}</b>: {html(row.pattern.sentence)}{likely}"
         words.append(f'<div class="said warning pattern" role="note">{text}</div>')
     if row.rounding is not None:
-        words.append(f"<p>{_text(row.rounding.sentence)}</p>")
+        words.append(f"<p>{html(row.rounding.sentence)}</p>")
     if row.why:
-        words.append(f'<div class="said error" role="note">{_text(row.why)}</div>')
+        words.append(f'<div class="said error" role="note">{html(row.why)}</div>')
     return title + "".join(words)
 
 
@@ -72,7 +71,7 @@ def objects_html(changes: Sequence[ObjectChange]) -> str:
     for name, inside in groups.items():
         rows = "".join(_change(change, name) for change in inside[:MOST]) + _more(len(inside) - MOST, 3)
         head = "<tr><th>path</th><th>before</th><th>after</th></tr>"
-        words = f"{_text(name)} ({units.plural(len(inside), 'change')})"
+        words = f"{html(name)} ({plural(len(inside), 'change')})"
         parts.append(f"<details{unfolded}><summary>{words}</summary><table>{head}{rows}</table></details>")
     left = len(changes) - 4 * MOST
     return "".join(parts) + (f'<p class="muted">{left:,} more in the JSON</p>' if left > 0 else "")
@@ -85,7 +84,7 @@ def lists_html(diff: Diff) -> str:
         ("Only in A", len(diff.removed), (_named(key, why) for key, why in diff.removed.items())),
         ("Only in B", len(diff.added), (_named(key, why) for key, why in diff.added.items())),
         ("Renamed", len(renamed), (f"{_named(row.key_a)} → {_named(row.key_b)}" for row in renamed)),
-        ("Notes", len(diff.notes), map(_text, diff.notes)),
+        ("Notes", len(diff.notes), map(html, diff.notes)),
         ("Checked", len(diff.checked), (_fact(*item) for item in diff.checked.items())),
         ("Not checked", len(diff.not_checked), (_fact(*item) for item in diff.not_checked.items())),
     ]
@@ -144,15 +143,15 @@ def _sentences(row: TensorDiff) -> list[str]:
 
 def _change(change: ObjectChange, root: str) -> str:
     inner = change.path.removeprefix(root).removeprefix(".") or change.path
-    path = f'<td class="name" title="{_text(change.path)}">{_text(inner)}</td>'
+    path = f'<td class="name" title="{html(change.path)}">{html(inner)}</td>'
     if change.kind == "added":
-        return f'<tr>{path}<td class="muted">–</td><td>{_text(change.text.removeprefix("only in b: "))}</td></tr>'
+        return f'<tr>{path}<td class="muted">–</td><td>{html(change.text.removeprefix("only in b: "))}</td></tr>'
     if change.kind == "removed":
-        return f'<tr>{path}<td>{_text(change.text.removeprefix("only in a: "))}</td><td class="muted">–</td></tr>'
+        return f'<tr>{path}<td>{html(change.text.removeprefix("only in a: "))}</td><td class="muted">–</td></tr>'
     before, arrow, after = change.text.partition(" → ")
     if arrow and " → " not in after:
-        return f"<tr>{path}<td>{_text(before)}</td><td>{_text(after)}</td></tr>"
-    return f'<tr>{path}<td colspan="2">{_text(change.text)}</td></tr>'
+        return f"<tr>{path}<td>{html(before)}</td><td>{html(after)}</td></tr>"
+    return f'<tr>{path}<td colspan="2">{html(change.text)}</td></tr>'
 
 
 def _root(path: str) -> str:
@@ -166,15 +165,11 @@ def _more(many: int, columns: int) -> str:
 
 
 def _named(key: str, why: str = "") -> str:
-    return f'<span class="name">{_text(key)}</span>' + (f" ({_text(why)})" if why else "")
+    return f'<span class="name">{html(key)}</span>' + (f" ({html(why)})" if why else "")
 
 
 def _fact(name: str, words: str) -> str:
-    return f"<b>{_text(name)}</b>: {_text(words)}"
-
-
-def _text(text: object) -> str:
-    return escape(safe(text))
+    return f"<b>{html(name)}</b>: {html(words)}"
 
 
 def _share(part: int, whole: int) -> str:

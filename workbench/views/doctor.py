@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from workbench.analysis.report import SEVERITIES, Finding
+from workbench.core.words import plural
 from workbench.doctor.ledger.sign import Cleared, Sign
 from workbench.doctor.reasoning.diagnosis import Diagnosis, Subject, Suspect
 from workbench.views import units
@@ -121,7 +122,7 @@ def _screen(d: Diagnosis) -> Iterator[str]:
         if number == 0:
             yield from _first(cause)
     if len(real) > 1 + FURTHER:
-        yield f"       and {units.plural(len(real) - 1 - FURTHER, 'further cause')}"
+        yield f"       and {plural(len(real) - 1 - FURTHER, 'further cause')}"
     if real:
         for note in _notes(d):
             yield from wrap(pad("NOTE", HEAD), note, most=3)
@@ -131,7 +132,7 @@ def _screen(d: Diagnosis) -> Iterator[str]:
     kept = [one for one in d.ruled_out if not one.what.endswith((" (before)", " (after)"))]
     yield from _section("FOUND CORRECT", map(_cleared, kept), SECTION)
     if d.not_checked:
-        lacking = units.plural(len(d.not_checked), "check")
+        lacking = plural(len(d.not_checked), "check")
         yield from wrap(pad("", HEAD), f"{lacking} could not be made; list them with --all")
 
 
@@ -152,7 +153,7 @@ def _first(one: Suspect) -> Iterator[str]:
     proof = [sign for sign in one.signs if sign.severity != "info"] or list(one.signs)
     rows += [("proof", _plain(sign)) for sign in proof[:PROOFS]]
     if len(proof) > PROOFS:
-        rows.append(("proof", f"… and {units.plural(len(proof) - PROOFS, 'further measurement')}"))
+        rows.append(("proof", f"… and {plural(len(proof) - PROOFS, 'further measurement')}"))
     rows += [("expect", safe(sentence)) for sentence in one.damage[:1]]
     rows.append(("do", safe(one.remedy)))
     rows.append(("sure", _sure(one)))
@@ -232,7 +233,7 @@ def _affected(one: Suspect) -> str:
     share = "" if one.share is None else f", {units.percent(one.share, 1)} of the trained weights"
     names = [shorten(safe(name), room() and 40) for name in one.tensors[:2]]
     listed = f": {', '.join(names)}{', …' if one.affected > len(names) else ''}" if names else ""
-    return f"{units.plural(one.affected or len(one.tensors), 'parameter')}{share}{listed}"
+    return f"{plural(one.affected or len(one.tensors), 'parameter')}{share}{listed}"
 
 
 def _ids(causes: Iterable[str]) -> str:

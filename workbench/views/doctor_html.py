@@ -23,7 +23,7 @@ from workbench.views.doctor import (
     suspect_rows,
     suspect_title,
 )
-from workbench.views.names import safe, shorten
+from workbench.views.names import html, safe, shorten
 from workbench.views.pages import page_of
 
 CELL = 'style="text-align:left;padding:0 1em 0 0;vertical-align:top;white-space:pre-wrap"'
@@ -39,16 +39,16 @@ def diagnosis_html(d: Diagnosis, *, brief: bool = False) -> str:
         brief: leave out the verdict, which is shown elsewhere, and collapse everything except the first cause.
     """
     subjects = "".join(
-        f"<tr><td {LABEL}>{escape(safe(one.which))}</td><td {LABEL}>{escape(safe(one.format))}</td>"
+        f"<tr><td {LABEL}>{html(one.which)}</td><td {LABEL}>{html(one.format)}</td>"
         f"<td {LABEL}>{'–' if one.step is None else f'step {one.step:,}'}</td>"
-        f"<td {CELL}><code>{escape(safe(one.path))}</code></td></tr>"
+        f"<td {CELL}><code>{html(one.path)}</code></td></tr>"
         for one in d.subjects
     )
-    parts = [f"<div><b>{escape(safe(d.verdict))}</b></div>"] if not brief else []
+    parts = [f"<div><b>{html(d.verdict)}</b></div>"] if not brief else []
     parts.append(f"<table>{subjects}</table>")
-    parts += [f"<div>{escape(safe(note))}</div>" for note in d.notes]
+    parts += [f"<div>{html(note)}</div>" for note in d.notes]
     if d.coverage:
-        parts.append(f"<div>Compared: {escape(safe(d.coverage))}</div>")
+        parts.append(f"<div>Compared: {html(d.coverage)}</div>")
     parts += [_suspect(number, one) for number, one in enumerate(d.causes, 1)]
     parts.append(_fold("also seen", also_seen(d), not brief))
     parts.append(_fold("found correct", map(cleared_sentence, most_excluding(d.ruled_out)), not brief))
@@ -88,7 +88,7 @@ def _suspect(number: int, one: Suspect) -> str:
         names = ", ".join(f"<code>{escape(shorten(safe(name), 100))}</code>" for name in one.tensors[:TENSORS])
         more = max(one.affected, len(one.tensors)) - min(len(one.tensors), TENSORS)
         rows.append(f"<tr><td {LABEL}>tensors</td><td {CELL}>{names}{f', … {more:,} more' if more else ''}</td></tr>")
-    head = f"{MARK[one.severity]} <code>{escape(safe(one.cause))}</code> {escape(suspect_title(one))}"
+    head = f"{MARK[one.severity]} <code>{html(one.cause)}</code> {escape(suspect_title(one))}"
     return (
         f'<details {"open" if number == 1 else ""} style="border-left:{BAR[one.severity]};'
         f'padding-left:.7em;margin:.5em 0"><summary><b>{head}</b></summary><table>{"".join(rows)}</table></details>'
@@ -106,8 +106,8 @@ def _fold(name: str, sentences: Iterable[str], unfolded: bool) -> str:
 def _facts(facts: Mapping[str, Mapping[str, tuple[Any, str]]]) -> str:
     """Return the trainer's facts and where each is stored."""
     rows = [
-        f"<tr><td {LABEL}>{escape(safe(which))}</td><td {LABEL}>{escape(safe(fact))}</td>"
-        f"<td {CELL}>{escape(shorten(safe(fact_words(value)), 100))}</td><td {CELL}>{escape(safe(source))}</td></tr>"
+        f"<tr><td {LABEL}>{html(which)}</td><td {LABEL}>{html(fact)}</td>"
+        f"<td {CELL}>{escape(shorten(safe(fact_words(value)), 100))}</td><td {CELL}>{html(source)}</td></tr>"
         for which, values in facts.items()
         for fact, (value, source) in values.items()
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from html import escape
 
+from workbench.core.words import plural
 from workbench.export.report import ExportReport, TensorReport
 from workbench.views import units
 from workbench.views.lines import room
@@ -34,7 +35,7 @@ def export_facts(report: ExportReport, *, width: int | None) -> list[tuple[str, 
     size = units.nbytes
     facts = [
         ("reads", f"{size(report.read_nbytes)} in {report.copies:,} {'copy' if report.copies == 1 else 'copies'}"),
-        ("writes", f"{size(report.nbytes)} in {units.plural(len(report.files), 'file')}"),
+        ("writes", f"{size(report.nbytes)} in {plural(len(report.files), 'file')}"),
         ("memory", f"up to {size(report.peak_nbytes)}"),
     ]
     if report.mesh is not None:
@@ -84,15 +85,15 @@ def _files(report: ExportReport, width: int | None) -> list[str]:
     names = [shorten(safe(one.name), width and 60) for one in rows]
     wide = max(map(len, names), default=0)
     lines = [
-        f"  {pad(name, wide)}  {units.nbytes(one.nbytes):>10}  {units.plural(one.tensors, 'tensor'):>14}"
+        f"  {pad(name, wide)}  {units.nbytes(one.nbytes):>10}  {plural(one.tensors, 'tensor'):>14}"
         for name, one in zip(names, rows, strict=True)
     ]
     rest = [one for one in report.files if one.name not in shown]
     if rest:
-        lines.append(f"  … {units.plural(len(rest), 'smaller file')}, {units.nbytes(sum(one.nbytes for one in rest))}")
+        lines.append(f"  … {plural(len(rest), 'smaller file')}, {units.nbytes(sum(one.nbytes for one in rest))}")
     return lines
 
 
 def _some(names: tuple[str, ...], noun: str) -> str:
     shown = ", ".join(safe(name) for name in names[:4])
-    return f"{units.plural(len(names), noun)}: {shown}" + (", …" if len(names) > 4 else "")
+    return f"{plural(len(names), noun)}: {shown}" + (", …" if len(names) > 4 else "")

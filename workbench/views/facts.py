@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +13,7 @@ from workbench.core.arrays import Array
 from workbench.core.catalog import Catalog
 from workbench.core.codecs import OPAQUE
 from workbench.core.dtypes import ALL
+from workbench.core.words import Ordinary, plural
 from workbench.views import units
 from workbench.views.names import safe, shorten
 from workbench.views.tree import Node, build
@@ -36,7 +36,7 @@ def heading(ckpt: Checkpoint) -> list[tuple[str, str]]:
         ("step", "not stored" if ckpt.step is None else f"{ckpt.step:,}"),
         ("world size", _world(ckpt)),
         ("parameters", _parameters(ckpt)),
-        ("tensors", f"{len(catalog):,} in {units.plural(catalog.chunks, 'chunk')}, {units.nbytes(size)}"),
+        ("tensors", f"{len(catalog):,} in {plural(catalog.chunks, 'chunk')}, {units.nbytes(size)}"),
         ("files", _files(catalog)),
     ]
     if ckpt._parent is not None:
@@ -77,39 +77,31 @@ def nodes(catalog: Catalog) -> tuple[Node, ...]:
 
 
 def oddities(ckpt: Checkpoint) -> list[str]:
-    """Return sentences about what an ordinary checkpoint does not have, safe to print."""
+    """Return sentences about what an ordinary checkpoint does not have, safe to print.
+
+    Those that are nothing to worry about are :class:`~workbench.core.words.Ordinary`.
+    """
     catalog = ckpt.catalog
-    found = [safe(note) for note in ckpt.notes]
+    found: list[str] = [Ordinary(safe(note)) if isinstance(note, Ordinary) else safe(note) for note in ckpt.notes]
     nameless = [key for key, fqn, role in zip(catalog.keys, ckpt.fqns, ckpt.roles, strict=True) if _unknown(fqn, role)]
     if nameless:
-        found.append(f"{units.plural(len(nameless), 'tensor')} of an unnamed parameter: {_listed(nameless)}")
+        found.append(f"{plural(len(nameless), 'tensor')} of an unnamed parameter: {_listed(nameless)}")
     copies = int(catalog.replica.max(initial=0)) + 1
     if copies > 1:
         twice = len(np.unique(catalog.tensor[catalog.replica > 0]))
-        found.append(f"{units.plural(twice, 'tensor')} stored up to {copies} times (replicas of several ranks)")
+        found.append(Ordinary(f"{plural(twice, 'tensor')} stored up to {copies} times (replicas of several ranks)"))
     lacking = _lacking(catalog)
     if len(lacking):
         names = _listed([catalog.keys[t] for t in lacking.tolist()])
-        found.append(f"{units.plural(len(lacking), 'tensor')} with elements that are stored in no chunk: {names}")
+        found.append(f"{plural(len(lacking), 'tensor')} with elements that are stored in no chunk: {names}")
     sealed = np.unique(catalog.tensor[catalog.codec == OPAQUE])
     if len(sealed):
         names = _listed([catalog.keys[t] for t in sealed.tolist()])
-        found.append(f"{units.plural(len(sealed), 'tensor')} encoded with an unknown transform, unreadable: {names}")
+        found.append(f"{plural(len(sealed), 'tensor')} encoded with an unknown transform, unreadable: {names}")
     gone = [name for name, stat in zip(catalog.files, catalog.file_stats, strict=True) if stat.size < 0]
     if gone:
-        found.append(f"{units.plural(len(gone), 'file')} missing: {_listed(gone)}")
+        found.append(f"{plural(len(gone), 'file')} missing: {_listed(gone)}")
     return found
-
-
-def is_ordinary(sentence: str) -> bool:
-    """Return whether one of :func:`oddities` reports a normal choice or normal copies, nothing to worry about."""
-    return _ORDINARY.fullmatch(sentence) is not None
-
-
-_ORDINARY = re.compile(
-    r"opened .+: (the newest complete of \d+ steps?|the only checkpoint in the folder|the tracker '[^']+' names it)"
-    r"|[\d,]+ tensors? stored up to \d+ times \(replicas of several ranks\)"
-)
 
 
 def describe(shares: Sequence[Share], most: int = 5) -> str:
@@ -156,7 +148,7 @@ def _parameters(ckpt: Checkpoint) -> str:
         return "none"
     short = units.count(total)
     exact = f" ({total:,})" if short != f"{total:,}" else ""
-    return f"{short}{exact} in {units.plural(int(mine.sum()), 'tensor')}"
+    return f"{short}{exact} in {plural(int(mine.sum()), 'tensor')}"
 
 
 def _files(catalog: Catalog) -> str:

@@ -14,6 +14,7 @@ from html import escape
 from workbench.analysis.summary import Profile, profile
 from workbench.checkpoint import Checkpoint
 from workbench.core.codecs import CODECS
+from workbench.core.words import plural
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 from workbench.views import facts, units
@@ -95,7 +96,7 @@ class _Tree:
                 rest = nodes[shown:]
                 size = units.nbytes(sum(node.nbytes for node in rest))
                 parts.append(
-                    f"<div>… {len(rest):,} more, {units.plural(sum(n.tensors for n in rest), 'tensor')}, {size}</div>"
+                    f"<div>… {len(rest):,} more, {plural(sum(n.tensors for n in rest), 'tensor')}, {size}</div>"
                 )
                 break
             parts.append(self._node(node, level, " open" if len(nodes) == 1 else ""))
@@ -111,7 +112,7 @@ class _Tree:
             self._left -= len(line)
             return line
         share = units.percent(node.nbytes, self._total)
-        head = f"{name}{times} · {units.plural(node.tensors, 'tensor')}, {size} ({share})"
+        head = f"{name}{times} · {plural(node.tensors, 'tensor')}, {size} ({share})"
         self._left -= len(head) + 80
         if level >= LEVELS:
             return f'<div style="margin-left:1em">{head} …</div>'
@@ -129,7 +130,7 @@ def _facts(rows: Iterable[tuple[str, str]]) -> str:
 def _shares(shares: Sequence[facts.Share], total: int) -> str:
     lines = [
         f"{escape(shorten(s.label, 40))} {units.nbytes(s.nbytes)} "
-        f"({units.percent(s.nbytes, total)}, {units.plural(s.tensors, 'tensor')})"
+        f"({units.percent(s.nbytes, total)}, {plural(s.tensors, 'tensor')})"
         for s in shares[:8]
     ]
     if len(shares) > 8:
@@ -159,7 +160,7 @@ def _chunks(tensor: LazyTensor) -> str:
     if count > CHUNKS:
         lines.append(f'<tr><td colspan="7">… {count - CHUNKS:,} more</td></tr>')
     table = f"<table {_TABLE}><tr>{head}</tr>{''.join(lines)}</table>"
-    return f"<details><summary>{units.plural(count, 'chunk')}</summary>{table}</details>"
+    return f"<details><summary>{plural(count, 'chunk')}</summary>{table}</details>"
 
 
 def _name(text: str | None) -> str:

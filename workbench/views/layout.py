@@ -12,7 +12,8 @@ from __future__ import annotations
 from html import escape
 
 from workbench.analysis.layout import Layout, Placed
-from workbench.analysis.layout.mesh import HolderView
+from workbench.analysis.layout.result import HolderView
+from workbench.core.words import plural, some_of
 from workbench.views import units
 from workbench.views.lines import room, wrap
 from workbench.views.names import pad, safe, shorten
@@ -56,17 +57,16 @@ def holder_text(view: HolderView, most: int | None = ROWS) -> str:
     at = ", ".join(f"{axis}={value}" for axis, value in view.coordinates.items())
     lines = [
         f"{safe(view.label)}{f' at {at}' if at else ''}: {units.nbytes(view.nbytes)} in "
-        f"{units.plural(len(view.pieces), 'chunk')}"
+        f"{plural(len(view.pieces), 'chunk')}"
     ]
     for axis, peers in view.peers.items():
-        shown = ", ".join(safe(peer) for peer in peers[:8]) + (f", … {len(peers) - 8:,} more" if len(peers) > 8 else "")
-        lines.append(f"  along {axis:<7} {shown}")
+        lines.append(f"  along {axis:<7} {some_of(peers, 8, safe)}")
     ordered = view.pieces.sort_values("nbytes", ascending=False, kind="stable")
     for row in ordered.head(most if most is not None else len(ordered)).to_dict("records"):
         where = f"{units.shape(row['offsets'])} + {units.shape(row['sizes'])}"
         lines.append(f"  {units.nbytes(row['nbytes']):>10}  {shorten(safe(row['key']), room() and 56)}  {where}")
     if most is not None and len(ordered) > most:
-        lines.append(f"  … {units.plural(len(ordered) - most, 'more chunk')}")
+        lines.append(f"  … {plural(len(ordered) - most, 'more chunk')}")
     return "\n".join(lines)
 
 
@@ -106,11 +106,11 @@ def _heading(found: Layout) -> list[tuple[str, str]]:
     spread = found.balance
     lines = [
         ("mesh", mesh),
-        ("placements", f"{known} of {units.plural(s['tensors'], 'tensor')}"),
+        ("placements", f"{known} of {plural(s['tensors'], 'tensor')}"),
         (
             "stored",
-            f"{units.nbytes(s['stored'])} in {units.plural(s['chunks'], 'chunk')} of "
-            f"{units.plural(s['files'], 'file')}, by {units.plural(s['holders'], noun)}",
+            f"{units.nbytes(s['stored'])} in {plural(s['chunks'], 'chunk')} of "
+            f"{plural(s['files'], 'file')}, by {plural(s['holders'], noun)}",
         ),
     ]
     if spread.count > 1:
@@ -146,7 +146,7 @@ def _placements(found: Layout) -> list[str]:
             f"  {pad(shorten(safe(placed), first), first)}  {len(tensors):>7,}  {size:>10}  {status:<7}  {example}"
         )
     if len(rows) > PLACEMENTS:
-        lines.append(f"  … {units.plural(len(rows) - PLACEMENTS, 'more placement')}")
+        lines.append(f"  … {plural(len(rows) - PLACEMENTS, 'more placement')}")
     return lines
 
 
@@ -181,7 +181,7 @@ def _wrong(found: Layout) -> list[str]:
             box = f"{units.shape(row['offsets'])} + {units.shape(row['sizes'])}"
             lines.append(f"  {what.upper()}  {box} of {shorten(safe(row['key']), room() and 60)}")
         if len(frame) > WORST:
-            lines.append(f"  … {units.plural(len(frame) - WORST, f'more {what}')}")
+            lines.append(f"  … {plural(len(frame) - WORST, f'more {what}')}")
     for tensor in found.covered.tangled[:WORST]:
         key = shorten(safe(found.catalog.keys[tensor]), room() and 60)
         lines.append(f"  HOLES NOT CHECKED  in {key}: it has too many overlaps or holes")

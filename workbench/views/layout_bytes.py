@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from workbench.analysis.layout import Layout
+from workbench.core import box
 from workbench.core.arrays import Array
 from workbench.views.layout_canvas import PaintBoxes, PaintWindow, raster
 
@@ -80,11 +81,9 @@ class Bytes:
 
     def at(self, byte: float, file: float) -> int | None:
         """Return the chunk row that contains a byte; if several do, the one that begins last."""
-        n = int(np.floor(file))
-        if not 0 <= n < len(self.files):
+        if (found := self._after(byte, file)) is None:
             return None
-        low, high = int(self.first[n]), int(self.first[n + 1])
-        k = low + int(np.searchsorted(self.start[low:high], byte, side="right"))
+        low, k, _ = found
         for place in range(k - 1, max(low, k - 64) - 1, -1):
             if self.stop[place] > byte:
                 return int(self.rows[place])
@@ -94,15 +93,21 @@ class Bytes:
         """Return the chunk row at a byte, or the nearest within ``reach`` bytes: a tap may miss a narrow chunk."""
         if (hit := self.at(byte, file)) is not None:
             return hit
-        n = int(np.floor(file))
-        if not 0 <= n < len(self.files):
+        if (found := self._after(byte, file)) is None:
             return None
-        low, high = int(self.first[n]), int(self.first[n + 1])
-        k = low + int(np.searchsorted(self.start[low:high], byte, side="right"))
+        low, k, high = found
         beside = [(abs(float(self.start[p]) - byte), p) for p in (k,) if p < high]
         beside += [(abs(byte - float(self.stop[p])), p) for p in (k - 1,) if p >= low]
         away, place = min(beside, default=(np.inf, -1))
         return int(self.rows[place]) if away <= reach else None
+
+    def _after(self, byte: float, file: float) -> tuple[int, int, int] | None:
+        """Return the first place of a file, the first that begins after a byte, and the one after the last."""
+        n = int(np.floor(file))
+        if not 0 <= n < len(self.files):
+            return None
+        low, high = int(self.first[n]), int(self.first[n + 1])
+        return low, low + int(np.searchsorted(self.start[low:high], byte, side="right")), high
 
     def crowded(self, window: PaintWindow) -> bool:
         """Return whether a window has more chunks than it can show."""
@@ -194,8 +199,7 @@ def _classes(found: Layout) -> tuple[list[str], Array]:
     catalog = found.catalog
     names: dict[str, int] = {}
     code = np.array([names.setdefault(role, len(names)) for role in found.roles], np.int64)
-    held = np.zeros(len(names), np.int64)
-    np.add.at(held, code, catalog.tensor_nbytes)
+    held = box.sums(code, catalog.tensor_nbytes, len(names))
     order = sorted(range(len(names)), key=lambda n: -int(held[n]))
     listed = list(names)
     kept = order if len(order) <= CLASSES else order[: CLASSES - 1]

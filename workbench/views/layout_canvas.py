@@ -20,6 +20,7 @@ from typing import Any
 import holoviews as hv
 import numpy as np
 
+from workbench.core import box
 from workbench.core.arrays import Array
 from workbench.views.picture import FRAME, OKABE_ITO, framed
 
@@ -116,9 +117,7 @@ def _pixels(low: Array, high: Array, start: float, stop: float, pixels: int, lea
 def _runs(first: Array, last: Array) -> tuple[Array, Array]:
     """Return all integers of each range, with the index of their range."""
     counts = last - first
-    ends = np.cumsum(counts)
-    owner = np.repeat(np.arange(len(counts)), counts)
-    return owner, np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts - first, counts)
+    return np.repeat(np.arange(len(counts)), counts), box.spans(first, counts)
 
 
 BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, _ = OKABE_ITO

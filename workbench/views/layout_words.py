@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from workbench.analysis.layout import Layout
-from workbench.analysis.layout.mesh import HolderView
+from workbench.analysis.layout.result import HolderView
+from workbench.core.words import plural, some_of
 from workbench.views import units
 from workbench.views.layout_groups import GroupShares
-from workbench.views.names import safe
+from workbench.views.names import html, safe
 
 MOST = 6  #: items of a list that are shown
 
@@ -22,8 +23,8 @@ def head(found: Layout) -> str:
     facts = {
         "mesh": safe(found.mesh) if found.mesh.axes else "not stored",
         "placements": known,
-        "stored": f"{_size(s['stored'])} in {units.plural(s['chunks'], 'chunk')}",
-        "by": f"{units.plural(s['holders'], noun)}, {units.plural(s['files'], 'file')}",
+        "stored": f"{_size(s['stored'])} in {plural(s['chunks'], 'chunk')}",
+        "by": f"{plural(s['holders'], noun)}, {plural(s['files'], 'file')}",
     }
     if spread.count > 1:
         facts["balance"] = f"largest is {spread.ratio:.2f} × the mean"
@@ -31,9 +32,9 @@ def head(found: Layout) -> str:
         facts["duplicated"] = f"{_size(s['copies'])}, {units.percent(s['copies'], s['stored'])}"
     cells = "".join(f"<div><small>{escape(k)}</small><span>{escape(v)}</span></div>" for k, v in facts.items())
     source_line = (
-        f'<p class="muted">The mesh comes from {_html(found.mesh_source)}.</p>'
+        f'<p class="muted">The mesh comes from {html(found.mesh_source)}.</p>'
         if found.mesh.axes
-        else (f'<p class="muted">{_html(found.mesh_source[:1].upper() + found.mesh_source[1:])}.</p>')
+        else (f'<p class="muted">{html(found.mesh_source[:1].upper() + found.mesh_source[1:])}.</p>')
     )
     return f'<div class="facts">{cells}</div>{source_line}'
 
@@ -49,10 +50,9 @@ def wrong(found: Layout) -> str:
     broken += found.covered.tangled
     keys = dict.fromkeys(catalog.keys[t] for t in broken)
     counts = (holes, "hole"), (twice, "overlap"), (tangled, "tensor not fully checked")
-    parts = [units.plural(n, noun) for n, noun in counts if n]
-    some = ", ".join(safe(key) for key in list(keys)[:MOST])
-    more = f" and {len(keys) - MOST:,} more" if len(keys) > MOST else ""
-    return f"{' and '.join(parts)}: some elements are stored in no chunk or in two different chunks; in {some}{more}"
+    parts = [plural(n, noun) for n, noun in counts if n]
+    where = some_of(keys, MOST, safe)
+    return f"{' and '.join(parts)}: some elements are stored in no chunk or in two different chunks; in {where}"
 
 
 def tensor_words(found: Layout, key: str) -> str:
@@ -62,17 +62,17 @@ def tensor_words(found: Layout, key: str) -> str:
     torch = (
         ""
         if placed.torch is None
-        else f'<p>As DTensor: <span class="name">({_html(", ".join(placed.torch))})</span></p>'
+        else f'<p>As DTensor: <span class="name">({html(", ".join(placed.torch))})</span></p>'
     )
     span = catalog.rows_of(tensor)
     facts = (
         f"{units.shape(catalog.shape_of(tensor))} of {units.dtype(catalog.dtype_of(tensor).name)}, "
-        f"{_size(int(catalog.tensor_nbytes[tensor]))} in {units.plural(span.stop - span.start, 'chunk')}"
+        f"{_size(int(catalog.tensor_nbytes[tensor]))} in {plural(span.stop - span.start, 'chunk')}"
     )
     return (
-        f'<h2 class="name placed">{_html(key)}</h2><p>{facts}</p>'
-        f'<p><span class="name">{_html(placed)}</span> <span class="odd">{escape(placed.status)}</span></p>'
-        f'<p class="muted">{_html(placed.why[:1].upper() + placed.why[1:])}.</p>{torch}'
+        f'<h2 class="name placed">{html(key)}</h2><p>{facts}</p>'
+        f'<p><span class="name">{html(placed)}</span> <span class="odd">{escape(placed.status)}</span></p>'
+        f'<p class="muted">{html(placed.why[:1].upper() + placed.why[1:])}.</p>{torch}'
     )
 
 
@@ -91,14 +91,14 @@ def chunk_words(found: Layout, rows: Sequence[int]) -> str:
         holder = found.holders.label[int(found.holders.of_chunk[row])]
         file = catalog.files[int(catalog.file[row])]
         copy = f", copy {int(catalog.replica[row])}" if catalog.replica[row] else ""
-        by = "" if holder == file else f" by {_html(holder)}"
+        by = "" if holder == file else f" by {html(holder)}"
         lines.append(
-            f'<div class="tapped"><b class="name">{_html(catalog.keys[tensor])}</b> [{box}] is stored{by} in '
-            f'<span class="name">{_html(file)}</span>, bytes {start:,}–{stop:,} '
+            f'<div class="tapped"><b class="name">{html(catalog.keys[tensor])}</b> [{box}] is stored{by} in '
+            f'<span class="name">{html(file)}</span>, bytes {start:,}–{stop:,} '
             f"({_size(stop - start)}){copy}</div>"
         )
     if len(rows) > MOST:
-        lines.append(f'<p class="muted">… {units.plural(len(rows) - MOST, "more chunk")} here</p>')
+        lines.append(f'<p class="muted">… {plural(len(rows) - MOST, "more chunk")} here</p>')
     return "".join(lines)
 
 
@@ -106,11 +106,11 @@ def group_words(found: Layout, share: GroupShares, row: int, column: int) -> str
     """Return the contents of one cell of the share map: the holders, the bytes, and the tensors."""
     group, who = share.groups[row], found.holders.label[column * share.per : (column + 1) * share.per]
     held, whole = int(share.nbytes[row, column]), int(share.whole[row])
-    name = _html(who[0]) if len(who) == 1 else f"{_html(who[0])} to {_html(who[-1])}"
+    name = html(who[0]) if len(who) == 1 else f"{html(who[0])} to {html(who[-1])}"
     many = len(group.tensors)
     says = f"stores {_size(held)} of the {_size(whole)}" if held else f"stores nothing of the {_size(whole)}"
     return (
-        f'<div class="tapped">{name} {says} of <b class="name">{_html(group.name)}</b>'
+        f'<div class="tapped">{name} {says} of <b class="name">{html(group.name)}</b>'
         f"{f', {many:,} tensors' if many > 1 else ''} ({units.percent(held, whole)})</div>"
     )
 
@@ -118,16 +118,13 @@ def group_words(found: Layout, share: GroupShares, row: int, column: int) -> str
 def holder_words(view: HolderView) -> str:
     """Return the position of a holder, the bytes it stores, and its peers."""
     at = ", ".join(f"{axis}={value}" for axis, value in view.coordinates.items())
-    place = f"<p>At {_html(at)}: " if at else "<p>"
+    place = f"<p>At {html(at)}: " if at else "<p>"
     lines = [
-        f'<h2 class="name holder">{_html(view.label)}</h2>{place}{_size(view.nbytes)} in '
-        f"{units.plural(len(view.pieces), 'chunk')} of {units.plural(view.pieces['key'].nunique(), 'tensor')}.</p>"
+        f'<h2 class="name holder">{html(view.label)}</h2>{place}{_size(view.nbytes)} in '
+        f"{plural(len(view.pieces), 'chunk')} of {plural(view.pieces['key'].nunique(), 'tensor')}.</p>"
     ]
     for axis, peers in view.peers.items():
-        some = ", ".join(_html(peer) for peer in peers[:12]) + (
-            f", … {len(peers) - 12:,} more" if len(peers) > 12 else ""
-        )
-        lines.append(f"<p>Along <b>{_html(axis)}</b>: {some}</p>")
+        lines.append(f"<p>Along <b>{html(axis)}</b>: {some_of(peers, 12, html)}</p>")
     return "".join(lines)
 
 
@@ -135,9 +132,9 @@ def mesh_words(found: Layout) -> str:
     """Return how to read the mesh picture."""
     if not found.mesh.axes:
         source = found.mesh_source[:1].upper() + found.mesh_source[1:]
-        return f'<p class="muted">{_html(source)}; each cell is a file or rank that stored something.</p>'
+        return f'<p class="muted">{html(source)}; each cell is a file or rank that stored something.</p>'
     names = " The files do not name its axes; axis0 is the outermost." if "axis0" in found.mesh.axes else ""
-    words = f"Each cell is a rank on its mesh, {_html(found.mesh)}.{names} Click one, or choose it above."
+    words = f"Each cell is a rank on its mesh, {html(found.mesh)}.{names} Click one, or choose it above."
     return f'<p class="muted">{words}</p>'
 
 
@@ -147,11 +144,11 @@ def key_of_colours(colours: Mapping[str, str], note: str = "") -> str:
     if len(names) > 12:
         some = [colours[names[at * (len(names) - 1) // 8]] for at in range(9)]
         bar = f'<span style="{_swatch(120)}background:linear-gradient(90deg,{",".join(some)})"></span>'
-        shown = f"{_html(names[0])} {bar} {_html(names[-1])}"
+        shown = f"{html(names[0])} {bar} {html(names[-1])}"
     else:
         shown = "".join(
             f'<span style="margin-right:14px"><span style="{_swatch(12)}background:{escape(colour)}"></span>'
-            f"{_html(name)}</span> "
+            f"{html(name)}</span> "
             for name, colour in colours.items()
         )
     return f'<p class="legend" style="font-size:13px">{shown}{f" {escape(note)}" if note else ""}</p>'
@@ -163,7 +160,3 @@ def _swatch(width: int) -> str:
 
 def _size(nbytes: int) -> str:
     return units.nbytes(nbytes).replace(" ", "\u2009")
-
-
-def _html(text: object) -> str:
-    return escape(safe(text))

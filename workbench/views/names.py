@@ -13,6 +13,7 @@ import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from html import escape
 
 _NUMBER = re.compile(r"(?<![^\W_])\d+(?![^\W_])")  #: a number by itself; not that in ``float32``
 
@@ -23,6 +24,11 @@ def safe(text: object) -> str:
     if plain.isprintable():
         return plain
     return "".join(char if char.isprintable() else _escape(char) for char in plain)
+
+
+def html(text: object) -> str:
+    """Return the text safe in HTML: markup, controls and bidirectional marks have no effect."""
+    return escape(safe(text))
 
 
 def shorten(text: str, width: int | None, ending: float = 0.6) -> str:

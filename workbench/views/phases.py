@@ -13,9 +13,10 @@ from __future__ import annotations
 from html import escape
 
 from workbench.analysis.phases import SavePhases
+from workbench.core.words import plural
 from workbench.views import units
 from workbench.views.lines import wrap
-from workbench.views.names import pad, safe
+from workbench.views.names import html, pad, safe
 
 ROWS = 16  #: ranks that are listed
 
@@ -58,7 +59,7 @@ def phases_text(found: SavePhases, most: int | None = ROWS) -> str:
             pad(f"  {rank}", 8) + "".join(f"{'–' if one is None else units.seconds(one):>11}" for one in cells)
         )
     if len(ranks) < found.ranks:
-        lines.append(f"  … {units.plural(found.ranks - len(ranks), 'faster rank')}")
+        lines.append(f"  … {plural(found.ranks - len(ranks), 'faster rank')}")
     lines += [safe(note) for note in found.notes]
     return "\n".join(lines)
 
@@ -82,5 +83,5 @@ def rank_words(found: SavePhases, rank: int) -> str:
     """Return the phases of one rank, as HTML."""
     rows = [(name, one) for name in found.names if (one := found.seconds(rank, name)) is not None]
     nbytes = sum(row.nbytes for row in found.rows if row.rank == rank and row.name == "data")
-    words = ", ".join(f"{escape(safe(name))} {units.seconds(one)}" for name, one in rows)
+    words = ", ".join(f"{html(name)} {units.seconds(one)}" for name, one in rows)
     return f'<div class="tapped"><b>rank {rank}</b> wrote {units.nbytes(nbytes)}: {words}</div>'

@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 
 from workbench.analysis.report import Finding, Report
-from workbench.views import units
+from workbench.core.words import plural
 from workbench.views.lines import room, wrap
-from workbench.views.names import safe, shorten
+from workbench.views.names import html, safe, shorten
 
 SHOWN = 50  #: findings that are shown; the rest are counted
 _MARK = {"error": "ERROR", "warn": "WARN ", "info": "info "}
@@ -21,7 +21,7 @@ def report_text(report: Report) -> str:
         if one.hint:
             lines += wrap("        → ", safe(one.hint))
     if len(report) > SHOWN:
-        lines.append(f"  … {units.plural(len(report) - SHOWN, 'more finding')}")
+        lines.append(f"  … {plural(len(report) - SHOWN, 'more finding')}")
     for title, facts in (("checked", report.checked), ("not checked", report.not_checked)):
         if facts:
             lines.append(title)
@@ -35,16 +35,16 @@ def report_html(report: Report) -> str:
     cell = 'style="text-align:left;padding:0 1em 0 0;vertical-align:top;white-space:pre-wrap"'
     rows = [
         f"<tr><td {cell}><b>{_MARK[one.severity].strip()}</b></td><td {cell}><code>{escape(one.rule)}</code></td>"
-        f"<td {cell}>{escape(_sentence(one))}{f'<br>→ {escape(safe(one.hint))}' if one.hint else ''}</td></tr>"
+        f"<td {cell}>{escape(_sentence(one))}{f'<br>→ {html(one.hint)}' if one.hint else ''}</td></tr>"
         for one in list(report)[:SHOWN]
     ]
     if len(report) > SHOWN:
-        more = units.plural(len(report) - SHOWN, "more finding")
+        more = plural(len(report) - SHOWN, "more finding")
         rows.append(f"<tr><td></td><td></td><td>… {more}</td></tr>")
     parts = [f"<b>{escape(headline(report))}</b>", f"<table>{''.join(rows)}</table>" if rows else ""]
     for title, facts in (("checked", report.checked), ("not checked", report.not_checked)):
         if facts:
-            items = "".join(f"<li>{escape(safe(name))}: {escape(safe(words))}</li>" for name, words in facts.items())
+            items = "".join(f"<li>{html(name)}: {html(words)}</li>" for name, words in facts.items())
             parts.append(f"<details open><summary>{title}</summary><ul>{items}</ul></details>")
     return f"<div>{''.join(parts)}</div>"
 
@@ -52,7 +52,7 @@ def report_html(report: Report) -> str:
 def headline(report: Report) -> str:
     """Return in one line the findings by severity, their subject, and whether values were left unchecked."""
     counts = [(report.count("error"), "error"), (report.count("warn"), "warning"), (report.count("info"), "remark")]
-    counted = ", ".join(units.plural(count, noun) for count, noun in counts if count) or "nothing found"
+    counted = ", ".join(plural(count, noun) for count, noun in counts if count) or "nothing found"
     unread = (
         "values" if "values" in report.not_checked else "some tensors" if "unread tensors" in report.not_checked else ""
     )

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from workbench.analysis.run import NEAR, NO_LOG, Run, RunComparison, spike_rank
-from workbench.views import units
+from workbench.core.words import plural
 from workbench.views.lines import room, wrap
 from workbench.views.names import pad, safe, shorten
 
@@ -32,7 +32,7 @@ def run_text(run: Run) -> str:
 def comparison_text(comparison: RunComparison) -> str:
     """Return one line per run: its last step and loss, and what happened to it."""
     width = max(len(safe(name)) for name in comparison.names)
-    lines = [units.plural(len(comparison.runs), "run")]
+    lines = [plural(len(comparison.runs), "run")]
     for name, run in zip(comparison.names, comparison.runs, strict=True):
         loss = run.metrics["loss"].dropna() if "loss" in run.metrics else None
         last = (
@@ -57,9 +57,11 @@ def event_lines(run: Run) -> list[str]:
         lines += _headed(name, f"of the loss {spike_sentence(row)}; {safe(row['advice'])}{more}")
         before = [one for one in run.resumes.to_dict("records") if one["step"] <= row["step"]]
         for one in before[-1:]:
-            lines += _headed("RESUMED", f"before step {int(one['step']):,}{_from(one)}: {safe(one['why'])}")
+            lines += _headed(
+                "RESUMED", f"before step {int(one['step']):,}{_at(' from step', one['from_step'])}: {safe(one['why'])}"
+            )
     for row in run.sources.to_dict("records")[:1]:
-        points = f"{units.plural(row['points'], 'point')}, steps {row['first']:,} to {row['last']:,}"
+        points = f"{plural(row['points'], 'point')}, steps {row['first']:,} to {row['last']:,}"
         none = "" if len(spikes) else "; no spike" if "loss" in run.metrics else "; no loss"
         lines += _headed("LOG", f"{safe(row['path'])} ({safe(row['kind'])}): {points}{none}")
     for note in run.notes[:2]:
@@ -81,23 +83,23 @@ def run_sentence(run: Run) -> str:
             return "No log with a loss was found beside or above the checkpoints."
         if "loss" not in run.metrics:
             return "The log contains no loss, so it was not searched for spikes."
-        points = units.plural(int(run.sources["points"].iloc[0]), "point")
-        after = f", {units.plural(len(resumes), 'resume')}" if resumes else ""
+        points = plural(int(run.sources["points"].iloc[0]), "point")
+        after = f", {plural(len(resumes), 'resume')}" if resumes else ""
         return f"No jump of the loss was found in {points} of the log{after}."
     verb = {"nan": "is NaN or infinite at", "level shift": "rises and stays up at"}.get(row["kind"], "jumps at")
     by = "" if row["kind"] == "nan" else f" by {row['height']:.2f}"
     before = [one for one in resumes if 0 <= row["step"] - one["step"] <= NEAR]
     since = f", {_since(row, before[-1])}" if before else ""
     others = len(run.spikes) - 1
-    more = f" {units.plural(others, 'more event')} below." if others else ""
+    more = f" {plural(others, 'more event')} below." if others else ""
     doubt = " (suspected)" if row["suspected"] else ""
     return f"The loss {verb} step {int(row['step']):,}{by}{since}{doubt}.{more}"
 
 
 def _since(spike: dict[str, Any], resume: dict[str, Any]) -> str:
     steps = int(spike["step"] - resume["step"])
-    source = _from(resume)
-    return f"{units.plural(steps, 'step')} after a resume{source}" if steps else f"right after a resume{source}"
+    source = _at(" from step", resume["from_step"])
+    return f"{plural(steps, 'step')} after a resume{source}" if steps else f"right after a resume{source}"
 
 
 def _headed(name: str, words: str) -> list[str]:
@@ -108,18 +110,11 @@ def spike_sentence(row: dict[str, Any]) -> str:
     """Return ``at step 93: +1.70, 120 sigma, recovered at 110``."""
     step = f"at step {int(row['step']):,}"
     if row["kind"] == "nan":
-        return f"{step}: the loss is NaN or infinite at {units.plural(int(row['points']), 'point')}"
-    end = "" if row["end_step"] != row["end_step"] or row["end_step"] is None else _ended(row)
+        return f"{step}: the loss is NaN or infinite at {plural(int(row['points']), 'point')}"
+    end = _at(", recovered at", row["end_step"])
     kind = {"unresolved": ", not over when the log ends", "level shift": ", the loss stays up (level shift)"}
     words = f"{step}: +{row['height']:.2f}, {row['sigma']:.0f} sigma{kind.get(row['kind'], '') or end}"
     return words + (" (suspected)" if row["suspected"] else "")
-
-
-def _ended(row: dict[str, Any]) -> str:
-    try:
-        return f", recovered at {int(row['end_step']):,}"
-    except (TypeError, ValueError):  # pandas' NA
-        return ""
 
 
 def _lines(run: Run) -> Iterator[str]:
@@ -135,13 +130,13 @@ def _lines(run: Run) -> Iterator[str]:
         )
     sources = run.sources
     for number, row in enumerate(sources.to_dict("records")[:2]):
-        words = f"{safe(row['path'])} ({safe(row['kind'])}), {units.plural(row['points'], 'point')}, steps "
+        words = f"{safe(row['path'])} ({safe(row['kind'])}), {plural(row['points'], 'point')}, steps "
         yield from _row("" if number else "log", f"{words}{row['first']:,} to {row['last']:,}")
     if len(sources) > 2:
         yield from _row("", f"… {len(sources) - 2:,} more")
     resumes = run.resumes.to_dict("records")
     for row in resumes[-SHOWN:]:
-        source = "" if row["from_step"] is None or row["from_step"] != row["from_step"] else _from(row)
+        source = _at(" from step", row["from_step"])
         yield from _row("resume", f"at step {int(row['step']):,}{source}: {safe(row['why'])}")
     if len(resumes) > SHOWN:
         yield from _row("", f"… {len(resumes) - SHOWN:,} earlier ones")
@@ -168,10 +163,11 @@ def page_notes(run: Run) -> list[str]:
     return [there if note == NO_LOG else note for note in run.notes]
 
 
-def _from(row: dict[str, Any]) -> str:
+def _at(words: str, step: Any) -> str:
+    """Return the words and a step; empty if it is missing (NaN, or pandas' NA)."""
     try:
-        return f" from step {int(row['from_step']):,}"
-    except (TypeError, ValueError):  # pandas' NA
+        return f"{words} {int(step):,}"
+    except (TypeError, ValueError):
         return ""
 
 

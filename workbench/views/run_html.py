@@ -21,10 +21,11 @@ from workbench.analysis.health import check_step
 from workbench.analysis.run import Run
 from workbench.analysis.timeline import timeline
 from workbench.core.scan import Progress
+from workbench.core.words import plural
 from workbench.errors import UsageError
 from workbench.views import spark, units
 from workbench.views.doctor_html import diagnosis_html
-from workbench.views.names import safe
+from workbench.views.names import html, safe
 from workbench.views.pages import page_of, page_path, write_page
 from workbench.views.run import page_notes, run_sentence, spike_sentence, worst_spike
 from workbench.views.run_pictures import (
@@ -51,7 +52,7 @@ LABEL = CELL.replace("top", "top;white-space:nowrap;overflow-wrap:normal")
 
 def run_html(run: Run) -> str:
     """Return the run's sentence, its curve, its events and its checkpoints, in the colours of the notebook."""
-    parts = [f"<div><b>{escape(safe(run.path))}</b></div><div>{escape(safe(run_sentence(run)))}</div>"]
+    parts = [f"<div><b>{html(run.path)}</b></div><div>{html(run_sentence(run))}</div>"]
     if "loss" in run.metrics:
         series, row = run.metrics["loss"].dropna(), worst_spike(run)
         steps, values = thinned(series.index.to_numpy("int64"), series.to_numpy("float64"), 600)
@@ -59,7 +60,7 @@ def run_html(run: Run) -> str:
         parts.append(f'<div style="color:#0072B2;max-width:640px">{drawn}</div>')
     parts.append(_events(run))
     parts.append(_steps(run, {}, ROWS))
-    parts += [f"<div>{escape(safe(note))}</div>" for note in page_notes(run)]
+    parts += [f"<div>{html(note)}</div>" for note in page_notes(run)]
     return f'<div class="workbench-run">{"".join(parts)}</div>'
 
 
@@ -85,17 +86,15 @@ def run_page(
             grid = layer_grid(layers, measure)
             if grid.rows and len(grid.steps) > 1 and (measure != "NaN" or grid.spoilt.any()):
                 figures[f"Layers over the steps: {LAYER_MEASURES[measure][2]}"] = layers_figure(grid, measure)
-    parts = [f"<p class=verdict>{escape(safe(run_sentence(run)))}</p>", "<!--The run-->"]
+    parts = [f"<p class=verdict>{html(run_sentence(run))}</p>", "<!--The run-->"]
     if diagnosis is not None:
-        parts.append(
-            f"<h2>Why?</h2><p><b>{escape(safe(diagnosis.verdict))}</b></p>{diagnosis_html(diagnosis, brief=True)}"
-        )
+        parts.append(f"<h2>Why?</h2><p><b>{html(diagnosis.verdict)}</b></p>{diagnosis_html(diagnosis, brief=True)}")
     parts.append(_events(run))
     parts += [f"<h2>{escape(name)}</h2><!--{name}-->" for name in figures if name != "The run"]
     parts.append(_steps(run, health or {}, PAGE_ROWS))
     if run.notes or len(run.sources):
         rows = [
-            f"{safe(row['path'])} ({safe(row['kind'])}): {units.plural(row['points'], 'point')}, steps "
+            f"{safe(row['path'])} ({safe(row['kind'])}): {plural(row['points'], 'point')}, steps "
             f"{row['first']:,} to {row['last']:,}"
             for row in run.sources.to_dict("records")
         ]
@@ -162,6 +161,6 @@ def _steps(run: Run, health: Mapping[str, tuple[str, str]], most: int) -> str:
         short = "".join(f"<td {LABEL}>{escape(str(one))}</td>" for one in cells)
         rows.append(f"{short}<td {CELL}>{escape(words)}</td>")
     head = "".join(f"<th {CELL}>{name}</th>" for name in ("step", "checkpoint", "size", "loss", "state"))
-    more = f"<p>… {units.plural(len(frame) - most, 'earlier checkpoint')}</p>" if len(frame) > most else ""
+    more = f"<p>… {plural(len(frame) - most, 'earlier checkpoint')}</p>" if len(frame) > most else ""
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     return f"<h2>Checkpoints</h2><table><tr>{head}</tr>{body}</table>{more}"

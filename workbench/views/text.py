@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from workbench.analysis.summary import Profile, Summary, profile
 from workbench.checkpoint import Checkpoint
+from workbench.core.words import plural
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 from workbench.views import facts, units
@@ -32,7 +33,7 @@ def checkpoint_text(ckpt: Checkpoint) -> str:
     lines += _wrapped("by dtype", facts.describe(facts.by_dtype(ckpt)))
     for at, node in enumerate(_biggest(facts.nodes(ckpt.catalog))):
         share = f"{units.nbytes(node.nbytes):>9}  {units.percent(node.nbytes, total):>5}"
-        what = units.plural(node.tensors, "tensor") if node.shape is None or node.times > 1 else units.shape(node.shape)
+        what = plural(node.tensors, "tensor") if node.shape is None or node.times > 1 else units.shape(node.shape)
         lines.append(_field("" if at else "biggest", f"{pad(shorten(node.name or _NAMELESS, 44), 44)} {share}  {what}"))
     odd = facts.oddities(ckpt)
     for sentence in odd[:ODD]:
@@ -69,7 +70,7 @@ def tensor_heading(tensor: LazyTensor) -> str:
     role = "" if tensor.role in ("param", "other") else f" {safe(tensor.role)}"
     kind = units.dtype(tensor.element.name)
     return f"{name}{role} {units.shape(tensor.shape)} {kind} {size}" + (
-        f" {units.plural(chunks, 'chunk')}" if chunks != 1 else ""
+        f" {plural(chunks, 'chunk')}" if chunks != 1 else ""
     )
 
 
@@ -107,7 +108,7 @@ def tree_lines(nodes: Sequence[Node], *, depth: int | None = None) -> Iterator[s
     for name, (_, node) in zip(names, rows, strict=True):
         times = f"×{node.times:,}" if node.times > 1 else ""
         if node.shape is None:
-            what = units.plural(node.tensors, "tensor")
+            what = plural(node.tensors, "tensor")
         else:
             what = f"{units.shape(node.shape)} {units.dtype(node.dtype or '')}"
         yield f"{pad(name, width)}  {times:>7}  {units.nbytes(node.nbytes):>10}  {what}"

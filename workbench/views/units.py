@@ -79,11 +79,6 @@ def seconds(value: float) -> str:
     return f"{scaled:.0f} {unit}" if scaled >= 100 else f"{scaled:#.3g} {unit}"
 
 
-def plural(value: int, noun: str) -> str:
-    """Format as ``1 chunk``, ``2,000 chunks``."""
-    return f"{value:,} {noun}{'' if value == 1 else 's'}"
-
-
 def dtype(name: str) -> str:
     """Return ``bf16`` for ``bfloat16``, ``f8_e4m3fn`` for ``float8_e4m3fn``; names without a size are unchanged."""
     found = _SIZED.fullmatch(name)

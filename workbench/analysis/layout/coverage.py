@@ -57,8 +57,7 @@ def coverage(catalog: Catalog) -> Coverage:
     first = np.flatnonzero(catalog.replica == 0)
     offsets, sizes = catalog.offsets[first].astype(np.int64), catalog.sizes[first].astype(np.int64)
     owner = catalog.tensor[first]
-    held = np.zeros(len(catalog), np.int64)
-    np.add.at(held, owner, box.volume(sizes))
+    held = box.sums(owner, box.volume(sizes), len(catalog))
     i, j = box.overlapping(owner, offsets, sizes, limit=LISTED)
     for a, b in zip(first[i][:ALL].tolist(), first[j][:ALL].tolist(), strict=True):
         tensor = int(catalog.tensor[a])

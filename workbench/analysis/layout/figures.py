@@ -65,8 +65,8 @@ def rank_frame(catalog: Catalog, who: Holders, mesh: InferredMesh, places: Ints)
         "files": distinct(who.of_chunk, catalog.file, count),
         "tensors": distinct(who.of_chunk, catalog.tensor, count),
         "chunks": np.bincount(who.of_chunk, minlength=count),
-        "nbytes": _sums(who.of_chunk, nbytes, count),
-        "copies": _sums(who.of_chunk, np.where(catalog.replica > 0, nbytes, 0), count),
+        "nbytes": box.sums(who.of_chunk, nbytes, count),
+        "copies": box.sums(who.of_chunk, np.where(catalog.replica > 0, nbytes, 0), count),
     }
     return pd.DataFrame(found)
 
@@ -84,7 +84,7 @@ def file_frame(catalog: Catalog, who: Holders) -> pd.DataFrame:
             "holders": distinct(catalog.file, who.of_chunk, count),
             "tensors": distinct(catalog.file, catalog.tensor, count),
             "chunks": np.bincount(catalog.file, minlength=count),
-            "nbytes": _sums(catalog.file, catalog.chunk_nbytes, count),
+            "nbytes": box.sums(catalog.file, catalog.chunk_nbytes, count),
         }
     )
 
@@ -136,8 +136,8 @@ def shares(names: Sequence[str], tensor: Ints, nbytes: Ints, whole: Ints, what: 
         {
             what: list(order),
             "tensors": np.bincount(code, minlength=count),
-            "nbytes": _sums(code, whole, count),
-            "stored": _sums(code[tensor], nbytes, count),
+            "nbytes": box.sums(code, whole, count),
+            "stored": box.sums(code[tensor], nbytes, count),
         }
     )
 
@@ -145,13 +145,6 @@ def shares(names: Sequence[str], tensor: Ints, nbytes: Ints, whole: Ints, what: 
 def _boxes(columns: Ints, ndim: Sequence[int]) -> Any:
     found = np.empty(len(columns), object)
     found[:] = [tuple(row[:n]) for row, n in zip(columns.tolist(), ndim, strict=True)]
-    return found
-
-
-def _sums(group: Ints, values: Ints, count: int) -> Ints:
-    """Return exact sums by group."""
-    found = np.zeros(count, np.int64)
-    np.add.at(found, group, values)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
@@ -15,15 +15,39 @@ from workbench.analysis.layout.coverage import Coverage
 from workbench.analysis.layout.figures import Balance
 from workbench.analysis.layout.holders import Holders
 from workbench.analysis.layout.infer import Inferred
-from workbench.analysis.layout.mesh import HolderView
 from workbench.analysis.layout.placed import InferredMesh, Placed
 from workbench.core.catalog import Catalog
 from workbench.core.shown import Shown, above
+from workbench.core.words import some_of
 from workbench.errors import TensorNotFoundError, UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
     from panel.viewable import Viewer
+
+
+@dataclass(frozen=True, eq=False)
+class HolderView:
+    """One holder: a rank, or the mesh coordinates in a file's name.
+
+    Attributes:
+        holder: its row in ``Layout.ranks``.
+        rank: ``None`` if not stored.
+        label: ``rank 3``, ``tp=0 pp=1`` or a file's name.
+        coordinates: its known coordinates on the mesh.
+        peers: by axis, the labels of holders that differ from it only on that axis, including itself, in order.
+        nbytes: bytes of the chunks that it stores.
+        pieces: one row per chunk: key role offsets sizes nbytes replica file start stop.
+    """
+
+    holder: int
+    rank: int | None
+    label: str
+    coordinates: Mapping[str, int]
+    peers: Mapping[str, list[str]]
+    nbytes: int
+    pieces: pd.DataFrame
+
 
 BY = ("role", "dtype", "layer", "stage")
 
@@ -126,8 +150,8 @@ class Layout(Shown):
         who, catalog = self.holders, self.catalog
         label = f"rank {number}" if isinstance(number, Integral) else number
         if label not in who.label:
-            known = ", ".join(who.label[:8]) + (f", … {len(who) - 8:,} more" if len(who) > 8 else "")
-            raise UsageError(f"{label!r} stored nothing in {self.path!r}; data was stored by {known or 'none'}")
+            known = some_of(who.label, 8, str) or "none"
+            raise UsageError(f"{label!r} stored nothing in {self.path!r}; data was stored by {known}")
         row = who.label.index(label)
         rows = np.flatnonzero(who.of_chunk == row)
         found = figures.chunk_rows(catalog, rows)

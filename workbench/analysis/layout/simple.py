@@ -16,6 +16,7 @@ from workbench.analysis.layout.placed import PARTLY, PROVEN, UNKNOWN, InferredMe
 from workbench.checkpoint import Checkpoint
 from workbench.core.arrays import Bools, Ints
 from workbench.core.catalog import Catalog
+from workbench.core.words import some_of
 from workbench.formats import record
 
 FLAT_STATES = ("param", "exp_avg", "exp_avg_sq", "momentum")  #: of FSDP1's flat parameters
@@ -109,9 +110,8 @@ def called(who: Holders, rows: Sequence[int]) -> str:
             return f"rank {ordered[0]}"
         if ordered[-1] - ordered[0] + 1 == len(ordered):
             return f"ranks {ordered[0]}–{ordered[-1]}"
-        return f"ranks {', '.join(map(str, ordered[:6]))}" + (", …" if len(ordered) > 6 else "")
-    names = [repr(who.label[row]) for row in rows]
-    return "; ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
+        return f"ranks {some_of(ordered, 6)}"
+    return some_of([who.label[row] for row in rows], between="; ")
 
 
 def flat_roles(ckpt: Checkpoint) -> tuple[str, ...]:

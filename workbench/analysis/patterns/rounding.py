@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.analysis.numbers import fp8_table
 from workbench.core.arrays import Array
+from workbench.core.decoding.floats import fp8_table
 from workbench.core.dtypes import DType
 
 

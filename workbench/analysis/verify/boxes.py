@@ -17,9 +17,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from workbench.analysis.layout.coverage import coverage
-from workbench.analysis.verify.log import Examined, plural
+from workbench.analysis.verify.log import Examined
 from workbench.core import box, codecs
 from workbench.core.build import row_major
+from workbench.core.words import plural
 from workbench.formats import record
 
 HOLES = 4  #: boxes listed per tensor

@@ -16,11 +16,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from workbench.analysis.verify.log import Examined, names, plural
+from workbench.analysis.verify.log import Examined
 from workbench.analysis.verify.siblings import check_siblings
 from workbench.core import codecs
 from workbench.core.arrays import Array
 from workbench.core.place import Place
+from workbench.core.words import plural, some_of
 from workbench.errors import WorkbenchError
 
 SECTOR = 512
@@ -73,7 +74,9 @@ def _absent_and_short(subject: Examined, sizes: Array) -> None:
         name, size = catalog.files[number], int(sizes[number])
         mine = rows[catalog.file[rows] == number]
         keys = list(dict.fromkeys(subject.key(row) for row in mine.tolist()))
-        what = f"{plural(len(mine), 'chunk')} of {plural(len(keys), 'tensor')}: {names(keys)}" if keys else "no tensors"
+        what = (
+            f"{plural(len(mine), 'chunk')} of {plural(len(keys), 'tensor')}: {some_of(keys)}" if keys else "no tensors"
+        )
         if size < 0:
             if not held[number] and name not in catalog.metadata_files:
                 continue
@@ -162,7 +165,7 @@ def _sparse(subject: Examined, name: str, path: str, stat: os.stat_result) -> No
             "warn" if len(cut) else "info",
             name,
             f"bytes {start:,} to {stop:,} were never written (a hole on disk, read as zeros), in "
-            f"{names(keys) or 'no tensor'}",
+            f"{some_of(keys) or 'no tensor'}",
             "a write was lost, or the file was copied as a sparse file: verify with --deep",
             start=start,
             stop=stop,

@@ -19,12 +19,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from workbench.analysis.verify.log import Examined, advice, names, plural
+from workbench.analysis.verify.log import Examined, advice
 from workbench.core import catalog as cat
 from workbench.core import codecs
 from workbench.core.arrays import Array
 from workbench.core.pickles.standins import Opaque, StorageRef
 from workbench.core.scan import Progress, workers
+from workbench.core.words import plural, some_of
 from workbench.core.ziparchive import single_tensor
 from workbench.errors import ChangedError, MissingFileError, UnsupportedFormatError, WorkbenchError
 from workbench.formats.safetensors import header as safetensors_header
@@ -110,7 +111,7 @@ def check_index(subject: Examined) -> None:
             "index.unlisted",
             "warn",
             index,
-            f"does not list {plural(len(extra), 'tensor')} that its files contain: {names(extra)}",
+            f"does not list {plural(len(extra), 'tensor')} that its files contain: {some_of(extra)}",
             "a loader that follows the index skips them",
             tensors=extra[:100],
         )
@@ -122,7 +123,7 @@ def check_index(subject: Examined) -> None:
             "index.duplicate",
             "warn",
             index,
-            f"{plural(len(again), 'tensor')} also in a second file: {names(again)}",
+            f"{plural(len(again), 'tensor')} also in a second file: {some_of(again)}",
             "which copy is used depends on the loader: delete the other",
             tensors=again[:100],
         )
@@ -160,7 +161,7 @@ def check_objects(subject: Examined) -> None:
         log.checked["objects"] = f"{plural(len(wanted), 'object')} (arguments, schedulers, generators …) decoded"
     if opaque := [*opaque, *subject.catalog.meta.get("left_out", ())]:
         log.not_checked["undecoded objects"] = (
-            f"{names(opaque)}: {'its' if len(opaque) == 1 else 'their'} values are not decoded"
+            f"{some_of(opaque)}: {'its' if len(opaque) == 1 else 'their'} values are not decoded"
         )
     if len(objects) > len(wanted):
         log.not_checked["objects"] = f"{len(objects) - len(wanted):,} of {len(objects):,} objects: too many to decode"

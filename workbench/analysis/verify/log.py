@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +21,11 @@ from workbench.core.arrays import Array
 from workbench.core.catalog import Catalog
 from workbench.core.payload import Payloads
 from workbench.core.place import Place
+from workbench.core.words import plural, some_of
 from workbench.errors import ChangedError, CorruptError, HoleError, MissingFileError, WorkbenchError
 
 Progress = Callable[[float], None]
 MOST = 20  #: findings listed per rule
-NAMED = 4  #: names listed in one sentence
 
 
 class Log:
@@ -98,7 +98,7 @@ class Examined:
         self.lost[row] = True
         self._unread[self.key(row)] = None
         self.log.not_checked["unread tensors"] = (
-            f"{plural(len(self._unread), 'tensor')} stored in an unsupported form: {names([*self._unread])}"
+            f"{plural(len(self._unread), 'tensor')} stored in an unsupported form: {some_of(self._unread)}"
         )
 
     def gone(self, file: str, stop: int) -> bool:
@@ -123,14 +123,3 @@ def advice(error: WorkbenchError) -> str:
     if isinstance(error, MissingFileError):
         return "restore the file, or ask its owner for permission to read it"
     return "verify again; if it fails again, the message gives the reason"
-
-
-def names(found: Sequence[str]) -> str:
-    """Return some of the names, quoted, and the number of others."""
-    shown = ", ".join(repr(name) for name in found[:NAMED])
-    return shown + (f" and {len(found) - NAMED:,} more" if len(found) > NAMED else "")
-
-
-def plural(count: int, noun: str) -> str:
-    """Format as ``1 file``, ``2,048 files``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -18,14 +18,13 @@ The pass inspects some bytes of each page while the page is in the cache; only p
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
 import numpy as np
 
 from workbench.analysis.verify.log import Examined, advice
 from workbench.core import codecs
 from workbench.core.arrays import Array
-from workbench.core.catalog import Catalog, row_major
+from workbench.core.catalog import Catalog, is_row_major, reach, row_major
 from workbench.core.payload import Payloads
 from workbench.core.scan import PIECE, Piece
 from workbench.core.source import Source
@@ -106,9 +105,9 @@ def flat(payloads: Payloads, row: int) -> bool:
     sizes = catalog.sizes[row, :ndim].tolist()
     if codec.zip and codec.in_file:
         item, _ = payloads.item(row)
-        if codec.part or not _contiguous(item.shape, item.stride):
-            return _contiguous(item.shape, item.stride)
-    return catalog.strides is None or _contiguous(sizes, catalog.strides[row, :ndim].tolist())
+        if codec.part or not is_row_major(item.shape, item.stride):
+            return is_row_major(item.shape, item.stride)
+    return catalog.strides is None or is_row_major(sizes, catalog.strides[row, :ndim].tolist())
 
 
 def extent(payloads: Payloads, row: int) -> tuple[int, int]:
@@ -122,14 +121,10 @@ def extent(payloads: Payloads, row: int) -> tuple[int, int]:
         return at, at + int(catalog.chunk_nbytes[row])
     if codecs.BITS[catalog.codec[row]] and catalog.strides is not None:
         steps = catalog.strides[row, :ndim].tolist()
-        return at, at + (sum((n - 1) * s for n, s in zip(sizes, steps, strict=True)) + 1) * dtype.itemsize
+        return at, at + reach(sizes, steps) * dtype.itemsize
     item, _ = payloads.item(row)
     base = int(catalog.start[row]) + item.start
     return base, base + item.nbytes
-
-
-def _contiguous(sizes: Any, strides: Any) -> bool:
-    return all(n == 1 or s == t for n, s, t in zip(sizes, strides, row_major(tuple(sizes)), strict=True))
 
 
 # ---- finding -------------------------------------------------------------------------------------------------------

@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 
 from workbench.analysis.bit_patterns import float_steps
-from workbench.analysis.verify.log import Examined, names, plural
+from workbench.analysis.verify.log import Examined
 from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 from workbench.core.parts import storable
 from workbench.core.scan import Piece, Progress, scan
+from workbench.core.words import plural, some_of
 from workbench.core.work import ReadWork, pair_work
 from workbench.errors import CorruptError, WorkbenchError
 from workbench.names.weights import tied_pairs
@@ -273,7 +274,7 @@ def _judge_masters(subject: Examined, counts: dict[int, Count], params: Any, dty
             "master.rounding",
             "warn",
             "",
-            f"{differ:,} of {seen:,} weights differ by one {dtype} ULP from their rounded masters: {names(keys)}",
+            f"{differ:,} of {seen:,} weights differ by one {dtype} ULP from their rounded masters: {some_of(keys)}",
             "expected with stochastic rounding; otherwise weights and masters are from two steps",
             differ=differ,
             tensors=keys[:100],

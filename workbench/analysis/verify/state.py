@@ -19,9 +19,10 @@ from collections.abc import Iterable, Mapping
 from itertools import islice, pairwise, product
 from typing import Any
 
-from workbench.analysis.verify.log import NAMED, Examined, names, plural
+from workbench.analysis.verify.log import Examined
 from workbench.analysis.verify.siblings import listed
 from workbench.core.dtypes import ALL
+from workbench.core.words import plural, some_of
 from workbench.names.weights import parse
 
 STATES = {
@@ -41,6 +42,7 @@ STATES = {
 }
 SHAPED = ("exp_avg", "exp_avg_sq", "master", "momentum")
 MOST_HAVE = 0.75  #: share of the parameters with state above which a kind of state is expected for all
+NAMED = 4  #: ranks or layers listed in one sentence
 MAX_FOLDERS = 1000  #: maximum number of folders searched for files of ranks
 FAMILY = 3  #: minimum number of similar tensors to detect an exception
 FULL = {"float32", "float64"}
@@ -112,7 +114,7 @@ def check_state(subject: Examined) -> None:
             "state.none",
             "info",
             "",
-            f"{len(bare):,} of {plural(len(params), 'tensor')} of the model have no optimizer state: {names(bare)}",
+            f"{len(bare):,} of {plural(len(params), 'tensor')} of the model have no optimizer state: {some_of(bare)}",
             "expected for buffers (which few formats mark) and for frozen, tied and unused parameters",
             parameters=bare[:100],
         )
@@ -239,7 +241,7 @@ def _thin_layers(subject: Examined, prefix: str, layers: Mapping[int, set[str]],
             "names.layer_part",
             "warn",
             f"{prefix}{number}",
-            f"lacks {len(lost):,} of the {plural(len(common), 'tensor')} that the other layers have: {names(lost)}",
+            f"lacks {len(lost):,} of the {plural(len(common), 'tensor')} that the other layers have: {some_of(lost)}",
             "tensors were lost, unless the model was pruned on purpose",
             absent=lost[:1000],
         )

@@ -19,7 +19,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from workbench.analysis.numbers import Decoder
-from workbench.analysis.verify.log import Examined, advice, names, plural
+from workbench.analysis.verify.log import Examined, advice
+from workbench.core.words import plural, some_of
 from workbench.errors import WorkbenchError
 from workbench.names.steps import parse_name
 
@@ -85,13 +86,13 @@ def _optimizer(subject: Examined, scalars: Mapping[float, list[int]]) -> float |
         files = sorted({subject.file(row) for row in rows})
         here = Counter(catalog.file[row] for row in rows)
         whole = [catalog.files[file] for file, count in here.items() if count == everywhere[file]]
-        words = f"; all of {names(whole)}" if whole and len(here) < len(everywhere) else ""
+        words = f"; all of {some_of(whole)}" if whole and len(here) < len(everywhere) else ""
         subject.log.add(
             "steps.optimizer",
             "warn",
             keys[0] if len(keys) == 1 else ", ".join(whole or files[:3]),
             f"{plural(len(keys), 'parameter')} at optimizer step {value:,g}, the others at {usual:,g}: "
-            f"{names(keys)}{words}",
+            f"{some_of(keys)}{words}",
             _HINT + "; parameters that were temporarily frozen are expected to differ",
             step=value,
             usual=usual,

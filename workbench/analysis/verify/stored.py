@@ -28,7 +28,7 @@ import numpy as np
 from workbench.analysis import manifest_check
 from workbench.analysis.folder import files_of
 from workbench.analysis.manifest import find
-from workbench.analysis.verify.log import Examined, Log, names, plural
+from workbench.analysis.verify.log import Examined, Log
 from workbench.analysis.verify.siblings import leftovers
 from workbench.core import catalog as cat
 from workbench.core import codecs
@@ -38,6 +38,7 @@ from workbench.core.executors import cores, ordered
 from workbench.core.place import Place
 from workbench.core.scan import Progress
 from workbench.core.source import Source, no_descriptor
+from workbench.core.words import plural, some_of
 from workbench.errors import MissingFileError, WorkbenchError, WorkerError
 
 BLOCK = 8 << 20  #: bytes hashed at a time
@@ -156,7 +157,7 @@ def _archives(subject: Examined, progress: Progress | None) -> Array:
         what = f"{plural(counts['ok'] + counts['mismatch'], 'record')} of {catalog.meta.get('archive', 'torch.save')}"
         log.checked["checksums"] = f"the {_crc_name(catalog)} of {what}"
     if without:
-        left.append(f"{names(sorted(without))}: saved without checksums")
+        left.append(f"{some_of(sorted(without))}: saved without checksums")
     if left:
         log.not_checked["checksums"] = "; ".join(left)
     return covered
@@ -180,11 +181,11 @@ def _others(subject: Examined) -> tuple[set[str], list[str]]:
     shut = [name for name in found if name in paths and not os.access(paths[name], os.R_OK)]
     shut = [name for name in shut if name not in subject.shut]
     links = [name for name in skipped if name in paths and not os.path.isdir(paths[name])]
-    left = [f"{names(shut)}: no permission to read"] if shut else []
-    left += [f"{names(links)}: {skipped[links[0]]}"] if links else []
+    left = [f"{some_of(shut)}: no permission to read"] if shut else []
+    left += [f"{some_of(links)}: {skipped[links[0]]}"] if links else []
     chains = {name for name in found if name.endswith(".distcp")}
     if unnamed := sorted(chains - {*subject.catalog.files} - temporary):
-        left.append(f"{names(unnamed)}: no metadata gives the positions of their items")
+        left.append(f"{some_of(unnamed)}: no metadata gives the positions of their items")
     return {*found} - temporary - chains, left
 
 
@@ -236,7 +237,7 @@ def _also(subject: Examined, one: RecordCheck) -> str:
     mine = np.flatnonzero(catalog.file == catalog.files.index(one.file))
     hit = mine[(catalog.start[mine] < one.stop) & (catalog.stop[mine] > one.start)]
     keys = list(dict.fromkeys(subject.key(row) for row in hit[:100].tolist()))
-    return f", in {names(keys)}" if keys else ""
+    return f", in {some_of(keys)}" if keys else ""
 
 
 def _not_covered(subject: Examined, covered: Array) -> None:

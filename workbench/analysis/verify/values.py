@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from workbench.analysis.verify.counts import SQUARES, ChunkCounts, NumberScan
-from workbench.analysis.verify.log import Examined, advice, names, plural
+from workbench.analysis.verify.log import Examined, advice
 from workbench.analysis.verify.pages import check_pages
 from workbench.core.arrays import Array
 from workbench.core.scan import Progress, scan
+from workbench.core.words import plural, some_of
 from workbench.core.work import chunk_work
 from workbench.errors import UnsupportedFormatError, WorkbenchError
 
@@ -92,7 +93,7 @@ def check_values(subject: Examined, progress: Progress | None = None, *, numbers
     log.checked["values"] = f"{size:,} bytes of {plural(int(read.sum()), 'chunk')}: {what}"
     packed = [catalog.keys[t] for t in range(len(catalog)) if catalog.dtype_of(t).packed]
     if packed:
-        log.not_checked["packed types"] = f"{plural(len(packed), 'tensor')} of packed types: {names(packed)}"
+        log.not_checked["packed types"] = f"{plural(len(packed), 'tensor')} of packed types: {some_of(packed)}"
 
 
 # ---- judging -------------------------------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ def _masters(subject: Examined, counts: Array) -> None:
             keys[0] if len(keys) == 1 else "",
             f"{low / full:.1%} of the "
             f"masters of {plural(len(keys), 'tensor')} have only zeros in their low bits (by chance: "
-            f"0.002 %): {names(keys)}",
+            f"0.002 %): {some_of(keys)}",
             "they were rebuilt from 16-bit weights: their extra precision is lost",
             tensors=keys[:100],
             share=low / full,
@@ -209,7 +210,7 @@ def _zeros(subject: Examined, read: Array, zero_rows: Array) -> None:
             "values.all_zero",
             "info",
             "",
-            f"{plural(len(info), 'tensor')} with only zeros: {names(info)}",
+            f"{plural(len(info), 'tensor')} with only zeros: {some_of(info)}",
             tensors=info[:100],
         )
     for row in np.flatnonzero(zero_rows).tolist():

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import panel as pn
-import panel_material_ui as pmui
 
 from workbench.analysis.heatmap import Heat
 from workbench.analysis.summary import Summary
@@ -48,12 +47,8 @@ class Detail(pn.viewable.Viewer):
         self._head, self._pictures, self._chunks = style.pane(""), pn.Column(sizing_mode="stretch_width"), pn.Column()
         self._chunks.sizing_mode = "stretch_width"
         self._bar = style.pane("")
-        self._cancel = pmui.Button(
-            label="Cancel", variant="outlined", color="primary", on_click=lambda _: self.job.cancel()
-        )
-        self._again = pmui.Button(
-            label="Read tensor", variant="outlined", color="primary", on_click=lambda _: self._start()
-        )
+        self._cancel = style.button("Cancel", lambda _: self.job.cancel(), size="medium")
+        self._again = style.button("Read tensor", lambda _: self._start(), size="medium")
         self.slices = Slices(state, schedule)
         self._waiting = pn.Row(self._bar, self._cancel, sizing_mode="stretch_width", align="center")
         state.param.watch(self._turn, ["tensor", "ckpt"])
@@ -70,7 +65,7 @@ class Detail(pn.viewable.Viewer):
 
     def _turn(self, *_: Any) -> None:
         """Switch to another tensor, or to none."""
-        tensor = self._tensor()
+        tensor = self._state.chosen()
         self.job.reset()
         if tensor is None:
             self._head.object, self._pictures[:], self._chunks[:] = "", [], []
@@ -80,13 +75,9 @@ class Detail(pn.viewable.Viewer):
         self._start()
 
     def _start(self) -> None:
-        tensor = self._tensor()
+        tensor = self._state.chosen()
         if tensor is not None:
             self.job.start(lambda progress: look(tensor, progress))
-
-    def _tensor(self) -> LazyTensor | None:
-        ckpt, key = self._state.ckpt, self._state.tensor
-        return ckpt[key] if ckpt is not None and key and key in ckpt else None
 
     def _progressed(self, *_: Any) -> None:
         job = self.job

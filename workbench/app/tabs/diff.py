@@ -58,9 +58,7 @@ class DiffTab(JobTab):
             margin=(10, 10),
         )
         self._choice.param.watch(lambda event: self.state.param.update(other=event.new), "value")
-        self._swap = pmui.Button(
-            label="Swap A and B", variant="outlined", color="primary", on_click=lambda _: self.swap(), margin=(14, 10)
-        )
+        self._swap = style.button("Swap A and B", lambda _: self.swap(), size="medium", margin=(14, 10))
         self.prepare("Compare", self._compare, self._done, verb="comparing", ready=self._why_not, long=True)
         self._body_parts = [pn.Row(self._choice, self._swap, sizing_mode="stretch_width"), self._words]
 

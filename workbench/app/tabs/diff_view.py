@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import holoviews as hv
@@ -20,23 +21,27 @@ import panel as pn
 import panel_material_ui as pmui
 import param
 
+from workbench.analysis.comparison import Comparison
 from workbench.analysis.diff_pairs import RENAMED
 from workbench.analysis.diff_result import Diff
+from workbench.analysis.diff_rows import TensorDiff
+from workbench.analysis.pair_histogram import PairHistogram, pair_histogram
 from workbench.app import style
 from workbench.app.jail import relative_html
-from workbench.app.jobs import Schedule
+from workbench.app.jobs import Progress, Schedule
 from workbench.app.save import csv_button, json_button
-from workbench.app.tabs.diff_detail import PairDetail
 from workbench.app.words import count, html, safe
+from workbench.app.work import JobButton
 from workbench.views.diff import headline
 from workbench.views.diff_grid import Board, Grid, GridCell
-from workbench.views.diff_pictures import Frame, heat_picture, side_names
-from workbench.views.diff_words import lists_html, objects_html, sides_html
+from workbench.views.diff_pictures import Frame, band_picture, heat_picture, side_names, tail_picture, value_picture
+from workbench.views.diff_words import lists_html, objects_html, sides_html, tensor_html
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PAGE = 10
+AT_ONCE = 256 << 20  #: bytes of a tensor up to which it is read automatically
 OFFERED = 500  #: tensors in the drop-down list; the table has all
 NUMBER = (
     "<% var v = value == null || value === '' ? NaN : Number(value), t = Math.abs(v); %>"
@@ -275,3 +280,91 @@ def table_rows(board: Board) -> pd.DataFrame:
         found.append((name, rel, share, largest, status, kind, safe(row.role), ulp))
     frame = pd.DataFrame(found, columns=list(COLUMNS), index=board.listed)
     return frame.astype(dict.fromkeys(NUMBERS, "float64") | {n: "str" for n in COLUMNS if n not in NUMBERS})
+
+
+# ---- one pair of tensors ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PairRead:
+    """The data read from a pair."""
+
+    row: TensorDiff
+    comparison: Comparison | None
+    values: PairHistogram | None
+
+
+def see(row: TensorDiff, progress: Progress) -> PairRead:
+    """Read both tensors: histograms of their difference, then of their values.
+
+    Raises:
+        HoleError, OpenError: an element is stored nowhere or cannot be read.
+    """
+    found = row.look(lambda share: progress(0.5 * share))
+    progress(0.5)
+    values = None
+    if row.sides is not None:
+        values = pair_histogram(*row.sides(), progress=lambda share: progress(0.5 + 0.5 * share))
+    return PairRead(row, found, values)
+
+
+class PairDetail:
+    """The selected pair; a bitwise equal pair is reported as such and not read.
+
+    Attributes:
+        words: its numbers and pattern.
+        pictures: of its values and their change, once read.
+
+    Args:
+        names: of the two sides.
+    """
+
+    def __init__(self, names: tuple[str, str], schedule: Schedule | None = None) -> None:
+        self._names = names
+        self._row: TensorDiff | None = None
+        self._lead, self._told = style.pane(""), style.pane("")
+        self.words = pn.Column(self._lead, self._told, sizing_mode="stretch_width")
+        self.pictures = pn.Column(sizing_mode="stretch_width")
+        self.work = JobButton("Read both tensors", self._see, self._seen, schedule=schedule)
+
+    def show(self, row: TensorDiff | None, lead: str = "") -> None:
+        """Show a pair; ``lead`` is an HTML sentence above it."""
+        self._lead.object = lead
+        if row is self._row:
+            return
+        self.work.reset()
+        self._row = row
+        self._told.object = "" if row is None else tensor_html(row)
+        readable = row is not None and row.sides is not None and row.status not in ("equal", "unread", "unknown")
+        self.pictures[:] = [self.work] if readable else []
+        if readable and row is not None and row.nbytes <= AT_ONCE:
+            self.work.start()
+
+    def close(self) -> None:
+        """Stop reading."""
+        self.work.reset()
+
+    def _see(self, progress: Progress) -> PairRead:
+        assert self._row is not None
+        return see(self._row, progress)
+
+    def _seen(self, found: PairRead) -> None:
+        self.pictures[:] = [style.two_columns(*_pictures(found, self._names))]
+
+
+def _pictures(found: PairRead, names: tuple[str, str]) -> list[Any]:
+    shown: list[Any] = []
+    if (values := found.values) is not None:
+        some = "" if values.exact else f" ({count(values.summaries[0].seen)} sampled elements)"
+        shown.append(_plot(f"Values before and after{some}", value_picture(values, names)))
+    c = found.comparison
+    if c is not None and (tail := tail_picture(c)) is not None:
+        shown.append(_plot("Distribution of changes", tail))
+    if c is not None and (bands := band_picture(c, found.row.shape_b)) is not None:
+        shown.append(_plot("Where the changed elements are", bands))
+    return shown
+
+
+def _plot(title: str, picture: Any) -> pn.Column:
+    plot = pn.pane.HoloViews(picture, linked_axes=False, sizing_mode="stretch_width")
+    return pn.Column(style.pane(f"<h3>{title}</h3>"), plot, sizing_mode="stretch_width")

@@ -71,14 +71,7 @@ class Doctor(JobTab):
         more = pmui.Accordion(
             ("Facts and depth", facts), active=[], title_variant="body2", sizing_mode="stretch_width", margin=(5, 10)
         )
-        self._run = pmui.Button(
-            label="Diagnose the run of this checkpoint",
-            variant="outlined",
-            color="primary",
-            size="small",
-            margin=(5, 10),
-            on_click=self._whole,
-        )
+        self._run = style.button("Diagnose the run of this checkpoint", self._whole, margin=(5, 10))
         self._controls = [style.two_columns(*self._choices.values(), least=440), more, self._words]
 
     def draw(self) -> None:

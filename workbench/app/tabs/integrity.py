@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import panel_material_ui as pmui
-
 from workbench.app import style
 from workbench.app.jobs import Progress
 from workbench.app.tabs.report_view import ReportView
@@ -29,16 +27,10 @@ class Integrity(JobTab):
     follows = ("ckpt", "path")
 
     def build(self) -> None:
-        self._depth = pmui.RadioButtonGroup(
-            options={title: name for name, (title, _) in DEPTHS.items()},
-            value=self._depth_chosen(),
-            label="Depth",
-            size="small",
-            color="primary",
-            margin=(10, 10),
-            sx=style.ONE_LINE,
+        options = {title: name for name, (title, _) in DEPTHS.items()}
+        self._depth = style.choice(
+            options, self._depth_chosen(), lambda depth: self.state.param.update(depth=depth), label="Depth"
         )
-        self._depth.param.watch(lambda event: self.state.param.update(depth=event.new), "value")
         self.state.param.watch(self._follow, "depth")
         self._about = style.pane("")
         self.prepare("Verify", self._verify, self._done, verb="checking", long=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 import panel as pn
-import panel_material_ui as pmui
 
 from workbench.analysis.layout import Layout
 from workbench.app import layouts, style
@@ -68,16 +67,8 @@ class LayoutView(Looked):
         super().__init__(layout, found_of(layout, source) if found is None else found, source, file, schedule, **params)
         self._made: dict[str, LayoutPart] = {}
         self._stale: set[str] = set()
-        self._choice = pmui.RadioButtonGroup(
-            options={VIEWS[name][0]: name for name in self.views},
-            value=self.looked_at,
-            label="Picture",
-            size="small",
-            color="primary",
-            margin=(10, 10),
-            sx=style.ONE_LINE,
-        )
-        self._choice.param.watch(lambda event: self.param.update(view=event.new), "value")
+        options = {VIEWS[name][0]: name for name in self.views}
+        self._choice = style.choice(options, self.looked_at, lambda view: self.param.update(view=view), label="Picture")
         self._part = pn.Column(sizing_mode="stretch_width")
         self.param.watch(self._changed, list(SELECTED))
         odd = layout_words.wrong(layout)

@@ -167,12 +167,8 @@ class SharesPart(LayoutPart):
         self._pattern.param.watch(lambda event: self.set(pattern=event.new), "value")
         self._role.param.watch(lambda event: self.set(role=event.new), "value")
         self._words = style.pane("")
-        self._inside = pmui.Button(
-            label="Look inside", variant="outlined", color="primary", visible=False, size="small"
-        )
-        self._inside.on_click(lambda _: self._look_inside())
-        self._back = pmui.Button(label="All tensors", variant="outlined", color="primary", visible=False, size="small")
-        self._back.on_click(lambda _: self.set(pattern="", role=""))
+        self._inside = style.button("Look inside", lambda _: self._look_inside(), visible=False)
+        self._back = style.button("All tensors", lambda _: self.set(pattern="", role=""), visible=False)
         self._group: TensorGroup | None = None
         self.share: GroupShares | None = None
         self.body[:] = [
@@ -268,15 +264,8 @@ class ShardsPart(LayoutPart):
         self._pick = pmui.AutocompleteInput(
             label="Tensor", min_characters=0, restrict=False, sizing_mode="stretch_width", **WIDE
         )
-        self._by = pmui.RadioButtonGroup(
-            options={"by rank": "rank", "by file": "file"},
-            value="rank",
-            label="Colour",
-            size="small",
-            color="primary",
-            margin=(10, 10, 5, 10),
-            sx=style.ONE_LINE,
-        )
+        options = {"by rank": "rank", "by file": "file"}
+        self._by = style.choice(options, "rank", lambda by: self.set(by=by), label="Colour", margin=(10, 10, 5, 10))
         self._down = pmui.Select(label="Vertical axis", width=110, **WIDE)
         self._across = pmui.Select(label="Horizontal axis", width=110, **WIDE)
         catalog = self.found.catalog
@@ -285,7 +274,6 @@ class ShardsPart(LayoutPart):
         self._offers = {safe(catalog.keys[t]): catalog.keys[t] for t in sorted(order.tolist())}
         self._pick.options = list(self._offers)
         self._pick.param.watch(self._picked, "value")
-        self._by.param.watch(lambda event: self.set(by=event.new), "value")
         for one in (self._down, self._across):
             one.param.watch(self._turned, "value")
         self._words, self._key = style.pane(""), style.pane("")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import panel as pn
-import panel_material_ui as pmui
 
 from workbench.app import style
 from workbench.app.glance import Glance
@@ -22,8 +21,8 @@ from workbench.app.words import count, html, safe, size
 from workbench.app.work import JobButton
 from workbench.checkpoint import Checkpoint
 from workbench.core.jsonable import jsonable
+from workbench.core.words import Ordinary
 from workbench.views.doctor_html import fact_words
-from workbench.views.facts import is_ordinary
 from workbench.views.names import shorten, shorten_all
 
 if TYPE_CHECKING:
@@ -60,14 +59,7 @@ class Overview(Tab):
     def build(self) -> None:
         self.work = JobButton("Check the structure", self._verify, self._done, verb="checking", schedule=self.schedule)
         self.badge = style.pane("")
-        self._more = pmui.Button(
-            label="Open Integrity",
-            variant="outlined",
-            color="primary",
-            size="small",
-            margin=(5, 10),
-            on_click=lambda _: self.state.param.update(tab="integrity"),
-        )
+        self._more = style.button("Open Integrity", lambda _: self.state.param.update(tab="integrity"), margin=(5, 10))
         self._health = pn.Column(sizing_mode="stretch_width")
         self._training = style.pane("")
         self._objects = pn.Column(sizing_mode="stretch_width")
@@ -115,7 +107,9 @@ class Overview(Tab):
         head = f'<h2 class="name">{html(self.state.path)}</h2><div class="facts">{tiles}</div>'
         return [
             style.pane(head),
-            style.pane("".join(style.message(t, "info" if is_ordinary(t) else "warning") for t in seen.oddities)),
+            style.pane(
+                "".join(style.message(t, "info" if isinstance(t, Ordinary) else "warning") for t in seen.oddities)
+            ),
             self._health,
             self._training,
             self.run,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -39,11 +38,11 @@ class RunTab(pn.viewable.Viewer):
 
     @cached_property
     def _turn(self) -> list[pmui.Button]:
-        return [_button("Earlier step", self._turner(-1)), _button("Later step", self._turner(1))]
+        return [style.button("Earlier step", self._turner(-1)), style.button("Later step", self._turner(1))]
 
     @cached_property
     def _page(self) -> pmui.Button:
-        return _button("Curves and layers of the run", self._whole)
+        return style.button("Curves and layers of the run", self._whole)
 
     def look(self) -> None:
         """Find the neighbours of the open checkpoint."""
@@ -107,10 +106,6 @@ def siblings(jail: Jail, path: str) -> list[Found]:
             fields = {field: getattr(one, field) for field in ("format", "step", "nbytes", "mtime", "complete", "why")}
             found.append(Found(path=posixpath.join(folder, one.path), **fields))
     return sorted(found, key=lambda one: (one.step or 0, one.path))
-
-
-def _button(label: str, pressed: Callable[[Any], None]) -> pmui.Button:
-    return pmui.Button(label=label, variant="outlined", color="primary", size="small", on_click=pressed)
 
 
 def _here(state: WorkbenchState) -> str:

@@ -15,7 +15,6 @@ from workbench.app.save import csv_button
 from workbench.app.state import WorkbenchState
 from workbench.app.words import html
 from workbench.errors import UsageError, WorkbenchError
-from workbench.tensor import LazyTensor
 from workbench.views.values import elements
 from workbench.views.window import window_frame, window_html
 
@@ -33,17 +32,7 @@ class Slices(pn.viewable.Viewer):
         self.text = pmui.TextInput(
             label="Slice", placeholder="2:9, :, -1", size="small", width=260, margin=(10, 10, 5, 10)
         )
-        self._buttons = [
-            pmui.Button(
-                label=label,
-                variant="outlined",
-                color="primary",
-                size="small",
-                margin=(12, 4),
-                on_click=self._mover(*by),
-            )
-            for label, by in MOVES.items()
-        ]
+        self._buttons = [style.button(label, self._mover(*by), margin=(12, 4)) for label, by in MOVES.items()]
         self.said = style.pane("")
         self._save = pn.Row(margin=0)
         self._body = pn.Column(sizing_mode="stretch_width")
@@ -56,24 +45,20 @@ class Slices(pn.viewable.Viewer):
     def __panel__(self) -> pn.viewable.Viewable:
         return self._body
 
-    def _tensor(self) -> LazyTensor | None:
-        ckpt, key = self._state.ckpt, self._state.tensor
-        return ckpt[key] if ckpt is not None and key and key in ckpt else None
-
     def _typed(self, event: Any) -> None:
         if not self._filling:
             self._state.place = event.new
 
     def _mover(self, down: int, right: int) -> Any:
         def move(_: Any) -> None:
-            tensor = self._tensor()
+            tensor = self._state.chosen()
             if tensor is not None and self._here is not None:
                 self._state.place = moved(tensor, self._here, down, right)
 
         return move
 
     def _turn(self, *_: Any) -> None:
-        tensor, self._here = self._tensor(), None
+        tensor, self._here = self._state.chosen(), None
         self.job.reset()
         self._save[:], self.text.error_state = [], False
         if tensor is None or not tensor.numel() or Decoder(tensor.element).kind == "raw bytes":

@@ -128,7 +128,7 @@ def concatenate(parts: Sequence[Locals]) -> Locals:
     counts = np.concatenate([np.diff(part.ptr) for part in parts])[order]
     bases = np.cumsum([0, *(len(part.at) for part in parts[:-1])])
     begins = np.concatenate([part.ptr[:-1] + base for part, base in zip(parts, bases, strict=True)])[order]
-    rows = _spans(begins, counts)
+    rows = box.spans(begins, counts)
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _BY_LOCAL + _BY_BOX}
     return Locals(
         **{name: columns[name][order] for name in _BY_LOCAL},
@@ -230,7 +230,7 @@ def _product(shapes: Ints, axes: dict[int, _Axis]) -> tuple[Ints, Ints, Ints, In
         begin = np.searchsorted(axis.owner, np.arange(len(shapes) + 1))
         counts = np.diff(begin)[owner]
         rows = np.repeat(np.arange(len(owner)), counts)
-        run = _spans(begin[owner], counts)
+        run = box.spans(begin[owner], counts)
         owner, picked = owner[rows], {d: p[rows] for d, p in picked.items()}
         picked[dim] = run
     offsets, sizes = np.zeros((len(owner), shapes.shape[1]), np.int64), shapes[owner]
@@ -285,8 +285,3 @@ def _flatten(found: Locals, inside: Ints, start: Ints, stop: Ints) -> Locals:
 
 def _pointers(owner: Ints, count: int) -> Ints:
     return np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=count))]).astype(np.int64)
-
-
-def _spans(begins: Ints, counts: Ints) -> Ints:
-    """Concatenate the ranges ``begins[k], begins[k] + 1, …`` of ``counts[k]`` numbers each."""
-    return np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))

@@ -24,6 +24,7 @@ from workbench.errors import CorruptError, UnsafeError, quoted
 SPARE, DENSITY = 64 << 20, 24  # bytes of memory that any pickle may take, and more for each of its bytes
 SECONDS = 0.4  # of CPU that any pickle may take
 MAX_DEPTH = 200  #: nested containers; modules nest some 30 deep
+GONE = object()  #: of :func:`prune`: what is left out
 MAX_AGAIN = 500_000  #: repeated visits; a pickle can share one list a million times
 NAMES, NAME = 16 << 20, 256  #: characters of all names together, and more for each; a key is part of many names
 PACE = 6.0  # times as long as the guard took; decoding a healthy pickle takes 0.2 to 1.5 times as long
@@ -151,6 +152,44 @@ def leaves(
 
     visit(tree, (), 0, False)
     return found
+
+
+def prune(tree: object, kept: Callable[[Any], Any], *, what: str, keys: Callable[[Any], Any] | None = None) -> object:
+    """Return a decoded tree without some of its values, nor the containers that only had those.
+
+    Args:
+        kept: value → what is kept of it, :data:`GONE` for nothing. A container that it returns unchanged is entered.
+        keys: converts the keys of dicts, in the same way.
+        what: the file, for messages.
+
+    Returns:
+        ``None`` if nothing is left.
+
+    Raises:
+        CorruptError: nested more than :data:`MAX_DEPTH` deep.
+    """
+    done: dict[int, object] = {}
+
+    def visit(node: object, depth: int) -> object:
+        found = kept(node)
+        if found is not node or not isinstance(node, (dict, list, tuple)):
+            return found
+        if id(node) in done:
+            return done[id(node)]
+        if depth > MAX_DEPTH:
+            raise CorruptError(f"{what} has more than {MAX_DEPTH} nested containers")
+        done[id(node)] = GONE  # while it is open, so that a container in itself is dropped
+        if isinstance(node, dict):
+            pairs = [(key if keys is None else keys(key), visit(child, depth + 1)) for key, child in node.items()]
+            left: Any = {key: child for key, child in pairs if child is not GONE}
+        else:
+            left = [child for child in (visit(child, depth + 1) for child in node) if child is not GONE]
+            left = tuple(left) if isinstance(node, tuple) else left
+        done[id(node)] = GONE if len(node) and not len(left) else left
+        return done[id(node)]
+
+    found = visit(tree, 0)
+    return None if found is GONE else found
 
 
 def _start(path: tuple[Any, ...]) -> str:

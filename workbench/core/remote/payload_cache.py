@@ -20,10 +20,11 @@ import zlib
 from bisect import bisect_right, insort
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from workbench.core.disk import keep
 from workbench.errors import UsageError
 
 DEFAULT_SIZE = 16 << 30  #: bytes that a folder may hold
@@ -84,26 +85,22 @@ class PayloadCache:
         if not len(data) or len(data) > self._size // 4:
             return
         folder, one = self._folder(url, size, pin), _Range(start, start + len(data))
-        with suppress(OSError):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
-            try:
-                with os.fdopen(handle, "wb") as out:
-                    out.write(data)
-                    out.write(zlib.crc32(data).to_bytes(CRC, "little"))
-                os.replace(temporary, os.path.join(folder, f"{one.start}-{one.stop}"))
-            except BaseException:
-                os.unlink(temporary)
-                raise
-            with self._lock:
-                known = self._known(folder)
-                if one not in known:
-                    insort(known, one)
-                self._written += len(data)
-                full = self._written >= self._size // CHECKED
-                self._written = 0 if full else self._written
-            if full:
-                self._trim()
+
+        def write(out: BinaryIO) -> None:
+            out.write(data)
+            out.write(zlib.crc32(data).to_bytes(CRC, "little"))
+
+        if not keep(os.path.join(folder, f"{one.start}-{one.stop}"), write):
+            return
+        with self._lock:
+            known = self._known(folder)
+            if one not in known:
+                insort(known, one)
+            self._written += len(data)
+            full = self._written >= self._size // CHECKED
+            self._written = 0 if full else self._written
+        if full:
+            self._trim()
 
     def _folder(self, url: str, size: int, pin: str) -> str:
         name = hashlib.blake2b(f"{url}\0{size}\0{pin}".encode("utf-8", "surrogatepass"), digest_size=16)

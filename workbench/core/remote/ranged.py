@@ -22,8 +22,8 @@ import numpy as np
 from workbench.core.arrays import Array
 from workbench.core.remote.connection import Connection
 from workbench.core.remote.requests import BUFFER, Arriving, ahead, together
-from workbench.core.source import FileStat, Source
-from workbench.errors import OpenError, TruncatedError
+from workbench.core.source import FileStat, Source, too_short
+from workbench.errors import OpenError
 
 AHEAD_PART = BUFFER  #: bytes of a request made ahead
 AHEAD_MOST = 64 << 20  #: bytes that one announcement fetches; bytes beyond are read when they are needed
@@ -161,10 +161,7 @@ class RangedSource(Source):
 
     def _inside(self, stop: int) -> None:
         if stop > self.size:
-            raise TruncatedError(
-                f"file {self._name!r} ends at byte {self.size:,}, {stop - self.size:,} bytes too early; "
-                "it is truncated or from another save, restore it"
-            )
+            raise too_short(self._name, self.size, stop)
 
 
 def _split(low: int, high: int) -> Iterator[tuple[int, int]]:

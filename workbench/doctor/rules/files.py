@@ -23,13 +23,14 @@ from workbench.analysis.verify.boxes import check_boxes
 from workbench.analysis.verify.commit import check_commit
 from workbench.analysis.verify.files import check_files as check_sizes
 from workbench.analysis.verify.headers import check_headers, check_index, check_objects, headers_nbytes
-from workbench.analysis.verify.log import Examined, Log, plural
+from workbench.analysis.verify.log import Examined, Log
 from workbench.analysis.verify.pairs import check_pairs, pairs_nbytes
 from workbench.analysis.verify.siblings import check_folder
 from workbench.analysis.verify.state import check_ranks, check_state
 from workbench.analysis.verify.stored import StoredSums, check_manifest, manifest_nbytes
 from workbench.analysis.verify.values import check_values, values_nbytes
 from workbench.core.scan import Progress, part_of
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import State
 from workbench.doctor.ledger.sign import RULES, SAVED, Cleared, Inapplicable, Outcome, Rule, Sign, register
 

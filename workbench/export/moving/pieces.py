@@ -149,7 +149,7 @@ def _take(found: Locals, index: Ints) -> Locals:
     """Return some of the local tensors, in the order given."""
     counts = np.diff(found.ptr)[index]
     begins = found.ptr[:-1][index]
-    rows = np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+    rows = box.spans(begins, counts)
     return Locals(
         found.tensor[index],
         found.rank[index],

@@ -218,13 +218,13 @@ def _explained(target: Target, catalog: Catalog, planned: Planned) -> Explanatio
             "rank": np.arange(world),
             **coordinates,
             "tensors": held,
-            "nbytes": _sums(found.rank, nbytes, world),
+            "nbytes": box.sums(found.rank, nbytes, world),
             "copies": copies,
         }
     )
     count = len(target.catalog)
     whole = np.maximum(target.catalog.tensor_nbytes, 1)
-    total = _sums(found.tensor, nbytes, count)
+    total = box.sums(found.tensor, nbytes, count)
     order = np.lexsort((-nbytes, found.tensor))
     first = order[
         np.searchsorted(found.tensor[order], np.arange(count))[np.bincount(found.tensor, minlength=count) > 0]
@@ -248,15 +248,9 @@ def _explained(target: Target, catalog: Catalog, planned: Planned) -> Explanatio
     files = pd.DataFrame(
         {
             "file": [catalog.files[f] for f in read.tolist()],
-            "nbytes": _sums(file, moved, len(catalog.files))[read],
+            "nbytes": box.sums(file, moved, len(catalog.files))[read],
             "copies": np.bincount(file, minlength=len(catalog.files))[read],
         }
     )
     unique = int(nbytes[found.copy == 0].sum())
     return Explanation(ranks, tensors, files, len(reads), int(nbytes.sum()), unique, target.notes)
-
-
-def _sums(group: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
-    found = np.zeros(count, np.int64)
-    np.add.at(found, group, values)
-    return found

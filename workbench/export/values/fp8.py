@@ -25,14 +25,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from workbench.core.arrays import Array
+from workbench.core.decoding.floats import FP8, fp8_table
 from workbench.core.dtypes import DType, by_name
 from workbench.core.scan import Progress
 from workbench.errors import UnsupportedFormatError, UsageError
-from workbench.export.casts import FLOATS, SOURCES, widened
+from workbench.export.casts import FLOATS, LARGEST, SOURCES, widened
 from workbench.export.sharding.kinds import kind_of
 from workbench.export.values.amax import largest
 from workbench.export.values.edits import Added, Edits
-from workbench.export.values.float8 import CODES, LARGEST, decoded
 from workbench.export.values.located import Quantised
 from workbench.export.values.scales import Scales, grid_shape
 from workbench.names.weights import parse
@@ -107,7 +107,7 @@ def dequantize(edits: Edits, *, unscaled: bool = False) -> None:
     count = 0
     for tensor in edits.tensors:
         key, source = catalog.keys[tensor], catalog.dtype_of(tensor)
-        if source.name not in CODES:
+        if source.name not in FP8:
             continue
         scale = next((key + suffix for suffix in SUFFIXES if key + suffix in catalog.index), None)
         if scale is None and not unscaled:
@@ -117,7 +117,7 @@ def dequantize(edits: Edits, *, unscaled: bool = False) -> None:
             )
         edits.step(tensor, _scales(edits, key, scale, block) if scale else _ONE, wanted)
         count += 1
-    fqns = {edits.ckpt.fqns[t] for t, change in edits.changes.items() if change.source.name in CODES} - {None}
+    fqns = {edits.ckpt.fqns[t] for t, change in edits.changes.items() if change.source.name in FP8} - {None}
     scales = {t for t in edits.changes if edits.ckpt.roles[t] == "scale" and edits.ckpt.fqns[t] in fqns}
     edits.left_out |= scales
     if count:
@@ -176,7 +176,7 @@ def _scales(edits: Edits, key: str, scale: str, block: tuple[int, int]) -> Scale
 def _numbers(key: str, dtype: DType, array: Array) -> Array:
     """Decode scales to float32."""
     if dtype.name in ("float8_e8m0fnu", "uint8"):
-        return decoded(array, "float8_e8m0fnu")
+        return np.take(fp8_table("float8_e8m0fnu"), array)
     if dtype.name in FLOATS:
         return widened(np.ascontiguousarray(array).reshape(-1).view(dtype.raw), dtype).reshape(array.shape)
     raise UnsupportedFormatError(

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from workbench.core.decoding.floats import FP8
 from workbench.core.dtypes import ALL
 from workbench.export.sharding.kinds import end_of
 from workbench.export.values.edits import Edited
-from workbench.export.values.float8 import CODES
 
 _TYPES = ("torch_dtype", "dtype")
 
@@ -27,7 +27,7 @@ def configured(config: Mapping[str, Any], edited: Edited, names: Sequence[str], 
     """
     made = dict(config)
     values = {
-        one.wanted.name for one in edited.changes.values() if one.source.name in CODES and one.wanted.name not in CODES
+        one.wanted.name for one in edited.changes.values() if one.source.name in FP8 and one.wanted.name not in FP8
     }
     if values:
         made.pop("quantization_config", None)
@@ -63,6 +63,6 @@ def _left_alone(edited: Edited, names: Sequence[str]) -> list[str]:
     ckpt, found = edited.ckpt, {"lm_head"}
     for tensor, (fqn, role, code) in enumerate(zip(ckpt.fqns, ckpt.roles, edited.codes.tolist(), strict=True)):
         matrix = fqn is not None and role == "param" and ckpt.catalog.ndim[tensor] >= 2 and end_of(fqn) != "first"
-        if matrix and ALL[code].name not in CODES:
+        if matrix and ALL[code].name not in FP8:
             found.add(names[tensor].removesuffix(".weight"))
     return sorted(found)

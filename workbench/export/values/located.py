@@ -19,10 +19,10 @@ import numpy as np
 
 from workbench.core import box
 from workbench.core.arrays import Array, Ints
+from workbench.core.decoding.floats import FP8
 from workbench.core.dtypes import ALL, DType
 from workbench.export.casts import CastError, cast, costs, narrowed, widened
 from workbench.export.filemap import Pieces
-from workbench.export.values.float8 import CODES, decoded, encoded
 from workbench.export.values.scales import Scales
 
 
@@ -78,7 +78,7 @@ class TensorChange:
             raw: the box's bits, of its shape.
         """
         flat = np.ascontiguousarray(raw).reshape(-1)
-        before = decoded(flat, self.source.name) if self.source.name in CODES else widened(flat, self.source)
+        before = widened(flat, self.source)
         values = before.astype(np.float32, copy=self.source.name == "float32").reshape(raw.shape)
         for step in self.steps:
             step(begin, values)
@@ -86,21 +86,19 @@ class TensorChange:
 
     def __call__(self, begin: Sequence[int], raw: Array) -> tuple[Array, CastError]:
         """Return the bits of a box (of its shape), and their error against :meth:`values`."""
-        if self.quantised is None and not self.steps and self.source.name not in CODES:
+        if self.quantised is None and not self.steps and self.source.name not in FP8:
             if self.source == self.wanted:
                 return raw, CastError(raw.size)
             bits, error = cast(np.ascontiguousarray(raw).reshape(-1), self.source, self.wanted)
             return bits.reshape(raw.shape), error
         with np.errstate(over="ignore", invalid="ignore"):
-            values = self.values(begin, raw)
-            if self.quantised is None:
-                bits = narrowed(values.reshape(-1), self.wanted)
-                after = widened(bits, self.wanted)
-            else:
+            values = scaled = self.values(begin, raw)
+            if self.quantised is not None:
                 scaled = values.copy()
                 self.quantised.forward(begin, scaled)
-                bits = encoded(scaled.reshape(-1))
-                after = decoded(bits, self.wanted.name).reshape(raw.shape)
+            bits = narrowed(scaled.reshape(-1), self.wanted)
+            after = widened(bits, self.wanted).reshape(raw.shape)
+            if self.quantised is not None:
                 self.quantised.back(begin, after)
         return bits.reshape(raw.shape), costs(values.reshape(-1), after.reshape(-1))
 

@@ -17,22 +17,29 @@ Source: peft 0.21 ``tuners/lora/layer.py`` (``get_delta_weight`` of ``Linear``, 
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 
 from workbench.checkpoint import Checkpoint
 from workbench.core.arrays import Array
+from workbench.core.decoding.floats import FP8
+from workbench.core.dtypes import DType
+from workbench.core.words import some_of
 from workbench.errors import UnsupportedFormatError, UsageError
 from workbench.export.casts import FLOATS, SOURCES, cast, widened
 from workbench.export.sharding.kinds import kind_of
 from workbench.export.values.edits import Added, Edits
-from workbench.export.values.float8 import CODES
 from workbench.export.values.lora_config import LoraConfig
-from workbench.export.values.lora_steps import LowRankUpdate, Replaced, Scratch
+from workbench.export.values.scales import segments
 from workbench.tensor import LazyTensor
 
 Pair = dict[str, LazyTensor]  #: lora_A and lora_B
+BLOCK = 1 << 18  #: elements of a product that are computed together
 SHOWN = 5  #: names spelled out in one message
 
 
@@ -55,10 +62,9 @@ def merge(edits: Edits, adapter: Checkpoint) -> None:
     pairs, whole = _sorted(adapter)
     unused = [tensor.key for fqn, pair in pairs.items() if fqn not in base for tensor in pair.values()]
     if unused:
-        some = ", ".join(map(repr, unused[:SHOWN])) + (f" and {len(unused) - SHOWN:,} more" * (len(unused) > SHOWN))
         raise UsageError(
-            f"{len(unused):,} tensors of the adapter have no weight to merge into: {some}; select their weights "
-            "too, or give the base model that the adapter was trained for"
+            f"{len(unused):,} tensors of the adapter have no weight to merge into: {some_of(unused, SHOWN)}; select "
+            "their weights too, or give the base model that the adapter was trained for"
         )
     for fqn, stored in whole.items():
         _replace(edits, base.get(fqn), fqn, stored)
@@ -93,7 +99,7 @@ def _sorted(adapter: Checkpoint) -> tuple[dict[str, Pair], dict[str, LazyTensor]
 def _update(edits: Edits, tensor: int, pair: Pair, config: LoraConfig, scratch: Scratch) -> None:
     key, shape, change = edits.ckpt.catalog.keys[tensor], edits.ckpt.catalog.shape_of(tensor), edits.changes[tensor]
     fqn = edits.ckpt.fqns[tensor] or ""
-    if change.wanted.name not in FLOATS or (change.source.name in CODES and not change.steps):
+    if change.wanted.name not in FLOATS or (change.source.name in FP8 and not change.steps):
         raise UnsupportedFormatError(
             f"tensor {key!r} has type {change.source}; cast it to a floating-point type to merge into it (dtype)"
         )
@@ -151,9 +157,85 @@ def _replace(edits: Edits, tensor: int | None, fqn: str, stored: LazyTensor) -> 
 
 
 def _is_float(edits: Edits, tensor: int) -> bool:
-    return edits.changes[tensor].source.name in (*SOURCES, *CODES)
+    return edits.changes[tensor].source.name in (*SOURCES, *FP8)
 
 
 def _bits(tensor: LazyTensor) -> Array:
     """Return the bits, flat, in the raw type."""
     return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(tensor.element.raw)
+
+
+# ---- the steps of a merge --------------------------------------------------------------------------------------------
+
+
+class Scratch(threading.local):
+    """The last block that a thread computed: neighbouring parts of a tensor need it again."""
+
+    def __init__(self) -> None:
+        self.key: tuple[int, int] | None = None
+        self.block = np.empty((0, 0), np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankUpdate:
+    """Adds ``scale · left · right`` to a matrix (axes of 1 may follow).
+
+    The same blocks of rows are always computed whole, so an element's last bit does not depend on the cuts.
+
+    Attributes:
+        left: float32 ``(rows, r)``.
+        right: float32 ``(r, columns)``.
+        scratch: shared by the updates of one export.
+    """
+
+    left: Array
+    right: Array
+    scale: np.float32
+    scratch: Scratch
+
+    @property
+    def identity(self) -> str:
+        """A digest of both factors, and the scale."""
+        digest = xxhash.xxh3_128(np.ascontiguousarray(self.left))
+        digest.update(np.ascontiguousarray(self.right))
+        return f"update {digest.hexdigest()} {self.scale!r} {self.left.shape} {self.right.shape}"
+
+    def __call__(self, begin: Sequence[int], values: Array) -> None:
+        """Add to a box of the tensor."""
+        flat = values.reshape(values.shape[:2])
+        step = max(BLOCK // max(self.right.shape[1], 1), 1)
+        for number, run in segments(begin[0], len(flat), step):
+            first = begin[0] + run.start - number * step
+            rows = self._block(number, step)[first : first + run.stop - run.start]
+            flat[run] += rows[:, begin[1] : begin[1] + flat.shape[1]]
+
+    def _block(self, number: int, step: int) -> Array:
+        held = self.scratch
+        if held.key != (id(self), number):
+            held.block = self.left[number * step : (number + 1) * step] @ self.right
+            held.block *= self.scale
+            held.key = id(self), number
+        return held.block
+
+
+@dataclass(frozen=True, eq=False)
+class Replaced:
+    """Replaces a tensor's values.
+
+    Attributes:
+        raw: their bits, of the tensor's shape.
+        element: their type.
+    """
+
+    raw: Array
+    element: DType
+
+    @property
+    def identity(self) -> str:
+        """A digest of the bits."""
+        return f"replaced {self.element} {xxhash.xxh3_128_hexdigest(np.ascontiguousarray(self.raw))}"
+
+    def __call__(self, begin: Sequence[int], values: Array) -> None:
+        """Replace the values of a box."""
+        box = self.raw[tuple(slice(a, a + n) for a, n in zip(begin, values.shape, strict=True))]
+        values[...] = widened(np.ascontiguousarray(box).reshape(-1), self.element).reshape(values.shape)

@@ -61,11 +61,7 @@ def find(place: Place) -> list[str]:
 
 def is_one(place: Place, name: str) -> bool:
     """Return whether a file begins like a ByteCheckpoint log."""
-    try:
-        head = place.read(name, length=min(HEAD, place.stat(name).size))
-    except WorkbenchError:  # a link out of the folder, or no permission
-        return False
-    return any(map(LINE.match, head.decode("utf-8", "replace").splitlines()))
+    return any(map(LINE.match, place.head(name, HEAD).decode("utf-8", "replace").splitlines()))
 
 
 def read(places: Sequence[tuple[Place, Sequence[str]]]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.core import box
 from workbench.core.arrays import Array
 from workbench.core.build import row_major
 from workbench.core.catalog import Catalog, ObjectTable
@@ -137,8 +138,8 @@ def _lay_out(
         return dtype, None, None, codec, notes
     number, rows = number[known], known
     dims = max(sizes.shape[1], layouts.sizes.shape[1])
-    mine = np.pad(sizes[rows], ((0, 0), (0, dims - sizes.shape[1])), constant_values=1)
-    theirs = np.pad(layouts.sizes, ((0, 0), (0, dims - layouts.sizes.shape[1])), constant_values=1)
+    mine = box.padded(sizes[rows], dims, 1)
+    theirs = box.padded(layouts.sizes, dims, 1)
     same = (mine == theirs[number]).all(axis=1) & (meta.ndim[owner[rows]] == layouts.ndim[number])
     _first(meta, owner, offsets, rows[~same], "is stored with a shape that differs from the one in the metadata")
 

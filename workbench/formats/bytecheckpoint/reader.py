@@ -61,9 +61,9 @@ def detect(place: Place) -> bool:
     if place.file is not None:
         return False
     if METADATA in place.files:
-        return _is_ours(place, METADATA)
+        return MARK in place.head(METADATA, 256)
     found = [part for part in PARTS if part in place.folders]
-    if any(_is_ours(place, f"{part}/{METADATA}") for part in found):
+    if any(MARK in place.head(f"{part}/{METADATA}", 256) for part in found):
         return True
     interrupted = [part for part in found if not place.exists(f"{part}/{METADATA}") and ranks_of(place.sub(part))]
     return bool(interrupted) and (EXTRA in place.folders or _STEP.fullmatch(place.name) is not None)
@@ -111,14 +111,6 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
 
 
 # ---- parts and files -----------------------------------------------------------------------------------------------
-
-
-def _is_ours(place: Place, name: str) -> bool:
-    try:
-        size = place.stat(name).size
-        return MARK in place.read(name, length=min(size, 256))
-    except WorkbenchError:  # absent or unreadable
-        return False
 
 
 def _alone(place: Place) -> str:

@@ -21,7 +21,6 @@ A save keeps one of several replicas, so the values of the others are unknown.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -195,7 +194,7 @@ def _from_safetensors(place: Place, meta: DcpMetadata) -> Catalog:
         builder.tensor(key, by_code(int(meta.dtype[t])), meta.shape[t, : meta.ndim[t]].tolist())
     owner = np.repeat(np.arange(len(meta.keys)), np.diff(meta.row_ptr))
     headers = {name: safetensors_header.parse(place, name) for name in meta.files if place.stat(name).size}
-    placed = {name: _saved_offsets(name, header.metadata) for name, header in headers.items()}
+    placed = {name: safetensors_header.saved_offsets(name, header, partial=True) for name, header in headers.items()}
     entries = {(name, entry.name): entry for name, header in headers.items() for entry in header.entries}
     for row, item in enumerate(meta.item.tolist()):
         if item < 0:
@@ -207,7 +206,7 @@ def _from_safetensors(place: Place, meta: DcpMetadata) -> Catalog:
         if entry is None:
             raise CorruptError(f"tensor {key!r}: .metadata places it in {name!r}, which does not hold it")
         told = placed[name].get(key)
-        if list(entry.shape) != sizes or (told is not None and told != offsets):
+        if list(entry.shape) != sizes or (told is not None and told != tuple(offsets)):
             # a file keeps one piece per name: the second piece overwrote the first during the save
             raise CorruptError(
                 f"tensor {key!r}: .metadata lists a chunk of {tuple(sizes)} at {tuple(offsets)} in {name!r}, which "
@@ -237,16 +236,6 @@ def _is_safetensors(place: Place, meta: DcpMetadata) -> bool:
             head = place.read(name, length=9)
             return head[8:9] == b"{" and not head.startswith(b"PK")
     return False
-
-
-def _saved_offsets(file: str, metadata: Mapping[str, str]) -> dict[str, list[int]]:
-    told = metadata.get("DCP_SHARDING_INFO")
-    if told is None:
-        return {}
-    try:
-        return {key: list(info["saved_offsets"]) for key, info in json.loads(told).items()}
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise CorruptError(f"file {file!r}: DCP_SHARDING_INFO in its header is not what torch writes") from None
 
 
 def _rank(file: str) -> int:

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from workbench.core import ziparchive
+from workbench.core.catalog import reach
 from workbench.core.dtypes import DType, by_name
 from workbench.core.pickles import unpickle
 from workbench.core.pickles.constructors import torch_storage
 from workbench.core.pickles.standins import StorageRef, TensorRef
 from workbench.core.place import Place
-from workbench.errors import CorruptError, TruncatedError, quoted
-from workbench.formats.torch.file import load_tree
+from workbench.errors import CorruptError, TruncatedError
+from workbench.formats.torch.file import load_tree, storage_range
 
 _DEVICE = re.compile(rb"X\x06\x00\x00\x00cuda:[0-9]")  #: a storage's device, the only difference between local ranks
 _SAME_DEVICE = b"X\x06\x00\x00\x00cuda:0"
@@ -60,7 +62,7 @@ class States:
         if not isinstance(ref.storage, StorageRef):
             raise CorruptError(f"{self.file!r}: {what} has no storage")
         start, stop = self._storages(ref.storage)
-        last = 0 if 0 in ref.shape else 1 + sum((n - 1) * s for n, s in zip(ref.shape, ref.stride, strict=True))
+        last = reach(ref.shape, ref.stride)
         end = (ref.storage_offset + last) * dtype.itemsize
         if last and end > stop - start:
             raise CorruptError(
@@ -103,7 +105,7 @@ class FileDecoder:
             self._seen = plain, tree
         tree = tree if any_tree else _mapping(tree, what)
         archive.fetch_headers()
-        return States(file, tree, _Storages(archive, what), archive.byteorder == "big", same)
+        return States(file, tree, partial(storage_range, archive, what=what), archive.byteorder == "big", same)
 
     def _legacy(self, file: str, any_tree: bool) -> States:
         """Read a file from before torch 1.6, or one that torch did not write; its reader raises then."""
@@ -132,26 +134,6 @@ def tensors(node: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[An
     elif isinstance(node, (list, tuple)):
         for position, child in enumerate(node):
             yield from tensors(child, (*path, position))
-
-
-class _Storages:
-    """Byte ranges of an archive's storages, found on access."""
-
-    def __init__(self, archive: ziparchive.Archive, what: str) -> None:
-        self.archive, self.what = archive, what
-
-    def __call__(self, ref: StorageRef) -> tuple[int, int]:
-        record = self.archive.find(f"data/{ref.key}")
-        if record is None:
-            raise CorruptError(f"{self.what}: data.pkl names storage {quoted(ref.key)}, but there is no such record")
-        start, stop = self.archive.payload(record)
-        size = ref.numel * (by_name(ref.dtype).itemsize if ref.dtype else 1)
-        if size != stop - start:
-            raise CorruptError(
-                f"{self.what}: storage {quoted(ref.key)} needs {size:,} bytes, but its record at byte {start:,} has "
-                f"{stop - start:,}; the file is damaged"
-            )
-        return start, stop
 
 
 def _mapping(tree: object, what: str) -> Mapping[Any, Any]:

@@ -66,7 +66,7 @@ def by_line(numel: Ints, pads: Ints, part: int, ranks: Ints, segment: int) -> Ra
     first, last = begin[real] // part, (begin[real] + numel[real] - 1) // part
     count = last - first + 1
     param = np.repeat(real, count)
-    place = np.repeat(first, count) + np.arange(len(param)) - np.repeat(np.cumsum(count) - count, count)
+    place = box.spans(first, count)
     low = np.maximum(begin[param], place * part)
     high = np.minimum(begin[param] + numel[param], (place + 1) * part)
     fixed = np.full(len(param), segment, np.int64)
@@ -84,7 +84,7 @@ def by_param(numel: Ints, segments: Ints, ranks: int) -> Ranges:
     last = np.searchsorted(edges, begin[real] + piece[real], side="left") - 1
     count = last - first + 1
     param = np.repeat(real, count)
-    segment = np.repeat(first, count) + np.arange(len(param)) - np.repeat(np.cumsum(count) - count, count)
+    segment = box.spans(first, count)
     low = np.maximum(begin[param], edges[segment])
     high = np.minimum(begin[param] + piece[param], edges[segment + 1])
     # every rank has the same pieces; the last ranks' end before the padding

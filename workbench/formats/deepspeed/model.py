@@ -25,10 +25,11 @@ from workbench.core import codecs
 from workbench.core.build import CatalogBuilder
 from workbench.core.pickles.standins import TensorRef
 from workbench.core.place import Place
+from workbench.core.words import some_of
 from workbench.errors import CorruptError, IncompleteError
 from workbench.formats.deepspeed import flat
 from workbench.formats.deepspeed.files import FileDecoder, Located, States, items, tensors
-from workbench.formats.deepspeed.names import Folder, listed
+from workbench.formats.deepspeed.names import Folder
 from workbench.names.roles import resolve
 
 Key = Callable[[str, str], str]
@@ -337,7 +338,7 @@ def _pieces(
         )
     lost = np.flatnonzero(~there.all(axis=0))
     if len(lost):
-        model.notes.append(f"frozen parameters lack the pieces of ranks {listed(lost.tolist())}: they are holes")
+        model.notes.append(f"frozen parameters lack the pieces of ranks {some_of(lost.tolist(), 8)}: they are holes")
 
 
 def _shapes_of(told: object) -> dict[str, tuple[int, ...]]:

@@ -18,7 +18,7 @@ With pipelines, ``mp_rank`` counts stages × tensor-parallel ranks, the latter f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,12 +114,6 @@ def local_experts(names: Iterable[str]) -> dict[str, int]:
         if match := _LOCAL_EXPERT.fullmatch(name):
             found[match[1]] = max(found.get(match[1], 0), int(match[2]) + 1)
     return found
-
-
-def listed(numbers: Sequence[int], limit: int = 8) -> str:
-    """List the first few of many numbers for a message: ``3, 7, … (12 in all)``."""
-    text = ", ".join(map(str, numbers[:limit]))
-    return text if len(numbers) <= limit else f"{text}, … ({len(numbers):,} in all)"
 
 
 def _put(table: dict[Any, str], rank: object, name: str) -> None:

@@ -31,12 +31,13 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place, lacking
+from workbench.core.words import some_of
 from workbench.errors import IncompleteError
 from workbench.formats import Format
 from workbench.formats.deepspeed.files import FileDecoder, items, tensors
 from workbench.formats.deepspeed.merge import Dims, unify, with_views
 from workbench.formats.deepspeed.model import OWN, ModelStates, add_model, add_tensors, put
-from workbench.formats.deepspeed.names import Folder, is_deepspeed, listed, sort_files
+from workbench.formats.deepspeed.names import Folder, is_deepspeed, sort_files
 from workbench.formats.deepspeed.zero import Partitions, add_partitions, count_ranks, read_partitions
 from workbench.formats.layered import parts
 from workbench.names.optimizer import join_param_groups, uncertain
@@ -210,7 +211,7 @@ class FolderReader:
                 f"over from another save: {found.extra[0]!r}"
             )
         if len(found.steps) > 1:
-            self.notes.append(f"ranks of mp_rank {mp:02d} have different steps: {listed(sorted(found.steps))}")
+            self.notes.append(f"ranks of mp_rank {mp:02d} have different steps: {some_of(sorted(found.steps), 8)}")
 
     def _scalars(self, mp: int, found: Partitions, groups: list[list[str]]) -> None:
         """Add ``step`` and other tensors that are not partitions: one per group and rank."""
@@ -284,14 +285,14 @@ class FolderReader:
             mp, ranks = lost[0]
             facts["incomplete"] = (
                 f"{lacking(len(ranks), len(self.zero[mp].shards), f'optimizer files of mp_rank {mp:02d}')}, of "
-                f"data-parallel ranks {listed(ranks)}; copy them here, or open with partial=True to read the rest"
+                f"data-parallel ranks {some_of(ranks, 8)}; copy them here, or open with partial=True to read the rest"
             )
         degree = self._degree(told)
         absent = [mp for mp in range(degree or 0) if mp not in self.models]
         if absent:
             facts["incomplete"] = (
-                f"files of model-parallel ranks {listed(absent)} of {degree} are missing; copy them here, or open with "
-                "partial=True to read the rest"
+                f"files of model-parallel ranks {some_of(absent, 8)} of {degree} are missing; copy them here, or "
+                "open with partial=True to read the rest"
             )
         if first is not None:
             names = [name for name in told if name not in _HIDDEN and (name not in OWN or told[name] is not None)]

@@ -21,10 +21,11 @@ import numpy as np
 from workbench.core import codecs
 from workbench.core.build import CatalogBuilder
 from workbench.core.place import Place, lacking
+from workbench.core.words import some_of
 from workbench.errors import CorruptError, IncompleteError, UnsafeError
 from workbench.formats.deepspeed import flat
 from workbench.formats.deepspeed.files import FileDecoder, Located
-from workbench.formats.deepspeed.names import Folder, global_expert, listed, local_experts, ranks_of_expert_group
+from workbench.formats.deepspeed.names import Folder, global_expert, local_experts, ranks_of_expert_group
 from workbench.formats.deepspeed.optim import MASTER, RankShard, read_shard
 from workbench.names.roles import STATES
 
@@ -82,7 +83,7 @@ def read_partitions(place: Place, folder: Folder, mp: int) -> Partitions | None:
     if len(lost) > len(kept):
         raise IncompleteError(
             f"{lacking(len(lost), count, f'optimizer files of mp_rank {mp:02d}')}, data-parallel ranks "
-            f"{listed(lost)}; copy them here or save again"
+            f"{some_of(lost, 8)}; copy them here or save again"
         )
     stem = first.file.replace(f"zero_pp_rank_{min(kept)}_", "zero_pp_rank_{}_", 1)
     files = [kept[dp].file if dp in kept else stem.replace("{}", str(dp), 1) for dp in range(count)]
@@ -215,7 +216,9 @@ class _Adder:
                 continue
             bare = np.flatnonzero(((reach > 0) & ~table.there).any(axis=1))
             if len(bare):
-                self.notes.append(f"{state} is not in the files of data-parallel ranks {listed(bare.tolist())}: holes")
+                self.notes.append(
+                    f"{state} is not in the files of data-parallel ranks {some_of(bare.tolist(), 8)}: holes"
+                )
             role = "master" if state == MASTER else STATES.get(state, "other")
             known = self.keys.setdefault(state, {})
             position = np.empty(len(names), np.int64)

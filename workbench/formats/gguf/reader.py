@@ -32,7 +32,8 @@ from workbench.core.garbage import uncollected
 from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place, lacking
-from workbench.errors import CorruptError, NotACheckpointError, OpenError
+from workbench.core.words import some_of
+from workbench.errors import CorruptError, NotACheckpointError
 from workbench.formats import Format
 from workbench.formats.gguf.header import MAGIC, GgufHeader, parse
 
@@ -45,10 +46,7 @@ def detect(place: Place) -> bool:
     """Return whether the file begins like GGUF, or the folder holds such files."""
     if place.file is None:
         return any(name.endswith(SUFFIX) for name in place.files)
-    try:
-        return place.file.endswith(SUFFIX) or place.read(place.file, length=4) == MAGIC
-    except OpenError:  # shorter, or not readable
-        return False
+    return place.file.endswith(SUFFIX) or place.head(place.file, 4) == MAGIC
 
 
 def is_collection(place: Place) -> bool:
@@ -146,8 +144,7 @@ def _files(place: Place) -> list[str]:
         return _parts(place.file)
     names = [name for name in place.files if name.endswith(SUFFIX)]
     if is_collection(place):
-        listed = ", ".join(map(repr, names[:4])) + (" …" if len(names) > 4 else "")
-        raise NotACheckpointError(f"{place.path!r} holds several models: {listed}; open one of the files")
+        raise NotACheckpointError(f"{place.path!r} holds several models: {some_of(names)}; open one of the files")
     if not names:
         raise NotACheckpointError(f"{place.path!r} holds no {SUFFIX} file")
     return _parts(names[0])

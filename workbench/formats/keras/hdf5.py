@@ -214,17 +214,10 @@ class Hdf5(Structures):
         count = first.uint(2)
         first.take(4)
         found: list[Message] = []
-        blocks, room, seen = [(address + 16, first.uint(4))], HEADER_LIMIT, set[int]()
+        blocks, seen = [(address + 16, first.uint(4))], dict[int, int]()
         while blocks and count > 0:
             begin, length = blocks.pop(0)
-            room -= length
-            if begin in seen or room < 0:
-                raise CorruptError(
-                    f"{what}, byte {self.origin + self.base + begin:,}: a block of {length:,} bytes of the header is "
-                    "referred to twice, or too long; the file is damaged"
-                )
-            seen.add(begin)
-            block = self.read(begin, length, what)
+            block = self._block(begin, length, seen, what)
             while block.left >= 8 and count > 0:
                 kind, size, flags = block.uint(2), block.uint(2), block.uint(1)
                 block.take(3)
@@ -234,6 +227,17 @@ class Hdf5(Structures):
                 if kind == _CONTINUED:
                     blocks.append(self._continued(found[-1], what))
         return self._resolved(found, what)
+
+    def _block(self, begin: int, size: int, seen: dict[int, int], what: str) -> StructureFields:
+        """Read a block of a header; ``seen``: address of each block so far → bytes of the header up to its end."""
+        total = size + next(reversed(seen.values()), 0)
+        if begin in seen or total > HEADER_LIMIT:
+            raise CorruptError(
+                f"{what}, byte {self.origin + self.base + begin:,}: a block of {size:,} bytes of the header is "
+                "referred to twice, or too long; the file is damaged"
+            )
+        seen[begin] = total
+        return self.read(begin, size, what)
 
     def _count(self, found: list[Message], message: Message, what: str) -> None:
         """Add a message to those of a header. Several headers may have a block in common, so all are counted."""
@@ -250,17 +254,10 @@ class Hdf5(Structures):
         head.take(16 * bool(flags & 0x20) + 4 * bool(flags & 0x10))
         length = head.uint(1 << (flags & 3))
         found: list[Message] = []
-        blocks, room, seen = [(address, head.at, head.at + length + 4)], HEADER_LIMIT, set[int]()
+        blocks, seen = [(address, head.at, head.at + length + 4)], dict[int, int]()
         while blocks:
             begin, skipped, size = blocks.pop(0)
-            room -= size
-            if begin in seen or room < 0:
-                raise CorruptError(
-                    f"{what}, byte {self.origin + self.base + begin:,}: a block of {size:,} bytes of the header is "
-                    "referred to twice, or too long; the file is damaged"
-                )
-            seen.add(begin)
-            whole = self.read(begin, size, what)
+            whole = self._block(begin, size, seen, what)
             block = StructureFields(self.summed(whole.data, whole.begin, what), whole.begin, what)
             if block.take(skipped)[:4] not in (b"OHDR", b"OCHK"):
                 raise CorruptError(f"{what}, byte {block.begin:,}: not a block of a header; the file is damaged")

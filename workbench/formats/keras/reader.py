@@ -29,6 +29,7 @@ from workbench.core.dtypes import by_name
 from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place
+from workbench.core.words import some_of
 from workbench.core.ziparchive import Archive
 from workbench.core.ziprecord import STORED, locate
 from workbench.errors import NotACheckpointError, OpenError, UnsafeError, UnsupportedFormatError
@@ -144,11 +145,11 @@ def read_catalog(place: Place) -> Catalog:
     left = [f"{short(one.path)} {one.why} and is left out" for one in sets if one.why]
     if raw:
         notes.append(
-            f"the type of {', '.join(map(repr, raw[:3]))}{', …' if len(raw) > 3 else ''} is not stored (opaque bytes, "
+            f"the type of {some_of(raw, 3)} is not stored (opaque bytes, "
             "as h5py writes bfloat16 and float8): shown as bits"
         )
     if holes:
-        notes.append(f"{holes[0]!r}{f' and {len(holes) - 1:,} more' * (len(holes) > 1)}: never written, so a hole")
+        notes.append(f"{some_of(holes, 1)}: never written, so a hole")
     notes += file5.notes
     if file5.left_out > len(file5.notes):
         notes.append(f"{file5.left_out - len(file5.notes):,} more such things are left out")

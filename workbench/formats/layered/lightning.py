@@ -26,7 +26,6 @@ from workbench import formats
 from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
-from workbench.errors import WorkbenchError
 from workbench.formats import Format
 
 META = "meta.pt"
@@ -38,13 +37,8 @@ def detect(place: Place) -> bool:
     """Return whether it is a DCP folder with ``meta.pt``, or a ``torch.save`` file with Lightning's version."""
     if place.file is None:
         return META in place.files and formats.reader("dcp").detect(place)
-    try:
-        size = place.stat(place.file).size
-        if size < 512 or MARK not in place.read(place.file, length=min(HEAD, size)):
-            return False
-    except WorkbenchError:  # not our format; its own reader reports what is wrong
-        return False
-    return formats.reader("torch_save").detect(place)
+    head = place.head(place.file, HEAD)
+    return len(head) >= 512 and MARK in head and formats.reader("torch_save").detect(place)
 
 
 def missing(place: Place) -> str:

@@ -28,7 +28,7 @@ from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place, stat_or_absent
 from workbench.core.tarfiles import TarFiles, read_members
-from workbench.errors import CorruptError, NotACheckpointError, OpenError, UnsafeError, UnsupportedFormatError
+from workbench.errors import CorruptError, NotACheckpointError, UnsafeError, UnsupportedFormatError
 from workbench.formats import Format
 
 SUFFIX = ".nemo"
@@ -42,10 +42,7 @@ def detect(place: Place) -> bool:
     """Return whether the file is an archive with NeMo's ending, compressed or not."""
     if place.file is None or not place.file.endswith(SUFFIX):
         return False
-    try:
-        head = place.read(place.file, length=min(512, place.stat(place.file).size))
-    except OpenError:
-        return False
+    head = place.head(place.file, 512)
     return head.startswith(_GZIP) or head[257:262] == b"ustar"
 
 

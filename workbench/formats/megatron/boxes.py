@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core import codecs
+from workbench.core import box, codecs
 from workbench.core.arrays import Array
 from workbench.core.build import row_major
 from workbench.core.catalog import Catalog, ObjectTable
@@ -120,12 +120,12 @@ def concat(parts: Sequence[Catalog]) -> Catalog:
         for name in ("dtype", "ndim", "file", "start", "stop", "codec", "rank", "replica")
     }
     columns |= {
-        name: np.concatenate([_widened(getattr(part, name), dims, fill) for part in parts])
+        name: np.concatenate([box.padded(getattr(part, name), dims, fill) for part in parts])
         for name, fill in (("shape", 1), ("offsets", 0), ("sizes", 1))
     }
     if strided:
         steps = (row_major(part.sizes) if part.strides is None else part.strides for part in parts)
-        columns["strides"] = np.concatenate([_widened(step, dims, 0) for step in steps])
+        columns["strides"] = np.concatenate([box.padded(step, dims, 0) for step in steps])
     if any(part.inner is not None for part in parts):
         inners = (np.zeros(part.chunks, np.int64) if part.inner is None else part.inner for part in parts)
         columns["inner"] = np.concatenate(list(inners))
@@ -257,10 +257,6 @@ def _shifted(columns: Array, cut: Array, fill: int) -> Array:
     kept = np.flatnonzero(~cut)
     moved[kept] = columns[kept]
     return moved
-
-
-def _widened(columns: Array, dims: int, fill: int) -> Array:
-    return np.pad(columns, ((0, 0), (0, dims - columns.shape[1])), constant_values=fill)
 
 
 def _trimmed(catalog: Catalog) -> Catalog:

@@ -41,7 +41,8 @@ from workbench.core.objects import decode_archive
 from workbench.core.pickles.budget import leaves
 from workbench.core.pickles.standins import DTypeRef, Opaque, StorageRef, TensorRef, short
 from workbench.core.place import Place
-from workbench.errors import CorruptError, NotACheckpointError, UnsupportedFormatError, WorkbenchError
+from workbench.core.words import some_of
+from workbench.errors import CorruptError, NotACheckpointError, UnsupportedFormatError
 from workbench.formats import Format
 from workbench.formats.megatron.args import RunArgs
 from workbench.formats.megatron.dist import StoredStep, assembled, common_step
@@ -73,10 +74,7 @@ class LocalFile(NamedTuple):
 def detect(place: Place) -> bool:
     """Return whether the place is such a file, a rank's folder of them, or a folder of these."""
     found = next((one for one in _held(place) if not one.dirty), None)
-    try:
-        return found is not None and _CLASS in place.read(found.path, length=min(_PEEK, place.stat(found.path).size))
-    except WorkbenchError:  # not our format; another reader reports what is wrong
-        return False
+    return found is not None and _CLASS in place.head(found.path, _PEEK)
 
 
 def missing(place: Place) -> str:
@@ -221,8 +219,7 @@ def _chosen(held: list[LocalFile], notes: list[str]) -> list[LocalFile]:
 
 
 def _listed(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (f", … {len(ranks) - 8:,} more" if len(ranks) > 8 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {some_of(ranks, 8)}"
 
 
 # ---- contents ------------------------------------------------------------------------------------------------------

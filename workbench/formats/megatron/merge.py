@@ -19,7 +19,7 @@ from math import prod
 from typing import Any
 
 from workbench.core.build import CatalogBuilder
-from workbench.core.catalog import row_major
+from workbench.core.catalog import reach, row_major
 from workbench.core.codecs import RAW, RAW_BE
 from workbench.core.dtypes import by_name
 from workbench.core.pickles.standins import StorageRef, TensorRef
@@ -209,8 +209,8 @@ class Merger:
         if found is None:
             raise CorruptError(f"{part.folder + '/' + file!r}: tensor {key!r} has no storage in the file")
         itemsize = by_name(ref.dtype).itemsize
-        reach = 0 if 0 in ref.shape else 1 + sum((n - 1) * s for n, s in zip(ref.shape, ref.stride, strict=True))
-        end = (ref.storage_offset + reach) * itemsize if reach else 0
+        length = reach(ref.shape, ref.stride)
+        end = (ref.storage_offset + length) * itemsize if length else 0
         if end > found[1] - found[0]:
             raise CorruptError(
                 f"{part.folder + '/' + file!r}: tensor {key!r} of shape {list(ref.shape)} ends at byte {end:,} of a "

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from workbench.core.catalog import MAX_ELEMENTS
 from workbench.core.dtypes import DType, by_name, nbytes_of
+from workbench.core.protobuf import BadMessage, varint
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
 
@@ -141,13 +142,7 @@ def _desc(data: bytes, what: str) -> tuple[int, tuple[int, ...]]:
 
 
 def _varint(data: bytes, at: int, what: str) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            break
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & (1 << 64) - 1, at
-    raise CorruptError(f"{what}: an unterminated number in the description of a tensor")
+    try:
+        return varint(data, at, len(data))
+    except BadMessage:
+        raise CorruptError(f"{what}: an unterminated number in the description of a tensor") from None

@@ -36,6 +36,7 @@ from workbench.core import box
 from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import DType
 from workbench.core.place import Place, lacking
+from workbench.core.words import some_of
 from workbench.errors import CorruptError, IncompleteError, UnsupportedFormatError
 from workbench.formats.paddle import names as paddle_names
 from workbench.formats.paddle import nlp_axes as paddlenlp_axes
@@ -339,18 +340,13 @@ def _tell(facts: Facts) -> None:
     if facts.by_config:
         facts.notes.append(
             f"tensor parallelism divided {len(facts.by_config)} parameters along an axis that no file stores; it "
-            f"follows from config.json: {_some(facts.by_config)}"
+            f"follows from config.json: {some_of(facts.by_config, MAX_NAMED)}"
         )
     if facts.apart:
         facts.notes.append(
             f"{len(facts.apart)} parameters are kept separate by rank (name@tp00 …): how to join their pieces is not "
-            f"stored, and no config.json next to them proves it: {_some(facts.apart)}"
+            f"stored, and no config.json next to them proves it: {some_of(facts.apart, MAX_NAMED)}"
         )
-
-
-def _some(names: Mapping[str, None]) -> str:
-    listed = [repr(name) for name in list(names)[:MAX_NAMED]]
-    return ", ".join(listed) + (" …" if len(names) > MAX_NAMED else "")
 
 
 def _spot(coords: Mapping[str, int]) -> str:

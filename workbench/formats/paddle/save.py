@@ -39,6 +39,7 @@ from workbench.formats.paddle import names as paddle_names
 from workbench.formats.paddle import tree as paddle_tree
 from workbench.formats.paddle.pickle import DecodedPickle, load
 from workbench.formats.paddle.tree import TABLE, Stored
+from workbench.formats.torch.file import dotted
 
 PARAMS, OPT, DENSE = ".pdparams", ".pdopt", ".pdmodel"  #: group_sharded calls a state dict .pdmodel
 OPTIMIZER = "optimizer."  #: before the keys of a folder's .pdopt
@@ -126,10 +127,7 @@ def _folder(place: Place) -> dict[str, str]:
 
 
 def _begins_as_pickle(place: Place, name: str) -> bool:
-    try:  # elsewhere, a .pdmodel is a program (protobuf)
-        return name.endswith(PARAMS) or _is_pickle(place.read(name, length=min(16, place.stat(name).size)))
-    except WorkbenchError:
-        return False
+    return name.endswith(PARAMS) or _is_pickle(place.head(name, 16))  # elsewhere, a .pdmodel is a program (protobuf)
 
 
 def _is_pickle(head: bytes) -> bool:
@@ -157,18 +155,8 @@ def _beside(builder: CatalogBuilder, place: Place, file: str, notes: list[str]) 
 
 def _keyed(loaded: DecodedPickle, what: str, notes: list[str]) -> dict[str, Stored]:
     """Return tensors by dotted path; repeated paths get ``#2``, ``#3`` … in the tree's order."""
-    found: dict[str, Stored] = {}
-    twice = 0
-    for stored in paddle_tree.tensors(loaded, what):
-        key, count = stored.key, 1
-        while key in found:
-            count += 1
-            key = f"{stored.key}#{count}"
-        twice += count > 1
-        found[key] = stored
-    if twice:
-        notes.append(f"{twice} dotted paths occur more than once; a number was appended")
-    return found
+    found = paddle_tree.tensors(loaded, what)
+    return dict(zip(dotted([stored.path for stored in found], notes), found, strict=True))
 
 
 def _add_binary(builder: CatalogBuilder, file: str, view: LazyBytes, notes: list[str]) -> list[str]:

@@ -15,6 +15,7 @@ Source: paddlepaddle 3.3.1 ``framework/io.py`` (``_build_saved_state_dict``, ``_
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,15 +23,15 @@ import numpy as np
 
 from workbench.core import box
 from workbench.core.build import CatalogBuilder
-from workbench.core.pickles.budget import MAX_DEPTH, leaves
+from workbench.core.pickles.budget import GONE, leaves, prune
 from workbench.core.pickles.standins import Opaque, short
 from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, UnsupportedFormatError
 from workbench.formats.paddle.pickle import SMALL, ArrayRef, DecodedPickle, Span, Text, plain
+from workbench.formats.torch.file import tree_name
 
 TABLE = "StructuredToParameterName@@"
 BIG = "UnpackBigParamInfor@@"  #: paddle's spelling
-_GONE = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Stored:
     @property
     def key(self) -> str:
         """The path joined by dots."""
-        return ".".join(map(_word, self.path)) if self.path else "tensor"
+        return ".".join(map(tree_name, self.path)) if self.path else "tensor"
 
 
 def tensors(loaded: DecodedPickle, what: str) -> list[Stored]:
@@ -121,14 +122,8 @@ def declare(
 
 def rest(loaded: DecodedPickle, what: str, *, arrays: bool = False) -> object:
     """Return the tree without tensors (with ``arrays``, small ones as numpy arrays); ``None`` if nothing is left."""
-    kept = _Prune(loaded.view, what, arrays).visit(loaded.tree, 0)
-    return None if kept is _GONE else kept
-
-
-def _word(part: Any) -> str:
-    if isinstance(part, str):
-        return str(part)
-    return str(part) if type(part) is int and abs(part) < 1 << 64 else short(part, 60)
+    kept = _kept(loaded.view, arrays)
+    return prune(loaded.tree, kept, what=what, keys=kept)
 
 
 def _stored(path: tuple[Any, ...], node: Any) -> Stored:
@@ -191,39 +186,25 @@ def _is_shape(shape: object) -> bool:
     return isinstance(shape, (list, tuple)) and all(type(n) is int and n >= 0 for n in shape)
 
 
-class _Prune:
-    def __init__(self, view: LazyBytes, what: str, arrays: bool) -> None:
-        self.view, self.what, self.arrays = view, what, arrays
-        self.done: dict[int, object] = {}
+def _kept(view: LazyBytes, arrays: bool) -> Callable[[object], object]:
+    """Return what :func:`rest` keeps of a value."""
 
-    def visit(self, node: object, depth: int) -> object:
+    def kept(node: object) -> object:
         if isinstance(node, ArrayRef):
-            return self._array(node) if self.arrays else _GONE
+            return _array(view, node) if arrays else GONE
         if type(node) is tuple and len(node) == 2 and isinstance(node[0], str) and isinstance(node[1], ArrayRef):
-            return (str(node[0]), self._array(node[1])) if self.arrays else _GONE
+            return (str(node[0]), _array(view, node[1])) if arrays else GONE
         if isinstance(node, Span):
-            return plain(self.view, node) if node.stop - node.start <= SMALL else node
+            return plain(view, node) if node.stop - node.start <= SMALL else node
         if isinstance(node, Text):
-            return str(node) or bytes(self.view[node.span.start : node.span.stop]).decode("utf-8", "surrogatepass")
-        if not isinstance(node, (dict, list, tuple)):
-            return node
-        if id(node) in self.done:
-            return self.done[id(node)]
-        if depth > MAX_DEPTH:
-            raise CorruptError(f"{self.what} has more than {MAX_DEPTH} nested containers")
-        self.done[id(node)] = _GONE  # while it is open, so that a container in itself is dropped
-        if isinstance(node, dict):
-            pairs = [(self.visit(key, depth + 1), self.visit(child, depth + 1)) for key, child in node.items()]
-            kept: Any = {key: child for key, child in pairs if child is not _GONE}
-        else:
-            items = [self.visit(child, depth + 1) for child in node]
-            kept = [child for child in items if child is not _GONE]
-            kept = tuple(kept) if isinstance(node, tuple) else kept
-        self.done[id(node)] = _GONE if len(node) and not len(kept) else kept
-        return self.done[id(node)]
+            return str(node) or bytes(view[node.span.start : node.span.stop]).decode("utf-8", "surrogatepass")
+        return node
 
-    def _array(self, ref: ArrayRef) -> object:
-        if ref.dtype is None or ref.span.stop - ref.span.start > SMALL:
-            return ref
-        flat = np.frombuffer(plain(self.view, ref.span), ref.dtype)
-        return flat.reshape(ref.shape, order="F" if ref.fortran else "C")
+    return kept
+
+
+def _array(view: LazyBytes, ref: ArrayRef) -> object:
+    if ref.dtype is None or ref.span.stop - ref.span.start > SMALL:
+        return ref
+    flat = np.frombuffer(plain(view, ref.span), ref.dtype)
+    return flat.reshape(ref.shape, order="F" if ref.fortran else "C")

@@ -262,3 +262,33 @@ def _q(value: object) -> str:
         )
     text = repr(value)
     return text if len(text) <= MAX_QUOTED else f"{text[: MAX_QUOTED - 1]}…"
+
+
+def saved_offsets(file: str, header: Header, *, partial: bool = False) -> dict[str, tuple[int, ...]]:
+    """Return the offset of each piece in its tensor, in elements; empty for a file of complete tensors.
+
+    Args:
+        partial: tensors whose offset is not stored are left out, instead of raising.
+
+    Raises:
+        CorruptError: an offset is not stored, or is not one.
+    """
+    text = header.metadata.get("DCP_SHARDING_INFO")
+    if text is None:
+        return {}
+    what = f"DCP_SHARDING_INFO of {file!r}"
+    document = jsonsafe.loads(text.encode(), what=what)
+    found: dict[str, tuple[int, ...]] = {}
+    for entry in header.entries:
+        info = document.get(entry.name) if isinstance(document, dict) else document
+        if info is None and partial:
+            continue
+        offsets = info.get("saved_offsets") if isinstance(info, dict) else None
+        if not isinstance(offsets, list) or len(offsets) != len(entry.shape) or not all(map(_is_offset, offsets)):
+            raise CorruptError(f"{what} has no {len(entry.shape)}-dimensional offset for tensor {entry.name!r}")
+        found[entry.name] = tuple(offsets)
+    return found
+
+
+def _is_offset(at: object) -> bool:
+    return type(at) is int and 0 <= at < 1 << 55

@@ -21,6 +21,7 @@ from typing import Any
 from workbench.core import catalog as cat
 from workbench.core import jsonsafe
 from workbench.core.build import CatalogBuilder
+from workbench.core.words import some_of
 from workbench.errors import CorruptError
 from workbench.formats.safetensors.header import Entry, Header
 
@@ -119,8 +120,7 @@ def _absent(
     absent = [rank for rank in range(world) if rank not in ranks]
     if not absent:
         return {}
-    shown = ", ".join(map(str, absent[:5])) + (f", … {len(absent) - 5:,} more" if len(absent) > 5 else "")
-    text = f"{len(absent):,} of {world:,} ranks have no file: {shown}"
+    text = f"{len(absent):,} of {world:,} ranks have no file: {some_of(absent, 5)}"
     for name, (shape, _) in whole.items():
         have = sum(prod(sizes) for _, sizes in held.get(name, ()))
         if have < prod(shape):

@@ -32,14 +32,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from workbench.core import jsonsafe
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
+from workbench.core.words import some_of
 from workbench.errors import CorruptError, NotACheckpointError, WorkbenchError
 from workbench.formats import Format
-from workbench.formats.safetensors.header import Entry, Header, looks_like, parse
+from workbench.formats.safetensors.header import Entry, Header, looks_like, parse, saved_offsets
 from workbench.formats.safetensors.quantised import recipes
 from workbench.formats.safetensors.ranks import add_boxes, says_boxes
 from workbench.formats.safetensors.weight_index import WeightIndex, check_files, missing_weights, read_index
@@ -87,7 +87,7 @@ def is_collection(place: Place) -> bool:
             header = parse(place, name, cut=True)
             mine = {entry.name for entry in header.entries}
             if not seen.isdisjoint(mine):
-                return not _saved_offsets(name, header)
+                return not saved_offsets(name, header)
         except WorkbenchError:  # an unreadable file says nothing about the others
             continue
         seen |= mine
@@ -236,7 +236,7 @@ def _add_pieces(builder: CatalogBuilder, headers: Mapping[str, Header], notes: l
     """Add the tensors of all files; one in several files must consist of pieces with stored positions."""
     pieces: dict[str, list[tuple[str, Entry, tuple[int, ...] | None]]] = defaultdict(list)
     for file, header in headers.items():
-        offsets = _saved_offsets(file, header)
+        offsets = saved_offsets(file, header)
         for entry in header.entries:
             pieces[entry.name].append((file, entry, offsets.get(entry.name)))
     for name, found in pieces.items():
@@ -257,27 +257,6 @@ def _add_pieces(builder: CatalogBuilder, headers: Mapping[str, Header], notes: l
             at = place_of or (0,) * len(shape)
             builder.chunk(name, at, entry.shape, file, entry.start, entry.stop, rank=rank)
     return _ranks(list(headers), notes)
-
-
-def _saved_offsets(file: str, header: Header) -> dict[str, tuple[int, ...]]:
-    """Return the offset of each piece in its tensor, in elements; empty for a file of complete tensors."""
-    text = header.metadata.get("DCP_SHARDING_INFO")
-    if text is None:
-        return {}
-    what = f"DCP_SHARDING_INFO of {file!r}"
-    document = jsonsafe.loads(text.encode(), what=what)
-    found: dict[str, tuple[int, ...]] = {}
-    for entry in header.entries:
-        info = document.get(entry.name) if isinstance(document, dict) else None
-        offsets = info.get("saved_offsets") if isinstance(info, dict) else None
-        if not isinstance(offsets, list) or len(offsets) != len(entry.shape) or not all(map(_is_offset, offsets)):
-            raise CorruptError(f"{what} has no {len(entry.shape)}-dimensional offset for tensor {entry.name!r}")
-        found[entry.name] = tuple(offsets)
-    return found
-
-
-def _is_offset(at: object) -> bool:
-    return type(at) is int and 0 <= at < 1 << 55
 
 
 def _extent(name: str, found: Sequence[tuple[str, Entry, tuple[int, ...] | None]]) -> tuple[int, ...]:
@@ -305,7 +284,8 @@ def _ranks(files: Sequence[str], notes: list[str]) -> dict[str, Any]:
     absent = [number for number in range(1, max(ranks) + 1) if number not in ranks]
     doubt = ""
     if absent:
-        doubt = f"{len(absent)} of {max(ranks)} ranks have no file ({_some([f'shard-{n:05d}' for n in absent])})"
+        names = some_of([f"shard-{n:05d}" for n in absent], MAX_NAMED)
+        doubt = f"{len(absent)} of {max(ranks)} ranks have no file ({names})"
     elif len(counts) > 1:
         doubt = f"file names disagree on the number of files ({', '.join(map(str, sorted(counts)))})"
     if doubt:
@@ -344,12 +324,7 @@ def _texts(place: Place, catalog: Catalog) -> dict[str, Any]:
 
 def _note(notes: list[str], text: str, names: Sequence[str], *more: object) -> None:
     if names:
-        notes.append(text.format(len(names), *more, _some(names)))
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:MAX_NAMED])
-    return shown + (f", … {len(names) - MAX_NAMED:,} more" if len(names) > MAX_NAMED else "")
+        notes.append(text.format(len(names), *more, some_of(names, MAX_NAMED)))
 
 
 FORMAT = Format(

@@ -12,18 +12,20 @@ legacy.py. Source: torch 2.13 ``torch/serialization.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
 from workbench.core import codecs, ziparchive
 from workbench.core.build import CatalogBuilder
+from workbench.core.catalog import reach
 from workbench.core.dtypes import by_name, nbytes_of
 from workbench.core.lazymap import LazyMap
 from workbench.core.pickles import unpickle
 from workbench.core.pickles.standins import Opaque, StorageRef, TensorRef, short
 from workbench.core.place import Place
 from workbench.core.source import LazyBytes
+from workbench.core.words import some_of
 from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
 from workbench.formats.torch import legacy as torch_legacy
 from workbench.formats.torch import tree as torch_tree
@@ -113,20 +115,8 @@ def _item(whole: Callable[[], Mapping[str, Any]], name: str) -> Any:
 
 def keyed(loaded: LegacyFile, what: str, notes: list[str]) -> dict[str, tuple[tuple[Any, ...], TensorRef]]:
     """Return tensors by dotted path; repeated paths get ``#2``, ``#3`` … in the tree's order."""
-    found: dict[str, tuple[tuple[Any, ...], TensorRef]] = {}
-    twice: list[str] = []
-    for path, ref in torch_tree.flatten(loaded.tree, what=what):
-        key = base = ".".join(map(tree_name, path)) if path else "tensor"
-        count = 1
-        while key in found:
-            count += 1
-            key = f"{base}#{count}"
-        if count > 1:
-            twice.append(base)
-        found[key] = path, ref
-    if twice:
-        notes.append(f"{len(twice)} dotted paths occur more than once; a number was appended: {some(twice)}")
-    return found
+    tensors = torch_tree.flatten(loaded.tree, what=what)
+    return dict(zip(dotted([path for path, _ in tensors], notes), tensors, strict=True))
 
 
 def declare(
@@ -161,11 +151,11 @@ def declare(
         return False
     start, stop = loaded.storages[storage.key]
     inner = ref.storage_offset * itemsize
-    reach = 0 if 0 in ref.shape else 1 + sum((n - 1) * step for n, step in zip(ref.shape, ref.stride, strict=True))
-    if reach and inner + reach * itemsize > stop - start:
+    length = reach(ref.shape, ref.stride)
+    if length and inner + length * itemsize > stop - start:
         raise CorruptError(
             f"{file!r}: tensor {key!r} of shape {list(ref.shape)} and stride {list(ref.stride)} ends at byte "
-            f"{inner + reach * itemsize:,} of a storage of {stop - start:,} bytes at byte {start:,}; the file is "
+            f"{inner + length * itemsize:,} of a storage of {stop - start:,} bytes at byte {start:,}; the file is "
             "damaged"
         )
     codec = codecs.RAW_BE if loaded.big and itemsize > 1 else codecs.RAW
@@ -178,17 +168,12 @@ def declare(
         notes.append(f"{error}; it is listed but not read")
         codec = codecs.OPAQUE
     builder.tensor(key, dtype, ref.shape if shape is None else shape)
-    strides = ref.stride if reach else None
+    strides = ref.stride if length else None
     origin = (0,) * len(ref.shape)
     for offsets, sizes, at in ((origin, ref.shape, origin),) if boxes is None else boxes:
-        first = inner + itemsize * sum(a * step for a, step in zip(at, ref.stride, strict=True)) if reach else 0
+        first = inner + itemsize * sum(a * step for a, step in zip(at, ref.stride, strict=True)) if length else 0
         builder.chunk(key, offsets, sizes, file, start, stop, codec=codec, rank=rank, inner=first, strides=strides)
     return True
-
-
-def some(names: Sequence[str]) -> str:
-    """List the first of many names for a note."""
-    return ", ".join(map(repr, names[:5])) + (f", … {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
 def _load_zip(view: LazyBytes, what: str) -> LegacyFile:
@@ -208,25 +193,53 @@ def _load_zip(view: LazyBytes, what: str) -> LegacyFile:
     storages = {}
     archive.fetch_headers()
     for key, ref in refs.items():
-        payload = archive.find(f"data/{key}")
-        if payload is None:
-            raise CorruptError(f"{what}: data.pkl names the storage {short(key, 40)}, but its record is missing")
-        start, stop = storages[key] = archive.payload(payload)
-        kind = by_name(ref.dtype) if ref.dtype else None
-        size = ref.numel if kind is None else nbytes_of(kind, ref.numel)
-        if size != stop - start and not (kind and kind.packed):  # torch counts packed quantized elements differently
-            raise CorruptError(
-                f"{what}: storage {short(key, 40)} should have {size:,} bytes, but its record at byte {start:,} has "
-                f"{stop - start:,}; the file is damaged"
-            )
+        storages[key] = storage_range(archive, ref, what)
     notes = ["a TorchScript archive: its code is not read"] if archive.find("constants.pkl") else []
     if not archive.has_checksums:
         notes.append("saved without checksums")
     return LegacyFile(loaded.value, storages, archive.byteorder == "big", loaded.globals, notes)
 
 
+def storage_range(archive: ziparchive.Archive, ref: StorageRef, what: str) -> tuple[int, int]:
+    """Return the byte range of a storage in a zip archive.
+
+    Raises:
+        CorruptError: its record is missing, or has another length.
+    """
+    record = archive.find(f"data/{ref.key}")
+    if record is None:
+        raise CorruptError(f"{what}: data.pkl names the storage {short(ref.key, 40)}, but its record is missing")
+    start, stop = archive.payload(record)
+    kind = by_name(ref.dtype) if ref.dtype else None
+    size = ref.numel if kind is None else nbytes_of(kind, ref.numel)
+    if size != stop - start and not (kind and kind.packed):  # torch counts packed quantized elements differently
+        raise CorruptError(
+            f"{what}: storage {short(ref.key, 40)} should have {size:,} bytes, but its record at byte {start:,} has "
+            f"{stop - start:,}; the file is damaged"
+        )
+    return start, stop
+
+
+def dotted(paths: Iterable[tuple[Any, ...]], notes: list[str]) -> list[str]:
+    """Return different keys for paths: their steps joined by dots, with ``#2``, ``#3`` … after a repeated one."""
+    found: dict[str, None] = {}
+    twice: list[str] = []
+    for path in paths:
+        key = base = ".".join(map(tree_name, path)) if path else "tensor"
+        count = 1
+        while key in found:
+            count += 1
+            key = f"{base}#{count}"
+        if count > 1:
+            twice.append(base)
+        found[key] = None
+    if twice:
+        notes.append(f"{len(twice)} dotted paths occur more than once; a number was appended: {some_of(twice, 5)}")
+    return list(found)
+
+
 def tree_name(part: Any) -> str:
     """Return the name of a step of a path: a dict key or a list position."""
-    if type(part) is str:
-        return part
+    if isinstance(part, str):
+        return str(part)
     return str(part) if type(part) is int and abs(part) < 1 << 64 else short(part, 60)

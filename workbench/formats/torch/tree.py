@@ -21,12 +21,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from workbench.core.pickles.budget import MAX_DEPTH, leaves
+from workbench.core.pickles import budget
+from workbench.core.pickles.budget import GONE, leaves
 from workbench.core.pickles.standins import FAULTS, Opaque, StorageRef, TensorRef
-from workbench.errors import CorruptError
 
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")  #: where nn.Module keeps the contents of state_dict
-_GONE = object()
 _SPARSE = ("_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor")
 _ROWS, _COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
 _PARTS = {
@@ -74,8 +73,7 @@ def is_sparse_part(ref: TensorRef) -> bool:
 
 def prune(tree: object, *, what: str) -> object:
     """Return the tree without tensors or containers of only tensors; ``None`` if nothing is left."""
-    kept = _pruned(tree, {}, what, 0)
-    return None if kept is _GONE else kept
+    return budget.prune(tree, _kept, what=what)
 
 
 def optimizers(tree: object, *, depth: int = 3) -> Iterator[tuple[tuple[Any, ...], Mapping[Any, Any]]]:
@@ -174,28 +172,13 @@ def _quantised(node: Opaque) -> tuple[dict[str, TensorRef], dict[str, object]] |
     return parts, facts
 
 
-def _pruned(node: object, done: dict[int, object], what: str, depth: int) -> object:
+def _kept(node: object) -> object:
     if isinstance(node, TensorRef):
-        return _GONE
-    if isinstance(node, Opaque):
-        data = node.args[0] if node.qualname == "Parameter" and len(node.args) == 1 else node
-        if is_dtensor(data):
-            return _GONE
-        parts = (_sparse(data) or _quantised(data)) if isinstance(data, Opaque) else None
-        return parts[1] if parts and all(isinstance(part, TensorRef) for part in parts[0].values()) else node
-    if not isinstance(node, (dict, list, tuple)):
+        return GONE
+    if not isinstance(node, Opaque):
         return node
-    if id(node) in done:
-        return done[id(node)]
-    if depth > MAX_DEPTH:
-        raise CorruptError(f"{what} has more than {MAX_DEPTH} nested containers")
-    done[id(node)] = _GONE  # while it is open, so that a container in itself is dropped
-    if isinstance(node, dict):
-        pairs = [(key, _pruned(child, done, what, depth + 1)) for key, child in node.items()]
-        kept: Any = {key: child for key, child in pairs if child is not _GONE}
-    else:
-        items = [_pruned(child, done, what, depth + 1) for child in node]
-        kept = [child for child in items if child is not _GONE]
-        kept = tuple(kept) if isinstance(node, tuple) else kept
-    done[id(node)] = _GONE if len(node) and not len(kept) else kept
-    return done[id(node)]
+    data = node.args[0] if node.qualname == "Parameter" and len(node.args) == 1 else node
+    if is_dtensor(data):
+        return GONE
+    parts = (_sparse(data) or _quantised(data)) if isinstance(data, Opaque) else None
+    return parts[1] if parts and all(isinstance(part, TensorRef) for part in parts[0].values()) else node

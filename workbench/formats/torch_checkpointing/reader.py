@@ -41,6 +41,7 @@ from workbench.core.lazymap import LazyMap
 from workbench.core.mesh.mesh import MAX_RANKS
 from workbench.core.pickles.standins import Opaque, TensorRef
 from workbench.core.place import Place, lacking
+from workbench.core.words import some_of
 from workbench.errors import (
     CorruptError,
     IncompleteError,
@@ -48,11 +49,10 @@ from workbench.errors import (
     NotACheckpointError,
     TruncatedError,
     UnsafeError,
-    WorkbenchError,
 )
 from workbench.formats import Format
 from workbench.formats.safetensors import header as safetensors_header
-from workbench.formats.torch.file import LegacyFile, declare, load_tree, pruned, some, tensors_of, tree_name
+from workbench.formats.torch.file import LegacyFile, declare, load_tree, pruned, tensors_of, tree_name
 from workbench.formats.torch_checkpointing import metadata as tc_metadata
 from workbench.formats.torch_checkpointing.metadata import SaveMetadata
 from workbench.formats.torch_checkpointing.spec import Boxes, Spec, from_dtensor, from_metadata
@@ -137,7 +137,7 @@ def detect(place: Place) -> bool:
         return False
     if len(ranks) == 1 and len({one.item for one in files}) > 1:
         return True
-    return any(_MARK in _head(place, one.name, HEAD) for one in first)
+    return any(_MARK in place.head(one.name, HEAD) for one in first)
 
 
 def missing(place: Place) -> str:
@@ -244,15 +244,8 @@ def _stored_world(place: Place) -> int:
 
 
 def _is_archive(place: Place, name: str) -> bool:
-    head = _head(place, name, 64)
+    head = place.head(name, 64)
     return head.startswith(b"PK\x03\x04") and head[30:38] == b"archive/"
-
-
-def _head(place: Place, name: str, length: int) -> bytes:
-    try:
-        return place.read(name, length=min(length, place.files[name].size))
-    except WorkbenchError:  # a link out of the folder, or no permission
-        return b""
 
 
 def _world(found: _Found, ranks: set[int]) -> int:
@@ -443,7 +436,7 @@ def _declare(builder: CatalogBuilder, found: _Found, world: int) -> dict[str, tu
             _chunks(builder, key, held, found.notes)
     if apart:
         what = f"{len(apart)} tensors are" if len(apart) > 1 else "1 tensor is"
-        found.notes.append(f"{what} kept separate by rank (name@rank0 …), as generator states are: {some(apart)}")
+        found.notes.append(f"{what} kept separate by rank (name@rank0 …), as generator states are: {some_of(apart, 5)}")
     return {key: path for key, path in paths.items() if key in builder}
 
 

@@ -135,9 +135,14 @@ def _nemo(line: str) -> PrintedRow | None:
     return PrintedRow(int(found[1]) if step is None or not math.isfinite(step) else int(step), values)
 
 
-def _titan(line: str) -> PrintedRow | None:
-    found = _TITAN.search(line)
-    return None if found is None else PrintedRow(int(found[1]), pairs(_TITAN_FIELD.findall(found[2])))
+def _by_fields(line: re.Pattern[str], field: re.Pattern[str]) -> LineReader:
+    """Return the reader of lines of a step and of fields that are names and numbers."""
+
+    def read(text: str) -> PrintedRow | None:
+        found = line.search(text)
+        return None if found is None else PrintedRow(int(found[1]), pairs(field.findall(found[2])))
+
+    return read
 
 
 def _deepspeed(line: str) -> PrintedRow | None:
@@ -149,16 +154,6 @@ def _deepspeed(line: str) -> PrintedRow | None:
     if found := _DS_TIMER.search(line):
         return PrintedRow(int(found[1]), pairs([("RunningAvgSamplesPerSec", found[2])]))
     return None
-
-
-def _fairseq2(line: str) -> PrintedRow | None:
-    found = _FAIRSEQ2.search(line)
-    return None if found is None else PrintedRow(int(found[1]), pairs(_COLON.findall(found[2].replace("|", " , "))))
-
-
-def _maxtext(line: str) -> PrintedRow | None:
-    found = _MAXTEXT.search(line)
-    return None if found is None else PrintedRow(int(found[1]), pairs(_COLON.findall(found[2])))
 
 
 def _levanter(line: str) -> PrintedRow | None:
@@ -197,16 +192,6 @@ def _nanogpt(line: str) -> PrintedRow | None:
     )
 
 
-def _verl(line: str) -> PrintedRow | None:
-    found = _VERL.search(line)
-    return None if found is None else PrintedRow(int(found[1]), pairs(_VERL_FIELD.findall(found[2])))
-
-
-def _torchtune(line: str) -> PrintedRow | None:
-    found = _TORCHTUNE.search(line)
-    return None if found is None else PrintedRow(int(found[1]), pairs(_TIGHT.findall(found[2])))
-
-
 def _openrlhf(line: str) -> PrintedRow | None:
     count = _BAR_COUNT.search(line)
     if count is None:
@@ -223,15 +208,15 @@ def _openrlhf(line: str) -> PrintedRow | None:
 PROGRAMS: tuple[tuple[str, str, LineReader, bool], ...] = (
     ("nemo", "Training epoch", _nemo, True),
     ("megatron", "iteration ", _megatron, False),
-    ("verl", " - ", _verl, False),
-    ("torchtitan", "loss:", _titan, False),
-    ("fairseq2", "Train Metrics (step", _fairseq2, False),
-    ("maxtext", "completed step:", _maxtext, True),
+    ("verl", " - ", _by_fields(_VERL, _VERL_FIELD), False),
+    ("torchtitan", "loss:", _by_fields(_TITAN, _TITAN_FIELD), False),
+    ("fairseq2", "Train Metrics (step", _by_fields(_FAIRSEQ2, _COLON), False),
+    ("maxtext", "completed step:", _by_fields(_MAXTEXT, _COLON), True),
     ("levanter", '"json_logger"', _levanter, True),
     ("paddlenlp", "- loss: ", _paddle, False),
     ("vescale", "|g|", _vescale, True),
     ("nanogpt", "loss ", _nanogpt, True),
-    ("torchtune", "Step ", _torchtune, False),
+    ("torchtune", "Step ", _by_fields(_TORCHTUNE, _TIGHT), False),
     ("openrlhf", "loss=", _openrlhf, False),
     ("deepspeed", "step", _deepspeed, False),
 )
