@@ -227,9 +227,10 @@ def settings(case: Case) -> Iterator[Match]:
     idle = [one for one in case.fired("P01") if one.evidence.get("kind") == "still"]
     idle += [one for one in case.fired("P36") if one.evidence["kind"] == "frozen"]
     still = frozenset(train.hit(MOMENTS, "still") | {name for one in idle for name in one.tensors})
+    still -= {name for one in case.fired("P36") if one.evidence["kind"] == "repeated" for name in one.tensors}
     if still:
         question = "these parameters did not train: were they frozen on purpose?"
-        title = "Parameters did not change: no update reached them."
+        title = "No update reached some of the parameters."
         yield Match("train", 1.0, still, signs=tuple(idle), question=question, title=title)
     rates = [one for one in case.fired("P15", "S16", "P13", "P19", "R14") if one.evidence.get("kind") in (None, "lr")]
     if rates and (case.declared or any(one.evidence.get("declared") for one in rates)):

@@ -355,7 +355,7 @@ def _rearranged(pair: Pair, states: Mapping[str, PairState], turned: set[str], f
         shape = pair.a.shape(one)
         if len(shape) == 2 and min(shape) > 1 and math.prod(shape) <= WHOLE:
             groups[shape[1]].append(fqn)
-    moved = list(turned)
+    moved = {"rows": list(turned), "shift": list[str]()}
     for columns, names in groups.items():
         old = {}
         for fqn in names[:LOOKED]:
@@ -370,14 +370,25 @@ def _rearranged(pair: Pair, states: Mapping[str, PairState], turned: set[str], f
         for fqn, (a, b) in old.items():
             near = [other for name, (other, _) in old.items() if parse(name).layer == parse(fqn).layer]
             others = [other for name, (other, _) in old.items() if name != fqn and other.shape == a.shape]
-            if fqn not in turned and _elsewhere(a, b, np.concatenate(near), others, columns):
-                moved.append(fqn)
-    if moved:
-        words = (
-            f"second moments of {many(len(moved), 'parameter')} are most like old ones of other places: {moved[0]!r}"
-        )
-        evidence = {"kind": "rows", "role": "exp_avg", "roles": ["exp_avg_sq"]}
-        yield P32.sign(words, evidence, moved, hit=len(moved), of=len(states))
+            if fqn not in turned and _shifted(a, b):
+                moved["shift"].append(fqn)
+            elif fqn not in turned and _elsewhere(a, b, np.concatenate(near), others, columns):
+                moved["rows"].append(fqn)
+    for kind, some in moved.items():
+        if some:
+            words = f"second moments of {many(len(some), 'parameter')} are most like old ones of other places"
+            evidence = {"kind": kind, "role": "exp_avg", "roles": ["exp_avg_sq"]}
+            yield P32.sign(f"{words}: {some[0]!r}", evidence, some, hit=len(some), of=len(states))
+
+
+def _shifted(a: Array, b: Array) -> bool:
+    """Return whether ``b`` is most like ``a`` shifted as a flat line, by other than complete rows."""
+    spectra = [np.fft.rfft(one.ravel(), 2 * one.size) for one in (a, b)]
+    products = np.fft.irfft(spectra[1] * np.conj(spectra[0]))
+    like = products / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-30)
+    best, sure = int(like.argmax()), SIGMAS / math.sqrt(b.size)
+    by = best if best < b.size else best - 2 * b.size
+    return bool(by % b.shape[1] and like[best] > max(LIKE / 2, sure, like[0] + max(BETTER / 2, sure)))
 
 
 def _elsewhere(a: Array, b: Array, every: Array, whole: Sequence[Array], columns: int) -> bool:
