@@ -17,6 +17,7 @@ from workbench.names.weights import kinds
 
 MANY_TAGS = 4  #: number of kinds of moves that only a flat line cut at other places explains
 FARTHER = 2.0  #: times the reach of the updates: about how far Lookahead, clipping or projection move weights
+SOME = 0.7  #: share of the weights
 FAR = 0.1  #: distance of a factor of norms from 1 that updates do not reach
 OUTER = {"embed", "head"}  #: kinds with one row per token
 ECHO = "an echo, saved right after the load and before any update"
@@ -343,6 +344,18 @@ def merged(case: Case) -> Iterator[Match]:
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
 
+def other_base(case: Case) -> Iterator[Match]:
+    """Match if most weights under unchanged adapters changed, and not only those that have adapters."""
+    for change in case.changes:
+        adapters = {name for name in change.seen(*WEIGHTS) if adapter_of(name)}
+        base, names = change.seen(*WEIGHTS) - adapters, frozenset(change.hit(WEIGHTS, "near"))
+        stems = {_stem(fqn.partition(".lora_A")[0]) for fqn in case.evidence.before.params if ".lora_A" in fqn}
+        apart = names == change.hit((*WEIGHTS, *MASTERS, *MOMENTS)) and not names & adapters
+        if adapters and apart and change.whole(WEIGHTS, names | adapters, SOME) and not set(map(_stem, names)) <= stems:
+            words = f"{len(names):,} of {many(len(base), 'weight')} under the adapters changed; the adapters did not"
+            yield Match(change.leg, 0.97, names, reasons=case.against(("A2 F5 G6", words)))
+
+
 def vocabulary(case: Case) -> Iterator[Match]:
     yield from _moved("F7")(case)
     for change in case.changes:
@@ -515,7 +528,7 @@ COPIES = (
          pattern=merged),
     made("F6", "The base model is a different revision.", "adapters were trained on other weights", "a small jump",
          "pin the base model's revision", "the base model's hash at training", "catalogue F6",
-         explains="P27"),
+         explains="P27 R09", pattern=other_base),
     made("F7", "Rows of the vocabulary were shifted or added.", "the tokenizer changed",
          "a jump of 1.5 to 5 nats", "map rows by token, not by number; resize with the tokenizer of the run", ECHO,
          "unsloth-zoo 923, swiss-ai 115, Megatron-Bridge 469",

@@ -186,14 +186,12 @@ def _read(
     source, place = _mended(found, clear | still)
     used = sorted(set(source.tolist()))
     by = set((found.rows - found.place)[clear].tolist())
-    if (
-        columns
-        and len(by) == 1
-        and not (clear | still)[slice(0, offset) if (offset := by.pop()) > 0 else slice(offset, None)].any()
-    ):
-        # a roll would keep the columns at the end; in a flat line that is shifted, they are those of the next row
-        text = f"values are shifted by {offset:+,} elements across rows"
-        return SeenWeight(atom, Move(atom.fqn, shape, True, text=text, form={"form": "shift"}), True, cosine, share)
+    if columns and len(by) == 1:
+        offset = by.pop()
+        ends = slice(0, offset) if offset > 0 else slice(offset, None)
+        if not (clear | still)[ends].any():  # a roll has them at the other end; in a flat line, they are in other rows
+            text = f"values are shifted by {offset:+,} elements across rows"
+            return SeenWeight(atom, Move(atom.fqn, shape, True, text=text, form={"form": "shift"}), True, cosine, share)
     blocks = tuple(_blocks(found, source, place, {number: k for k, number in enumerate(used)}))
     move = Move(atom.fqn, shape, columns, tuple(names[k] for k in used), blocks)
     if found.step > 1:
