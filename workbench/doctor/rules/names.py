@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from workbench.doctor.facts.evidence import Pair, State, stripped
 from workbench.doctor.ledger.sign import Rule, Sign, many, register
 from workbench.doctor.rules.stated import NAMED
@@ -95,7 +97,9 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
             roles = _roles(keys)
             message = f"{len(keys):,} of {many(len(a), 'tensor')} {words}: {roles}"
             names = list(dict.fromkeys(fqn for fqn, _ in keys))[:NAMED]
-            found.append(R01.sign(message, {"kind": words, "roles": roles}, names, hit=len(keys), of=len(a)))
+            causes = causes_of(role for _, role in keys) if words != "are new" else ()
+            evidence = {"kind": words, "roles": roles}
+            found.append(R01.sign(message, evidence, names, hit=len(keys), of=len(a), causes=causes))
     return found
 
 
@@ -170,7 +174,8 @@ def same_size(pair: Pair) -> list[Sign] | str:
     words += "; all of it is in a wider type" if wider else ""
     evidence = {"bytes": roles, "held": len(both), "rounded": rounded, "gone": gone, "late": late}
     names = list(dict.fromkeys(fqn for fqn, _ in off))[:NAMED] if both else []
-    return [N3.sign(f"bytes by role changed: {words}", evidence, names, severity="info" if late or wider else "warn")]
+    severity, causes = "info" if late or wider else "warn", causes_of(role for _, role in off)
+    return [N3.sign(f"bytes by role changed: {words}", evidence, names, severity=severity, causes=causes)]
 
 
 def same_buffers(pair: Pair) -> list[Sign] | str:
@@ -181,6 +186,12 @@ def same_buffers(pair: Pair) -> list[Sign] | str:
     if not gone:
         return []
     return [N4.sign(f"{len(gone):,} of {many(len(a), 'buffer')} are gone", {}, gone[:NAMED], hit=len(gone), of=len(a))]
+
+
+def causes_of(roles: Iterable[str]) -> tuple[str, ...]:
+    """Return the cause if tensors of only one kind of buffer are gone or have another shape."""
+    found = {{"buffer": "A5", "scale": "D9", "amax_history": "D9"}.get(role, "") for role in roles}
+    return tuple(found) if len(found) == 1 and found != {""} else ()
 
 
 _BUFFERS = {"buffer", "scale", "amax_history"}
