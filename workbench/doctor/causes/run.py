@@ -45,16 +45,22 @@ def _positions(case: Case) -> Iterator[tuple[Sign, float | None]]:
 
 
 def _step_is_off(case: Case) -> bool:
-    """Return whether the schedule and the optimizer agree with each other but not with the trainer's step."""
-    facts = case.later.facts
-    usual, step, count = facts.steps.usual, facts.step, facts.schedule.count if facts.schedule else None
-    if None in (usual, step, count) or usual == step:
-        return False
+    """Return whether the optimizer agrees with the schedule or the data's position, but not with the trainer's step."""
     if any(case.counters(leg).reset for leg in ("load", "train", case.resumed)):
-        return False  # both restarted
-    assert usual is not None and count is not None
-    unit = _unit(case) or 1.0
-    return abs(count / unit - usual) < 1
+        return False  # several of them restarted
+    old = case.evidence.before.facts
+    for state in (case.later, case.evidence.after):
+        facts = state.facts if state is not None else old
+        usual, step = facts.steps.usual, facts.step
+        if usual is None or step is None or usual == step or not old.step or old.steps.usual != old.step:
+            continue
+        pairs = (
+            [(one.schedule.count if one.schedule else None) for one in (old, facts)],
+            *([one.value(kind) for one in (old, facts)] for kind in ("loader", "consumed_samples")),
+        )
+        if any(was and now is not None and abs(now * old.step / was - usual) < 1 for was, now in pairs):
+            return True
+    return False
 
 
 def _unit(case: Case) -> float:
@@ -223,9 +229,9 @@ def another_step(case: Case) -> Iterator[Match]:
             title="The optimizer's step counters were changed; the moments were kept.",
         )
     if _step_is_off(case) and not case.counters("train").reset:
-        off = case.fired("S07", "S16", "S17", "S18", "P01", "P15", "R11")
+        off = case.fired("S07", "S16", "S17", "S18", "P01", "P15", "P20", "R11")
         exact = any(one.rule == "R11" and one.evidence.get("kind") == "step" for one in off)
-        words = "the schedule and the optimizer's counters agree with each other"
+        words = "the optimizer's counters agree with the schedule, or with the data's position"
         yield Match(
             "load" if exact else case.resumed,
             1.0,
@@ -460,7 +466,7 @@ SCHEDULES = (
          "the run resumes at the wrong point",
          "set the trainer's step to the optimizer's count; read the step before the save begins",
          "the trainer's log of the last saves", "Megatron-Bridge 3267, 5738",
-         explains="S06 S07 S16 S17 S18 R10 R11 P01 P15 P05 P12",
+         explains="S06 S07 S16 S17 S18 R10 R11 P01 P15 P05 P12 P20",
          expects="S07",
          losses="the first loss is right; after that, the loss follows the learning rate",
          everywhere=True,

@@ -154,9 +154,8 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         counters = case.counters(change.leg)
         first, second = case.lost(change)
         broken = change.hit(MOMENTS) & counters.reset
-        # SGD has no second moments, Adagrad no first ones
-        single = (first - change.seen(*SECOND)) | (second - change.seen(*FIRST))
-        names = frozenset((first & second) | (single - change.partly(*GONE)) | change.hit((STATE,), "weights"))
+        single = (change.hit(FIRST) - change.seen(*SECOND)) | (change.hit(SECOND) - change.seen(*FIRST))
+        names = frozenset(((first & second) - (single & change.partly(*GONE))) | change.hit((STATE,), "weights"))
         if change.leg == "train" and broken:
             names |= counters.reset  # for the others the laws hold by chance
         quantised = change.hit(("state1", "state2"), *GONE)
@@ -236,7 +235,7 @@ def moments_zero(case: Case) -> Iterator[Match]:
     for change in case.changes:
         counters = case.counters(change.leg)
         first, second = case.lost(change)
-        both, alone = first & second, (first - second) & change.seen(*SECOND)
+        both, alone = first & second, first - second
         kept = both & (counters.kept | (set() if change.leg in ("load", "train") else both - counters.reset))
         absent = change.hit(MOMENTS, "absent")
         names = frozenset((kept | alone) - absent)
@@ -251,7 +250,7 @@ def moments_zero(case: Case) -> Iterator[Match]:
             words = f"the counters of {len(names & counters.kept):,} of {many(len(names), 'parameter')} continued"
             reasons = case.against(
                 ("B1", words if names <= counters.kept else ""),
-                ("B4", f"exp_avg of {many(len(names), 'parameter')} is lost"),
+                ("B4", f"exp_avg of {many(len(names), 'parameter')} is lost" if change.hit(FIRST) else ""),
             )
             exact = change.proved(MOMENTS, "zero") and change.whole(MOMENTS, names)  # a part may be lost bytes
             yield Match(change.leg, 1.0, names, exact, reasons=reasons)
@@ -550,7 +549,7 @@ OPTIMIZER = (
     made("B6", "exp_avg and exp_avg_sq come from different steps or tensors.",
          "one of them was taken from another save or shard", "a bump", "load both moments from one save",
          "the checkpoint before the one that was resumed from", "catalogue B6",
-         explains="P33 S04 S19 N5 P03 P04 P05 P12 R09 R02 P21",
+         explains="P33 P25 S04 S19 N5 P03 P04 P05 P12 R09 R02 P21",
          losses="the first loss is right, then a slow bump",
          pattern=mixed_moments),
     made("B7", "Parameters moved to other param groups, so weight decay applies to the wrong ones.",

@@ -34,6 +34,7 @@ from workbench.doctor.origins.merge import changed_rank
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.doctor.passes.updates import passed
+from workbench.doctor.rules.continuity import Continuity
 from workbench.doctor.rules.stated import NAMED
 from workbench.errors import WorkbenchError
 from workbench.names.roles import adapter_of
@@ -189,13 +190,13 @@ def check_carried(
     pair: Pair,
     updates: Mapping[str, Update],
     states: Mapping[str, PairState],
-) -> Outcome:
+) -> Continuity:
     """Check state that updates carry over, on samples.
 
     Args:
         updates, states: fqn → the updates between the two checkpoints, and the sums of their pass.
     """
-    found = Outcome()
+    found = Continuity()
     _profiles(pair, updates, states, found)
     _gradients(pair, updates, states, found)
     _averages(pair, updates, states, found)
@@ -399,7 +400,7 @@ def _counters(pair: Pair, found: Outcome) -> None:
             found.not_checked["P24"] = f"{key!r}: {error}"
             continue
         seen += 1
-        if new < old or (step == old and new == k and old > 1):  # otherwise it is k more
+        if new < old or (new == k and old > 1):  # otherwise it is more
             fell[key] = (old, new)
     if seen:
         found.checked["P24"] = f"{seen:,} of {many(len(held), 'counter')}"
@@ -411,7 +412,10 @@ def _counters(pair: Pair, found: Outcome) -> None:
             names = [pair.b.names.fqns[b[key]] or key for key in some][:NAMED]
             evidence = {"before": old, "after": new}
             causes = ("F4",) if average else ("A5",)
-            found.signs.append(P24.sign(text, evidence, names, hit=len(some), of=seen, causes=causes))
+            sure = all(new < old or old == step for old, new in some.values())  # others may count fewer updates
+            grave = None if sure else "warn"
+            sign = P24.sign(text, evidence, names, severity=grave, hit=len(some), of=seen, causes=causes)
+            found.signs.append(sign)
 
 
 def _is_counter(state: State, at: int) -> bool:
@@ -481,7 +485,7 @@ def _left(role: str, settings: Mapping[str, Any], update: Update) -> float | Non
     return None
 
 
-def _squares(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
+def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> None:
     """Check sums, maxima and averages of squares of optimizers other than Adam."""
     fell: dict[str, float] = {}
     kept: list[float] = []  # what all elements keep at least
@@ -521,6 +525,7 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
             causes: tuple[str, ...] = ("B11",)
         else:
             causes = ("B6", "E12", "B4") if scaled else ("B4",) if others else ("B1", "B3")
+            found.forms |= dict.fromkeys(roles_of.items(), "ratio" if scaled else "fallen")
         found.signs.append(
             P25.sign(text, evidence, list(fell)[:NAMED], hit=len(fell), of=max(seen, len(fell)), causes=causes)
         )
