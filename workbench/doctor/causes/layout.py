@@ -146,11 +146,18 @@ def scaled(case: Case) -> Iterator[Match]:
         scales = [float(change.detail(change.weights, name).get("scale", 1)) for name in norms]
         if norms and norms == change.hit(change.weights) and all(abs(one - 1) > FAR for one in scales):
             yield Match(change.leg, 0.93, frozenset(norms), False)
-        names = frozenset(change.hit((*change.weights, *MASTERS), "ratio"))
-        if names:
-            factors = sorted({float(change.detail((*change.weights, *MASTERS), n).get("ratio", 0)) for n in names})
-            words = f"they are {', '.join(f'{one:.3g}' for one in factors[:3])} times the old values"
-            yield Match(change.leg, 0.95, names, False, reasons=case.against(("A2 G6 F4", words)))
+        for quantities in ((*change.weights, *MASTERS), MOMENTS):
+            names = frozenset(change.hit(quantities, "ratio"))
+            factors = sorted({float(change.detail(quantities, n).get("ratio", 0)) for n in names})
+            if names and (quantities is not MOMENTS or all(map(_of_ranks, factors))):
+                words = f"they are {', '.join(f'{one:.3g}' for one in factors[:3])} times the old values"
+                strength = 0.98 if quantities is MOMENTS else 0.95
+                yield Match(change.leg, strength, names, False, reasons=case.against(("A2 G6 F4", words)))
+
+
+def _of_ranks(factor: float) -> bool:
+    """Return whether a factor is a number of ranks, or one over it."""
+    return any(abs(one - round(one)) < 1e-3 and round(one) > 1 for one in (factor, 1 / factor if factor else 0.0))
 
 
 # ---- F: copies, averages, adapters, vocabulary -----------------------------------------------------------------------
@@ -479,7 +486,7 @@ LAYOUTS = (
          "a replicated tensor was merged like a sharded one", "weights scaled by 1/n",
          "mark the tensor as replicated in the conversion", ECHO, "catalogue E12",
          deepspeed="universal checkpoint: list the tensor in the patterns for replicated or averaged parameters",
-         explains="P05 P06 P08 P11 P12 P13 P17 P32 P18 R09 S15",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P25 P32 P33 P18 R09 S15",
          losses="the first losses are wrong; they recover over 10² to 10³ updates",
          pattern=scaled),
     made("E13", "The optimizer's state was resharded with a different map than the weights.",

@@ -481,7 +481,8 @@ def _left(role: str, settings: Mapping[str, Any], update: Update) -> float | Non
     if role in FACTORED and update.before is not None:  # an update t keeps 1 - t^-0.8
         rate = settings.get("beta2_decay", settings.get("decay_rate"))
         if isinstance(rate, (int, float)) and -1 <= rate < 0 and update.k <= LONG:
-            return math.prod(1 - (update.before + t) ** float(rate) for t in range(1, update.k + 1))
+            start = 0 if update.after == update.k else update.before  # a counter that restarted: nothing is kept
+            return math.prod(1 - (start + t) ** float(rate) for t in range(1, update.k + 1))
     return None
 
 

@@ -190,7 +190,9 @@ def _role(
     forms = dict.fromkeys(_turned(samples, places, pair, kept), "moved.name")
     rest = {fqn: one for fqn, one in kept.items() if fqn not in forms}
     same = not fields_changed(pair).keys() & DECAYS  # otherwise an update keeps another share
-    forms |= _broken(rest, {fqn for fqn in rest if same and updates[fqn].k == 1})
+    counted = pair.b.facts.optimizer.family == "Adafactor"  # its first update keeps nothing, whatever it had
+    once = {fqn for fqn in rest if same and updates[fqn].k == 1 and not (counted and updates[fqn].after == 1)}
+    forms |= _broken(rest, once)
     for fqn, one in kept.items():
         if form := forms.get(fqn, ""):
             found.forms[fqn, role] = form
