@@ -48,7 +48,9 @@ def damaged(case: Case) -> Iterator[Match]:
                 if change.exact
                 else ""
             )
-            yield Match(change.leg, 1.0, nan, change.exact, reasons=case.against(("G9 C2", law)))
+            every = (*_all(change), *BUFFERS)  # if others changed too, they may have overflowed in a narrower type
+            exact = change.exact and all(change.detail(every, name).get("alone") for name in nan)
+            yield Match(change.leg, 1.0, nan, exact, reasons=case.against(("G9 C2", law)))
         for moment, top, names in _flips(case, change):
             if not moment:
                 yield Match(change.leg, 1.0 if top else 0.6, names, change.exact and top)

@@ -45,9 +45,8 @@ TAGS = {
     "tied": {"F2": 0.95},
 }
 
-#: Tags that are recognized by where rows came from. Others are what is left over (rows of their own in another order),
-#: which a conversion on purpose leaves too.
-SURE = {"layer", "stack", "expert", "gate_up", "gate_up_mixed", "qkv", "axis"}
+#: Tags of moves that no conversion on purpose makes, unlike those of gates, heads or experts to another layout.
+SURE = {"layer", "axis"}
 
 
 def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
@@ -191,7 +190,6 @@ def untied(case: Case) -> Iterator[Match]:
             1.0,
             names,
             signs=(*new, *gone),
-            exact=any(one.rule == "R15" for one in new) and bool(case.change("load").rows),
         )
 
 
@@ -231,7 +229,7 @@ def averaged(case: Case) -> Iterator[Match]:
         if count:
             names = frozenset(change.hit((*change.weights, *MASTERS)))
             words = f"{count:,} weights equal the stored average bit for bit"
-            yield Match("load", 1.0, names, True, reasons=case.against(("A2 G6 G7 D2", words)))
+            yield Match("load", 1.0, names, reasons=case.against(("A2 G6 G7 D2", words)))  # may be meant, to anneal
             continue
         ema = frozenset(change.hit(AVERAGES))
         if ema and not change.hit((*change.weights, *MASTERS)) & ema:

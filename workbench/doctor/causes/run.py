@@ -216,7 +216,7 @@ def another_step(case: Case) -> Iterator[Match]:
         moved = change.hit(change.weights) if change.moments(change.hit(change.weights)) else set()
         if change.leg == "load" and moved and change.whole(change.weights, moved) and 0 < counters.by <= 3:
             title = f"The load itself made {counters.by:,.0f} update{'s' if counters.by > 1 else ''}."
-            yield Match("load", 1.0, frozenset(names | moved), True, title=title)
+            yield Match("load", 1.0, frozenset(names | moved), title=title)
             continue
         words = case.equal(change, MOMENTS, "moments")
         reasons = case.against(("B1 B3", words), ("G7 G6", case.equal(change, change.weights, "weights")))
@@ -224,7 +224,6 @@ def another_step(case: Case) -> Iterator[Match]:
             change.leg,
             0.95 if words else 0.6,
             frozenset(names),
-            bool(words) and change.exact,
             reasons=reasons,
             title="The optimizer's step counters were changed; the moments were kept.",
         )
@@ -259,7 +258,7 @@ def masters_rebuilt(case: Case) -> Iterator[Match]:
         names = frozenset(change.hit(MASTERS, "rounded") - change.hit(WEIGHTS, "rounded"))
         if names:
             words = f"they are the old masters rounded to {_through(change, names)}"
-            yield Match(change.leg, 1.0, names, change.exact, reasons=case.against(("D2", words)))
+            yield Match(change.leg, 1.0, names, _typed(change, MASTERS, names), reasons=case.against(("D2", words)))
     slight = frozenset(case.change("train").hit(MASTERS, "slight"))
     uneven = [one for one in case.fired("P11") if not one.evidence.get("even")]
     if case.mastered and (slight or uneven):
@@ -293,8 +292,9 @@ def other_masters(case: Case) -> Iterator[Match]:
             if change.hit(WEIGHTS) & names:
                 continue
             words = case.equal(change, WEIGHTS, "weights", names)
-            whole = change.whole(MASTERS, names)  # a part of them may be of another save
-            yield Match("load", 0.95, names, bool(words) and whole, reasons=case.against(("D3 E1 A2", words)))
+            alone = names == change.hit((*MASTERS, *MOMENTS)) and not change.hit(MASTERS, "moved.")
+            exact = bool(words) and alone and change.whole(MASTERS, names)  # a part may be of another save
+            yield Match("load", 0.95, names, exact, reasons=case.against(("D3 E1 A2", words)))
         elif change.leg == "train" and not change.hit(MASTERS, "moved."):
             kept = case.equal(change, MOMENTS, "moments", names)
             large = {name for name in change.seen(*MASTERS) if kinds([name]) != {"norm"}}
@@ -324,8 +324,7 @@ def other_weights(case: Case) -> Iterator[Match]:
     if names and held and not change.hit(MASTERS) & names:
         words = case.equal(change, MASTERS, "masters", held)
         part = bool(case.traits.get("place")) and case.traits["place"].confined
-        exact = bool(words) and not part and change.whole(WEIGHTS, names)
-        yield Match("load", 0.8 if part else 1.0, names, exact, reasons=case.against(("D2 A2 F4", words)))
+        yield Match("load", 0.8 if part else 1.0, names, reasons=case.against(("D2 A2 F4", words)))
 
 
 def _narrower(case: Case, moments: bool) -> list[Sign]:
@@ -384,8 +383,7 @@ def fp8_scales(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = frozenset(change.hit(OF_SCALES))
         if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
-            new = names <= change.hit(OF_SCALES, "zero", "fill")
-            yield Match(change.leg, 0.95, names, change.exact and new)
+            yield Match(change.leg, 0.95, names)  # scales may be recomputed on purpose
     if signs := case.fired("N15"):
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 

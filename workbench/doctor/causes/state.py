@@ -115,7 +115,8 @@ def norms_at_one(case: Case) -> Iterator[Match]:
         names = frozenset(name for name in change.hit(change.weights, "fill") if kinds([name]) == {"norm"})
         if names and _ones(change, names) and not change.hit(change.weights, "other"):
             reasons = case.against(("E12", f"all elements of {many(len(names), 'vector')} are 1"))
-            yield Match(change.leg, 0.95, names, change.exact, reasons=reasons)
+            alone = names == change.hit((*change.weights, *MASTERS, *MOMENTS))  # norms may be folded into matrices
+            yield Match(change.leg, 0.95, names, change.exact and alone, reasons=reasons)
 
 
 def _ones(change: LedgerLeg, names: frozenset[str]) -> bool:
@@ -141,7 +142,7 @@ def buffers_lost(case: Case) -> Iterator[Match]:
         names = frozenset(change.hit(("buffer",)))
         if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
             new = names <= change.hit(("buffer",), "zero", "fill")  # as they are made; other values may be copies
-            yield Match(change.leg, 0.9 if new else 0.6, names, change.exact and new)
+            yield Match(change.leg, 0.9 if new else 0.6, names)  # statistics may be reset on purpose
     if signs := [*case.fired("N4", "N26"), *(one for one in case.fired("P24") if "F4" not in one.causes[:1])]:
         yield Match("train", 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -171,8 +172,7 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
                 ("E13 B5 E1", case.equal(change, change.weights, "weights")),
             )
             question = "the optimizer started fresh: was that intended?" if whole else ""
-            exact = not whole and change.proved(MOMENTS, "zero")
-            yield Match(change.leg, 1.0, names, exact, question, reasons)
+            yield Match(change.leg, 1.0, names, False, question, reasons)
         elif counters.reset and (not change.seen(*MOMENTS) & counters.reset or _forgotten(case, change)):
             question = "the optimizer's counters restarted: was that intended?"
             yield Match(change.leg, 0.6, counters.reset, False, question if _whole(case, change) else "")
@@ -252,8 +252,7 @@ def moments_zero(case: Case) -> Iterator[Match]:
                 ("B1", words if names <= counters.kept else ""),
                 ("B4", f"exp_avg of {many(len(names), 'parameter')} is lost" if change.hit(FIRST) else ""),
             )
-            exact = change.proved(MOMENTS, "zero") and change.whole(MOMENTS, names)  # a part may be lost bytes
-            yield Match(change.leg, 1.0, names, exact, reasons=reasons)
+            yield Match(change.leg, 1.0, names, reasons=reasons)  # moments may be reset on purpose
 
 
 def second_gone(case: Case) -> Iterator[Match]:

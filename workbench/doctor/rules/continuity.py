@@ -64,42 +64,26 @@ DECAYS = frozenset({"momentum", "dampening", "nesterov", "betas", "alpha", "rho"
 STANDS = 0.7  #: b·a/a·a from which an average continues
 
 P32 = Rule(
-    "P32",
-    "state that continues another parameter's",
-    ("B5", "E13"),
-    "pair",
+    "P32", "state that continues another parameter's", ("B5", "E13"), "pair",
     "the state of a parameter resembles its own old state, not that of another parameter of the same shape",
     f"correlation > {LIKE:g} with another parameter's old state, and {BETTER:g} higher than with its own",
-    "definition of optimizer state: it belongs to one parameter",
-    "warn",
-    "none known",
-    "assign the optimizer's state by name",
-)
+    "definition of optimizer state: it belongs to one parameter", "warn", "none known",
+    "assign the optimizer's state by name"
+)  # fmt: skip
 P33 = Rule(
-    "P33",
-    "state that does not continue",
-    ("B1", "B3", "B4", "B11", "B6"),
-    "pair",
+    "P33", "state that does not continue", ("B1", "B3", "B4", "B11", "B6"), "pair",
     "one update keeps most of an average, and all parameters of an optimizer keep about the same share",
     f"after one update b·a < {NEW:g}·a·a and ‖b‖ < {SMALL:g}·‖a‖, or squares below {FELL:g} of the old ones, in "
     f"{MOST:.0%} of the parameters; or {APART:g} times less than in the others; at any time: a constant",
-    "definition of an average",
-    "warn",
-    "an optimizer that drops its state on purpose",
-    "restore the optimizer's state",
-)
+    "definition of an average", "warn", "an optimizer that drops its state on purpose",
+    "restore the optimizer's state"
+)  # fmt: skip
 P35 = Rule(
-    "P35",
-    "a tensor holds what another one held before",
-    ("F6", "F4", "A5"),
-    "pair",
+    "P35", "a tensor holds what another one held before", ("F6", "F4", "A5"), "pair",
     "a tensor that is not trained is kept, or changes by its own rule",
-    "equal bit for bit to another tensor of the earlier checkpoint, which it was not then",
-    "exact",
-    "warn",
-    "copies that a trainer renews at that very step",
-    "restore the named tensor; do not fill it from the weights",
-)
+    "equal bit for bit to another tensor of the earlier checkpoint, which it was not then", "exact", "warn",
+    "copies that a trainer renews at that very step", "restore the named tensor; do not fill it from the weights"
+)  # fmt: skip
 register(P32, P33, P35)
 
 Key = tuple[str, str]

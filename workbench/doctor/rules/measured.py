@@ -147,7 +147,9 @@ def _detail(one: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for look in one.looks:
         found |= {
-            name: look.form[name] for name in ("ratio", "value", "through", "rows", "of", "tail") if name in look.form
+            name: look.form[name]
+            for name in ("ratio", "value", "through", "rows", "of", "tail", "alone")
+            if name in look.form
         }
         if look.row.dtype_a != look.row.dtype_b:
             found["narrower"] = True

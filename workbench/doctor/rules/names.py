@@ -11,77 +11,35 @@ from workbench.doctor.rules.stated import NAMED
 SAME_NAMES, RENAMED = 0.5, 0.95  #: shares of common names: below as stored, above without prefixes (catalogue A1)
 
 R01 = Rule(
-    "R01",
-    "tensors appeared or vanished between load and save",
-    ("A1", "A2", "A4", "F2", "B1"),
-    "echo",
-    "a save right after the load holds the same tensors",
-    "exact",
-    "round trip",
-    "error",
-    "another wrapper or format around the same weights",
-    "list the keys that were not read; load with strict=True",
-)
+    "R01", "tensors appeared or vanished between load and save", ("A1", "A2", "A4", "F2", "B1"), "echo",
+    "a save right after the load holds the same tensors", "exact", "round trip", "error",
+    "another wrapper or format around the same weights", "list the keys that were not read; load with strict=True"
+)  # fmt: skip
 P02 = Rule(
-    "P02",
-    "parameters appeared or vanished",
-    ("F2", "A4", "A2"),
-    "pair",
-    "a resumed run trains the same parameters",
-    "exact",
-    "structure",
-    "error",
-    "layers or adapters added on purpose (info if the tying is declared)",
-    "compare the models' definitions",
-)
+    "P02", "parameters appeared or vanished", ("F2", "A4", "A2"), "pair", "a resumed run trains the same parameters",
+    "exact", "structure", "error", "layers or adapters added on purpose (info if the tying is declared)",
+    "compare the models' definitions"
+)  # fmt: skip
 N1 = Rule(
-    "N1",
-    "weights were renamed, not lost",
-    ("A1",),
-    "pair",
-    "two saves of one run use the same names",
-    "under 50 % of names are shared as stored, over 95 % without prefixes",
-    "catalogue A1",
-    "warn",
+    "N1", "weights were renamed, not lost", ("A1",), "pair", "two saves of one run use the same names",
+    "under 50 % of names are shared as stored, over 95 % without prefixes", "catalogue A1", "warn",
     "a wrapper (compile, DDP) that was switched on or off and is handled by the loader",
-    "map the prefix, and load with strict=True",
-)
+    "map the prefix, and load with strict=True"
+)  # fmt: skip
 N3 = Rule(
-    "N3",
-    "the checkpoint grew or shrank",
-    ("A4", "D7", "D4"),
-    "pair",
-    "two saves of one run have equal bytes by role",
-    "any difference",
-    "diffusers 6366",
-    "warn",
-    "tensors added on purpose; moments created after the first save",
-    "find the new tensors or types",
-)
+    "N3", "the checkpoint grew or shrank", ("A4", "D7", "D4"), "pair",
+    "two saves of one run have equal bytes by role", "any difference", "diffusers 6366", "warn",
+    "tensors added on purpose; moments created after the first save", "find the new tensors or types"
+)  # fmt: skip
 N30 = Rule(
-    "N30",
-    "another model",
-    ("H2",),
-    "pair",
-    "a resumed run trains the same model",
-    "a tenth of the parameters in common",
-    "names and shapes",
-    "warn",
-    "names that no known convention maps",
-    "pass two checkpoints of one run",
-)
+    "N30", "another model", ("H2",), "pair", "a resumed run trains the same model",
+    "a tenth of the parameters in common", "names and shapes", "warn", "names that no known convention maps",
+    "pass two checkpoints of one run"
+)  # fmt: skip
 N4 = Rule(
-    "N4",
-    "buffers are gone",
-    ("A5",),
-    "pair",
-    "buffers that are saved once are saved again",
-    "exact",
-    "FlagScale 411",
-    "warn",
-    "persistent=False on purpose",
-    "register the buffer as persistent, and restore it",
-)
+    "N4", "buffers are gone", ("A5",), "pair", "buffers that are saved once are saved again", "exact",
+    "FlagScale 411", "warn", "persistent=False on purpose", "register the buffer as persistent, and restore it"
+)  # fmt: skip
 register(R01, P02, N1, N3, N4, N30)
 
 
