@@ -307,7 +307,7 @@ CORRUPTION = (
     made("G7", "An entire save repeats an older one.", "cached structures were written again", "the run goes back",
          "check what the saver writes: hash two consecutive saves", "the older checkpoints", "NeMo-RL 3312",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 N24 N25 R10 R11 P01 "
-                  "S06 S07 S16 S17 S18",
+                  "S06 S07 S16 S17 S18 P15 P20 P36",
          expects="S07 N25 R09",
          losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
          everywhere=True,
