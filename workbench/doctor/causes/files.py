@@ -218,6 +218,8 @@ def settings(case: Case) -> Iterator[Match]:
     signs = [one for one in signs if one.evidence.get("kind") not in ("groups", "lr")]
     if any(one.evidence.get("kind") == "decay" for one in signs):
         signs += [one for one in case.fired("P12") if "old" in one.evidence]
+    if case.declared:
+        signs += case.fired("P30")
     if signs:
         yield Match(
             "train" if case.evidence.after is not None else case.resumed,
@@ -339,7 +341,7 @@ CHANGES = (
         "compare the arguments with the intended ones; if they differ, resume again with the previous arguments",
         "the arguments of both launches",
         "catalogue H1",
-        explains="R11 R12 P03 P04 P05 P08 P11 P12 P13 P15 P16 N10 N12 S16 S17 S18 N6 N14 S07",
+        explains="R11 R12 P30 P03 P04 P05 P08 P11 P12 P13 P15 P16 N10 N12 S16 S17 S18 N6 N14 S07",
         losses="the loss depends on the setting",
         everywhere=True,
         pattern=settings,

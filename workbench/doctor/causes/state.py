@@ -377,7 +377,7 @@ def orphan_groups(case: Case) -> Iterator[Match]:
 
 def gradients_scaled(case: Case) -> Iterator[Match]:
     signs = case.fired("P30")
-    if signs and not case.change("train").hit(MOMENTS):
+    if signs and not case.change("train").hit(MOMENTS) and not case.declared:  # otherwise ask about those (H1)
         times = float(signs[0].evidence["times"])
         words = f"{times:.3g} times larger" if times > 1 else f"{1 / max(times, 1e-30):.3g} times smaller"
         yield Match(
