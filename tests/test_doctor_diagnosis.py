@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -15,12 +16,15 @@ import workbench as wb
 from tests import lab
 from tests.lab import catalogue
 from tests.lab.drawn import draw
+from workbench.analysis.report import SEVERITIES
+from workbench.doctor.causes.case import Case
 from workbench.doctor.causes.damage import recovery, reset_extremes
 from workbench.doctor.causes.table import CAUSES, CHAPTERS
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.laws.bounds import bias_factor
 from workbench.doctor.ledger.rows import Status
 from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome
+from workbench.doctor.reasoning.diagnose import diagnose
 from workbench.doctor.reasoning.diagnosis import CERTAINTIES, SCHEMA
 from workbench.doctor.tables import all_rules
 from workbench.errors import CorruptError, MissingFileError, NotACheckpointError, UnsafeError, UsageError
@@ -88,6 +92,43 @@ def test_a_declared_change_is_asked_after_not_judged(control):
     assert found.causes[0].certainty == "possible" and found.causes[0].severity != "error"
     assert "intended" in found.causes[0].question or "on purpose" in found.causes[0].question
     assert not found.verdict.startswith("No fault") and found.causes[0].title[:-1] in found.verdict
+
+
+def test_no_verdict_above_a_cause_says_that_no_fault_was_found(monkeypatch):
+    """Each rule, in each severity that it has, as the only sign of a pair and of a pair with an echo."""
+    kept = []
+    of_call = importlib.import_module("workbench.doctor.examine")
+    monkeypatch.setattr(of_call, "diagnose", lambda case: kept.append(case) or ((), ""))
+    made = lab.case("h0_exact", SMALL, "torch_save", k=1)
+    wb.doctor(made.before, made.after)
+    told(made)
+    one = dict.fromkeys(("lr", "ratio", "times", "shrink", "k", "before", "after", "planned", "elements"), 1.0)
+    evidence = {**one, "stated": [0.5, 0.7], "allowed": [0.1, 0.2], "roles": ["exp_avg"], "windows": []}
+    looked = named = 0
+    for case in kept:
+        healthy = diagnose(fresh(case))[1]
+        assert healthy.startswith("No fault found in what was compared")
+        for rule in RULES.values():
+            for severity in SEVERITIES[SEVERITIES.index(rule.severity) :]:
+                for kind in KINDS:
+                    numbers = {**evidence, "kind": kind, "in": "before → after"}
+                    sign = rule.sign("…", numbers, ["model.norm.weight"], severity=severity, hit=1, of=1)
+                    causes, verdict = diagnose(fresh(case, sign))
+                    looked += 1
+                    named += bool(causes)
+                    assert not (causes and verdict.startswith("No fault")), (rule.id, severity, kind, verdict)
+                    assert causes or severity == "info", (rule.id, severity, kind)
+    assert looked > named > looked / 2
+
+
+#: Kinds of signs that patterns tell apart.
+KINDS = ("moved", "jump", "lr", "declared", "unstored", "are new", "repeated", "still")
+
+
+def fresh(case, *signs):
+    """The same measurements with these signs only."""
+    outcome = Outcome(list(signs), dict(case.outcome.checked), dict(case.outcome.not_checked), [])
+    return Case(case.evidence, outcome, case.ledger, case.alone, case.pairs, case.traits)
 
 
 def test_too_little_evidence_is_said():

@@ -1,7 +1,7 @@
 """Every fault and control by id: the 42 of the first lab, the wider ones, the healthy; and the halves.
 
-Rules may be tuned on the development half. The sealed half (``sixth_*.py``) only measures: its results are printed as
-counts, and nobody reads its cases while tuning. The first five (``opened*.py``) are development now.
+Rules may be tuned on the development half. The sealed half only measures: its results are printed as counts, and nobody
+reads its cases while tuning. The first six (``opened*.py``) are development now, and the next is not written yet.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.lab.opened4_live import OPENED4_LIVE
 from tests.lab.opened5_faults import OPENED5_FAULTS
 from tests.lab.opened5_hugging import OPENED5_HUGGING
 from tests.lab.opened5_live import OPENED5_LIVE
+from tests.lab.opened6_faults import OPENED6_FAULTS
+from tests.lab.opened6_hugging import OPENED6_HUGGING
+from tests.lab.opened6_live import OPENED6_LIVE
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
-from tests.lab.sixth_faults import SIXTH_FAULTS
-from tests.lab.sixth_hugging import SIXTH_HUGGING
-from tests.lab.sixth_live import SIXTH_LIVE
 from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
@@ -48,9 +48,10 @@ _OPENED = (
     *(*OPENED3_FAULTS, *OPENED3_LIVE, *OPENED3_HUGGING),
     *(*OPENED4_FAULTS, *OPENED4_LIVE, *OPENED4_HUGGING),
     *(*OPENED5_FAULTS, *OPENED5_LIVE, *OPENED5_HUGGING),
+    *(*OPENED6_FAULTS, *OPENED6_LIVE, *OPENED6_HUGGING),
 )
 #: Faults whose results are printed only as counts.
-SEALED: tuple[Fault, ...] = (*SIXTH_FAULTS, *SIXTH_LIVE, *SIXTH_HUGGING)
+SEALED: tuple[Fault, ...] = ()
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},

@@ -245,7 +245,8 @@ class _Passes:
         self._take(_outcome(values, where), where)
         self.pairs[where] = values.states
         pictured["pair"] = values
-        self._take(check_carried(pair, values.updates, values.states), where)
+        carried = check_carried(pair, values.updates, values.states)
+        self._take(carried, where)
         kept = check_continuity(pair, values.updates, values.states)
         self._take(kept, where)
         self._take(narrowed(self.alone[start], self.alone["after"]), where)
@@ -254,7 +255,8 @@ class _Passes:
             rows = check_rows(pair, suspects)
             self._take(rows, where)
             signs += rows.signs
-        self.ledger.add(*train_rows(pair, values.updates, values.states, [*kept.signs, *signs], kept.forms))
+        forms = carried.forms | {key: form for key, form in kept.forms.items() if form or key not in carried.forms}
+        self.ledger.add(*train_rows(pair, values.updates, values.states, [*kept.signs, *signs], forms))
         if start == "before":
             self._take(self._part(size, check_shards, pair), where)
 

@@ -104,8 +104,8 @@ def choose(
     if last is not None and None not in (first.facts.step, last.facts.step):
         assert first.facts.step is not None and last.facts.step is not None
         counts = [state.facts.steps.usual or 0 for state in (first, last)]
-        anew = counts == [first.facts.step, first.facts.step + last.facts.step]  # the trainer counts from 0 again
-        if last.facts.step < first.facts.step and not anew and middle is None:  # an echo shows which was loaded
+        onward = counts[1] > counts[0] == first.facts.step  # the optimizer went on: the trainer's step is another
+        if last.facts.step < first.facts.step and not onward and middle is None:  # an echo shows which was loaded
             first, last = last, first
             paths["before"], paths["after"] = paths["after"], paths["before"]
             notes.append(f"the second is older (step {first.facts.step:,}): it was used as before")

@@ -221,8 +221,12 @@ class Case:
         return frozenset(name for sign in found for name in sign.evidence.get("changed", {}))
 
     def lost(self, change: LedgerLeg) -> tuple[set[str], set[str]]:
-        """Return the parameters that lost their first, and their second, moments (absent, zero or constant)."""
-        return change.hit(FIRST, *GONE), change.hit(SECOND, *GONE, "fill")
+        """Return the parameters that lost their first, and their second, moments (absent, zero or constant).
+
+        Those with only one kind, as SGD's and Adagrad's, lose both with it.
+        """
+        first, second = change.hit(FIRST, *GONE), change.hit(SECOND, *GONE, "fill")
+        return first | (second - change.seen(*FIRST)), second | (first - change.seen(*SECOND))
 
     def displaced(self, change: LedgerLeg) -> set[str]:
         """Return weights and masters beyond their law, except where wrong moments explain the first updates.

@@ -48,7 +48,9 @@ def damaged(case: Case) -> Iterator[Match]:
                 if change.exact
                 else ""
             )
-            yield Match(change.leg, 1.0, nan, change.exact, reasons=case.against(("G9 C2", law)))
+            every = (*_all(change), *BUFFERS)  # if others changed too, they may have overflowed in a narrower type
+            exact = change.exact and all(change.detail(every, name).get("alone") for name in nan)
+            yield Match(change.leg, 1.0, nan, exact, reasons=case.against(("G9 C2", law)))
         for moment, top, names in _flips(case, change):
             if not moment:
                 yield Match(change.leg, 1.0 if top else 0.6, names, change.exact and top)
@@ -216,6 +218,8 @@ def settings(case: Case) -> Iterator[Match]:
     signs = [one for one in signs if one.evidence.get("kind") not in ("groups", "lr")]
     if any(one.evidence.get("kind") == "decay" for one in signs):
         signs += [one for one in case.fired("P12") if "old" in one.evidence]
+    if case.declared:
+        signs += case.fired("P30")
     if signs:
         yield Match(
             "train" if case.evidence.after is not None else case.resumed,
@@ -227,9 +231,10 @@ def settings(case: Case) -> Iterator[Match]:
     idle = [one for one in case.fired("P01") if one.evidence.get("kind") == "still"]
     idle += [one for one in case.fired("P36") if one.evidence["kind"] == "frozen"]
     still = frozenset(train.hit(MOMENTS, "still") | {name for one in idle for name in one.tensors})
+    still -= {name for one in case.fired("P36") if one.evidence["kind"] == "repeated" for name in one.tensors}
     if still:
         question = "these parameters did not train: were they frozen on purpose?"
-        title = "Parameters did not change: no update reached them."
+        title = "No update reached some of the parameters."
         yield Match("train", 1.0, still, signs=tuple(idle), question=question, title=title)
     rates = [one for one in case.fired("P15", "S16", "P13", "P19", "R14") if one.evidence.get("kind") in (None, "lr")]
     if rates and (case.declared or any(one.evidence.get("declared") for one in rates)):
@@ -304,7 +309,7 @@ CORRUPTION = (
     made("G7", "An entire save repeats an older one.", "cached structures were written again", "the run goes back",
          "check what the saver writes: hash two consecutive saves", "the older checkpoints", "NeMo-RL 3312",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 N24 N25 R10 R11 P01 "
-                  "S06 S07 S16 S17 S18",
+                  "S06 S07 S16 S17 S18 P15 P20 P36",
          expects="S07 N25 R09",
          losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
          everywhere=True,
@@ -336,7 +341,7 @@ CHANGES = (
         "compare the arguments with the intended ones; if they differ, resume again with the previous arguments",
         "the arguments of both launches",
         "catalogue H1",
-        explains="R11 R12 P03 P04 P05 P08 P11 P12 P13 P15 P16 N10 N12 S16 S17 S18 N6 N14 S07",
+        explains="R11 R12 P30 P03 P04 P05 P08 P11 P12 P13 P15 P16 N10 N12 S16 S17 S18 N6 N14 S07",
         losses="the loss depends on the setting",
         everywhere=True,
         pattern=settings,

@@ -45,16 +45,22 @@ def _positions(case: Case) -> Iterator[tuple[Sign, float | None]]:
 
 
 def _step_is_off(case: Case) -> bool:
-    """Return whether the schedule and the optimizer agree with each other but not with the trainer's step."""
-    facts = case.later.facts
-    usual, step, count = facts.steps.usual, facts.step, facts.schedule.count if facts.schedule else None
-    if None in (usual, step, count) or usual == step:
-        return False
+    """Return whether the optimizer agrees with the schedule or the data's position, but not with the trainer's step."""
     if any(case.counters(leg).reset for leg in ("load", "train", case.resumed)):
-        return False  # both restarted
-    assert usual is not None and count is not None
-    unit = _unit(case) or 1.0
-    return abs(count / unit - usual) < 1
+        return False  # several of them restarted
+    old = case.evidence.before.facts
+    for state in (case.later, case.evidence.after):
+        facts = state.facts if state is not None else old
+        usual, step = facts.steps.usual, facts.step
+        if usual is None or step is None or usual == step or not old.step or old.steps.usual != old.step:
+            continue
+        pairs = (
+            [(one.schedule.count if one.schedule else None) for one in (old, facts)],
+            *([one.value(kind) for one in (old, facts)] for kind in ("loader", "consumed_samples")),
+        )
+        if any(was and now is not None and abs(now * old.step / was - usual) < 1 for was, now in pairs):
+            return True
+    return False
 
 
 def _unit(case: Case) -> float:
@@ -210,7 +216,7 @@ def another_step(case: Case) -> Iterator[Match]:
         moved = change.hit(change.weights) if change.moments(change.hit(change.weights)) else set()
         if change.leg == "load" and moved and change.whole(change.weights, moved) and 0 < counters.by <= 3:
             title = f"The load itself made {counters.by:,.0f} update{'s' if counters.by > 1 else ''}."
-            yield Match("load", 1.0, frozenset(names | moved), True, title=title)
+            yield Match("load", 1.0, frozenset(names | moved), title=title)
             continue
         words = case.equal(change, MOMENTS, "moments")
         reasons = case.against(("B1 B3", words), ("G7 G6", case.equal(change, change.weights, "weights")))
@@ -218,14 +224,13 @@ def another_step(case: Case) -> Iterator[Match]:
             change.leg,
             0.95 if words else 0.6,
             frozenset(names),
-            bool(words) and change.exact,
             reasons=reasons,
             title="The optimizer's step counters were changed; the moments were kept.",
         )
     if _step_is_off(case) and not case.counters("train").reset:
-        off = case.fired("S07", "S16", "S17", "S18", "P01", "P15", "R11")
+        off = case.fired("S07", "S16", "S17", "S18", "P01", "P15", "P20", "R11")
         exact = any(one.rule == "R11" and one.evidence.get("kind") == "step" for one in off)
-        words = "the schedule and the optimizer's counters agree with each other"
+        words = "the optimizer's counters agree with the schedule, or with the data's position"
         yield Match(
             "load" if exact else case.resumed,
             1.0,
@@ -253,7 +258,7 @@ def masters_rebuilt(case: Case) -> Iterator[Match]:
         names = frozenset(change.hit(MASTERS, "rounded") - change.hit(WEIGHTS, "rounded"))
         if names:
             words = f"they are the old masters rounded to {_through(change, names)}"
-            yield Match(change.leg, 1.0, names, change.exact, reasons=case.against(("D2", words)))
+            yield Match(change.leg, 1.0, names, _typed(change, MASTERS, names), reasons=case.against(("D2", words)))
     slight = frozenset(case.change("train").hit(MASTERS, "slight"))
     uneven = [one for one in case.fired("P11") if not one.evidence.get("even")]
     if case.mastered and (slight or uneven):
@@ -287,8 +292,9 @@ def other_masters(case: Case) -> Iterator[Match]:
             if change.hit(WEIGHTS) & names:
                 continue
             words = case.equal(change, WEIGHTS, "weights", names)
-            whole = change.whole(MASTERS, names)  # a part of them may be of another save
-            yield Match("load", 0.95, names, bool(words) and whole, reasons=case.against(("D3 E1 A2", words)))
+            alone = names == change.hit((*MASTERS, *MOMENTS)) and not change.hit(MASTERS, "moved.")
+            exact = bool(words) and alone and change.whole(MASTERS, names)  # a part may be of another save
+            yield Match("load", 0.95, names, exact, reasons=case.against(("D3 E1 A2", words)))
         elif change.leg == "train" and not change.hit(MASTERS, "moved."):
             kept = case.equal(change, MOMENTS, "moments", names)
             large = {name for name in change.seen(*MASTERS) if kinds([name]) != {"norm"}}
@@ -318,8 +324,7 @@ def other_weights(case: Case) -> Iterator[Match]:
     if names and held and not change.hit(MASTERS) & names:
         words = case.equal(change, MASTERS, "masters", held)
         part = bool(case.traits.get("place")) and case.traits["place"].confined
-        exact = bool(words) and not part and change.whole(WEIGHTS, names)
-        yield Match("load", 0.8 if part else 1.0, names, exact, reasons=case.against(("D2 A2 F4", words)))
+        yield Match("load", 0.8 if part else 1.0, names, reasons=case.against(("D2 A2 F4", words)))
 
 
 def _narrower(case: Case, moments: bool) -> list[Sign]:
@@ -378,8 +383,7 @@ def fp8_scales(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = frozenset(change.hit(OF_SCALES))
         if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
-            new = names <= change.hit(OF_SCALES, "zero", "fill")
-            yield Match(change.leg, 0.95, names, change.exact and new)
+            yield Match(change.leg, 0.95, names)  # scales may be recomputed on purpose
     if signs := case.fired("N15"):
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -460,7 +464,7 @@ SCHEDULES = (
          "the run resumes at the wrong point",
          "set the trainer's step to the optimizer's count; read the step before the save begins",
          "the trainer's log of the last saves", "Megatron-Bridge 3267, 5738",
-         explains="S06 S07 S16 S17 S18 R10 R11 P01 P15 P05 P12",
+         explains="S06 S07 S16 S17 S18 R10 R11 P01 P15 P05 P12 P20",
          expects="S07",
          losses="the first loss is right; after that, the loss follows the learning rate",
          everywhere=True,

@@ -115,7 +115,8 @@ def norms_at_one(case: Case) -> Iterator[Match]:
         names = frozenset(name for name in change.hit(change.weights, "fill") if kinds([name]) == {"norm"})
         if names and _ones(change, names) and not change.hit(change.weights, "other"):
             reasons = case.against(("E12", f"all elements of {many(len(names), 'vector')} are 1"))
-            yield Match(change.leg, 0.95, names, change.exact, reasons=reasons)
+            alone = names == change.hit((*change.weights, *MASTERS, *MOMENTS))  # norms may be folded into matrices
+            yield Match(change.leg, 0.95, names, change.exact and alone, reasons=reasons)
 
 
 def _ones(change: LedgerLeg, names: frozenset[str]) -> bool:
@@ -141,7 +142,7 @@ def buffers_lost(case: Case) -> Iterator[Match]:
         names = frozenset(change.hit(("buffer",)))
         if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
             new = names <= change.hit(("buffer",), "zero", "fill")  # as they are made; other values may be copies
-            yield Match(change.leg, 0.9 if new else 0.6, names, change.exact and new)
+            yield Match(change.leg, 0.9 if new else 0.6, names)  # statistics may be reset on purpose
     if signs := [*case.fired("N4", "N26"), *(one for one in case.fired("P24") if "F4" not in one.causes[:1])]:
         yield Match("train", 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -154,9 +155,8 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         counters = case.counters(change.leg)
         first, second = case.lost(change)
         broken = change.hit(MOMENTS) & counters.reset
-        # SGD has no second moments, Adagrad no first ones
-        single = (first - change.seen(*SECOND)) | (second - change.seen(*FIRST))
-        names = frozenset((first & second) | (single - change.partly(*GONE)) | change.hit((STATE,), "weights"))
+        single = (change.hit(FIRST) - change.seen(*SECOND)) | (change.hit(SECOND) - change.seen(*FIRST))
+        names = frozenset(((first & second) - (single & change.partly(*GONE))) | change.hit((STATE,), "weights"))
         if change.leg == "train" and broken:
             names |= counters.reset  # for the others the laws hold by chance
         quantised = change.hit(("state1", "state2"), *GONE)
@@ -172,8 +172,7 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
                 ("E13 B5 E1", case.equal(change, change.weights, "weights")),
             )
             question = "the optimizer started fresh: was that intended?" if whole else ""
-            exact = not whole and change.proved(MOMENTS, "zero")
-            yield Match(change.leg, 1.0, names, exact, question, reasons)
+            yield Match(change.leg, 1.0, names, False, question, reasons)
         elif counters.reset and (not change.seen(*MOMENTS) & counters.reset or _forgotten(case, change)):
             question = "the optimizer's counters restarted: was that intended?"
             yield Match(change.leg, 0.6, counters.reset, False, question if _whole(case, change) else "")
@@ -236,7 +235,7 @@ def moments_zero(case: Case) -> Iterator[Match]:
     for change in case.changes:
         counters = case.counters(change.leg)
         first, second = case.lost(change)
-        both, alone = first & second, (first - second) & change.seen(*SECOND)
+        both, alone = first & second, first - second
         kept = both & (counters.kept | (set() if change.leg in ("load", "train") else both - counters.reset))
         absent = change.hit(MOMENTS, "absent")
         names = frozenset((kept | alone) - absent)
@@ -251,10 +250,9 @@ def moments_zero(case: Case) -> Iterator[Match]:
             words = f"the counters of {len(names & counters.kept):,} of {many(len(names), 'parameter')} continued"
             reasons = case.against(
                 ("B1", words if names <= counters.kept else ""),
-                ("B4", f"exp_avg of {many(len(names), 'parameter')} is lost"),
+                ("B4", f"exp_avg of {many(len(names), 'parameter')} is lost" if change.hit(FIRST) else ""),
             )
-            exact = change.proved(MOMENTS, "zero") and change.whole(MOMENTS, names)  # a part may be lost bytes
-            yield Match(change.leg, 1.0, names, exact, reasons=reasons)
+            yield Match(change.leg, 1.0, names, reasons=reasons)  # moments may be reset on purpose
 
 
 def second_gone(case: Case) -> Iterator[Match]:
@@ -379,7 +377,7 @@ def orphan_groups(case: Case) -> Iterator[Match]:
 
 def gradients_scaled(case: Case) -> Iterator[Match]:
     signs = case.fired("P30")
-    if signs and not case.change("train").hit(MOMENTS):
+    if signs and not case.change("train").hit(MOMENTS) and not case.declared:  # otherwise ask about those (H1)
         times = float(signs[0].evidence["times"])
         words = f"{times:.3g} times larger" if times > 1 else f"{1 / max(times, 1e-30):.3g} times smaller"
         yield Match(
@@ -544,13 +542,13 @@ OPTIMIZER = (
          hf="build the groups in the same order as at the save; a changed decay rule reorders optimizer.pt",
          deepspeed="keep the order of the param groups, because ZeRO's flat buffers follow it",
          explains="P01 S07 P32 P25 P26 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S04 N28",
-         expects="P17 R02 N5",
+         expects="P17 P32 R02 N5",
          losses="the first loss is right, then a slow bump",
          pattern=other_binding, damage=wrong_steps),
     made("B6", "exp_avg and exp_avg_sq come from different steps or tensors.",
          "one of them was taken from another save or shard", "a bump", "load both moments from one save",
          "the checkpoint before the one that was resumed from", "catalogue B6",
-         explains="P33 S04 S19 N5 P03 P04 P05 P12 R09 R02 P21",
+         explains="P33 P25 S04 S19 N5 P03 P04 P05 P12 R09 R02 P21",
          losses="the first loss is right, then a slow bump",
          pattern=mixed_moments),
     made("B7", "Parameters moved to other param groups, so weight decay applies to the wrong ones.",

@@ -61,7 +61,7 @@ _STEP = ("step", "global_step", "global_steps", "iteration", "iter_num")
 #: Scalars among the tensors: torchtitan's train_state, and tensors at the top level of ``dcp.save``.
 _STEP_TENSORS = ("train_state.step", "step", "global_step", "trainer.step", "app.train_state.step")
 _EPOCH = ("epoch", "current_epoch")
-_ARGS = {"args", "training_args", "config", "hyper_parameters", "hparams", "ds_config"}
+_ARGS = re.compile(r"args|config|hyper_parameters|hparams|\w{1,40}_(?:args|config)")
 _MODEL = {"model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rope_theta"}
 _NO_STATE = ("sched", "optim", "args", "config", "callback", "loader", "sampler", "history", "beta_pow", "dataset")
 #: Names of a data loader's position: torchdata's StatefulDataLoader, plain counters.
@@ -160,14 +160,19 @@ def _counts(found: Iterable[ObjectLeaf]) -> dict[str, int]:
     """Return path → integer, of everything but arguments and the optimizer's counters of single parameters."""
     counts: dict[str, int] = {}
     for leaf in found:
-        if leaf.path[0] in _ARGS or "state" in leaf.path[1:-1] or not _whole(leaf.value) or len(counts) >= COUNTED:
+        if (
+            _ARGS.fullmatch(leaf.path[0])
+            or "state" in leaf.path[1:-1]
+            or not _whole(leaf.value)
+            or len(counts) >= COUNTED
+        ):
             continue
         counts.setdefault(".".join(leaf.path), int(leaf.value))
     return counts
 
 
 def _parts(found: Iterable[ObjectLeaf], names: Names) -> frozenset[str]:
-    words = {part.lower() for leaf in found if leaf.path[0] not in _ARGS for part in leaf.path}
+    words = {part.lower() for leaf in found if not _ARGS.fullmatch(leaf.path[0]) for part in leaf.path}
     stored = {part for part, some in PARTS.items() if any(one in word for one in some for word in words)}
     return frozenset(stored | ({"average"} if "ema" in names.roles else set()))
 
@@ -180,7 +185,7 @@ def _arguments(found: Iterable[ObjectLeaf]) -> dict[str, Statement]:
     """Return the trainer's arguments under their own names; nested ones also under their path."""
     args: dict[str, Statement] = {}
     for leaf in found:
-        if leaf.path[0] in _ARGS and len(leaf.path) > 1:
+        if _ARGS.fullmatch(leaf.path[0]) and len(leaf.path) > 1:
             args.setdefault(".".join(leaf.path[1:]), Statement(leaf.value, leaf.source))
     return args
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 WEIGHTS = ("param",)
 MASTERS = ("master",)
-#: Averages of gradients: torch.optim (SGD, Adam, RMSprop), bitsandbytes, AdEMAMix.
-FIRST = ("exp_avg", "momentum", "momentum_buffer", "state1", "grad_avg", "exp_avg_slow", "exp_avg_diff")
-#: Sums and averages of squares: torch.optim (Adam, Adamax, RMSprop, Adagrad, Adadelta, Adafactor), bitsandbytes.
+#: Averages of gradients, or of updates: torch.optim (SGD, Adam, RMSprop, Adadelta), bitsandbytes, AdEMAMix.
+FIRST = ("exp_avg", "momentum", "momentum_buffer", "state1", "grad_avg", "exp_avg_slow", "exp_avg_diff", "acc_delta")
+#: Sums and averages of squared gradients: torch.optim (Adam, Adamax, RMSprop, Adagrad, Adafactor), bitsandbytes.
 SECOND = (
     "exp_avg_sq",
     "max_exp_avg_sq",
@@ -18,7 +18,6 @@ SECOND = (
     "square_avg",
     "sum",
     "exp_inf",
-    "acc_delta",
     "row_var",
     "col_var",
     "variance",

@@ -15,13 +15,13 @@ A form is proved on every element that was examined; ``other`` and ``near`` are 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from workbench.analysis.verify.pairs import Rounding
+from workbench.analysis.patterns.rounding import rounded
 from workbench.core.arrays import Array
 from workbench.doctor.laws.bounds import ROUNDINGS, TINY, UNITS, floor_terms, transition
 from workbench.doctor.origins.index import row_shape
@@ -50,7 +50,7 @@ STEP = 2e-3  #: distance from a step of a grid, for rounding of float32
 SCALED_TO = {"float4_e2m1": (1, 0, 6.0), "float8_e5m2": (2, -14, 57344.0), "float8_e4m3": (3, -6, 448.0)}
 INSIDE = 0.9  #: share of the elements within half a step
 SCALED = 0.02  #: relative distance of a factor from 1 that is reported
-BF16 = np.uint32(0xFFFF0000)
+CASTS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")  #: types that values may have passed through
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ def moments_became(
     m_a, v_a, m_b, v_b = (sampled(tensor, rows) for tensor in (*before, *after))
     if update.betas is not None and update.k == 1 and not update.bars("transition"):
         seen, own = (m_b != 0) | (v_b != 0), _follows(m_a, v_a, m_b, v_b, update.betas)
-        for form, (m, v) in _hypotheses(m_a, v_a) if seen.any() else []:
+        for form, (m, v), detail in _hypotheses(m_a, v_a) if seen.any() else []:
             holds = _follows(m, v, m_b, v_b, update.betas)
             if (share := float(holds[seen].mean())) >= EXACT:
-                return Became(form, True, looked=len(v_b), detail={"share": share})
+                return Became(form, True, looked=len(v_b), detail={"share": share, **detail})
             zeros = form in ("zero", "first_zero", "second_zero")  # in a part of the elements
             if zeros and (own | holds)[seen].mean() >= PARTLY and holds[seen & ~own].sum() >= PAGE // 8:
                 return Became("zeros", True, looked=len(v_b), detail={"share": share})
@@ -110,6 +110,8 @@ def moments_became(
         detail = {"elements": broken, "worst": max(sums.floor.worst, sums.transition.worst)}
         # a second moment that is smaller breaks its floor, and a larger one no law
         return Became("flip" if sums.floor.broken else "first_flip", looked=len(m_b), detail=detail)
+    if update.k > 1 and update.betas is not None and (kind := _vanished(v_a, v_b, update, after[1].element.name)):
+        return Became("rounded", looked=len(v_b), detail={"through": kind})
     lost = (v_b == 0) & (v_a != 0)
     if PAGE <= np.count_nonzero(lost) < 0.9 * len(v_b):
         return Became("zeros", True, looked=len(v_b), detail={"elements": int(np.count_nonzero(lost))})
@@ -185,20 +187,32 @@ def _first_gone(v_a: Array, m_b: Array, v_b: Array, update: Update, sums: PairSt
     return not transition(np.zeros_like(m_b), v_a, m_b, v_b, update.betas, update.k, kind).broken
 
 
-def _hypotheses(m: Array, v: Array) -> list[tuple[str, tuple[Array, Array]]]:
+def _hypotheses(m: Array, v: Array) -> Iterator[tuple[str, tuple[Array, Array], dict[str, Any]]]:
+    """Yield the form, the moments that were loaded, and the numbers of the form."""
     none = np.zeros_like(m)
-    return [
-        ("zero", (none, none)),
-        ("second_zero", (m, none)),
-        ("first_zero", (none, v)),
-        ("swapped", (v, m)),
-        ("rounded", (_bf16(m), _bf16(v))),
-        ("first_rounded", (_bf16(m), v)),
-        ("second_rounded", (m, _bf16(v))),
-        *(("ratio", (n * m, n * v)) for n in FACTORS),
-        *(("first_ratio", (n * m, v)) for n in (-1.0, *FACTORS)),
-        *(("second_ratio", (m, n * v)) for n in FACTORS),
-    ]
+    for form, other in (("zero", (none, none)), ("swapped", (v, m))):
+        yield form, other, {}
+    whole = [("rounded", {"through": kind}, (rounded(m, kind), rounded(v, kind))) for kind in CASTS]
+    whole += [("ratio", {"ratio": n}, (n * m, n * v)) for n in FACTORS]
+    parts = [("zero", {}, (none, none)), *whole]
+    yield from ((form, both, detail) for form, detail, both in whole)
+    yield from ((f"first_{form}", (one, v), detail) for form, detail, (one, _) in [*parts, ("ratio", {}, (-m, v))])
+    yield from ((f"second_{form}", (m, two), detail) for form, detail, (_, two) in parts)
+
+
+def _vanished(v_a: Array, v_b: Array, update: Update, kind: str) -> str:
+    """Return the type below whose smallest number all elements that fell were, if others would have some by chance."""
+    assert update.betas is not None
+    fade, lost, under = floor_terms(update.betas[1], update.k, kind)
+    fell = v_b < fade * v_a * (1 - lost) - under
+    for through in CASTS:
+        small = (rounded(v_a, through) == 0) & (v_a > 0)
+        share = np.count_nonzero(fell) / max(np.count_nonzero(small), 1)
+        if not share or (fell & ~small).any():
+            continue
+        if np.count_nonzero(~small) * -math.log1p(-min(share, 0.99)) > CHANCE:
+            return through
+    return ""
 
 
 def one_gradient(m: Array, v: Array, m_b: Array, v_b: Array, betas: tuple[float, float]) -> float:
@@ -257,11 +271,13 @@ def weights_became(
     if cosine is not None and cosine > NEAR and (found := _factor(a, loaded, slack, len(before.shape))) is not None:
         return Became("ratio", True, cosine, len(b), {"ratio": found})
     if back is not None and cosine is not None and cosine > NEAR:
-        cast = _bf16(a)
-        if (cast != a).any() and np.abs(loaded - cast).max() <= 8e-6 * max(float(np.abs(a).max()), 1e-3):
-            return Became("rounded", True, cosine, len(b), {"through": "bfloat16"})
-    if room is not None and broken > FEW and _cast(a, b, room):
-        return Became("rounded", False, cosine, len(b), {"through": "bfloat16"})
+        for kind in CASTS:
+            cast = rounded(a, kind)
+            near = np.abs(loaded - cast).max() <= 8e-6 * max(float(np.abs(a).max()), 1e-3)
+            if near and np.abs(cast - a).max() > 1.6e-5 * max(float(np.abs(a).max()), 1e-3):
+                return Became("rounded", True, cosine, len(b), {"through": kind})
+    if room is not None and broken > FEW and (through := _cast(a, b, room)):
+        return Became("rounded", False, cosine, len(b), {"through": through})
     if average is not None and average.shape == before.shape and _nearer(sampled(average, rows), a, loaded):
         return Became("average", cosine=cosine, looked=len(b))
     part = _part(before, a, loaded, slack)
@@ -312,10 +328,9 @@ def _nearer(average: Array, a: Array, b: Array) -> bool:
     return bool(np.linalg.norm(b - average) < NEARER * np.linalg.norm(b - a))
 
 
-def _cast(a: Array, b: Array, room: float) -> bool:
-    """Return whether the updates reach all weights from the old ones rounded to bfloat16, but not from the old ones."""
-    cast = _bf16(a)
-    return bool((np.abs(b - cast) <= room * 1.001).all() and (np.abs(b - a) > room * 1.001).any())
+def _cast(a: Array, b: Array, room: float) -> str:
+    """Return the type so that the updates reach all weights from the old ones rounded to it, but not from these."""
+    return next((kind for kind in CASTS if (np.abs(b - rounded(a, kind)) <= room * 1.001).all()), "")
 
 
 def _constant(a: Array, b: Array, slack: float) -> tuple[str, dict[str, Any]] | None:
@@ -468,12 +483,6 @@ def _part(tensor: LazyTensor, a: Array, b: Array, slack: float | None) -> dict[s
 def _cosine(a: Array, b: Array) -> float | None:
     length = math.sqrt(float(np.dot(a, a)) * float(np.dot(b, b)))
     return float(np.dot(a, b)) / length if length > 0 and math.isfinite(length) else None
-
-
-def _bf16(values: Array) -> Array:
-    """Round to nearest even in bfloat16."""
-    rounded = Rounding.rounded(2, False, values.astype(np.float32).view(np.uint32)).astype(np.uint32)
-    return (rounded << np.uint32(16)).view(np.float32).astype(np.float64)
 
 
 def _likeness(a: Array, b: Array) -> float:

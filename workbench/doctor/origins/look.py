@@ -148,7 +148,8 @@ def _plainly(atom: Atom, row: TensorDiff) -> AtomLook:
     kind = "near" if cosine is not None and cosine >= NEAR else "other"
     if c.nan_new or c.inf_b > c.inf_a:
         count = c.nan_new + max(c.inf_b - c.inf_a, 0)
-        return AtomLook(atom, "nan", row, share, cosine, f"{count:,} of {row.numel:,} elements are no longer finite")
+        text = f"{count:,} of {row.numel:,} elements are no longer finite"
+        return AtomLook(atom, "nan", row, share, cosine, text, form={"alone": c.changed == count})
     if c.how != "raw" and c.looked == c.seen and c.l2_b == 0 and c.l2_a:
         return AtomLook(atom, "zero", row, share, cosine, f"all {row.numel:,} elements became zero")
     return AtomLook(atom, kind, row, share, cosine)

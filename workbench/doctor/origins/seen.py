@@ -2,7 +2,7 @@
 
 ::
 
-    own rows, cosine ≥ .9        nothing moved
+    own rows, cosine ≥ .9        nothing moved, if hardly any row differs
     rows of its family           its own, its siblings' (gate and up; q, k, v), the nearest layers', the experts'
     columns                      its own, and its own as rows: transposed
     an entire vector             another of its shape, if the updates lead from that and not from its own
@@ -71,8 +71,9 @@ def see(atoms: Atoms, atom: Atom) -> SeenWeight:
         HoleError, OpenError: an element is not stored or cannot be read.
     """
     before, after = atoms.tensors(atom)
-    middle = _straight(before, after)
-    if middle >= SELF:
+    own = _straight(before, after)
+    middle = float(np.median(own))
+    if middle >= SELF and (own < LIKE).mean() < FEW:
         return SeenWeight(atom, None, True, middle, 0.0)
     family = [atom, *_family(atoms, atom)]
     rows = match(after, [atoms.before(one) for one in family], 0)
@@ -135,14 +136,14 @@ def _angle(one: Array, two: Array) -> float:
     return float(one @ two) / length if length > 0 else float(not one.any() and not two.any())
 
 
-def _straight(before: LazyTensor, after: LazyTensor) -> float:
-    """Return the median cosine of some rows with their old values."""
+def _straight(before: LazyTensor, after: LazyTensor) -> Array:
+    """Return the cosines of some rows with their old values."""
     count = row_shape(after.shape)[0]
     found = []
     for row in np.unique(np.linspace(0, count - 1, min(count, ROWS)).astype(np.int64)).tolist():
         one, two = (values(tensor, row, row + 1)[0].astype(np.float64) for tensor in (before, after))
         found.append(_angle(one, two))
-    return float(np.median(found))
+    return np.array(found)
 
 
 def _family(atoms: Atoms, atom: Atom) -> list[Atom]:
@@ -185,6 +186,13 @@ def _read(
         return SeenWeight(atom, None, False, cosine, share)
     source, place = _mended(found, clear | still)
     used = sorted(set(source.tolist()))
+    by = set((found.rows - found.place)[clear].tolist())
+    if columns and len(by) == 1:
+        offset = by.pop()
+        ends = slice(0, offset) if offset > 0 else slice(offset, None)
+        if not (clear | still)[ends].any():  # a roll has them at the other end; in a flat line, they are in other rows
+            text = f"values are shifted by {offset:+,} elements across rows"
+            return SeenWeight(atom, Move(atom.fqn, shape, True, text=text, form={"form": "shift"}), True, cosine, share)
     blocks = tuple(_blocks(found, source, place, {number: k for k, number in enumerate(used)}))
     move = Move(atom.fqn, shape, columns, tuple(names[k] for k in used), blocks)
     if found.step > 1:

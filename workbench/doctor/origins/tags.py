@@ -37,6 +37,7 @@ TAGS: Mapping[str, str] = {
     "ranks": "have blocks of rows or columns in another order",
     "axis": "consist of shards that were joined along the wrong axis",
     "transposed": "are transposed",
+    "shift": "are shifted by some elements",
     "tied": "hold the other one's values",
     "rows": "have rows in another order",
     "name": "hold another tensor's values",
@@ -87,6 +88,8 @@ def tag_of(facts: Geometry, one: Move) -> str:
     kind = mine.kind
     if one.form.get("form") == "axis":
         return "axis"
+    if one.form.get("form") == "shift":
+        return "shift"
     if "axes" in one.form or one.form.get("form") == "transposed":
         return "transposed"
     if kind == "qkv" and own(one) and _thirds(one):

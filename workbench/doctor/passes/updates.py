@@ -107,11 +107,12 @@ def _surplus(pair: Pair) -> frozenset[str]:
 def passed(a: TrainingState, b: TrainingState) -> int | None:
     """Return the number of updates between two states.
 
-    It comes from the trainer's step, or else its schedule, or else the most common optimizer counter. ``None`` if none
-    of them is stored.
+    It comes from the trainer's step, or else its schedule, or else the most common optimizer counter; if these two
+    agree, from them. ``None`` if none of them is stored.
     """
-    if a.step is None or b.step is None:
-        if (k := scheduled(a, b)) is not None:
+    k = scheduled(a, b)
+    if a.step is None or b.step is None or k == (b.steps.usual or 0) - (a.steps.usual or 0) > 0:
+        if k is not None:
             return k
         first, second = a.steps.usual, b.steps.usual
         return None if first is None or second is None or second < first else int(second - first)

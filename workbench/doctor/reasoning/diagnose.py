@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from workbench.analysis.report import SEVERITIES
-from workbench.doctor.causes.case import ALONE, Case, where_of
+from workbench.doctor.causes.case import ALONE, Case, leg_of, where_of
 from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.ledger.sign import Sign
 from workbench.doctor.reasoning.cover import CauseExplanation, cover, places
@@ -156,7 +156,8 @@ def _certainty(one: CauseExplanation, severity: str) -> str:
     if severity != "error":
         return "possible" if severity == "info" or one.cause == "H1" or one.score < 1.0 else "likely"
     match = one.match
-    alone = one.rival < CLOSE * one.score
+    # in a load nothing follows from anything else
+    alone = one.rival < CLOSE * one.score and not any(leg_of(sign) == "load" for sign in one.follows)
     sure = match is not None and match.exact and match.strength >= SURE and not match.question
     return "certain" if sure and alone else "likely"
 

@@ -34,6 +34,7 @@ from workbench.doctor.origins.merge import changed_rank
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.doctor.passes.updates import passed
+from workbench.doctor.rules.continuity import Continuity
 from workbench.doctor.rules.stated import NAMED
 from workbench.errors import WorkbenchError
 from workbench.names.roles import adapter_of
@@ -73,115 +74,61 @@ MULTIPLIED = 3.0  #: b·a/a·a from which a buffer was multiplied
 SMALL = 0.6  #: ‖b‖/‖a‖ below which a buffer began anew
 
 P21 = Rule(
-    "P21",
-    "second moments that were transformed",
-    ("B6",),
-    "pair",
+    "P21", "second moments that were transformed", ("B6",), "pair",
     "k gradients blur the profile of v, so v_B is not a function of v_A if every element grew",
-    f"every v_B/v_A ≥ {GROWN:g}, and log v_B within {SHARP:g} of a line over log v_A",
-    "workbench.doctor.laws",
-    "error",
-    "none known",
-    "load exp_avg_sq as it was saved: unscaled and squared",
-)
+    f"every v_B/v_A ≥ {GROWN:g}, and log v_B within {SHARP:g} of a line over log v_A", "workbench.doctor.laws",
+    "error", "none known", "load exp_avg_sq as it was saved: unscaled and squared"
+)  # fmt: skip
 P22 = Rule(
-    "P22",
-    "an average that does not belong to these weights",
-    ("F4",),
-    "pair",
+    "P22", "an average that does not belong to these weights", ("F4",), "pair",
     "an exponential average stays between its old value and the weights that it averaged, element by element",
-    f"more than {OUTSIDE:.0%} of the elements outside, allowing for the weights' reach",
-    "convexity",
-    "error",
-    "averages that are stored with a correction",
-    "restore the averages with the weights",
-)
+    f"more than {OUTSIDE:.0%} of the elements outside, allowing for the weights' reach", "convexity", "error",
+    "averages that are stored with a correction", "restore the averages with the weights"
+)  # fmt: skip
 P23 = Rule(
-    "P23",
-    "an average that restarted from the weights",
-    ("F4",),
-    "pair",
+    "P23", "an average that restarted from the weights", ("F4",), "pair",
     "in k updates, an average with decay d moves at most 1 − d^k of the way to the weights",
-    f"{CLEAR:g} more of the way than with d = min({DECAY:g}, (1+n)/(10+n))",
-    "definition of the average",
-    "warn",
-    "a decay that is smaller, or still rising",
-    "restore the averages with the weights",
-)
+    f"{CLEAR:g} more of the way than with d = min({DECAY:g}, (1+n)/(10+n))", "definition of the average", "warn",
+    "a decay that is smaller, or still rising", "restore the averages with the weights"
+)  # fmt: skip
 P24 = Rule(
-    "P24",
-    "buffers or their counters restarted",
-    ("A5", "F4", "D9"),
-    "pair",
+    "P24", "buffers or their counters restarted", ("A5", "F4", "D9"), "pair",
     "counters of batches and averages never fall; running statistics keep most of their values in one update",
     f"counters: exact; values (a warning): after one update b·a < {LEFT:g}·a·a and ‖b‖ < {SMALL:g}·‖a‖, b·a > "
-    f"{MULTIPLIED:g}·a·a, or a constant",
-    "torch.nn.BatchNorm, torch.optim.swa_utils",
-    "error",
-    "statistics that were reset on purpose",
-    "restore the buffers with the weights",
-)
+    f"{MULTIPLIED:g}·a·a, or a constant", "torch.nn.BatchNorm, torch.optim.swa_utils", "error",
+    "statistics that were reset on purpose", "restore the buffers with the weights"
+)  # fmt: skip
 P25 = Rule(
-    "P25",
-    "sums or averages of squares that fell",
-    ("B1", "B3", "B4"),
-    "pair",
+    "P25", "sums or averages of squares that fell", ("B1", "B3", "B4"), "pair",
     "Adagrad's sum and AMSGrad's maximum never fall; averages of squares fall at most by their decay",
     f"s_B < d·s_A in more than {FELL:.0%} of the elements, d = 1 or decay^k",
-    "torch.optim: adagrad, adam, rmsprop, adadelta, adamax, adafactor",
-    "error",
-    "none known",
-    "restore the optimizer's state",
-)
+    "torch.optim: adagrad, adam, rmsprop, adadelta, adamax, adafactor", "error", "none known",
+    "restore the optimizer's state"
+)  # fmt: skip
 P26 = Rule(
-    "P26",
-    "averages of gradients that lost their past",
-    ("B1", "B3"),
-    "pair",
+    "P26", "averages of gradients that lost their past", ("B1", "B3"), "pair",
     "after k updates, an average of gradients keeps decay^k of its old value",
-    f"less than half of that, in {MOST:.0%} of the parameters",
-    "torch.optim: sgd; Lion; Muon",
-    "warn",
-    "gradients that reversed suddenly",
-    "restore the optimizer's state",
-)
+    f"less than half of that, in {MOST:.0%} of the parameters", "torch.optim: sgd; Lion; Muon", "warn",
+    "gradients that reversed suddenly", "restore the optimizer's state"
+)  # fmt: skip
 P27 = Rule(
-    "P27",
-    "the base under adapters changed",
-    ("F6", "F5", "D7", "G6"),
-    "pair",
-    "weights without optimizer state do not change",
-    "exact",
-    "PEFT: base layers are frozen",
-    "error",
-    "adapters merged on purpose",
-    "load the base that the adapters were trained on",
-)
+    "P27", "the base under adapters changed", ("F6", "F5", "D7", "G6"), "pair",
+    "weights without optimizer state do not change", "exact", "PEFT: base layers are frozen", "error",
+    "adapters merged on purpose", "load the base that the adapters were trained on"
+)  # fmt: skip
 P28 = Rule(
-    "P28",
-    "averages that do not change",
-    ("F4",),
-    "pair",
-    "an average of weights that change changes too",
-    f"equal bit for bit over {STANDS} updates or more",
-    "definition of the average",
-    "warn",
-    "averages that are updated less often",
-    "update the averages after every step",
-)
+    "P28", "averages that do not change", ("F4",), "pair", "an average of weights that change changes too",
+    f"equal bit for bit over {STANDS} updates or more", "definition of the average", "warn",
+    "averages that are updated less often", "update the averages after every step"
+)  # fmt: skip
 P30 = Rule(
-    "P30",
-    "gradients of another scale",
-    ("B10", "C10", "D8"),
-    "pair",
+    "P30", "gradients of another scale", ("B10", "C10", "D8"), "pair",
     "the mean square of the gradients since then, (v_B − β2^k·v_A)/(1 − β2^k), is about that of those before",
     f"more than {LARGER:g} times, or less than 1/{LARGER:g}, in the median parameter, and half that in "
-    f"{MOST:.0%} of them; after {SETTLED} updates",
-    "definition of exp_avg_sq",
-    "warn",
+    f"{MOST:.0%} of them; after {SETTLED} updates", "definition of exp_avg_sq", "warn",
     "other data, another loss or batch on purpose; a spike in the loss itself",
-    "compare how the loss is scaled and averaged, and the clipping, before and after the resume",
-)
+    "compare how the loss is scaled and averaged, and the clipping, before and after the resume"
+)  # fmt: skip
 register(P21, P22, P23, P24, P25, P26, P27, P28, P30)
 
 
@@ -189,13 +136,13 @@ def check_carried(
     pair: Pair,
     updates: Mapping[str, Update],
     states: Mapping[str, PairState],
-) -> Outcome:
+) -> Continuity:
     """Check state that updates carry over, on samples.
 
     Args:
         updates, states: fqn → the updates between the two checkpoints, and the sums of their pass.
     """
-    found = Outcome()
+    found = Continuity()
     _profiles(pair, updates, states, found)
     _gradients(pair, updates, states, found)
     _averages(pair, updates, states, found)
@@ -399,7 +346,7 @@ def _counters(pair: Pair, found: Outcome) -> None:
             found.not_checked["P24"] = f"{key!r}: {error}"
             continue
         seen += 1
-        if new < old or (step == old and new == k and old > 1):  # otherwise it is k more
+        if new < old or (new == k and old > 1):  # otherwise it is more
             fell[key] = (old, new)
     if seen:
         found.checked["P24"] = f"{seen:,} of {many(len(held), 'counter')}"
@@ -411,7 +358,10 @@ def _counters(pair: Pair, found: Outcome) -> None:
             names = [pair.b.names.fqns[b[key]] or key for key in some][:NAMED]
             evidence = {"before": old, "after": new}
             causes = ("F4",) if average else ("A5",)
-            found.signs.append(P24.sign(text, evidence, names, hit=len(some), of=seen, causes=causes))
+            sure = all(new < old or old == step for old, new in some.values())  # others may count fewer updates
+            grave = None if sure else "warn"
+            sign = P24.sign(text, evidence, names, severity=grave, hit=len(some), of=seen, causes=causes)
+            found.signs.append(sign)
 
 
 def _is_counter(state: State, at: int) -> bool:
@@ -477,11 +427,12 @@ def _left(role: str, settings: Mapping[str, Any], update: Update) -> float | Non
     if role in FACTORED and update.before is not None:  # an update t keeps 1 - t^-0.8
         rate = settings.get("beta2_decay", settings.get("decay_rate"))
         if isinstance(rate, (int, float)) and -1 <= rate < 0 and update.k <= LONG:
-            return math.prod(1 - (update.before + t) ** float(rate) for t in range(1, update.k + 1))
+            start = 0 if update.after == update.k else update.before  # a counter that restarted: nothing is kept
+            return math.prod(1 - (start + t) ** float(rate) for t in range(1, update.k + 1))
     return None
 
 
-def _squares(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
+def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> None:
     """Check sums, maxima and averages of squares of optimizers other than Adam."""
     fell: dict[str, float] = {}
     kept: list[float] = []  # what all elements keep at least
@@ -521,6 +472,7 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
             causes: tuple[str, ...] = ("B11",)
         else:
             causes = ("B6", "E12", "B4") if scaled else ("B4",) if others else ("B1", "B3")
+            found.forms |= dict.fromkeys(roles_of.items(), "ratio" if scaled else "fallen")
         found.signs.append(
             P25.sign(text, evidence, list(fell)[:NAMED], hit=len(fell), of=max(seen, len(fell)), causes=causes)
         )

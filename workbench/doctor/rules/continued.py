@@ -36,149 +36,70 @@ _SCHEDULE = re.compile(
 )
 
 R10 = Rule(
-    "R10",
-    "the optimizer's counters changed in the load",
-    ("B2", "B1", "C9"),
-    "echo",
-    "loading makes no update",
-    "exact",
-    "round trip",
-    "error",
-    "a reset on purpose (info if an argument states it)",
-    "restore the counters with the moments",
-)
+    "R10", "the optimizer's counters changed in the load", ("B2", "B1", "C9"), "echo", "loading makes no update",
+    "exact", "round trip", "error", "a reset on purpose (info if an argument states it)",
+    "restore the counters with the moments"
+)  # fmt: skip
 R11 = Rule(
-    "R11",
-    "the trainer's state changed in the load",
-    ("C1", "C3", "C6", "C8", "C9", "D8"),
-    "echo",
-    "loading does not change a schedule, data loader, counter or generator",
-    "exact",
-    "round trip",
-    "error",
-    "data skipped on purpose",
-    "restore the named state",
-)
+    "R11", "the trainer's state changed in the load", ("C1", "C3", "C6", "C8", "C9", "D8"), "echo",
+    "loading does not change a schedule, data loader, counter or generator", "exact", "round trip", "error",
+    "data skipped on purpose", "restore the named state"
+)  # fmt: skip
 R12 = Rule(
-    "R12",
-    "arguments changed",
-    ("H1", "B7", "C4", "C10"),
-    "pair",
-    "a run keeps the arguments that it started with",
-    "exact",
-    "stored arguments and param groups",
-    "warn",
+    "R12", "arguments changed", ("H1", "B7", "C4", "C10"), "pair", "a run keeps the arguments that it started with",
+    "exact", "stored arguments and param groups", "warn",
     "a change on purpose (reported as info); groups that change without an argument are a warning",
-    "compare with the intended arguments",
-)
+    "compare with the intended arguments"
+)  # fmt: skip
 N10 = Rule(
-    "N10",
-    "the data's seed or order changed",
-    ("C7",),
-    "pair",
-    "a resumed sampler keeps its seed",
-    "exact",
-    "catalogue C7",
-    "warn",
-    "a new order on purpose (info if an argument states it)",
-    "restore the sampler's seed and epoch",
-)
+    "N10", "the data's seed or order changed", ("C7",), "pair", "a resumed sampler keeps its seed", "exact",
+    "catalogue C7", "warn", "a new order on purpose (info if an argument states it)",
+    "restore the sampler's seed and epoch"
+)  # fmt: skip
 N12 = Rule(
-    "N12",
-    "the batch size changed",
-    ("C10",),
-    "pair",
-    "gradient noise depends on the batch size",
-    "exact",
-    "catalogue C10",
-    "info",
-    "a change on purpose",
-    "expect exp_avg_sq to change by about the ratio",
-)
+    "N12", "the batch size changed", ("C10",), "pair", "gradient noise depends on the batch size", "exact",
+    "catalogue C10", "info", "a change on purpose", "expect exp_avg_sq to change by about the ratio"
+)  # fmt: skip
 P01 = Rule(
-    "P01",
-    "the optimizer's counters did not advance with the trainer",
-    ("B1", "B2", "C9", "G6"),
-    "pair",
-    "k steps of the trainer are k updates of every parameter",
-    "exact",
-    "torch 2.13 AdamW",
-    "error",
+    "P01", "the optimizer's counters did not advance with the trainer", ("B1", "B2", "C9", "G6"), "pair",
+    "k steps of the trainer are k updates of every parameter", "exact", "torch 2.13 AdamW", "error",
     "fp16 steps skipped by the scaler, an intended reset (info); parameters frozen or unfrozen; micro-batches counted",
-    "restore the counters with the moments",
-)
+    "restore the counters with the moments"
+)  # fmt: skip
 P15 = Rule(
-    "P15",
-    "the learning rate left the earlier schedule",
-    ("C1", "C2", "C3", "C4", "H1"),
-    "pair",
+    "P15", "the learning rate left the earlier schedule", ("C1", "C2", "C3", "C4", "H1"), "pair",
     "k updates later, the schedule is k updates further, and the lr follows the old schedule",
-    "a position that jumps: exact; an lr off the schedule beyond ×1.5: warn",
-    "stored schedule and arguments",
-    "error",
-    "an lr changed on purpose (reported as warn)",
-    "restore the scheduler",
-)
+    "a position that jumps: exact; an lr off the schedule beyond ×1.5: warn", "stored schedule and arguments",
+    "error", "an lr changed on purpose (reported as warn)", "restore the scheduler"
+)  # fmt: skip
 P16 = Rule(
-    "P16",
-    "the optimizer's constants changed",
-    ("H1",),
-    "pair",
-    "betas, ε and the kind of Adam do not change",
-    "exact",
-    "stored param groups",
-    "warn",
-    "a change on purpose",
-    "laws on values use the new constants from here on",
-)
+    "P16", "the optimizer's constants changed", ("H1",), "pair", "betas, ε and the kind of Adam do not change",
+    "exact", "stored param groups", "warn", "a change on purpose",
+    "laws on values use the new constants from here on"
+)  # fmt: skip
 P20 = Rule(
-    "P20",
-    "the data's position did not advance with the updates",
-    ("C6", "H1"),
-    "pair",
-    "each update takes as much data as before",
-    "more than one update's data apart",
-    "counters",
-    "warn",
-    "data skipped on purpose; a batch size that is not stored",
-    "restore the data loader's state",
-)
+    "P20", "the data's position did not advance with the updates", ("C6", "H1"), "pair",
+    "each update takes as much data as before", "more than one update's data apart", "counters", "warn",
+    "data skipped on purpose; a batch size that is not stored", "restore the data loader's state"
+)  # fmt: skip
 P29 = Rule(
-    "P29",
-    "a part of the trainer's state is no longer stored",
-    ("C8", "C1", "D8", "C6", "F4"),
-    "pair",
+    "P29", "a part of the trainer's state is no longer stored", ("C8", "C1", "D8", "C6", "F4"), "pair",
     "a save holds everything that the previous one held",
-    "generators, schedule, loss scale, data loader or averages: none is stored",
-    "catalogue C8",
-    "warn",
-    "a save without it on purpose",
-    "save that part of the state again",
-)
+    "generators, schedule, loss scale, data loader or averages: none is stored", "catalogue C8", "warn",
+    "a save without it on purpose", "save that part of the state again"
+)  # fmt: skip
 P37 = Rule(
-    "P37",
-    "the schedule's own settings changed",
-    ("C4", "C2", "H1"),
-    "pair",
-    "a schedule keeps its length and shape",
-    "exact; counters and learning rates aside",
-    "torch 2.13 LRScheduler.state_dict",
-    "warn",
-    "a schedule that was changed on purpose",
-    "restore the scheduler's state",
-)
+    "P37", "the schedule's own settings changed", ("C4", "C2", "H1"), "pair",
+    "a schedule keeps its length and shape", "exact; counters and learning rates aside",
+    "torch 2.13 LRScheduler.state_dict", "warn", "a schedule that was changed on purpose",
+    "restore the scheduler's state"
+)  # fmt: skip
 P34 = Rule(
-    "P34",
-    "a counter restarted",
-    ("C1", "B2", "F4", "C9"),
-    "pair",
+    "P34", "a counter restarted", ("C1", "B2", "F4", "C9"), "pair",
     "a counter that advances with the updates continues after a resume",
-    f"it was {SURELY} or more, and is the number of updates in between",
-    "exact",
-    "warn",
-    "a counter of something that began at the resume",
-    "restore the named counter",
-)
+    f"it was {SURELY} or more, and is the number of updates in between", "exact", "warn",
+    "a counter of something that began at the resume", "restore the named counter"
+)  # fmt: skip
 register(R10, R11, R12, N10, N12, P01, P15, P16, P20, P29, P34, P37)
 #: What schedules of torch change themselves, and learning rates, which other rules compare.
 _ADVANCING = frozenset(

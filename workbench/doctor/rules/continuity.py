@@ -64,42 +64,26 @@ DECAYS = frozenset({"momentum", "dampening", "nesterov", "betas", "alpha", "rho"
 STANDS = 0.7  #: b·a/a·a from which an average continues
 
 P32 = Rule(
-    "P32",
-    "state that continues another parameter's",
-    ("B5", "E13"),
-    "pair",
+    "P32", "state that continues another parameter's", ("B5", "E13"), "pair",
     "the state of a parameter resembles its own old state, not that of another parameter of the same shape",
     f"correlation > {LIKE:g} with another parameter's old state, and {BETTER:g} higher than with its own",
-    "definition of optimizer state: it belongs to one parameter",
-    "warn",
-    "none known",
-    "assign the optimizer's state by name",
-)
+    "definition of optimizer state: it belongs to one parameter", "warn", "none known",
+    "assign the optimizer's state by name"
+)  # fmt: skip
 P33 = Rule(
-    "P33",
-    "state that does not continue",
-    ("B1", "B3", "B4", "B11", "B6"),
-    "pair",
+    "P33", "state that does not continue", ("B1", "B3", "B4", "B11", "B6"), "pair",
     "one update keeps most of an average, and all parameters of an optimizer keep about the same share",
     f"after one update b·a < {NEW:g}·a·a and ‖b‖ < {SMALL:g}·‖a‖, or squares below {FELL:g} of the old ones, in "
     f"{MOST:.0%} of the parameters; or {APART:g} times less than in the others; at any time: a constant",
-    "definition of an average",
-    "warn",
-    "an optimizer that drops its state on purpose",
-    "restore the optimizer's state",
-)
+    "definition of an average", "warn", "an optimizer that drops its state on purpose",
+    "restore the optimizer's state"
+)  # fmt: skip
 P35 = Rule(
-    "P35",
-    "a tensor holds what another one held before",
-    ("F6", "F4", "A5"),
-    "pair",
+    "P35", "a tensor holds what another one held before", ("F6", "F4", "A5"), "pair",
     "a tensor that is not trained is kept, or changes by its own rule",
-    "equal bit for bit to another tensor of the earlier checkpoint, which it was not then",
-    "exact",
-    "warn",
-    "copies that a trainer renews at that very step",
-    "restore the named tensor; do not fill it from the weights",
-)
+    "equal bit for bit to another tensor of the earlier checkpoint, which it was not then", "exact", "warn",
+    "copies that a trainer renews at that very step", "restore the named tensor; do not fill it from the weights"
+)  # fmt: skip
 register(P32, P33, P35)
 
 Key = tuple[str, str]
@@ -190,7 +174,9 @@ def _role(
     forms = dict.fromkeys(_turned(samples, places, pair, kept), "moved.name")
     rest = {fqn: one for fqn, one in kept.items() if fqn not in forms}
     same = not fields_changed(pair).keys() & DECAYS  # otherwise an update keeps another share
-    forms |= _broken(rest, {fqn for fqn in rest if same and updates[fqn].k == 1})
+    counted = pair.b.facts.optimizer.family == "Adafactor"  # its first update keeps nothing, whatever it had
+    once = {fqn for fqn in rest if same and updates[fqn].k == 1 and not (counted and updates[fqn].after == 1)}
+    forms |= _broken(rest, once)
     for fqn, one in kept.items():
         if form := forms.get(fqn, ""):
             found.forms[fqn, role] = form
@@ -355,7 +341,7 @@ def _rearranged(pair: Pair, states: Mapping[str, PairState], turned: set[str], f
         shape = pair.a.shape(one)
         if len(shape) == 2 and min(shape) > 1 and math.prod(shape) <= WHOLE:
             groups[shape[1]].append(fqn)
-    moved = list(turned)
+    moved = {"rows": list(turned), "shift": list[str]()}
     for columns, names in groups.items():
         old = {}
         for fqn in names[:LOOKED]:
@@ -370,14 +356,25 @@ def _rearranged(pair: Pair, states: Mapping[str, PairState], turned: set[str], f
         for fqn, (a, b) in old.items():
             near = [other for name, (other, _) in old.items() if parse(name).layer == parse(fqn).layer]
             others = [other for name, (other, _) in old.items() if name != fqn and other.shape == a.shape]
-            if fqn not in turned and _elsewhere(a, b, np.concatenate(near), others, columns):
-                moved.append(fqn)
-    if moved:
-        words = (
-            f"second moments of {many(len(moved), 'parameter')} are most like old ones of other places: {moved[0]!r}"
-        )
-        evidence = {"kind": "rows", "role": "exp_avg", "roles": ["exp_avg_sq"]}
-        yield P32.sign(words, evidence, moved, hit=len(moved), of=len(states))
+            if fqn not in turned and _shifted(a, b):
+                moved["shift"].append(fqn)
+            elif fqn not in turned and _elsewhere(a, b, np.concatenate(near), others, columns):
+                moved["rows"].append(fqn)
+    for kind, some in moved.items():
+        if some:
+            words = f"second moments of {many(len(some), 'parameter')} are most like old ones of other places"
+            evidence = {"kind": kind, "role": "exp_avg", "roles": ["exp_avg_sq"]}
+            yield P32.sign(f"{words}: {some[0]!r}", evidence, some, hit=len(some), of=len(states))
+
+
+def _shifted(a: Array, b: Array) -> bool:
+    """Return whether ``b`` is most like ``a`` shifted as a flat line, by other than complete rows."""
+    spectra = [np.fft.rfft(one.ravel(), 2 * one.size) for one in (a, b)]
+    products = np.fft.irfft(spectra[1] * np.conj(spectra[0]))
+    like = products / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-30)
+    best, sure = int(like.argmax()), SIGMAS / math.sqrt(b.size)
+    by = best if best < b.size else best - 2 * b.size
+    return bool(by % b.shape[1] and like[best] > max(LIKE / 2, sure, like[0] + max(BETTER / 2, sure)))
 
 
 def _elsewhere(a: Array, b: Array, every: Array, whole: Sequence[Array], columns: int) -> bool:

@@ -38,29 +38,17 @@ FRESH = 0.8  #: β2^k from which second moments are mostly the old ones
 LIST = 100
 
 P17 = Rule(
-    "P17",
-    "values that come from other places",
-    ("E1", "E2", "E3", "E4", "E5", "E6", "E9", "E10", "F7", "B5"),
-    "pair",
-    "a few updates turn a row of a weight only a little, and moments evolve from their own old values",
+    "P17", "values that come from other places", ("E1", "E2", "E3", "E4", "E5", "E6", "E9", "E10", "F7", "B5"),
+    "pair", "a few updates turn a row of a weight only a little, and moments evolve from their own old values",
     f"error: {SURE:.0%} of the rows match others, cosine higher by {GAP:g} than with their own; or an exact law",
-    "catalogue, E1 and B5",
-    "error",
-    "a layout converted on purpose, together with the code that reads it",
-    "load with the layout that was written; assign the optimizer's state by name",
-)
+    "catalogue, E1 and B5", "error", "a layout converted on purpose, together with the code that reads it",
+    "load with the layout that was written; assign the optimizer's state by name"
+)  # fmt: skip
 P18 = Rule(
-    "P18",
-    "values unlike any of before",
-    ("A2", "A1", "D2"),
-    "pair",
-    "a few updates turn a weight only a little",
-    f"cosine < {ALONE:g}, and no row or column of before is in it",
-    "catalogue, A2",
-    "warn",
-    "very early in training; a learning rate much too high",
-    "look for keys that the load did not read",
-)
+    "P18", "values unlike any of before", ("A2", "A1", "D2"), "pair", "a few updates turn a weight only a little",
+    f"cosine < {ALONE:g}, and no row or column of before is in it", "catalogue, A2", "warn",
+    "very early in training; a learning rate much too high", "look for keys that the load did not read"
+)  # fmt: skip
 register(P17, P18)
 
 

@@ -67,17 +67,10 @@ OF_ALL = ("E7", "G1", "G2", "G3", "G5", "G6", "G7")  #: excluded if weights, mas
 
 
 R16 = Rule(
-    "R16",
-    "a tensor beside the parameters changed in the load",
-    ("A5", "F4"),
-    "echo",
-    "a save right after the load holds what was loaded",
-    "exact",
-    "round trip",
-    "warn",
-    "counters and tables that a launch resets",
-    "restore the named tensor",
-)
+    "R16", "a tensor beside the parameters changed in the load", ("A5", "F4"), "echo",
+    "a save right after the load holds what was loaded", "exact", "round trip", "warn",
+    "counters and tables that a launch resets", "restore the named tensor"
+)  # fmt: skip
 register(R16)
 
 

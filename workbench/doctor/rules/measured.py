@@ -147,7 +147,9 @@ def _detail(one: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for look in one.looks:
         found |= {
-            name: look.form[name] for name in ("ratio", "value", "through", "rows", "of", "tail") if name in look.form
+            name: look.form[name]
+            for name in ("ratio", "value", "through", "rows", "of", "tail", "alone")
+            if name in look.form
         }
         if look.row.dtype_a != look.row.dtype_b:
             found["narrower"] = True
@@ -275,8 +277,8 @@ def _origins(signs: Iterable[Sign]) -> tuple[dict[str, str], set[str]]:
     for sign in signs:
         if sign.rule == "P18":
             unlike |= set(sign.tensors)
-        if sign.rule == "P32" and sign.evidence["kind"] == "rows":
-            moved |= {f"exp_avg:{name}": "rows" for name in sign.tensors}
+        if sign.rule == "P32" and sign.evidence["kind"] in ("rows", "shift"):
+            moved |= {f"exp_avg:{name}": str(sign.evidence["kind"]) for name in sign.tensors}
         if sign.rule != "P17":
             continue
         tag = sign.evidence.get("tag")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from workbench.doctor.facts.evidence import Pair, State, stripped
 from workbench.doctor.ledger.sign import Rule, Sign, many, register
 from workbench.doctor.rules.stated import NAMED
@@ -9,77 +11,35 @@ from workbench.doctor.rules.stated import NAMED
 SAME_NAMES, RENAMED = 0.5, 0.95  #: shares of common names: below as stored, above without prefixes (catalogue A1)
 
 R01 = Rule(
-    "R01",
-    "tensors appeared or vanished between load and save",
-    ("A1", "A2", "A4", "F2", "B1"),
-    "echo",
-    "a save right after the load holds the same tensors",
-    "exact",
-    "round trip",
-    "error",
-    "another wrapper or format around the same weights",
-    "list the keys that were not read; load with strict=True",
-)
+    "R01", "tensors appeared or vanished between load and save", ("A1", "A2", "A4", "F2", "B1"), "echo",
+    "a save right after the load holds the same tensors", "exact", "round trip", "error",
+    "another wrapper or format around the same weights", "list the keys that were not read; load with strict=True"
+)  # fmt: skip
 P02 = Rule(
-    "P02",
-    "parameters appeared or vanished",
-    ("F2", "A4", "A2"),
-    "pair",
-    "a resumed run trains the same parameters",
-    "exact",
-    "structure",
-    "error",
-    "layers or adapters added on purpose (info if the tying is declared)",
-    "compare the models' definitions",
-)
+    "P02", "parameters appeared or vanished", ("F2", "A4", "A2"), "pair", "a resumed run trains the same parameters",
+    "exact", "structure", "error", "layers or adapters added on purpose (info if the tying is declared)",
+    "compare the models' definitions"
+)  # fmt: skip
 N1 = Rule(
-    "N1",
-    "weights were renamed, not lost",
-    ("A1",),
-    "pair",
-    "two saves of one run use the same names",
-    "under 50 % of names are shared as stored, over 95 % without prefixes",
-    "catalogue A1",
-    "warn",
+    "N1", "weights were renamed, not lost", ("A1",), "pair", "two saves of one run use the same names",
+    "under 50 % of names are shared as stored, over 95 % without prefixes", "catalogue A1", "warn",
     "a wrapper (compile, DDP) that was switched on or off and is handled by the loader",
-    "map the prefix, and load with strict=True",
-)
+    "map the prefix, and load with strict=True"
+)  # fmt: skip
 N3 = Rule(
-    "N3",
-    "the checkpoint grew or shrank",
-    ("A4", "D7", "D4"),
-    "pair",
-    "two saves of one run have equal bytes by role",
-    "any difference",
-    "diffusers 6366",
-    "warn",
-    "tensors added on purpose; moments created after the first save",
-    "find the new tensors or types",
-)
+    "N3", "the checkpoint grew or shrank", ("A4", "D7", "D4"), "pair",
+    "two saves of one run have equal bytes by role", "any difference", "diffusers 6366", "warn",
+    "tensors added on purpose; moments created after the first save", "find the new tensors or types"
+)  # fmt: skip
 N30 = Rule(
-    "N30",
-    "another model",
-    ("H2",),
-    "pair",
-    "a resumed run trains the same model",
-    "a tenth of the parameters in common",
-    "names and shapes",
-    "warn",
-    "names that no known convention maps",
-    "pass two checkpoints of one run",
-)
+    "N30", "another model", ("H2",), "pair", "a resumed run trains the same model",
+    "a tenth of the parameters in common", "names and shapes", "warn", "names that no known convention maps",
+    "pass two checkpoints of one run"
+)  # fmt: skip
 N4 = Rule(
-    "N4",
-    "buffers are gone",
-    ("A5",),
-    "pair",
-    "buffers that are saved once are saved again",
-    "exact",
-    "FlagScale 411",
-    "warn",
-    "persistent=False on purpose",
-    "register the buffer as persistent, and restore it",
-)
+    "N4", "buffers are gone", ("A5",), "pair", "buffers that are saved once are saved again", "exact",
+    "FlagScale 411", "warn", "persistent=False on purpose", "register the buffer as persistent, and restore it"
+)  # fmt: skip
 register(R01, P02, N1, N3, N4, N30)
 
 
@@ -95,7 +55,9 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
             roles = _roles(keys)
             message = f"{len(keys):,} of {many(len(a), 'tensor')} {words}: {roles}"
             names = list(dict.fromkeys(fqn for fqn, _ in keys))[:NAMED]
-            found.append(R01.sign(message, {"kind": words, "roles": roles}, names, hit=len(keys), of=len(a)))
+            causes = causes_of(role for _, role in keys) if words != "are new" else ()
+            evidence = {"kind": words, "roles": roles}
+            found.append(R01.sign(message, evidence, names, hit=len(keys), of=len(a), causes=causes))
     return found
 
 
@@ -170,7 +132,8 @@ def same_size(pair: Pair) -> list[Sign] | str:
     words += "; all of it is in a wider type" if wider else ""
     evidence = {"bytes": roles, "held": len(both), "rounded": rounded, "gone": gone, "late": late}
     names = list(dict.fromkeys(fqn for fqn, _ in off))[:NAMED] if both else []
-    return [N3.sign(f"bytes by role changed: {words}", evidence, names, severity="info" if late or wider else "warn")]
+    severity, causes = "info" if late or wider else "warn", causes_of(role for _, role in off)
+    return [N3.sign(f"bytes by role changed: {words}", evidence, names, severity=severity, causes=causes)]
 
 
 def same_buffers(pair: Pair) -> list[Sign] | str:
@@ -181,6 +144,12 @@ def same_buffers(pair: Pair) -> list[Sign] | str:
     if not gone:
         return []
     return [N4.sign(f"{len(gone):,} of {many(len(a), 'buffer')} are gone", {}, gone[:NAMED], hit=len(gone), of=len(a))]
+
+
+def causes_of(roles: Iterable[str]) -> tuple[str, ...]:
+    """Return the cause if tensors of only one kind of buffer are gone or have another shape."""
+    found = {{"buffer": "A5", "scale": "D9", "amax_history": "D9"}.get(role, "") for role in roles}
+    return tuple(found) if len(found) == 1 and found != {""} else ()
 
 
 _BUFFERS = {"buffer", "scale", "amax_history"}

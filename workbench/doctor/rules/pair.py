@@ -228,7 +228,7 @@ def _repeated(updates: Mapping[str, Update], trained: Mapping[str, PairState]) -
     behind = [fqn for fqn in moved if not updates[fqn].k and (updates[fqn].lag or 0) > 0]
     what = "second moments are equal bit for bit" if same else "counters did not advance"
     same = same or behind
-    if same and len(same) >= MOST * len(moved):
+    if behind or len(same) >= MOST * max(len(moved), 1):
         text = f"the weights of {many(len(same), 'parameter')} changed; their {what}"
         sure = all(updates[fqn].betas is not None and not updates[fqn].bars("floor") for fqn in same)
         yield _sign("P36", same, text, len(moved), None if sure else "warn", kind="repeated")

@@ -92,8 +92,8 @@ P19 = Rule(
     ("C2", "C1", "H1"),
     "pair",
     "within few updates a schedule changes the lr by a small factor, or in proportion to the step (warm-up)",
-    f"beyond ×{STEEP:g} and beyond the ratio of the steps; below a third within {SHORT:.0%} more steps; one rate for "
-    "groups that had several",
+    f"beyond the ratio of the steps, and ×{STEEP:g} unless it is the initial lr; below a third within {SHORT:.0%} more "
+    "steps; one rate for groups that had several",
     "warm-up and decay formulas of torch, Megatron, DeepSpeed",
     "warn",
     "cyclic schedules; a learning rate set by hand",
@@ -164,9 +164,11 @@ def rates_moved(pair: Pair) -> list[Sign] | str:
         return "a schedule is stored and defines the lr"
     if a.step is None or b.step is None or b.step <= a.step:
         return "the steps are not stored, or do not advance"
-    warm = max(STEEP, 1.05 * (b.step + 1) / max(a.step, 1))
+    warm = 1.05 * (b.step + 1) / max(a.step, 1)
     soon = b.step - a.step <= max(SHORT * a.step, 1)
-    off = [(old, new) for old, new in rates if new > warm * old or (soon and new < FALL * old)]
+    peaks = {_get(one, "initial_lr") for one in b.groups}
+    steep = {new: warm if new in peaks else max(STEEP, warm) for _, new in rates}
+    off = [(old, new) for old, new in rates if new > steep[new] * old or (soon and new < FALL * old)]
     if not off:
         return []
     old, new = off[0]

@@ -17,101 +17,59 @@ NAMED = 20  #: tensors named in a sign
 ROUNDED = 1e-6  #: relative, between two floats that one program wrote
 
 S06 = Rule(
-    "S06",
-    "the optimizer's state is absent or new",
-    ("B1", "B2"),
-    "one",
+    "S06", "the optimizer's state is absent or new", ("B1", "B2"), "one",
     "after n updates every trained parameter has moments and a counter of n",
     "no moments; counters of 0 or 1 past step 2",
     "torch 2.13 Optimizer.state is created at the first step; issues of KempnerForge 115, Megatron-Bridge 5680",
     "error",
     "a reset on purpose (info if an argument states it); parameters that were frozen or never routed to (warn)",
-    "load the optimizer too (DCP: create it before dcp.load); if it is lost, warm up the lr over 1/(1−β2) steps",
-)
+    "load the optimizer too (DCP: create it before dcp.load); if it is lost, warm up the lr over 1/(1−β2) steps"
+)  # fmt: skip
 S07 = Rule(
-    "S07",
-    "steps disagree",
-    ("B2", "B1", "G6", "C9"),
-    "one",
-    "the counters of all parameters, the trainer's step and the folder's name agree",
-    "more than 1 apart",
-    "exact; ±1 is a convention of when the step is counted",
-    "error",
+    "S07", "steps disagree", ("B2", "B1", "G6", "C9"), "one",
+    "the counters of all parameters, the trainer's step and the folder's name agree", "more than 1 apart",
+    "exact; ±1 is a convention of when the step is counted", "error",
     "parameters unfrozen late, fp16 steps skipped by the scaler, steps that are micro-batches (info), intended resets",
-    "restore step and optimizer from one save; replace any shard of another save",
-)
+    "restore step and optimizer from one save; replace any shard of another save"
+)  # fmt: skip
 S16 = Rule(
-    "S16",
-    "the learning rate is off its schedule",
-    ("C1", "C2", "C3", "C4", "H1"),
-    "one",
+    "S16", "the learning rate is off its schedule", ("C1", "C2", "C3", "C4", "H1"), "one",
     "the optimizer's lr is the one that the stored arguments give for the trainer's step",
     "outside the schedule's range from one update before to two after, 0.1 %",
-    "formulas of torch, Megatron, DeepSpeed, nanoGPT",
-    "warn",
-    "an lr set by hand; arguments that the schedule does not use",
-    "restore the scheduler with the optimizer",
-)
+    "formulas of torch, Megatron, DeepSpeed, nanoGPT", "warn",
+    "an lr set by hand; arguments that the schedule does not use", "restore the scheduler with the optimizer"
+)  # fmt: skip
 S17 = Rule(
-    "S17",
-    "the schedule's position does not match the trainer's step",
-    ("C1", "C3"),
-    "one",
-    "a schedule counts updates (Megatron: samples)",
-    "more than 1 update apart, and no known multiple",
-    "exact; verl 7953, slime 1547, Megatron OptimizerParamScheduler",
-    "warn",
+    "S17", "the schedule's position does not match the trainer's step", ("C1", "C3"), "one",
+    "a schedule counts updates (Megatron: samples)", "more than 1 update apart, and no known multiple",
+    "exact; verl 7953, slime 1547, Megatron OptimizerParamScheduler", "warn",
     "frameworks that step it once per rank or micro-batch (see N9); a warm-up repeated on purpose",
-    "load the scheduler's state; step it once per update",
-)
+    "load the scheduler's state; step it once per update"
+)  # fmt: skip
 S18 = Rule(
-    "S18",
-    "samples or data position do not match the steps",
-    ("C6",),
-    "one",
-    "consumed samples = steps × global batch; a data loader past step 0 is past position 0",
-    "any difference; 0",
-    "exact for a constant batch",
-    "warn",
+    "S18", "samples or data position do not match the steps", ("C6",), "one",
+    "consumed samples = steps × global batch; a data loader past step 0 is past position 0", "any difference; 0",
+    "exact for a constant batch", "warn",
     "data skipped on purpose, a changed batch size, the first batch of an epoch",
-    "restore the data loader's state, or skip the samples already seen",
-)
+    "restore the data loader's state, or skip the samples already seen"
+)  # fmt: skip
 N6 = Rule(
-    "N6",
-    "the optimizer's learning rate differs from its schedule's",
-    ("B8", "C1"),
-    "one",
-    "after a scheduler's step the groups hold its last lr",
-    "1e-6, or off the plan at the schedule's own position",
-    "torch 2.13 LRScheduler.step; rat-sql 45, apex LARC 766",
-    "warn",
-    "an lr set by hand after the schedule's step",
-    "create the scheduler after loading the optimizer, with optimizer.param_groups",
-)
+    "N6", "the optimizer's learning rate differs from its schedule's", ("B8", "C1"), "one",
+    "after a scheduler's step the groups hold its last lr", "1e-6, or off the plan at the schedule's own position",
+    "torch 2.13 LRScheduler.step; rat-sql 45, apex LARC 766", "warn", "an lr set by hand after the schedule's step",
+    "create the scheduler after loading the optimizer, with optimizer.param_groups"
+)  # fmt: skip
 N9 = Rule(
-    "N9",
-    "the schedule counts a multiple of the updates",
-    ("C3",),
-    "one",
+    "N9", "the schedule counts a multiple of the updates", ("C3",), "one",
     "accelerate steps a schedule once per process, other trainers once per micro-batch",
-    "a multiple by world or accumulation",
-    "accelerate AcceleratedScheduler.step",
-    "info",
-    "usual in those frameworks",
-    "none if it was the same before the resume",
-)
+    "a multiple by world or accumulation", "accelerate AcceleratedScheduler.step", "info",
+    "usual in those frameworks", "none if it was the same before the resume"
+)  # fmt: skip
 N11 = Rule(
-    "N11",
-    "every rank has the same random state",
-    ("C8",),
-    "one",
-    "data-parallel ranks draw different numbers",
-    "all generators of two ranks or more are equal",
-    "catalogue C8",
-    "warn",
-    "tensor-parallel ranks share theirs by design (info)",
-    "restore one generator state per rank",
-)
+    "N11", "every rank has the same random state", ("C8",), "one", "data-parallel ranks draw different numbers",
+    "all generators of two ranks or more are equal", "catalogue C8", "warn",
+    "tensor-parallel ranks share theirs by design (info)", "restore one generator state per rank"
+)  # fmt: skip
 register(S06, S07, S16, S17, S18, N6, N9, N11)
 
 

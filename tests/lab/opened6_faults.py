@@ -1,7 +1,4 @@
-"""The sixth half: what loads and saves make of a run's state. Whoever tunes rules does not read it.
-
-Most are mistakes that public reports describe; what a fault leaves in which files follows from how it is made.
-"""
+"""Resumes of the lab's own trainer of the sixth sealed half: measured, then opened, and tuned on now."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ from tests.lab.model import LORA_SCALE, initial, is_norm
 from tests.lab.split import axis_of, halves
 from tests.lab.state import Named, State
 
-__all__ = ["SIXTH_FAULTS"]
+__all__ = ["OPENED6_FAULTS"]
 
 ANY = "echo next early"
 #: Layouts whose files hold the position of the data as a loader tells it.
@@ -391,7 +388,7 @@ def cut_short(*names: str) -> Callable[[Path, State, Lab], State | None]:
     return damage
 
 
-SIXTH_FAULTS = [
+OPENED6_FAULTS = [
     # weights
     Fault("sx01_final_norm", "A3", "the last norm is stored under another name, and stays at one",
           seen("alone echo next"), mapped(torch.ones_like, inside("model.norm."), WEIGHTS), also=("A2",),

@@ -1,7 +1,4 @@
-"""The sixth half: loops with torch's optimizers and others, their schedules, averages and normalisations.
-
-Whoever tunes rules does not read it.
-"""
+"""Training loops in plain torch of the sixth sealed half: measured, then opened, and tuned on now."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from tests.lab.fault import Fault
 from tests.lab.live import Groups, Loop, fault, variant
 from tests.lab.live_healthy import Experts, Sheltered, Tied, muon, only, optim, plain
 
-__all__ = ["SIXTH_LIVE"]
+__all__ = ["OPENED6_LIVE"]
 
 TORCH = torch.optim
 LR = torch.optim.lr_scheduler
@@ -482,7 +479,7 @@ def nesterov(self: Loop, groups: Groups) -> torch.optim.Optimizer:
 
 RMSPROP = optim(TORCH.RMSprop, factor=0.3, alpha=0.99, momentum=0.9)
 
-SIXTH_LIVE: list[Fault] = [
+OPENED6_LIVE: list[Fault] = [
     fault("sl01_adagrad_sums", "B3", "Adagrad's sums begin again, its counters do not", "alone echo next early",
           also=("B4",), optimizer=optim(TORCH.Adagrad, factor=3.0), loaded=zeroed("sum")),
     fault("sl02_rmsprop_squares", "B4", "RMSprop's squares are zeros", "alone echo next early", also=("B3",),

@@ -1,4 +1,4 @@
-"""The sixth half: transformers' ``Trainer``, peft and accelerate. Whoever tunes rules does not read it."""
+"""transformers' ``Trainer``, peft and accelerate of the sixth sealed half: measured, then opened, and tuned on now."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.lab.fault import Fault, seen
 from tests.lab.hugging import SIZE, Rows, made, trained
 
-__all__ = ["SIXTH_HUGGING"]
+__all__ = ["OPENED6_HUGGING"]
 
 Weights = dict[str, torch.Tensor]
 Live = Callable[[Path, random.Random, int], None]
@@ -257,7 +257,7 @@ def _well(id: str, text: str, live: Live, true: tuple[str, ...] = (), kind: str 
 
 LLAMA, QWEN, GPT2 = (partial(made, name) for name in ("Llama", "Qwen2", "gpt2"))
 
-SIXTH_HUGGING = [
+OPENED6_HUGGING = [
     _fault("sf01_no_biases", "A2", "Trainer, Qwen2: the file has no biases of the attention", "echo next",
            run(QWEN, spoil=rewritten(no_biases))),
     _fault("sf02_no_schedule_file", "B1", "Trainer: without the schedule's file the optimizer is not loaded either",
