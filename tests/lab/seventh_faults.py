@@ -503,7 +503,8 @@ SEVENTH_FAULTS = [
           mapped(brain_float, inside("embed_tokens"), MOMENTS)),
     # masters
     Fault("sv27_masters_of_the_begin", "D2", "masters of the last stage are the run's first weights",
-          seen("alone echo next early"), masters_of_the_begin, needs=masters),
+          seen("alone echo next early"), masters_of_the_begin, needs=masters, also=("A2", "G6"),
+          why="without an echo, weights that were not loaded or are older look the same"),
     Fault("sv28_older_table", "D3", "the table's 16-bit copy is an update older than its master", seen("alone echo"),
           older_table, needs=masters, also=("G6",)),
     Fault("sv29_matrices_in_half", "D7", "matrices went through fp16, vectors did not", seen("alone echo next"),
@@ -538,7 +539,7 @@ SEVENTH_FAULTS = [
           seen(ANY), told(lambda s: {"step": 4 * s.trainer.step}), formats=COUNTED, also=("B2", "C3")),
     Fault("sv42_gradients_vanish", "B10", "the loss is divided by the number of all tokens once more",
           seen("next early"), told(lambda s: {"silent": (("gradient", 1e-6),)}),
-          needs=with_(clip=0.0, betas=(0.9, 0.95)), also=("C10", "D10", "D8", "H1"),
+          needs=with_(clip=0.0, betas=(0.9, 0.95), optimizer="adamw"), also=("C10", "D10", "D8", "H1"),
           why="gradients of another scale, whatever made them so"),
     # saves
     Fault("sv43_bf16_masters_saved", "D1", "the save writes the masters in the type of the weights",

@@ -174,7 +174,7 @@ class Towers(nn.Module):
             self.norm = nn.LayerNorm(h)
             self.branch = nn.Linear(h, h)
         self.gamma = nn.Parameter(torch.full((h,), 1e-5))  # of the branch, as vision models scale theirs
-        self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
+        self.logit_scale = nn.Parameter(torch.tensor(math.log(10)))
         self.register_buffer("temperature", torch.tensor(1.0))
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -559,6 +559,7 @@ def actor_alone(self: Loop, weights: dict[str, Any]) -> None:
 
 
 def scale_anew(self: Loop) -> None:
+    """The class has another initial value than the run's config, and sets it after the load."""
     with torch.no_grad():
         weight(self, "logit_scale").fill_(math.log(1 / 0.07))
 
@@ -711,7 +712,7 @@ SEVENTH_LIVE: list[Fault] = [
           loaded=random_state_held, also=("G6", "G7")),
     fault("svl18_actor_alone", "A2", "the critic was not loaded", "echo next early", base=Rewarded, take=actor_alone,
           also=("A1",)),
-    fault("svl19_scale_anew", "A2", "the learned scale of the logits begins again", "echo next", base=Contrastive,
+    fault("svl19_scale_anew", "A2", "the learned scale of the logits begins again", "echo next early", base=Contrastive,
           loaded=scale_anew),
     fault("svl20_gamma_anew", "A2", "gains of the residual branch begin again", "alone echo next", base=Contrastive,
           loaded=gamma_anew, also=("A3",), why="gains, as those of a norm are"),
