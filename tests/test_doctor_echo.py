@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tempfile
 from itertools import accumulate, pairwise
@@ -26,6 +27,7 @@ from workbench.doctor.ledger.sign import Sign
 from workbench.doctor.origins.became import on_grid
 from workbench.doctor.origins.index import MovedRows, RowIndex, blocks_text, row_keys
 from workbench.doctor.origins.look import rejoined
+from workbench.doctor.origins.match import some
 from workbench.doctor.rules.elsewhere import check_rows
 from workbench.doctor.rules.load import EchoValues, check_echo
 from workbench.doctor.rules.load_signs import ECHO
@@ -274,6 +276,18 @@ def test_rows_of_large_weights_are_sampled(tmp_path):
     assert every == 3 and sign.tensors == (names[0],) and sign.severity == "error"
     first, second = sign.evidence["blocks"]
     assert abs(first[1] - 1500) <= every and first[3] == 1500 and second[1] == 3000 and abs(second[3]) <= every
+
+
+@pytest.mark.parametrize("shape", [(7, 16), (7, 3), (3, 5, 16), (7, 3, 4), (7, 1, 4)])
+def test_rows_far_apart_are_read_together(tmp_path, shape):
+    """Rows are lines of the last axis; where that is short, they are those of the first."""
+    w = torch.randn(shape, generator=torch.Generator().manual_seed(7)).bfloat16()
+    w[-1] = math.nan
+    save_file({"w": w}, tmp_path / "m.safetensors")
+    rows = torch.tensor([0, 2, 5, -1]) % (15 if shape == (3, 5, 16) else 7)
+    truth = w.float().nan_to_num(0).reshape(-1, 16 if shape[-1] == 16 else math.prod(shape[1:]))[rows]
+    found = some(wb.open(str(tmp_path / "m.safetensors"), cache=False)["w"], rows.numpy())
+    assert found.dtype == np.float32 and np.array_equal(found, truth)
 
 
 @pytest.mark.parametrize("control", list(lab.CONTROLS))

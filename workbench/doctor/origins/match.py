@@ -62,15 +62,35 @@ def values(tensor: LazyTensor, first: int, last: int, *, columns: bool = False) 
     else:
         each = count // tensor.shape[0]
         part = tensor.lazy[first // each : -(-last // each)]
-    raw = part.numpy()
-    with np.errstate(all="ignore"):
-        found = Decoder(part.element).numbers(np.ascontiguousarray(raw).reshape(-1)).astype(np.float32)
-        found = np.clip(np.nan_to_num(found.reshape(raw.shape), nan=0.0), -LARGEST, LARGEST)
+    found = _numbers(part, part.numpy())
     if columns:
         return np.ascontiguousarray(found.T)
     rows = found.reshape(-1, width)
     start = 0 if len(tensor.shape) == 2 else first % (count // tensor.shape[0])
     return np.asarray(rows[start : start + last - first])
+
+
+def some(tensor: LazyTensor, rows: Ints) -> Array:
+    """Return ``(len(rows), w) float32`` rows of a tensor as :func:`values` does, planned and read together.
+
+    Args:
+        rows: ``(s,)`` numbers of rows of a tensor with at least two axes.
+    """
+    shape, (_, width) = tensor.shape, row_shape(tensor.shape)
+    axes = len(shape) - 1 if shape[-1] == width else 1  # those that number the rows
+    offsets, sizes = np.zeros((2, len(rows), len(shape)), np.int64)
+    offsets[:, :axes] = np.stack(np.unravel_index(rows, shape[:axes]), 1)
+    sizes[:] = [1] * axes + list(shape[axes:])
+    raw = np.empty((len(rows), width), tensor.element.numpy)
+    for at, box in enumerate(tensor.boxes(offsets, sizes)):
+        raw[at] = box.reshape(-1)
+    return _numbers(tensor, raw)
+
+
+def _numbers(tensor: LazyTensor, raw: Array) -> Array:
+    with np.errstate(all="ignore"):
+        found = Decoder(tensor.element).numbers(np.ascontiguousarray(raw).reshape(-1)).astype(np.float32)
+        return np.clip(np.nan_to_num(found.reshape(raw.shape), nan=0.0), -LARGEST, LARGEST)
 
 
 def match(after: LazyTensor, before: Sequence[LazyTensor], own: int, *, columns: bool = False) -> Matched:
@@ -92,8 +112,10 @@ def match(after: LazyTensor, before: Sequence[LazyTensor], own: int, *, columns:
     def lines(tensor: LazyTensor, first: int, last: int) -> Array:
         return values(tensor, first, last, columns=columns)
 
-    if step > 1:
+    if step > 1 and columns:
         mine = np.concatenate([lines(after, row, row + 1) for row in rows.tolist()])
+    elif step > 1:
+        mine = some(after, rows)
     else:
         mine = _all(lines, after, count, width)
     length = np.linalg.norm(mine, axis=1)

@@ -22,7 +22,7 @@ from workbench.core.arrays import Array
 from workbench.doctor.laws.bounds import UNITS, bound, reach
 from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.index import MovedRows, row_shape
-from workbench.doctor.origins.match import Matched, match, values
+from workbench.doctor.origins.match import Matched, match, some
 from workbench.doctor.origins.samples import sampled
 from workbench.doctor.origins.tags import Move
 from workbench.doctor.passes.pair import Update
@@ -139,11 +139,9 @@ def _angle(one: Array, two: Array) -> float:
 def _straight(before: LazyTensor, after: LazyTensor) -> Array:
     """Return the cosines of some rows with their old values."""
     count = row_shape(after.shape)[0]
-    found = []
-    for row in np.unique(np.linspace(0, count - 1, min(count, ROWS)).astype(np.int64)).tolist():
-        one, two = (values(tensor, row, row + 1)[0].astype(np.float64) for tensor in (before, after))
-        found.append(_angle(one, two))
-    return np.array(found)
+    rows = np.unique(np.linspace(0, count - 1, min(count, ROWS)).astype(np.int64))
+    old, new = (some(tensor, rows).astype(np.float64) for tensor in (before, after))
+    return np.array([_angle(one, two) for one, two in zip(old, new, strict=True)])
 
 
 def _family(atoms: Atoms, atom: Atom) -> list[Atom]:
@@ -257,5 +255,4 @@ def out_of_reach(atoms: Atoms, atom: Atom, updates: Mapping[str, Update]) -> boo
 def _some(tensor: LazyTensor) -> Array:
     """Return the elements of some rows."""
     rows = row_shape(tensor.shape)[0]
-    parts = [values(tensor, row, row + 1).ravel() for row in range(0, rows, rows // FEW_ROWS + 1)]
-    return np.concatenate(parts).astype(np.float64)
+    return some(tensor, np.arange(0, rows, rows // FEW_ROWS + 1)).ravel().astype(np.float64)
