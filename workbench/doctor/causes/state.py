@@ -8,7 +8,7 @@ from workbench.doctor.causes.case import GONE, NEARLY_ALL, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import counters_restarted, fresh, moments_lost, second_lost, wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
-from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, STATE
+from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, STATE, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg, Status
 from workbench.doctor.ledger.sign import Sign, many
 from workbench.doctor.passes.updates import passed
@@ -264,8 +264,7 @@ def second_gone(case: Case) -> Iterator[Match]:
             words = f"the first moments of {len(held):,} of {many(len(names), 'parameter')} are not zero"
             reasons = case.against(("B1 B3", words if held else ""))
             title = "" if names & change.hit(("exp_avg_sq",)) else SECOND_LOST if held else PART_LOST
-            exact = not part and change.proved(SECOND, "zero") and change.whole(SECOND, names)
-            yield Match(change.leg, 1.0, names, exact, reasons=reasons, title=title)
+            yield Match(change.leg, 1.0, names, reasons=reasons, title=title)
         if sunk := case.sunk(change):
             names = sunk | change.hit((*change.weights, *MASTERS))
             yield Match(change.leg, 0.96, names, title="The second moments were lost, or became far too small.")
@@ -292,7 +291,10 @@ def other_binding(case: Case) -> Iterator[Match]:
             continue  # the owner is unknown: they moved with the weights
         if names and not change.exact and not case.counters(change.leg).reset:
             names |= change.hit(MOMENTS, "other", "fallen", "near")  # the source of small ones cannot be found
-        if names and not 4 * len(case.displaced(change) & names) > len(names):  # steps by wrong moments are too long
+        odd = case.displaced(change) & names
+        if change.leg == "load":  # masters are state of the optimizer, and move with it
+            odd -= change.hit(MASTERS, *OF_OTHERS) & change.clean(WEIGHTS)
+        if names and not 4 * len(odd) > len(names):  # steps by wrong moments are too long
             still = change.seen(*change.weights) & names
             words = case.equal(change, change.weights, "weights", names) if still else ""
             reasons = case.against(
@@ -541,7 +543,7 @@ OPTIMIZER = (
          torch="build the param groups in the same order as at the save, or save the state by parameter name",
          hf="build the groups in the same order as at the save; a changed decay rule reorders optimizer.pt",
          deepspeed="keep the order of the param groups, because ZeRO's flat buffers follow it",
-         explains="P01 S07 P32 P25 P26 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S04 N28",
+         explains="P01 S07 S08 P32 P25 P26 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S04 N28",
          expects="P17 P32 R02 N5",
          losses="the first loss is right, then a slow bump",
          pattern=other_binding, damage=wrong_steps),
