@@ -240,7 +240,7 @@ def moments_zero(case: Case) -> Iterator[Match]:
         absent = change.hit(MOMENTS, "absent")
         names = frozenset((kept | alone) - absent)
         fell = change.hit(MOMENTS, "fallen") & counters.kept
-        if not names and change.leg == "train" and 2 * len(fell) > len(change.hit(MOMENTS)):
+        if not names and change.leg == "train" and fell and 2 * len(fell) >= len(change.hit(MOMENTS)):
             words = f"exp_avg_sq of {many(len(fell), 'parameter')} fell and kept its profile"
             reasons = case.against(
                 ("B6 E13", words), ("B1", f"the counters of {many(len(fell), 'parameter')} continued")
