@@ -23,7 +23,7 @@ FELL = 0.02  #: share of the elements of a second moment below their floor, from
 OF_OTHERS = ("moved", "moved.name", "moved.layer", "moved.stack", "moved.expert", "moved.gate_up")
 ADAM = ("exp_avg", "exp_avg_sq")
 RELATED = 0.5  #: cosine similarity from which a weight counts as related to the old one
-SECOND_LOST = "The second moments were lost; the first were kept."  #: for optimizers that use other names
+SECOND_LOST = "The second moments were lost; other state was kept."  #: for optimizers that use other names
 PART_LOST = "A part of the second moments was lost."
 UNLIKE = ("other", "fill", "zero")  #: forms of weights that keep nothing of the old ones
 
@@ -155,8 +155,7 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         counters = case.counters(change.leg)
         first, second = case.lost(change)
         broken = change.hit(MOMENTS) & counters.reset
-        single = (change.hit(FIRST) - change.seen(*SECOND)) | (change.hit(SECOND) - change.seen(*FIRST))
-        names = frozenset(((first & second) - (single & change.partly(*GONE))) | change.hit((STATE,), "weights"))
+        names = frozenset((first & second) | change.hit((STATE,), "weights"))
         if change.leg == "train" and broken:
             names |= counters.reset  # for the others the laws hold by chance
         quantised = change.hit(("state1", "state2"), *GONE)
@@ -235,13 +234,14 @@ def moments_zero(case: Case) -> Iterator[Match]:
     for change in case.changes:
         counters = case.counters(change.leg)
         first, second = case.lost(change)
-        both, alone = first & second, first - second
+        both, alone = first & second, (first - second) & change.seen(*SECOND)
         kept = both & (counters.kept | (set() if change.leg in ("load", "train") else both - counters.reset))
         absent = change.hit(MOMENTS, "absent")
         names = frozenset((kept | alone) - absent)
         fell = change.hit(MOMENTS, "fallen") & counters.kept
         if not names and change.leg == "train" and fell and 2 * len(fell) >= len(change.hit(MOMENTS)):
-            words = f"exp_avg_sq of {many(len(fell), 'parameter')} fell and kept its profile"
+            adam = bool(change.hit(("exp_avg_sq",), "fallen"))
+            words = f"exp_avg_sq of {many(len(fell), 'parameter')} fell and kept its profile" if adam else ""
             reasons = case.against(
                 ("B6 E13", words), ("B1", f"the counters of {many(len(fell), 'parameter')} continued")
             )

@@ -284,7 +284,7 @@ def _patterns(atoms: Atoms, looks: list[AtomLook], not_checked: dict[str, str]) 
         if looks[at].kind in ("near", "other", "part"):
             if _zeros(one, before, after):
                 looks[at] = replace(looks[at], kind="zeros", text="")
-            elif looks[at].kind != "part" and _reordered(before, after):
+            elif looks[at].kind != "part" and _reordered(before, after) and not rejoined(before, after):
                 text = "the same values are at other places"
                 looks[at] = replace(looks[at], kind="columns", text=text, form={"form": "order"})
             elif one.row.numel <= SMALL:
