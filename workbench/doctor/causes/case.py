@@ -223,10 +223,11 @@ class Case:
     def lost(self, change: LedgerLeg) -> tuple[set[str], set[str]]:
         """Return the parameters that lost their first, and their second, moments (absent, zero or constant).
 
-        Those with only one kind, as SGD's and Adagrad's, lose both with it.
+        Those with only one kind, as SGD's and Adagrad's, lose both if they lose all of it.
         """
         first, second = change.hit(FIRST, *GONE), change.hit(SECOND, *GONE, "fill")
-        return first | (second - change.seen(*FIRST)), second | (first - change.seen(*SECOND))
+        part = change.partly(*GONE)
+        return first | (second - change.seen(*FIRST) - part), second | (first - change.seen(*SECOND) - part)
 
     def displaced(self, change: LedgerLeg) -> set[str]:
         """Return weights and masters beyond their law, except where wrong moments explain the first updates.

@@ -119,7 +119,7 @@ def partition(cause: str) -> Callable[[Case], Iterator[Match]]:
                 )
             if cause == "E13":
                 masters = frozenset(change.hit(MASTERS, "moved.") & change.clean(WEIGHTS))
-                if masters and change.leg == "load":
+                if masters and change.leg == "load":  # complete ones are assigned to others (B5)
                     yield Match(change.leg, 0.95, masters, False)
 
     return pattern
@@ -146,12 +146,14 @@ def scaled(case: Case) -> Iterator[Match]:
         if norms and norms == change.hit(change.weights) and all(abs(one - 1) > FAR for one in scales):
             yield Match(change.leg, 0.93, frozenset(norms), False)
         for quantities in ((*change.weights, *MASTERS), MOMENTS):
-            names = frozenset(change.hit(quantities, "ratio"))
+            names, every = frozenset(change.hit(quantities, "ratio")), change.hit(quantities)
             factors = sorted({float(change.detail(quantities, n).get("ratio", 0)) for n in names})
             if names and (quantities is not MOMENTS or all(map(_of_ranks, factors))):
                 words = f"they are {', '.join(f'{one:.3g}' for one in factors[:3])} times the old values"
                 strength = 0.98 if quantities is MOMENTS else 0.95
-                yield Match(change.leg, strength, names, False, reasons=case.against(("A2 G6 F4", words)))
+                most = len(names) >= NEARLY_ALL * len(every)  # in small ones, a factor cannot be proved
+                reasons = case.against(("A2 G6 F4", words))
+                yield Match(change.leg, strength, frozenset(every) if most else names, False, reasons=reasons)
 
 
 def _of_ranks(factor: float) -> bool:
@@ -484,7 +486,7 @@ LAYOUTS = (
          "a replicated tensor was merged like a sharded one", "weights scaled by 1/n",
          "mark the tensor as replicated in the conversion", ECHO, "catalogue E12",
          deepspeed="universal checkpoint: list the tensor in the patterns for replicated or averaged parameters",
-         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P25 P32 P33 P18 R09 S15",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P25 P32 P33 P18 R09 S04 S15 S19",
          losses="the first losses are wrong; they recover over 10² to 10³ updates",
          pattern=scaled),
     made("E13", "The optimizer's state was resharded with a different map than the weights.",

@@ -8,7 +8,7 @@ from workbench.doctor.causes.case import GONE, NEARLY_ALL, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import counters_restarted, fresh, moments_lost, second_lost, wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
-from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, STATE
+from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, STATE, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg, Status
 from workbench.doctor.ledger.sign import Sign, many
 from workbench.doctor.passes.updates import passed
@@ -23,7 +23,7 @@ FELL = 0.02  #: share of the elements of a second moment below their floor, from
 OF_OTHERS = ("moved", "moved.name", "moved.layer", "moved.stack", "moved.expert", "moved.gate_up")
 ADAM = ("exp_avg", "exp_avg_sq")
 RELATED = 0.5  #: cosine similarity from which a weight counts as related to the old one
-SECOND_LOST = "The second moments were lost; the first were kept."  #: for optimizers that use other names
+SECOND_LOST = "The second moments were lost; other state was kept."  #: for optimizers that use other names
 PART_LOST = "A part of the second moments was lost."
 UNLIKE = ("other", "fill", "zero")  #: forms of weights that keep nothing of the old ones
 
@@ -155,8 +155,7 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         counters = case.counters(change.leg)
         first, second = case.lost(change)
         broken = change.hit(MOMENTS) & counters.reset
-        single = (change.hit(FIRST) - change.seen(*SECOND)) | (change.hit(SECOND) - change.seen(*FIRST))
-        names = frozenset(((first & second) - (single & change.partly(*GONE))) | change.hit((STATE,), "weights"))
+        names = frozenset((first & second) | change.hit((STATE,), "weights"))
         if change.leg == "train" and broken:
             names |= counters.reset  # for the others the laws hold by chance
         quantised = change.hit(("state1", "state2"), *GONE)
@@ -235,13 +234,14 @@ def moments_zero(case: Case) -> Iterator[Match]:
     for change in case.changes:
         counters = case.counters(change.leg)
         first, second = case.lost(change)
-        both, alone = first & second, first - second
+        both, alone = first & second, (first - second) & change.seen(*SECOND)
         kept = both & (counters.kept | (set() if change.leg in ("load", "train") else both - counters.reset))
         absent = change.hit(MOMENTS, "absent")
         names = frozenset((kept | alone) - absent)
         fell = change.hit(MOMENTS, "fallen") & counters.kept
-        if not names and change.leg == "train" and 2 * len(fell) > len(change.hit(MOMENTS)):
-            words = f"exp_avg_sq of {many(len(fell), 'parameter')} fell and kept its profile"
+        if not names and change.leg == "train" and fell and 2 * len(fell) >= len(change.hit(MOMENTS)):
+            adam = bool(change.hit(("exp_avg_sq",), "fallen"))
+            words = f"exp_avg_sq of {many(len(fell), 'parameter')} fell and kept its profile" if adam else ""
             reasons = case.against(
                 ("B6 E13", words), ("B1", f"the counters of {many(len(fell), 'parameter')} continued")
             )
@@ -264,8 +264,7 @@ def second_gone(case: Case) -> Iterator[Match]:
             words = f"the first moments of {len(held):,} of {many(len(names), 'parameter')} are not zero"
             reasons = case.against(("B1 B3", words if held else ""))
             title = "" if names & change.hit(("exp_avg_sq",)) else SECOND_LOST if held else PART_LOST
-            exact = not part and change.proved(SECOND, "zero") and change.whole(SECOND, names)
-            yield Match(change.leg, 1.0, names, exact, reasons=reasons, title=title)
+            yield Match(change.leg, 1.0, names, reasons=reasons, title=title)
         if sunk := case.sunk(change):
             names = sunk | change.hit((*change.weights, *MASTERS))
             yield Match(change.leg, 0.96, names, title="The second moments were lost, or became far too small.")
@@ -292,7 +291,10 @@ def other_binding(case: Case) -> Iterator[Match]:
             continue  # the owner is unknown: they moved with the weights
         if names and not change.exact and not case.counters(change.leg).reset:
             names |= change.hit(MOMENTS, "other", "fallen", "near")  # the source of small ones cannot be found
-        if names and not 4 * len(case.displaced(change) & names) > len(names):  # steps by wrong moments are too long
+        odd = case.displaced(change) & names
+        if change.leg == "load":  # masters are state of the optimizer, and move with it
+            odd -= change.hit(MASTERS, *OF_OTHERS) & change.clean(WEIGHTS)
+        if names and not 4 * len(odd) > len(names):  # steps by wrong moments are too long
             still = change.seen(*change.weights) & names
             words = case.equal(change, change.weights, "weights", names) if still else ""
             reasons = case.against(
@@ -541,7 +543,7 @@ OPTIMIZER = (
          torch="build the param groups in the same order as at the save, or save the state by parameter name",
          hf="build the groups in the same order as at the save; a changed decay rule reorders optimizer.pt",
          deepspeed="keep the order of the param groups, because ZeRO's flat buffers follow it",
-         explains="P01 S07 P32 P25 P26 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S04 N28",
+         explains="P01 S07 S08 P32 P25 P26 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S04 N28",
          expects="P17 P32 R02 N5",
          losses="the first loss is right, then a slow bump",
          pattern=other_binding, damage=wrong_steps),

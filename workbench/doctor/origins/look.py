@@ -149,7 +149,7 @@ def _plainly(atom: Atom, row: TensorDiff) -> AtomLook:
     if c.nan_new or c.inf_b > c.inf_a:
         count = c.nan_new + max(c.inf_b - c.inf_a, 0)
         text = f"{count:,} of {row.numel:,} elements are no longer finite"
-        return AtomLook(atom, "nan", row, share, cosine, text, form={"alone": c.changed == count})
+        return AtomLook(atom, "nan", row, share, cosine, text, form={"alone": c.changed == count <= FEW})
     if c.how != "raw" and c.looked == c.seen and c.l2_b == 0 and c.l2_a:
         return AtomLook(atom, "zero", row, share, cosine, f"all {row.numel:,} elements became zero")
     return AtomLook(atom, kind, row, share, cosine)
@@ -284,6 +284,9 @@ def _patterns(atoms: Atoms, looks: list[AtomLook], not_checked: dict[str, str]) 
         if looks[at].kind in ("near", "other", "part"):
             if _zeros(one, before, after):
                 looks[at] = replace(looks[at], kind="zeros", text="")
+            elif looks[at].kind != "part" and _reordered(before, after) and not rejoined(before, after):
+                text = "the same values are at other places"
+                looks[at] = replace(looks[at], kind="columns", text=text, form={"form": "order"})
             elif one.row.numel <= SMALL:
                 looks[at] = _constant(looks[at], after)
             if looks[at].kind == "near" and (grid := on_grid(before, after)):
@@ -295,6 +298,14 @@ def _patterns(atoms: Atoms, looks: list[AtomLook], not_checked: dict[str, str]) 
     if left:
         not_checked["patterns"] = f"{left:,} of {len(wanted):,} changed tensors were not searched for a pattern"
     return [one for one in looks if one.kind != "type"]
+
+
+def _reordered(before: LazyTensor, after: LazyTensor) -> bool:
+    """Return whether a tensor holds its old values in another order, most of them different from each other."""
+    if before.element != after.element or before.shape != after.shape or not 1 < after.numel() <= SMALL:
+        return False
+    old, new = (np.sort(bits(one).reshape(-1)) for one in (before, after))
+    return bool(np.array_equal(old, new) and 2 * np.count_nonzero(old[1:] != old[:-1]) > len(old))
 
 
 def _named(one: AtomLook, pattern: Pattern) -> AtomLook:

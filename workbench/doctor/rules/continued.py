@@ -17,6 +17,7 @@ from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register
 from workbench.doctor.passes.updates import passed, scheduled
 from workbench.doctor.rules.names import renamed, same_buffers, same_parameters, same_size, same_tensors
+from workbench.doctor.rules.pair import SLIGHT
 from workbench.doctor.rules.settings import fields_changed, rates_moved, settings_kept, tied_kept
 from workbench.doctor.rules.stated import NAMED, reset_meant, scaled
 from workbench.names.weights import parse
@@ -353,10 +354,13 @@ def _decays(pair: Pair, changed: Mapping[str, Any]) -> list[Sign]:
         return []
     old, new = ({group.weight_decay for group in side.groups if group.weight_decay} for side in (a, b))
     whole = not old & new  # none of the old values is in use: another setting, not another grouping
+    some = [*old, *new]
+    slight = whole and len(old) == len(new) == 1 and max(some) <= SLIGHT * min(some)  # a trainer may schedule it
     what = "parameters" if named else "param groups"
     words = f"weight decay changed for {len(off):,} of {of:,} {what}, and no argument records it"
     tensors = sorted(off)[:NAMED] if named else []
-    return [R12.sign(words, {"kind": "decay" if whole else "groups"}, tensors, hit=len(off), of=of)]
+    kind, severity = "decay" if whole else "groups", "info" if slight else "warn"
+    return [R12.sign(words, {"kind": kind}, tensors, severity=severity, hit=len(off), of=of)]
 
 
 def _declared(a: TrainingState, b: TrainingState) -> list[str]:

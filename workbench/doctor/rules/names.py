@@ -56,6 +56,8 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
             message = f"{len(keys):,} of {many(len(a), 'tensor')} {words}: {roles}"
             names = list(dict.fromkeys(fqn for fqn, _ in keys))[:NAMED]
             causes = causes_of(role for _, role in keys) if words != "are new" else ()
+            if words == "are gone" and len(keys) < len(a) / 2 and {role for _, role in keys} <= {"param", "master"}:
+                causes = ("A2",)
             evidence = {"kind": words, "roles": roles}
             found.append(R01.sign(message, evidence, names, hit=len(keys), of=len(a), causes=causes))
     return found

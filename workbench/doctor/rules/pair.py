@@ -22,6 +22,7 @@ TURNED_FAR = 0.2  #: the same if the optimizer's laws are unknown
 STILL = 0.95  #: cosine of most weights below which a turned weight is not unusual
 YOUNG = 3  #: least ratio of the updates before to those in between; younger weights may still turn far
 APART = 4.0  #: times the median parameter's change (catalogue, 3.2)
+SLIGHT = 1.5  #: factor within which a trainer may schedule the weight decay
 STEADY = 5  #: updates from which steady gradients move a weight ∝ k, and changing ones ∝ √k
 SOON = 50  #: updates
 LIST = 100
@@ -325,7 +326,7 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
             failed[fqn] = rest
             continue
         rates[fqn] = lr
-        if update.stated is not None and best == update.stated[1] != update.stated[0]:
+        if update.stated is not None and best == update.stated[1] and max(update.stated) > SLIGHT * min(update.stated):
             changed[fqn] = update.stated
         tolerance = REST + 3 * rest
         if update.lr is not None and not update.lr[0] * (1 - tolerance) <= lr <= update.lr[1] * (1 + tolerance):
