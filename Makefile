@@ -14,8 +14,9 @@ PIP  := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c cons
 DEPS := pyproject.toml constraints.txt
 
 # One BLAS thread a test process: the processes already fill the cores. JOBS is one more than the cores of a small
-# machine: a quarter of the time, a process waits for a browser, a kernel or a disk.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# machine: a quarter of the time, a process waits for a browser, a kernel or a disk. Bytecode is written whatever the
+# environment says: otherwise each of some hundred processes compiles the package anew, and each worker every test.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # nbmake, which `make notebooks` needs, takes each process 1.6 s to import.
 TESTS  := $(PYTEST) -p no:nbmake -n $(JOBS) --dist loadfile --no-loadscope-reorder
 

@@ -15,19 +15,11 @@ from typing import Any
 import numpy as np
 import zstandard
 
+from tests.tensorflow_files import crc32c
+
 MANIFEST, NODE = b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde"
 NONE = (1 << 64) - 1
 Place = tuple[int, int, int]  #: file, offset, length
-
-
-def crc32c(data: bytes) -> int:
-    """Bit by bit, RFC 3720."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ 0x82F63B78 * (crc & 1)
-    return crc ^ 0xFFFFFFFF
 
 
 def varint(*numbers: int) -> bytes:

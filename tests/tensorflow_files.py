@@ -13,13 +13,21 @@ KINDS = {torch.float32: 1, torch.int64: 9, torch.bfloat16: 14, torch.bool: 10, t
 Extents = tuple[tuple[int, int], ...]
 
 
+def _rest(byte: int) -> int:
+    """What is left of a byte, a bit at a time."""
+    for _ in range(8):
+        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+    return byte
+
+
+RESTS = [_rest(byte) for byte in range(256)]
+
+
 def crc32c(data: bytes) -> int:
-    """CRC-32C, a bit at a time."""
+    """CRC-32C, a byte at a time."""
     crc = 0xFFFFFFFF
     for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+        crc = crc >> 8 ^ RESTS[(crc ^ byte) & 0xFF]
     return crc ^ 0xFFFFFFFF
 
 

@@ -172,7 +172,7 @@ CASES = [
 
 @pytest.mark.parametrize("layout, fault", CASES)
 def test_what_is_said_of_a_load_is_so_in_the_files(fault, layout):
-    paths = draw(every_fault()[fault], 5, [layout])
+    paths = draw(every_fault()[fault], 5, [layout], 1)
     found = wb.doctor(paths.before, echo=paths.echo)
     before, echo = Stored(Path(paths.before)), Stored(Path(paths.echo))
     checked = 0
@@ -190,7 +190,7 @@ def test_what_is_said_of_a_load_is_so_in_the_files(fault, layout):
     "layout, fault", in_turn(["folder", "torch_save"], ["f01_drop_opt", "f03_drop_v", "f04_drop_mv_keep_step"])
 )
 def test_elements_below_the_floor_are_counted_as_torch_counts_them(fault, layout):
-    paths = draw(every_fault()[fault], 5, [layout])
+    paths = draw(every_fault()[fault], 5, [layout], 1)
     assert paths.next is not None
     found = wb.doctor(paths.before, paths.next)
     before, after = Stored(Path(paths.before)), Stored(Path(paths.next))

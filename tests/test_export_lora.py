@@ -12,9 +12,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import workbench as wb
 from tests.edited import write_edited
@@ -32,7 +30,12 @@ pytestmark = [  # of peft, on transformers and on embeddings that it saves
 ]
 
 
+# peft and transformers' models are imported by the tests: they take seconds, and every worker imports this file.
+
+
 def llama(**more):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=48,
@@ -47,6 +50,8 @@ def llama(**more):
 
 
 def gpt2():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     return GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=40, n_positions=8))
 
 
@@ -72,8 +77,10 @@ def fill(model, dtype, seed=0, exact=True):
 
 
 def trained(model, config, folder, exact=True, dtype=torch.float32):
-    """A PEFT model whose adapter is no longer zero, and the adapter saved."""
-    peft = get_peft_model(model, config)
+    """A PEFT model whose adapter is no longer zero, and the adapter saved; ``config`` is of a ``LoraConfig``."""
+    from peft import LoraConfig, get_peft_model
+
+    peft = get_peft_model(model, LoraConfig(**config))
     torch.manual_seed(7)
     for name, parameter in peft.named_parameters():
         if "lora_" in name or parameter.requires_grad:
@@ -99,22 +106,22 @@ def case(tmp_path, model, config, dtype, *, exact=True, adapter=torch.float32):
 
 
 CASES = {
-    "attention": (llama, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])),
+    "attention": (llama, {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}),
     "patterns": (
         llama,
-        LoraConfig(
-            r=4,
-            lora_alpha=8,
-            target_modules="all-linear",
-            rank_pattern={"down_proj": 2, "0.self_attn.q_proj": 8},
-            alpha_pattern={"^model.layers.1.mlp.up_proj": 4, r".*\.k_proj": 16},
-        ),
+        {
+            "r": 4,
+            "lora_alpha": 8,
+            "target_modules": "all-linear",
+            "rank_pattern": {"down_proj": 2, "0.self_attn.q_proj": 8},
+            "alpha_pattern": {"^model.layers.1.mlp.up_proj": 4, r".*\.k_proj": 16},
+        },
     ),
-    "rslora": (llama, LoraConfig(r=4, lora_alpha=6, use_rslora=True, target_modules=["o_proj"])),
-    "saved": (llama, LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj"], modules_to_save=["lm_head", "norm"])),
-    "embedding": (llama, LoraConfig(r=4, lora_alpha=4, target_modules=["embed_tokens", "k_proj"])),
-    "gpt2": (gpt2, LoraConfig(r=4, lora_alpha=8, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)),
-    "convolution": (Convolutions, LoraConfig(r=2, lora_alpha=4, target_modules=["proj", "fc"])),
+    "rslora": (llama, {"r": 4, "lora_alpha": 6, "use_rslora": True, "target_modules": ["o_proj"]}),
+    "saved": (llama, {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head", "norm"]}),
+    "embedding": (llama, {"r": 4, "lora_alpha": 4, "target_modules": ["embed_tokens", "k_proj"]}),
+    "gpt2": (gpt2, {"r": 4, "lora_alpha": 8, "target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
+    "convolution": (Convolutions, {"r": 2, "lora_alpha": 4, "target_modules": ["proj", "fc"]}),
 }
 
 
@@ -147,7 +154,7 @@ def test_merged_weights_are_pefts_to_the_last_bit(tmp_path, monkeypatch, name, d
 
 
 def test_random_factors_differ_in_the_order_of_sums_only(tmp_path):
-    config = LoraConfig(r=16, lora_alpha=16, target_modules=["q_proj", "down_proj"])
+    config = {"r": 16, "lora_alpha": 16, "target_modules": ["q_proj", "down_proj"]}
     for dtype, limit in ((torch.float32, 2.0**-21), (torch.bfloat16, 2.0**-7)):
         ckpt, adapter, truth, base = case(tmp_path, llama(), config, dtype, exact=False)
         edits = Edits(ckpt, range(len(ckpt)))
@@ -175,7 +182,7 @@ def test_a_cast_is_part_of_the_one_rounding(tmp_path):
 
 def test_factors_of_16_bits_are_not_rounded_on_the_way(tmp_path):
     """PEFT rounds B·A to the factors' type before it adds; the difference is at most that rounding."""
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"])
+    config = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
     ckpt, adapter, truth, base = case(tmp_path, llama(), config, torch.float32, adapter=torch.bfloat16)
     edits = Edits(ckpt, range(len(ckpt)))
     merge(edits, adapter)
@@ -322,6 +329,9 @@ def test_a_real_adapter_is_what_peft_loads(tmp_path, samples):
     values = next(b.shape[0] for name, (_, b) in shapes.items() if "v_proj" in name)
     layers = 1 + max(int(name.split(".")[2]) for name in shapes)
     head = 8
+    from peft import PeftModel
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     config = LlamaConfig(
         vocab_size=16,
         hidden_size=hidden,

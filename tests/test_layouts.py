@@ -17,6 +17,8 @@ from reading import bits
 from safetensors.torch import load_file, save_file
 
 import workbench as wb
+from tests.hf_writer import FULL
+from tests.rank_jobs import told_by
 from tests.reader_suite import check_reader
 from workbench import formats
 from workbench.core.place import Place
@@ -313,43 +315,13 @@ def test_an_ordinary_file_named_ckpt_is_not_lightnings(tmp_path: Path) -> None:
 
 # ---- torch's HuggingFaceStorageWriter ------------------------------------------------------------------------
 
-FULL = {
-    "w": torch.arange(21.0).reshape(7, 3),
-    "b": torch.arange(5).bfloat16(),
-    "n": torch.arange(16.0).reshape(4, 4) / 7,
-}
-
-
-def _write(rank: int, port: int, folder: Path) -> None:
-    from torch.distributed.checkpoint import HuggingFaceStorageWriter
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
-
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="3")
-    torch.distributed.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (3,))
-    placements = {"w": [Shard(0)], "b": [Replicate()], "n": [Shard(1)]}
-    state = {key: distribute_tensor(FULL[key], mesh, placements[key], src_data_rank=None) for key in placements}
-    index = {"w": 1, "b": 1, "n": 2}
-    for name, consolidate in (("pieces", False), ("both", True)):
-        path = str(folder / name)
-        writer = HuggingFaceStorageWriter(path, index, save_distributed=True, enable_consolidation=consolidate)
-        dcp.save(state, storage_writer=writer)
-    torch.distributed.destroy_process_group()
-
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``pieces/`` and ``both/`` (pieces and consolidated files), by three ranks."""
-    import socket
-
-    folder = tmp_path_factory.mktemp("hf_writer")
-    for name in ("pieces", "both"):
-        (folder / name).mkdir()
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    torch.multiprocessing.spawn(_write, (port, folder), 3)
-    return folder
+    told = told_by("tests.hf_writer", tmp_path_factory)(3)
+    assert all("result" in one["case_write"] for one in told), told
+    return Path(told[0]["case_write"]["result"])
 
 
 def test_pieces_of_three_ranks_are_whole(written: Path) -> None:

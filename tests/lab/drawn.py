@@ -43,8 +43,8 @@ def fitting(fault: Fault, formats: Sequence[str] = (), seed: int = 0) -> list[st
     return able if fault.live else [name for name in able if LAYOUTS[name].refuses(_run(fault, name, seed)) is None]
 
 
-def draw(fault: Fault, seed: int, formats: Sequence[str] = (), k: int | None = EARLY) -> Paths:
-    """Make it, or find it made; ``k`` of ``None`` is drawn as well.
+def draw(fault: Fault, seed: int, formats: Sequence[str] = (), k: int | None = EARLY, *, near: bool = True) -> Paths:
+    """Make it, or find it made; ``k`` of ``None`` is drawn as well, and ``near`` leaves out ``next`` if it is false.
 
     Raises:
         ValueError: no layout that is asked for can hold it.
@@ -58,12 +58,14 @@ def draw(fault: Fault, seed: int, formats: Sequence[str] = (), k: int | None = E
     chances = [name for name in able if name in FORMATS or name in PLAIN or len(able) == 1]
     layout = rng.choice(chances or able)
     if fault.live is not None:
-        one, far = (_live(fault, seed, updates) for updates in (1, k))
-        inner = [opened(far / part) for part in ("before", "echo")]
-        return Paths(fault, layout, k, inner[0], inner[1], opened(one / "after"), opened(far / "after"), fault.seen)
+        far = _live(fault, seed, k)
+        before, echo, after = (opened(far / part) for part in ("before", "echo", "after"))
+        first = opened(_live(fault, seed, 1) / "after") if near else None
+        return Paths(fault, layout, k, before, echo, first, after, fault.seen)
     config = _run(fault, layout, pool)
-    near, late = (case(fault.id, config, layout, k=updates, seed=seed) for updates in (1, k))
-    return Paths(fault, layout, k, late.before, late.echo, near.after, late.after, late.expected)
+    late = case(fault.id, config, layout, k=k, seed=seed)
+    first = case(fault.id, config, layout, k=1, seed=seed).after if near else None
+    return Paths(fault, layout, k, late.before, late.echo, first, late.after, late.expected)
 
 
 def _live(fault: Fault, seed: int, k: int) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -76,7 +75,11 @@ class State:
     trainer: Trainer = field(default_factory=Trainer)
 
     def clone(self) -> State:
-        return copy.deepcopy(self)
+        def copied(tensors: Named) -> Named:
+            return {name: tensor.clone() for name, tensor in tensors.items()}
+
+        fields = {where: copied(getattr(self, where)) for where in (*STATES.values(), "buffers")}
+        return replace(self, step=dict(self.step), **fields)
 
     def told(self, **changes: Any) -> State:
         """The same with other counters."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -119,7 +120,10 @@ def examine(
         outcome.not_checked[which] = why
     pictured: dict[str, Any] = {"evidence": evidence}  # pictures sample it
     if deep:
-        work.run(pictured)
+        with ExitStack() as held:  # files of which hundreds of small parts are read
+            for which in _given(evidence):
+                held.enter_context(evidence.state(which).ckpt.payloads.pool.keeping())
+            work.run(pictured)
     else:
         outcome.not_checked["values"] = "weights and moments were not read: deep=False"
     work.settings()
