@@ -148,6 +148,16 @@ def test_a_layout_that_contains_a_format_of_ours_is_asked_before_it(site: Path, 
     assert formats.detect(Place(tmp_path)) == "nest"
 
 
+def test_a_file_with_the_name_of_a_format_of_ours_is_asked_for_too(site: Path, tmp_path: Path) -> None:
+    source = "FORMAT = Format(name='other', before=('safetensors',), detect=lambda place: place.file is not None)\n"
+    package(site, "other_reader", "other = other_reader:FORMAT", f"from workbench.formats import Format\n{source}")
+    save_file({"w": np.ones(2, np.float32)}, tmp_path / "any.safetensors")
+    formats.third_party.cache_clear()
+    assert formats.detect(Place(tmp_path / "any.safetensors")) == "other"
+    save_file({"w": np.ones(2, np.float32)}, tmp_path / "model.safetensors")
+    assert formats.detect(Place(tmp_path / "model.safetensors")) == "safetensors"  # plainly ours
+
+
 def test_what_is_damaged_is_refused_by_the_same_checks(run: Path) -> None:
     path = run / "step-5.toy"
     path.write_bytes(path.read_bytes()[:-1])

@@ -49,7 +49,8 @@ def read_selection(payloads: Payloads, tensor: int, selection: Selection, *, rep
     payloads.check_expanded(plan.row)
     out = memory.empty(shape, dtype.raw)
     with payloads.pool.keeping():
-        (_copy_overlapping if plan.twice(sizes)[0] else _copy_all)(payloads, plan, ndim, ordered, offsets[0], out)
+        filled = np.zeros(shape, bool) if plan.twice(sizes)[0] else None
+        _copy(payloads, plan, ndim, ordered, offsets[0], out, filled)
     for at, inverse in repeated.items():
         out = out.take(inverse, axis=at)
     return out.reshape(selection.shape)
@@ -147,33 +148,38 @@ def _padded(selection: Selection, dims: int) -> tuple[Array, Array]:
     return np.array([offsets + [0] * pad], np.int64), np.array([sizes + [1] * pad], np.int64)
 
 
-def _copy_all(payloads: Payloads, plan: ReadPlan, ndim: int, selection: Selection, origin: Array, out: Array) -> None:
+def _copy(
+    payloads: Payloads,
+    plan: ReadPlan,
+    ndim: int,
+    selection: Selection,
+    origin: Array,
+    out: Array,
+    filled: Array | None,
+) -> None:
+    """Copy the selected elements of every chunk.
+
+    Args:
+        filled: which elements of ``out`` have been read, if chunks overlap: elements stored twice are compared.
+    """
+
     def copy(item: ReadItem) -> None:
         wanted = _within(selection, item, origin)
-        if wanted is not None:
-            source, dest = wanted
-            payloads.region(item.row)[item.source].into(out[dest], source)
+        if wanted is None:
+            return
+        (source, dest), region = wanted, payloads.region(item.row)[item.source]
+        if filled is None:
+            region.into(out[dest], source)
+        else:
+            payloads.compare(item.row, region, out[dest], filled[dest], source)
 
-    if payloads.pool.at_once == 1 or len(plan) == 1:
+    if filled is not None or payloads.pool.at_once == 1 or len(plan) == 1:
         for item in plan.items(ndim):
             copy(item)
         return
     with ThreadPoolExecutor(min(len(plan), payloads.pool.at_once)) as threads:
         for _ in in_order(threads, copy, plan.items(ndim)):
             pass
-
-
-def _copy_overlapping(
-    payloads: Payloads, plan: ReadPlan, ndim: int, selection: Selection, origin: Array, out: Array
-) -> None:
-    """Copy like :func:`_copy_all` if chunks overlap, and check that elements stored twice are equal."""
-    filled = np.zeros(out.shape, bool)
-    for item in plan.items(ndim):
-        wanted = _within(selection, item, origin)
-        if wanted is None:
-            continue
-        source, dest = wanted
-        payloads.compare(item.row, payloads.region(item.row)[item.source], out[dest], filled[dest], source)
 
 
 def _within(selection: Selection, item: ReadItem, origin: Array) -> tuple[list[Axis], tuple[Any, ...]] | None:

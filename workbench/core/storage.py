@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from workbench.core.arrays import Ints
+from workbench.core.box import distinct
 from workbench.core.memory import map_file
 from workbench.core.place import Place
 from workbench.core.source import FileStat, LazyBytes, PreadSource, Source, compared
@@ -98,7 +99,7 @@ class SourcePool:
             yield
             return
         with ExitStack() as held:
-            for file in np.unique(files).tolist():
+            for file in distinct(files).tolist():
                 mine = files == file
                 try:
                     spans = list(zip(low[mine].tolist(), high[mine].tolist(), strict=True))

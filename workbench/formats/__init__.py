@@ -166,7 +166,7 @@ def detect(place: Place) -> str | None:
     """Return the name of the first format that recognizes the place, or ``None``."""
     if plain := _plain(place):
         return plain
-    found = next((name for name in MODULES if FORMATS[name].detect(place)), None)
+    found = _safetensors_file(place) or next((name for name in MODULES if FORMATS[name].detect(place)), None)
     others = (other for other in third_party().values() if found is None or found in other.before)
     return next((other.name for other in others if _claims(other, place)), found)
 
@@ -187,8 +187,7 @@ def _warn(name: str, what: str, error: Exception) -> None:
 def _plain(place: Place) -> str | None:
     """Return the format of a file or folder that is plainly of one, without importing every reader."""
     if place.file is not None:
-        plain = place.file.endswith(".safetensors") and place.stat(place.file).size > 8
-        return "safetensors" if plain and place.read(place.file, length=9)[8:] == b"{" else None
+        return _safetensors_file(place) if _SAFETENSORS_ONLY.fullmatch(place.file) else None
     names = list(place.files)
     if place.folders or not names:
         return None
@@ -199,6 +198,17 @@ def _plain(place: Place) -> str | None:
         plain = b"torch.distributed.checkpoint.metadata" in head and b"bytecheckpoint" not in head
         return "dcp" if plain else None
     return None
+
+
+def _safetensors_file(place: Place) -> str | None:
+    """Return the format of a file that has the name and the beginning of safetensors: no other reader here takes it."""
+    if place.file is None or not place.file.endswith(".safetensors"):
+        return None
+    try:
+        size = place.stat(place.file).size
+        return "safetensors" if size > 8 and place.read(place.file, length=9)[8:] == b"{" else None
+    except WorkbenchError:  # its reader reports what is wrong
+        return None
 
 
 def missing(place: Place, format: str) -> str:

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 
 from workbench.core.arrays import Array
+from workbench.core.box import distinct
 from workbench.core.remote.connection import Connection
 from workbench.core.remote.requests import BUFFER, Arriving, ahead, together
 from workbench.core.source import FileStat, Source, too_short
@@ -110,7 +111,7 @@ class RangedSource(Source):
             if at[k] - (at[k - 1] + nbytes) > GAP or at[k] + nbytes - at[first] > PART:
                 first = k
             group[k] = first
-        firsts = np.unique(group)
+        firsts = distinct(group)
         lasts = np.append(firsts[1:], len(at)) - 1
         spans = [
             (low, min(low + PART, high))
