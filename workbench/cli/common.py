@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import workbench
@@ -68,6 +69,14 @@ def say(text: str) -> None:
     """Print lines of a result; those too long for a narrow terminal are folded between words."""
     for line in text.split("\n"):
         print("\n".join(fold(line)))
+
+
+def print_result(options: argparse.Namespace, found: Any, text: Callable[[Any], str]) -> None:
+    """Print a result: with ``--json`` its ``to_dict()``, otherwise the text that is made of it."""
+    if options.json:
+        print_json(found.to_dict())
+    else:
+        say(text(found))
 
 
 def paint(text: str, colour: str) -> str:

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from workbench.checkpoint import Checkpoint
-from workbench.cli.common import note, open_as, print_json, say
+from workbench.cli.common import note, open_as, print_json, print_result, say
 from workbench.cli.workers import workers
 from workbench.core.jsonsafe import read_own
 from workbench.core.mesh.mesh import Mesh
@@ -61,10 +61,7 @@ def export(options: argparse.Namespace) -> int:
             dry_run=options.dry_run,
             executor=executor,
         )
-    if options.json:
-        print_json(report.to_dict())
-    else:
-        say(export_text(report))
+    print_result(options, report, export_text)
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.analysis.layout import Layout
 from workbench.analysis.layout import layout as compute
 from workbench.analysis.phases import phases as recorded
-from workbench.cli.common import narrow, open_as, print_json, say
+from workbench.cli.common import narrow, open_as, print_json, print_result, say
 from workbench.errors import UsageError
 from workbench.views.layout import ROWS, holder_text, layout_lines, tensor_lines
 from workbench.views.phases import phases_text
@@ -84,10 +84,7 @@ def _rank(found: Layout, options: argparse.Namespace) -> None:
 
 def _phases(options: argparse.Namespace) -> int:
     found = recorded(open_as(options, options.path).place)
-    if options.json:
-        print_json(found.to_dict())
-    else:
-        say(phases_text(found, None if options.all else ROWS))
+    print_result(options, found, lambda one: phases_text(one, None if options.all else ROWS))
     return 0
 
 
@@ -118,10 +115,7 @@ def _fit(options: argparse.Namespace) -> int:
         precision=precision,
         reserve_gb=options.reserve,
     )
-    if options.json:
-        print_json(found.to_dict())
-    else:
-        say(repr(found))
+    print_result(options, found, repr)
     return 0 if found.fits else 1
 
 

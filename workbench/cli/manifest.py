@@ -17,7 +17,7 @@ from workbench.analysis.manifest_check import check
 from workbench.analysis.manifest_diff import ManifestDiff, compare
 from workbench.analysis.manifest_entries import Manifest
 from workbench.analysis.manifest_file import read
-from workbench.cli.common import open_as, print_json, say
+from workbench.cli.common import open_as, print_json, print_result, say
 from workbench.cli.workers import check_pins, run_part, workers
 from workbench.core.executors import using
 from workbench.core.words import plural
@@ -85,10 +85,7 @@ def _check(options: argparse.Namespace) -> int:
     title = f"check {os.path.basename(os.path.abspath(path))}"
     with workers(options) as executor, using(executor), progress_bar(title) as progress:
         report = check(path, given, threads=options.threads, progress=progress)
-    if options.json:
-        print_json(report.to_dict())
-    else:
-        say(report_text(report))
+    print_result(options, report, report_text)
     return report.exit_code
 
 

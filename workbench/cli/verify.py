@@ -8,7 +8,7 @@ import workbench
 from workbench.analysis.report import Report
 from workbench.analysis.verify import verify as check
 from workbench.checkpoint import Checkpoint
-from workbench.cli.common import print_json, say
+from workbench.cli.common import print_result
 from workbench.cli.workers import check_pins, run_part, workers
 from workbench.errors import UsageError
 from workbench.views.progress import progress_bar
@@ -28,10 +28,7 @@ def verify(options: argparse.Namespace) -> int:
     if getattr(options, "merged", None) is not None:
         check_pins(options, _opened(options))
     report = _checked(options)
-    if options.json:
-        print_json(report.to_dict())
-    else:
-        say(report_text(report))
+    print_result(options, report, report_text)
     return report.exit_code
 
 

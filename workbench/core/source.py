@@ -246,7 +246,7 @@ class LazyBytes:
 
 
 def too_short(name: str, size: int, stop: int) -> TruncatedError:
-    """Return the error for a file of ``size`` bytes of which bytes up to ``stop`` are needed."""
+    """Return the error for a file of ``size`` bytes that is read up to byte ``stop``."""
     return TruncatedError(
         f"file {name!r} ends at byte {size:,}, {stop - size:,} bytes too early; it is truncated or from another save, "
         "restore it"
