@@ -192,6 +192,7 @@ def _hypotheses(m: Array, v: Array) -> Iterator[tuple[str, tuple[Array, Array], 
     none = np.zeros_like(m)
     for form, other in (("zero", (none, none)), ("swapped", (v, m))):
         yield form, other, {}
+    whole: list[tuple[str, dict[str, Any], tuple[Array, Array]]]
     whole = [("rounded", {"through": kind}, (rounded(m, kind), rounded(v, kind))) for kind in CASTS]
     whole += [("ratio", {"ratio": n}, (n * m, n * v)) for n in FACTORS]
     parts = [("zero", {}, (none, none)), *whole]
@@ -207,7 +208,7 @@ def _vanished(v_a: Array, v_b: Array, update: Update, kind: str) -> str:
     fell = v_b < fade * v_a * (1 - lost) - under
     for through in CASTS:
         small = (rounded(v_a, through) == 0) & (v_a > 0)
-        share = np.count_nonzero(fell) / max(np.count_nonzero(small), 1)
+        share = float(fell.sum()) / max(float(small.sum()), 1.0)
         if not share or (fell & ~small).any():
             continue
         if np.count_nonzero(~small) * -math.log1p(-min(share, 0.99)) > CHANCE:
