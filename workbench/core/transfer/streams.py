@@ -174,9 +174,10 @@ class StreamReader:
 
         Regions that are not one run are included only if a unit needs all of them; of the others it reads a part.
         """
+        if self.payloads.pool.at_once == 1:  # a disk reads on demand
+            return (np.empty(0, np.int64),) * 3
         streams, every = self.streams, self.streams.regions
-        some = units if self.payloads.pool.at_once > 1 else ()  # a disk reads on demand
-        stream, first, stop = np.array(some, np.int64).reshape(-1, 3).T
+        stream, first, stop = np.array(units, np.int64).reshape(-1, 3).T
         unit, number = counted(streams.ptr[stream + 1] - streams.ptr[stream])
         number += streams.ptr[stream[unit]]
         kept = (every.at[number] < stop[unit]) & (first[unit] < streams.stop[number])
