@@ -71,7 +71,8 @@ def _run(ready: Future[Any], root: str | os.PathLike[str], options: dict[str, An
     server.io_loop.run_sync(server._http.close_all_connections, STOP)
     server.io_loop.close()
     # What the loop was doing when it stopped never leaves its `with patch_curdoc(…)`, which is of the whole process.
-    _PATCHED_CURDOCS[:] = [one for one in _PATCHED_CURDOCS if one() is not None]
+    # Its document is gone, or was destroyed with its session and has no theme any more.
+    _PATCHED_CURDOCS[:] = [one for one in _PATCHED_CURDOCS if hasattr(one(), "_theme")]
 
 
 def _start(root: str | os.PathLike[str], options: dict[str, Any]) -> Any:

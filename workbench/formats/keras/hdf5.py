@@ -18,11 +18,12 @@ Sources: HDF5 File Format Specification 1.0 – 4.0; hdf5 2.0 ``H5checksum.c``, 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,6 +42,7 @@ from workbench.formats.keras.types import Element, read_element
 MAGIC = b"\x89HDF\r\n\x1a\n"
 OBJECTS = 1 << 17  #: groups and data sets of a file
 MESSAGES = 1 << 19  #: of all headers, however often each is read; a variable has about eight
+_MESSAGE_1, _MESSAGE_2 = struct.Struct("<HHB3x"), struct.Struct("<BHB")  #: type, bytes, flags; by header version
 DEPTH = 64  #: groups in groups
 HEADER_LIMIT = 16 << 20  #: bytes of an object's header
 NAME_LIMIT = 64 << 10  #: bytes of a name
@@ -56,8 +58,7 @@ _FAR = 1 << 62  #: an address beyond every file
 _KNOWN = 0x17  #: the last message that the specification describes
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A message of a header: its type, bytes, their position, and flags."""
 
     kind: int
@@ -219,8 +220,7 @@ class Hdf5(Structures):
             begin, length = blocks.pop(0)
             block = self._block(begin, length, seen, what)
             while block.left >= 8 and count > 0:
-                kind, size, flags = block.uint(2), block.uint(2), block.uint(1)
-                block.take(3)
+                kind, size, flags = _MESSAGE_1.unpack(block.take(8))
                 at = block.begin + block.at
                 self._count(found, Message(kind, block.take(size), at, flags), what)
                 count -= 1
@@ -263,7 +263,7 @@ class Hdf5(Structures):
                 raise CorruptError(f"{what}, byte {block.begin:,}: not a block of a header; the file is damaged")
             prefix = 4 + 2 * bool(flags & 4)
             while block.left >= prefix:
-                kind, size, bits = block.uint(1), block.uint(2), block.uint(1)
+                kind, size, bits = _MESSAGE_2.unpack(block.take(4))
                 block.take(prefix - 4)
                 at = block.begin + block.at
                 self._count(found, Message(kind, block.take(size), at, bits), what)
