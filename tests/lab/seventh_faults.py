@@ -475,7 +475,7 @@ SEVENTH_FAULTS = [
     Fault("sv15_added_tokens", "F7", "seven added tokens in another order", seen(ANY),
           by_config(added_tokens_by_name, "embed_tokens", "lm_head"), also=("E8", "E1")),
     # adapters
-    Fault("sv16_adapters_averaged", "F5", "B of the adapters was averaged over two ranks, one of which had none",
+    Fault("sv16_adapters_averaged", "F5", "the adapters' B was averaged over two ranks, and one rank had no adapters",
           seen("echo next"), mapped(lambda tensor: tensor / 2, inside("lora_B"), WEIGHTS), needs=adapters,
           formats=EXTRA, also=("E12",), why="half of the values is what both say"),
     Fault("sv17_other_tables", "F6", "the base's tables are those of another language's", seen(ANY), other_tables,

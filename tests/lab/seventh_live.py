@@ -160,7 +160,7 @@ def constant(self: Loop, optimizer: torch.optim.Optimizer) -> None:
 
 
 class Towers(nn.Module):
-    """Two halves of a row are told to belong together, at a scale that is learned and a temperature that falls."""
+    """A contrastive loss pairs the two halves of each row; its scale is learned and its temperature falls."""
 
     temperature: torch.Tensor
 
@@ -603,7 +603,7 @@ def base_trained(self: Loop) -> None:
 
 
 def policy_for_reference(self: Loop, weights: dict[str, Any]) -> None:
-    """Adapters are told apart by the order in which they were loaded."""
+    """Only the order in which adapters were loaded distinguishes them."""
 
     def exchanged(name: str) -> str:
         if ".reference." in name:

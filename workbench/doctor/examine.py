@@ -120,7 +120,7 @@ def examine(
         outcome.not_checked[which] = why
     pictured: dict[str, Any] = {"evidence": evidence}  # pictures sample it
     if deep:
-        with ExitStack() as held:  # files of which hundreds of small parts are read
+        with ExitStack() as held:  # hundreds of small parts of each file are read
             for which in _given(evidence):
                 held.enter_context(evidence.state(which).ckpt.payloads.pool.keeping())
             work.run(pictured)
