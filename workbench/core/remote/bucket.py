@@ -77,7 +77,7 @@ class Bucket:
         tree = Tree(listed=False)
         self._become(connection, at, tree, None)
         listing = connection.begin(self._list, tree, at)  # file or folder: both requests run at the same time
-        # the name of a file mostly has a dot; a server does not answer with a part of a folder
+        # a name with a dot is mostly a file's; servers send no part of a folder's page
         stat = connection.ask(connection.look, at.key, BLOCK if "." in at.name else 0) if at.key else None
         if stat is not None:
             self._become(connection, at.above(), Tree({at.name: stat}), at.name)

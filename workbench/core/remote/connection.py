@@ -106,7 +106,7 @@ class Connection:
         return self.objects.head(key)
 
     def look(self, key: str, nbytes: int) -> FileStat | None:
-        """Do the same for an object that is read next, and keep its first ``nbytes`` bytes if they come along."""
+        """Return the identity as :meth:`head`; keep the first ``nbytes`` bytes, to be read next, if they come along."""
         found = self.objects.look(key, nbytes) if nbytes else None
         if found is None:
             return self.head(key)

@@ -191,7 +191,10 @@ class _Cloud:
     def look(self, key: str, nbytes: int) -> tuple[FileStat | None, Any] | None:
         try:
             reply = self._obstore.get(self._store, self._path(key), options={"range": (0, nbytes)})
-            return (None, b"") if _is_page(reply) else (_stat(reply.meta), reply.bytes())
+            if _is_page(reply):
+                return None, b""
+            stat = _stat(reply.meta)
+            return stat, complete((reply.bytes(),), 0, min(nbytes, stat.size), key, None)
         except FileNotFoundError:
             return None, b""
         except Exception as error:
@@ -414,9 +417,7 @@ def listing_of(
 
 
 def _is_page(reply: Any) -> bool:
-    """Return whether it is a folder's list of links, or a server's page for a missing file; never a file of a
-    checkpoint.
-    """
+    """Return whether a reply is a page, as of a folder's links or a missing file; no checkpoint has such a file."""
     return str(reply.attributes.get("Content-Type", "")).startswith("text/html")
 
 
