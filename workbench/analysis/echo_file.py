@@ -34,7 +34,7 @@ from workbench.analysis.manifest_file import write_whole
 from workbench.checkpoint import Checkpoint
 from workbench.core import jsonsafe
 from workbench.core.build import CatalogBuilder
-from workbench.core.disk import read_whole
+from workbench.core.disk import read_limited
 from workbench.core.dtypes import by_name, nbytes_of
 from workbench.core.place import Place
 from workbench.core.source import FileStat, Source, no_descriptor
@@ -127,7 +127,7 @@ def read_echo(path: str | os.PathLike[str]) -> Echo:
         CorruptError: it is damaged. UnsupportedFormatError: it has a later version. UnsafeError: it is too large.
     """
     name = _file(path)
-    return _decode(read_whole(name, what=f"echo {name!r}", limit=LIMIT), name)
+    return _decode(read_limited(name, what=f"echo {name!r}", limit=LIMIT), name)
 
 
 def write_echo(echo: Echo, path: str) -> str:

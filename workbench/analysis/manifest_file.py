@@ -32,7 +32,7 @@ import xxhash
 from workbench.analysis.manifest_entries import Manifest
 from workbench.analysis.manifest_fields import LIMIT, ManifestFields
 from workbench.core import jsonsafe
-from workbench.core.disk import read_whole
+from workbench.core.disk import check_size, read_limited
 from workbench.core.fingerprint import BLOCK
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place
@@ -41,7 +41,6 @@ from workbench.errors import (
     CorruptError,
     MissingFileError,
     NotACheckpointError,
-    UnsafeError,
     UnsupportedFormatError,
     UsageError,
 )
@@ -194,11 +193,9 @@ def read(path: str | Place) -> Manifest:
         place = path if isinstance(path, Place) else Place(path)
         if place.file is None:
             raise MissingFileError(f"manifest {place.path!r} is a folder; name its file")
-        size = place.stat(place.file).size
-        if size > LIMIT:
-            raise UnsafeError(f"manifest {place.path!r} has {size:,} bytes, over the limit of {LIMIT:,}")
+        check_size(place.stat(place.file).size, what=f"manifest {place.path!r}", limit=LIMIT)
         return decode(place.read(place.file), place.path)
-    return decode(read_whole(path, what=f"manifest {path!r}", limit=LIMIT), path)
+    return decode(read_limited(path, what=f"manifest {path!r}", limit=LIMIT), path)
 
 
 def decode(data: bytes, path: str | None) -> Manifest:

@@ -186,8 +186,8 @@ def keep(path: str, write: Callable[[BinaryIO], object]) -> bool:
     return False
 
 
-def read_whole(path: str, *, what: str, limit: int) -> bytes:
-    """Read a file of the workbench's own.
+def read_limited(path: str, *, what: str, limit: int) -> bytes:
+    """Read all of a manifest or an echo.
 
     Raises:
         MissingFileError: it cannot be read.
@@ -195,9 +195,13 @@ def read_whole(path: str, *, what: str, limit: int) -> bytes:
     """
     try:
         with open(path, "rb") as handle:
-            size = os.fstat(handle.fileno()).st_size
-            if size > limit:
-                raise UnsafeError(f"{what} has {size:,} bytes, over the limit of {limit:,}")
+            check_size(os.fstat(handle.fileno()).st_size, what=what, limit=limit)
             return handle.read(limit + 1)
     except OSError as error:
         raise cannot_open(what, error, "read") from None
+
+
+def check_size(size: int, *, what: str, limit: int) -> None:
+    """Raise UnsafeError if a file has more than ``limit`` bytes."""
+    if size > limit:
+        raise UnsafeError(f"{what} has {size:,} bytes, over the limit of {limit:,}; it was not read, write it again")
