@@ -170,7 +170,7 @@ def schedule_of_the_begin(folder: Path) -> None:
 
 
 def optimizer_made_again(trainer: Any) -> None:
-    """A callback unfreezes what is frozen and makes the optimizer again; the schedule keeps the old one."""
+    """A callback makes the optimizer again, at the learning rate of the arguments; the schedule goes on with it."""
     inner = trainer.optimizer.optimizer
     groups = [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in inner.param_groups]
     trainer.optimizer.optimizer = torch.optim.AdamW(groups, lr=trainer.args.learning_rate)
@@ -214,10 +214,10 @@ def _turned(first: Build, second: Build) -> Live:
 
 
 EIGHTH_HUGGING = [
-    _fault("ei90_head_norms", "A3", "Trainer, Qwen3: norms of queries and keys have no names in the file", ECHO,
+    _fault("ei90_head_norms", "A3", "Trainer, Qwen3: norms of queries and keys have no names in the file", "echo next",
            run(model("Qwen3"), spoil=without("q_norm", "k_norm")), also=("A2",)),
-    _fault("ei91_made_again", "B1", "Trainer: the optimizer is made again, the schedule has the old one", LOUD,
-           run(model("Llama"), loaded=optimizer_made_again), also=("B8",), why="both happened"),
+    _fault("ei91_made_again", "B1", "Trainer: the optimizer is made again after the load", LOUD,
+           run(model("Llama"), loaded=optimizer_made_again), also=("B8",), why="state and learning rate are new"),
     _fault("ei92_schedule_of_the_begin", "C1", "Trainer, Phi: the schedule's file is of the begin", LOUD,
            run(other("Phi", **SIZE), spoil=schedule_of_the_begin), also=("B8", "C2", "G6")),
     _fault("ei93_fewer_epochs", "C4", "Trainer, Qwen2: fewer epochs, on a line", ECHO,

@@ -684,7 +684,7 @@ EIGHTH_LIVE: list[Fault] = [
     # the optimizer
     fault("ei65_three_groups", "B1", "state for two groups does not fit three, which is caught", LOUD,
           loaded=three_groups, layouts=PLAIN),
-    fault("ei66_states_ignored", "B1", "Adamax: state is not loaded, counters and rates of groups are", LOUD,
+    fault("ei66_states_ignored", "B1", "Adamax: state is not loaded, settings of groups are", LOUD,
           optimizer=optim(TORCH.Adamax), layouts=PLAIN, loaded=lambda self: self.optimizers[0].state.clear()),
     fault("ei67_counters_of_adamax", "B2", "Adamax: counters begin again", LOUD, optimizer=optim(TORCH.Adamax),
           schedule=falling, loaded=stated(lambda state: {"step": torch.zeros_like(state["step"])})),
@@ -742,7 +742,8 @@ EIGHTH_LIVE: list[Fault] = [
     variant("eih20_learning", "values from an older copy of themselves", base=Learning, optimizer=plain(TORCH.Adam)),
     variant("eih21_distilled", "a teacher that follows, a centre", base=Distilled, schedule=square_root),
     variant("eih22_scaled", "losses over their deviation", base=Scaled, optimizer=optim(TORCH.NAdam)),
-    variant("eih23_validated", "saved in a validation", base=Validated, optimizer=optim(TORCH.RAdam)),
+    variant("eih23_validated", "saved in a validation", base=Validated, optimizer=optim(TORCH.RAdam),
+            true=("F4",), why="true: the file has the average where the weights are expected"),
     variant("eih24_shadowed", "an average as a list", base=Shadowed, schedule=milestones),
     variant("eih25_shuffled", "an order that is stored", base=Shuffled, optimizer=optim(TORCH.Adamax)),
     variant("eih26_dropping", "a stored generator, centred RMSprop", base=Dropping,
