@@ -53,7 +53,7 @@ def gpt2(activation: str) -> Build:
 
     def build(seed: int) -> Any:
         torch.manual_seed(seed)
-        sizes = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+        sizes: dict[str, Any] = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
         return hf.GPT2LMHeadModel(
             hf.GPT2Config(bos_token_id=1, eos_token_id=2, activation_function=activation, **sizes)
         )
