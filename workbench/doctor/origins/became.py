@@ -244,13 +244,13 @@ def weights_became(
     after: LazyTensor,
     update: Update,
     sums: PairState,
-    moments: tuple[LazyTensor, LazyTensor] | None = None,
+    moments: tuple[LazyTensor, ...] | None = None,
     average: LazyTensor | None = None,
 ) -> Became:
     """Return the form of a weight that its updates cannot have reached.
 
     Args:
-        moments: ``exp_avg`` and ``exp_avg_sq`` after one update, to undo it; ``None`` if not stored.
+        moments: ``exp_avg`` and ``exp_avg_sq``, or the momentum, after one update, to undo it; ``None`` if not stored.
         average: the average of the weights stored in ``before``, if any.
 
     Raises:
@@ -297,11 +297,22 @@ def weights_became(
 
 
 def _taken_back(
-    b: Array, a: Array, update: Update, rows: Array | None, moments: tuple[LazyTensor, LazyTensor] | None
+    b: Array, a: Array, update: Update, rows: Array | None, moments: tuple[LazyTensor, ...] | None
 ) -> Array | None:
-    """Return the weights before a single Adam update, if everything it needs is stored."""
+    """Return the weights before a single update, if everything it needs is stored."""
+    if update.along == "momentum" and moments is not None and len(moments) == 1 and update.lr is not None:
+        step = sampled(moments[0], rows)
+        found = b + sum(update.lr) / 2 * step if update.k == 1 and step.shape == b.shape else None
+        return found if found is not None and np.isfinite(found).all() else None
     known = update.k == 1 and update.betas is not None and update.eps is not None and update.lr is not None
-    if not known or moments is None or (update.after or 0) < 1 or update.amsgrad or update.bars("replay"):
+    if (
+        not known
+        or update.along != "adam"
+        or moments is None
+        or (update.after or 0) < 1
+        or update.amsgrad
+        or update.bars("replay")
+    ):
         return None
     assert update.betas is not None and update.lr is not None and update.eps is not None and update.after is not None
     low, high = update.lr

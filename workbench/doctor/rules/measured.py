@@ -26,6 +26,7 @@ from workbench.doctor.passes.pair import PairState, Update
 from workbench.errors import WorkbenchError
 from workbench.names.roles import adapter_of
 from workbench.names.weights import kinds
+from workbench.tensor import LazyTensor
 
 COUNTED = 2  #: most updates of a fresh optimizer between a load and an immediate save
 RENUMBERED = "the optimizers hold different numbers of parameters, so the owner of a number is unknown"
@@ -313,10 +314,12 @@ def _weights(
     pair: Pair, fqn: str, weight: str, places: Mapping[str, tuple[int, int]], update: Update, sums: PairState
 ) -> Became | None:
     a, b = pair.a.tensor(places[weight][0]), pair.b.tensor(places[weight][1])
-    moments = None
+    moments: tuple[LazyTensor, ...] | None = None
     average = pair.a.tensor(places["ema"][0]) if "ema" in places else None
     if "exp_avg" in places and "exp_avg_sq" in places:
         moments = pair.b.tensor(places["exp_avg"][1]), pair.b.tensor(places["exp_avg_sq"][1])
+    elif "momentum" in places:
+        moments = (pair.b.tensor(places["momentum"][1]),)
     try:
         return weights_became(a, b, update, sums, moments, average)
     except WorkbenchError:

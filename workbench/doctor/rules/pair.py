@@ -325,6 +325,8 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
         if rest > max(REST, noise):
             failed[fqn] = rest
             continue
+        if update.along == "momentum" and abs(lr - 1) <= REST:
+            continue  # the momentum holds the learning rate, as TensorFlow's does
         rates[fqn] = lr
         if update.stated is not None and best == update.stated[1] and max(update.stated) > SLIGHT * min(update.stated):
             changed[fqn] = update.stated
