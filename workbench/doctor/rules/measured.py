@@ -227,7 +227,7 @@ def train_rows(
                 if not rows and fqn not in unlike:
                     alone = few_weights and not (sums.floor.broken or sums.transition.broken)
                     far = form == "near" and float(detail.get("cosine", 1.0)) < LIKE
-                    worst = math.inf if far else sums.reach.worst
+                    worst = math.inf if far or not sums.reach.of else sums.reach.worst
                     form = _small(form, alone, sums.reach.broken, sums.reach.of, worst)
                 found.put(weight, Status.BEYOND, fqn, sums.count, form=form, exact=exact, detail=detail)
             elif seen:
