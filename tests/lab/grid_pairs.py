@@ -613,7 +613,7 @@ CELLS: tuple[Cell, ...] = (
     *_tensors("first", "rows", "B5 E13 E1 B6", *FIRSTS),
     *_tensors("first", "transposed", "B5 E13 E1 B6", *FIRSTS),
     *_tensors("first", "shifted", "E7 E13 B5 B6", *FIRSTS),
-    *_tensors("first", "eighth", "B6 E12 B3", *FIRSTS),
+    *_tensors("first", "eighth", "B6 E12 B3 B1", *FIRSTS),  # hardly more than zero is left
     *_tensors("first", "eightfold", "B6 E12", *FIRSTS),
     *_tensors("first", "negated", "B6", *FIRSTS),
     *_tensors("first", "rounded", "D4", *FIRSTS),
@@ -635,8 +635,10 @@ CELLS: tuple[Cell, ...] = (
     *_tensors("second", "older", "G6 B6 B11", *SECONDS),
     *_tensors("second", "nan@one", "G1 G3", *SECONDS),
     # both
-    *_numbers("moments", "absent", "B1", _cleared, *EVERY),
-    *_numbers("moments", "absent@some", "B1 B3 G6 A2", _cleared_some, *EVERY),
+    *_numbers("moments", "absent", "B1", _cleared, ADAM, "sgd", "lion", "rmsprop"),
+    *_numbers("moments", "absent", "B1 B2", _cleared, "adafactor"),
+    *_numbers("moments", "absent@some", "B1 B3 G6 A2", _cleared_some, ADAM, "sgd", "lion", "rmsprop"),
+    *_numbers("moments", "absent@some", "B1 B3 B2 G6 A2", _cleared_some, "adafactor"),
     *_tensors("moments", "zero", "B3 B1", ADAM, "rmsprop"),
     *_tensors("moments", "zero@layer", "B3 B1 G5 G6", ADAM, "rmsprop"),
     *_tensors("moments", "others", "B5 E13", ADAM, "rmsprop"),
@@ -651,7 +653,9 @@ CELLS: tuple[Cell, ...] = (
     *_tensors("moments", "rounded", "D4", ADAM, "rmsprop"),
     *_numbers("moments", "swapped", "B6", _swapped, ADAM),
     # counters and settings
-    *_numbers("counters", "zero", "B2", _counters(torch.zeros_like), *COUNTED),
+    *_numbers("counters", "zero", "B2", _counters(torch.zeros_like), ADAM, "rmsprop"),
+    # Adafactor's first update keeps nothing of its state
+    *_numbers("counters", "zero", "B2 B1", _counters(torch.zeros_like), "adafactor"),
     *_numbers("counters", "zero@some", "B2 G6 C9", _counters(torch.zeros_like, 3), *COUNTED),
     *_numbers("counters", "ahead", "C9", _counters(lambda x: x + 20), *COUNTED),
     *_numbers("counters", "behind", "C9 G6", _counters(lambda x: x - 20), *COUNTED),
@@ -714,7 +718,8 @@ CELLS: tuple[Cell, ...] = (
     *_saved("masters", "absent", "D1 D2", _drop("master_weights"), MIXED),
     *_saved("ties", "untied", "F2", _untie, "adamw-tied", "sgd-tied"),
     # updates
-    *_odd("gradients-eightfold", "B10 C10 D8 H1 E12", {"times": 8.0, "unclipped": True}, *EVERY),
+    *_odd("gradients-eightfold", "B10 C10 D8 H1 E12", {"times": 8.0, "unclipped": True}, ADAM, "sgd", "lion", "rmsprop"),
+    *_odd("gradients-eightfold", "B10 C10 D8 H1 E12 B6", {"times": 8.0, "unclipped": True}, "adafactor"),
     *_odd("gradients-eighth", "B10 C10 D8 H1 E12", {"times": 0.125}, *EVERY),
     *_odd("gradients-summed", "B10 C10 D8 H1", {"summed": True, "unclipped": True}, *EVERY),
     *_odd("rate-fivefold", "B8 C2", {"rate": 5.0}, *EVERY),

@@ -550,7 +550,7 @@ OPTIMIZER = (
     made("B6", "exp_avg and exp_avg_sq come from different steps or tensors.",
          "one of them was taken from another save or shard", "a bump", "load both moments from one save",
          "the checkpoint before the one that was resumed from", "catalogue B6",
-         explains="P33 P25 S04 S19 N5 P03 P04 P05 P12 R09 R02 P21",
+         explains="P33 P25 P26 S04 S19 N5 P03 P04 P05 P12 R09 R02 P21",
          losses="the first loss is right, then a slow bump",
          pattern=mixed_moments),
     made("B7", "Parameters moved to other param groups, so weight decay applies to the wrong ones.",

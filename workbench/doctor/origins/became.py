@@ -29,6 +29,7 @@ from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.tensor import LazyTensor
 
+SHARP = 0.2  #: β2^k from which second moments of other tensors fall below their floor
 FEW = 8  #: most elements with flipped bits
 PAGE = 512  #: elements from which zeros are a lost write, not a coincidence
 PARTLY = 0.98  #: share of elements that either follow or started from zero
@@ -60,7 +61,7 @@ class Became:
 
     Attributes:
         form: of moments ``still swapped second_other flip part fallen other``, and ``zero rounded ratio``, also as
-            ``first_zero`` … if only one of the two has it; of weights ``zero fill ratio rounded average part flip zeros
+            ``first_zero`` … if only one of the two has it, and ``first_other``; of weights ``zero fill ratio rounded average part flip zeros
             near other``.
         exact: whether the form was proved on every examined element.
         cosine: between the weights and those of before. looked: number of examined elements.
@@ -106,6 +107,9 @@ def moments_became(
         return Became("first_zero", looked=len(v_b))
     if np.array_equal(m_a, m_b) and np.array_equal(v_a, v_b):
         return Became("still", True, looked=len(v_b))
+    lasting = update.betas is not None and update.betas[1] ** update.k > SHARP
+    if not sums.floor.broken and sums.transition.broken > FEW and lasting:
+        return Became("first_other", looked=len(v_b))
     broken = max(sums.floor.broken, sums.transition.broken)
     if 0 < broken <= FEW and broken < 0.05 * max(sums.floor.of, sums.transition.of):
         detail = {"elements": broken, "worst": max(sums.floor.worst, sums.transition.worst)}

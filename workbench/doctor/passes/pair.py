@@ -308,7 +308,7 @@ def _weights(
         state.reach.add(reach(w_a, w_b, most, update.factors, update.k, kind), start)
     if "replay" not in state.skipped:
         if update.along == "sign":
-            state.replay.add(along(w_a, w_b, np.sign(w_a - w_b)))
+            state.replay.add(along(w_a, w_b, _up_or_down(w_a, w_b, update)))
         elif update.along == "momentum":
             state.replay.add(along(w_a, w_b, values[1, "momentum"]))
         else:
@@ -323,6 +323,13 @@ def _weights(
         silent = (states[0] == 0) & (states[1] == 0) & (states[2] == 0) & (states[3] == 0)
         if silent.any():
             state.ruler.add(ruler(w_a, w_b, silent))
+
+
+def _up_or_down(w_a: Array, w_b: Array, update: Update) -> Array:
+    """Return the sign of each change; 0 where there is none but the decay, as without a gradient."""
+    decay = max(update.decays, default=0.0) * (update.lr[1] if update.lr is not None else 0.0)
+    moved = w_a - w_b
+    return np.where(np.abs(moved) > 2 * decay * np.abs(w_a), np.sign(moved), 0.0)
 
 
 def _one_step(update: Update, kind: str) -> tuple[float, float] | None:

@@ -55,9 +55,10 @@ FARTHER = 3.0  #: times the way of all other averages
 APART = 1e-3  #: share of the weights' size; an average closer to the weights than that shows nothing
 FELL = 0.02  #: share of the elements of a parameter
 NONE = 1e-3  #: size of gradients, relative to those before, below which there were none: a batch without targets
-SCALED = 0.2  #: share that all elements of squares keep if they were multiplied, and not lost
+SCALED = 0.05  #: share that all elements of squares keep if they were multiplied, and not lost
 MOST = 0.9  #: share of the parameters; gradients that reverse suddenly affect fewer
 LEFT = 0.3  #: decay^k from which the rest of an old average is visible among k new gradients
+FULL = 0.8  #: ‖m_B‖/‖m_A‖ from which a momentum that lost its past is another one
 STANDS = 10  #: updates
 RANKED = 8  #: matrices
 LARGER = (
@@ -346,7 +347,8 @@ def _counters(pair: Pair, found: Outcome) -> None:
             found.not_checked["P24"] = f"{key!r}: {error}"
             continue
         seen += 1
-        if new < old or (new == k and old > 1):  # otherwise it is more
+        stands = new == old == step and bool(k)  # it counted every update so far
+        if new < old or stands or (new == k and old > 1):  # otherwise it is more
             fell[key] = (old, new)
     if seen:
         found.checked["P24"] = f"{seen:,} of {many(len(held), 'counter')}"
@@ -354,7 +356,8 @@ def _counters(pair: Pair, found: Outcome) -> None:
         some = {key: both for key, both in fell.items() if any(one in key.lower() for one in OF_AVERAGES) == average}
         if some:
             name, (old, new) = next(iter(some.items()))
-            text = f"{len(some):,} of {many(seen, 'counter')} fell or restarted: {name!r} went from {old:,} to {new:,}"
+            what = "did not advance" if new == old else "fell or restarted"
+            text = f"{len(some):,} of {many(seen, 'counter')} {what}: {name!r} went from {old:,} to {new:,}"
             names = [pair.b.names.fqns[b[key]] or key for key in some][:NAMED]
             evidence = {"before": old, "after": new}
             causes = ("F4",) if average else ("A5",)
@@ -487,6 +490,7 @@ def _only(groups: Sequence[Group]) -> Group | None:
 def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
     """Check how much of the momentum of SGD, Muon and Lion is left after k updates."""
     kept: dict[str, float] = {}
+    sizes: list[float] = []
     stored = {fqn: roles for fqn, roles in pair.shared() if roles.keys() & {"momentum", "momentum_buffer", "exp_avg"}}
     only = _only(pair.b.facts.groups)
     for fqn in _spread(list(stored)):
@@ -507,6 +511,7 @@ def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
         if len(a) < ENOUGH or not 0 < size < math.inf or not np.isfinite(b).all():
             continue
         kept[fqn] = float(np.dot(a, b)) / size / float(decay) ** update.k
+        sizes.append(math.sqrt(float(np.dot(b, b)) / size))
     if not kept:
         found.not_checked.setdefault("P26", Inapplicable("no momentum with a known decay is few enough updates apart"))
         return
@@ -518,7 +523,9 @@ def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
             f"the momentum of {len(lost):,} of {many(len(kept), 'parameter')} keeps less than half of what the updates "
             f"leave of its old value (median: {middle:.0%})"
         )
-        found.signs.append(P26.sign(text, {"kept": middle}, lost[:NAMED], hit=len(lost), of=len(kept)))
+        # one that began anew is smaller, because gradients partly cancel
+        causes = ("G6", "B6", "B1") if median(sizes) > FULL else ()
+        found.signs.append(P26.sign(text, {"kept": middle}, lost[:NAMED], hit=len(lost), of=len(kept), causes=causes))
 
 
 def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:

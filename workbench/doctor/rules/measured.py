@@ -23,6 +23,7 @@ from workbench.doctor.ledger.sign import Sign
 from workbench.doctor.origins.became import Became, moments_became, weights_became
 from workbench.doctor.origins.tags import TOGETHER, tag_of
 from workbench.doctor.passes.pair import PairState, Update
+from workbench.doctor.rules.pair import replayed
 from workbench.errors import WorkbenchError
 from workbench.names.roles import adapter_of
 from workbench.names.weights import kinds
@@ -218,7 +219,9 @@ def train_rows(
         weight = "master" if "master" in places else "param"
         if weight in places:
             seen = sums.reach.of or sums.replay.count
-            odd = bool(sums.reach.broken) or fqn in turned or fqn in unlike or f"param:{fqn}" in moved
+            # a step as far as wrong moments make it is still the update of the old weights
+            follows = replayed(update, sums, pair.b.dtype(places[weight][1]))
+            odd = (bool(sums.reach.broken) and not follows) or fqn in turned or fqn in unlike or f"param:{fqn}" in moved
             if odd:
                 looked += 1
                 became = _weights(pair, fqn, weight, places, update, sums) if looked <= MANY else None
@@ -353,7 +356,7 @@ def _moment_rows(
             became = None
     form, exact = (became.form, became.exact) if became is not None else ("other", False)
     which, _, alone = form.partition("_")
-    if became is not None and alone in ("zero", "rounded", "ratio", "flip"):
+    if became is not None and (alone in ("zero", "rounded", "ratio", "flip") or form == "first_other"):
         hit, kept = both if which == "first" else both[::-1]
         return [(hit, Status.BEYOND, alone, "", exact), (kept, Status.WITHIN, "", "", exact)], became.detail
     return [(quantity, Status.BEYOND, form, "", exact) for quantity in both], became.detail if became else {}

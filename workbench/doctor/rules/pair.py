@@ -188,7 +188,7 @@ def _counts(
         steps = max(due[fqn] for fqn in trained)
         why = "although their moments changed" if moved else f"although the trainer made {many(steps, 'step')}"
         text = f"all {len(trained):,} trained parameters are equal bit for bit, {why}"
-        due_to_move = going_on and steps > 1 and all(types[fqn] == "float32" for fqn in trained)
+        due_to_move = going_on and steps >= 1 and all(types[fqn] == "float32" for fqn in trained)
         meant = skipped or (moved and not due_to_move)
         yield _sign("N25", list(trained), text, len(trained), severity="info" if meant else None)
         return
@@ -210,6 +210,19 @@ def _still(
     pair: Pair, updates: Mapping[str, Update], trained: Mapping[str, PairState], types: Mapping[str, str]
 ) -> Iterator[Sign]:
     """Yield signs of parameters that did not move at all, although the updates reached others."""
+    # their moments say how far the update moves them
+    kept = [
+        fqn
+        for fqn, sums in trained.items()
+        if sums.unchanged == sums.count
+        and types[fqn] == "float32"
+        and sums.replay.uu > 0
+        and updates[fqn].lr is not None
+    ]
+    kept = [fqn for fqn in kept if (updates[fqn].lr or (0.0,))[0] > 0]
+    if kept and 2 * len(kept) < len(trained):
+        text = f"weights of {_names(kept)} are equal bit for bit, although their optimizer state changed"
+        yield _sign("P36", kept, text, len(trained), None, kind="kept")
     wide = {fqn: sums for fqn, sums in trained.items() if types[fqn] == "float32" and sums.floor.of}
     stood = [f for f, sums in wide.items() if sums.unchanged == sums.count and sums.still and sums.ratio == 1]
     stood = [fqn for fqn in stood if updates[fqn].k]
@@ -360,6 +373,15 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
             f"{same / total:.0%} of the weights changed by the learning rate itself, as in an optimizer's first update"
         )
         yield _sign("P14", list(of_all), text, len(of_all), None if sure else "warn", share=same / total)
+
+
+def replayed(update: Update, sums: PairState, kind: str) -> bool:
+    """Return whether a single update with one of the stated decays leads from the old weights to the new ones."""
+    noise = sums.replay.noise(kind) if kind in UNITS else math.inf
+    if not sums.replay.count or noise > BLUNT:
+        return False
+    fits = [sums.replay.fit(decay) for decay in {*update.decays, 0.0}]
+    return any(fit is not None and fit[0] > 0 and fit[2] <= max(REST, noise) for fit in fits)
 
 
 def _sign(rule: str, names: Sequence[str], text: str, of: int, severity: str | None = None, **evidence: object) -> Sign:
