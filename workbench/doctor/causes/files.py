@@ -133,6 +133,7 @@ def mixed(case: Case) -> Iterator[Match]:
             continue
         weights = change.hit((*change.weights, *MASTERS), *VALUES) & case.displaced(change)
         moments = change.hit(MOMENTS, *STATES)
+        moments -= change.hit(("exp_avg",), "other") & change.clean(("exp_avg_sq",))  # one of two: not by saves (B6)
         place = case.traits.get("place") if change.leg == "load" else None
         confined = place is not None and place.confined
         part = frozenset(change.hit(_all(change), "part") - change.hit(change.weights, "moved."))
@@ -302,13 +303,13 @@ CORRUPTION = (
          dcp="dcp.async_save must stage CPU tensors too; compare the time of .metadata with those of the files",
          deepspeed="all *_optim_states.pt must come from one save: compare their times",
          megatron="all mp_rank_* must come from one save: compare their times and iterations",
-         explains="P26 P27 P33 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 V04 N28 S04 S06 S07 "
+         explains="P24 P26 P27 P33 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 V04 N28 S04 S06 S07 "
                   "S08 S12 N24 R10 P01 ",
          losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
          pattern=mixed),
     made("G7", "An entire save repeats an older one.", "cached structures were written again", "the run goes back",
          "check what the saver writes: hash two consecutive saves", "the older checkpoints", "NeMo-RL 3312",
-         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 N24 N25 R10 R11 P01 "
+         explains="P24 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 N24 N25 R10 R11 P01 "
                   "S06 S07 S16 S17 S18 P15 P20 P36",
          expects="S07 N25 R09",
          losses="damaged weights show in the first loss; damaged masters and moments show from the second on",

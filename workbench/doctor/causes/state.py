@@ -318,6 +318,11 @@ def mixed_moments(case: Case) -> Iterator[Match]:
         if second:
             words = f"exp_avg of {many(len(second), 'parameter')} implies gradients that fit"
             yield Match(change.leg, 0.95, second, reasons=case.against(("G6 B5", words)))
+        if first := frozenset(
+            change.hit(("exp_avg",), "other") & change.clean(("exp_avg_sq",)) - case.displaced(change)
+        ):
+            words = f"exp_avg_sq of {many(len(first), 'parameter')} continued"
+            yield Match(change.leg, 0.97, first, reasons=case.against(("G6 B5", words)))
         values = frozenset(change.hit(MOMENTS, "other", "near", "fallen", "ratio"))
         part = change.hit(MOMENTS, "part")
         if len(part) < len(values) and not change.hit((*change.weights, *MASTERS)) - change.hit(MASTERS, "slight"):

@@ -35,6 +35,7 @@ from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.doctor.passes.updates import passed
 from workbench.doctor.rules.continuity import Continuity
+from workbench.doctor.rules.pair import replayed
 from workbench.doctor.rules.stated import NAMED
 from workbench.errors import WorkbenchError
 from workbench.names.roles import adapter_of
@@ -211,16 +212,35 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
         for fqn, roles in pair.shared()
         if "exp_avg_sq" in roles and fqn in states and states[fqn].floor.of and not states[fqn].floor.broken
     }
+    others, only = {}, _only(pair.b.facts.groups)
+    for fqn, roles in pair.shared():
+        group = pair.b.facts.group_of(fqn) or only
+        role = next((one for one in ("square_avg", "momentum", "exp_avg") if one in roles), None)
+        if fqn in updates and "exp_avg_sq" not in roles and group is not None and role is not None:
+            decay = _decay(role, group, updates[fqn])
+            if decay is not None and (role == "square_avg" or updates[fqn].k == 1):
+                others[fqn] = role, decay
+                held[fqn] = roles[role]
     for fqn in _spread(list(held)):
         update = updates[fqn]
-        if update.betas is None or update.k < 1 or (update.before or 0) < SETTLED:
+        before = update.before if update.before is not None else pair.a.facts.step or 0
+        role, decay = others.get(fqn, ("exp_avg_sq", None if update.betas is None else update.betas[1]))
+        if decay is None or update.k < 1 or before < SETTLED:
             continue
         both = _both(pair, fqn, held[fqn], "P30", found)
-        if both is None or not all(np.isfinite(one).all() for one in both):
+        if both is None or len(both[0]) != len(both[1]) or not all(np.isfinite(one).all() for one in both):
+            continue
+        fade = decay**update.k
+        if role in ("momentum", "exp_avg"):  # of random signs, k gradients add up to the root of 1/(1−β²)
+            size = float(np.dot(both[0], both[0]))
+            new = both[1] - decay * both[0]
+            if size > 0 and float(np.dot(both[0], both[1])) > LEFT * size:
+                # steady ones add up to more, so that smaller ones are not seen
+                sizes[fqn] = max(math.sqrt(float(np.dot(new, new)) * (1 - decay**2) / size), 1.0)
             continue
         v_a, v_b = (float(one.mean(dtype=np.float64)) for one in both)
-        fade, old = update.betas[1] ** update.k, v_a / (1 - update.betas[1] ** (update.before or 0))
-        if old > 0:
+        old = v_a / (1 - decay**before)
+        if old > 0 and v_b >= fade * v_a:
             sizes[fqn] = math.sqrt(max(v_b - fade * v_a, 0.0) / (1 - fade) / old)
     if not sizes:
         found.not_checked.setdefault("P30", Inapplicable("no second moments of earlier gradients can be compared"))
@@ -235,6 +255,16 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
     times = middle if large else 1 / max(middle, 1e-30)
     text = f"the gradients of {many(len(agree), 'parameter')} are {times:.3g} times {kind} than those before"
     found.signs.append(P30.sign(text, {"kind": kind, "times": middle}, agree[:NAMED], hit=len(agree), of=len(sizes)))
+
+
+def _decay(role: str, group: Group, update: Update) -> float | None:
+    """Return the share of a state that one update keeps, for optimizers other than Adam; ``None`` if unknown."""
+    value = group.settings.get({"square_avg": "alpha", "momentum": "momentum"}.get(role, ""))
+    if role == "exp_avg" and group.optimizer.family == "Lion" and update.betas is not None:
+        value = update.betas[1]
+    if role == "momentum" and (group.optimizer.family != "SGD" or group.settings.get("dampening")):
+        return None
+    return float(value) if isinstance(value, (int, float)) and 0 < value < 1 else None
 
 
 def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Outcome) -> None:
@@ -255,6 +285,8 @@ def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
         if averages is None or weights is None:
             continue
         (e_a, e_b), (w_a, w_b) = averages, weights
+        if update is not None and 1 <= update.k < STANDS and np.array_equal(e_a, e_b) and (w_a != w_b).any():
+            continue  # averages that are updated less often prove nothing yet
         if update is None or update.k < 1 or len({len(one) for one in (e_a, e_b, w_a, w_b)}) > 1:
             continue
         if update.k >= STANDS and (w_a != w_b).any():
@@ -263,17 +295,19 @@ def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
                 stands.append(fqn)
         kinds = [side.dtype(at) for side, at in zip((pair.a, pair.b), roles["ema"], strict=True)]
         reach = states[fqn].reach if fqn in states else None
-        if (
-            update.most is not None and reach is not None and reach.of and not reach.broken
-        ):  # otherwise the weights are others
+        right = fqn in states and replayed(update, states[fqn], pair.b.dtype(roles[weight][1]))
+        known = update.most is not None and reach is not None and reach.of and not reach.broken
+        if known or right:  # otherwise the weights are others
             looked["P22"] += 1
-            share = _outside(e_a, e_b, w_a, update.most, max(UNITS.get(kind, 1.0) for kind in kinds))
+            most = np.abs(w_b - w_a) if right or update.most is None else update.most
+            share = _outside(e_a, e_b, w_a, most, max(UNITS.get(kind, 1.0) for kind in kinds))
             if share > OUTSIDE:
                 outside[fqn] = share
         way = _way(e_a, e_b, w_b)
-        if way is not None and update.before is not None and update.before >= SETTLED:
+        begun = update.before if update.before is not None else pair.a.facts.step
+        if way is not None and begun is not None and begun >= SETTLED:
             looked["P23"] += 1
-            decay = min(DECAY, (1 + update.before) / (10 + update.before))
+            decay = min(DECAY, (1 + begun) / (10 + begun))
             if way > 1 - decay**update.k + CLEAR:
                 near[fqn] = way
             else:
@@ -307,7 +341,7 @@ def _strayed(
         yield P23.sign(text, {"way": way}, list(near)[:NAMED], hit=len(near), of=looked["P23"])
 
 
-def _outside(e_a: Array, e_b: Array, w_a: Array, most: float, unit: float) -> float:
+def _outside(e_a: Array, e_b: Array, w_a: Array, most: Array | float, unit: float) -> float:
     """Return the share of elements outside every average of ``e_a`` and weights within reach of ``w_a``.
 
     NaN and Inf are not counted; rules of single checkpoints report them.
@@ -316,6 +350,7 @@ def _outside(e_a: Array, e_b: Array, w_a: Array, most: float, unit: float) -> fl
     if not finite.any():
         return 0.0
     e_a, e_b, w_a = e_a[finite], e_b[finite], w_a[finite]
+    most = most[finite] if isinstance(most, np.ndarray) else most
     low, high = np.minimum(e_a, w_a - most), np.maximum(e_a, w_a + most)
     room = ROUNDINGS * unit * np.maximum(np.abs(e_a), np.abs(w_a))
     return float(((e_b < low - room) | (e_b > high + room)).mean())

@@ -32,7 +32,7 @@ from workbench.core.arrays import Array
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.ledger.roles import FIRST, MOMENTS, SECOND, STATE, quantity
-from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
+from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.doctor.rules.load import without_state
@@ -58,6 +58,7 @@ LEFT = 0.65  #: b·a/a·a of a state like the old one, in most parameters
 PARTS = (2, 4, 8)  #: of the rows of a matrix, as shards of ranks
 WHOLE = 1 << 20  #: most elements of a tensor whose rows are searched
 FILLED = 3.0  #: change of the mean, over the size before, of values that were set to a constant
+SETTLED = 20  #: updates
 ROWS = 64  #: rows that are searched for
 SIGMAS = 8.0  #: over the root of the elements: correlation that is not by chance
 CHANCE = 4.5  #: over the root of the columns: correlation that the best of many other rows reaches by chance
@@ -160,10 +161,12 @@ def _held(
         if lawful and "exp_avg_sq" in roles and not states[fqn].nan:
             adam[fqn] = roles["exp_avg_sq"]
         for role, both in roles.items():
-            if quantity(role) not in (*MOMENTS, STATE) or (lawful and role in ("exp_avg", "exp_avg_sq")):
+            if role == "buffer" and (update.k > 1 or (pair.a.facts.step or 0) < SETTLED):
+                continue  # statistics forget quickly, and move far at first
+            if quantity(role) not in (*MOMENTS, STATE, "buffer") or (lawful and role in ("exp_avg", "exp_avg_sq")):
                 continue
             if pair.b.ckpt.catalog.numel[both[1]] >= ENOUGH and pair.b.dtype(both[1]).startswith(("float", "bfloat")):
-                held[role][fqn] = both
+                held[role if role != "buffer" else f"buffer {fqn.rpartition('.')[2]}"][fqn] = both
     return held, adam
 
 
@@ -175,7 +178,8 @@ def _role(
         return
     found.checked["P33"] = ""
     kept = {fqn: _kept(a, b) for fqn, (a, b) in samples.items()}
-    forms = dict.fromkeys(_turned(samples, places, pair, kept), "moved.name")
+    single = all(updates[fqn].k == 1 for fqn in samples)
+    forms = dict.fromkeys(_turned(samples, places, pair, kept, single), "moved.name")
     rest = {fqn: one for fqn, one in kept.items() if fqn not in forms}
     same = not fields_changed(pair).keys() & DECAYS  # otherwise an update keeps another share
     counted = pair.b.facts.optimizer.family == "Adafactor"  # its first update keeps nothing, whatever it had
@@ -185,6 +189,7 @@ def _role(
         loud = {f for f, form in forms.items() if form in ("zero", "other", "ratio")} | (rest.keys() - forms.keys())
         forms |= {f: f"moved.{kind}" for f, kind in _searched(pair, {f: places[f] for f in once & loud}, found).items()}
         forms |= dict.fromkeys(_in_part(pair, {f: places[f] for f in once - forms.keys()}, found), "zeros")
+    role = role.partition(" ")[0]  # buffers are compared with those of their name
     for fqn, one in kept.items():
         if form := forms.get(fqn, ""):
             found.forms[fqn, role] = form
@@ -225,8 +230,9 @@ def _turned(
     places: Mapping[str, tuple[int, int]],
     pair: Pair,
     kept: Mapping[str, Kept],
+    once: bool = False,
 ) -> set[str]:
-    """Return the parameters whose state continues that of another one of the same shape."""
+    """Return the parameters whose state continues that of another one of the same shape; ``once``: by one update."""
     shapes: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for fqn in samples:
         shapes[pair.b.shape(places[fqn][1])].append(fqn)
@@ -241,8 +247,11 @@ def _turned(
         old = {fqn: line(samples[fqn][0]) for fqn in names}
         for fqn in wanted:
             new = line(samples[fqn][1])
-            own, best = _correlation(old[fqn], new), max(_correlation(old[n], new) for n in names if n != fqn)
-            sure = SIGMAS / math.sqrt(len(new))
+            own, likes = _correlation(old[fqn], new), {n: _correlation(old[n], new) for n in names if n != fqn}
+            source = max(likes, key=lambda name: likes[name])
+            best, sure = likes[source], SIGMAS / math.sqrt(len(new))
+            if not squares and once and _left(old[source], new) < LIKE:
+                continue  # a gradient may be like the momentum of another parameter
             if best > max(LIKE / 2, sure) and best > own + max(BETTER / 2, sure):
                 found.add(fqn)
     return found if len(found) > 1 else set()  # a single one may resemble another by chance
@@ -296,8 +305,13 @@ def _is_scaled(one: Kept, squares: bool) -> bool:
 
 def _signs(forms: Mapping[Key, str]) -> Iterator[Sign]:
     hit: dict[str, list[Key]] = defaultdict(list)
+    buffers = [fqn for (fqn, role), form in forms.items() if form and role == "buffer"]
+    if buffers:
+        words = f"buffers of {many(len(buffers), 'module')} do not continue their old values: {buffers[0]!r}"
+        of = sum(role == "buffer" for _, role in forms)
+        yield RULES["P24"].sign(words, {}, buffers[:NAMED], severity="warn", hit=len(buffers), of=of, causes=("A5",))
     for key, form in forms.items():
-        if form:
+        if form and key[1] != "buffer":
             hit[form].append(key)
     for form, keys in hit.items():
         names = list(dict.fromkeys(fqn for fqn, _ in keys))

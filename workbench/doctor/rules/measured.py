@@ -221,7 +221,8 @@ def train_rows(
             seen = sums.reach.of or sums.replay.count
             # a step as far as wrong moments make it is still the update of the old weights
             follows = replayed(update, sums, pair.b.dtype(places[weight][1]))
-            odd = (bool(sums.reach.broken) and not follows) or fqn in turned or fqn in unlike or f"param:{fqn}" in moved
+            odd = bool(sums.reach.broken) or fqn in turned or fqn in unlike or f"param:{fqn}" in moved
+            odd = odd and (not follows or bool(sums.nan))
             if odd:
                 looked += 1
                 became = _weights(pair, fqn, weight, places, update, sums) if looked <= MANY else None
@@ -374,7 +375,7 @@ def _untouched(pair: Pair, states: Mapping[str, PairState], kept: Mapping[tuple[
         there = pair.b.params.get(fqn, {})
         for stored in roles:
             role = quantity(stored)
-            if role not in (*WEIGHTS, *MASTERS, *MOMENTS, STATE):
+            if role not in (*WEIGHTS, *MASTERS, *MOMENTS, STATE) and (fqn, stored) not in kept:
                 continue
             if not pair.comparable(fqn):
                 found.put(role, Status.SKIPPED, fqn, why=RENUMBERED)

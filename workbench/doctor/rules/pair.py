@@ -19,6 +19,8 @@ BLUNT = 0.1  #: rounding from which a replay proves nothing
 RULERS = 16  #: silent elements from which a ruler is read
 TURNED = 0.9  #: cosine between the old and the new weight within 50 updates (catalogue, 3.2)
 TURNED_FAR = 0.2  #: the same if the optimizer's laws are unknown
+TURNED_ONCE, WIDE = 0.8, 64  #: the same after one update, of weights with that many elements
+SCALED = 1.25  #: factor of a weight's size that no few updates change it by
 STILL = 0.95  #: cosine of most weights below which a turned weight is not unusual
 YOUNG = 3  #: least ratio of the updates before to those in between; younger weights may still turn far
 APART = 4.0  #: times the median parameter's change (catalogue, 3.2)
@@ -97,10 +99,11 @@ def judge_pair(
 ) -> Iterator[Sign]:
     """Yield the signs of a pair's sums."""
     types = {slot.fqn: slot.dtype((1, weight_role(slot) or "")) or "" for slot in slots}
-    yield from _laws(updates, found)
+    right = {fqn for fqn, sums in found.items() if replayed(updates[fqn], sums, types[fqn])}
+    yield from _laws(updates, found, right)
     rates = [state.facts.lr for state in (pair.a, pair.b)]
     yield from _counts(pair, updates, found, types, all(lr is not None and lr > 0 for lr in rates))
-    yield from _sizes(updates, found, adams(updates, slots))
+    yield from _sizes(updates, {f: sums for f, sums in found.items() if f not in right}, adams(updates, slots) - right)
     yield from _rulers(updates, found)
     yield from _replays(updates, found, types)
 
@@ -117,7 +120,8 @@ def adams(updates: Mapping[str, Update], slots: Sequence[TensorSlot]) -> set[str
     }
 
 
-def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> Iterator[Sign]:
+def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState], right: set[str]) -> Iterator[Sign]:
+    """Yield the signs of broken laws; ``right``: a single update leads to these weights, however far it moves them."""
     texts = {
         "P03": (
             "floor",
@@ -131,6 +135,8 @@ def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> Iter
     }
     for rule, (law, text) in texts.items():
         hits = {fqn: getattr(sums, law) for fqn, sums in found.items() if getattr(sums, law).broken}
+        if rule == "P05":
+            hits = {fqn: one for fqn, one in hits.items() if fqn not in right}
         if not hits:
             continue
         count, of = sum(one.broken for one in hits.values()), sum(getattr(sums, law).of for sums in found.values())
@@ -253,8 +259,12 @@ def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike:
     # the updates of other optimizers are unknown
     known = {fqn for fqn in soon if not updates[fqn].bars("reach") and updates[fqn].most is not None}
     least = {fqn: TURNED if fqn in known else TURNED_FAR for fqn in soon}
+    least |= {f: TURNED_ONCE for f, sums in soon.items() if updates[f].k == 1 and f not in known and sums.count >= WIDE}
     turned = {fqn: c for fqn, sums in soon.items() if (c := sums.cosine) is not None and c < least[fqn]}
     turned = {fqn: c for fqn, c in turned.items() if not _may_turn(updates[fqn], found[fqn])}
+    turned |= {
+        fqn: found[fqn].cosine or 0.0 for fqn in soon if fqn not in known and _is_scaled(updates[fqn], found[fqn])
+    }
     unknown = [c for fqn in soon if fqn not in known and (c := found[fqn].cosine) is not None]
     if unknown and TURNED_FAR <= median(unknown) < STILL:  # that optimizer turns many weights
         turned = {fqn: c for fqn, c in turned.items() if fqn in known}
@@ -274,6 +284,15 @@ def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike:
         most = max(apart.values())
         text = f"{_names(list(apart))} changed up to {most:.1f} times as much as the median parameter"
         yield _sign("P06", list(apart), text, len(moved), most=most)
+
+
+def _is_scaled(update: Update, sums: PairState) -> bool:
+    """Return whether a weight is a multiple of the old one, and little else; decay alone may shrink it a little."""
+    if sums.count < WIDE or sums.aa <= 0:
+        return False
+    scale = sums.ab / sums.aa
+    rest, least = sums.bb - scale * sums.ab, (update.factors[0] if update.lr is not None else 1.0)
+    return not least / SCALED <= scale <= SCALED and 16 * rest < sums.dd
 
 
 def _may_turn(update: Update, sums: PairState) -> bool:
