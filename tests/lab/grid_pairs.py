@@ -581,6 +581,7 @@ def _mixed_stale(after: Content, before: Content) -> None:
 
 
 ADAM, MIXED = "adamw", "adamw-mixed"
+EIGHTFOLD = {"times": 8.0, "unclipped": True}
 FIRSTS, SECONDS = tuple(FIRST), tuple(SECOND)
 CELLS: tuple[Cell, ...] = (
     # the weights
@@ -718,8 +719,8 @@ CELLS: tuple[Cell, ...] = (
     *_saved("masters", "absent", "D1 D2", _drop("master_weights"), MIXED),
     *_saved("ties", "untied", "F2", _untie, "adamw-tied", "sgd-tied"),
     # updates
-    *_odd("gradients-eightfold", "B10 C10 D8 H1 E12", {"times": 8.0, "unclipped": True}, ADAM, "sgd", "lion", "rmsprop"),
-    *_odd("gradients-eightfold", "B10 C10 D8 H1 E12 B6", {"times": 8.0, "unclipped": True}, "adafactor"),
+    *_odd("gradients-eightfold", "B10 C10 D8 H1 E12", EIGHTFOLD, ADAM, "sgd", "lion", "rmsprop"),
+    *_odd("gradients-eightfold", "B10 C10 D8 H1 E12 B6", EIGHTFOLD, "adafactor"),
     *_odd("gradients-eighth", "B10 C10 D8 H1 E12", {"times": 0.125}, *EVERY),
     *_odd("gradients-summed", "B10 C10 D8 H1", {"summed": True, "unclipped": True}, *EVERY),
     *_odd("rate-fivefold", "B8 C2", {"rate": 5.0}, *EVERY),
