@@ -461,8 +461,9 @@ def _odd(form: str, causes: str, odd: Mapping[str, Any], *kinds: str) -> Iterato
 def _saved(
     quantity: str, form: str, causes: str, save: Callable[[Content, Content], None], *kinds: str
 ) -> Iterator[Cell]:
+    rare = (quantity, form) == ("averages", "frozen")  # averages may be updated less often
     for kind in kinds:
-        yield Cell(quantity, form, kind, tuple(causes.split()), save=save)
+        yield Cell(quantity, form, kind, tuple(causes.split()), save=save, ks=(20,) if rare else (1, 20))
 
 
 def _states(content: Content) -> list[dict[str, Any]]:

@@ -62,8 +62,7 @@ class Became:
     Attributes:
         form: of moments ``still swapped second_other flip part fallen other``, and ``zero rounded ratio``, also as
             ``first_zero`` … if only one of the two has it, and ``first_other``; of weights ``zero fill ratio rounded
-            average part flip zeros
-            near other``.
+            average part flip zeros near other``.
         exact: whether the form was proved on every examined element.
         cosine: between the weights and those of before. looked: number of examined elements.
         detail: numbers of the form: ``value`` (fill), ``ratio``, ``rows`` and ``of`` (part), ``share``.

@@ -59,6 +59,8 @@ PARTS = (2, 4, 8)  #: of the rows of a matrix, as shards of ranks
 WHOLE = 1 << 20  #: most elements of a tensor whose rows are searched
 FILLED = 3.0  #: change of the mean, over the size before, of values that were set to a constant
 SETTLED = 20  #: updates
+#: Running statistics of torch.nn, which keep nine tenths of themselves in a batch.
+STATISTICS = ("buffer running_mean", "buffer running_var")
 ROWS = 64  #: rows that are searched for
 SIGMAS = 8.0  #: over the root of the elements: correlation that is not by chance
 CHANCE = 4.5  #: over the root of the columns: correlation that the best of many other rows reaches by chance
@@ -185,6 +187,11 @@ def _role(
     counted = pair.b.facts.optimizer.family == "Adafactor"  # its first update keeps nothing, whatever it had
     once = {fqn for fqn in rest if same and updates[fqn].k == 1 and not (counted and updates[fqn].after == 1)}
     forms |= _broken(rest, once)
+    if quantity(role) in FIRST:
+        lost = {fqn for fqn in once & rest.keys() - forms.keys() if _is_other(rest[fqn])}
+        forms |= dict.fromkeys(lost, "other") if len(rest) >= SOME and len(lost) >= MOST * len(rest) else {}
+    elif role in STATISTICS and len(rest) >= SOME and all(one.own < LIKE for one in rest.values()):
+        forms |= dict.fromkeys(rest.keys() - forms.keys(), "other")
     if once and not (forms.keys() - rest.keys()):
         loud = {f for f, form in forms.items() if form in ("zero", "other", "ratio")} | (rest.keys() - forms.keys())
         forms |= {f: f"moved.{kind}" for f, kind in _searched(pair, {f: places[f] for f in once & loud}, found).items()}
@@ -239,6 +246,7 @@ def _turned(
     found = set()
     for names in shapes.values():
         wanted = [fqn for fqn in names if kept[fqn].own < 1 - BETTER / 2 and kept[fqn].constant is None]
+        wanted = [fqn for fqn in wanted if not once or kept[fqn].offset <= FILLED or not math.isnan(kept[fqn].low)]
         if len(names) < 2 or not wanted or len(samples[names[0]][0]) < TELLING:
             continue
         columns = pair.b.shape(places[names[0]][1])[-1]
@@ -278,9 +286,6 @@ def _broken(kept: Mapping[str, Kept], once: set[str]) -> dict[str, str]:
     scaled = {fqn for fqn in once if _is_scaled(rest[fqn], squares)}
     if len(rest) >= SOME and len(scaled) >= MOST * len(rest):
         forms |= dict.fromkeys(scaled, "ratio")
-    other = {fqn for fqn in once - scaled if not squares and rest[fqn].slope < NEW and rest[fqn].size >= SMALL}
-    if len(rest) >= SOME and len(other | scaled) >= MOST * len(rest):
-        forms |= dict.fromkeys(other, "other")
     return forms
 
 
@@ -288,6 +293,11 @@ def _is_new(one: Kept, squares: bool, once: bool) -> bool:
     if squares:
         return once and one.low < FELL
     return one.slope < NEW and one.size < SMALL if once else max(abs(one.slope), one.size) < TINY
+
+
+def _is_other(one: Kept) -> bool:
+    """Return whether an average is as large as before and not the old one."""
+    return one.slope < NEW and one.size >= SMALL
 
 
 def _is_less(one: Kept, squares: bool, usual: float) -> bool:

@@ -20,6 +20,7 @@ RULERS = 16  #: silent elements from which a ruler is read
 TURNED = 0.9  #: cosine between the old and the new weight within 50 updates (catalogue, 3.2)
 TURNED_FAR = 0.2  #: the same if the optimizer's laws are unknown
 TURNED_ONCE, WIDE = 0.8, 64  #: the same after one update, of weights with that many elements
+LATE = 20  #: updates before, from which one update does not turn weights that far
 SCALED = 1.25  #: factor of a weight's size that no few updates change it by
 STILL = 0.95  #: cosine of most weights below which a turned weight is not unusual
 YOUNG = 3  #: least ratio of the updates before to those in between; younger weights may still turn far
@@ -267,7 +268,9 @@ def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike:
     }
     unknown = [c for fqn in soon if fqn not in known and (c := found[fqn].cosine) is not None]
     if unknown and TURNED_FAR <= median(unknown) < STILL:  # that optimizer turns many weights
-        turned = {fqn: c for fqn, c in turned.items() if fqn in known}
+        turned = {
+            f: c for f, c in turned.items() if f in known or (updates[f].k == 1 and (updates[f].before or 0) >= LATE)
+        }
     young = {fqn for fqn in turned if fqn not in known and YOUNG * updates[fqn].k > (updates[fqn].before or math.inf)}
     turned = {fqn: c for fqn, c in turned.items() if fqn not in young}
     if turned:
