@@ -176,7 +176,10 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
             question = "the optimizer's counters restarted: was that intended?"
             yield Match(change.leg, 0.6, counters.reset, False, question if _whole(case, change) else "")
     absent = [one for one in case.fired("S06") if one.evidence.get("kind") in ("absent", "never", "gone")]
-    absent += [one for one in case.fired("R03", "R01", "N3", "V05", "P33") if one.evidence.get("gone")]
+    for one in case.fired("R03", "R01", "N3", "V05", "P33"):
+        gone = one.evidence.get("gone")
+        if gone and (not isinstance(gone, list) or set(gone) - {"buffer", "ema", "rng", "other"}):
+            absent.append(one)
     if absent:
         never = any(one.evidence.get("kind") == "never" for one in absent)
         question = "" if any(one.severity == "error" for one in absent) else "was the optimizer left out on purpose?"

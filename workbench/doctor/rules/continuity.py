@@ -194,7 +194,8 @@ def _role(
         forms |= dict.fromkeys(rest.keys() - forms.keys(), "other")
     if once and not (forms.keys() - rest.keys()):
         loud = {f for f, form in forms.items() if form in ("zero", "other", "ratio")} | (rest.keys() - forms.keys())
-        forms |= {f: f"moved.{kind}" for f, kind in _searched(pair, {f: places[f] for f in once & loud}, found).items()}
+        moved = _searched(pair, {f: places[f] for f in once & loud}, found)
+        forms |= {f: f"moved.{kind}" for f, kind in moved.items() if len(moved) > 1}
         forms |= dict.fromkeys(_in_part(pair, {f: places[f] for f in once - forms.keys()}, found), "zeros")
     role = role.partition(" ")[0]  # buffers are compared with those of their name
     for fqn, one in kept.items():
