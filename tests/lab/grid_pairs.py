@@ -455,7 +455,9 @@ def _numbers(quantity: str, form: str, causes: str, load: Callable[[Content], No
 
 def _odd(form: str, causes: str, odd: Mapping[str, Any], *kinds: str) -> Iterator[Cell]:
     for kind in kinds:
-        yield Cell("updates", form, kind, tuple(causes.split()), odd=odd)
+        # how large the gradients were before is not known from a momentum alone
+        hidden = form.startswith("gradients") and kind in ("sgd", "lion")
+        yield Cell("updates", form, kind, tuple(causes.split()), odd=odd, ks=(20,) if hidden else (1, 20))
 
 
 def _saved(
@@ -691,7 +693,6 @@ CELLS: tuple[Cell, ...] = (
     *_tensors("buffers", "zero", "A5 G5", ADAM, "sgd"),
     *_tensors("buffers", "others", "A5 E9 B5", ADAM, "sgd"),
     *_tensors("buffers", "eightfold", "A5 E12", ADAM, "sgd"),
-    *_tensors("buffers", "older", "A5 G6", ADAM, "sgd"),
     *_tensors("buffers", "initial@layer", "A5", ADAM, "sgd"),
     *_tensors("buffers", "nan", "G1", ADAM, "sgd"),
     *_numbers("buffers", "batches", "A5", _batches, ADAM, "sgd"),

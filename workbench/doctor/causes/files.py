@@ -166,7 +166,11 @@ def mixed(case: Case) -> Iterator[Match]:
         if few and not change.hit(MOMENTS) & few:
             yield Match(change.leg, 0.6, few, False)
     files = [one for one in case.fired("S07") if one.evidence.get("files")]
-    signs = [*case.fired("N24", "V04"), *files, *(s for s in case.fired("P36") if s.evidence["kind"] != "frozen")]
+    stands = [one for one in case.fired("P36") if one.evidence["kind"] != "frozen"]
+    signs = [*case.fired("N24", "V04"), *files, *stands]
+    lr = case.evidence.before.facts.lr
+    if any(one.evidence["kind"] == "repeated" for one in stands) and lr is not None:  # its settings are old too
+        signs += [one for one in case.fired("N6", "P15", "S16") if one.evidence.get("lr") == lr]
     if signs:
         yield Match(case.resumed, 0.95, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -189,6 +193,13 @@ def repeated(case: Case) -> Iterator[Match]:
             and not update
         ):
             yield Match(change.leg, 0.9, weights, False)
+    # after one step, a scaler may have skipped the update; but not what else a step changes
+    quiet = [one for one in case.fired("N25", info=True) if one.severity == "info"]
+    lr = case.evidence.before.facts.lr
+    stale = [one for one in case.fired("P24") if one.evidence.get("stands")]
+    stale += [one for one in case.fired("N6", "P15", "S16") if lr is not None and one.evidence.get("lr") == lr]
+    if quiet and stale:
+        yield Match("train", 0.97, signs=(*quiet, *stale))
     if signs := case.fired("N25"):
         yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 

@@ -215,10 +215,10 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
     others, only = {}, _only(pair.b.facts.groups)
     for fqn, roles in pair.shared():
         group = pair.b.facts.group_of(fqn) or only
-        role = next((one for one in ("square_avg", "momentum", "exp_avg") if one in roles), None)
+        role = next((one for one in ("square_avg", "row_var", "momentum", "exp_avg") if one in roles), None)
         if fqn in updates and "exp_avg_sq" not in roles and group is not None and role is not None:
             decay = _decay(role, group, updates[fqn])
-            if decay is not None and (role == "square_avg" or updates[fqn].k == 1):
+            if decay is not None and (role in SQUARES or updates[fqn].k == 1):
                 others[fqn] = role, decay
                 held[fqn] = roles[role]
     for fqn in _spread(list(held)):
@@ -239,7 +239,7 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
                 sizes[fqn] = max(math.sqrt(float(np.dot(new, new)) * (1 - decay**2) / size), 1.0)
             continue
         v_a, v_b = (float(one.mean(dtype=np.float64)) for one in both)
-        old = v_a / (1 - decay**before)
+        old = v_a / (1 - decay**before) if role not in FACTORED else v_a
         if old > 0 and v_b >= fade * v_a:
             sizes[fqn] = math.sqrt(max(v_b - fade * v_a, 0.0) / (1 - fade) / old)
     if not sizes:
@@ -262,6 +262,9 @@ def _decay(role: str, group: Group, update: Update) -> float | None:
     value = group.settings.get({"square_avg": "alpha", "momentum": "momentum"}.get(role, ""))
     if role == "exp_avg" and group.optimizer.family == "Lion" and update.betas is not None:
         value = update.betas[1]
+    rate = group.settings.get("beta2_decay", group.settings.get("decay_rate"))
+    if role in FACTORED and isinstance(rate, (int, float)) and -1 <= rate < 0 and update.k == 1 and update.before:
+        value = 1 - (update.before + 1) ** float(rate)
     if role == "momentum" and (group.optimizer.family != "SGD" or group.settings.get("dampening")):
         return None
     return float(value) if isinstance(value, (int, float)) and 0 < value < 1 else None
@@ -394,9 +397,10 @@ def _counters(pair: Pair, found: Outcome) -> None:
             what = "did not advance" if new == old else "fell or restarted"
             text = f"{len(some):,} of {many(seen, 'counter')} {what}: {name!r} went from {old:,} to {new:,}"
             names = [pair.b.names.fqns[b[key]] or key for key in some][:NAMED]
-            evidence = {"before": old, "after": new}
+            evidence = {"before": old, "after": new, "stands": new == old}
             causes = ("F4",) if average else ("A5",)
-            sure = all(new < old or old == step for old, new in some.values())  # others may count fewer updates
+            # others may count fewer updates, or not at all where a module is not trained
+            sure = all(new < old or (old == step and new != old) for old, new in some.values())
             grave = None if sure else "warn"
             sign = P24.sign(text, evidence, names, severity=grave, hit=len(some), of=seen, causes=causes)
             found.signs.append(sign)

@@ -141,12 +141,38 @@ def check_continuity(pair: Pair, updates: Mapping[str, Update], states: Mapping[
         why = Inapplicable("no optimizer state without a law of its own is stored in both")
         found.not_checked |= dict.fromkeys(("P32", "P33"), why)
     found.signs += [
+        *_stands(pair, held, states),
         *_signs(found.forms),
         *_gone(pair),
         *_rearranged(pair, states, turned, found),
         *_copies(pair, states, found),
     ]
     return found
+
+
+def _stands(
+    pair: Pair, held: Mapping[str, Mapping[str, tuple[int, int]]], states: Mapping[str, PairState]
+) -> Iterator[Sign]:
+    """Yield a sign if averages of gradients or squares are equal bit for bit, and the weights are not."""
+    for role, places in held.items():
+        moved = {f: both for f, both in places.items() if f in states and states[f].unchanged < states[f].count}
+        if quantity(role) not in MOMENTS or len(moved) < SOME:
+            continue
+        same = []
+        for fqn in list(moved)[:: max(math.ceil(len(moved) / LOOKED), 1)]:
+            try:
+                a, b = (_sample(side.tensor(at)) for side, at in zip((pair.a, pair.b), moved[fqn], strict=True))
+            except WorkbenchError:
+                return  # reported where they are compared
+            if not np.array_equal(a, b):
+                break
+            same += [fqn] if a.any() else []
+        else:
+            if len(same) >= SOME:
+                text = f"the weights of {many(len(moved), 'parameter')} changed; their {role} is equal bit for bit"
+                yield RULES["P36"].sign(
+                    text, {"kind": "repeated"}, same[:NAMED], severity="warn", hit=len(same), of=len(moved)
+                )
 
 
 def _held(

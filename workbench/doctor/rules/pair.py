@@ -244,9 +244,12 @@ def _still(
 
 def _repeated(updates: Mapping[str, Update], trained: Mapping[str, PairState]) -> Iterator[Sign]:
     """Yield a sign if weights moved although their counters, or their second moments bit for bit, are the old ones."""
-    moved = [fqn for fqn, sums in trained.items() if sums.unchanged < sums.count and math.isfinite(sums.ratio)]
+    late = {fqn for fqn in trained if not updates[fqn].k and (updates[fqn].lag or 0) > 0}
+    moved = [
+        f for f, sums in trained.items() if sums.unchanged < sums.count and (math.isfinite(sums.ratio) or f in late)
+    ]
     same = [fqn for fqn in moved if trained[fqn].ratio == 1 and 2 * trained[fqn].still > trained[fqn].count]
-    behind = [fqn for fqn in moved if not updates[fqn].k and (updates[fqn].lag or 0) > 0]
+    behind = [fqn for fqn in moved if fqn in late]
     what = "second moments are equal bit for bit" if same else "counters did not advance"
     same = same or behind
     if behind or len(same) >= MOST * max(len(moved), 1):
