@@ -199,7 +199,7 @@ def repeated(case: Case) -> Iterator[Match]:
     stale = [one for one in case.fired("P24") if one.evidence.get("stands")]
     stale += [one for one in case.fired("N6", "P15", "S16") if lr is not None and one.evidence.get("lr") == lr]
     if quiet and stale:
-        yield Match("train", 0.97, signs=(*quiet, *stale))
+        yield Match("train", 0.97, exact=True, signs=(*quiet, *stale))
     if signs := case.fired("N25"):
         yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 

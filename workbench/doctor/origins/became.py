@@ -29,7 +29,6 @@ from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.tensor import LazyTensor
 
-SHARP = 0.2  #: β2^k from which second moments of other tensors fall below their floor
 FEW = 8  #: most elements with flipped bits
 PAGE = 512  #: elements from which zeros are a lost write, not a coincidence
 PARTLY = 0.98  #: share of elements that either follow or started from zero
@@ -107,8 +106,7 @@ def moments_became(
         return Became("first_zero", looked=len(v_b))
     if np.array_equal(m_a, m_b) and np.array_equal(v_a, v_b):
         return Became("still", True, looked=len(v_b))
-    lasting = update.betas is not None and update.betas[1] ** update.k > SHARP
-    if not sums.floor.broken and sums.transition.broken > FEW and lasting:
+    if update.k == 1 and not sums.floor.broken and sums.transition.broken > FEW:  # others break their floor as well
         return Became("first_other", looked=len(v_b))
     broken = max(sums.floor.broken, sums.transition.broken)
     if 0 < broken <= FEW and broken < 0.05 * max(sums.floor.of, sums.transition.of):

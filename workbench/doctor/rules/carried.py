@@ -45,6 +45,7 @@ SAMPLED = 1 << 14  #: elements per tensor
 LOOKED = 64  #: parameters, spread over all
 GROWN = 2.0  #: least v_B/v_A over all elements of a parameter from which its profile is examined
 SHARP = 0.05  #: standard deviation of log v_B about a line over log v_A below which no gradient blurred it
+LEVEL = 0.2  #: standard deviation of log v_B over that of log v_A from which the old profile is lost
 STRAIGHT = 0.02  #: distance of the line's slope from 1 within which it is a factor
 ENOUGH = 64  #: elements
 KEPT = 0.05  #: β2^k below which new gradients are an average themselves
@@ -207,6 +208,7 @@ def _line(v_a: Array, v_b: Array) -> tuple[float, float] | None:
 def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Outcome) -> None:
     """Check the size of the gradients since the earlier state against its own second moments."""
     sizes: dict[str, float] = {}
+    level: list[str] = []
     held = {
         fqn: roles["exp_avg_sq"]
         for fqn, roles in pair.shared()
@@ -238,6 +240,8 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
                 # steady ones add up to more, so that smaller ones are not seen
                 sizes[fqn] = max(math.sqrt(float(np.dot(new, new)) * (1 - decay**2) / size), 1.0)
             continue
+        if role == "exp_avg_sq" and _levelled(*both):
+            level.append(fqn)
         v_a, v_b = (float(one.mean(dtype=np.float64)) for one in both)
         old = v_a / (1 - decay**before) if role not in FACTORED else v_a
         if old > 0 and v_b >= fade * v_a:
@@ -246,6 +250,10 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
         found.not_checked.setdefault("P30", Inapplicable("no second moments of earlier gradients can be compared"))
         return
     found.checked["P30"] = f"{many(len(sizes), 'parameter')}"
+    if len(level) >= MOST * len(sizes):
+        text = f"exp_avg_sq of {many(len(level), 'parameter')} is nearly one number in all elements: {level[0]!r}"
+        found.signs.append(P21.sign(text, {"kind": "level"}, level[:NAMED], hit=len(level), of=len(sizes)))
+        return
     middle = median(sizes.values())
     large, small = middle > LARGER, NONE < middle < 1 / LARGER
     agree = [fqn for fqn, size in sizes.items() if (size > LARGER / 2 if large else size < 2 / LARGER)]
@@ -255,6 +263,15 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
     times = middle if large else 1 / max(middle, 1e-30)
     text = f"the gradients of {many(len(agree), 'parameter')} are {times:.3g} times {kind} than those before"
     found.signs.append(P30.sign(text, {"kind": kind, "times": middle}, agree[:NAMED], hit=len(agree), of=len(sizes)))
+
+
+def _levelled(v_a: Array, v_b: Array) -> bool:
+    """Return whether second moments that differed from element to element hardly do so any more."""
+    both = (v_a > 0) & (v_b > 0)
+    if np.count_nonzero(both) < ENOUGH // 4:
+        return False
+    old, new = (float(np.log(one[both]).std()) for one in (v_a, v_b))
+    return new < LEVEL * old and old > 4 * SHARP
 
 
 def _decay(role: str, group: Group, update: Update) -> float | None:
