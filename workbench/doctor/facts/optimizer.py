@@ -181,7 +181,11 @@ def _known_steps(family: str, fields: Mapping[str, Any]) -> frozenset[str]:
     An update of SGD and of RMSprop moves weights along the stored momentum, one of Lion by the lr itself.
     """
     laws, own = _STEPS.get(family, ((), frozenset()))
-    if not fields or fields.keys() - own - _NOTES - {"lr", "weight_decay", *_TORCH}:
+    if (
+        not fields
+        or fields.keys() - own - _NOTES - {"lr", "weight_decay", *_TORCH}
+        or "decoupled_weight_decay" in fields
+    ):
         return frozenset()
     if family == "RMSprop" and fields.get("centered") is not False:
         return frozenset({"replay"})

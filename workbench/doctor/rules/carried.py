@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
@@ -45,6 +46,8 @@ SAMPLED = 1 << 14  #: elements per tensor
 LOOKED = 64  #: parameters, spread over all
 GROWN = 2.0  #: least v_B/v_A over all elements of a parameter from which its profile is examined
 SHARP = 0.05  #: standard deviation of log v_B about a line over log v_A below which no gradient blurred it
+#: Words in the keys of integers that count updates.
+_COUNTS = re.compile(r"batch|count|step|averaged|updates|iter")
 LEVEL = 0.2  #: standard deviation of log v_B over that of log v_A from which the old profile is lost
 STRAIGHT = 0.02  #: distance of the line's slope from 1 within which it is a factor
 ENOUGH = 64  #: elements
@@ -402,7 +405,7 @@ def _counters(pair: Pair, found: Outcome) -> None:
             found.not_checked["P24"] = f"{key!r}: {error}"
             continue
         seen += 1
-        stands = new == old == step and bool(k)  # it counted every update so far
+        stands = new == old == step and bool(k) and _COUNTS.search(key.lower()) is not None  # of every update so far
         if new < old or stands or (new == k and old > 1):  # otherwise it is more
             fell[key] = (old, new)
     if seen:

@@ -20,8 +20,10 @@ RULERS = 16  #: silent elements from which a ruler is read
 TURNED = 0.9  #: cosine between the old and the new weight within 50 updates (catalogue, 3.2)
 TURNED_FAR = 0.2  #: the same if the optimizer's laws are unknown
 TURNED_ONCE, WIDE = 0.8, 64  #: the same after one update, of weights with that many elements
+FEW = 5  #: least ratio of the updates before to those in between from which steady growth is small
 LATE = 20  #: updates before, from which one update does not turn weights that far
 SCALED = 1.25  #: factor of a weight's size that no few updates change it by
+LEAST, MOVES = 8, 1e-5  #: elements; relative size of an update that is more than rounding
 STILL = 0.95  #: cosine of most weights below which a turned weight is not unusual
 YOUNG = 3  #: least ratio of the updates before to those in between; younger weights may still turn far
 APART = 4.0  #: times the median parameter's change (catalogue, 3.2)
@@ -218,15 +220,7 @@ def _still(
 ) -> Iterator[Sign]:
     """Yield signs of parameters that did not move at all, although the updates reached others."""
     # their moments say how far the update moves them
-    kept = [
-        fqn
-        for fqn, sums in trained.items()
-        if sums.unchanged == sums.count
-        and types[fqn] == "float32"
-        and sums.replay.uu > 0
-        and updates[fqn].lr is not None
-    ]
-    kept = [fqn for fqn in kept if (updates[fqn].lr or (0.0,))[0] > 0]
+    kept = [fqn for fqn, sums in trained.items() if types[fqn] == "float32" and _should_move(updates[fqn], sums)]
     if kept and 2 * len(kept) < len(trained):
         text = f"weights of {_names(kept)} are equal bit for bit, although their optimizer state changed"
         yield _sign("P36", kept, text, len(trained), None, kind="kept")
@@ -240,6 +234,13 @@ def _still(
     text = f"weights and second moments of {_names(stood)} are equal bit for bit"
     text += ", although their own counters advanced" if sure else ": were they frozen?"
     yield _sign("P36", stood, text, len(wide), None if sure else "warn", kind="counted" if sure else "frozen")
+
+
+def _should_move(update: Update, sums: PairState) -> bool:
+    """Return whether no element moved, although by its moments a single update moves them by more than rounding."""
+    if sums.unchanged < sums.count or sums.count < LEAST or update.lr is None:
+        return False
+    return update.lr[0] * math.sqrt(sums.replay.uu) > MOVES * math.sqrt(sums.replay.ww)
 
 
 def _repeated(updates: Mapping[str, Update], trained: Mapping[str, PairState]) -> Iterator[Sign]:
@@ -294,7 +295,8 @@ def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike:
 
 def _is_scaled(update: Update, sums: PairState) -> bool:
     """Return whether a weight is a multiple of the old one, and little else; decay alone may shrink it a little."""
-    if sums.count < WIDE or sums.aa <= 0:
+    early = update.k > 1 and FEW * update.k > (update.before or 0)  # what begins at 0 grows in proportion
+    if sums.count < WIDE or sums.aa <= 0 or early:
         return False
     scale = sums.ab / sums.aa
     rest, least = sums.bb - scale * sums.ab, (update.factors[0] if update.lr is not None else 1.0)
