@@ -326,7 +326,7 @@ def _weights(
 
 
 def _up_or_down(w_a: Array, w_b: Array, update: Update) -> Array:
-    """Return the sign of each change; 0 where there is none but the decay, as without a gradient."""
+    """Return the sign of each change; 0 if only the decay changed an element, as without a gradient."""
     decay = max(update.decays, default=0.0) * (update.lr[1] if update.lr is not None else 0.0)
     moved = w_a - w_b
     return np.where(np.abs(moved) > 1.01 * decay * np.abs(w_a), np.sign(moved), 0.0)

@@ -419,7 +419,7 @@ def _rearranged(pair: Pair, states: Mapping[str, PairState], turned: set[str], f
 
 
 def _in_part(pair: Pair, places: Mapping[str, tuple[int, int]], found: Continuity) -> set[str]:
-    """Return the matrices of which the same part of the rows, and only that, began anew."""
+    """Return the matrices that began anew in the same part of their rows, and only there."""
     lost: dict[tuple[int, int], set[str]] = defaultdict(set)
     looked = 0
     for fqn, both in places.items():
