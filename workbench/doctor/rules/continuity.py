@@ -428,7 +428,7 @@ def _in_part(pair: Pair, places: Mapping[str, tuple[int, int]], found: Continuit
             continue
         looked += 1
         for parts in PARTS:
-            if len(sides[0]) % parts:
+            if len(sides[0]) % parts or not all(block.any() for block in np.split(sides[0], parts)):
                 continue
             kept = [_kept(x.ravel(), y.ravel()) for x, y in zip(*(np.split(one, parts) for one in sides), strict=True)]
             new = [at for at, one in enumerate(kept) if one.slope < NEW and one.size < SMALL]
