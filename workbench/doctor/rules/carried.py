@@ -239,7 +239,8 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
         if role in ("momentum", "exp_avg"):  # of random signs, k gradients add up to the root of 1/(1−β²)
             size = float(np.dot(both[0], both[0]))
             new = both[1] - decay * both[0]
-            if size > 0 and float(np.dot(both[0], both[1])) > LEFT * size:
+            like = float(np.dot(both[0], both[1])) / math.sqrt(max(size * float(np.dot(both[1], both[1])), 1e-300))
+            if size > 0 and like > LEFT:  # otherwise it is not the old one
                 # steady ones add up to more, so that smaller ones are not seen
                 sizes[fqn] = max(math.sqrt(float(np.dot(new, new)) * (1 - decay**2) / size), 1.0)
             continue
