@@ -254,9 +254,11 @@ def _unstored(pair: Pair, rule: Rule) -> list[Sign]:
         causes = {"schedule": ("C1",), "loss scale": ("D8",), "data loader": ("C6",), "average": ("F4",)}[part]
         words = f"the {part} is no longer stored: does the run not use it any more?"
         found.append(rule.sign(words, {"kind": "unstored", "part": part}, severity="warn", causes=causes))
-    held = {"data position": (a.value("consumed_samples"), b.value("consumed_samples"), "C6")}
+    held: dict[str, tuple[Any, Any, str]] = {
+        "data position": (a.value("consumed_samples"), b.value("consumed_samples"), "C6")
+    }
     masters = [any("master" in roles for roles in side.params.values()) or None for side in (pair.a, pair.b)]
-    held["masters"] = (*masters, "D1")
+    held["masters"] = (masters[0], masters[1], "D1")
     for part, (old, new, cause) in held.items():
         if old is not None and new is None and rule is P29:
             words = f"{part} {'are' if part == 'masters' else 'is'} no longer stored: does the run not use it any more?"
