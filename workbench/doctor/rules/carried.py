@@ -249,7 +249,8 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
         v_a, v_b = (float(one.mean(dtype=np.float64)) for one in both)
         old = v_a / (1 - decay**before) if role not in FACTORED else v_a
         if old > 0 and v_b >= fade * v_a:
-            sizes[fqn] = math.sqrt(max(v_b - fade * v_a, 0.0) / (1 - fade) / old)
+            size = math.sqrt(max(v_b - fade * v_a, 0.0) / (1 - fade) / old)
+            sizes[fqn] = size if role == "exp_avg_sq" else max(size, 1.0)  # others may have begun with larger ones
     if not sizes:
         found.not_checked.setdefault("P30", Inapplicable("no second moments of earlier gradients can be compared"))
         return
