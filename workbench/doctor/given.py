@@ -105,6 +105,7 @@ def choose(
         assert first.facts.step is not None and last.facts.step is not None
         counts = [state.facts.steps.usual or 0 for state in (first, last)]
         onward = counts[1] > counts[0] == first.facts.step  # the optimizer went on: the trainer's step is another
+        onward = onward or (not any(counts) and _goes_on(first, last))
         if last.facts.step < first.facts.step and not onward and middle is None:  # an echo shows which was loaded
             first, last = last, first
             paths["before"], paths["after"] = paths["after"], paths["before"]
@@ -124,6 +125,19 @@ def choose(
     middle, last = None if "echo" in strange else middle, None if "after" in strange else last
     prints = None if "echo" in strange else prints
     return Given(Evidence(first, last, middle), tuple(notes), broken, paths, prints, strange)
+
+
+def _goes_on(first: State, last: State) -> bool:
+    """Return whether the schedule and the data's position went on from the first, whose schedule is at its step."""
+    one, two = first.facts, last.facts
+    counts = [None if facts.schedule is None else facts.schedule.count for facts in (one, two)]
+    samples = [facts.value("consumed_samples") or facts.value("loader") for facts in (one, two)]
+    return (
+        None not in (*counts, *samples)
+        and counts[0] == one.step
+        and (counts[1] or 0) > (counts[0] or 0)
+        and (samples[1] or 0) > (samples[0] or 0)
+    )
 
 
 def _no_echo(first: State, echo: State) -> str:

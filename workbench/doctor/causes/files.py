@@ -133,6 +133,7 @@ def mixed(case: Case) -> Iterator[Match]:
             continue
         weights = change.hit((*change.weights, *MASTERS), *VALUES) & case.displaced(change)
         moments = change.hit(MOMENTS, *STATES)
+        moments -= change.hit(("exp_avg",), "other") & change.clean(("exp_avg_sq",))  # one of two: not by saves (B6)
         place = case.traits.get("place") if change.leg == "load" else None
         confined = place is not None and place.confined
         part = frozenset(change.hit(_all(change), "part") - change.hit(change.weights, "moved."))
@@ -165,7 +166,11 @@ def mixed(case: Case) -> Iterator[Match]:
         if few and not change.hit(MOMENTS) & few:
             yield Match(change.leg, 0.6, few, False)
     files = [one for one in case.fired("S07") if one.evidence.get("files")]
-    signs = [*case.fired("N24", "V04"), *files, *(s for s in case.fired("P36") if s.evidence["kind"] != "frozen")]
+    stands = [one for one in case.fired("P36") if one.evidence["kind"] != "frozen"]
+    signs = [*case.fired("N24", "V04"), *files, *stands]
+    lr = case.evidence.before.facts.lr
+    if any(one.evidence["kind"] == "repeated" for one in stands) and lr is not None:  # its settings are old too
+        signs += [one for one in case.fired("N6", "P15", "S16") if one.evidence.get("lr") == lr]
     if signs:
         yield Match(case.resumed, 0.95, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -188,6 +193,13 @@ def repeated(case: Case) -> Iterator[Match]:
             and not update
         ):
             yield Match(change.leg, 0.9, weights, False)
+    # after one step, a scaler may have skipped the update; but not what else a step changes
+    quiet = [one for one in case.fired("N25", info=True) if one.severity == "info"]
+    lr = case.evidence.before.facts.lr
+    stale = [one for one in case.fired("P24") if one.evidence.get("stands")]
+    stale += [one for one in case.fired("N6", "P15", "S16") if lr is not None and one.evidence.get("lr") == lr]
+    if quiet and stale:
+        yield Match("train", 0.97, exact=True, signs=(*quiet, *stale))
     if signs := case.fired("N25"):
         yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -302,13 +314,14 @@ CORRUPTION = (
          dcp="dcp.async_save must stage CPU tensors too; compare the time of .metadata with those of the files",
          deepspeed="all *_optim_states.pt must come from one save: compare their times",
          megatron="all mp_rank_* must come from one save: compare their times and iterations",
-         explains="P27 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 V04 N28 S04 S06 S07 "
+         explains="P24 P26 P27 P33 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 V04 N28 "
+                  "S04 S06 S07 "
                   "S08 S12 N24 R10 P01 ",
          losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
          pattern=mixed),
     made("G7", "An entire save repeats an older one.", "cached structures were written again", "the run goes back",
          "check what the saver writes: hash two consecutive saves", "the older checkpoints", "NeMo-RL 3312",
-         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 N24 N25 R10 R11 P01 "
+         explains="P24 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 N24 N25 R10 R11 P01 "
                   "S06 S07 S16 S17 S18 P15 P20 P36",
          expects="S07 N25 R09",
          losses="damaged weights show in the first loss; damaged masters and moments show from the second on",

@@ -247,6 +247,8 @@ def averaged(case: Case) -> Iterator[Match]:
         taken = frozenset(change.hit((*change.weights, *MASTERS), "average"))
         if taken:
             off = frozenset(change.hit((*change.weights, *MASTERS)))
+            if 2 * len(taken) < len(off):
+                continue  # an average holds all of them
             words = f"{len(taken):,} of {many(len(off), 'weight')} are closer to the stored average than to before"
             yield Match(change.leg, 0.97, off, False, reasons=case.against(("A1 A2 D2 G6", words)))
             continue

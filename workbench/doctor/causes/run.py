@@ -52,12 +52,19 @@ def _step_is_off(case: Case) -> bool:
     for state in (case.later, case.evidence.after):
         facts = state.facts if state is not None else old
         usual, step = facts.steps.usual, facts.step
-        if usual is None or step is None or usual == step or not old.step or old.steps.usual != old.step:
+        if step is None or not old.step:
             continue
         pairs = (
             [(one.schedule.count if one.schedule else None) for one in (old, facts)],
             *([one.value(kind) for one in (old, facts)] for kind in ("loader", "consumed_samples")),
         )
+        if usual is None:  # then the schedule and the data's position must agree with one another
+            due = [now * old.step / was for was, now in pairs if was and now is not None]
+            if len(due) > 1 and max(due) - min(due) < 1 and abs(due[0] - step) > 1 and max(due) > old.step:
+                return True
+            continue
+        if usual == step or old.steps.usual != old.step:
+            continue
         if any(was and now is not None and abs(now * old.step / was - usual) < 1 for was, now in pairs):
             return True
     return False

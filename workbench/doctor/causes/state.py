@@ -176,7 +176,10 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
             question = "the optimizer's counters restarted: was that intended?"
             yield Match(change.leg, 0.6, counters.reset, False, question if _whole(case, change) else "")
     absent = [one for one in case.fired("S06") if one.evidence.get("kind") in ("absent", "never", "gone")]
-    absent += [one for one in case.fired("R03", "R01", "N3", "V05", "P33") if one.evidence.get("gone")]
+    for one in case.fired("R03", "R01", "N3", "V05", "P33"):
+        gone = one.evidence.get("gone")
+        if gone and (not isinstance(gone, list) or set(gone) - {"buffer", "ema", "rng", "other"}):
+            absent.append(one)
     if absent:
         never = any(one.evidence.get("kind") == "never" for one in absent)
         question = "" if any(one.severity == "error" for one in absent) else "was the optimizer left out on purpose?"
@@ -318,6 +321,11 @@ def mixed_moments(case: Case) -> Iterator[Match]:
         if second:
             words = f"exp_avg of {many(len(second), 'parameter')} implies gradients that fit"
             yield Match(change.leg, 0.95, second, reasons=case.against(("G6 B5", words)))
+        if first := frozenset(
+            change.hit(("exp_avg",), "other") & change.clean(("exp_avg_sq",)) - case.displaced(change)
+        ):
+            words = f"exp_avg_sq of {many(len(first), 'parameter')} continued"
+            yield Match(change.leg, 0.97, first, reasons=case.against(("G6 B5", words)))
         values = frozenset(change.hit(MOMENTS, "other", "near", "fallen", "ratio"))
         part = change.hit(MOMENTS, "part")
         if len(part) < len(values) and not change.hit((*change.weights, *MASTERS)) - change.hit(MASTERS, "slight"):
@@ -333,8 +341,8 @@ def mixed_moments(case: Case) -> Iterator[Match]:
             title = "The moments were multiplied by a factor." if scaled else ""
             yield Match(change.leg, strength, values, reasons=case.against(("E1 E9 A2 F4", words)), title=title)
     if signs := case.fired("P21"):
-        factor = signs[0].evidence["kind"] == "factor"
-        title = f"The second moments were {'multiplied by a factor' if factor else 'raised to a power'}."
+        ways = {"factor": "multiplied by a factor", "power": "raised to a power", "level": "set to one number"}
+        title = f"The second moments were {ways[signs[0].evidence['kind']]}."
         yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=title)
     if signs := [one for one in case.fired("S04") if one.hit > 2 or int(one.evidence.get("elements", 0)) > 8]:
         yield Match(case.resumed, 0.8, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
@@ -550,7 +558,7 @@ OPTIMIZER = (
     made("B6", "exp_avg and exp_avg_sq come from different steps or tensors.",
          "one of them was taken from another save or shard", "a bump", "load both moments from one save",
          "the checkpoint before the one that was resumed from", "catalogue B6",
-         explains="P33 P25 S04 S19 N5 P03 P04 P05 P12 R09 R02 P21",
+         explains="P33 P25 P26 S04 S19 N5 P03 P04 P05 P12 R09 R02 P21",
          losses="the first loss is right, then a slow bump",
          pattern=mixed_moments),
     made("B7", "Parameters moved to other param groups, so weight decay applies to the wrong ones.",

@@ -117,6 +117,15 @@ _BY_FIELD = {
 }
 
 
+#: Family → laws on its steps, and the fields of its param groups in torch or, of Lion, by Google.
+_STEPS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
+    "SGD": (("replay",), frozenset({"momentum", "dampening", "nesterov"})),
+    "RMSprop": (("reach", "replay"), frozenset({"momentum", "alpha", "eps", "centered"})),
+    "Adagrad": (("reach",), frozenset({"lr_decay", "eps", "initial_accumulator_value"})),
+    "Lion": (("reach", "replay"), frozenset({"betas"})),
+}
+
+
 @dataclass(frozen=True)
 class Optimizer:
     """A recognised optimizer.
@@ -148,22 +157,39 @@ def recognise(fields: Mapping[str, Any], state: AbstractSet[str], name: str = ""
         return _made("Muon", {"counter"} if "step" in state else (), "its param group carries 'use_muon'")
     for words, family, laws in _BY_STATE:
         if words <= state:
-            return _made(family, laws, f"its state holds {_quoted(words)}")
+            return _made(family, laws | _known_steps(family, fields), f"its state holds {_quoted(words)}")
     for field, family in _BY_FIELD.items():
         if field in fields:
             return _made(family, (), f"its param groups carry {field!r}")
     if state >= _ADAM_STATE or (not state - _BESIDE and "betas" in fields and "eps" in fields):
         return _adam(fields, state, name)
     if "dampening" in fields and "nesterov" in fields and not state - {"momentum", "momentum_buffer", *_BESIDE}:
-        return _made("SGD", (), "its param groups carry 'dampening' and 'nesterov'")
+        return _made("SGD", _known_steps("SGD", fields), "its param groups carry 'dampening' and 'nesterov'")
     if "alpha" in fields and "centered" in fields:
         return _made("RMSprop", {"counter"}, "its param groups carry 'alpha' and 'centered'")
     if "initial_accumulator_value" in fields:
         return _made("Adagrad", {"counter"}, "its param groups carry 'initial_accumulator_value'")
     if not state - {"exp_avg", *_BESIDE} and "betas" in fields and "eps" not in fields:
-        return _made("Lion", (), "its param groups carry 'betas' and lack 'eps'")
+        return _made("Lion", _known_steps("Lion", fields), "its param groups carry 'betas' and lack 'eps'")
     held = f"its state holds {_quoted(state)}" if state else "it has no state"
     return _made(UNKNOWN, (), f"{held}, and its param groups do not identify it")
+
+
+def _known_steps(family: str, fields: Mapping[str, Any]) -> frozenset[str]:
+    """Return the laws on the steps of an optimizer other than Adam: none if a field is not that of torch's or Google's.
+
+    An update of SGD and of RMSprop moves weights along the stored momentum, one of Lion by the lr itself.
+    """
+    laws, own = _STEPS.get(family, ((), frozenset()))
+    if (
+        not fields
+        or fields.keys() - own - _NOTES - {"lr", "weight_decay", *_TORCH}
+        or "decoupled_weight_decay" in fields
+    ):
+        return frozenset()
+    if family == "RMSprop" and fields.get("centered") is not False:
+        return frozenset({"replay"})
+    return frozenset(() if fields.get("nesterov") is True else laws)
 
 
 def together(found: Iterable[Optimizer]) -> Optimizer:

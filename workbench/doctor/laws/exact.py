@@ -96,11 +96,16 @@ class Replay:
 
 def replay(w_a: Array, w_b: Array, m_b: Array, v_b: Array, betas: Betas, eps: float, step: int) -> Replay:
     """Return the sums of one block; ``step`` is the optimizer's at B, counted from 1."""
-    w = _wide(w_a)
-    d = w - _wide(w_b)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         root = np.sqrt(_wide(v_b) / (1 - betas[1] ** step))
-        u = _wide(m_b) / (1 - betas[0] ** step) / (root + eps)
+        return along(w_a, w_b, _wide(m_b) / (1 - betas[0] ** step) / (root + eps))
+
+
+def along(w_a: Array, w_b: Array, direction: Array) -> Replay:
+    """Return the sums of one block for an update along ``direction``."""
+    w, u = _wide(w_a), _wide(direction)
+    d = w - _wide(w_b)
+    with np.errstate(invalid="ignore"):
         ok = np.isfinite(u) & np.isfinite(d)
     if not ok.all():
         w, d, u = w[ok], d[ok], u[ok]

@@ -93,8 +93,10 @@ class LedgerLeg:
         self._seen: dict[str, set[str]] = {}
         self._form: dict[str, dict[str, str]] = {}
         self._detail: dict[tuple[str, str], Mapping[str, Any]] = {}
+        self._unknown: dict[str, set[str]] = {}
         for row in self._rows:
             if row.status is Status.SKIPPED:
+                self._unknown.setdefault(row.quantity, set()).update(row.names)
                 continue
             self._seen.setdefault(row.quantity, set()).update(row.names)
             if row.status in (Status.BEYOND, Status.ABSENT):
@@ -160,8 +162,14 @@ class LedgerLeg:
         return {name for name in self.hit(MOMENTS) if name in set(names) or name.startswith(NUMBERED)}
 
     def whole(self, quantities: Iterable[str], names: Iterable[str], share: float = 0.9) -> bool:
-        """Return whether ``names`` cover ``share`` or more of the parameters for which the quantities were compared."""
+        """Return whether ``names`` cover ``share`` or more of the parameters for which the quantities were compared.
+
+        Weights without a law count as well: those that became others are recognised without one.
+        """
+        quantities = tuple(quantities)
         seen = self.seen(*quantities)
+        if self.leg == "train":
+            seen |= set().union(*(self._unknown.get(one, ()) for one in quantities if one in (*WEIGHTS, *MASTERS)))
         return bool(seen) and len(seen & set(names)) >= share * len(seen)
 
 

@@ -39,6 +39,7 @@ ALIKE = 0.5  #: correlation of log v with its past, for one parameter several sa
 BEGAN = 0.5  #: correlation of log v with its past from which v kept its profile
 NEAR, LIKE = 0.9, 0.5  #: cosines: the same weights, changed; and weights that still contain some of the old ones
 NEARER = 0.7  #: ratio of the distance to the stored average to that to the old weights
+EXACTLY = 0.1  #: the same if the update was undone
 RANKS = 65  #: numbers of shards to try
 ROW_LIKE = 0.5  #: cosine of a row with itself below which it is another row
 GRID = 256  #: elements from which a grid is searched
@@ -59,8 +60,8 @@ class Became:
 
     Attributes:
         form: of moments ``still swapped second_other flip part fallen other``, and ``zero rounded ratio``, also as
-            ``first_zero`` … if only one of the two has it; of weights ``zero fill ratio rounded average part flip zeros
-            near other``.
+            ``first_zero`` … if only one of the two has it, and ``first_other``; of weights ``zero fill ratio rounded
+            average part flip zeros near other``.
         exact: whether the form was proved on every examined element.
         cosine: between the weights and those of before. looked: number of examined elements.
         detail: numbers of the form: ``value`` (fill), ``ratio``, ``rows`` and ``of`` (part), ``share``.
@@ -105,6 +106,8 @@ def moments_became(
         return Became("first_zero", looked=len(v_b))
     if np.array_equal(m_a, m_b) and np.array_equal(v_a, v_b):
         return Became("still", True, looked=len(v_b))
+    if update.k == 1 and not sums.floor.broken and sums.transition.broken > FEW:  # others break their floor as well
+        return Became("first_other", looked=len(v_b))
     broken = max(sums.floor.broken, sums.transition.broken)
     if 0 < broken <= FEW and broken < 0.05 * max(sums.floor.of, sums.transition.of):
         detail = {"elements": broken, "worst": max(sums.floor.worst, sums.transition.worst)}
@@ -244,13 +247,13 @@ def weights_became(
     after: LazyTensor,
     update: Update,
     sums: PairState,
-    moments: tuple[LazyTensor, LazyTensor] | None = None,
+    moments: tuple[LazyTensor, ...] | None = None,
     average: LazyTensor | None = None,
 ) -> Became:
     """Return the form of a weight that its updates cannot have reached.
 
     Args:
-        moments: ``exp_avg`` and ``exp_avg_sq`` after one update, to undo it; ``None`` if not stored.
+        moments: ``exp_avg`` and ``exp_avg_sq``, or the momentum, after one update, to undo it; ``None`` if not stored.
         average: the average of the weights stored in ``before``, if any.
 
     Raises:
@@ -279,7 +282,8 @@ def weights_became(
                 return Became("rounded", True, cosine, len(b), {"through": kind})
     if room is not None and broken > FEW and (through := _cast(a, b, room)):
         return Became("rounded", False, cosine, len(b), {"through": through})
-    if average is not None and average.shape == before.shape and _nearer(sampled(average, rows), a, loaded):
+    near = NEARER if back is None else EXACTLY
+    if average is not None and average.shape == before.shape and _nearer(sampled(average, rows), a, loaded, near):
         return Became("average", cosine=cosine, looked=len(b))
     part = _part(before, a, loaded, slack)
     if part is not None and part.pop("zero"):
@@ -292,29 +296,40 @@ def weights_became(
             width = row_shape(after.shape)[1]
             count = int(inside.reshape(-1, width).any(1).sum())
             return Became("part", cosine=cosine, looked=len(b), detail={"rows": count, "of": len(b) // width})
-    near = cosine is not None and cosine >= NEAR
-    return Became("near" if near else "other", cosine=cosine, looked=len(b))
+    like = cosine is not None and cosine >= NEAR
+    return Became("near" if like else "other", cosine=cosine, looked=len(b))
 
 
 def _taken_back(
-    b: Array, a: Array, update: Update, rows: Array | None, moments: tuple[LazyTensor, LazyTensor] | None
+    b: Array, a: Array, update: Update, rows: Array | None, moments: tuple[LazyTensor, ...] | None
 ) -> Array | None:
-    """Return the weights before a single Adam update, if everything it needs is stored."""
-    known = update.k == 1 and update.betas is not None and update.eps is not None and update.lr is not None
-    if not known or moments is None or (update.after or 0) < 1 or update.amsgrad or update.bars("replay"):
+    """Return the weights before a single update, if everything it needs is stored.
+
+    If the two checkpoints state different learning rates, it is the one that leads closer to the old weights.
+    """
+    if update.k != 1 or update.lr is None or moments is None or update.bars("replay"):
         return None
-    assert update.betas is not None and update.lr is not None and update.eps is not None and update.after is not None
     low, high = update.lr
     if high <= 0 or high - low > 0.2 * high:
         return None
-    lr, decay = (low + high) / 2, update.decays[-1] if update.decays and update.decoupled is not False else 0.0
-    m, v = (sampled(tensor, rows) for tensor in moments)
-    if m.shape != b.shape:
+    step, decay = [sampled(tensor, rows) for tensor in moments], 0.0
+    if any(one.shape != b.shape for one in step):
         return None
-    with np.errstate(all="ignore"):
-        root = np.sqrt(v / (1 - update.betas[1] ** update.after)) + update.eps
-        found = (b + lr * m / (1 - update.betas[0] ** update.after) / root) / (1 - lr * decay)
-    return found if np.isfinite(found).all() else None
+    if update.along == "adam":
+        if update.betas is None or update.eps is None or (update.after or 0) < 1 or update.amsgrad or len(step) != 2:
+            return None
+        decay = update.decays[-1] if update.decays and update.decoupled is not False else 0.0
+        with np.errstate(all="ignore"):
+            root = np.sqrt(step[1] / (1 - update.betas[1] ** (update.after or 1))) + update.eps
+            way = step[0] / (1 - update.betas[0] ** (update.after or 1)) / root
+    elif update.along == "momentum" and len(step) == 1:
+        way = step[0]
+    else:
+        return None
+    found = [(b + lr * way) / (1 - lr * decay) for lr in {low, high}]
+    if not all(np.isfinite(one).all() for one in found):
+        return None
+    return min(found, key=lambda one: float(np.median(np.abs(one - a))))
 
 
 def _rest_stays(a: Array, b: Array, room: float | None) -> bool:
@@ -324,9 +339,11 @@ def _rest_stays(a: Array, b: Array, room: float | None) -> bool:
     return cosine is None or cosine >= NEAR
 
 
-def _nearer(average: Array, a: Array, b: Array) -> bool:
-    """Return whether weights are clearly closer to a stored average than to their old values."""
-    return bool(np.linalg.norm(b - average) < NEARER * np.linalg.norm(b - a))
+def _nearer(average: Array, a: Array, b: Array, most: float) -> bool:
+    """Return whether weights are clearly closer to a stored average than to their old values, and not beyond it."""
+    way = average - a
+    size, moved = float(np.dot(way, way)), float(np.dot(b - a, way))
+    return bool(np.linalg.norm(b - average) < most * np.linalg.norm(b - a)) and size / 2 < moved < 1.5 * size
 
 
 def _cast(a: Array, b: Array, room: float) -> str:

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
@@ -19,7 +18,7 @@ import numpy as np
 
 from workbench.analysis.patterns.forms import find_form
 from workbench.core.arrays import Array
-from workbench.doctor.laws.bounds import UNITS, bound, reach
+from workbench.doctor.laws.bounds import UNITS, reach
 from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.index import MovedRows, row_shape
 from workbench.doctor.origins.match import Matched, match, some
@@ -246,10 +245,10 @@ def others_stay(atoms: Atoms, role: str, lost: set[int]) -> bool:
 def out_of_reach(atoms: Atoms, atom: Atom, updates: Mapping[str, Update]) -> bool:
     """Return whether the updates cannot have turned a weight that far: none moves an element by more than √K·lr."""
     update = updates.get(atom.owners[0])
-    if update is None or update.betas is None or update.lr is None or update.bars("reach"):
+    if update is None or update.most is None or update.bars("reach"):
         return False
     size = float(np.sqrt(np.mean(_some(atoms.before(atom)) ** 2)))
-    return bool(update.k * update.lr[1] * math.sqrt(bound(update.betas)) < TURN * size)
+    return bool(update.most < TURN * size)
 
 
 def _some(tensor: LazyTensor) -> Array:

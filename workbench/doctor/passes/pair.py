@@ -31,7 +31,7 @@ from workbench.doctor.laws.bounds import (
     transition,
     transition_terms,
 )
-from workbench.doctor.laws.exact import Line, Replay, replay, ruler, same_step
+from workbench.doctor.laws.exact import Line, Replay, along, replay, ruler, same_step
 from workbench.doctor.passes.blocks import BLOCK, WIDE, SlotBlock, TensorSlot
 
 Betas = tuple[float, float]
@@ -53,6 +53,9 @@ class Update:
         between: other betas that some of the updates may have used, because a schedule changed them.
         barred: laws that do not hold for these updates whatever is stored, each with the reason.
         lag: by how many updates the trainer's count exceeds the parameter's; ``None`` if either is unknown.
+        pace: how far an update moves a weight at most, in learning rates, for optimizers other than Adam.
+        along: what an update moves a weight along: ``adam`` (the moments after it), ``momentum`` (the momentum after
+            it) or ``sign`` (by the learning rate itself, up or down).
     """
 
     k: int
@@ -70,6 +73,8 @@ class Update:
     between: tuple[Betas, ...] = ()
     barred: tuple[tuple[str, str], ...] = ()
     lag: int | None = None
+    pace: float | None = None
+    along: str = "adam"
 
     def bars(self, law: str) -> bool:
         """Return whether a law does not hold for these updates."""
@@ -88,7 +93,11 @@ class Update:
     @property
     def most(self) -> float | None:
         """The largest possible change of a weight."""
-        if self.betas is None or self.lr is None or not math.isfinite(self.lr[1]):
+        if self.lr is None or not math.isfinite(self.lr[1]):
+            return None
+        if self.along != "adam" or self.pace is not None:
+            return None if self.pace is None else self.lr[1] * self.k * self.pace
+        if self.betas is None:
             return None
         # moments from other betas may be larger, so use their K and the larger correction
         most = moved_by(self.betas, self.lr[1], self.k, self.before)
@@ -184,8 +193,9 @@ class PairFold:
         updated = slot.dtype((1, weight)) if weight else None
         skip = state.skipped
         skip.update(update.barred)
+        of_adam = update.along == "adam"
         if update.betas is None:
-            for law in ("floor", "transition", "reach", "replay"):
+            for law in ("floor", "transition", *(("reach", "replay") if of_adam and update.pace is None else ())):
                 skip.setdefault(law, "the betas are unknown")
         if update.k < 1:
             skip.update(
@@ -206,6 +216,11 @@ class PairFold:
             skip.setdefault("reach", "the learning rate is unknown")
         if update.k != 1:
             skip.setdefault("replay", f"there are {update.k:,} updates in between, not one")
+        elif not of_adam:
+            if update.along == "other":
+                skip.setdefault("replay", "an update of this optimizer does not follow from what it stores")
+            elif update.along == "momentum" and slot.dtype((1, "momentum")) != "float32":
+                skip.setdefault("replay", "no float32 momentum after the update is stored")
         elif kinds[2] is None or kinds[3] is None or kind != "float32":
             skip.setdefault("replay", "no float32 moments after the update are stored")
         elif update.eps is None or update.after is None:
@@ -218,7 +233,7 @@ class PairFold:
 
     def fold(self, state: PairState, slot: TensorSlot, block: SlotBlock) -> None:
         weight = weight_role(slot)
-        roles = [role for role in ("exp_avg", "exp_avg_sq", weight) if role]
+        roles = [role for role in ("exp_avg", "exp_avg_sq", "momentum", weight) if role]
         values = {
             (side, role): block.values[side, role] for role in roles for side in (0, 1) if (side, role) in block.values
         }
@@ -226,7 +241,8 @@ class PairFold:
             return
         update = self._updates[slot.fqn]
         kinds = _kinds(slot, weight)
-        if self._fast and all(one.dtype == np.float32 for one in values.values()):
+        other = update.along != "adam" and "replay" not in state.skipped
+        if self._fast and not other and all(one.dtype == np.float32 for one in values.values()):
             _compiled(state, update, kinds, weight, values, block.start)
             return
         size = len(next(iter(values.values())))
@@ -291,9 +307,14 @@ def _weights(
         assert most is not None
         state.reach.add(reach(w_a, w_b, most, update.factors, update.k, kind), start)
     if "replay" not in state.skipped:
-        assert update.betas is not None and update.eps is not None and update.after is not None
-        m, v = values[1, "exp_avg"], values[1, "exp_avg_sq"]
-        state.replay.add(replay(w_a, w_b, m, v, update.betas, update.eps, update.after))
+        if update.along == "sign":
+            state.replay.add(along(w_a, w_b, _up_or_down(w_a, w_b, update)))
+        elif update.along == "momentum":
+            state.replay.add(along(w_a, w_b, values[1, "momentum"]))
+        else:
+            assert update.betas is not None and update.eps is not None and update.after is not None
+            m, v = values[1, "exp_avg"], values[1, "exp_avg_sq"]
+            state.replay.add(replay(w_a, w_b, m, v, update.betas, update.eps, update.after))
     if (lr := _one_step(update, kind)) is not None:
         state.same += same_step(w_a, w_b, lr, update.decays[-1] if update.decays else 0.0)
         state.moved_of += len(w_a)
@@ -304,9 +325,16 @@ def _weights(
             state.ruler.add(ruler(w_a, w_b, silent))
 
 
+def _up_or_down(w_a: Array, w_b: Array, update: Update) -> Array:
+    """Return the sign of each change; 0 if only the decay changed an element, as without a gradient."""
+    decay = max(update.decays, default=0.0) * (update.lr[1] if update.lr is not None else 0.0)
+    moved = w_a - w_b
+    return np.where(np.abs(moved) > 1.01 * decay * np.abs(w_a), np.sign(moved), 0.0)
+
+
 def _one_step(update: Update, kind: str) -> tuple[float, float] | None:
     """Return the learning rate of a single update of float32 weights by Adam, or ``None``."""
-    if update.k != 1 or update.bars("reach"):  # sign-based optimizers always move weights by lr
+    if update.k != 1 or update.bars("reach") or update.pace is not None:  # signs always move weights by lr
         return None
     return update.lr if update.lr is not None and update.lr[0] > 0 and kind == "float32" else None
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from workbench.doctor.facts.counted import per_step
 from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.optimizer import UNKNOWN, Optimizer
 from workbench.doctor.facts.schedule import plan_of
-from workbench.doctor.facts.state import NAME, TrainingState
+from workbench.doctor.facts.state import NAME, Group, TrainingState
 from workbench.doctor.laws.bounds import LONGEST, bound, sound
 from workbench.doctor.passes.pair import Update
 
@@ -58,6 +58,7 @@ def between(pair: Pair) -> dict[str, Update]:
         group, old = b.group_of(fqn), a.group_of(fqn)
         older, later = betas_of(pair.a, fqn), betas_of(pair.b, fqn)
         flags = [one.decoupled for one in (group, old) if one is not None and one.decoupled is not None]
+        way = _way(group or _only(b.groups))
         found[fqn] = Update(
             k,
             later or older,
@@ -68,7 +69,7 @@ def between(pair: Pair) -> dict[str, Update]:
             certain,
             _decays(a, b, fqn),
             None if None in (own_decay := (a.weight_decay(fqn), b.weight_decay(fqn))) else own_decay,  # type: ignore[arg-type]
-            flags[0] if flags else b.decoupled,
+            {"sign": True, "adam": flags[0] if flags else b.decoupled}.get(way[1], False),
             bool(b.amsgrad),
             older,
             () if (one := later or older) is None else tuple((end, one[1]) for end in ends),
@@ -76,8 +77,39 @@ def between(pair: Pair) -> dict[str, Update]:
             + (_UNTRAINED if fqn in surplus else ())
             + (_ANEW if own is not None and own < 0 else ()),
             lag,
+            *way,
         )
     return found
+
+
+def _way(group: Group | None) -> tuple[float | None, str]:
+    """Return how far an update moves a weight at most, in learning rates, and along what: ``pace`` and ``along``.
+
+    Squares keep (1−α)·g² of the last gradient at least, so |g|/√v ≤ 1/√(1−α); a momentum sums up to 1/(1−μ) of these.
+    """
+    if group is None:
+        return None, "adam"
+    family, settings = group.optimizer.family, group.settings
+    laws = group.optimizer.laws
+    momentum = settings.get("momentum")
+    rolling = isinstance(momentum, (int, float)) and 0 < momentum < 1
+    along = "momentum" if rolling and "replay" in laws else "other"
+    if family == "Lion" and "reach" in laws:
+        return 1.0, "sign"
+    if family == "Adagrad" and "reach" in laws:
+        return 1.0, "other"
+    if family == "RMSprop" and "reach" in laws:
+        alpha = settings.get("alpha")
+        if not isinstance(alpha, (int, float)) or not 0 < alpha < 1:
+            return None, along
+        return 1 / math.sqrt(1 - alpha) / (1 - momentum if rolling else 1), along
+    return (None, along) if family == "SGD" else (None, "adam")
+
+
+def _only(groups: Sequence[Group]) -> Group | None:
+    """Return the first param group if all groups are updated alike."""
+    ways = {(one.optimizer.family, str(one.settings.get("momentum")), str(one.settings.get("alpha"))) for one in groups}
+    return groups[0] if len(ways) == 1 else None
 
 
 def _surplus(pair: Pair) -> frozenset[str]:

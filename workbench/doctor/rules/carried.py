@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
@@ -35,6 +36,7 @@ from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.doctor.passes.updates import passed
 from workbench.doctor.rules.continuity import Continuity
+from workbench.doctor.rules.pair import replayed
 from workbench.doctor.rules.stated import NAMED
 from workbench.errors import WorkbenchError
 from workbench.names.roles import adapter_of
@@ -44,6 +46,9 @@ SAMPLED = 1 << 14  #: elements per tensor
 LOOKED = 64  #: parameters, spread over all
 GROWN = 2.0  #: least v_B/v_A over all elements of a parameter from which its profile is examined
 SHARP = 0.05  #: standard deviation of log v_B about a line over log v_A below which no gradient blurred it
+#: Words in the keys of integers that count updates.
+_COUNTS = re.compile(r"batch|count|step|averaged|updates|iter")
+LEVEL = 0.2  #: standard deviation of log v_B over that of log v_A from which the old profile is lost
 STRAIGHT = 0.02  #: distance of the line's slope from 1 within which it is a factor
 ENOUGH = 64  #: elements
 KEPT = 0.05  #: β2^k below which new gradients are an average themselves
@@ -58,6 +63,7 @@ NONE = 1e-3  #: size of gradients, relative to those before, below which there w
 SCALED = 0.2  #: share that all elements of squares keep if they were multiplied, and not lost
 MOST = 0.9  #: share of the parameters; gradients that reverse suddenly affect fewer
 LEFT = 0.3  #: decay^k from which the rest of an old average is visible among k new gradients
+FULL = 0.8  #: ‖m_B‖/‖m_A‖ from which a momentum that lost its past is another one
 STANDS = 10  #: updates
 RANKED = 8  #: matrices
 LARGER = (
@@ -205,26 +211,54 @@ def _line(v_a: Array, v_b: Array) -> tuple[float, float] | None:
 def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Outcome) -> None:
     """Check the size of the gradients since the earlier state against its own second moments."""
     sizes: dict[str, float] = {}
+    level: list[str] = []
     held = {
         fqn: roles["exp_avg_sq"]
         for fqn, roles in pair.shared()
         if "exp_avg_sq" in roles and fqn in states and states[fqn].floor.of and not states[fqn].floor.broken
     }
+    others, only = {}, _only(pair.b.facts.groups)
+    for fqn, roles in pair.shared():
+        group = pair.b.facts.group_of(fqn) or only
+        role = next((one for one in ("square_avg", "row_var", "momentum", "exp_avg") if one in roles), None)
+        if fqn in updates and "exp_avg_sq" not in roles and group is not None and role is not None:
+            decay = _decay(role, group, updates[fqn])
+            if decay is not None and (role in SQUARES or updates[fqn].k == 1):
+                others[fqn] = role, decay
+                held[fqn] = roles[role]
     for fqn in _spread(list(held)):
         update = updates[fqn]
-        if update.betas is None or update.k < 1 or (update.before or 0) < SETTLED:
+        before = update.before if update.before is not None else pair.a.facts.step or 0
+        role, decay = others.get(fqn, ("exp_avg_sq", None if update.betas is None else update.betas[1]))
+        if decay is None or update.k < 1 or before < SETTLED:
             continue
         both = _both(pair, fqn, held[fqn], "P30", found)
-        if both is None or not all(np.isfinite(one).all() for one in both):
+        if both is None or len(both[0]) != len(both[1]) or not all(np.isfinite(one).all() for one in both):
             continue
+        fade = decay**update.k
+        if role in ("momentum", "exp_avg"):  # of random signs, k gradients add up to the root of 1/(1−β²)
+            size = float(np.dot(both[0], both[0]))
+            new = both[1] - decay * both[0]
+            like = float(np.dot(both[0], both[1])) / math.sqrt(max(size * float(np.dot(both[1], both[1])), 1e-300))
+            if size > 0 and like > LEFT:  # otherwise it is not the old one
+                # steady ones add up to more, so that smaller ones are not seen
+                sizes[fqn] = max(math.sqrt(float(np.dot(new, new)) * (1 - decay**2) / size), 1.0)
+            continue
+        if role == "exp_avg_sq" and _levelled(*both):
+            level.append(fqn)
         v_a, v_b = (float(one.mean(dtype=np.float64)) for one in both)
-        fade, old = update.betas[1] ** update.k, v_a / (1 - update.betas[1] ** (update.before or 0))
-        if old > 0:
-            sizes[fqn] = math.sqrt(max(v_b - fade * v_a, 0.0) / (1 - fade) / old)
+        old = v_a / (1 - decay**before) if role not in FACTORED else v_a
+        if old > 0 and v_b >= fade * v_a:
+            size = math.sqrt(max(v_b - fade * v_a, 0.0) / (1 - fade) / old)
+            sizes[fqn] = size if role == "exp_avg_sq" else max(size, 1.0)  # others may have begun with larger ones
     if not sizes:
         found.not_checked.setdefault("P30", Inapplicable("no second moments of earlier gradients can be compared"))
         return
     found.checked["P30"] = f"{many(len(sizes), 'parameter')}"
+    if len(level) >= MOST * len(sizes):
+        text = f"exp_avg_sq of {many(len(level), 'parameter')} is nearly one number in all elements: {level[0]!r}"
+        found.signs.append(P21.sign(text, {"kind": "level"}, level[:NAMED], hit=len(level), of=len(sizes)))
+        return
     middle = median(sizes.values())
     large, small = middle > LARGER, NONE < middle < 1 / LARGER
     agree = [fqn for fqn, size in sizes.items() if (size > LARGER / 2 if large else size < 2 / LARGER)]
@@ -234,6 +268,28 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
     times = middle if large else 1 / max(middle, 1e-30)
     text = f"the gradients of {many(len(agree), 'parameter')} are {times:.3g} times {kind} than those before"
     found.signs.append(P30.sign(text, {"kind": kind, "times": middle}, agree[:NAMED], hit=len(agree), of=len(sizes)))
+
+
+def _levelled(v_a: Array, v_b: Array) -> bool:
+    """Return whether second moments that differed from element to element hardly do so any more."""
+    both = (v_a > 0) & (v_b > 0)
+    if np.count_nonzero(both) < ENOUGH // 4:
+        return False
+    old, new = (float(np.log(one[both]).std()) for one in (v_a, v_b))
+    return new < LEVEL * old and old > 4 * SHARP
+
+
+def _decay(role: str, group: Group, update: Update) -> float | None:
+    """Return the share of a state that one update keeps, for optimizers other than Adam; ``None`` if unknown."""
+    value = group.settings.get({"square_avg": "alpha", "momentum": "momentum"}.get(role, ""))
+    if role == "exp_avg" and group.optimizer.family == "Lion" and update.betas is not None:
+        value = update.betas[1]
+    rate = group.settings.get("beta2_decay", group.settings.get("decay_rate"))
+    if role in FACTORED and isinstance(rate, (int, float)) and -1 <= rate < 0 and update.k == 1 and update.before:
+        value = 1 - (update.before + 1) ** float(rate)
+    if role == "momentum" and (group.optimizer.family != "SGD" or group.settings.get("dampening")):
+        return None
+    return float(value) if isinstance(value, (int, float)) and 0 < value < 1 else None
 
 
 def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Outcome) -> None:
@@ -254,6 +310,8 @@ def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
         if averages is None or weights is None:
             continue
         (e_a, e_b), (w_a, w_b) = averages, weights
+        if update is not None and 1 <= update.k < STANDS and np.array_equal(e_a, e_b) and (w_a != w_b).any():
+            continue  # averages that are updated less often prove nothing yet
         if update is None or update.k < 1 or len({len(one) for one in (e_a, e_b, w_a, w_b)}) > 1:
             continue
         if update.k >= STANDS and (w_a != w_b).any():
@@ -262,17 +320,19 @@ def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
                 stands.append(fqn)
         kinds = [side.dtype(at) for side, at in zip((pair.a, pair.b), roles["ema"], strict=True)]
         reach = states[fqn].reach if fqn in states else None
-        if (
-            update.most is not None and reach is not None and reach.of and not reach.broken
-        ):  # otherwise the weights are others
+        right = fqn in states and replayed(update, states[fqn], pair.b.dtype(roles[weight][1]))
+        known = update.most is not None and reach is not None and reach.of and not reach.broken
+        if known or right:  # otherwise the weights are others
             looked["P22"] += 1
-            share = _outside(e_a, e_b, w_a, update.most, max(UNITS.get(kind, 1.0) for kind in kinds))
+            most = np.abs(w_b - w_a) if right or update.most is None else update.most
+            share = _outside(e_a, e_b, w_a, most, max(UNITS.get(kind, 1.0) for kind in kinds))
             if share > OUTSIDE:
                 outside[fqn] = share
         way = _way(e_a, e_b, w_b)
-        if way is not None and update.before is not None and update.before >= SETTLED:
+        begun = update.before if update.before is not None else pair.a.facts.step
+        if way is not None and begun is not None and begun >= SETTLED:
             looked["P23"] += 1
-            decay = min(DECAY, (1 + update.before) / (10 + update.before))
+            decay = min(DECAY, (1 + begun) / (10 + begun))
             if way > 1 - decay**update.k + CLEAR:
                 near[fqn] = way
             else:
@@ -306,7 +366,7 @@ def _strayed(
         yield P23.sign(text, {"way": way}, list(near)[:NAMED], hit=len(near), of=looked["P23"])
 
 
-def _outside(e_a: Array, e_b: Array, w_a: Array, most: float, unit: float) -> float:
+def _outside(e_a: Array, e_b: Array, w_a: Array, most: Array | float, unit: float) -> float:
     """Return the share of elements outside every average of ``e_a`` and weights within reach of ``w_a``.
 
     NaN and Inf are not counted; rules of single checkpoints report them.
@@ -315,6 +375,7 @@ def _outside(e_a: Array, e_b: Array, w_a: Array, most: float, unit: float) -> fl
     if not finite.any():
         return 0.0
     e_a, e_b, w_a = e_a[finite], e_b[finite], w_a[finite]
+    most = most[finite] if isinstance(most, np.ndarray) else most
     low, high = np.minimum(e_a, w_a - most), np.maximum(e_a, w_a + most)
     room = ROUNDINGS * unit * np.maximum(np.abs(e_a), np.abs(w_a))
     return float(((e_b < low - room) | (e_b > high + room)).mean())
@@ -346,7 +407,8 @@ def _counters(pair: Pair, found: Outcome) -> None:
             found.not_checked["P24"] = f"{key!r}: {error}"
             continue
         seen += 1
-        if new < old or (new == k and old > 1):  # otherwise it is more
+        stands = new == old == step and bool(k) and _COUNTS.search(key.lower()) is not None  # of every update so far
+        if new < old or stands or (new == k and old > 1):  # otherwise it is more
             fell[key] = (old, new)
     if seen:
         found.checked["P24"] = f"{seen:,} of {many(len(held), 'counter')}"
@@ -354,11 +416,13 @@ def _counters(pair: Pair, found: Outcome) -> None:
         some = {key: both for key, both in fell.items() if any(one in key.lower() for one in OF_AVERAGES) == average}
         if some:
             name, (old, new) = next(iter(some.items()))
-            text = f"{len(some):,} of {many(seen, 'counter')} fell or restarted: {name!r} went from {old:,} to {new:,}"
+            what = "did not advance" if new == old else "fell or restarted"
+            text = f"{len(some):,} of {many(seen, 'counter')} {what}: {name!r} went from {old:,} to {new:,}"
             names = [pair.b.names.fqns[b[key]] or key for key in some][:NAMED]
-            evidence = {"before": old, "after": new}
+            evidence = {"before": old, "after": new, "stands": new == old}
             causes = ("F4",) if average else ("A5",)
-            sure = all(new < old or old == step for old, new in some.values())  # others may count fewer updates
+            # others may count fewer updates, or not at all where a module is not trained
+            sure = all(new < old or (old == step and new != old) for old, new in some.values())
             grave = None if sure else "warn"
             sign = P24.sign(text, evidence, names, severity=grave, hit=len(some), of=seen, causes=causes)
             found.signs.append(sign)
@@ -487,6 +551,7 @@ def _only(groups: Sequence[Group]) -> Group | None:
 def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
     """Check how much of the momentum of SGD, Muon and Lion is left after k updates."""
     kept: dict[str, float] = {}
+    sizes: list[float] = []
     stored = {fqn: roles for fqn, roles in pair.shared() if roles.keys() & {"momentum", "momentum_buffer", "exp_avg"}}
     only = _only(pair.b.facts.groups)
     for fqn in _spread(list(stored)):
@@ -507,6 +572,7 @@ def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
         if len(a) < ENOUGH or not 0 < size < math.inf or not np.isfinite(b).all():
             continue
         kept[fqn] = float(np.dot(a, b)) / size / float(decay) ** update.k
+        sizes.append(math.sqrt(float(np.dot(b, b)) / size))
     if not kept:
         found.not_checked.setdefault("P26", Inapplicable("no momentum with a known decay is few enough updates apart"))
         return
@@ -518,7 +584,9 @@ def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
             f"the momentum of {len(lost):,} of {many(len(kept), 'parameter')} keeps less than half of what the updates "
             f"leave of its old value (median: {middle:.0%})"
         )
-        found.signs.append(P26.sign(text, {"kept": middle}, lost[:NAMED], hit=len(lost), of=len(kept)))
+        # one that began anew is smaller, because gradients partly cancel
+        causes = ("G6", "B6", "B1") if median(sizes) > FULL else ()
+        found.signs.append(P26.sign(text, {"kept": middle}, lost[:NAMED], hit=len(lost), of=len(kept), causes=causes))
 
 
 def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:

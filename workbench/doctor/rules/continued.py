@@ -237,7 +237,8 @@ def same_trainer(pair: Pair) -> list[Sign] | str:
 
 
 def parts_stored(pair: Pair) -> list[Sign] | str:
-    if not pair.a.facts.generators and not pair.a.facts.parts:
+    held = pair.a.facts.generators or pair.a.facts.parts or pair.a.facts.value("consumed_samples") is not None
+    if not held and not any("master" in roles for roles in pair.a.params.values()):
         return Inapplicable("no states of generators, schedules, scales, loaders or averages are stored")
     return _unstored(pair, P29)
 
@@ -253,6 +254,15 @@ def _unstored(pair: Pair, rule: Rule) -> list[Sign]:
         causes = {"schedule": ("C1",), "loss scale": ("D8",), "data loader": ("C6",), "average": ("F4",)}[part]
         words = f"the {part} is no longer stored: does the run not use it any more?"
         found.append(rule.sign(words, {"kind": "unstored", "part": part}, severity="warn", causes=causes))
+    held: dict[str, tuple[Any, Any, str]] = {
+        "data position": (a.value("consumed_samples"), b.value("consumed_samples"), "C6")
+    }
+    masters = [any("master" in roles for roles in side.params.values()) or None for side in (pair.a, pair.b)]
+    held["masters"] = (masters[0], masters[1], "D1")
+    for part, (old, new, cause) in held.items():
+        if old is not None and new is None and rule is P29:
+            words = f"{part} {'are' if part == 'masters' else 'is'} no longer stored: does the run not use it any more?"
+            found.append(rule.sign(words, {"kind": "unstored", "part": part}, severity="warn", causes=(cause,)))
     if not a.generators or b.generators or len(one.catalog.files) != len(two.catalog.files):
         return found  # other ranks' generators start fresh
     words = f"the states of {many(len(a.generators), 'random generator')} are no longer stored"
@@ -511,7 +521,7 @@ def same_constants(pair: Pair) -> list[Sign] | str:
     facts = ("betas", "eps", "decoupled", "amsgrad")
     pairs = {fact: (a.value(fact), b.value(fact)) for fact in facts}
     known = {fact: pair for fact, pair in pairs.items() if None not in pair}
-    if not known:
+    if not known and not (a.groups and b.groups):
         return "the optimizer's constants are not stored on both sides"
     off = {fact: pair for fact, pair in known.items() if _plain(pair[0]) != _plain(pair[1])}
     off |= {field: pair for field, pair in fields_changed(pair).items() if field not in (*off, *SCHEDULED)}

@@ -32,7 +32,7 @@ from workbench.core.arrays import Array
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.ledger.roles import FIRST, MOMENTS, SECOND, STATE, quantity
-from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
+from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.doctor.rules.load import without_state
@@ -55,7 +55,12 @@ FELL = 0.5  #: b/a of squares after one update; averages in use keep 0.9 and mor
 APART = 3.0  #: times less than in the other parameters
 GREW = 1.5  #: b/a in nearly all elements after one update; some gradient is always small
 LEFT = 0.65  #: b·a/a·a of a state like the old one, in most parameters
+PARTS = (2, 4, 8)  #: of the rows of a matrix, as shards of ranks
 WHOLE = 1 << 20  #: most elements of a tensor whose rows are searched
+FILLED = 3.0  #: change of the mean, over the size before, of values that were set to a constant
+SETTLED = 20  #: updates
+#: Running statistics of torch.nn, which keep nine tenths of themselves in a batch.
+STATISTICS = ("buffer running_mean", "buffer running_var")
 ROWS = 64  #: rows that are searched for
 SIGMAS = 8.0  #: over the root of the elements: correlation that is not by chance
 CHANCE = 4.5  #: over the root of the columns: correlation that the best of many other rows reaches by chance
@@ -97,6 +102,7 @@ class Kept:
         own: correlation. slope: b·a/a·a. size: ‖b‖/‖a‖.
         low, least: 5 % and 1 % quantiles of b/a where a > 0; NaN if either has negative elements.
         constant: the value of all elements of b, if those of a differ.
+        offset: by how much the mean changed, over the size of a.
     """
 
     own: float
@@ -105,6 +111,7 @@ class Kept:
     low: float
     least: float
     constant: float | None = None
+    offset: float = 0.0
 
 
 @dataclass
@@ -134,12 +141,38 @@ def check_continuity(pair: Pair, updates: Mapping[str, Update], states: Mapping[
         why = Inapplicable("no optimizer state without a law of its own is stored in both")
         found.not_checked |= dict.fromkeys(("P32", "P33"), why)
     found.signs += [
+        *_stands(pair, held, states),
         *_signs(found.forms),
         *_gone(pair),
         *_rearranged(pair, states, turned, found),
         *_copies(pair, states, found),
     ]
     return found
+
+
+def _stands(
+    pair: Pair, held: Mapping[str, Mapping[str, tuple[int, int]]], states: Mapping[str, PairState]
+) -> Iterator[Sign]:
+    """Yield a sign if averages of gradients or squares are equal bit for bit, and the weights are not."""
+    for role, places in held.items():
+        moved = {f: both for f, both in places.items() if f in states and states[f].unchanged < states[f].count}
+        if quantity(role) not in MOMENTS or len(moved) < SOME:
+            continue
+        same = []
+        for fqn in list(moved)[:: max(math.ceil(len(moved) / LOOKED), 1)]:
+            try:
+                a, b = (_sample(side.tensor(at)) for side, at in zip((pair.a, pair.b), moved[fqn], strict=True))
+            except WorkbenchError:
+                return  # reported where they are compared
+            if not np.array_equal(a, b):
+                break
+            same += [fqn] if a.any() else []
+        else:
+            if len(same) >= SOME:
+                text = f"the weights of {many(len(moved), 'parameter')} changed; their {role} is equal bit for bit"
+                yield RULES["P36"].sign(
+                    text, {"kind": "repeated"}, same[:NAMED], severity="warn", hit=len(same), of=len(moved)
+                )
 
 
 def _held(
@@ -156,10 +189,12 @@ def _held(
         if lawful and "exp_avg_sq" in roles and not states[fqn].nan:
             adam[fqn] = roles["exp_avg_sq"]
         for role, both in roles.items():
-            if quantity(role) not in (*MOMENTS, STATE) or (lawful and role in ("exp_avg", "exp_avg_sq")):
+            if role == "buffer" and (update.k > 1 or (pair.a.facts.step or 0) < SETTLED):
+                continue  # statistics forget quickly, and move far at first
+            if quantity(role) not in (*MOMENTS, STATE, "buffer") or (lawful and role in ("exp_avg", "exp_avg_sq")):
                 continue
             if pair.b.ckpt.catalog.numel[both[1]] >= ENOUGH and pair.b.dtype(both[1]).startswith(("float", "bfloat")):
-                held[role][fqn] = both
+                held[role if role != "buffer" else f"buffer {fqn.rpartition('.')[2]}"][fqn] = both
     return held, adam
 
 
@@ -171,12 +206,24 @@ def _role(
         return
     found.checked["P33"] = ""
     kept = {fqn: _kept(a, b) for fqn, (a, b) in samples.items()}
-    forms = dict.fromkeys(_turned(samples, places, pair, kept), "moved.name")
+    single = all(updates[fqn].k == 1 for fqn in samples)
+    forms = dict.fromkeys(_turned(samples, places, pair, kept, single), "moved.name")
     rest = {fqn: one for fqn, one in kept.items() if fqn not in forms}
     same = not fields_changed(pair).keys() & DECAYS  # otherwise an update keeps another share
     counted = pair.b.facts.optimizer.family == "Adafactor"  # its first update keeps nothing, whatever it had
     once = {fqn for fqn in rest if same and updates[fqn].k == 1 and not (counted and updates[fqn].after == 1)}
     forms |= _broken(rest, once)
+    if quantity(role) in FIRST:
+        lost = {fqn for fqn in once & rest.keys() - forms.keys() if _is_other(rest[fqn])}
+        forms |= dict.fromkeys(lost, "other") if len(rest) >= SOME and len(lost) >= MOST * len(rest) else {}
+    elif role in STATISTICS and len(rest) >= SOME and all(one.own < LIKE for one in rest.values()):
+        forms |= dict.fromkeys(rest.keys() - forms.keys(), "other")
+    if once and not (forms.keys() - rest.keys()):
+        loud = {f for f, form in forms.items() if form in ("zero", "other", "ratio")} | (rest.keys() - forms.keys())
+        moved = _searched(pair, {f: places[f] for f in once & loud}, found)
+        forms |= {f: f"moved.{kind}" for f, kind in moved.items() if len(moved) > 1}
+        forms |= dict.fromkeys(_in_part(pair, {f: places[f] for f in once - forms.keys()}, found), "zeros")
+    role = role.partition(" ")[0]  # buffers are compared with those of their name
     for fqn, one in kept.items():
         if form := forms.get(fqn, ""):
             found.forms[fqn, role] = form
@@ -208,7 +255,8 @@ def _kept(a: Array, b: Array) -> Kept:
         low, least = (float(one) for one in np.quantile(b[some] / a[some], (0.05, 0.01)))
     same = np.array_equal(a, b)
     own = 1.0 if same else _correlation(_eased(a), _eased(b))
-    return Kept(own, float(np.dot(a, b)) / aa, math.sqrt(float(np.dot(b, b)) / aa), low, least, constant)
+    offset = abs(float(b.mean() - a.mean())) * math.sqrt(len(a) / aa)
+    return Kept(own, float(np.dot(a, b)) / aa, math.sqrt(float(np.dot(b, b)) / aa), low, least, constant, offset)
 
 
 def _turned(
@@ -216,14 +264,16 @@ def _turned(
     places: Mapping[str, tuple[int, int]],
     pair: Pair,
     kept: Mapping[str, Kept],
+    once: bool = False,
 ) -> set[str]:
-    """Return the parameters whose state continues that of another one of the same shape."""
+    """Return the parameters whose state continues that of another one of the same shape; ``once``: by one update."""
     shapes: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for fqn in samples:
         shapes[pair.b.shape(places[fqn][1])].append(fqn)
     found = set()
     for names in shapes.values():
         wanted = [fqn for fqn in names if kept[fqn].own < 1 - BETTER / 2 and kept[fqn].constant is None]
+        wanted = [fqn for fqn in wanted if not once or kept[fqn].offset <= FILLED or not math.isnan(kept[fqn].low)]
         if len(names) < 2 or not wanted or len(samples[names[0]][0]) < TELLING:
             continue
         columns = pair.b.shape(places[names[0]][1])[-1]
@@ -232,8 +282,11 @@ def _turned(
         old = {fqn: line(samples[fqn][0]) for fqn in names}
         for fqn in wanted:
             new = line(samples[fqn][1])
-            own, best = _correlation(old[fqn], new), max(_correlation(old[n], new) for n in names if n != fqn)
-            sure = SIGMAS / math.sqrt(len(new))
+            own, likes = _correlation(old[fqn], new), {n: _correlation(old[n], new) for n in names if n != fqn}
+            source = max(likes, key=lambda name: likes[name])
+            best, sure = likes[source], SIGMAS / math.sqrt(len(new))
+            if not squares and once and _left(old[source], new) < LIKE:
+                continue  # a gradient may be like the momentum of another parameter
             if best > max(LIKE / 2, sure) and best > own + max(BETTER / 2, sure):
                 found.add(fqn)
     return found if len(found) > 1 else set()  # a single one may resemble another by chance
@@ -246,6 +299,9 @@ def _broken(kept: Mapping[str, Kept], once: set[str]) -> dict[str, str]:
     if not rest:
         return forms
     squares = all(not math.isnan(one.low) for one in rest.values())
+    moved = {fqn for fqn in once & rest.keys() if not squares and rest[fqn].offset > FILLED}
+    if len(rest) >= SOME and len(moved) >= MOST * len(rest):
+        return forms | dict.fromkeys(moved, "fill")  # and one update
     once = once & rest.keys()
     new = {fqn for fqn, one in rest.items() if _is_new(one, squares, fqn in once)}
     if len(rest) >= SOME and len(new) >= MOST * len(rest):
@@ -266,6 +322,11 @@ def _is_new(one: Kept, squares: bool, once: bool) -> bool:
     return one.slope < NEW and one.size < SMALL if once else max(abs(one.slope), one.size) < TINY
 
 
+def _is_other(one: Kept) -> bool:
+    """Return whether an average is as large as before and not the old one."""
+    return one.slope < NEW and one.size >= SMALL
+
+
 def _is_less(one: Kept, squares: bool, usual: float) -> bool:
     """Return whether far less is left of it than of the same state of the other parameters."""
     if squares:
@@ -274,13 +335,20 @@ def _is_less(one: Kept, squares: bool, usual: float) -> bool:
 
 
 def _is_scaled(one: Kept, squares: bool) -> bool:
-    return one.least > GREW if squares else one.own > STANDS and not LEFT < one.slope < 2 * GREW
+    if squares:
+        return one.least > GREW
+    return one.own < -LIKE or (one.own > STANDS and not LEFT < one.slope < 2 * GREW)
 
 
 def _signs(forms: Mapping[Key, str]) -> Iterator[Sign]:
     hit: dict[str, list[Key]] = defaultdict(list)
+    buffers = [fqn for (fqn, role), form in forms.items() if form and role == "buffer"]
+    if buffers:
+        words = f"buffers of {many(len(buffers), 'module')} do not continue their old values: {buffers[0]!r}"
+        of = sum(role == "buffer" for _, role in forms)
+        yield RULES["P24"].sign(words, {}, buffers[:NAMED], severity="warn", hit=len(buffers), of=of, causes=("A5",))
     for key, form in forms.items():
-        if form:
+        if form and key[1] != "buffer":
             hit[form].append(key)
     for form, keys in hit.items():
         names = list(dict.fromkeys(fqn for fqn, _ in keys))
@@ -288,14 +356,18 @@ def _signs(forms: Mapping[Key, str]) -> Iterator[Sign]:
         of = sum(role in roles for _, role in forms)
         what = f"{', '.join(roles[:3])} of {many(len(names), 'parameter')}"
         evidence: dict[str, Any] = {"roles": roles, "kind": form}
-        if form == "moved.name":
-            yield P32.sign(
-                f"{what} continues that of another parameter of the same shape, not its own: {names[0]!r}",
-                evidence, names[:NAMED], hit=len(keys), of=of,
-            )  # fmt: skip
+        if form.startswith("moved."):
+            words = {
+                "moved.name": "continues that of another parameter of the same shape, not its own",
+                "moved.rows": "is most like the old one of other rows",
+                "moved.shift": "is most like the old one, shifted",
+            }[form]
+            yield P32.sign(f"{what} {words}: {names[0]!r}", evidence, names[:NAMED], hit=len(keys), of=of)
             continue
         words = {
             "zero": "does not continue its old values: it is new, or was set to 0",
+            "zeros": "does not continue its old values in a part of the rows",
+            "other": "is as large as before, and does not continue its old values",
             "fill": "is one number in all elements",
             "ratio": "was multiplied by a factor",
         }[form]
@@ -336,35 +408,72 @@ def _rearranged(pair: Pair, states: Mapping[str, PairState], turned: set[str], f
         for fqn, roles in pair.shared()
         if "exp_avg_sq" in roles and fqn in states and (states[fqn].floor.broken or states[fqn].transition.broken)
     }
-    groups: dict[int, list[str]] = defaultdict(list)
-    for fqn, (one, _) in held.items():
-        shape = pair.a.shape(one)
-        if len(shape) == 2 and min(shape) > 1 and math.prod(shape) <= WHOLE:
-            groups[shape[1]].append(fqn)
-    moved = {"rows": list(turned), "shift": list[str]()}
-    for columns, names in groups.items():
-        old = {}
-        for fqn in names[:LOOKED]:
-            try:
-                both = [side.tensor(at) for side, at in zip((pair.a, pair.b), held[fqn], strict=True)]
-                sides = [sampled(one, None, WHOLE).reshape(one.shape) for one in both]
-            except WorkbenchError as error:
-                found.not_checked["P32"] = f"{fqn!r}: {error}"
-                continue
-            if all((one > 0).mean() > MOST for one in sides):
-                old[fqn] = tuple(map(_profile, sides))
-        for fqn, (a, b) in old.items():
-            near = [other for name, (other, _) in old.items() if parse(name).layer == parse(fqn).layer]
-            others = [other for name, (other, _) in old.items() if name != fqn and other.shape == a.shape]
-            if fqn not in turned and _shifted(a, b):
-                moved["shift"].append(fqn)
-            elif fqn not in turned and _elsewhere(a, b, np.concatenate(near), others, columns):
-                moved["rows"].append(fqn)
-    for kind, some in moved.items():
-        if some:
+    kinds = dict.fromkeys(turned, "rows") | _searched(
+        pair, {f: both for f, both in held.items() if f not in turned}, found
+    )
+    for kind in ("rows", "shift"):
+        if some := [fqn for fqn, one in kinds.items() if one == kind]:
             words = f"second moments of {many(len(some), 'parameter')} are most like old ones of other places"
             evidence = {"kind": kind, "role": "exp_avg", "roles": ["exp_avg_sq"]}
             yield P32.sign(f"{words}: {some[0]!r}", evidence, some, hit=len(some), of=len(states))
+
+
+def _in_part(pair: Pair, places: Mapping[str, tuple[int, int]], found: Continuity) -> set[str]:
+    """Return the matrices that began anew in the same part of their rows, and only there."""
+    lost: dict[tuple[int, int], set[str]] = defaultdict(set)
+    looked = 0
+    for fqn, both in places.items():
+        sides = _matrices(pair, both, found)
+        if sides is None or looked >= LOOKED:
+            continue
+        looked += 1
+        for parts in PARTS:
+            if len(sides[0]) % parts or not all(block.any() for block in np.split(sides[0], parts)):
+                continue
+            kept = [_kept(x.ravel(), y.ravel()) for x, y in zip(*(np.split(one, parts) for one in sides), strict=True)]
+            new = [at for at, one in enumerate(kept) if one.slope < NEW and one.size < SMALL]
+            if len(new) == 1 and all(one.slope >= STANDS for at, one in enumerate(kept) if at not in new):
+                lost[parts, new[0]].add(fqn)
+    best = max(lost.values(), key=len, default=set())
+    return best if len(best) >= max(SOME, looked / 2) else set()
+
+
+def _matrices(pair: Pair, places: tuple[int, int], found: Continuity) -> tuple[Array, Array] | None:
+    """Return a matrix before and after; ``None`` if it is large, no matrix, or cannot be read."""
+    shape = pair.a.shape(places[0])
+    if len(shape) != 2 or min(shape) < 2 or math.prod(shape) > WHOLE:
+        return None
+    try:
+        a, b = (side.tensor(at) for side, at in zip((pair.a, pair.b), places, strict=True))
+        return sampled(a, None, WHOLE).reshape(a.shape), sampled(b, None, WHOLE).reshape(b.shape)
+    except WorkbenchError as error:
+        found.not_checked["P32"] = f"{pair.a.ckpt.catalog.keys[places[0]]!r}: {error}"
+        return None
+
+
+def _searched(pair: Pair, held: Mapping[str, tuple[int, int]], found: Continuity) -> dict[str, str]:
+    """Return fqn → ``rows`` or ``shift``, of matrices that are more like old values of other places than their own."""
+    kinds: dict[str, str] = {}
+    groups: dict[int, list[str]] = defaultdict(list)
+    for fqn, (one, _) in held.items():
+        groups[pair.a.shape(one)[-1]].append(fqn)
+    for columns, names in groups.items():
+        old = {}
+        for fqn in names[:LOOKED]:
+            sides = _matrices(pair, held[fqn], found)
+            if sides is not None and all(np.isfinite(one).all() and one.any() for one in sides):
+                squares = all((one > 0).mean() > MOST for one in sides)
+                old[fqn] = tuple(map(_profile if squares else _eased, sides))
+        for fqn, (a, b) in old.items():
+            near = [other for name, (other, _) in old.items() if parse(name).layer == parse(fqn).layer]
+            others = [other for name, (other, _) in old.items() if name != fqn and other.shape == a.shape]
+            if _correlation(a.ravel(), b.ravel()) >= 1 - BETTER:
+                continue
+            if _shifted(a, b):
+                kinds[fqn] = "shift"
+            elif _elsewhere(a, b, np.concatenate(near), others, columns):
+                kinds[fqn] = "rows"
+    return kinds
 
 
 def _shifted(a: Array, b: Array) -> bool:
@@ -374,16 +483,19 @@ def _shifted(a: Array, b: Array) -> bool:
     like = products / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-30)
     best, sure = int(like.argmax()), SIGMAS / math.sqrt(b.size)
     by = best if best < b.size else best - 2 * b.size
-    return bool(by % b.shape[1] and like[best] > max(LIKE / 2, sure, like[0] + max(BETTER / 2, sure)))
+    if not (by % b.shape[1] and like[best] > max(LIKE / 2, sure, like[0] + max(BETTER / 2, sure))):
+        return False
+    return _left(np.roll(a.ravel(), by), b.ravel()) >= LIKE
 
 
 def _elsewhere(a: Array, b: Array, every: Array, whole: Sequence[Array], columns: int) -> bool:
     """Return whether ``b`` is more like other rows of ``every``, or another tensor of ``whole``, than like ``a``."""
     own, sure = _correlation(b.ravel(), a.ravel()), SIGMAS / math.sqrt(b.size)
     others = [*whole, *(a[order] for order in _orders(len(a)))] + ([a.T] if a.shape[0] == a.shape[1] else [])
-    best = max((_correlation(b.ravel(), other.ravel()) for other in others), default=-1.0)
+    likes = [_correlation(b.ravel(), other.ravel()) for other in others]
+    best = max(likes, default=-1.0)
     if best > max(LIKE / 2, sure) and best > own + max(BETTER / 2, sure):
-        return True
+        return _left(others[likes.index(best)].ravel(), b.ravel()) >= LIKE
     rows = np.unique(np.linspace(0, len(b) - 1, ROWS).astype(int))
     like = _unit(b[rows]) @ _unit(every).T
     at, most = (_unit(b[rows]) * _unit(a[rows])).sum(1), like.max(1)
@@ -489,6 +601,12 @@ def _correlation(x: Array, y: Array) -> float:
     x, y = x - x.mean(), y - y.mean()
     size = math.sqrt(float(np.dot(x, x)) * float(np.dot(y, y)))
     return float(np.dot(x, y)) / size if size > 0 else 0.0
+
+
+def _left(x: Array, y: Array) -> float:
+    """Return the share of ``x`` that is left in ``y``, apart from their means."""
+    x = x - x.mean()
+    return float(np.dot(x, y)) / max(float(np.dot(x, x)), 1e-30)
 
 
 def _sample(tensor: Any) -> Array:

@@ -23,9 +23,11 @@ from workbench.doctor.ledger.sign import Sign
 from workbench.doctor.origins.became import Became, moments_became, weights_became
 from workbench.doctor.origins.tags import TOGETHER, tag_of
 from workbench.doctor.passes.pair import PairState, Update
+from workbench.doctor.rules.pair import replayed
 from workbench.errors import WorkbenchError
 from workbench.names.roles import adapter_of
 from workbench.names.weights import kinds
+from workbench.tensor import LazyTensor
 
 COUNTED = 2  #: most updates of a fresh optimizer between a load and an immediate save
 RENUMBERED = "the optimizers hold different numbers of parameters, so the owner of a number is unknown"
@@ -217,7 +219,10 @@ def train_rows(
         weight = "master" if "master" in places else "param"
         if weight in places:
             seen = sums.reach.of or sums.replay.count
+            # a step as far as wrong moments make it is still the update of the old weights
+            follows = replayed(update, sums, pair.b.dtype(places[weight][1]))
             odd = bool(sums.reach.broken) or fqn in turned or fqn in unlike or f"param:{fqn}" in moved
+            odd = odd and (not follows or bool(sums.nan))
             if odd:
                 looked += 1
                 became = _weights(pair, fqn, weight, places, update, sums) if looked <= MANY else None
@@ -226,7 +231,7 @@ def train_rows(
                 if not rows and fqn not in unlike:
                     alone = few_weights and not (sums.floor.broken or sums.transition.broken)
                     far = form == "near" and float(detail.get("cosine", 1.0)) < LIKE
-                    worst = math.inf if far else sums.reach.worst
+                    worst = math.inf if far or not sums.reach.of else sums.reach.worst
                     form = _small(form, alone, sums.reach.broken, sums.reach.of, worst)
                 found.put(weight, Status.BEYOND, fqn, sums.count, form=form, exact=exact, detail=detail)
             elif seen:
@@ -313,10 +318,12 @@ def _weights(
     pair: Pair, fqn: str, weight: str, places: Mapping[str, tuple[int, int]], update: Update, sums: PairState
 ) -> Became | None:
     a, b = pair.a.tensor(places[weight][0]), pair.b.tensor(places[weight][1])
-    moments = None
+    moments: tuple[LazyTensor, ...] | None = None
     average = pair.a.tensor(places["ema"][0]) if "ema" in places else None
     if "exp_avg" in places and "exp_avg_sq" in places:
         moments = pair.b.tensor(places["exp_avg"][1]), pair.b.tensor(places["exp_avg_sq"][1])
+    elif "momentum" in places:
+        moments = (pair.b.tensor(places["momentum"][1]),)
     try:
         return weights_became(a, b, update, sums, moments, average)
     except WorkbenchError:
@@ -350,7 +357,7 @@ def _moment_rows(
             became = None
     form, exact = (became.form, became.exact) if became is not None else ("other", False)
     which, _, alone = form.partition("_")
-    if became is not None and alone in ("zero", "rounded", "ratio", "flip"):
+    if became is not None and (alone in ("zero", "rounded", "ratio", "flip") or form == "first_other"):
         hit, kept = both if which == "first" else both[::-1]
         return [(hit, Status.BEYOND, alone, "", exact), (kept, Status.WITHIN, "", "", exact)], became.detail
     return [(quantity, Status.BEYOND, form, "", exact) for quantity in both], became.detail if became else {}
@@ -368,7 +375,7 @@ def _untouched(pair: Pair, states: Mapping[str, PairState], kept: Mapping[tuple[
         there = pair.b.params.get(fqn, {})
         for stored in roles:
             role = quantity(stored)
-            if role not in (*WEIGHTS, *MASTERS, *MOMENTS, STATE):
+            if role not in (*WEIGHTS, *MASTERS, *MOMENTS, STATE) and (fqn, stored) not in kept:
                 continue
             if not pair.comparable(fqn):
                 found.put(role, Status.SKIPPED, fqn, why=RENUMBERED)

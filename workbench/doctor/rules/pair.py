@@ -19,6 +19,11 @@ BLUNT = 0.1  #: rounding from which a replay proves nothing
 RULERS = 16  #: silent elements from which a ruler is read
 TURNED = 0.9  #: cosine between the old and the new weight within 50 updates (catalogue, 3.2)
 TURNED_FAR = 0.2  #: the same if the optimizer's laws are unknown
+TURNED_ONCE, WIDE = 0.8, 64  #: the same after one update, of weights with that many elements
+FEW = 5  #: least ratio of the updates before to those in between from which steady growth is small
+LATE = 20  #: updates before, from which one update does not turn weights that far
+SCALED = 1.25  #: factor of a weight's size that no few updates change it by
+LEAST, MOVES = 8, 1e-5  #: elements; relative size of an update that is more than rounding
 STILL = 0.95  #: cosine of most weights below which a turned weight is not unusual
 YOUNG = 3  #: least ratio of the updates before to those in between; younger weights may still turn far
 APART = 4.0  #: times the median parameter's change (catalogue, 3.2)
@@ -97,10 +102,11 @@ def judge_pair(
 ) -> Iterator[Sign]:
     """Yield the signs of a pair's sums."""
     types = {slot.fqn: slot.dtype((1, weight_role(slot) or "")) or "" for slot in slots}
-    yield from _laws(updates, found)
+    right = {fqn for fqn, sums in found.items() if replayed(updates[fqn], sums, types[fqn])}
+    yield from _laws(updates, found, right)
     rates = [state.facts.lr for state in (pair.a, pair.b)]
     yield from _counts(pair, updates, found, types, all(lr is not None and lr > 0 for lr in rates))
-    yield from _sizes(updates, found, adams(updates, slots))
+    yield from _sizes(updates, {f: sums for f, sums in found.items() if f not in right}, adams(updates, slots) - right)
     yield from _rulers(updates, found)
     yield from _replays(updates, found, types)
 
@@ -117,7 +123,8 @@ def adams(updates: Mapping[str, Update], slots: Sequence[TensorSlot]) -> set[str
     }
 
 
-def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> Iterator[Sign]:
+def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState], right: set[str]) -> Iterator[Sign]:
+    """Yield the signs of broken laws; ``right``: a single update leads to these weights, however far it moves them."""
     texts = {
         "P03": (
             "floor",
@@ -131,6 +138,8 @@ def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> Iter
     }
     for rule, (law, text) in texts.items():
         hits = {fqn: getattr(sums, law) for fqn, sums in found.items() if getattr(sums, law).broken}
+        if rule == "P05":
+            hits = {fqn: one for fqn, one in hits.items() if fqn not in right}
         if not hits:
             continue
         count, of = sum(one.broken for one in hits.values()), sum(getattr(sums, law).of for sums in found.values())
@@ -188,7 +197,7 @@ def _counts(
         steps = max(due[fqn] for fqn in trained)
         why = "although their moments changed" if moved else f"although the trainer made {many(steps, 'step')}"
         text = f"all {len(trained):,} trained parameters are equal bit for bit, {why}"
-        due_to_move = going_on and steps > 1 and all(types[fqn] == "float32" for fqn in trained)
+        due_to_move = going_on and steps >= 1 and all(types[fqn] == "float32" for fqn in trained)
         meant = skipped or (moved and not due_to_move)
         yield _sign("N25", list(trained), text, len(trained), severity="info" if meant else None)
         return
@@ -210,6 +219,11 @@ def _still(
     pair: Pair, updates: Mapping[str, Update], trained: Mapping[str, PairState], types: Mapping[str, str]
 ) -> Iterator[Sign]:
     """Yield signs of parameters that did not move at all, although the updates reached others."""
+    # their moments say how far the update moves them
+    kept = [fqn for fqn, sums in trained.items() if types[fqn] == "float32" and _should_move(updates[fqn], sums)]
+    if kept and 2 * len(kept) < len(trained):
+        text = f"weights of {_names(kept)} are equal bit for bit, although their optimizer state changed"
+        yield _sign("P36", kept, text, len(trained), None, kind="kept")
     wide = {fqn: sums for fqn, sums in trained.items() if types[fqn] == "float32" and sums.floor.of}
     stood = [f for f, sums in wide.items() if sums.unchanged == sums.count and sums.still and sums.ratio == 1]
     stood = [fqn for fqn in stood if updates[fqn].k]
@@ -222,11 +236,21 @@ def _still(
     yield _sign("P36", stood, text, len(wide), None if sure else "warn", kind="counted" if sure else "frozen")
 
 
+def _should_move(update: Update, sums: PairState) -> bool:
+    """Return whether no element moved, although by its moments a single update moves them by more than rounding."""
+    if sums.unchanged < sums.count or sums.count < LEAST or update.lr is None:
+        return False
+    return update.lr[0] * math.sqrt(sums.replay.uu) > MOVES * math.sqrt(sums.replay.ww)
+
+
 def _repeated(updates: Mapping[str, Update], trained: Mapping[str, PairState]) -> Iterator[Sign]:
     """Yield a sign if weights moved although their counters, or their second moments bit for bit, are the old ones."""
-    moved = [fqn for fqn, sums in trained.items() if sums.unchanged < sums.count and math.isfinite(sums.ratio)]
+    late = {fqn for fqn in trained if not updates[fqn].k and (updates[fqn].lag or 0) > 0}
+    moved = [
+        f for f, sums in trained.items() if sums.unchanged < sums.count and (math.isfinite(sums.ratio) or f in late)
+    ]
     same = [fqn for fqn in moved if trained[fqn].ratio == 1 and 2 * trained[fqn].still > trained[fqn].count]
-    behind = [fqn for fqn in moved if not updates[fqn].k and (updates[fqn].lag or 0) > 0]
+    behind = [fqn for fqn in moved if fqn in late]
     what = "second moments are equal bit for bit" if same else "counters did not advance"
     same = same or behind
     if behind or len(same) >= MOST * max(len(moved), 1):
@@ -240,11 +264,17 @@ def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike:
     # the updates of other optimizers are unknown
     known = {fqn for fqn in soon if not updates[fqn].bars("reach") and updates[fqn].most is not None}
     least = {fqn: TURNED if fqn in known else TURNED_FAR for fqn in soon}
+    least |= {f: TURNED_ONCE for f, sums in soon.items() if updates[f].k == 1 and f not in known and sums.count >= WIDE}
     turned = {fqn: c for fqn, sums in soon.items() if (c := sums.cosine) is not None and c < least[fqn]}
     turned = {fqn: c for fqn, c in turned.items() if not _may_turn(updates[fqn], found[fqn])}
+    turned |= {
+        fqn: found[fqn].cosine or 0.0 for fqn in soon if fqn not in known and _is_scaled(updates[fqn], found[fqn])
+    }
     unknown = [c for fqn in soon if fqn not in known and (c := found[fqn].cosine) is not None]
     if unknown and TURNED_FAR <= median(unknown) < STILL:  # that optimizer turns many weights
-        turned = {fqn: c for fqn, c in turned.items() if fqn in known}
+        turned = {
+            f: c for f, c in turned.items() if f in known or (updates[f].k == 1 and (updates[f].before or 0) >= LATE)
+        }
     young = {fqn for fqn in turned if fqn not in known and YOUNG * updates[fqn].k > (updates[fqn].before or math.inf)}
     turned = {fqn: c for fqn, c in turned.items() if fqn not in young}
     if turned:
@@ -261,6 +291,16 @@ def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike:
         most = max(apart.values())
         text = f"{_names(list(apart))} changed up to {most:.1f} times as much as the median parameter"
         yield _sign("P06", list(apart), text, len(moved), most=most)
+
+
+def _is_scaled(update: Update, sums: PairState) -> bool:
+    """Return whether a weight is a multiple of the old one, and little else; decay alone may shrink it a little."""
+    early = update.k > 1 and FEW * update.k > (update.before or 0)  # what begins at 0 grows in proportion
+    if sums.count < WIDE or sums.aa <= 0 or early:
+        return False
+    scale = sums.ab / sums.aa
+    rest, least = sums.bb - scale * sums.ab, (update.factors[0] if update.lr is not None else 1.0)
+    return not least / SCALED <= scale <= SCALED and 16 * rest < sums.dd
 
 
 def _may_turn(update: Update, sums: PairState) -> bool:
@@ -325,6 +365,8 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
         if rest > max(REST, noise):
             failed[fqn] = rest
             continue
+        if update.along == "momentum" and abs(lr - 1) <= REST:
+            continue  # the momentum holds the learning rate, as TensorFlow's does
         rates[fqn] = lr
         if update.stated is not None and best == update.stated[1] and max(update.stated) > SLIGHT * min(update.stated):
             changed[fqn] = update.stated
@@ -358,6 +400,15 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
             f"{same / total:.0%} of the weights changed by the learning rate itself, as in an optimizer's first update"
         )
         yield _sign("P14", list(of_all), text, len(of_all), None if sure else "warn", share=same / total)
+
+
+def replayed(update: Update, sums: PairState, kind: str) -> bool:
+    """Return whether a single update with one of the stated decays leads from the old weights to the new ones."""
+    noise = sums.replay.noise(kind) if kind in UNITS else math.inf
+    if not sums.replay.count or noise > BLUNT:
+        return False
+    fits = [sums.replay.fit(decay) for decay in {*update.decays, 0.0}]
+    return any(fit is not None and fit[0] > 0 and fit[2] <= max(REST, noise) for fit in fits)
 
 
 def _sign(rule: str, names: Sequence[str], text: str, of: int, severity: str | None = None, **evidence: object) -> Sign:

@@ -153,10 +153,12 @@ def check_pair(
             apart["the number of updates in between is unknown"] += 1
             continue
         sides = [{role: places[side] for role, places in roles.items()} for side in (0, 1)]
-        slot = _slot(fqn, (pair.a, pair.b), sides, ROLES)
+        rolling = updates[fqn].along == "momentum" and updates[fqn].k == 1
+        wanted = (*ROLES, "momentum") if rolling else ROLES
+        slot = _slot(fqn, (pair.a, pair.b), sides, wanted)
         weight = weight_role(slot)
         if weight == "master":  # the optimizer updates masters; weights are checked against them
-            slot = _slot(fqn, (pair.a, pair.b), sides, ROLES[1:])
+            slot = _slot(fqn, (pair.a, pair.b), sides, wanted[1:])
         if weight or (0, "exp_avg") in slot.tensors:
             slots.append(slot)
     found: dict[str, PairState] = {}
