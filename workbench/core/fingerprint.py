@@ -26,7 +26,7 @@ import xxhash
 
 from workbench.core import box
 from workbench.core.arrays import Array, Ints
-from workbench.core.build import row_major
+from workbench.core.box import row_major
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import DType
 from workbench.core.executors import ordered

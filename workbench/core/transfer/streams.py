@@ -24,14 +24,14 @@ import numpy as np
 
 from workbench.core import box
 from workbench.core.arrays import Array, Ints
-from workbench.core.build import row_major
+from workbench.core.box import row_major
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import ALL, ITEMSIZE, nbytes_of_codes
 from workbench.core.payload import Payloads
 from workbench.core.plan import ReadPlan, placed
 from workbench.core.region import Region
 from workbench.core.storage import Announcer
-from workbench.core.transfer.regions import BoxRequests, Regions, counted, portions, reach
+from workbench.core.transfer.regions import BoxRequests, Regions, portions, reach
 from workbench.errors import CorruptError, UnsupportedFormatError, WorkbenchError
 
 BLOCK = 4 << 20  #: bytes of a block; part of the definition of fingerprints, so fixed in version 1
@@ -115,7 +115,7 @@ class Streams:
 
     def take(self, index: Ints) -> Streams:
         """Return some of the streams, numbered in that order."""
-        of, number = counted(self.ptr[index + 1] - self.ptr[index])
+        of, number = box.counted(self.ptr[index + 1] - self.ptr[index])
         rows = self.ptr[index][of] + number
         ptr = np.searchsorted(of, np.arange(len(index) + 1))
         code, shape, straight = self.code[index], self.shape[index], self.straight[index]
@@ -139,7 +139,7 @@ class Streams:
         step[self.regions.into[self.regions.decoded | catalog.inflated[self.regions.row]]] = 1 << 62
         count = np.maximum(-(-nbytes // step), least)
         count[list(done)] = 0
-        stream, number = counted(count)
+        stream, number = box.counted(count)
         first = number * step[stream]
         return stream, first, np.minimum(first + step[stream], nbytes[stream])
 
@@ -178,7 +178,7 @@ class StreamReader:
             return (np.empty(0, np.int64),) * 3
         streams, every = self.streams, self.streams.regions
         stream, first, stop = np.array(units, np.int64).reshape(-1, 3).T
-        unit, number = counted(streams.ptr[stream + 1] - streams.ptr[stream])
+        unit, number = box.counted(streams.ptr[stream + 1] - streams.ptr[stream])
         number += streams.ptr[stream[unit]]
         kept = (every.at[number] < stop[unit]) & (first[unit] < streams.stop[number])
         mine, first, stop = number[kept], first[unit[kept]], stop[unit[kept]]
