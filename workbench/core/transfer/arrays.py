@@ -20,7 +20,6 @@ import numpy as np
 
 from workbench.core import memory
 from workbench.core.arrays import Array, Ints
-from workbench.core.box import row_major
 from workbench.core.executors import in_order
 from workbench.core.payload import Payloads
 from workbench.core.plan import slices
@@ -50,9 +49,7 @@ def gather(
         CorruptError, TruncatedError, ChangedError, MissingFileError: of a chunk, the first in the files' order.
     """
     catalog = payloads.catalog
-    shapes, number = catalog.shape[tensors], np.arange(len(tensors))
-    wholes = BoxRequests(tensors, np.zeros_like(shapes), shapes, number, np.zeros_like(number), row_major(shapes))
-    regions = planned(payloads, wholes)
+    regions = planned(payloads, BoxRequests.whole(catalog, tensors))
     out = [memory.empty(catalog.shape_of(tensor), catalog.dtype_of(tensor).raw) for tensor in tensors.tolist()]
     flat = [array.reshape(-1).view(np.uint8) for array in out]
     total = max(sum(array.nbytes for array in out), 1)
@@ -118,7 +115,7 @@ def transfer(
                     count += nbytes
                 elif whole:  # with the first part: elements that are not in order are read together
                     found = _region(payloads, once, region)
-                    found.into(_view(buffers[into], once, region, found))
+                    found.into(once.view(region, found, buffers[into]))
                     count += int(catalog.stop[row] - catalog.start[row]) if once.decoded[region] else found.nbytes
         return count
 
@@ -140,7 +137,7 @@ def _compared(payloads: Payloads, regions: Regions, buffers: Sequence[Array]) ->
         found = _region(payloads, regions, number)
         if into not in seen:
             seen[into] = np.zeros(len(buffers[into]) // found.raw.itemsize, bool)
-        out, marks = (_view(memory[into], regions, number, found) for memory in (buffers, seen))
+        out, marks = (regions.view(number, found, memory[into]) for memory in (buffers, seen))
         payloads.compare(row, found, out, marks)
     return int(regions.nbytes.sum())
 
@@ -149,11 +146,3 @@ def _region(payloads: Payloads, regions: Regions, number: int) -> Region:
     row = int(regions.row[number])
     dims = int(payloads.catalog.ndim[payloads.catalog.tensor[row]])
     return payloads.region(row)[slices(regions.source[number, :dims].tolist(), regions.sizes[number, :dims].tolist())]
-
-
-def _view(memory: Array, regions: Regions, number: int, found: Region) -> Array:
-    """Return the place of a region's elements in a buffer, or in an array with a mark for each element of one."""
-    raw = found.raw if memory.dtype == np.uint8 else memory.dtype
-    at = int(regions.at[number]) // found.raw.itemsize * raw.itemsize
-    steps = [step * raw.itemsize for step in regions.strides[number, : len(found.shape)].tolist()]
-    return np.ndarray(found.shape, raw, memory.data, at, steps)

@@ -24,6 +24,7 @@ from workbench.core.catalog import Catalog
 from workbench.core.dtypes import BLOCK, ITEMSIZE, nbytes_of_codes
 from workbench.core.payload import Payloads
 from workbench.core.plan import plan_reads
+from workbench.core.region import Region
 from workbench.errors import WorkbenchError
 
 SPREAD = 2  #: bytes between the ends of a box for each byte of its elements, up to which everything is fetched
@@ -49,6 +50,12 @@ class BoxRequests:
     into: Ints
     at: Ints
     strides: Ints
+
+    @classmethod
+    def whole(cls, catalog: Catalog, tensors: Ints) -> BoxRequests:
+        """Request whole tensors, each as a destination of its own."""
+        shapes, number = catalog.shape[tensors].astype(np.int64), np.arange(len(tensors))
+        return cls(tensors, np.zeros_like(shapes), shapes, number, np.zeros_like(number), box.row_major(shapes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +167,15 @@ class Regions:
         found = np.bincount(self.into, minlength=len(shape)) == 1
         found[self.into[cut]] = False
         return found
+
+    def view(self, number: int, elements: Region, memory: Array) -> Array:
+        """Return the place of a region's elements in a destination: in its bytes, or in an array with a mark for each
+        of its elements.
+        """
+        raw = elements.raw if memory.dtype == np.uint8 else memory.dtype
+        at = int(self.at[number]) // elements.raw.itemsize * raw.itemsize
+        steps = [step * raw.itemsize for step in self.strides[number, : len(elements.shape)].tolist()]
+        return np.ndarray(elements.shape, raw, memory.data, at, steps)
 
     def columns(self) -> list[Array]:
         """Return all columns."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from workbench.core.box import row_major
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import ALL, ITEMSIZE, nbytes_of_codes
 from workbench.core.payload import Payloads
-from workbench.core.plan import ReadPlan, placed
+from workbench.core.plan import placed, slices
 from workbench.core.region import Region
 from workbench.core.storage import Announcer
 from workbench.core.transfer.regions import BoxRequests, Regions, portions, reach
@@ -276,44 +276,44 @@ class StreamReader:
             corner: ``(M, D)`` where each region begins in the box.
             held: chunks that are open, by row.
         """
-        step, offsets, sizes, at = box.flat_ranges(np.repeat(shape[None], len(cuts) - 1, axis=0), cuts[:-1], cuts[1:])
-        one = np.zeros(len(every) + len(at), np.int64)
-        found, request = box.group_join(one[: len(every)], corner, every.sizes, one[: len(at)], offsets, sizes)
-        source, dest, extent = placed(corner, every.sizes, found, offsets, sizes, request)
-        plan = ReadPlan(request, found, source + every.source[found], dest, extent)
-        near = self._near(plan, every.row, held)
-        counts, volume = box.volume(sizes), np.bincount(step[request], box.volume(extent), len(cuts) - 1)
-        by_step = plan.take(np.argsort(step[request], kind="stable"))
-        for number, items in groupby(by_step.items(len(shape)), key=lambda item: step[item.request]):
-            start, count = int(cuts[number]), int(cuts[number + 1] - cuts[number])
-            out = self._buffer(count * raw.itemsize).view(raw)
+        step, offsets, sizes, _ = box.flat_ranges(np.repeat(shape[None], len(cuts) - 1, axis=0), cuts[:-1], cuts[1:])
+        one = np.zeros(len(every) + len(step), np.int64)
+        found, request = box.group_join(one[: len(every)], corner, every.sizes, one[: len(step)], offsets, sizes)
+        low, _, extent = placed(corner, every.sizes, found, offsets, sizes, request)
+        order = np.argsort(step[request], kind="stable")
+        found, low, extent, step = found[order], low[order], extent[order], step[request[order]]
+        parts = every.take(found)
+        at = parts.at + (box.dot(low, parts.strides) - cuts[step]) * raw.itemsize
+        parts = replace(parts, source=parts.source + low, sizes=extent, at=at)
+        near = self._near(found, parts, held)
+        volume = np.bincount(step, box.volume(extent), len(cuts) - 1)
+        items = zip(step.tolist(), found.tolist(), parts.source.tolist(), extent.tolist(), strict=True)
+        for number, some in groupby(enumerate(items), key=lambda item: item[1][0]):
+            count = int(cuts[number + 1] - cuts[number])
+            out = self._buffer(count * raw.itemsize)
             seen = np.zeros(count, bool) if volume[number] > count else None  # elements stored twice are compared
-            for item in items:
-                region, low = near[item.row]
-                key = tuple(slice(axis.start - a, axis.stop - a) for axis, a in zip(item.source, low, strict=True))
-                first = int(at[item.request]) - start
-                place, size = slice(first, first + int(counts[item.request])), tuple(sizes[item.request].tolist())
-                into = out[place].reshape(size)[item.dest]
+            for part, (_, of, source, size) in some:
+                region, begin = near[of]
+                region = region[slices([a - b for a, b in zip(source, begin, strict=True)], size)]
+                into = parts.view(part, region, out)
                 if seen is None:
-                    region[key].into(into)
-                    continue
-                marks = seen[place].reshape(size)[item.dest]
-                self.payloads.compare(int(every.row[item.row]), region[key], into, marks)
-            yield out.view(np.uint8)
+                    region.into(into)
+                else:
+                    self.payloads.compare(int(parts.row[part]), region, into, parts.view(part, region, seen))
+            yield out
 
-    def _near(self, plan: ReadPlan, rows: Ints, held: dict[int, Region]) -> dict[int, tuple[Region, Sequence[int]]]:
-        """Return what the elements of each region are read from, and where it begins in the chunk."""
-        regions, found = box.distinct(plan.row), dict[int, tuple[Region, Sequence[int]]]()
-        wanted = rows[regions].tolist()
-        for row in held.keys() - set(wanted):
+    def _near(self, found: Ints, parts: Regions, held: dict[int, Region]) -> dict[int, tuple[Region, Sequence[int]]]:
+        """Return what the parts of each region are read from, and where it begins in the chunk."""
+        near, rows = dict[int, tuple[Region, Sequence[int]]](), parts.row.tolist()
+        for row in held.keys() - set(rows):
             del held[row]
-        for number, row in zip(regions.tolist(), wanted, strict=True):
+        for number, row in dict(zip(found.tolist(), rows, strict=True)).items():
             if row not in held:
-                held[row] = self._opened(row).widened(plan.source.shape[1])
-            mine = slice(0, 1) if held[row].ordered else plan.row == number
-            low, high = plan.source[mine].min(axis=0), (plan.source + plan.sizes)[mine].max(axis=0)
-            found[number] = held[row].gathered(low.tolist(), high.tolist())
-        return found
+                held[row] = self._opened(row).widened(parts.source.shape[1])
+            mine = slice(0, 1) if held[row].ordered else found == number
+            low, high = parts.source[mine].min(axis=0), (parts.source + parts.sizes)[mine].max(axis=0)
+            near[number] = held[row].gathered(low.tolist(), high.tolist())
+        return near
 
     def _opened(self, row: int) -> Region:
         if not hasattr(self._own, "sources"):
