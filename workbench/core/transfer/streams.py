@@ -246,7 +246,7 @@ class StreamReader:
         """Gather boxes of chunks in the buffer, step by step."""
         streams, dtype = self.streams, ALL[self.streams.code[stream]]
         mine = slice(int(streams.ptr[stream]), int(streams.ptr[stream + 1]))
-        every = streams.regions.take(np.arange(mine.start, mine.stop))
+        every = streams.regions.take(mine)
         if dtype.packed:
             key = self.payloads.catalog.keys[self.payloads.catalog.tensor[every.row[0]]]
             raise UnsupportedFormatError(
