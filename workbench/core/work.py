@@ -152,7 +152,7 @@ def cut(work: ReadWork) -> ReadWork:
     if not large.any():
         return work
     volume = np.maximum(box.volume(work.sizes), 1)
-    most = np.where(large, np.maximum(TASK // (work.nbytes // volume), 1), volume)
+    most = np.where(large, TASK // np.maximum(work.nbytes // volume, 1), volume)
     index, low, sizes = box.cut(work.sizes, most)
     made = work.take(index)
     return replace(made, offsets=made.offsets + low, sizes=sizes)

@@ -186,10 +186,8 @@ def reach(catalog: Catalog, rows: Ints, source: Ints, sizes: Ints) -> tuple[Ints
     """Return the bytes of each chunk's elements at which a box ``source``, ``sizes`` begins and ends, and whether most
     bytes between these are in the box: then one request for all of them costs less than many small ones.
     """
-    steps, itemsize = (
-        box.row_major(catalog.sizes[rows])[:, : sizes.shape[1]],
-        ITEMSIZE[catalog.dtype[catalog.tensor[rows]]],
-    )
+    steps = box.row_major(catalog.sizes[rows])[:, : sizes.shape[1]]
+    itemsize = ITEMSIZE[catalog.dtype[catalog.tensor[rows]]]
     first = box.dot(source, steps) * itemsize
     last = first + (box.dot(sizes - 1, steps) + 1) * itemsize
     return first, last, last - first <= SPREAD * box.volume(sizes) * itemsize
