@@ -6,9 +6,10 @@ so that a busy minute of the machine hurts all of them alike; the best round cou
 
 ``settle(folder, nbytes)`` brings a folder's files into the page cache, then touches and frees so much memory until
 that gets no faster. Virtual machines need it: memory that was free for some seconds goes back to the host, and the
-first touch afterwards costs up to fifty times a copy, for whichever program comes to it first. It also collects
-garbage: a process that has just imported torch owes one full collection (0.1 s), which falls due with the next 700
-objects that anybody makes.
+first touch afterwards costs up to fifty times a copy, for whichever program comes to it first.
+
+Garbage is collected before the clock starts: a process that has just imported torch owes one full collection (0.1 s),
+which falls due with the next 700 objects that anybody makes.
 """
 
 from __future__ import annotations
@@ -25,13 +26,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 PREAMBLE = """
-import json, os, resource, sys, threading, time
+import gc, json, os, resource, sys, threading, time
 def _anon():
     with open('/proc/self/status') as f:
         return next(int(line.split()[1]) for line in f if line.startswith('RssAnon')) / 1024
 def settle(folder, nbytes):
-    import gc, mmap
-    gc.collect()
+    import mmap
     buffer = bytearray(1 << 20)
     for name in os.listdir(folder):
         with open(os.path.join(folder, name), 'rb', buffering=0) as f:
@@ -50,6 +50,7 @@ def settle(folder, nbytes):
         last = took
 class timed:
     def __enter__(self):
+        gc.collect()
         self.base = self.peak = _anon()
         self.stop = threading.Event()
         def watch():

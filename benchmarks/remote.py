@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness import PREAMBLE, ROOT, machine
+from harness import ROOT, machine, run
 from synthetic import write_llama
 
 GB = 2_000_000_000
@@ -268,13 +268,7 @@ def one(server: Server, code: str, rounds: int = ROUNDS) -> dict[str, Any]:
     found = []
     for _ in range(rounds):
         server.asked()
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", PREAMBLE + code], cwd=ROOT, capture_output=True, text=True
-        )
-        if done.returncode:
-            raise SystemExit(f"benchmark program failed:\n{code}\n{done.stderr[-3000:]}")
-        told = next(json.loads(line[2:]) for line in done.stdout.splitlines() if line.startswith("@@"))
-        found.append(told | server.asked())
+        found.append(run(code) | server.asked())
     return min(found, key=lambda one: one["wall"])
 
 

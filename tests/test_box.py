@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.properties import boxes, chunkings, examples, shapes
 from workbench.core import box
+from workbench.core.runs import Runs
 
 
 def painted(shape, offsets, sizes):
@@ -215,3 +218,22 @@ def test_the_pieces_of_a_chunking_do_not_overlap_in_any_order(data):
     assert (group[order][i] != group[order][j]).all() and box.volume(
         box.intersect(offsets[order][i], sizes[order][i], offsets[order][j], sizes[order][j])[1]
     ).sum() == np.prod(shape)
+
+
+@examples()
+@given(st.data())
+def test_parts_of_boxes_are_their_elements_in_order_and_no_larger_than_asked(data):
+    dims = data.draw(st.integers(0, 4))
+    rows = data.draw(st.lists(st.tuples(*[st.integers(0, 6)] * dims), max_size=4))
+    sizes, most = np.array(rows, np.int64).reshape(len(rows), dims), data.draw(st.integers(1, 40))
+    index, low, extent = box.cut(sizes, np.full(len(rows), most))
+    assert (np.diff(index) >= 0).all()
+    for k, shape in enumerate(rows):
+        dense, found = np.arange(int(np.prod(shape))).reshape(shape), []
+        for part in np.flatnonzero(index == k):
+            found += (
+                dense[tuple(slice(a, a + n) for a, n in zip(low[part], extent[part], strict=True))].ravel().tolist()
+            )
+        assert found == list(range(dense.size))
+        sizes = [tuple(size) for size in extent[index == k].tolist()]
+        assert sizes == [run.sizes for run in Runs(shape, most)] and max(map(math.prod, sizes), default=1) <= most

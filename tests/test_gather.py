@@ -78,8 +78,9 @@ def test_boxes_go_to_any_place_of_any_buffer_and_nothing_else_is_touched(tmp_pat
         patch.setattr(arrays, "MIN_PIECE", data.draw(st.integers(1, 50)))
         patch.setattr(arrays, "PIECE", data.draw(st.integers(50, 200)))
         patch.setattr(arrays, "RUN", data.draw(st.integers(1, 50)))
-        filling = arrays.Filling.plan(side, BoxRequests(*columns))
-        read = filling.run([room.reshape(-1).view(np.uint8) for room in buffers], threads=data.draw(st.integers(1, 2)))
+        flat = [room.reshape(-1).view(np.uint8) for room in buffers]
+        regions = arrays.planned(side, BoxRequests(*columns))
+        read = arrays.transfer(side, regions, flat, threads=data.draw(st.integers(1, 2)))
     for room, (view, want) in zip(buffers, views, strict=True):
         assert (view == want).all()
         assert (room == -1).sum() == room.size - view.size

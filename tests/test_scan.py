@@ -17,6 +17,7 @@ from workbench.core import scan as scan_module
 from workbench.core import storage
 from workbench.core import work as work_module
 from workbench.core.build import CatalogBuilder
+from workbench.core.dtypes import by_name
 from workbench.core.payload import Payloads
 from workbench.core.place import Place
 from workbench.core.scan import scan
@@ -210,3 +211,17 @@ def test_a_pass_holds_the_files_open_that_it_reads(tmp_path):
     before = len(os.listdir("/proc/self/fd"))
     counts = dict(scan(chunk_work(side), Count(), threads=1))[0].order
     assert len(counts) == 64 and max(counts) <= before + 2 and len(os.listdir("/proc/self/fd")) == before
+
+
+def test_boxes_larger_than_a_task_are_cut_beside_those_whose_elements_share_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(work_module, "TASK", 64)
+    (tmp_path / "f").write_bytes(bytes(200))
+    builder = CatalogBuilder("test", Place(tmp_path))
+    builder.tensor("long", by_name("int16"), (5, 10))
+    builder.chunk("long", (0, 0), (5, 10), "f", 0, 100)
+    builder.tensor("packed", by_name("float4_e2m1fn"), (10, 20))
+    builder.chunk("packed", (0, 0), (10, 20), "f", 100, 200)
+    builder.file("f")
+    found = work_module.cut(chunk_work(payloads(tmp_path, builder.build())))
+    boxes = list(zip(found.group.tolist(), found.offsets.tolist(), found.sizes.tolist(), strict=True))
+    assert boxes == [(0, [0, 0], [3, 10]), (0, [3, 0], [2, 10]), (1, [0, 0], [10, 20])]

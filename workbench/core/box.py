@@ -43,6 +43,14 @@ def dot(position: Ints, strides: Ints) -> Ints:
     return found
 
 
+def row_major(sizes: Ints) -> Ints:
+    """Return the strides ``(N, D)``, in elements, of contiguous boxes of these sizes."""
+    steps = np.ones(sizes.shape, np.int64)
+    for axis in range(sizes.shape[1] - 1, 0, -1):  # one pass per column is faster than np.cumprod over short rows
+        np.multiply(steps[:, axis], np.maximum(sizes[:, axis], 1), out=steps[:, axis - 1])
+    return steps
+
+
 def intersect(offsets_a: Ints, sizes_a: Ints, offsets_b: Ints, sizes_b: Ints) -> tuple[Ints, Ints]:
     """Return the intersection of boxes, pairwise with broadcasting; a size of 0 on an axis means it is empty."""
     low = np.maximum(offsets_a, offsets_b)
@@ -53,6 +61,12 @@ def intersect(offsets_a: Ints, sizes_a: Ints, offsets_b: Ints, sizes_b: Ints) ->
 def spans(starts: Ints, counts: Ints) -> Ints:
     """Concatenate the ranges ``starts[k], starts[k] + 1, …`` of ``counts[k]`` numbers each."""
     return np.repeat(starts - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+
+
+def counted(counts: Ints) -> tuple[Ints, Ints]:
+    """Return ``0, 0, 0, 1, …`` with ``counts[k]`` times ``k``, and beside it ``0, 1, 2, 0, …``."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def sums(group: Ints, values: Ints, count: int) -> Ints:
@@ -215,6 +229,27 @@ def flat_ranges(shapes: Ints, starts: Ints, stops: Ints) -> tuple[Ints, Ints, In
     index, offsets, sizes, at = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((at, index))
     return index[order], offsets[order], sizes[order], at[order]
+
+
+def cut(sizes: Ints, most: Ints) -> tuple[Ints, Ints, Ints]:
+    """Cut boxes into parts that follow each other in row-major order, each of them a box.
+
+    A part has one position on the axes before the one that it is cut along, and is complete on those after it::
+
+        sizes (2, 6, 4), at most 8 elements     [0, 0:2, :]  [0, 2:4, :]  [0, 4:6, :]  [1, 0:2, :] …
+
+    Args:
+        sizes: ``(N, D)``.
+        most: ``(N,)`` elements of a part; an element is not cut.
+
+    Returns:
+        ``(index, offsets, sizes)``: which box a part belongs to, its offset inside that box, and its size.
+    """
+    step = np.clip(most[:, None] // row_major(sizes), 1, np.maximum(sizes, 1))
+    turns = -(-sizes // step)
+    index, number = counted(volume(turns))
+    offsets = number[:, None] // row_major(turns)[index] % turns[index] * step[index]
+    return index, offsets, np.minimum(sizes[index] - offsets, step[index])
 
 
 def distinct(values: Ints) -> Ints:

@@ -202,7 +202,7 @@ class CatalogBuilder:
         joined["sizes"] = np.concatenate([box.padded(block["sizes"], dims, 1) for block in blocks])
         if strided:
             joined["strides"] = np.concatenate(
-                [box.padded(block.get("strides", row_major(block["sizes"])), dims, 0) for block in blocks]
+                [box.padded(block.get("strides", box.row_major(block["sizes"])), dims, 0) for block in blocks]
             )
         by = [joined["rank"], *joined["sizes"].T[::-1], *joined["offsets"].T[::-1], joined["tensor"]]
         order = np.lexsort(by)
@@ -279,15 +279,7 @@ def _pad(rows: Sequence[Sequence[int]], dims: int, fill: int) -> Array:
 
 
 def _strides_of(part: Catalog) -> Array:
-    return row_major(part.sizes) if part.strides is None else part.strides
-
-
-def row_major(sizes: Array) -> Array:
-    """Return the strides ``(N, D)``, in elements, of contiguous boxes of these sizes."""
-    steps = np.ones(sizes.shape, np.int64)
-    for axis in range(sizes.shape[1] - 1, 0, -1):  # one pass per column is faster than np.cumprod over short rows
-        np.multiply(steps[:, axis], np.maximum(sizes[:, axis], 1), out=steps[:, axis - 1])
-    return steps
+    return box.row_major(part.sizes) if part.strides is None else part.strides
 
 
 def _as_block(rows: Sequence[tuple[Any, ...]], dims: int) -> dict[str, Array]:

@@ -26,7 +26,6 @@ import xxhash
 
 from workbench.core import box
 from workbench.core.arrays import Array, Ints
-from workbench.core.build import row_major
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import DType
 from workbench.core.executors import ordered
@@ -173,9 +172,8 @@ class _HashRun:
     @classmethod
     def of(cls, payloads: Payloads, tensors: Ints, replica: int) -> _HashRun:
         catalog, errors = payloads.catalog, dict[int, WorkbenchError]()
-        shape, number = catalog.shape[tensors].astype(np.int64), np.arange(len(tensors))
-        boxes = BoxRequests(tensors, np.zeros_like(shape), shape, number, np.zeros_like(number), row_major(shape))
-        streams = Streams.of(catalog, catalog.dtype[tensors], shape, boxes, replica=replica, holes=errors)
+        boxes = BoxRequests.whole(catalog, tensors)
+        streams = Streams.of(catalog, catalog.dtype[tensors], boxes.sizes, boxes, replica=replica, holes=errors)
         return cls(payloads, tensors, replica, streams, errors, StreamReader(payloads, streams))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from workbench.core import box, memory
 from workbench.core.arrays import Array, Ints
-from workbench.core.build import row_major
+from workbench.core.box import row_major
 from workbench.core.executors import in_order
 from workbench.core.payload import Payloads
 from workbench.core.plan import ReadItem, ReadPlan, plan_reads, slices

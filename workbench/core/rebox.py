@@ -22,7 +22,7 @@ import numpy as np
 
 from workbench.core import box, codecs
 from workbench.core.arrays import Array
-from workbench.core.build import row_major
+from workbench.core.box import row_major
 from workbench.core.catalog import Catalog, ObjectTable
 from workbench.core.dtypes import ITEMSIZE
 

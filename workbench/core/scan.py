@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -34,7 +34,7 @@ from workbench.core.region import Region
 from workbench.core.runs import Runs
 from workbench.core.source import Source
 from workbench.core.storage import Announcer, SourcePool
-from workbench.core.transfer.regions import reach
+from workbench.core.transfer.regions import ahead
 from workbench.core.work import ReadWork, Side, cut, tasks
 from workbench.errors import UnsupportedFormatError, WorkbenchError
 
@@ -195,16 +195,15 @@ class _Task(Generic[S]):
     def __call__(self, boxes: range) -> _Result[S]:
         with ExitStack() as held:
             for side in self._work.sides:
-                held.enter_context(side.payloads.ahead(*self._reach(side, boxes)))
+                held.enter_context(self._ahead(side, boxes))
             return self._run(boxes)
 
-    def _reach(self, side: Side, boxes: range) -> tuple[Ints, Ints, Ints]:
-        """Return the chunk rows of boxes that are fetched as a whole, and their byte ranges."""
+    def _ahead(self, side: Side, boxes: range) -> AbstractContextManager[None]:
         work, rows, catalog = self._work, side.row[boxes], side.payloads.catalog
         dims = min(work.offsets.shape[1], catalog.offsets.shape[1])
-        low, sizes = work.offsets[boxes, :dims] - catalog.offsets[rows, :dims], work.sizes[boxes, :dims]
-        first, last, whole = reach(catalog, rows, low, sizes)
-        return rows[whole], first[whole], last[whole]
+        return ahead(
+            side.payloads, rows, work.offsets[boxes, :dims] - catalog.offsets[rows, :dims], work.sizes[boxes, :dims]
+        )
 
     def _run(self, boxes: range) -> _Result[S]:
         work, reducer, result = self._work, self._reducer, _Result[S]({}, [])

@@ -24,7 +24,6 @@ from workbench.core.catalog import Catalog
 from workbench.core.dtypes import PACKED, nbytes_of_codes
 from workbench.core.payload import Payloads
 from workbench.core.plan import tangled
-from workbench.core.runs import Runs
 from workbench.core.transfer.regions import portions
 from workbench.errors import CorruptError
 
@@ -152,24 +151,11 @@ def cut(work: ReadWork) -> ReadWork:
         large &= codecs.IN_PLACE[catalog.codec[side.row]] & ~PACKED[catalog.dtype[catalog.tensor[side.row]]]
     if not large.any():
         return work
-    index: list[Ints] = []
-    offsets: list[Ints] = []
-    sizes: list[Ints] = []
-    itemsize = work.nbytes // np.maximum(box.volume(work.sizes), 1)
-    for at in range(len(work)):
-        low, size = work.offsets[at : at + 1], work.sizes[at : at + 1]
-        if large[at]:
-            low, size = _cut_one(low[0], size[0], max(TASK // int(itemsize[at]), 1))
-        index.append(np.full(len(low), at))
-        offsets.append(low)
-        sizes.append(size)
-    made = work.take(np.concatenate(index))
-    return replace(made, offsets=np.concatenate(offsets), sizes=np.concatenate(sizes))
-
-
-def _cut_one(low: Ints, size: Ints, most: int) -> tuple[Ints, Ints]:
-    runs = list(Runs(tuple(size.tolist()), most))
-    return low + np.array([run.low for run in runs], np.int64), np.array([run.sizes for run in runs], np.int64)
+    volume = np.maximum(box.volume(work.sizes), 1)
+    most = np.where(large, TASK // np.maximum(work.nbytes // volume, 1), volume)
+    index, low, sizes = box.cut(work.sizes, most)
+    made = work.take(index)
+    return replace(made, offsets=made.offsets + low, sizes=sizes)
 
 
 def _each_once(catalog: Catalog, rows: Ints, offsets: Ints, sizes: Ints) -> tuple[Ints, Ints, Ints]:

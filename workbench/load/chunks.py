@@ -24,7 +24,7 @@ from workbench.core.payload import Payloads
 from workbench.core.ranks import Ranks
 from workbench.core.region import Region
 from workbench.core.storage import SourcePool
-from workbench.core.transfer.arrays import Filling
+from workbench.core.transfer.arrays import planned
 from workbench.load.boxes import HeldTensor, boxes_of
 from workbench.load.exchange import WISH, exchange, share
 from workbench.load.fill import STAGE, batches
@@ -49,7 +49,7 @@ class Handing:
         """
         self._payloads = _Handed(payloads.catalog, payloads.pool)
         self._found, self._positions, self._tensors, self._members = found, positions, tensors, members
-        regions = Filling.plan(payloads, boxes_of(found, members, positions)).regions
+        regions = planned(payloads, boxes_of(found, members, positions))
         self._rows = np.flatnonzero(np.bincount(regions.row))
 
     def run(self, ranks: Ranks, threads: int) -> tuple[int, int]:

@@ -19,7 +19,8 @@ from workbench.core import memory
 from workbench.core.arrays import Ints
 from workbench.core.mesh.cut import Locals
 from workbench.core.payload import Payloads
-from workbench.core.transfer.arrays import Filling
+from workbench.core.transfer.arrays import planned, transfer
+from workbench.core.transfer.regions import Regions
 from workbench.errors import UsageError
 from workbench.load.boxes import HeldTensor, boxes_of
 
@@ -39,7 +40,8 @@ class Batch:
     """
 
     tensors: tuple[HeldTensor, ...]
-    filling: Filling
+    payloads: Payloads
+    regions: Regions
     staged: bool
     compare: bool
 
@@ -52,14 +54,13 @@ class Batch:
         """Read the tensors; return the bytes requested from the files.
 
         Raises:
-            UsageError: tied tensors are stored with different values; otherwise as :meth:`Filling.run`.
+            UsageError: tied tensors are stored with different values; otherwise as :func:`transfer`.
         """
         if not self.staged:
-            return self.filling.run(
-                [flat(one.local).numpy() for one in self.tensors], threads=threads, progress=progress
-            )
+            buffers = [flat(one.local).numpy() for one in self.tensors]
+            return transfer(self.payloads, self.regions, buffers, threads=threads, progress=progress)
         buffers = [memory.empty((one.nbytes,), np.dtype(np.uint8)) for one in self.tensors]
-        count = self.filling.run(buffers, threads=threads, progress=progress)
+        count = transfer(self.payloads, self.regions, buffers, threads=threads, progress=progress)
         import torch
 
         for one, buffer in zip(self.tensors, buffers, strict=True):
@@ -108,7 +109,8 @@ def batches(
     return [
         Batch(
             tuple(tensors[at] for at in group),
-            Filling.plan(payloads, boxes_of(found, group, positions)),
+            payloads,
+            planned(payloads, boxes_of(found, group, positions)),
             staged,
             compare,
         )

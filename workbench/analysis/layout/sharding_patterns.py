@@ -20,7 +20,7 @@ from workbench.analysis.layout.fit import ShardingPattern, sharding_pattern_of
 from workbench.analysis.layout.holders import Holders
 from workbench.core import box
 from workbench.core.arrays import Bools, Ints
-from workbench.core.build import row_major
+from workbench.core.box import row_major
 from workbench.core.catalog import Catalog
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from workbench.analysis.layout.coverage import coverage
 from workbench.analysis.verify.log import Examined
 from workbench.core import box, codecs
-from workbench.core.build import row_major
+from workbench.core.box import row_major
 from workbench.core.words import plural
 from workbench.formats import record
 

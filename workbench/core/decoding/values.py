@@ -24,7 +24,7 @@ import numpy as np
 
 from workbench.core import codecs
 from workbench.core.arrays import Array, Ints
-from workbench.core.build import row_major as box_strides
+from workbench.core.box import row_major as box_strides
 from workbench.core.catalog import Catalog, row_major
 from workbench.core.decoding import ggml
 from workbench.core.decoding.floats import widened

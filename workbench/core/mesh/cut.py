@@ -15,7 +15,7 @@ import numpy as np
 
 from workbench.core import box
 from workbench.core.arrays import Ints
-from workbench.core.build import row_major
+from workbench.core.box import row_major
 from workbench.core.mesh.placement import Flat, Only, PartedShard, Placement, Replicate, Shard, StridedShard
 from workbench.errors import UsageError
 

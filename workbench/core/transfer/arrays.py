@@ -12,24 +12,19 @@ read there in pieces. Other regions are read like any slice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from workbench.core import box, memory
+from workbench.core import memory
 from workbench.core.arrays import Array, Ints
-from workbench.core.build import row_major
-from workbench.core.catalog import Catalog
-from workbench.core.dtypes import ITEMSIZE
 from workbench.core.executors import in_order
 from workbench.core.payload import Payloads
 from workbench.core.plan import slices
-from workbench.core.read import read_box
-from workbench.core.transfer.regions import BoxRequests, Regions, counted, portions, reach
+from workbench.core.region import Region
+from workbench.core.transfer.regions import BoxRequests, Regions, ahead, portions
 
 PIECE = 32 << 20  #: bytes a thread reads before it takes the next piece
 MIN_PIECE = 1 << 20  #: bytes below which handing a piece to a thread costs more than reading it
@@ -54,164 +49,100 @@ def gather(
         CorruptError, TruncatedError, ChangedError, MissingFileError: of a chunk, the first in the files' order.
     """
     catalog = payloads.catalog
-    shapes, number = catalog.shape[tensors], np.arange(len(tensors))
-    wholes = BoxRequests(tensors, np.zeros_like(shapes), shapes, number, np.zeros_like(number), row_major(shapes))
-    filling = Filling.plan(payloads, wholes)
+    regions = planned(payloads, BoxRequests.whole(catalog, tensors))
     out = [memory.empty(catalog.shape_of(tensor), catalog.dtype_of(tensor).raw) for tensor in tensors.tolist()]
     flat = [array.reshape(-1).view(np.uint8) for array in out]
     total = max(sum(array.nbytes for array in out), 1)
-    filling.run(
-        flat, threads=threads, progress=None if progress is None else lambda done: progress(min(done / total, 1.0))
-    )
+    told = None if progress is None else lambda done: progress(min(done / total, 1.0))
+    transfer(payloads, regions, flat, threads=threads, progress=told)
     return out
 
 
-@dataclass(frozen=True, eq=False)
-class Filling:
-    """Planned reads of boxes into buffers."""
+def planned(payloads: Payloads, boxes: BoxRequests) -> Regions:
+    """Plan reads of boxes into buffers; nothing is read. Boxes of packed types are not supported.
 
-    payloads: Payloads
-    boxes: BoxRequests
-    regions: Regions
-
-    @classmethod
-    def plan(cls, payloads: Payloads, boxes: BoxRequests) -> Filling:
-        """Plan everything; nothing is read. Boxes of packed types are not supported.
-
-        Raises:
-            HoleError: an element is not stored.
-            UnsafeError: far more bytes of elements than are stored.
-        """
-        regions = Regions.of(payloads.catalog, boxes)
-        payloads.check_expanded(regions.row)
-        return cls(payloads, boxes, regions)
-
-    def run(self, buffers: Sequence[Array], *, threads: int = 1, progress: Callable[[int], None] | None = None) -> int:
-        """Read everything.
-
-        Args:
-            buffers: flat ``uint8`` arrays.
-            threads: number of threads.
-            progress: called in the caller's thread with the bytes requested so far; raise an exception to cancel.
-
-        Returns:
-            bytes requested from the files: those of the elements, or of whole chunks if the codec must decode them
-                whole.
-
-        Raises:
-            CorruptError, TruncatedError, ChangedError, MissingFileError: of a chunk, the first in the files' order.
-        """
-        twice = self.regions.twice
-        once = self.regions.take(~twice) if twice.any() else self.regions
-        near = self.payloads.pool.at_once == 1  # a disk reads on demand
-        alone = threads if near else -(-threads // REQUESTS)
-        parts = _RunParts.of(self.payloads.catalog, once, alone)
-
-        def portion(part: range) -> int:
-            with self.payloads.ahead(*parts.reach(self.payloads.catalog, once, part[:0] if near else part)):
-                return sum(self._read(once, one, buffers) for one in parts.items(part))
-
-        def read(pool: ThreadPoolExecutor) -> Generator[int, None, None]:
-            if threads == 1 or len(parts.portions) == 1:
-                yield from map(portion, parts.portions)
-            else:
-                yield from in_order(pool, portion, parts.portions)
-
-        count = 0
-        workers = ThreadPoolExecutor(max(1, min(threads, len(parts.portions))))
-        with self.payloads.pool.keeping(), workers as pool:  # reading releases the GIL
-            with closing(read(pool)) as done:
-                for nbytes in done:
-                    count += nbytes
-                    if progress is not None:
-                        progress(count)
-            return count + sum(
-                self._compared(request, buffers) for request in box.distinct(self.regions.request[twice]).tolist()
-            )
-
-    def _read(self, once: Regions, part: tuple[int, int, bool, int, int, int], buffers: Sequence[Array]) -> int:
-        """Read one part of a region (if it must be decoded, all of it with its first part) and return the number of
-        bytes read.
-        """
-        at, number, run, source, dest, nbytes = part
-        catalog, row, into = self.payloads.catalog, int(once.row[at]), int(once.into[at])
-        start = self.payloads.straight(row) if run else None
-        if start is not None:
-            file = self.payloads.pool.source(int(catalog.file[row]))
-            file.read_into(buffers[into][dest : dest + nbytes], start + source)
-            return nbytes
-        if number:
-            return 0
-        dims = int(catalog.ndim[catalog.tensor[row]])
-        begin, size = once.source[at, :dims].tolist(), once.sizes[at, :dims].tolist()
-        found = self.payloads.region(row)[slices(begin, size)]
-        found.into(_view(buffers[into], found.shape, found.raw, int(once.at[at]), once.strides[at]))
-        return int(catalog.stop[row] - catalog.start[row]) if once.decoded[at] else found.nbytes
-
-    def _compared(self, request: int, buffers: Sequence[Array]) -> int:
-        """Fill a box in which chunks overlap, and check that elements stored twice are equal."""
-        boxes, tensor = self.boxes, int(self.boxes.tensor[request])
-        dims = int(self.payloads.catalog.ndim[tensor])
-        low, size = (column[request, :dims].tolist() for column in (boxes.offsets, boxes.sizes))
-        found = read_box(self.payloads, tensor, slices(low, size))
-        buffer, at = buffers[int(boxes.into[request])], int(boxes.at[request]) * found.itemsize
-        _view(buffer, found.shape, found.dtype, at, boxes.strides[request])[...] = found
-        return int(self.regions.nbytes[self.regions.request == request].sum())
-
-
-def _view(buffer: Array, shape: tuple[int, ...], raw: np.dtype[Any], at: int, strides: Ints) -> Array:
-    """Return elements of a buffer, from byte ``at`` on, at ``strides`` elements."""
-    steps = [step * raw.itemsize for step in strides[: len(shape)].tolist()]
-    return np.ndarray(shape, raw, buffer.data, at, steps)
-
-
-@dataclass(frozen=True, eq=False)
-class _RunParts:
-    """Regions in the files' order: runs of bytes, long ones cut; ``(N,)`` each.
-
-    ``number`` counts the parts of a region, ``run`` is whether it can be read by runs at all (else it is one part).
-    ``source`` and ``dest`` are byte offsets in the chunk's elements and in the buffer.
+    Raises:
+        HoleError: an element is not stored.
+        UnsafeError: far more bytes of elements than are stored.
     """
+    regions = Regions.of(payloads.catalog, boxes)
+    payloads.check_expanded(regions.row)
+    return regions
 
-    region: Ints
-    number: Ints
-    run: Array
-    source: Ints
-    dest: Ints
-    nbytes: Ints
-    portions: list[range]
 
-    @classmethod
-    def of(cls, catalog: Catalog, regions: Regions, threads: int) -> _RunParts:
-        rows, sizes = regions.row, regions.sizes
-        run = ((regions.run == regions.nbytes) | (regions.run >= RUN)) & ~regions.decoded
-        length = np.where(run, regions.run, regions.nbytes)
-        region, number = counted(regions.nbytes // length)
-        source, dest = regions.begin[region], regions.at[region]
-        if len(several := np.flatnonzero(length[region] < regions.nbytes[region])):
-            of = region[several]  # the axes of a run are inside it; the others are walked
-            extent, itemsize = sizes[of], ITEMSIZE[catalog.dtype[catalog.tensor[rows[of]]]]
-            walked = np.where(row_major(extent) * extent * itemsize[:, None] <= length[of, None], 1, extent)
-            index = number[several, None] // row_major(walked) % walked
-            source[several] += box.dot(index, row_major(catalog.sizes[rows[of]])) * itemsize
-            dest[several] += box.dot(index, regions.strides[of]) * itemsize
+def transfer(
+    payloads: Payloads,
+    regions: Regions,
+    buffers: Sequence[Array],
+    *,
+    threads: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> int:
+    """Read regions to their places.
 
-        size = int(np.clip(length[region].sum() // (threads * ROUNDS), MIN_PIECE, PIECE))
-        of, piece = counted(np.where(run, -(-length // size), 1)[region])
-        low = piece * size
-        region = region[of]
-        nbytes = np.where(run[region], np.minimum(length[region] - low, size), length[region])
-        source, dest = source[of] + low, dest[of] + low
-        return cls(region, number[of] + piece, run[region], source, dest, nbytes, portions(nbytes, size))
+    Args:
+        payloads: the chunks, and where archives keep theirs.
+        regions: in the files' order.
+        buffers: the destinations, flat ``uint8`` arrays.
+        threads: number of threads.
+        progress: called in the caller's thread with the bytes requested so far; raise an exception to cancel.
 
-    def reach(self, catalog: Catalog, regions: Regions, part: range) -> tuple[Ints, Ints, Ints]:
-        """Return the chunk rows that are fetched as a whole, and the byte ranges of their elements."""
-        at = self.region[part.start : part.stop]
-        run, low, nbytes = (column[part.start : part.stop] for column in (self.run, self.source, self.nbytes))
-        first, last, whole = reach(catalog, regions.row[at], regions.source[at], regions.sizes[at])
-        keep = run | whole
-        return regions.row[at][keep], np.where(run, low, first)[keep], np.where(run, low + nbytes, last)[keep]
+    Returns:
+        bytes requested from the files: those of the elements, or of whole chunks if the codec must decode them whole.
 
-    def items(self, part: range) -> Iterator[tuple[int, int, bool, int, int, int]]:
-        columns = (self.region, self.number, self.run, self.source, self.dest, self.nbytes)
-        return zip(*(column[part.start : part.stop].tolist() for column in columns), strict=True)
+    Raises:
+        CorruptError, TruncatedError, ChangedError, MissingFileError: of a chunk, the first in the files' order. Chunks
+            that overlap and hold different values are a CorruptError.
+    """
+    catalog, pool = payloads.catalog, payloads.pool
+    once = regions.take(~regions.twice) if regions.twice.any() else regions
+    run = ((once.run == once.nbytes) | (once.run >= RUN)) & ~once.decoded
+    readers = threads if pool.at_once == 1 else -(-threads // REQUESTS)
+    size = min(max(int(once.nbytes.sum()) // (readers * ROUNDS), MIN_PIECE), PIECE)
+    of, parts = once.cut(catalog, np.where(run, np.minimum(once.run, size), once.nbytes))
+    first = np.diff(of, prepend=-1) > 0  # of its region
+
+    def read(task: range) -> int:
+        key, count = slice(task.start, task.stop), 0
+        some = parts.take(key)
+        columns = (of[key], first[key], some.row, some.into, some.begin, some.at, some.nbytes)
+        with ahead(payloads, some.row, some.source, some.sizes):
+            for region, whole, row, into, begin, at, nbytes in zip(*(c.tolist() for c in columns), strict=True):
+                start = payloads.straight(row) if run[region] else None
+                if start is not None:
+                    source = pool.source(int(catalog.file[row]))
+                    source.read_into(buffers[into][at : at + nbytes], start + begin)
+                    count += nbytes
+                elif whole:  # with the first part: elements that are not in order are read together
+                    found = _region(payloads, once, region)
+                    found.into(once.view(region, found, buffers[into]))
+                    count += int(catalog.stop[row] - catalog.start[row]) if once.decoded[region] else found.nbytes
+        return count
+
+    tasks, count = portions(parts.nbytes, size), 0
+    with pool.keeping(), ThreadPoolExecutor(max(1, min(threads, len(tasks)))) as workers:  # reading releases the GIL
+        alone = threads == 1 or len(tasks) == 1
+        with closing((read(task) for task in tasks) if alone else in_order(workers, read, tasks)) as done:
+            for nbytes in done:
+                count += nbytes
+                if progress is not None:
+                    progress(count)
+        return count + _compared(payloads, regions.take(regions.twice), buffers)
+
+
+def _compared(payloads: Payloads, regions: Regions, buffers: Sequence[Array]) -> int:
+    """Read regions that overlap, check that elements stored twice are equal, and return the bytes of all."""
+    seen: dict[int, Array] = {}
+    for number, (row, into) in enumerate(zip(regions.row.tolist(), regions.into.tolist(), strict=True)):
+        found = _region(payloads, regions, number)
+        if into not in seen:
+            seen[into] = np.zeros(len(buffers[into]) // found.raw.itemsize, bool)
+        out, marks = (regions.view(number, found, memory[into]) for memory in (buffers, seen))
+        payloads.compare(row, found, out, marks)
+    return int(regions.nbytes.sum())
+
+
+def _region(payloads: Payloads, regions: Regions, number: int) -> Region:
+    row = int(regions.row[number])
+    dims = int(payloads.catalog.ndim[payloads.catalog.tensor[row]])
+    return payloads.region(row)[slices(regions.source[number, :dims].tolist(), regions.sizes[number, :dims].tolist())]

@@ -12,17 +12,19 @@ A destination is a run of bytes: an array, a tensor as a stream, a piece of a fi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 import numpy as np
 
 from workbench.core import box, codecs
 from workbench.core.arrays import Array, Ints
-from workbench.core.build import row_major
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import BLOCK, ITEMSIZE, nbytes_of_codes
+from workbench.core.payload import Payloads
 from workbench.core.plan import plan_reads
+from workbench.core.region import Region
 from workbench.errors import WorkbenchError
 
 SPREAD = 2  #: bytes between the ends of a box for each byte of its elements, up to which everything is fetched
@@ -48,6 +50,12 @@ class BoxRequests:
     into: Ints
     at: Ints
     strides: Ints
+
+    @classmethod
+    def whole(cls, catalog: Catalog, tensors: Ints) -> BoxRequests:
+        """Request whole tensors, each as a destination of its own."""
+        shapes, number = catalog.shape[tensors].astype(np.int64), np.arange(len(tensors))
+        return cls(tensors, np.zeros_like(shapes), shapes, number, np.zeros_like(number), box.row_major(shapes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +104,7 @@ class Regions:
         reads = plan_reads(catalog, *where, replica=replica, holes=holes, by_file=by_file)
         request = reads.request
         code = catalog.dtype[boxes.tensor][request]
-        stored, strides = row_major(catalog.sizes[reads.row]), boxes.strides[request]
+        stored, strides = box.row_major(catalog.sizes[reads.row]), boxes.strides[request]
         begin, at = box.dot(reads.source, stored), boxes.at[request] + box.dot(reads.dest, strides)
         # from the last axis on, elements adjacent on both sides form one run
         length, adjacent = np.ones(len(reads), np.int64), np.ones(len(reads), bool)
@@ -122,9 +130,34 @@ class Regions:
     def __len__(self) -> int:
         return len(self.row)
 
-    def take(self, index: Array) -> Regions:
+    def take(self, index: Array | slice) -> Regions:
         """Return some of the regions, in the order given."""
         return Regions(*(column[index] for column in self.columns()))
+
+    def cut(self, catalog: Catalog, most: Ints) -> tuple[Ints, Regions]:
+        """Cut regions into parts, as :func:`box.cut`; not those of packed types.
+
+        Args:
+            most: ``(M,)`` bytes of a part.
+
+        Returns:
+            which region each part belongs to, and the parts.
+        """
+        if (self.nbytes <= most).all():
+            return np.arange(len(self)), self
+        itemsize = ITEMSIZE[catalog.dtype[catalog.tensor[self.row]]]
+        index, low, sizes = box.cut(self.sizes, most // itemsize)
+        of, itemsize = self.take(index), itemsize[index]
+        nbytes = box.volume(sizes) * itemsize
+        return index, replace(
+            of,
+            source=of.source + low,
+            sizes=sizes,
+            at=of.at + box.dot(low, of.strides) * itemsize,
+            begin=of.begin + box.dot(low, box.row_major(catalog.sizes[of.row])) * itemsize,
+            nbytes=nbytes,
+            run=np.minimum(of.run, nbytes),  # parts are cut along a run's axes, or along those before them
+        )
 
     def uncut(self, catalog: Catalog, shape: Ints) -> Array:
         """Return ``(P,)`` whether each destination of a ``shape`` is exactly one chunk, stored whole: the only ones to
@@ -135,6 +168,15 @@ class Regions:
         found[self.into[cut]] = False
         return found
 
+    def view(self, number: int, elements: Region, memory: Array) -> Array:
+        """Return the place of a region's elements in a destination: in its bytes, or in an array with a mark for each
+        of its elements.
+        """
+        raw = elements.raw if memory.dtype == np.uint8 else memory.dtype
+        at = int(self.at[number]) // elements.raw.itemsize * raw.itemsize
+        steps = [step * raw.itemsize for step in self.strides[number, : len(elements.shape)].tolist()]
+        return np.ndarray(elements.shape, raw, memory.data, at, steps)
+
     def columns(self) -> list[Array]:
         """Return all columns."""
         return [getattr(self, field.name) for field in fields(self)]
@@ -144,10 +186,19 @@ def reach(catalog: Catalog, rows: Ints, source: Ints, sizes: Ints) -> tuple[Ints
     """Return the bytes of each chunk's elements at which a box ``source``, ``sizes`` begins and ends, and whether most
     bytes between these are in the box: then one request for all of them costs less than many small ones.
     """
-    steps, itemsize = row_major(catalog.sizes[rows])[:, : sizes.shape[1]], ITEMSIZE[catalog.dtype[catalog.tensor[rows]]]
+    steps = box.row_major(catalog.sizes[rows])[:, : sizes.shape[1]]
+    itemsize = ITEMSIZE[catalog.dtype[catalog.tensor[rows]]]
     first = box.dot(source, steps) * itemsize
     last = first + (box.dot(sizes - 1, steps) + 1) * itemsize
     return first, last, last - first <= SPREAD * box.volume(sizes) * itemsize
+
+
+def ahead(payloads: Payloads, rows: Ints, source: Ints, sizes: Ints) -> AbstractContextManager[None]:
+    """Fetch boxes of chunks from a store before they are read, if most bytes between their ends are wanted."""
+    if payloads.pool.at_once == 1:  # a disk reads on demand
+        return nullcontext()
+    first, last, whole = reach(payloads.catalog, rows, source, sizes)
+    return payloads.ahead(rows[whole], first[whole], last[whole])
 
 
 def portions(nbytes: Ints, size: int, cost: int = 0) -> list[range]:
@@ -160,9 +211,3 @@ def portions(nbytes: Ints, size: int, cost: int = 0) -> list[range]:
     turn = np.cumsum(nbytes + cost) // max(size, 1)
     cuts = [0, *(np.flatnonzero(turn[1:] != turn[:-1]) + 1).tolist(), len(turn)]
     return [range(a, b) for a, b in pairwise(cuts) if b > a]
-
-
-def counted(counts: Ints) -> tuple[Ints, Ints]:
-    """Return ``0, 0, 0, 1, …`` with ``counts[k]`` times ``k``, and beside it ``0, 1, 2, 0, …``."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)

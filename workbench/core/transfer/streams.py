@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -24,14 +24,14 @@ import numpy as np
 
 from workbench.core import box
 from workbench.core.arrays import Array, Ints
-from workbench.core.build import row_major
+from workbench.core.box import row_major
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import ALL, ITEMSIZE, nbytes_of_codes
 from workbench.core.payload import Payloads
-from workbench.core.plan import ReadPlan, placed
+from workbench.core.plan import placed, slices
 from workbench.core.region import Region
 from workbench.core.storage import Announcer
-from workbench.core.transfer.regions import BoxRequests, Regions, counted, portions, reach
+from workbench.core.transfer.regions import BoxRequests, Regions, portions, reach
 from workbench.errors import CorruptError, UnsupportedFormatError, WorkbenchError
 
 BLOCK = 4 << 20  #: bytes of a block; part of the definition of fingerprints, so fixed in version 1
@@ -115,7 +115,7 @@ class Streams:
 
     def take(self, index: Ints) -> Streams:
         """Return some of the streams, numbered in that order."""
-        of, number = counted(self.ptr[index + 1] - self.ptr[index])
+        of, number = box.counted(self.ptr[index + 1] - self.ptr[index])
         rows = self.ptr[index][of] + number
         ptr = np.searchsorted(of, np.arange(len(index) + 1))
         code, shape, straight = self.code[index], self.shape[index], self.straight[index]
@@ -139,7 +139,7 @@ class Streams:
         step[self.regions.into[self.regions.decoded | catalog.inflated[self.regions.row]]] = 1 << 62
         count = np.maximum(-(-nbytes // step), least)
         count[list(done)] = 0
-        stream, number = counted(count)
+        stream, number = box.counted(count)
         first = number * step[stream]
         return stream, first, np.minimum(first + step[stream], nbytes[stream])
 
@@ -178,7 +178,7 @@ class StreamReader:
             return (np.empty(0, np.int64),) * 3
         streams, every = self.streams, self.streams.regions
         stream, first, stop = np.array(units, np.int64).reshape(-1, 3).T
-        unit, number = counted(streams.ptr[stream + 1] - streams.ptr[stream])
+        unit, number = box.counted(streams.ptr[stream + 1] - streams.ptr[stream])
         number += streams.ptr[stream[unit]]
         kept = (every.at[number] < stop[unit]) & (first[unit] < streams.stop[number])
         mine, first, stop = number[kept], first[unit[kept]], stop[unit[kept]]
@@ -246,7 +246,7 @@ class StreamReader:
         """Gather boxes of chunks in the buffer, step by step."""
         streams, dtype = self.streams, ALL[self.streams.code[stream]]
         mine = slice(int(streams.ptr[stream]), int(streams.ptr[stream + 1]))
-        every = streams.regions.take(np.arange(mine.start, mine.stop))
+        every = streams.regions.take(mine)
         if dtype.packed:
             key = self.payloads.catalog.keys[self.payloads.catalog.tensor[every.row[0]]]
             raise UnsupportedFormatError(
@@ -276,44 +276,44 @@ class StreamReader:
             corner: ``(M, D)`` where each region begins in the box.
             held: chunks that are open, by row.
         """
-        step, offsets, sizes, at = box.flat_ranges(np.repeat(shape[None], len(cuts) - 1, axis=0), cuts[:-1], cuts[1:])
-        one = np.zeros(len(every) + len(at), np.int64)
-        found, request = box.group_join(one[: len(every)], corner, every.sizes, one[: len(at)], offsets, sizes)
-        source, dest, extent = placed(corner, every.sizes, found, offsets, sizes, request)
-        plan = ReadPlan(request, found, source + every.source[found], dest, extent)
-        near = self._near(plan, every.row, held)
-        counts, volume = box.volume(sizes), np.bincount(step[request], box.volume(extent), len(cuts) - 1)
-        by_step = plan.take(np.argsort(step[request], kind="stable"))
-        for number, items in groupby(by_step.items(len(shape)), key=lambda item: step[item.request]):
-            start, count = int(cuts[number]), int(cuts[number + 1] - cuts[number])
-            out = self._buffer(count * raw.itemsize).view(raw)
+        step, offsets, sizes, _ = box.flat_ranges(np.repeat(shape[None], len(cuts) - 1, axis=0), cuts[:-1], cuts[1:])
+        one = np.zeros(len(every) + len(step), np.int64)
+        found, request = box.group_join(one[: len(every)], corner, every.sizes, one[: len(step)], offsets, sizes)
+        low, _, extent = placed(corner, every.sizes, found, offsets, sizes, request)
+        order = np.argsort(step[request], kind="stable")
+        found, low, extent, step = found[order], low[order], extent[order], step[request[order]]
+        parts = every.take(found)
+        at = parts.at + (box.dot(low, parts.strides) - cuts[step]) * raw.itemsize
+        parts = replace(parts, source=parts.source + low, sizes=extent, at=at)
+        near = self._near(found, parts, held)
+        volume = np.bincount(step, box.volume(extent), len(cuts) - 1)
+        items = zip(step.tolist(), found.tolist(), parts.source.tolist(), extent.tolist(), strict=True)
+        for number, some in groupby(enumerate(items), key=lambda item: item[1][0]):
+            count = int(cuts[number + 1] - cuts[number])
+            out = self._buffer(count * raw.itemsize)
             seen = np.zeros(count, bool) if volume[number] > count else None  # elements stored twice are compared
-            for item in items:
-                region, low = near[item.row]
-                key = tuple(slice(axis.start - a, axis.stop - a) for axis, a in zip(item.source, low, strict=True))
-                first = int(at[item.request]) - start
-                place, size = slice(first, first + int(counts[item.request])), tuple(sizes[item.request].tolist())
-                into = out[place].reshape(size)[item.dest]
+            for part, (_, of, source, size) in some:
+                region, begin = near[of]
+                region = region[slices([a - b for a, b in zip(source, begin, strict=True)], size)]
+                into = parts.view(part, region, out)
                 if seen is None:
-                    region[key].into(into)
-                    continue
-                marks = seen[place].reshape(size)[item.dest]
-                self.payloads.compare(int(every.row[item.row]), region[key], into, marks)
-            yield out.view(np.uint8)
+                    region.into(into)
+                else:
+                    self.payloads.compare(int(parts.row[part]), region, into, parts.view(part, region, seen))
+            yield out
 
-    def _near(self, plan: ReadPlan, rows: Ints, held: dict[int, Region]) -> dict[int, tuple[Region, Sequence[int]]]:
-        """Return what the elements of each region are read from, and where it begins in the chunk."""
-        regions, found = box.distinct(plan.row), dict[int, tuple[Region, Sequence[int]]]()
-        wanted = rows[regions].tolist()
-        for row in held.keys() - set(wanted):
+    def _near(self, found: Ints, parts: Regions, held: dict[int, Region]) -> dict[int, tuple[Region, Sequence[int]]]:
+        """Return what the parts of each region are read from, and where it begins in the chunk."""
+        near, rows = dict[int, tuple[Region, Sequence[int]]](), parts.row.tolist()
+        for row in held.keys() - set(rows):
             del held[row]
-        for number, row in zip(regions.tolist(), wanted, strict=True):
+        for number, row in dict(zip(found.tolist(), rows, strict=True)).items():
             if row not in held:
-                held[row] = self._opened(row).widened(plan.source.shape[1])
-            mine = slice(0, 1) if held[row].ordered else plan.row == number
-            low, high = plan.source[mine].min(axis=0), (plan.source + plan.sizes)[mine].max(axis=0)
-            found[number] = held[row].gathered(low.tolist(), high.tolist())
-        return found
+                held[row] = self._opened(row).widened(parts.source.shape[1])
+            mine = slice(0, 1) if held[row].ordered else found == number
+            low, high = parts.source[mine].min(axis=0), (parts.source + parts.sizes)[mine].max(axis=0)
+            near[number] = held[row].gathered(low.tolist(), high.tolist())
+        return near
 
     def _opened(self, row: int) -> Region:
         if not hasattr(self._own, "sources"):

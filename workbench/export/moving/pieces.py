@@ -16,7 +16,7 @@ import numpy as np
 
 from workbench.core import box
 from workbench.core.arrays import Ints
-from workbench.core.build import row_major
+from workbench.core.box import row_major
 from workbench.core.mesh.cut import Locals
 from workbench.errors import UnsupportedFormatError
 from workbench.export.filemap import Pieces

@@ -12,7 +12,7 @@ import numpy as np
 
 from workbench.core import box
 from workbench.core.arrays import Array, Ints
-from workbench.core.build import row_major
+from workbench.core.box import row_major
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import ALL, PACKED
 from workbench.core.transfer.regions import BoxRequests

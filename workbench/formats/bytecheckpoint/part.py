@@ -19,7 +19,7 @@ import numpy as np
 
 from workbench.core import box
 from workbench.core.arrays import Array
-from workbench.core.build import row_major
+from workbench.core.box import row_major
 from workbench.core.catalog import Catalog, ObjectTable
 from workbench.core.codecs import OPAQUE, RAW
 from workbench.core.dtypes import ALL, nbytes_of_codes

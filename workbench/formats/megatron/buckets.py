@@ -28,7 +28,8 @@ import numpy as np
 
 from workbench.core import box, codecs
 from workbench.core.arrays import Array
-from workbench.core.build import CatalogBuilder, row_major
+from workbench.core.box import row_major
+from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import ITEMSIZE, DType
 from workbench.core.place import Place

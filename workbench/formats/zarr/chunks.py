@@ -25,7 +25,8 @@ import numpy as np
 
 from workbench.core import codecs
 from workbench.core.arrays import Array
-from workbench.core.build import CatalogBuilder, row_major
+from workbench.core.box import row_major
+from workbench.core.build import CatalogBuilder
 from workbench.core.crc32 import crc32c_rows
 from workbench.core.dtypes import by_name
 from workbench.core.place import Place, stat_or_absent

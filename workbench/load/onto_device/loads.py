@@ -16,19 +16,21 @@ A load is one *part* of a region. Its bytes in the buffer are elements at ``sour
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
+
 from workbench.core import box
 from workbench.core.arrays import Array
 from workbench.core.catalog import row_major
+from workbench.core.dtypes import PACKED
 from workbench.core.payload import Payloads
 from workbench.core.plan import slices
 from workbench.core.read import read_box
 from workbench.core.region import Region
-from workbench.core.runs import ElementRun, Runs
 from workbench.core.transfer.regions import BoxRequests, Regions, reach
 
 Ints = tuple[int, ...]
@@ -65,7 +67,7 @@ class Load(NamedTuple):
     @property
     def dense(self) -> bool:
         """Whether it is one run of bytes, in the buffer and in the local tensor."""
-        return _run(self.sizes, self.source) == _run(self.sizes, self.dest) == prod(self.sizes)
+        return _span(self.sizes, self.source) == _span(self.sizes, self.dest) == prod(self.sizes)
 
     @property
     def wanted(self) -> int:
@@ -73,32 +75,11 @@ class Load(NamedTuple):
         return prod(self.sizes) * self.itemsize
 
 
-class _PlacedBox(NamedTuple):
-    """A region, or a box in which chunks overlap, in Python's integers: where it is, and where its elements go."""
-
-    local: int
-    itemsize: int
-    low: Ints
-    sizes: Ints
-    dest: Ints
-    at: int
-
-    def loads(self, fetch: Callable[[tuple[slice, ...], Array], None], most: int) -> Iterator[Load]:
-        """Yield parts of up to ``most`` bytes that a core assembles."""
-        for one in Runs(self.sizes, most // self.itemsize):
-            key = slices([a + b for a, b in zip(self.low, one.low, strict=True)], one.sizes)
-            yield self.load(one, prod(one.sizes), -1, 0, partial(fetch, key), row_major(one.sizes))
-
-    def load(self, one: ElementRun, span: int, file: int, start: int, fetch: Fetch | None, source: Ints) -> Load:
-        """Return one part, which takes ``span`` elements in the buffer."""
-        at = self.at + _dot(one.low, self.dest)
-        return Load(
-            self.local, span * self.itemsize, file, start, fetch, self.itemsize, one.sizes, source, self.dest, at
-        )
-
-
 def loads(payloads: Payloads, boxes: BoxRequests, regions: Regions, most: int) -> Iterator[Load]:
-    """Yield every region in parts of up to ``most`` bytes (16 or more), in the files' order.
+    """Yield every region in parts of up to ``most`` bytes (16 or more).
+
+    Parts of elements in a type that shares no bytes come in the files' order; chunks of other types follow, and boxes
+    in which chunks overlap are the last.
 
     Args:
         payloads: payloads of the catalog that was planned for.
@@ -109,89 +90,84 @@ def loads(payloads: Payloads, boxes: BoxRequests, regions: Regions, most: int) -
             Chunks that overlap and hold different values are a CorruptError of ``fetch``.
     """
     catalog = payloads.catalog
-    first, _, near = reach(catalog, regions.row, regions.source, regions.sizes)
-    columns = regions.into, regions.row, catalog.tensor[regions.row], first, near, regions.at, regions.twice
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    for number, (local, row, tensor, begin, together, at, twice) in enumerate(rows):
-        dtype, dims = catalog.dtype_of(tensor), int(catalog.ndim[tensor])
-        if twice:
-            continue
-        if dtype.packed:  # a whole chunk, as bytes
-            part = _PlacedBox(local, 1, (0,), (int(catalog.chunk_nbytes[row]),), (1,), 0)
-            yield from part.loads(_Chunk(payloads, row).fetch, most)
-            continue
-        low, sizes, dest = (
-            tuple(one[number, :dims].tolist()) for one in (regions.source, regions.sizes, regions.strides)
-        )
-        part = _PlacedBox(local, dtype.itemsize, low, sizes, dest, at // dtype.itemsize)
-        yield from _copy(payloads, row, part, begin, most, together)
+    packed = PACKED[catalog.dtype[catalog.tensor[regions.row]]]
+    yield from _copies(payloads, regions.take(~packed & ~regions.twice), most)
+    for local, row in zip(regions.into[packed].tolist(), regions.row[packed].tolist(), strict=True):
+        chunk = _Opened(partial(payloads.region, row))  # whole, as bytes
+        yield from chunk.loads(local, 1, (int(catalog.chunk_nbytes[row]),), (1,), 0, most)
     for request in box.distinct(regions.request[regions.twice]).tolist():
         tensor = int(boxes.tensor[request])
         dims, itemsize = int(catalog.ndim[tensor]), catalog.dtype_of(tensor).itemsize
         low, sizes, dest = (tuple(one[request, :dims].tolist()) for one in (boxes.offsets, boxes.sizes, boxes.strides))
-        wanted = _PlacedBox(int(boxes.into[request]), itemsize, low, sizes, dest, int(boxes.at[request]))
-        yield from wanted.loads(partial(_fetch_box, payloads, tensor), most)
+        compared = _Opened(partial(_compared, payloads, tensor, slices(low, sizes)))
+        yield from compared.loads(int(boxes.into[request]), itemsize, sizes, dest, int(boxes.at[request]), most)
 
 
-def _copy(payloads: Payloads, row: int, part: _PlacedBox, begin: int, most: int, together: bool) -> Iterator[Load]:
-    """Yield a part of a chunk: directly from its file if its bytes are in order and not too many.
-
-    Args:
-        begin: bytes of the chunk's elements before it.
-        together: whether most bytes between its ends are wanted.
+def _copies(payloads: Payloads, regions: Regions, most: int) -> Iterator[Load]:
+    """Yield parts of regions: directly from the file if a chunk's bytes are in order and not too many are between those
+    of a part.
     """
-    sizes, itemsize, catalog = part.sizes, part.itemsize, payloads.catalog
-    strides = row_major(catalog.sizes[row, : len(sizes)].tolist())
-    limit, run, start = most // itemsize, _run(sizes, strides), payloads.straight(row)
-    if start is None or not (together or run * itemsize >= RUN):
-        yield from part.loads(_Chunk(payloads, row).fetch, most)
-        return
-    # no part of the box is more spread than the box
-    limit = max(limit * prod(sizes) // _span(sizes, strides), 1) if together else min(limit, run)
-    for one in Runs(sizes, limit):
-        place = start + begin + _dot(one.low, strides) * itemsize
-        yield part.load(one, _span(one.sizes, strides), int(catalog.file[row]), place, None, strides)
+    catalog = payloads.catalog
+    first, last, near = reach(catalog, regions.row, regions.source, regions.sizes)
+    columns = [column.tolist() for column in (regions.nbytes, last - first, regions.run, near)]
+    limit = [  # no part of a box is more spread than the box
+        most * nbytes // span if close else min(run, most) if run >= RUN else most
+        for nbytes, span, run, close in zip(*columns, strict=True)
+    ]
+    of, parts = regions.cut(catalog, np.array(limit, np.int64))
+    first, last, _ = reach(catalog, parts.row, parts.source, parts.sizes)
+    direct = (near | (regions.run >= RUN))[of]
+    strides = box.row_major(catalog.sizes[parts.row])
+    columns = [column.tolist() for column in (of, parts.into, parts.row, first, last - first, parts.at, direct)]
+    region = -1
+    for number, (one, local, row, begin, span, at, straight) in enumerate(zip(*columns, strict=True)):
+        if one != region:
+            region, chunk = one, _Opened(partial(payloads.region, row))
+            start = payloads.straight(row) if straight else None
+        tensor = int(catalog.tensor[row])
+        dims, itemsize = int(catalog.ndim[tensor]), catalog.dtype_of(tensor).itemsize
+        low, sizes, source, dest = (
+            tuple(column[number, :dims].tolist()) for column in (parts.source, parts.sizes, strides, parts.strides)
+        )
+        if start is None:
+            yield chunk.load(low, sizes, local, itemsize, dest, at // itemsize)
+        else:
+            file = int(catalog.file[row])
+            yield Load(local, span, file, start + begin, None, itemsize, sizes, source, dest, at // itemsize)
 
 
-class _Chunk:
-    """A chunk that has to be decoded or reordered; it is decoded once, by the thread that needs it first."""
+class _Opened:
+    """Elements that a core has to decode, reorder or compare; opened once, by the thread that needs them first."""
 
-    def __init__(self, payloads: Payloads, row: int) -> None:
-        self._payloads, self._row = payloads, row
-        self._lock = threading.Lock()
+    def __init__(self, opened: Callable[[], Region]) -> None:
+        self._open, self._lock = opened, threading.Lock()
         self._region: Region | None = None
 
-    def fetch(self, key: tuple[slice, ...], out: Array) -> None:
+    def load(self, low: Ints, sizes: Ints, local: int, itemsize: int, dest: Ints, at: int) -> Load:
+        """Return the load of one part of them."""
+        fetch, nbytes = partial(self._fetch, slices(low, sizes)), prod(sizes) * itemsize
+        return Load(local, nbytes, -1, 0, fetch, itemsize, sizes, row_major(sizes), dest, at)
+
+    def loads(self, local: int, itemsize: int, sizes: Ints, dest: Ints, at: int, most: int) -> Iterator[Load]:
+        """Yield all of them in parts of up to ``most`` bytes."""
+        _, low, extent = box.cut(np.array([sizes], np.int64), np.array([most // itemsize]))
+        places = at + box.dot(low, np.broadcast_to(np.array(dest, np.int64), low.shape))
+        for part, size, place in zip(low.tolist(), extent.tolist(), places.tolist(), strict=True):
+            yield self.load(tuple(part), tuple(size), local, itemsize, dest, place)
+
+    def _fetch(self, key: tuple[slice, ...], out: Array) -> None:
         with self._lock:
             if self._region is None:
-                self._region = self._payloads.region(self._row)
+                self._region = self._open()
         part = self._region[key]
         part.into(out.view(part.raw).reshape(part.shape))
 
 
-def _fetch_box(payloads: Payloads, tensor: int, key: tuple[slice, ...], out: Array) -> None:
+def _compared(payloads: Payloads, tensor: int, key: tuple[slice, ...]) -> Region:
     """Read a box with elements that several chunks hold, as slices are read, which compares the copies."""
-    part = read_box(payloads, tensor, key)
-    out.view(part.dtype).reshape(part.shape)[...] = part
-
-
-# ---- boxes of one region, in Python's integers ----
+    return Region.of(read_box(payloads, tensor, key))
 
 
 def _span(sizes: Ints, strides: Ints) -> int:
     """Return the number of elements from a box's first to its last."""
     return 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
-
-
-def _run(sizes: Ints, strides: Ints) -> int:
-    """Return how many elements of a box follow each other without a gap."""
-    run = 1
-    for n, step in zip(reversed(sizes), reversed(strides), strict=True):
-        if n > 1 and step != run:
-            break
-        run *= n
-    return run
-
-
-def _dot(position: Sequence[int], strides: Ints) -> int:
-    return sum(a * b for a, b in zip(position, strides, strict=True))
