@@ -13,6 +13,7 @@ Environment: ``WORKBENCH_SLOW=1`` runs the tests marked slow; ``WORKBENCH_CHROMI
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import logging
 import os
@@ -96,6 +97,20 @@ class _Loggers(dict[str, logging.Logger | logging.PlaceHolder]):
 def pytest_unconfigure(config: pytest.Config) -> None:
     for folder in config.stash[_own]:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect tests without the garbage collector, and let it never look at what is there then.
+
+    That is 800,000 objects of torch, panel and the tests, alive to the end: each full collection would take 0.3 s.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -33,8 +33,17 @@ MENDED = {
 }
 
 
-def failures(seeds, *options):
-    found = pool.run(seeds, 1, *options)
+@pytest.fixture(scope="module")
+def spare():
+    """Workers that wait for the next test."""
+    found = []
+    yield found
+    for process in found:
+        process.close()
+
+
+def failures(seeds, spare, *, quick=False):
+    found = pool.run(seeds, 1, quick=quick, spare=spare)
     assert len(found) == len(seeds)
     bad = [one for one in found if one["failures"]]
     lines = [
@@ -45,8 +54,8 @@ def failures(seeds, *options):
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_mutated_checkpoints_are_answers_or_errors_of_ours(block):
-    found, bad = failures(range(block * BLOCK, (block + 1) * BLOCK), *([] if SLOW else ["quick"]))
+def test_mutated_checkpoints_are_answers_or_errors_of_ours(spare, block):
+    found, bad = failures(range(block * BLOCK, (block + 1) * BLOCK), spare, quick=not SLOW)
     assert not bad, bad
     steps = [how for one in found for how in one["steps"].items()]
     for name in ("open", "verify", "against", "discover"):
@@ -56,8 +65,8 @@ def test_mutated_checkpoints_are_answers_or_errors_of_ours(block):
     assert sum(one["lost"] for one in found) >= 5, "files were hardly ever cut or deleted"
 
 
-def test_what_failed_once_stays_mended():
-    _, bad = failures(list(MENDED))
+def test_what_failed_once_stays_mended(spare):
+    _, bad = failures(list(MENDED), spare)
     assert not bad, bad
 
 
@@ -73,8 +82,8 @@ TRAPS = {
 }
 
 
-def test_the_limits_and_the_hook_notice_what_no_case_may_do():
-    process = pool.Process()
+def test_the_limits_and_the_hook_notice_what_no_case_may_do(spare):
+    process = spare.pop() if spare else pool.Process()
     try:
         for trap, said in TRAPS.items():
             found = process.ask(trap)

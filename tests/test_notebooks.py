@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +57,56 @@ def test_a_notebook_is_stored_without_outputs(path):
 
     for cell in nbformat.read(path, as_version=4).cells:
         assert not cell.get("outputs") and not cell.get("execution_count"), "run nbstripout before committing"
+
+
+#: What the notebooks import, but for ``hvplot.pandas``: it shows its scripts when it is imported.
+IMPORTED = ["ipykernel.kernelapp", "torch.distributed.checkpoint", "panel_material_ui", "holoviews.ipython", "hvplot"]
+
+
+class Forked:
+    """A kernel that has imported what the notebooks need, as the ``subprocess.Popen`` that Jupyter would start."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, context: Any, command: list[str], env: dict[str, str], cwd: str) -> None:
+        self._process = context.Process(target=_kernel, args=(command[command.index("-f") :], env, cwd))
+        self._process.start()
+        self.pid = self._process.pid
+        self.wait, self.kill, self.terminate = self._process.join, self._process.kill, self._process.terminate
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def _kernel(arguments: list[str], env: dict[str, str], cwd: str) -> None:
+    from ipykernel.kernelapp import IPKernelApp
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.update(env)
+    os.chdir(cwd)
+    IPKernelApp.launch_instance(arguments)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked_kernels():
+    """Kernels are forked from one process that has imported torch and panel, which takes longer than most cells."""
+    from jupyter_client.provisioning.local_provisioner import LocalProvisioner
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+
+    async def launch(self: Any, command: list[str], *, env: dict[str, str], cwd: str, **_: Any) -> Any:
+        self.process = Forked(context, command, env, cwd)
+        self.pid, self.cwd = self.process.pid, cwd
+        return self.connection_info
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalProvisioner, "launch_kernel", launch)
+        yield
 
 
 @pytest.fixture(scope="module")

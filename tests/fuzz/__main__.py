@@ -29,15 +29,15 @@ def main() -> int:
         from tests.fuzz.worker import Worker
 
         with tempfile.TemporaryDirectory() as folder:
-            worker = Worker(Path(folder), quick=chosen.quick)
+            worker = Worker(Path(folder))
             for seed in seeds:
-                _tell(worker.case(seed, chosen.keep.absolute()))
+                _tell(worker.case(seed, chosen.keep.absolute(), quick=chosen.quick))
         return 0
     loud = chosen.all or len(seeds) < 20
     found = pool.run(
         seeds,
         chosen.workers,
-        *(["quick"] if chosen.quick else []),
+        quick=chosen.quick,
         tell=lambda one: _tell(one) if loud or one["failures"] else None,
     )
     steps = Counter(f"{name}: {how}" for one in found for name, how in one.get("steps", {}).items())

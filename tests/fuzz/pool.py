@@ -24,7 +24,7 @@ SECOND = 60  #: s of a case that is tried again, alone: the machine may have bee
 class Process:
     """A worker, and the folder that it works in."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self) -> None:
         self.folder = tempfile.mkdtemp(prefix="workbench-fuzz-")
         self._said = open(os.path.join(self.folder, "said"), "w+")  # noqa: SIM115
         environment = os.environ | {
@@ -36,7 +36,7 @@ class Process:
         work = os.path.join(self.folder, "work")
         os.mkdir(work)
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "tests.fuzz.worker", work, *options],
+            [sys.executable, "-m", "tests.fuzz.worker", work],
             env=environment,
             cwd=ROOT,
             stdin=subprocess.PIPE,
@@ -48,10 +48,10 @@ class Process:
         if first is None or "ready" not in first:
             raise RuntimeError(f"the worker did not start: {self.close()}")
 
-    def ask(self, case: int | str, seconds: float = WALL) -> dict[str, Any]:
+    def ask(self, case: int | str, seconds: float = WALL, *, quick: bool = False) -> dict[str, Any]:
         """What came of a case; of one that killed the worker or took too long, how it ended."""
         assert self._child.stdin is not None
-        self._child.stdin.write(f"{case}\n".encode())
+        self._child.stdin.write((f"{case} quick\n" if quick else f"{case}\n").encode())
         self._child.stdin.flush()
         found = self._answer(seconds)
         return found if found is not None else {"case": case, "failures": [self._end(seconds)], "ended": True}
@@ -95,9 +95,17 @@ class Process:
 
 
 def run(
-    seeds: Iterable[int], workers: int = 1, *options: str, tell: Callable[[dict[str, Any]], None] | None = None
+    seeds: Iterable[int],
+    workers: int = 1,
+    *,
+    quick: bool = False,
+    spare: list[Process] | None = None,
+    tell: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Every case, in any order. One that ended its worker is tried again when the others are done."""
+    """Every case, in any order. One that ended its worker is tried again when the others are done.
+
+    Workers are taken from ``spare``, where it is given, and are left there: to start one takes as long as 20 cases.
+    """
     left: SimpleQueue[int] = SimpleQueue()
     for seed in seeds:
         left.put(seed)
@@ -107,21 +115,21 @@ def run(
     def serve() -> None:
         process: Process | None = None
         for seed in _drain(left):
-            process = process or Process(*options)
-            outcome = process.ask(seed)
+            process = process or (spare.pop() if spare else Process())
+            outcome = process.ask(seed, quick=quick)
             (again if outcome.get("ended") else found).append(outcome)
             if outcome.get("ended"):
                 process = None
             elif tell is not None:
                 tell(outcome)
         if process is not None:
-            process.close()
+            process.close() if spare is None else spare.append(process)
 
     with ThreadPoolExecutor(workers) as threads:
         for done in [threads.submit(serve) for _ in range(workers)]:
             done.result()
     for first in again:
-        second = once(first["case"], *options)
+        second = once(first["case"], quick=quick)
         if "died" in first["failures"][0]:
             second["failures"] += first["failures"]  # load explains slowness, never a signal
         found.append(second)
@@ -130,10 +138,10 @@ def run(
     return found
 
 
-def once(case: int | str, *options: str) -> dict[str, Any]:
+def once(case: int | str, *, quick: bool = False) -> dict[str, Any]:
     """One case in a worker of its own, with time to spare."""
-    process = Process(*options)
-    outcome = process.ask(case, SECOND)
+    process = Process()
+    outcome = process.ask(case, SECOND, quick=quick)
     if not outcome.get("ended"):
         process.close()
     return outcome

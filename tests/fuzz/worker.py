@@ -1,6 +1,7 @@
-"""One process that runs cases: ``python -m tests.fuzz.worker FOLDER [quick]`` reads a case a line, and answers in JSON.
+"""One process that runs cases: ``python -m tests.fuzz.worker FOLDER`` reads a case a line, and answers in JSON.
 
-A case is a seed, or the name of a trap (:data:`TRAPS`): what limits and hook are there for, to see them at work.
+A case is ``SEED``, ``SEED quick``, or the name of a trap (:data:`TRAPS`): what limits and hook are there for, to see
+them at work.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ CPU = 60  #: s of a case
 class Worker:
     """Runs cases in a folder of its own."""
 
-    def __init__(self, folder: Path, *, quick: bool) -> None:
-        self.folder, self.quick = folder, quick
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.made: dict[str, tuple[Path, Original]] = {}
         for name in ("made", "case", "outside", "out", "cache"):
             (folder / name).mkdir()
@@ -69,7 +70,7 @@ class Worker:
             self.made[sample.title] = path, Original.of(path, self.folder / "made" / (folder.name + ".json"))
         return self.made[sample.title]
 
-    def case(self, seed: int, keep: Path | None = None) -> dict[str, Any]:
+    def case(self, seed: int, keep: Path | None = None, *, quick: bool = False) -> dict[str, Any]:
         """Run one case; with ``keep``, leave the mutated checkpoint there."""
         chance = Random(seed)
         sample = chance.choices(SAMPLES, [sample.weight for sample in SAMPLES])[0]
@@ -83,7 +84,7 @@ class Worker:
         target = Target(root, path, self.folder / "outside")
         mutate(target, chance)
         _settle(root)
-        look = Look(path, base, original, target, self.folder / "out", chance, spared=sample.spared, quick=self.quick)
+        look = Look(path, base, original, target, self.folder / "out", chance, spared=sample.spared, quick=quick)
         if keep is not None:
             shutil.copytree(root, keep / str(seed), symlinks=True, dirs_exist_ok=True)
         start, wall = _cpu(), time.monotonic()
@@ -182,11 +183,11 @@ def main() -> None:
     faulthandler.enable()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is no answer
-    worker = Worker(Path(sys.argv[1]), quick="quick" in sys.argv[2:])
+    worker = Worker(Path(sys.argv[1]))
     print(json.dumps({"ready": wb.__version__}), file=answers)
     for line in sys.stdin:
-        asked = line.strip()
-        found = worker.trap(asked) if asked in TRAPS else worker.case(int(asked))
+        asked, *how = line.split()
+        found = worker.trap(asked) if asked in TRAPS else worker.case(int(asked), quick="quick" in how)
         print(json.dumps(found), file=answers)
 
 
