@@ -277,16 +277,16 @@ def _step(place: Place, notes: list[str]) -> int | None:
     """Return the step in the folder's name or else in rank 0's extra state; note a contradiction."""
     match = _STEP.fullmatch(place.name)
     named = int(match[1]) if match else None
-    told = None
+    stored = None
     first = f"{EXTRA}/extra_state_rank_0.pt"
     if EXTRA in place.folders and place.exists(first):
         try:
-            told = formats.reader("torch_save").read_catalog(place.sub(first)).meta.get("step")
+            stored = formats.reader("torch_save").read_catalog(place.sub(first)).meta.get("step")
         except WorkbenchError as error:
             notes.append(f"the extra state of rank 0 cannot be read: {error}")
-    if named is not None and told is not None and told != named:
-        notes.append(f"the folder is named after step {named}, but the extra state of rank 0 has step {told}")
-    return told if named is None else named
+    if named is not None and stored is not None and stored != named:
+        notes.append(f"the folder is named after step {named}, but the extra state of rank 0 has step {stored}")
+    return stored if named is None else named
 
 
 def _mesh(place: Place, parts: list[PartFile], notes: list[str]) -> dict[str, Any]:

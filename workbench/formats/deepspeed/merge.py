@@ -197,9 +197,9 @@ class _Rules:
             axis, shape = spec.get("partition_dim"), spec.get("shape")
             if type(axis) is not int or not isinstance(shape, (list, tuple)) or not 0 <= axis < len(shape):
                 return 0, []
-            told = self.info.get("sub_param_shard_widths")
-            if isinstance(told, Mapping) and pattern in told:
-                table = [list(items(row)) for row in items(told[pattern])]
+            widths = self.info.get("sub_param_shard_widths")
+            if isinstance(widths, Mapping) and pattern in widths:
+                table = [list(items(row)) for row in items(widths[pattern])]
                 fits = all(len(row) == len(shapes) and all(type(n) is int and n >= 0 for n in row) for row in table)
                 return axis, table if fits else []
             total = sum(s[axis] if axis < len(s) else 0 for s in shapes)

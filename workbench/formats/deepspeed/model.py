@@ -128,8 +128,8 @@ def add_model(
             f"no model_states file of mp_rank {mp:02d} belongs to the {dp} ranks of its optimizer files"
         )
     if stage3 and not dp:  # converted to universal: no optimizer files, unchanged fragments
-        told = model.facts.get("dp_world_size")
-        dp = told if type(told) is int and 0 < told <= 1 << 20 else len(files)
+        stated = model.facts.get("dp_world_size")
+        dp = stated if type(stated) is int and 0 < stated <= 1 << 20 else len(files)
     if odd:
         model.notes.append(f"{len(odd)} model_states files are from another step than {model.file!r}: {odd[0]}")
     _frozen(builder, model, frozen, dp if stage3 else 0, key, rank)
@@ -341,7 +341,7 @@ def _pieces(
         model.notes.append(f"frozen parameters lack the pieces of ranks {some_of(lost.tolist(), 8)}: they are holes")
 
 
-def _shapes_of(told: object) -> dict[str, tuple[int, ...]]:
-    if not isinstance(told, Mapping):
+def _shapes_of(stored: object) -> dict[str, tuple[int, ...]]:
+    if not isinstance(stored, Mapping):
         return {}
-    return {str(n): tuple(s) for n, s in told.items() if isinstance(s, tuple) and all(type(i) is int for i in s)}
+    return {str(n): tuple(s) for n, s in stored.items() if isinstance(s, tuple) and all(type(i) is int for i in s)}

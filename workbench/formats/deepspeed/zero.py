@@ -183,10 +183,10 @@ class _Adder:
                 )
             pads[:] = first.aligned[group]
         need = int((numel + pads).sum())
-        told = sum(s.padding(group) for s in there) if len(there) == len(shards) and first.paddings else None
-        part = _part(there or [first], group, len(ranks), need, told)
+        padding = sum(s.padding(group) for s in there) if len(there) == len(shards) and first.paddings else None
+        part = _part(there or [first], group, len(ranks), need, padding)
         what = f"group {group} of mp_rank {self.parts.mp:02d}"
-        flat.check_line(need, part, len(ranks), told, what)
+        flat.check_line(need, part, len(ranks), padding, what)
         ranges = flat.by_line(numel, pads, part, ranks, group)
         if len(ranks) == len(shards) == len(self.parts.shards):
             self._compare_order(group, names, ranges)
@@ -289,7 +289,7 @@ def _reach(ranges: flat.Ranges, ranks: int, groups: int) -> Any:
     return reach
 
 
-def _part(shards: Sequence[RankShard], group: int, ranks: int, need: int, told: int | None) -> int:
+def _part(shards: Sequence[RankShard], group: int, ranks: int, need: int, padding: int | None) -> int:
     """Return the elements of a rank's share, including padding.
 
     A rank without padding shows it. If all have padding, the share is the longest tensor, or all were stripped.
@@ -298,7 +298,7 @@ def _part(shards: Sequence[RankShard], group: int, ranks: int, need: int, told: 
     if plain:
         return max(plain)
     cut = max(shard.length(group) + shard.padding(group) for shard in shards)
-    return cut if cut * ranks - need == told else max(shard.length(group) for shard in shards)
+    return cut if cut * ranks - need == padding else max(shard.length(group) for shard in shards)
 
 
 def _master(shard: RankShard, group: int) -> int:

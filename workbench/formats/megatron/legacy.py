@@ -201,14 +201,14 @@ def _absent(parts: Sequence[RankFiles], run: RunArgs, notes: list[str]) -> list[
     sizes = [run.size(axis) or seen[k] for k, axis in enumerate(AXES)]
     beyond = next((p for p in parts if any(at >= n for at, n in zip(p.coordinates, sizes, strict=True))), None)
     if beyond is not None:
-        told = ", ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=True))
+        degrees = ", ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=True))
         raise CorruptError(
-            f"{beyond.folder!r} is outside the run's sizes ({told}): it is left over from another run; "
+            f"{beyond.folder!r} is outside the run's sizes ({degrees}): it is left over from another run; "
             "move it out of the folder"
         )
     if sizes[0] * sizes[1] * sizes[2] > MAX_RANKS:
-        told = " × ".join(f"{axis} {size:,}" for axis, size in zip(AXES, sizes, strict=True))
-        raise CorruptError(f"args state {told} model-parallel ranks, which no run has")
+        degrees = " × ".join(f"{axis} {size:,}" for axis, size in zip(AXES, sizes, strict=True))
+        raise CorruptError(f"args state {degrees} model-parallel ranks, which no run has")
     if sizes[2] > 1 and run.size("etp") not in (None, sizes[0]):
         # expert and tensor ranks then do not form a grid: each one must only occur
         lost = [(t, p, 0) for t, p in product(range(sizes[0]), range(sizes[1])) if not _has(there, (t, p, None))]
@@ -259,13 +259,13 @@ def _layer_offsets(parts: Sequence[RankFiles], run: RunArgs, notes: list[str]) -
                 )
     table = layout.stage_layers(run)
     if table is not None and len(counts) > 1:
-        told = {(v, p): n for v, chunk in enumerate(table) for p, n in enumerate(chunk)}
-        odd = sorted(key for key in counts if counts[key] != told.get(key))
+        expected = {(v, p): n for v, chunk in enumerate(table) for p, n in enumerate(chunk)}
+        odd = sorted(key for key in counts if counts[key] != expected.get(key))
         if odd:
             v, p = odd[0]
             raise CorruptError(
                 f"stage {p}, model chunk {v} holds {counts[odd[0]]} layers, but by the stored args it should hold "
-                f"{told.get(odd[0], 0)}; the folders are from different runs"
+                f"{expected.get(odd[0], 0)}; the folders are from different runs"
             )
     elif len(counts) > 1:
         notes.append("args do not store which layers a stage holds: layers are numbered in order of the stages")

@@ -199,8 +199,8 @@ def _by_buffers(
                 fit = _fit(params, chunk, dtype, next(iter(lengths))[0], run, stage, experts_apart, here)
             if not isinstance(fit, dict):
                 _unnamed(held, here, states)
-                told = fit or "its buckets are not coalesced (before February 2024), so their order is unknown"
-                held.reasons.append(f"{FLAT_FILE} {here}: {told}; it stays without names")
+                why = fit or "its buckets are not coalesced (before February 2024), so their order is unknown"
+                held.reasons.append(f"{FLAT_FILE} {here}: {why}; it stays without names")
                 continue
             for name, start in fit.items():
                 shape = params[name].shape

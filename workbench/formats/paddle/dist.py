@@ -154,7 +154,7 @@ def _read(place: Place) -> Catalog:
             raise CorruptError(f"{name!r}: storage_metadata names {key!r}, which state_dict_metadata lacks")
         if there is not None:
             dtypes[key] = _checked(name, row, there[key], meta.tensors[key][1])
-    dtypes |= {key: _dtype(told, name, key) for key, (_, told) in meta.tensors.items() if key not in dtypes}
+    dtypes |= {key: _dtype(dtype_name, name, key) for key, (_, dtype_name) in meta.tensors.items() if key not in dtypes}
     _chunks(builder, meta, held, dtypes)
     _tell(meta, notes, name)
     catalog = builder.build({"step": None, "world_size": None, "notes": notes, "mesh": _mesh()})
@@ -217,7 +217,7 @@ def _stale(meta: Metadata, held: Mapping[str, Any], name: str, notes: list[str])
             )
 
 
-def _checked(name: str, row: tuple[Any, ...], there: FileShard, told: str) -> DType:
+def _checked(name: str, row: tuple[Any, ...], there: FileShard, dtype_name: str) -> DType:
     """Check the shard's shape and type in the file against the metadata, and return its type."""
     key, offset, local, flat, file = row
     if flat is not None and not 0 <= flat[0] <= flat[1] <= _numel(local):
@@ -232,7 +232,7 @@ def _checked(name: str, row: tuple[Any, ...], there: FileShard, told: str) -> DT
             f"{key!r} at {offset} has shape {list(wanted)} in {name!r} but {list(there.shape)} in {file!r}: "
             "two saves were written to one folder, and paddle kept the metadata of the first"
         )
-    dtype = _dtype(told, name, key) if told else there.dtype
+    dtype = _dtype(dtype_name, name, key) if dtype_name else there.dtype
     if dtype != there.dtype and not (
         "float8" in dtype.name and there.dtype.name in ("int8", "uint8")
     ):  # pickled as int8
@@ -246,9 +246,9 @@ def _numel(shape: tuple[int, ...]) -> int:
     return math.prod(shape)
 
 
-def _dtype(told: str, name: str, key: str) -> DType:
+def _dtype(dtype_name: str, name: str, key: str) -> DType:
     try:
-        return _bf16(by_name(told.removeprefix("paddle.")))
+        return _bf16(by_name(dtype_name.removeprefix("paddle.")))
     except UnsupportedFormatError as error:
         raise UnsupportedFormatError(f"{name!r}: tensor {key!r}: {error}") from None
 

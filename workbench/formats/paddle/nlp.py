@@ -164,9 +164,13 @@ def _json(builder: CatalogBuilder, place: Place, name: str) -> dict[str, Any]:
 
 def _legacy_facts(builder: CatalogBuilder, place: Place, files: list[RankFile], notes: list[str]) -> Facts:
     meta = _json(builder, place, META)
-    told = meta.get("parallel_config")
-    told = told if isinstance(told, dict) else {}
-    degrees = {axis: told[name] for axis, name in _DEGREES.items() if type(told.get(name)) is int and told[name] > 0}
+    parallel = meta.get("parallel_config")
+    parallel = parallel if isinstance(parallel, dict) else {}
+    degrees = {
+        axis: parallel[name]
+        for axis, name in _DEGREES.items()
+        if type(parallel.get(name)) is int and parallel[name] > 0
+    }
     models, optimizers = [file for file in files if file.model], [file for file in files if not file.model]
     if not models:
         raise IncompleteError(f"{place.path!r} has optimizer files but no model_state file; the save was interrupted")
@@ -207,8 +211,8 @@ def _fleet_step(builder: CatalogBuilder, place: Place, notes: list[str]) -> int 
             if isinstance(kept, dict) and type(kept.get("step")) is int:
                 steps.setdefault(kept["step"], []).append(folder)
     if len(steps) > 1:
-        told = "; ".join(f"{step}: {', '.join(map(repr, folders[:2]))}" for step, folders in sorted(steps.items()))
-        notes.append(f"ranks have different steps ({told}): the folder holds parts of two saves")
+        by_step = "; ".join(f"{step}: {', '.join(map(repr, folders[:2]))}" for step, folders in sorted(steps.items()))
+        notes.append(f"ranks have different steps ({by_step}): the folder holds parts of two saves")
     return next(iter(steps)) if len(steps) == 1 else None
 
 

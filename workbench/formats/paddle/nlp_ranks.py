@@ -203,11 +203,11 @@ def _layout(name: str, pieces: Sequence[_Piece], facts: Facts) -> _Layout | None
         return None
     if tp == 1:
         return _Layout(local, local, {0: (0,) * len(local)})
-    told = {facts.distributed.get((p.file.at("tp"), p.file.at("pp")), {}).get(name) for p in pieces}
-    axis = paddlenlp_axes.proven_axis(name, local, tp, facts.config, cut=told == {True})
-    if told == {False}:
+    distributed = {facts.distributed.get((p.file.at("tp"), p.file.at("pp")), {}).get(name) for p in pieces}
+    axis = paddlenlp_axes.proven_axis(name, local, tp, facts.config, cut=distributed == {True})
+    if distributed == {False}:
         axis = REPLICATED
-    elif (axis == REPLICATED and True in told) or len(ranks) < tp:
+    elif (axis == REPLICATED and True in distributed) or len(ranks) < tp:
         return None
     elif axis is not None:
         facts.by_config[name] = None

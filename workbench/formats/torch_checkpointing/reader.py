@@ -309,8 +309,8 @@ def _read_torch(place: Place, one: _ItemFile, known: SaveMetadata | None, found:
     there = set()
     for path, node in tensors_of(loaded, what):
         name = f"tensor {_key((one.item, *path))!r} in {what}"
-        told = None if known is None else known.group(one.item, path, one.rank)
-        spec = None if told is None or known is None else from_metadata(told, one.rank, name, known.position)
+        group = None if known is None else known.group(one.item, path, one.rank)
+        spec = None if group is None or known is None else from_metadata(group, one.rank, name, known.position)
         there.add(path)
         if isinstance(node, Opaque):
             stored = from_dtensor(node, one.rank, name)
@@ -342,8 +342,8 @@ def _read_safetensors(place: Place, one: _ItemFile, known: SaveMetadata | None, 
     for entry in parsed.entries:
         path = dotted.get(entry.name, (entry.name,))
         name = f"tensor {_key((one.item, *path))!r} in {one.name!r}"
-        told = None if known is None else known.group(one.item, path, one.rank)
-        spec = None if told is None or known is None else from_metadata(told, one.rank, name, known.position)
+        group = None if known is None else known.group(one.item, path, one.rank)
+        spec = None if group is None or known is None else from_metadata(group, one.rank, name, known.position)
         whole = Spec(entry.shape, entry.dtype, entry.shape, _box(entry.shape))
         span = entry.start, entry.stop
         held = _LocalTensor(one.name, one.rank, spec or whole, spec is not None, span=span, local=entry.shape)
@@ -362,17 +362,17 @@ def _box(shape: tuple[int, ...]) -> Boxes:
     return ((origin, shape, origin),)
 
 
-def _agree(own: Spec, told: Spec | None, name: str) -> None:
+def _agree(own: Spec, meta: Spec | None, name: str) -> None:
     """Compare a DTensor with its metadata."""
-    if told is None:
+    if meta is None:
         return
     mine = (own.shape, own.dtype.name, own.mesh, own.placements, own.boxes)
-    other = (told.shape, told.dtype.name, told.mesh or own.mesh, told.placements or own.placements, told.boxes)
+    other = (meta.shape, meta.dtype.name, meta.mesh or own.mesh, meta.placements or own.placements, meta.boxes)
     if mine != other:
         raise CorruptError(
             f"{name} is {own.dtype} {own.shape}, [{own.placements}] at {own.coordinate} on a mesh of {own.mesh}, but "
-            f"{tc_metadata.NAME!r} says {told.dtype} {told.shape}, [{told.placements}] at {told.coordinate} on "
-            f"{told.mesh}; the files are from different saves"
+            f"{tc_metadata.NAME!r} says {meta.dtype} {meta.shape}, [{meta.placements}] at {meta.coordinate} on "
+            f"{meta.mesh}; the files are from different saves"
         )
 
 

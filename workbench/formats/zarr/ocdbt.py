@@ -213,9 +213,9 @@ class _Database:
         data = source.read(at.start, at.start + at.length)
         if len(data) < 18 or data[:4].tobytes() != magic:
             raise CorruptError(f"{what} does not begin with {magic.hex()}; the file is damaged or from another save")
-        told = int(data[4:12].view("<u8")[0])
-        if told != len(data):
-            raise CorruptError(f"{what} states a length of {told:,} bytes and has {len(data):,}; restore the file")
+        length = int(data[4:12].view("<u8")[0])
+        if length != len(data):
+            raise CorruptError(f"{what} states a length of {length:,} bytes and has {len(data):,}; restore the file")
         if crc32c(data[:-4]) != int(data[-4:].view("<u4")[0]):
             raise CorruptError(f"{what} does not match its CRC-32C: a byte of it changed; restore the file")
         head = _Cursor(data[:-4], what, 12)
