@@ -125,10 +125,10 @@ def renamed(
     for number, (ckpt, tensors) in enumerate(zip((a, b), sides, strict=True)):
         wanted = [t for t in tensors if (ckpt.catalog.dtype_of(t).name, ckpt.catalog.shape_of(t)) in both]
         found: dict[str, list[int]] = defaultdict(list)
-        told = None if progress is None else _half(progress, number)
+        half = None if progress is None else _half(progress, number)
         if wanted:
             passed = tensor_fingerprints(
-                ckpt.payloads, tensors=np.array(wanted), threads=threads, progress=told, on_error=lambda *_: None
+                ckpt.payloads, tensors=np.array(wanted), threads=threads, progress=half, on_error=lambda *_: None
             )
             for tensor, one in passed:
                 found[one.hex].append(tensor)

@@ -256,17 +256,17 @@ def _digests(
     place: Place, blocks: Sequence[FileBlocks], known: Known, threads: int | None, progress: Progress | None
 ) -> Iterator[tuple[int, Array, dict[int, str]]]:
     """Return the result of :func:`file_digests` without reading known blocks."""
-    told = []
+    reused = []
     for one in blocks:
         mine = known.get(one.file, {})
         spans = zip(one.starts.tolist(), one.stops.tolist(), strict=True)
-        told.append({at: mine[span] for at, span in enumerate(spans) if span in mine})
-    unknown = [np.setdiff1d(np.arange(len(one.starts)), list(mine)) for one, mine in zip(blocks, told, strict=True)]
+        reused.append({at: mine[span] for at, span in enumerate(spans) if span in mine})
+    unknown = [np.setdiff1d(np.arange(len(one.starts)), list(mine)) for one, mine in zip(blocks, reused, strict=True)]
     rest = [FileBlocks(one.file, one.starts[at], one.stops[at]) for one, at in zip(blocks, unknown, strict=True)]
     for number, found, failed in file_digests(place, rest, threads=threads, progress=progress):
         digests = np.empty((len(blocks[number].starts), DIGEST), np.uint8)
         digests[unknown[number]] = found
-        for at, digest in told[number].items():
+        for at, digest in reused[number].items():
             digests[at] = np.frombuffer(digest, np.uint8)
         yield number, digests, {int(unknown[number][at]): why for at, why in failed.items()}
 

@@ -164,19 +164,19 @@ def _flipped(
     rows = zip(
         starts.tolist(), stops.tolist(), np.searchsorted(ends, starts, side="right").tolist(), reasons, strict=True
     )
-    told = 0
+    stretches = 0
     for (_, reason), group in groupby(rows, key=lambda row: (row[2], row[3])):
         for start, stop, count in _stretches([(row[0], row[1]) for row in group]):
-            told += 1
-            if told <= LISTED:
+            stretches += 1
+            if stretches <= LISTED:
                 yield _difference(name, entry, manifest, start, stop, count, reason)
-    if told > LISTED:
+    if stretches > LISTED:
         yield Finding(
             "manifest.changed",
             "error",
             name,
-            f"{told - LISTED:,} more byte ranges of this file differ",
-            {"file": name, "stretches": told},
+            f"{stretches - LISTED:,} more byte ranges of this file differ",
+            {"file": name, "stretches": stretches},
             "the file was rewritten; restore it from a copy",
         )
 

@@ -254,7 +254,7 @@ class Run(Shown):
     def __init__(self, path: str, found: Sequence[Found], read: FoundLogs) -> None:
         self.path = path
         self.found = tuple(found)
-        self._said = read.said
+        self._starts_only = read.starts_only
         steps = {one.path: one.step for one in found}
         self._other_arguments = [step for path in read.restarted if (step := steps[path]) is not None]
         self._joined = sorted((join(log) for log in read.logs), key=self._rank)
@@ -632,7 +632,7 @@ class Run(Shown):
             return
         steps, zero, interval = loss[0], 1 if self._zero_based else 0, self._joined[0].interval
         known = [one.first_after for one in self._joined[0].resumes]
-        for log in self._said:
+        for log in self._starts_only:
             for mark in log.starts:
                 loaded = mark.first if mark.loaded is None else mark.loaded
                 at = int(np.searchsorted(steps, (loaded or 0) + 1 - zero))

@@ -155,8 +155,8 @@ def _computed(
         _enter(columns, at, *(state if quantiles else (state, None)))
     whole = _chunk_numel(ckpt) if by_chunk else catalog.numel
     for at in np.flatnonzero(columns["seen"] < whole).tolist():
-        lost, told = int(whole[at] - columns["seen"][at]), errors.get(at, "they are not stored")
-        errors[at] = f"{lost:,} of {int(whole[at]):,} elements are missing here: {told}"
+        lost, why = int(whole[at] - columns["seen"][at]), errors.get(at, "they are not stored")
+        errors[at] = f"{lost:,} of {int(whole[at]):,} elements are missing here: {why}"
     return columns, errors
 
 
@@ -222,11 +222,11 @@ def _by_module(ckpt: Checkpoint, columns: dict[str, Array], errors: dict[int, st
         frame[name] = box.sums(where, each[who], len(order))
     floating = np.array([dtype.kind == "f" for dtype in ALL])[catalog.dtype]
     keep = floating[who]
-    told: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for at, tensor in zip(where.tolist(), who.tolist(), strict=True):
         if tensor in errors:
-            told.setdefault(at, f"tensor {catalog.keys[tensor]!r}: {errors[tensor]}")
-    return _with_numbers(frame, _merged(columns, where[keep], who[keep], len(order)), told)
+            reasons.setdefault(at, f"tensor {catalog.keys[tensor]!r}: {errors[tensor]}")
+    return _with_numbers(frame, _merged(columns, where[keep], who[keep], len(order)), reasons)
 
 
 def _merged(columns: dict[str, Array], where: Array, who: Array, rows: int) -> dict[str, Array]:

@@ -41,7 +41,7 @@ class Inferred:
     placed: list[Placed]
     mesh: InferredMesh
     places: Ints
-    told: str  #: the source of the mesh, as text
+    source: str  #: the source of the mesh, as text
 
 
 def infer(ckpt: Checkpoint, who: Holders, covered: Coverage) -> Inferred:
@@ -56,7 +56,7 @@ def infer(ckpt: Checkpoint, who: Holders, covered: Coverage) -> Inferred:
     flat = ragged(catalog, who, np.flatnonzero(table.open & ~single))
     found = sharding_patterns(catalog, who, np.flatnonzero(table.open & ~single & ~flat))
     several = [] if catalog.meta.get("flat_parameters") else [pattern for pattern, _ in found]
-    mesh, places, told = _mesh(who, several, sum(len(one) for _, one in found), ckpt.world_size)
+    mesh, places, source = _mesh(who, several, sum(len(one) for _, one in found), ckpt.world_size)
     ground = Ground(who, mesh, places)
     its = formats.record(ckpt.format)
     never = mesh.axes if flat_roles(ckpt) and mesh.axes == ("ranks",) else its.never_cuts
@@ -65,7 +65,7 @@ def infer(ckpt: Checkpoint, who: Holders, covered: Coverage) -> Inferred:
     experts = _experts(ckpt, who)
     of_experts = np.array([experts is not None and ".experts." in key for key in catalog.keys], bool)
     if experts is not None and of_experts.any():
-        told = f"{told}; experts on {experts.mesh}"
+        source = f"{source}; experts on {experts.mesh}"
     for pattern, tensors in found:
         dense = [tensor for tensor in tensors if not of_experts[tensor]]
         if len(dense):
@@ -80,7 +80,7 @@ def infer(ckpt: Checkpoint, who: Holders, covered: Coverage) -> Inferred:
     if experts is not None:
         put_flat(table, catalog, experts, np.flatnonzero(flat & of_experts))
     put_singles(table, ckpt, ground, np.flatnonzero(single))
-    return Inferred(table.of_tensor, table.placed, mesh, places, told)
+    return Inferred(table.of_tensor, table.placed, mesh, places, source)
 
 
 def _experts(ckpt: Checkpoint, who: Holders) -> Ground | None:
@@ -142,9 +142,11 @@ def _mesh(
     if not who.ranked:
         return InferredMesh(), nowhere, "no ranks are stored"
     ranks = max(world or 0, int(who.rank.max()) + 1)
-    told = [own for pattern in patterns if (own := _own(pattern, who, ranks)) is not None]
-    sizes = digits.refine([*told, *_pooled(patterns, who, ranks)], ranks)
-    source = f"boxes of {tensors:,} tensors and their writers" if told or len(sizes) > 1 else "only the writers' ranks"
+    proven = [own for pattern in patterns if (own := _own(pattern, who, ranks)) is not None]
+    sizes = digits.refine([*proven, *_pooled(patterns, who, ranks)], ranks)
+    source = (
+        f"boxes of {tensors:,} tensors and their writers" if proven or len(sizes) > 1 else "only the writers' ranks"
+    )
     return _numbered(sizes or (1,)), digits.coordinates(who.rank, sizes or (1,)), source
 
 

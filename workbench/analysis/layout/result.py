@@ -86,7 +86,7 @@ class Layout(Shown):
     @property
     def mesh_source(self) -> str:
         """Where the mesh comes from, as text."""
-        return self.inferred.told
+        return self.inferred.source
 
     def placed(self, key: str) -> Placed:
         """Return the placement of one tensor.

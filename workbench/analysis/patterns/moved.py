@@ -180,7 +180,7 @@ def _moved(a: LazyTensor, b: LazyTensor, axis: int, seen: Difference | None) -> 
     surprise = changed * each - pairs(longest)
     if surprise < MARGIN or 2 * (last - first) < min(n, m):
         return None
-    sentence, detail = _said(b, axis, n, m, by, first, last)
+    sentence, detail = _words(b, axis, n, m, by, first, last)
     name = "resized" if last - first == min(n, m) else "shift"
     make = _shifted(axis, m, by, first, last)
     return Pattern(name, sentence, {"axis": axis, **detail}, evidence=surprise, make=make)
@@ -216,21 +216,21 @@ def _matched(old: LazyTensor, new: LazyTensor, same: LazyTensor | None) -> tuple
     return changed, samples
 
 
-def _said(b: LazyTensor, axis: int, n: int, m: int, by: int, first: int, last: int) -> tuple[str, dict[str, Any]]:
+def _words(b: LazyTensor, axis: int, n: int, m: int, by: int, first: int, last: int) -> tuple[str, dict[str, Any]]:
     _, rows = axis_words(len(b.shape), axis)
     new = [ends for ends in ((0, first), (last, m)) if ends[1] > ends[0]]
     detail: dict[str, Any] = {"by": -by, "kept": [first, last], "before": n, "after": m}
     filled = [_zero(b.lazy[_along(axis, *ends)]) for ends in new]
-    told = ", ".join(
+    new_rows = ", ".join(
         f"{rows} {x:,}:{y:,} {'are zero' if zero else 'are new'}" for (x, y), zero in zip(new, filled, strict=True)
     )
     detail["new"] = [[*ends, "zero" if zero else "new"] for ends, zero in zip(new, filled, strict=True)]
     if last - first == m:
         return f"{rows} {by:,}:{by + m:,} of the former {n:,}; the others were removed", detail
     if last - first == n:
-        return f"{n:,} {rows} became {m:,}: the old ones are {first:,}:{last:,}; {told}", detail
+        return f"{n:,} {rows} became {m:,}: the old ones are {first:,}:{last:,}; {new_rows}", detail
     gone = n - (last - first)
-    return f"{rows} moved by {-by:+,}: {gone:,} were removed, {told}", detail
+    return f"{rows} moved by {-by:+,}: {gone:,} were removed, {new_rows}", detail
 
 
 def _zero(part: LazyTensor) -> bool:

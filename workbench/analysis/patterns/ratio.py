@@ -52,7 +52,7 @@ class Ratio:
             return None
         each = min(steps(seen.before, seen.after, self._element.kind), seen.bits_each)
         tried: set[tuple[float, str]] = set()
-        for factor, told, cost in _candidates(self._low, self._high, self._element):
+        for factor, text, cost in _candidates(self._low, self._high, self._element):
             surprise = seen.count * each - cost
             if surprise < MARGIN or factor in (0.0, 1.0):
                 continue
@@ -60,9 +60,9 @@ class Ratio:
                 if (factor, how) in tried or not _proved(seen, of):
                     tried.add((factor, how))
                     continue
-                words = told if told == f"{factor:.9g}" else f"{told} = {factor:.9g}"
+                words = text if text == f"{factor:.9g}" else f"{text} = {factor:.9g}"
                 sentence = f"every element times {words}, rounded to {self._element.name} ({how})"
-                detail = {"ratio": factor, "told": told, "computed": how, "changed": seen.count}
+                detail = {"ratio": factor, "told": text, "computed": how, "changed": seen.count}
                 return Pattern(
                     "ratio", sentence, detail, evidence=surprise, make=made(of, self._element, self._element)
                 )
@@ -113,19 +113,19 @@ def _candidates(low: float, high: float, element: DType) -> list[tuple[float, st
     found.append((middle, repr(middle), 64.0))
     if element.kind == "f":
         # torch and jax convert a factor to float32 before they multiply
-        found += [(float(np.float32(value)), told, cost) for value, told, cost in found]
+        found += [(float(np.float32(value)), text, cost) for value, text, cost in found]
         for value in _between(low, high, np.float32):
             plain = Fraction(value).limit_denominator(64)
             squared = (Fraction(value) ** 2).limit_denominator(64)
-            told, cost = str(np.float32(value)), 40.0
+            text, cost = str(np.float32(value)), 40.0
             if float(np.float32(float(plain))) == value:
-                told, cost = str(plain), _cost(plain)
+                text, cost = str(plain), _cost(plain)
             elif float(np.float32(sqrt(squared))) == value:
-                told, cost = f"√({squared})", _cost(squared) + 4
-            found.append((value, f"{told} as float32", cost))
+                text, cost = f"√({squared})", _cost(squared) + 4
+            found.append((value, f"{text} as float32", cost))
         found += [(value, repr(value), 64.0) for value in _between(low, high, np.float64)]
     found.sort(key=lambda one: one[2])
-    return [(sign * value, told if sign > 0 else f"−{told}", cost) for value, told, cost in found]
+    return [(sign * value, text if sign > 0 else f"−{text}", cost) for value, text, cost in found]
 
 
 def _cost(plain: Fraction) -> float:

@@ -61,8 +61,8 @@ def transposed(a: LazyTensor, b: LazyTensor, seen: Difference | None) -> Pattern
         surprise = b.numel() * entropy(_sample(b)) if seen is None else seen.count * seen.bits_each
         if surprise - 8 < MARGIN:
             continue
-        told = "transposed" if len(axes) == 2 else f"axes in the order {axes}"
-        sentence = f"{told}: {_shape(a)} became {_shape(b)}"
+        what = "transposed" if len(axes) == 2 else f"axes in the order {axes}"
+        sentence = f"{what}: {_shape(a)} became {_shape(b)}"
         return Pattern("transposed", sentence, {"axes": list(axes)}, evidence=surprise - 8, make=_turn(axes))
     return None
 

@@ -116,10 +116,10 @@ def _hypotheses(element: DType) -> list[SameValues]:
         words = "the bytes of every element are in reverse order (another endianness)"
         found.append(SameValues("byteswap", lambda raw: raw.byteswap(), words, {}))
     for narrow, how in _narrower(element):
-        told = _SHORT.get(narrow, narrow)
+        short_name = _SHORT.get(narrow, narrow)
         detail = {"through": narrow, "rounding": how}
         found.append(
-            SameValues("rounded", _through(element, narrow, how), f"rounded through {told}{_WORDS[how]}", detail)
+            SameValues("rounded", _through(element, narrow, how), f"rounded through {short_name}{_WORDS[how]}", detail)
         )
     return found
 

@@ -29,8 +29,8 @@ def check_commit(subject: Examined) -> None:
             why,
             "the save was interrupted, or files were lost: restore them, or use another step",
         )
-    if isinstance(told := subject.catalog.meta.get("incomplete"), str):
-        log.add("commit.incomplete", "error", subject.place.name, told, "restore the files of the named ranks")
+    if isinstance(incomplete := subject.catalog.meta.get("incomplete"), str):
+        log.add("commit.incomplete", "error", subject.place.name, incomplete, "restore the files of the named ranks")
     _partner(subject)
     log.checked["commit"] = "the marker of a finished save, and the run's tracker next to the folder"
     _tracker(subject)

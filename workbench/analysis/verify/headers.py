@@ -97,8 +97,8 @@ def check_index(subject: Examined) -> None:
     if not isinstance(index, str) or not index.endswith(".safetensors.index.json"):
         return
     try:
-        told = read_index(subject.place, index)
-        weights = told.weights
+        parsed = read_index(subject.place, index)
+        weights = parsed.weights
         headers = {
             file: safetensors_header.parse(subject.place, file, cut=True) for file in sorted({*weights.values()})
         }
@@ -128,14 +128,14 @@ def check_index(subject: Examined) -> None:
             tensors=again[:100],
         )
     total = sum(e.stop - e.start for file, h in headers.items() for e in h.entries if weights.get(e.name) == file)
-    if claimed := told.other_size(total):
+    if claimed := parsed.other_size(total):
         log.add(
             "index.total_size",
             "warn",
             index,
             f"claims {claimed} bytes of tensors, but its files contain {total:,}",
             "the index is from another save, or was edited",
-            claimed=told.facts["metadata"]["total_size"],
+            claimed=parsed.facts["metadata"]["total_size"],
             stored=total,
         )
     log.checked["index"] = f"{index!r} against the headers of {plural(len(headers), 'file')}"

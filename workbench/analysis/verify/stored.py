@@ -203,11 +203,11 @@ def _tell(subject: Examined, one: RecordCheck) -> None:
             computed=one.computed,
             **place,
         )
-    elif one.status == "damaged" and not _told(subject, one):
+    elif one.status == "damaged" and not _already_reported(subject, one):
         subject.log.add("checksum.damaged", "error", one.owner or one.file, one.message, _RESTORE, **place)
 
 
-def _told(subject: Examined, one: RecordCheck) -> bool:
+def _already_reported(subject: Examined, one: RecordCheck) -> bool:
     """Return whether the structure checks have already reported this damage."""
     catalog = subject.catalog
     if subject.gone(one.file, one.stop):
