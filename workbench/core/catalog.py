@@ -284,8 +284,8 @@ class Catalog:
             IncompleteError: the reader found all files of some ranks absent (``meta["incomplete"]`` names them).
             MissingFileError, TruncatedError: data is missing; the message names the first lost tensor or object.
         """
-        if isinstance(told := self.meta.get("incomplete"), str):
-            raise IncompleteError(told)
+        if isinstance(incomplete := self.meta.get("incomplete"), str):
+            raise IncompleteError(incomplete)
         sizes = np.array([stat.size for stat in self.file_stats], np.int64)
         if not len(sizes):
             return

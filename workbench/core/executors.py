@@ -294,8 +294,8 @@ def _no_workers_timeout() -> float:
 
 
 def _lost(error: BaseException) -> WorkerError:
-    said = " ".join(str(error).split())
-    why = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    message = " ".join(str(error).split())
+    why = f"{type(error).__name__}: {message}" if message else type(error).__name__
     if isinstance(error, CancelledError):
         why = "its tasks were cancelled: it was shut down, or the connection to its scheduler was lost"
     return WorkerError(f"the executor did not finish the tasks ({why}); run it again")
