@@ -156,8 +156,8 @@ def _take(
     for name, one in listing.held.items():
         if listing.rows[name].mesh is None and one.nbytes <= SMALL:
             small[name] = one.local.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    for told in reversed(gather_alike((paths, small), ranks)):
-        paths, small = told[0] | paths, small | told[1]
+    for rank_paths, rank_small in reversed(gather_alike((paths, small), ranks)):
+        paths, small = rank_paths | paths, small | rank_small
     keys = list(listing.every)
     fqns, roles = resolve(keys, {"paths": paths})
     made = {
@@ -186,18 +186,18 @@ def _merged(live: Live, objects: Mapping[str, Any], ranks: Ranks) -> tuple[list[
     """Merge the param groups and counts of all ranks; pipeline stages have parameters of their own."""
     optimizer = objects.get("optimizer")
     groups = optimizer.get("param_groups") if isinstance(optimizer, dict) else None
-    told = gather_alike((groups, live.trained, live.with_state, live.strangers), ranks)
+    gathered = gather_alike((groups, live.trained, live.with_state, live.strangers), ranks)
     made: dict[str, dict[str, Any]] = {}
-    for rank, (theirs, *_) in enumerate(told):
-        if not isinstance(theirs, list) or any(theirs is other[0] for other in told[:rank]):
+    for rank, (theirs, *_) in enumerate(gathered):
+        if not isinstance(theirs, list) or any(theirs is other[0] for other in gathered[:rank]):
             continue
         for number, group in enumerate(theirs):
             settings = {key: value for key, value in group.items() if key != "params"}
             own = made.setdefault(f"{number} {settings!r}", {**settings, "params": []})
             own["params"] += [name for name in group.get("params") or () if name not in own["params"]]
-    if all(one[1] is None for one in told):
+    if all(one[1] is None for one in gathered):
         return list(made.values()) or None, {}
-    trained, held, strangers = ({name for one in told for name in one[at] or ()} for at in (1, 2, 3))
+    trained, held, strangers = ({name for one in gathered for name in one[at] or ()} for at in (1, 2, 3))
     counts = {"trained": len(trained), "with_state": len(held & trained), "strangers": len(strangers)}
     return list(made.values()) or None, counts
 
@@ -245,9 +245,9 @@ def _report(
     of = same + len(compared.differing)
     checked["values"] = f"{same:,} of {of:,} tensors are equal bit for bit; {source} of the checkpoint were read"
     not_checked |= {f"tensor {key!r}": why for key, why in list(compared.unread.items())[:20]}
-    more, told, untold = facts(before, after, pair)
-    checked |= told
-    not_checked |= {rule: why for rule, why in untold.items() if rule not in told}
+    more, facts_checked, facts_unchecked = facts(before, after, pair)
+    checked |= facts_checked
+    not_checked |= {rule: why for rule, why in facts_unchecked.items() if rule not in facts_checked}
     return EchoReport.of(subject, findings + more, checked, not_checked)._about(found, path)
 
 

@@ -167,8 +167,8 @@ def facts(before: State, after: State, pair: Pair) -> tuple[list[Finding], dict[
     if decays:
         message = f"weight decay differs for {len(decays):,} parameters: {some_of(decays, NAMED)}"
         made.append(Finding("echo.decay", "warn", decays[0], message, {"tensors": decays[:LISTED]}))
-    told = {rule: where for rule, where in outcome.checked.items() if "echo" in where}
-    return made, told, dict(outcome.not_checked)
+    checked = {rule: where for rule, where in outcome.checked.items() if "echo" in where}
+    return made, checked, dict(outcome.not_checked)
 
 
 def _step(one: Echo | State) -> int | None:
