@@ -323,19 +323,21 @@ def _resumes(
     for at in sorted({0, *starts}):
         if at >= len(steps):
             continue
-        first, said = int(steps[at]), by_position.get(at, [])
-        loaded = next((mark.loaded for mark in said if mark.loaded is not None), None)
-        fresh = any(mark.fresh for mark in said) and loaded is None
+        first, marks_here = int(steps[at]), by_position.get(at, [])
+        loaded = next((mark.loaded for mark in marks_here if mark.loaded is not None), None)
+        fresh = any(mark.fresh for mark in marks_here) and loaded is None
         if at == 0:
             # the first attempt: a resume only if a line names the loaded step, and training continued from there
             near = log.unit == "lines" or first - _interval(steps) <= (loaded or 0) <= first
             if loaded is None or loaded <= 0 or not near:
                 continue
-            found.append(Resume(first, None, 0, loaded, False, _why(said, 0, log.unit), time=_time(log, int(rows[at]))))
+            found.append(
+                Resume(first, None, 0, loaded, False, _why(marks_here, 0, log.unit), time=_time(log, int(rows[at])))
+            )
             continue
         stopped = int(steps[at - 1])
         repeated = max(0, stopped - first + 1)
-        why = _why(said, repeated, log.unit)
+        why = _why(marks_here, repeated, log.unit)
         why += "".join(f"; no row for {waited(pause[2])}" for pause in pauses if pause[:2] == (stopped, first))
         difference = _difference(steps, values, at) if repeated else math.nan
         found.append(Resume(first, stopped, repeated, loaded, fresh, why, difference, _time(log, int(rows[at]))))
