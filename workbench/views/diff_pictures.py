@@ -51,7 +51,7 @@ def heat_picture(grid: Grid, rows: Sequence[TensorDiff], frame: Frame | None = N
     layers: list[Any] = []
     if measured:
         low, high = _decades([cell.value for cell in measured])
-        data = [(*_box(cell), min(max(cell.value, low), high), *_told(cell, rows)) for cell in measured]
+        data = [(*_box(cell), min(max(cell.value, low), high), *_tooltip(cell, rows)) for cell in measured]
         layers.append(
             hv.Rectangles(data, DIMS, [value, "tensor", "words"]).opts(
                 color="value",
@@ -69,7 +69,7 @@ def heat_picture(grid: Grid, rows: Sequence[TensorDiff], frame: Frame | None = N
         cells = [cell for cell in grid.cells if cell.kind == kind]
         if cells:
             made = hv.Rectangles(
-                [(*_box(cell), *_told(cell, rows)) for cell in cells], DIMS, ["tensor", "words"], label=kind
+                [(*_box(cell), *_tooltip(cell, rows)) for cell in cells], DIMS, ["tensor", "words"], label=kind
             )
             fill = 0.0 if kind == "equal" else 1.0
             layers.append(
@@ -235,7 +235,7 @@ def _box(cell: GridCell) -> tuple[float, float, float, float]:
     return cell.column + GAP, cell.row + GAP, cell.column + 1 - GAP, cell.row + 1 - GAP
 
 
-def _told(cell: GridCell, rows: Sequence[TensorDiff]) -> tuple[str, str]:
+def _tooltip(cell: GridCell, rows: Sequence[TensorDiff]) -> tuple[str, str]:
     """Return the tensor's full name and its numbers."""
     row, c = rows[cell.at], rows[cell.at].comparison
     words = cell.kind
