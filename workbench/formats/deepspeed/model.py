@@ -300,7 +300,7 @@ def _pieces(
     numel = flat.counted(names, [shapes[name] for name in names])
     piece = -(-numel // dp)
     table = {column: np.zeros((len(names), dp), np.int64) for column in ("file", "start", "stop", "inner")}
-    there = np.zeros((len(names), dp), bool)
+    present = np.zeros((len(names), dp), bool)
     position = np.empty(len(names), np.int64)
     for row, name in enumerate(names):
         first = found[name][min(found[name])]
@@ -312,13 +312,13 @@ def _pieces(
                     f"{at.file!r}: the fragment of frozen parameter {name!r} is {at.dtype} {at.shape}; for "
                     f"{shapes[name]} over {dp} ranks it should be {first.dtype} ({int(piece[row]):,},)"
                 )
-            there[row, r] = True
+            present[row, r] = True
             values = {"file": builder.file(at.file), "start": at.start, "stop": at.stop, "inner": at.inner}
             for column, value in values.items():
                 table[column][row, r] = value
     start = np.minimum(piece[:, None] * np.arange(dp), numel[:, None])
     stop = np.minimum(start + piece[:, None], numel[:, None])
-    param, owner = np.nonzero(there & (stop > start))
+    param, owner = np.nonzero(present & (stop > start))
     zero = np.zeros(len(param), np.int64)
     ranges = flat.Ranges(param, owner, param, zero, start[param, owner], stop[param, owner])
     size = np.array([found[name][min(found[name])].dtype.itemsize for name in names], np.int64)
@@ -336,7 +336,7 @@ def _pieces(
             rank=made.rank if rank else -1,
             inner=table["inner"][at_] + made.at * size[made.param],
         )
-    lost = np.flatnonzero(~there.all(axis=0))
+    lost = np.flatnonzero(~present.all(axis=0))
     if len(lost):
         model.notes.append(f"frozen parameters lack the pieces of ranks {some_of(lost.tolist(), 8)}: they are holes")
 

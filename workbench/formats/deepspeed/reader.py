@@ -62,10 +62,10 @@ def missing(place: Place) -> str:
         if match := _ZERO_RANK.fullmatch(name):
             ranks.setdefault(match[2], set()).add(int(match[1]))
     stated = count_ranks(place, sort_files(place.files)) or 0
-    for kind, there in ranks.items():
-        count = max(stated, max(there) + 1)
-        if len(there) < count:
-            return lacking(count - len(there), count, f"files zero_pp_rank_N_{kind}")
+    for kind, present in ranks.items():
+        count = max(stated, max(present) + 1)
+        if len(present) < count:
+            return lacking(count - len(present), count, f"files zero_pp_rank_N_{kind}")
     known = any(name.endswith("model_states.pt") for name in place.files)
     return "" if known else "model_states file is missing"
 

@@ -196,8 +196,8 @@ def _same_save(parts: Sequence[RankFiles]) -> None:
 
 def _absent(parts: Sequence[RankFiles], run: RunArgs, notes: list[str]) -> list[RankFiles]:
     """Return stand-ins for missing ranks, based on a sibling of the same stage; raises if there is none."""
-    there = {part.coordinates: part for part in parts}
-    seen = [1 + max(at[axis] for at in there) for axis in range(3)]
+    present = {part.coordinates: part for part in parts}
+    seen = [1 + max(at[axis] for at in present) for axis in range(3)]
     sizes = [run.size(axis) or seen[k] for k, axis in enumerate(AXES)]
     beyond = next((p for p in parts if any(at >= n for at, n in zip(p.coordinates, sizes, strict=True))), None)
     if beyond is not None:
@@ -211,12 +211,12 @@ def _absent(parts: Sequence[RankFiles], run: RunArgs, notes: list[str]) -> list[
         raise CorruptError(f"args state {degrees} model-parallel ranks, which no run has")
     if sizes[2] > 1 and run.size("etp") not in (None, sizes[0]):
         # expert and tensor ranks then do not form a grid: each one must only occur
-        lost = [(t, p, 0) for t, p in product(range(sizes[0]), range(sizes[1])) if not _has(there, (t, p, None))]
-        lost += [(0, p, e) for p, e in product(range(sizes[1]), range(sizes[2])) if not _has(there, (None, p, e))]
+        lost = [(t, p, 0) for t, p in product(range(sizes[0]), range(sizes[1])) if not _has(present, (t, p, None))]
+        lost += [(0, p, e) for p, e in product(range(sizes[1]), range(sizes[2])) if not _has(present, (None, p, e))]
     else:
         grid = product(range(sizes[0]), range(sizes[1]), range(sizes[2]))
-        lost = [at for at in grid if at not in there]
-    alone = [at for at in lost if not _has(there, (None, at[1], None))]
+        lost = [at for at in grid if at not in present]
+    alone = [at for at in lost if not _has(present, (None, at[1], None))]
     if alone or len(lost) > len(parts):
         shown = ", ".join(_named(at) for at in (alone or lost)[:MAX_NAMED])
         raise IncompleteError(
@@ -236,8 +236,8 @@ def _absent(parts: Sequence[RankFiles], run: RunArgs, notes: list[str]) -> list[
     return found
 
 
-def _has(there: Mapping[tuple[int, int, int], RankFiles], wanted: tuple[int | None, int | None, int | None]) -> bool:
-    return any(all(w is None or w == c for w, c in zip(wanted, at, strict=True)) for at in there)
+def _has(present: Mapping[tuple[int, int, int], RankFiles], wanted: tuple[int | None, int | None, int | None]) -> bool:
+    return any(all(w is None or w == c for w, c in zip(wanted, at, strict=True)) for at in present)
 
 
 def _named(at: tuple[int, int, int]) -> str:
@@ -294,17 +294,17 @@ def _tell(notes: list[str], held: Sequence[RankState], merger: Merger, parts: Se
 
 
 def _facts(parts: Sequence[RankFiles], run: RunArgs, notes: list[str], place: Place) -> dict[str, Any]:
-    there = [part for part in parts if not part.absent]
-    step = there[0].tree.get("iteration")
+    present = [part for part in parts if not part.absent]
+    step = present[0].tree.get("iteration")
     mesh: dict[str, Any] = run.mesh if run.args else {"axes": {}, "unknown": list(AXIS_ARGS)}
     used = [
-        axis for k, axis in enumerate(AXES) if mesh["axes"].get(axis, 2) > 1 or any(p.coordinates[k] for p in there)
+        axis for k, axis in enumerate(AXES) if mesh["axes"].get(axis, 2) > 1 or any(p.coordinates[k] for p in present)
     ]
     folders = {
         part.folder: {axis: part.coordinates[k] for k, axis in enumerate(AXES) if axis in used or axis == "tp"}
-        for part in there
+        for part in present
     }
-    others = sorted({name for part in there for name in _listed(place, part.folder) if name not in (FILE, FLAT)})
+    others = sorted({name for part in present for name in _listed(place, part.folder) if name not in (FILE, FLAT)})
     if others:
         notes.append(f"files that are not read: {', '.join(map(repr, others[:MAX_NAMED]))}")
     facts: dict[str, Any] = {
@@ -317,10 +317,10 @@ def _facts(parts: Sequence[RankFiles], run: RunArgs, notes: list[str], place: Pl
             part.folder: [
                 name
                 for name, node in part.tree.items()
-                if type(name) is str and not CHUNK.fullmatch(name) and (part is there[0] or name != "args")
+                if type(name) is str and not CHUNK.fullmatch(name) and (part is present[0] or name != "args")
                 if _says(node)
             ]
-            for part in there
+            for part in present
         },
     }
     facts |= {name: n for name in ("consumed_train_samples",) if (n := run.number(name)) is not None}

@@ -238,8 +238,8 @@ def _fit(
                 got.append(total)
                 if names and total == length:
                     return dict(zip(names, starts, strict=True))
-    near = min(got, key=lambda total: abs(total - length), default=0)
-    return f"it has {length:,} elements, but the model's parameters in Megatron's order need {near:,}"
+    nearest = min(got, key=lambda total: abs(total - length), default=0)
+    return f"it has {length:,} elements, but the model's parameters in Megatron's order need {nearest:,}"
 
 
 def _unnamed(held: RankState, path: str, node: Any) -> None:

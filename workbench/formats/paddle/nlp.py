@@ -132,8 +132,8 @@ def _fleet(place: Place) -> list[RankFile]:
     for folder in place.folders:
         if (match := _FLEET.fullmatch(folder)) and place.exists(folder):  # a link out of the folder counts as missing
             coords = {"tp": int(match[1]), "sharding": int(match[2]), "pp": int(match[3])}
-            there = [name for name in FLEET_FILES if name in place.sub(folder).files]
-            found += [RankFile(f"{folder}/{name}", coords, FLEET_FILES[name]) for name in there]
+            present = [name for name in FLEET_FILES if name in place.sub(folder).files]
+            found += [RankFile(f"{folder}/{name}", coords, FLEET_FILES[name]) for name in present]
     return found
 
 
@@ -222,8 +222,8 @@ def _world(place: Place) -> int | None:
 
 
 def _signals(place: Place, world: int | None, notes: list[str]) -> None:
-    there = {int(match[1]) for name in place.files if (match := _SIGNAL.fullmatch(name))}
-    if there and world is not None and world <= 1 << 20 and (lost := sorted(set(range(world)) - there)):
+    signalled = {int(match[1]) for name in place.files if (match := _SIGNAL.fullmatch(name))}
+    if signalled and world is not None and world <= 1 << 20 and (lost := sorted(set(range(world)) - signalled)):
         notes.append(
             f"{len(lost)} of {world} ranks left no saved_signal, first {lost[0]}: their save may not have finished"
         )

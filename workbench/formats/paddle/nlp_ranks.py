@@ -111,7 +111,7 @@ def check_grid(files: Sequence[RankFile], degrees: Mapping[str, int], what: str)
         IncompleteError: files are missing; the message names their coordinates.
         CorruptError: a file has a rank outside the degrees: the folder holds files of two runs.
     """
-    there = {tuple(sorted(file.coords.items())): file for file in files}
+    present = {tuple(sorted(file.coords.items())): file for file in files}
     axes = sorted({axis for file in files for axis in file.coords})
     for file in files:
         beyond = [axis for axis in file.coords if file.coords[axis] >= degrees.get(axis, 1 << 20)]
@@ -124,7 +124,7 @@ def check_grid(files: Sequence[RankFile], degrees: Mapping[str, int], what: str)
     if math.prod(sizes.values()) > 1 << 22:
         raise CorruptError(f"{what} files have more ranks than any job: {sizes}")
     wanted = [tuple(zip(axes, spot, strict=True)) for spot in product(*(range(sizes[axis]) for axis in axes))]
-    lost = [dict(spot) for spot in wanted if spot not in there] if axes else []
+    lost = [dict(spot) for spot in wanted if spot not in present] if axes else []
     if lost:
         raise IncompleteError(
             f"{lacking(len(lost), len(wanted), f'{what} files')}, first of {_spot(lost[0])}"

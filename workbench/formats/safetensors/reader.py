@@ -201,9 +201,9 @@ def _missing_parts(files: Sequence[str], notes: list[str]) -> None:
     for name in files:
         if (match := _PART.fullmatch(name)) and not match[2] and not _SHARD.fullmatch(name):
             parts[match[1], match[4], match[5] or ""].add(int(match[3]))
-    for (stem, count, _), there in parts.items():
+    for (stem, count, _), present in parts.items():
         if int(count) <= 100_000:
-            absent = [f"{number:05d}" for number in range(1, int(count) + 1) if number not in there]
+            absent = [f"{number:05d}" for number in range(1, int(count) + 1) if number not in present]
             text = "{} of the files {!r} are missing, and no index lists their contents: {}"
             _note(notes, text, absent, f"{stem}-N-of-{count}")
 

@@ -306,12 +306,12 @@ def _read_torch(place: Place, one: _ItemFile, known: SaveMetadata | None, found:
         _object(one, value, "torch", found)
     if one.rank == 0 and isinstance(loaded.tree, dict) and isinstance(loaded.tree.get("param_groups"), list):
         found.groups[one.item] = loaded.tree["param_groups"]
-    there = set()
+    present = set()
     for path, node in tensors_of(loaded, what):
         name = f"tensor {_key((one.item, *path))!r} in {what}"
         group = None if known is None else known.group(one.item, path, one.rank)
         spec = None if group is None or known is None else from_metadata(group, one.rank, name, known.position)
-        there.add(path)
+        present.add(path)
         if isinstance(node, Opaque):
             stored = from_dtensor(node, one.rank, name)
             if stored is None:
@@ -325,7 +325,7 @@ def _read_torch(place: Place, one: _ItemFile, known: SaveMetadata | None, found:
         _check_local(held, ref.shape, name)
         found.add((one.item, *path), held)
     for path, groups in known.groups.get(one.item, {}).items() if known is not None else ():
-        if path not in there and known is not None and known.group(one.item, path, one.rank) is not None and groups:
+        if path not in present and known is not None and known.group(one.item, path, one.rank) is not None and groups:
             raise CorruptError(
                 f"{tc_metadata.NAME!r} describes tensor {_key((one.item, *path))!r}, which {what} lacks; "
                 "the files are from different saves"
