@@ -534,12 +534,12 @@ class Run(Shown):
         known = first.loss or max(first.curves.values(), key=lambda each: len(each.steps))
         if one.log.unit == "lines" or not len(curve.steps):
             return False
-        shared, here, there = np.intersect1d(curve.steps, known.steps, assume_unique=True, return_indices=True)
+        shared, mine_at, other_at = np.intersect1d(curve.steps, known.steps, assume_unique=True, return_indices=True)
         if len(shared) < SHARED * len(curve.steps):
             return False
         if one.loss is None or first.loss is None:
             return True
-        mine, other = curve.values[here], known.values[there]
+        mine, other = curve.values[mine_at], known.values[other_at]
         finite_ = np.isfinite(mine) & np.isfinite(other)
         if not finite_.any():
             return True
@@ -636,8 +636,8 @@ class Run(Shown):
             for mark in log.starts:
                 loaded = mark.first if mark.loaded is None else mark.loaded
                 at = int(np.searchsorted(steps, (loaded or 0) + 1 - zero))
-                there = loaded is not None and 0 < at < len(steps) and _GOES_ON.search(mark.text) is not None
-                if there and not any(abs(int(steps[at]) - one) <= interval for one in known):
+                goes_on = loaded is not None and 0 < at < len(steps) and _GOES_ON.search(mark.text) is not None
+                if goes_on and not any(abs(int(steps[at]) - one) <= interval for one in known):
                     why = f"{mark.text} ({log.path!r})"
                     yield Resume(int(steps[at]), int(steps[at - 1]), 0, loaded, mark.fresh, why)
         yield from self._after_saves(steps, known)
@@ -768,13 +768,13 @@ class Run(Shown):
         interval = self._joined[0].interval if self._joined else 1
         whole = [found for found in self.found if found.complete and not is_echo_save(found)]
         if one.loaded is not None:
-            near = [found for found in whole if found.step in (one.loaded, one.loaded + zero)]
-            return one.loaded, near[-1] if near else None
+            candidates = [found for found in whole if found.step in (one.loaded, one.loaded + zero)]
+            return one.loaded, candidates[-1] if candidates else None
         if one.fresh:
             return None, None
         low, high = one.first_after - interval + zero, one.first_after - 1 + zero
-        near = [found for found in whole if low <= (found.step or 0) <= high]
-        return (near[-1].step, near[-1]) if near else (None, None)
+        candidates = [found for found in whole if low <= (found.step or 0) <= high]
+        return (candidates[-1].step, candidates[-1]) if candidates else (None, None)
 
     @staticmethod
     def _first_of(found: Sequence[Found]) -> Found:

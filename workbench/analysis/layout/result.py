@@ -274,10 +274,10 @@ class Layout(Shown):
         found = {}
         for axis, name in enumerate(self.mesh.axes):
             rest = np.delete(np.arange(places.shape[1]), axis)
-            near = np.flatnonzero((places[:, rest] == places[row, rest]).all(axis=1) & (places[:, axis] >= 0))
-            near = near[np.argsort(places[near, axis], kind="stable")]
+            peers = np.flatnonzero((places[:, rest] == places[row, rest]).all(axis=1) & (places[:, axis] >= 0))
+            peers = peers[np.argsort(places[peers, axis], kind="stable")]
             if places[row, axis] >= 0 and self.mesh.shape[axis] > 1:
-                found[name] = [self.holders.label[k] for k in near.tolist()]
+                found[name] = [self.holders.label[k] for k in peers.tolist()]
         return found
 
     def _by_stage(self) -> pd.DataFrame:
