@@ -327,8 +327,8 @@ def _check_store(
         if not one.place.local:
             _check_apart(one.path, store.shown)
     if dry_run and not overwrite:  # otherwise checked once this run has the target
-        there = store.files(store.key) if folder else store.stat(store.key)
-        if there and not (isinstance(there, dict) and UNFINISHED in there):
+        existing = store.files(store.key) if folder else store.stat(store.key)
+        if existing and not (isinstance(existing, dict) and UNFINISHED in existing):
             raise exists(store.shown)
     if not (overwrite and folder):
         return
