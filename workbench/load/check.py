@@ -49,12 +49,12 @@ class RankSummary:
         bits = np.zeros(stored.total, bool)
         bits[positions] = True
         few = list(missing.items())[:SHOWN]
-        near = {name: why + stored.near(name) for name, why in few} if strict else dict(few)
+        hints = {name: why + stored.near(name) for name, why in few} if strict else dict(few)
         return cls(
             stored.title,
             stored.digest,
             np.packbits(bits).tobytes(),
-            near,
+            hints,
             dict(list(mismatched.items())[:SHOWN]),
             (len(missing), len(mismatched)),
             strict,
