@@ -137,8 +137,8 @@ class Home(pn.viewable.Viewer):
     def _read(self, progress: Progress) -> None:
         """Read runs one after the other; cards change as soon as something is known."""
         jail = self._state.jail
-        far = is_url(str(jail.root))
-        left, newest = (0, FAR) if far else (SMALL, STEPS)
+        remote = is_url(str(jail.root))
+        left, newest = (0, FAR) if remote else (SMALL, STEPS)
         for at, folder in enumerate(self._folders[:OPENED]):
             progress(at / len(self._folders))
             try:

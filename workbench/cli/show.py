@@ -126,13 +126,13 @@ def _chunk_line(row: Mapping[str, Any]) -> str:
     return f"{units.shape(row['offsets'])} + {units.shape(row['sizes'])}  {where}{rank}{copy}{codec}"
 
 
-def _wanted(there: Mapping[str, Any], name: str | None) -> list[str]:
+def _wanted(objects: Mapping[str, Any], name: str | None) -> list[str]:
     if name is None:
-        return list(there)
-    found = [key for key in there if key == name or key.startswith(f"{name}.") or safe(key) == name]
+        return list(objects)
+    found = [key for key in objects if key == name or key.startswith(f"{name}.") or safe(key) == name]
     if not found:
-        listed = f"no object {name!r} among {len(there):,}; workbench objects PATH lists them"
-        raise ObjectNotFoundError(f"{listed}{did_you_mean(name, there)}")
+        listed = f"no object {name!r} among {len(objects):,}; workbench objects PATH lists them"
+        raise ObjectNotFoundError(f"{listed}{did_you_mean(name, objects)}")
     return found
 
 

@@ -193,14 +193,14 @@ def band_picture(found: Comparison, shape: tuple[int, ...]) -> hv.Overlay | None
     for place, axis in enumerate(axes):
         size, counts = shape[axis], found.bands[axis]
         width = max(-(-size // len(counts)), 1)
-        there = int(np.prod(shape)) // size
+        per_index = int(np.prod(shape)) // size
         for n, count in enumerate(counts[: -(-size // width)].tolist()):
             low, high = n * width, min((n + 1) * width, size)
-            share = 100 * count / max((high - low) * there, 1)
-            words = f"{low:,} to {high - 1:,}: {count:,} of {(high - low) * there:,} elements"
+            share = 100 * count / max((high - low) * per_index, 1)
+            words = f"{low:,} to {high - 1:,}: {count:,} of {(high - low) * per_index:,} elements"
             rows.append((low / size, place + 0.1, high / size, place + 0.9, share, words))
-    there = hv.Dimension("share", label="changed, %")
-    cells = hv.Rectangles(rows, ["along", "axis", "right", "bottom"], [there, "words"]).opts(
+    share_dim = hv.Dimension("share", label="changed, %")
+    cells = hv.Rectangles(rows, ["along", "axis", "right", "bottom"], [share_dim, "words"]).opts(
         color="share",
         cmap="cividis",
         clim=(0, max(row[4] for row in rows)),

@@ -245,8 +245,8 @@ class DiffView(pn.viewable.Viewer):
         self._frame.show(None if at is None else self._grid.cell_of(at))
         if self._plot is not None and pn.state.curdoc is None:
             pn.io.push_notebook(self._plot)  # changes below Panel must be pushed to a notebook explicitly
-        there = at is not None and bool(self.tensor)
-        chosen = np.flatnonzero(self.table.value.index == at)[:1].tolist() if there else []
+        selected = at is not None and bool(self.tensor)
+        chosen = np.flatnonzero(self.table.value.index == at)[:1].tolist() if selected else []
         if self.table.selection != chosen:
             if chosen and not self.table.sorters:
                 self.table.page = chosen[0] // PAGE + 1

@@ -52,10 +52,10 @@ class OnDevice(pn.viewable.Viewer):
         """Stop loading."""
         self.work.reset()
 
-    def offer(self, plan: ExportReport, there: list[str]) -> None:
+    def offer(self, plan: ExportReport, devices: list[str]) -> None:
         """Show how much memory of the first device the plan's tensors need."""
         self.work.reset()
-        self.device, self._result.object = there[0], ""
+        self.device, self._result.object = devices[0], ""
         needs, free, total = _needs(plan), *_memory(self.device)
         fits = "fits" if needs < free else "does not fit"
         rank = f" (rank {self._rank()} of {html(plan.mesh)}; the largest file counts)" if plan.mesh else ""

@@ -170,10 +170,10 @@ def _starts(log: MetricLog, series: LoggedColumn) -> list[StartMark]:
         if len(at) < COUNTED * len(rows):
             continue
         for fall in _falls(what, at, values, epochs, rises):
-            near = known[(known > at[fall - 1]) & (known <= at[fall])]
+            announced = known[(known > at[fall - 1]) & (known <= at[fall])]
             words = f"{name!r}" if name in log.columns else name
             text = f"{words} falls from {values[fall - 1]:,.6g} to {values[fall]:,.6g}"
-            found.append(StartMark(int(near[0] if len(near) else at[fall]), "counter", text=text))
+            found.append(StartMark(int(announced[0] if len(announced) else at[fall]), "counter", text=text))
     return sorted(found, key=lambda mark: mark.row)
 
 
@@ -328,8 +328,8 @@ def _resumes(
         fresh = any(mark.fresh for mark in marks_here) and loaded is None
         if at == 0:
             # the first attempt: a resume only if a line names the loaded step, and training continued from there
-            near = log.unit == "lines" or first - _interval(steps) <= (loaded or 0) <= first
-            if loaded is None or loaded <= 0 or not near:
+            adjacent = log.unit == "lines" or first - _interval(steps) <= (loaded or 0) <= first
+            if loaded is None or loaded <= 0 or not adjacent:
                 continue
             found.append(
                 Resume(first, None, 0, loaded, False, _why(marks_here, 0, log.unit), time=_time(log, int(rows[at])))
