@@ -110,9 +110,9 @@ def fold_counts(state: Moment, dtype: DType, counts: Array) -> None:
         return
     total, l1 = (times * values).sum(), (times * np.abs(values)).sum()
     mean = float(total) / n
-    away = values - mean
+    centred = values - mean
     whole = int(total) if values.dtype.kind == "i" else None
-    m2 = float((times * (away * away)).sum())
+    m2 = float((times * (centred * centred)).sum())
     state.add(n, mean, m2, l1.item(), values.min().item(), values.max().item(), whole)
 
 

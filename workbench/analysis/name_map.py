@@ -189,13 +189,13 @@ def _pieces(source: int, link_a: Link, link_b: Link) -> list[ComposedBox]:
         at[axis_b] += (low[k] - link_b.at[k]) * every_b[axis_b]
         axes[axis_b] = axis_a
     # a box of the target has no steps: its elements along that axis become separate pieces
-    apart = [axis for axis in range(len(at)) if every_b[axis] > 1 and axes[axis] is not None]
-    if not apart:
+    strided = [axis for axis in range(len(at)) if every_b[axis] > 1 and axes[axis] is not None]
+    if not strided:
         return [ComposedBox(source, tuple(offsets), tuple(sizes), tuple(at), tuple(axes), link_a.steps)]
     found = []
-    for index in product(*(range(sizes[axes[axis] or 0]) for axis in apart)):
+    for index in product(*(range(sizes[axes[axis] or 0]) for axis in strided)):
         begin, count, to = list(offsets), list(sizes), list(at)
-        for axis, n in zip(apart, index, strict=True):
+        for axis, n in zip(strided, index, strict=True):
             along = axes[axis] or 0
             begin[along] += n * every_a[along]
             count[along] = 1

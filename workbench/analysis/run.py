@@ -543,8 +543,8 @@ class Run(Shown):
         finite_ = np.isfinite(mine) & np.isfinite(other)
         if not finite_.any():
             return True
-        apart = np.abs(mine - other)[finite_] / np.maximum(np.abs(other[finite_]), 1e-12)
-        return bool(np.median(apart) <= ALIKE)
+        relative = np.abs(mine - other)[finite_] / np.maximum(np.abs(other[finite_]), 1e-12)
+        return bool(np.median(relative) <= ALIKE)
 
     def _check(self) -> None:
         """Note a log that cannot be of these checkpoints."""
@@ -701,11 +701,11 @@ class Run(Shown):
             return {}
         if (np.diff(times) <= 0).any():  # copied: the times are not those of saving
             return {}
-        apart, usual = np.diff(times), np.median(np.diff(times) / np.diff(steps)) * np.diff(steps)
-        more = apart - usual
+        waits, expected = np.diff(times), np.median(np.diff(times) / np.diff(steps)) * np.diff(steps)
+        more = waits - expected
         spread = 1.4826 * float(np.median(np.abs(more - np.median(more))))
-        long = more > np.maximum(usual, max(LATE, SPREADS * spread))
-        return {int(steps[at]): float(apart[at]) for at in np.flatnonzero(long)}
+        long = more > np.maximum(expected, max(LATE, SPREADS * spread))
+        return {int(steps[at]): float(waits[at]) for at in np.flatnonzero(long)}
 
     def _slow_starts(self, saves: Sequence[int], zero: int) -> list[tuple[int, float]]:
         """Return the saves after which one step is slow, as only the first one was: what was compiled and allocated
@@ -798,9 +798,9 @@ def deleted_saves(kept: Sequence[int], least: int) -> list[int]:
     >>> deleted_saves([120, 160, 185], 5)
     [40, 80]
     """
-    apart = {two - one for one, two in pairwise(kept[:-1])}
-    every = apart.pop() if len(apart) == 1 else 0
-    return list(range(every, kept[0], every)) if every >= max(least, 1) and kept[0] % every == 0 else []
+    intervals = {two - one for one, two in pairwise(kept[:-1])}
+    interval = intervals.pop() if len(intervals) == 1 else 0
+    return list(range(interval, kept[0], interval)) if interval >= max(least, 1) and kept[0] % interval == 0 else []
 
 
 def is_echo_save(found: Found) -> bool:

@@ -200,9 +200,9 @@ class SpikeWalk:
             return math.inf
         recent = every[-RECENT:]
         middle = _median(recent)
-        apart = sorted(abs(one - middle) for one in recent)
-        spread = 1.4826 * _median(apart)
-        tail = apart[min(len(apart) - 1, int(0.95 * len(apart)))] / 1.96
+        deviations = sorted(abs(one - middle) for one in recent)
+        spread = 1.4826 * _median(deviations)
+        tail = deviations[min(len(deviations) - 1, int(0.95 * len(deviations)))] / 1.96
         self.tails = tail > 1.3 * spread
         centre = _median(every)
         long = 0.85 * 1.4826 * _median([abs(one - centre) for one in every])

@@ -91,9 +91,9 @@ def _key(ckpt: Checkpoint, text: str) -> str | None:
     if text in ckpt:
         return text
     if "\\" in text:
-        alike = [key for key in ckpt if safe(key) == text]
-        if len(alike) == 1:
-            return alike[0]
+        matches = [key for key in ckpt if safe(key) == text]
+        if len(matches) == 1:
+            return matches[0]
     return None
 
 

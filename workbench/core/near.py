@@ -27,9 +27,9 @@ def near(name: str, known: Collection[str], count: int = 3) -> list[str]:
     if len(known) > MOST:
         half = len(wanted) // 2
         head, tail = wanted[:half], wanted[half:]
-        alike = [one for one in known if (f := one.casefold()).startswith(head) or f.endswith(tail)] if half else []
-        alike = heapq.nsmallest(10 * MOST, alike, key=lambda one: abs(len(one) - len(name)))
-        pool = heapq.nlargest(MOST, alike, key=lambda one: _shared(one.casefold(), wanted))
+        similar = [one for one in known if (f := one.casefold()).startswith(head) or f.endswith(tail)] if half else []
+        similar = heapq.nsmallest(10 * MOST, similar, key=lambda one: abs(len(one) - len(name)))
+        pool = heapq.nlargest(MOST, similar, key=lambda one: _shared(one.casefold(), wanted))
     spelt: dict[str, list[str]] = {}
     for one in pool:
         spelt.setdefault(one.casefold(), []).append(one)

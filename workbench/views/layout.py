@@ -103,7 +103,7 @@ def _heading(found: Layout) -> list[tuple[str, str]]:
     mesh = f"{found.mesh}, from {safe(found.mesh_source)}" if found.mesh.axes else safe(found.mesh_source)
     known = ", ".join(f"{s[name]:,} {name}" for name in ("proven", "partly", "unknown") if s[name]) or "none"
     noun = "rank" if found.holders.ranked else "holder"
-    spread = found.balance
+    balance = found.balance
     lines = [
         ("mesh", mesh),
         ("placements", f"{known} of {plural(s['tensors'], 'tensor')}"),
@@ -113,9 +113,9 @@ def _heading(found: Layout) -> list[tuple[str, str]]:
             f"{plural(s['files'], 'file')}, by {plural(s['holders'], noun)}",
         ),
     ]
-    if spread.count > 1:
-        even = f"the largest is {spread.ratio:.2f} × the mean"
-        lines.append(("balance", f"{units.nbytes(spread.smallest)} to {units.nbytes(spread.largest)}; {even}"))
+    if balance.count > 1:
+        even = f"the largest is {balance.ratio:.2f} × the mean"
+        lines.append(("balance", f"{units.nbytes(balance.smallest)} to {units.nbytes(balance.largest)}; {even}"))
     if s["copies"]:
         share = units.percent(s["copies"], s["stored"])
         lines.append(("copies", f"{units.nbytes(s['copies'])} ({share}) stored more than once"))

@@ -58,10 +58,10 @@ def infer(ckpt: Checkpoint, who: Holders, covered: Coverage) -> Inferred:
     several = [] if catalog.meta.get("flat_parameters") else [pattern for pattern, _ in found]
     mesh, places, source = _mesh(who, several, sum(len(one) for _, one in found), ckpt.world_size)
     ground = Ground(who, mesh, places)
-    its = formats.record(ckpt.format)
-    never = mesh.axes if flat_roles(ckpt) and mesh.axes == ("ranks",) else its.never_cuts
+    record = formats.record(ckpt.format)
+    never = mesh.axes if flat_roles(ckpt) and mesh.axes == ("ranks",) else record.never_cuts
     allowed = [axis for axis, name in enumerate(mesh.axes) if name not in never]
-    buffers = bool(flat.any() or flat_roles(ckpt) or its.never_cuts)
+    buffers = bool(flat.any() or flat_roles(ckpt) or record.never_cuts)
     experts = _experts(ckpt, who)
     of_experts = np.array([experts is not None and ".experts." in key for key in catalog.keys], bool)
     if experts is not None and of_experts.any():
@@ -69,7 +69,7 @@ def infer(ckpt: Checkpoint, who: Holders, covered: Coverage) -> Inferred:
     for pattern, tensors in found:
         dense = [tensor for tensor in tensors if not of_experts[tensor]]
         if len(dense):
-            placed = _place(pattern, ground, allowed, ckpt.world_size, its.stores_parts)
+            placed = _place(pattern, ground, allowed, ckpt.world_size, record.stores_parts)
             table.put(dense, placed if buffers else _doubted(pattern, placed))
         if experts is not None and len(dense) < len(tensors):
             rows = list(pattern.holders)

@@ -207,7 +207,7 @@ class Layout(Shown):
         """Counts and bytes in one dictionary."""
         status = [self.inferred.placed[k].status for k in self.inferred.of_tensor.tolist()]
         copies = int(self.catalog.chunk_nbytes[self.catalog.replica > 0].sum())
-        spread = self.balance
+        balance = self.balance
         return {
             "tensors": len(self.catalog),
             "chunks": self.catalog.chunks,
@@ -217,8 +217,8 @@ class Layout(Shown):
             "nbytes": int(self.catalog.tensor_nbytes.sum()),
             "stored": int(self.catalog.chunk_nbytes.sum()),
             "copies": copies,
-            "balance": spread.ratio,
-            "largest": spread.largest,
+            "balance": balance.ratio,
+            "largest": balance.largest,
             **{name: status.count(name) for name in ("proven", "partly", "unknown")},
             "holes": len(self.covered.holes),
             "overlaps": len(self.covered.overlaps),

@@ -62,11 +62,11 @@ def _run(seen: Difference, value: Any, low: tuple[int, ...], sizes: tuple[int, .
     detail: dict[str, Any] = {"start": start, "length": length, "changed": seen.count, "value": text}
     detail |= {} if whole else {"offsets": list(low), "sizes": list(sizes)}
     place = place_of(b, low, sizes, start, length)
-    tell = f"{length:,} elements from flat position {start:,}"
-    tell += "" if whole else f" of the stored chunk {box_text(low, _far(low, sizes), seen.shape)}"
+    region = f"{length:,} elements from flat position {start:,}"
+    region += "" if whole else f" of the stored chunk {box_text(low, _far(low, sizes), seen.shape)}"
     if length == a.numel():
-        tell = f"all {length:,} elements"
-    sentence = f"{tell} {'became zero' if zero else f'became {text}'}"
+        region = f"all {length:,} elements"
+    sentence = f"{region} {'became zero' if zero else f'became {text}'}"
     if seen.count < length:
         sentence += f" ({length - seen.count:,} already were)"
     if place is not None:

@@ -122,13 +122,13 @@ def _states(states: States, shard: RankShard, base: object) -> None:
         if not isinstance(state, Mapping):
             continue
         master = shard.flat[MASTER][group]
-        lean = master.shape[0] if master else 0
+        shortest = master.shape[0] if master else 0
         for name, ref in state.items():
             if not isinstance(ref, TensorRef) or type(name) is not str:
                 continue
             part = _located(states, ref, f"{name} of group {group}")
             # a partition has the length of the master's, which may lack its padding
-            if len(ref.shape) == 1 and name != "step" and ref.shape[0] >= lean:
+            if len(ref.shape) == 1 and name != "step" and ref.shape[0] >= shortest:
                 shard.flat.setdefault(name, [None] * shard.groups)[group] = part
             else:
                 shard.scalars[group, name] = part

@@ -72,7 +72,7 @@ class Facts:
         distributed: (tp, pp) → structured name → whether it was divided.
         tables: (tp, pp) → static name → structured name.
         notes: a list to add sentences to.
-        apart: parameters whose pieces were not merged.
+        unmerged: parameters whose pieces were not merged.
         by_config: parameters whose axis the configuration proved.
     """
 
@@ -81,7 +81,7 @@ class Facts:
     distributed: dict[tuple[int, int], dict[str, bool]] = field(default_factory=dict)
     tables: dict[tuple[int, int], dict[str, str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    apart: dict[str, None] = field(default_factory=dict)
+    unmerged: dict[str, None] = field(default_factory=dict)
     by_config: dict[str, None] = field(default_factory=dict)
 
 
@@ -251,7 +251,7 @@ def _declare(
         facts.notes.append(f"{key!r} of {pieces[0].file.name!r} is left out: {error}")
         return
     if layout is None:
-        facts.apart[fqn or key] = None
+        facts.unmerged[fqn or key] = None
         many = len({piece.label for piece in pieces}) > 1
         for label, own in _by_label(pieces).items():
             for piece in own:
@@ -342,10 +342,10 @@ def _tell(facts: Facts) -> None:
             f"tensor parallelism divided {len(facts.by_config)} parameters along an axis that no file stores; it "
             f"follows from config.json: {some_of(facts.by_config, MAX_NAMED)}"
         )
-    if facts.apart:
+    if facts.unmerged:
         facts.notes.append(
-            f"{len(facts.apart)} parameters are kept separate by rank (name@tp00 …): how to join their pieces is not "
-            f"stored, and no config.json next to them proves it: {some_of(facts.apart, MAX_NAMED)}"
+            f"{len(facts.unmerged)} parameters are kept separate by rank (name@tp00 …): how to join their pieces is "
+            f"not stored, and no config.json next to them proves it: {some_of(facts.unmerged, MAX_NAMED)}"
         )
 
 

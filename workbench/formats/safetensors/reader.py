@@ -282,14 +282,14 @@ def _ranks(files: Sequence[str], notes: list[str]) -> dict[str, Any]:
     if max(ranks) > 1 << 20:
         raise CorruptError(f"file {matches[-1][0]!r} has the rank number {max(ranks):,}; no job is that large")
     absent = [number for number in range(1, max(ranks) + 1) if number not in ranks]
-    doubt = ""
+    reason = ""
     if absent:
         names = some_of([f"shard-{n:05d}" for n in absent], MAX_NAMED)
-        doubt = f"{len(absent)} of {max(ranks)} ranks have no file ({names})"
+        reason = f"{len(absent)} of {max(ranks)} ranks have no file ({names})"
     elif len(counts) > 1:
-        doubt = f"file names disagree on the number of files ({', '.join(map(str, sorted(counts)))})"
-    if doubt:
-        notes.append(f"{doubt}: those files are lost, or had nothing to store; shapes are lower bounds")
+        reason = f"file names disagree on the number of files ({', '.join(map(str, sorted(counts)))})"
+    if reason:
+        notes.append(f"{reason}: those files are lost, or had nothing to store; shapes are lower bounds")
     else:
         notes.append("this layout stores no global shapes: they are inferred from the pieces that exist")
     return {"writers": max(ranks), "ranks_absent": [number - 1 for number in absent[:1000]]}

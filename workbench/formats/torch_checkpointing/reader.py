@@ -417,7 +417,7 @@ def _value(place: Place, name: str, kind: str) -> Any:
 def _declare(builder: CatalogBuilder, found: _Found, world: int) -> dict[str, tuple[Any, ...]]:
     """Declare every tensor, with a chunk for each rank that holds a part. Return the path of each key."""
     paths: dict[str, tuple[Any, ...]] = {}
-    apart: list[str] = []
+    separate: list[str] = []
     for path, group in found.tensors.items():
         key = base = _key(path)
         count = 1
@@ -427,16 +427,18 @@ def _declare(builder: CatalogBuilder, found: _Found, world: int) -> dict[str, tu
         paths[key] = path
         if _own(group, world):
             del paths[key]
-            apart.append(key)
+            separate.append(key)
             for held in group:
                 paths[f"{key}@rank{held.rank}"] = path
                 _chunks(builder, f"{key}@rank{held.rank}", held, found.notes)
             continue
         for held in group:
             _chunks(builder, key, held, found.notes)
-    if apart:
-        what = f"{len(apart)} tensors are" if len(apart) > 1 else "1 tensor is"
-        found.notes.append(f"{what} kept separate by rank (name@rank0 …), as generator states are: {some_of(apart, 5)}")
+    if separate:
+        what = f"{len(separate)} tensors are" if len(separate) > 1 else "1 tensor is"
+        found.notes.append(
+            f"{what} kept separate by rank (name@rank0 …), as generator states are: {some_of(separate, 5)}"
+        )
     return {key: path for key, path in paths.items() if key in builder}
 
 

@@ -181,18 +181,18 @@ def _again_after_a_pause(steps: Ints, rows: Ints, log: MetricLog) -> list[StartM
     """Return the rows that repeat a step after a long time without a row: nothing else writes one step twice."""
     if not len(rows) or rows[-1] >= len(log.times):
         return []
-    apart = np.diff(np.frombuffer(log.times, np.float64)[rows])
-    usual = float(np.median(apart)) if len(apart) else 0.0
-    again = np.flatnonzero((np.diff(steps) == 0) & (apart > max(PAUSE, PAUSES * usual))) + 1
+    waits = np.diff(np.frombuffer(log.times, np.float64)[rows])
+    usual = float(np.median(waits)) if len(waits) else 0.0
+    again = np.flatnonzero((np.diff(steps) == 0) & (waits > max(PAUSE, PAUSES * usual))) + 1
     return [StartMark(int(rows[at]), "pause", text="a step is logged again") for at in again]
 
 
 def _not_periodic(marks: Sequence[StartMark], rows: int) -> list[StartMark]:
     """Return marks without those that the program's first lines gave, if it prints them again and again."""
     again = np.array([mark.row for mark in marks if mark.why == "opening"], np.int64)
-    apart = np.diff(again)
+    intervals = np.diff(again)
     often = len(again) > max(FEW, COUNTER_FALLS * rows)
-    if often or (len(again) > FEW and apart.max() - apart.min() <= 0.02 * apart.max()):
+    if often or (len(again) > FEW and intervals.max() - intervals.min() <= 0.02 * intervals.max()):
         return [mark for mark in marks if mark.why != "opening"]
     return list(marks)
 
@@ -227,8 +227,8 @@ def _falls(what: str, rows: Ints, values: Floats, epochs: LoggedColumn | None, r
         numbers = np.floor(np.frombuffer(epochs.values, np.float64)[np.maximum(of_rows, 0)])
         if np.array_equal(np.flatnonzero(np.diff(numbers) > 0) + 1, falls):
             return none
-    apart = np.diff(falls)
-    return none if len(falls) > 2 and apart.max() - apart.min() <= 0.02 * apart.max() else falls
+    intervals = np.diff(falls)
+    return none if len(falls) > 2 and intervals.max() - intervals.min() <= 0.02 * intervals.max() else falls
 
 
 def _in_steps(column: LoggedColumn, log: MetricLog, name: str, notes: list[str]) -> Ints:
@@ -358,10 +358,10 @@ def _why(marks: Sequence[StartMark], repeated: int, unit: str) -> str:
 def _pauses(steps: Ints, rows: Ints, log: MetricLog) -> list[tuple[int, int, float]] | None:
     if not len(rows) or rows[-1] >= len(log.times):
         return None
-    apart = np.diff(np.frombuffer(log.times, np.float64)[rows])
-    usual = float(np.median(apart)) if len(apart) else 0.0
-    long = np.flatnonzero(apart > max(PAUSE, PAUSES * usual)).tolist()
-    return [(int(steps[at]), int(steps[at + 1]), float(apart[at])) for at in long]
+    waits = np.diff(np.frombuffer(log.times, np.float64)[rows])
+    usual = float(np.median(waits)) if len(waits) else 0.0
+    long = np.flatnonzero(waits > max(PAUSE, PAUSES * usual)).tolist()
+    return [(int(steps[at]), int(steps[at + 1]), float(waits[at])) for at in long]
 
 
 def waited(seconds: float) -> str:
@@ -376,14 +376,14 @@ def waited(seconds: float) -> str:
 def _difference(steps: Ints, values: Floats, at: int) -> float:
     """Return the median |difference| of the log loss over the steps that both attempts logged."""
     before = dict(zip(steps[:at].tolist(), values[:at].tolist(), strict=True))  # the last write of a step counts
-    apart = []
+    differences = []
     for step, value in zip(steps[at:].tolist(), values[at:].tolist(), strict=True):
         old = before.get(step)
         if old is None:
             break
         if old > 0 and value > 0 and math.isfinite(old) and math.isfinite(value):
-            apart.append(abs(math.log(value / old)))
-    return float(np.median(apart)) if apart else math.nan
+            differences.append(abs(math.log(value / old)))
+    return float(np.median(differences)) if differences else math.nan
 
 
 def _time(log: MetricLog, row: int) -> float:
