@@ -303,13 +303,13 @@ def _path(ckpt: Checkpoint, by: str, quantiles: bool) -> str:
 def _kept(ckpt: Checkpoint, by: str, quantiles: bool) -> dict[str, Array] | None:
     """Load the columns of an earlier run, or ``None``; a damaged file or another user's file is ignored."""
     rows = ckpt.catalog.chunks if by == "shard" else len(ckpt.catalog)
-    wanted = (*NUMBERS, "finite", "seen", *(_OF_CENSUS if quantiles else ()))
+    names = (*NUMBERS, "finite", "seen", *(_OF_CENSUS if quantiles else ()))
     try:
         with open(_path(ckpt, by, quantiles), "rb") as handle:
             if os.fstat(handle.fileno()).st_uid != os.getuid():
                 return None
             with np.load(handle, allow_pickle=False) as stored:
-                columns = {name: stored[name] for name in wanted}
+                columns = {name: stored[name] for name in names}
     except Exception:  # zipfile, zlib and numpy raise any exception; then it is computed again
         return None
     return columns if all(column.shape == (rows,) for column in columns.values()) else None

@@ -151,8 +151,8 @@ class Payloads:
         if codecs.COMPRESSED[c.codec[row]]:
             tensor = int(c.tensor[row])
             part = not codecs.WHOLE_ITEM[c.codec[row]]
-            wanted = nbytes_of(c.dtype_of(tensor), int(np.prod(c.sizes[row])))
-            limit = PART_LIMIT if part else wanted + ZIP_OVERHEAD
+            nbytes = nbytes_of(c.dtype_of(tensor), int(np.prod(c.sizes[row])))
+            limit = PART_LIMIT if part else nbytes + ZIP_OVERHEAD
             last = self._unpacked
             if last is None or last[0] != (*place, limit):
                 last = self._unpacked = (*place, limit), decompress(data[:], limit, what=self.describe(row))
@@ -330,13 +330,13 @@ class Payloads:
             )
         if not codecs.WHOLE_ITEM[self.catalog.codec[row]] and not dtype.packed:
             steps = cat.row_major(sizes) if strides is None else strides
-            held, wanted = (
+            held, needed = (
                 math.prod(item.shape),
                 (inner + cat.reach(sizes, steps) * dtype.raw.itemsize) // dtype.itemsize,
             )
-            if wanted > held:
+            if needed > held:
                 raise CorruptError(
-                    f"{self.describe(row)} contains {held:,} elements but the metadata says {wanted:,} or more, "
+                    f"{self.describe(row)} contains {held:,} elements but the metadata says {needed:,} or more, "
                     "including those of this tensor; the file is from another save, or files of two ranks were swapped"
                 )
         return item, data

@@ -206,10 +206,10 @@ def _matched(old: LazyTensor, new: LazyTensor, same: LazyTensor | None) -> tuple
     """Count elements that only the move predicts correctly; ``None`` if it predicts one incorrectly."""
     changed, samples = 0, np.empty(0, new.element.raw)
     for run in runs_of(new.shape, new.element.itemsize).ends_first():
-        wanted = bits(new, run.key).reshape(-1)
-        if differing(bits(old, run.key).reshape(-1), wanted):
+        target = bits(new, run.key).reshape(-1)
+        if differing(bits(old, run.key).reshape(-1), target):
             return None, samples
-        moved = wanted if same is None else wanted[bits(same, run.key).reshape(-1) != wanted]
+        moved = target if same is None else target[bits(same, run.key).reshape(-1) != target]
         changed += len(moved)
         if len(samples) < 1 << 16:
             samples = np.append(samples, moved[: 1 << 14])

@@ -97,8 +97,8 @@ def _turned(a: LazyTensor, b: LazyTensor, axes: tuple[int, ...]) -> bool:
             small = tuple(slice(part.start, part.start + min(part.stop - part.start, 16)) for part in key)
             if (bits(a, small).transpose(axes) != bits(b, tuple(small[k] for k in axes))).any():
                 return False
-        wanted = bits(b, tuple(key[k] for k in axes))
-        if (bits(a, tuple(key)).transpose(axes) != wanted).any():
+        target = bits(b, tuple(key[k] for k in axes))
+        if (bits(a, tuple(key)).transpose(axes) != target).any():
             return False
     return True
 

@@ -88,11 +88,11 @@ def cast(a: LazyTensor, b: LazyTensor) -> Pattern | None:
     for run in runs_of(a.shape, max(before.itemsize, after.itemsize)).ends_first():
         left, right = bits(a, run.key).reshape(-1), bits(b, run.key).reshape(-1)
         for start, stop in parts(len(left)):
-            part, wanted = left[start:stop], right[start:stop]
-            casts = [(how, of) for how, of in casts if not (of(part) != wanted).any()]
+            part, target = left[start:stop], right[start:stop]
+            casts = [(how, of) for how, of in casts if not (of(part) != target).any()]
             if not casts:
                 return None
-            old, new = numbers(part, before), numbers(wanted, after)
+            old, new = numbers(part, before), numbers(target, after)
             changed += int(np.count_nonzero((old != new) & ~((old != old) & (new != new))))
     if changed and after.name not in FLOATS:
         return None  # integers that did not fit

@@ -144,10 +144,10 @@ def check_index(subject: Examined) -> None:
 def check_objects(subject: Examined) -> None:
     """Check that the non-tensor state can be decoded."""
     log, objects = subject.log, subject.ckpt.objects
-    wanted = list(objects)[:MAX_OBJECTS]
+    names = list(objects)[:MAX_OBJECTS]
     opaque: list[str] = []
     table = {key: row for row, key in enumerate(subject.catalog.objects.keys)}
-    for name in wanted:
+    for name in names:
         try:
             if _holds_storage(objects[name]):
                 opaque.append(name)
@@ -157,14 +157,14 @@ def check_objects(subject: Examined) -> None:
             if row is not None and subject.gone(file or "", int(subject.catalog.objects.stop[row])):
                 continue  # reported as the loss of its file
             log.add("objects.unreadable", "error", name, str(error), "the item is damaged: restore its file", file=file)
-    if wanted:
-        log.checked["objects"] = f"{plural(len(wanted), 'object')} (arguments, schedulers, generators …) decoded"
+    if names:
+        log.checked["objects"] = f"{plural(len(names), 'object')} (arguments, schedulers, generators …) decoded"
     if opaque := [*opaque, *subject.catalog.meta.get("left_out", ())]:
         log.not_checked["undecoded objects"] = (
             f"{some_of(opaque)}: {'its' if len(opaque) == 1 else 'their'} values are not decoded"
         )
-    if len(objects) > len(wanted):
-        log.not_checked["objects"] = f"{len(objects) - len(wanted):,} of {len(objects):,} objects: too many to decode"
+    if len(objects) > len(names):
+        log.not_checked["objects"] = f"{len(objects) - len(names):,} of {len(objects):,} objects: too many to decode"
 
 
 def _judge(subject: Examined, row: int) -> _Verdict | None:

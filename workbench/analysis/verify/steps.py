@@ -180,8 +180,8 @@ def _may_tell(leaf: str) -> bool:
 def _scalars(subject: Examined) -> dict[float, list[int]]:
     """Return optimizer step → chunk rows with it; from the powers of Adam's betas if only those are stored."""
     catalog = subject.catalog
-    wanted = np.array([role == "step" for role in subject.ckpt.roles], bool) & (catalog.numel == 1)
-    rows = np.flatnonzero(wanted[catalog.tensor] & ~subject.lost) if catalog.chunks else np.empty(0, np.int64)
+    is_step = np.array([role == "step" for role in subject.ckpt.roles], bool) & (catalog.numel == 1)
+    rows = np.flatnonzero(is_step[catalog.tensor] & ~subject.lost) if catalog.chunks else np.empty(0, np.int64)
     if len(rows) > MAX_SCALARS:
         subject.log.not_checked["steps"] = f"{len(rows) - MAX_SCALARS:,} of {len(rows):,} optimizer steps: too many"
     found: dict[float, list[int]] = defaultdict(list)

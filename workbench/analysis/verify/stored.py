@@ -58,8 +58,8 @@ class StoredSums:
         self._subject = subject
         self._archived = archives_nbytes(subject.payloads, subject.place, _others(subject)[0])
         self._digests: dict[str, tuple[str, str]] = {}
-        for name, wanted, source in (*_integrity(subject), *_hub(subject)):
-            self._digests.setdefault(name, (wanted, source))
+        for name, expected, source in (*_integrity(subject), *_hub(subject)):
+            self._digests.setdefault(name, (expected, source))
         files = subject.place.files
         self._sizes = {name: max(files[name].size, 0) if name in files else 0 for name in self._digests}
         self.nbytes = self._archived + sum(self._sizes.values())
@@ -294,20 +294,20 @@ def _hub(subject: Examined) -> Iterator[tuple[str, str, str]]:
                 yield name, lines[1], "the hub's digest"
 
 
-def _digest(subject: Examined, name: str, wanted: str, source: str, result: tuple[str, str], covered: Array) -> None:
+def _digest(subject: Examined, name: str, expected: str, source: str, result: tuple[str, str], covered: Array) -> None:
     log, catalog = subject.log, subject.catalog
     found, why = result
     if why:
         log.add("digest.unreadable", "error", name, f"{source} lists it, but it cannot be read: {why}", "restore it")
         return
-    if found != wanted:
+    if found != expected:
         log.add(
             "digest.mismatch",
             "error",
             name,
-            f"sha256 is {found[:16]}…, but {wanted[:16]}… in {source}",
+            f"sha256 is {found[:16]}…, but {expected[:16]}… in {source}",
             _RESTORE,
-            stored=wanted,
+            stored=expected,
             computed=found,
         )
     log.checked["digests"] = "sha256 of the files listed by integrity.json or the hub"

@@ -57,13 +57,13 @@ class RangedSource(Source):
     def fetch(self, spans: Sequence[tuple[int, int]]) -> None:
         blocks = self._connection.blocks
         missing = [span for span in spans if blocks.find(self._key, *span) is None]
-        wanted = [part for span in _merged(missing, self.size) for part in _split(*span)]
+        requests = [part for span in _merged(missing, self.size) for part in _split(*span)]
 
         def keep(part: tuple[int, int]) -> None:
             with suppress(OpenError):  # the read itself meets the error, and knows what it reads
                 blocks.keep(self._key, part[0], np.frombuffer(self._get(*part), np.uint8))
 
-        together(keep, wanted)
+        together(keep, requests)
 
     def _ready(self, row: Array, start: int, *, again: bool = False) -> bool:
         """Fill a row from what this thread fetched ahead, if that has all of it; the bytes may be needed ``again``."""

@@ -385,7 +385,7 @@ def _numbers(model: ModelStates) -> dict[tuple[Any, ...], int]:
     return found
 
 
-def _only_way(wanted: Sequence[tuple[int, ...]], params: Mapping[str, tuple[int, ...]]) -> list[str]:
+def _only_way(model_shapes: Sequence[tuple[int, ...]], params: Mapping[str, tuple[int, ...]]) -> list[str]:
     """Return the parameters with these shapes in the model's order if there is only one choice; otherwise none."""
 
     def first(shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> list[str]:
@@ -393,8 +393,8 @@ def _only_way(wanted: Sequence[tuple[int, ...]], params: Mapping[str, tuple[int,
         return [name for shape in shapes for name in [next((n for n in rest if params[n] == shape), "")] if name]
 
     names = list(params)
-    forth, back = first(wanted, names), first(wanted[::-1], names[::-1])[::-1]
-    return forth if forth == back and len(forth) == len(wanted) else []
+    forth, back = first(model_shapes, names), first(model_shapes[::-1], names[::-1])[::-1]
+    return forth if forth == back and len(forth) == len(model_shapes) else []
 
 
 def _tied(catalog: Catalog) -> dict[str, tuple[str, str, str]]:

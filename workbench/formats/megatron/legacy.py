@@ -236,8 +236,10 @@ def _absent(parts: Sequence[RankFiles], run: RunArgs, notes: list[str]) -> list[
     return found
 
 
-def _has(present: Mapping[tuple[int, int, int], RankFiles], wanted: tuple[int | None, int | None, int | None]) -> bool:
-    return any(all(w is None or w == c for w, c in zip(wanted, at, strict=True)) for at in present)
+def _has(
+    present: Mapping[tuple[int, int, int], RankFiles], coordinates: tuple[int | None, int | None, int | None]
+) -> bool:
+    return any(all(w is None or w == c for w, c in zip(coordinates, at, strict=True)) for at in present)
 
 
 def _named(at: tuple[int, int, int]) -> str:

@@ -197,10 +197,10 @@ def _bf16(dtype: DType) -> DType:
 
 def _stale(meta: Metadata, held: Mapping[str, Any], name: str, notes: list[str]) -> None:
     """Report tensors that only the metadata or only the data file has."""
-    wanted: dict[str, set[str]] = {}
+    expected: dict[str, set[str]] = {}
     for key, *_, file in meta.rows:
-        wanted.setdefault(file, set()).add(key)
-    for file, keys in wanted.items():
+        expected.setdefault(file, set()).add(key)
+    for file, keys in expected.items():
         if held[file] is None:
             continue
         gone, new = sorted(keys - set(held[file])), sorted(set(held[file]) - keys)
@@ -224,12 +224,12 @@ def _checked(name: str, row: tuple[Any, ...], shard: FileShard, dtype_name: str)
         raise CorruptError(
             f"{name!r}: {key!r} at {offset}: range {list(flat)} is outside a shard of shape {list(local)}"
         )
-    wanted = local if flat is None else (flat[1] - flat[0],)
+    expected = local if flat is None else (flat[1] - flat[0],)
     # a flat range may be stored in any shape with as many elements, a scalar with or without an axis
-    loose = flat is not None or _numel(wanted) == 1
-    if shard.shape != wanted and not (loose and _numel(shard.shape) == _numel(wanted)):
+    loose = flat is not None or _numel(expected) == 1
+    if shard.shape != expected and not (loose and _numel(shard.shape) == _numel(expected)):
         raise CorruptError(
-            f"{key!r} at {offset} has shape {list(wanted)} in {name!r} but {list(shard.shape)} in {file!r}: "
+            f"{key!r} at {offset} has shape {list(expected)} in {name!r} but {list(shard.shape)} in {file!r}: "
             "two saves were written to one folder, and paddle kept the metadata of the first"
         )
     dtype = _dtype(dtype_name, name, key) if dtype_name else shard.dtype

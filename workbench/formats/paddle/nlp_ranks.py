@@ -123,11 +123,13 @@ def check_grid(files: Sequence[RankFile], degrees: Mapping[str, int], what: str)
     sizes = {axis: degrees.get(axis) or 1 + max(file.at(axis) for file in files) for axis in axes}
     if math.prod(sizes.values()) > 1 << 22:
         raise CorruptError(f"{what} files have more ranks than any job: {sizes}")
-    wanted = [tuple(zip(axes, spot, strict=True)) for spot in product(*(range(sizes[axis]) for axis in axes))]
-    lost = [dict(spot) for spot in wanted if spot not in present] if axes else []
+    expected = [
+        tuple(zip(axes, coordinates, strict=True)) for coordinates in product(*(range(sizes[axis]) for axis in axes))
+    ]
+    lost = [dict(coordinates) for coordinates in expected if coordinates not in present] if axes else []
     if lost:
         raise IncompleteError(
-            f"{lacking(len(lost), len(wanted), f'{what} files')}, first of {_spot(lost[0])}"
+            f"{lacking(len(lost), len(expected), f'{what} files')}, first of {_spot(lost[0])}"
             + (f", then {', '.join(map(_spot, lost[1:MAX_NAMED]))}" if len(lost) > 1 else "")
             + ": the save was interrupted or they were not copied; their contents are unknown"
         )
@@ -148,16 +150,16 @@ def read(builder: CatalogBuilder, place: Place, files: Sequence[RankFile], facts
             facts.notes.append(
                 f"{file.name!r} names foreign globals {sorted(loaded.globals)[:3]}; nothing was executed"
             )
-        spot = file.at("tp"), file.at("pp")
+        tp_pp = file.at("tp"), file.at("pp")
         if file.model:
             own = paddle_names.static_table(paddle_tree.names_of(loaded).items())
-            facts.tables[spot] = {**own, **facts.tables.get(spot, {})}
+            facts.tables[tp_pp] = {**own, **facts.tables.get(tp_pp, {})}
         for stored in paddle_tree.tensors(loaded, repr(file.name)):
             piece = _Piece(file, stored)
             if file.model:
                 weights.setdefault(stored.key, []).append(piece)
             else:
-                states.setdefault(_state_of(piece, facts.tables.get(spot, {})), []).append(piece)
+                states.setdefault(_state_of(piece, facts.tables.get(tp_pp, {})), []).append(piece)
     layouts: dict[str, _Layout | None] = {}
     for name, pieces in weights.items():
         layouts[name] = layout = _layout(name, pieces, facts)

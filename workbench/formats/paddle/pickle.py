@@ -193,15 +193,15 @@ class ArrayRef(Inert):
         numel = math.prod(shape)
         if numel > cat.MAX_ELEMENTS:
             raise ValueError(f"a numpy array's shape {short(shape)} is too large")
-        wanted = numel * plain.itemsize
+        nbytes = numel * plain.itemsize
         if isinstance(data, Span):
             stored = data.stop - data.start
-            if not (wanted <= stored <= 2 * wanted if data.text else wanted == stored):
+            if not (nbytes <= stored <= 2 * nbytes if data.text else nbytes == stored):
                 raise ValueError(
-                    f"a numpy array of shape {short(shape)} and {plain} has {stored:,} bytes, not {wanted:,}"
+                    f"a numpy array of shape {short(shape)} and {plain} has {stored:,} bytes, not {nbytes:,}"
                 )
             self._set(dtype=plain, shape=shape, fortran=fortran, span=data, refused="")
-        elif not wanted and not data:
+        elif not nbytes and not data:
             self._set(dtype=plain, shape=shape, refused="")
         else:
             self._set(refused="its bytes are not stored separately in the file")

@@ -304,7 +304,7 @@ def _adapter(place: Place) -> dict[str, Any]:
     config = place.read_json("adapter_config.json")
     if not isinstance(config, dict):
         raise CorruptError("'adapter_config.json' is not a JSON object")
-    wanted = (
+    expected = (
         "peft_type",
         "base_model_name_or_path",
         "r",
@@ -313,7 +313,7 @@ def _adapter(place: Place) -> dict[str, Any]:
         "use_dora",
         "use_rslora",
     )
-    return {"peft": {name: config[name] for name in wanted if name in config}}
+    return {"peft": {name: config[name] for name in expected if name in config}}
 
 
 def _texts(place: Place, catalog: Catalog) -> dict[str, Any]:
