@@ -96,10 +96,10 @@ class Bytes:
         if (found := self._after(byte, file)) is None:
             return None
         low, k, high = found
-        beside = [(abs(float(self.start[p]) - byte), p) for p in (k,) if p < high]
-        beside += [(abs(byte - float(self.stop[p])), p) for p in (k - 1,) if p >= low]
-        away, place = min(beside, default=(np.inf, -1))
-        return int(self.rows[place]) if away <= reach else None
+        neighbours = [(abs(float(self.start[k]) - byte), k)] if k < high else []
+        neighbours += [(abs(byte - float(self.stop[k - 1])), k - 1)] if k > low else []
+        distance, place = min(neighbours, default=(np.inf, -1))
+        return int(self.rows[place]) if distance <= reach else None
 
     def _after(self, byte: float, file: float) -> tuple[int, int, int] | None:
         """Return the first place of a file, the first that begins after a byte, and the one after the last."""

@@ -68,9 +68,11 @@ def holders(ckpt: Checkpoint) -> Holders:
     ranks: list[int] = []
     for (rank, file), at in zip(codes, coordinates, strict=True):
         same = at_rank.get(rank, set()) if rank >= 0 else set()
-        identity = (
-            _key(at) if at else next(iter(same)) if len(same) == 1 else rank if rank >= 0 else catalog.files[file]
-        )
+        identity: Any = rank if rank >= 0 else catalog.files[file]
+        if at:
+            identity = _key(at)
+        elif len(same) == 1:
+            identity = next(iter(same))
         row = numbers.setdefault(identity, len(numbers))
         rows.append(row)
         ranks += [-1] * (row + 1 - len(ranks))

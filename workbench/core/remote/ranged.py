@@ -113,11 +113,9 @@ class RangedSource(Source):
             group[k] = first
         firsts = distinct(group)
         lasts = np.append(firsts[1:], len(at)) - 1
-        spans = [
-            (low, min(low + PART, high))
-            for begin, end in zip(at[firsts].tolist(), (at[lasts] + nbytes).tolist(), strict=True)
-            for low, high in ((part, end) for part in range(begin, end, PART))
-        ]
+        spans: list[tuple[int, int]] = []
+        for begin, end in zip(at[firsts].tolist(), (at[lasts] + nbytes).tolist(), strict=True):
+            spans += [(low, min(low + PART, end)) for low in range(begin, end, PART)]
         flat = rows.reshape(-1)
 
         def fill(span: tuple[int, int]) -> None:

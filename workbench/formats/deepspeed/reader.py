@@ -390,7 +390,8 @@ def _only_way(model_shapes: Sequence[tuple[int, ...]], params: Mapping[str, tupl
 
     def first(shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> list[str]:
         rest = iter(names)
-        return [name for shape in shapes for name in [next((n for n in rest if params[n] == shape), "")] if name]
+        found = [next((name for name in rest if params[name] == shape), "") for shape in shapes]
+        return [name for name in found if name]
 
     names = list(params)
     forth, back = first(model_shapes, names), first(model_shapes[::-1], names[::-1])[::-1]

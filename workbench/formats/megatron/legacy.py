@@ -325,7 +325,8 @@ def _facts(parts: Sequence[RankFiles], run: RunArgs, notes: list[str], place: Pl
             for part in present
         },
     }
-    facts |= {name: n for name in ("consumed_train_samples",) if (n := run.number(name)) is not None}
+    if (samples := run.number("consumed_train_samples")) is not None:
+        facts["consumed_train_samples"] = samples
     return facts
 
 

@@ -213,7 +213,8 @@ class _Finder:
             unit = unit_of(shape[1], shape[1])
             codes = Codes(key, "int8")
             how = Scaled(codes, f"{stem}.SCB", "float32", shape, (1, shape[1]), unit, "float32", factor=SCB)
-            parts = (key, f"{stem}.SCB", *(p for p in (f"{stem}.weight_format",) if p in self.index))
+            layout = [f"{stem}.weight_format"] if f"{stem}.weight_format" in self.index else []
+            parts = (key, f"{stem}.SCB", *layout)
             return Recipe(key, "LLM.int8", parts, by_name("float32"), shape, unit, how)
         zeros = f"{stem}.weight_zero_point"
         if zeros in self.index and (kind != "int8" or self._type(zeros) != "int8"):

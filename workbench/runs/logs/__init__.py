@@ -449,8 +449,11 @@ def _continues(old: MetricLog, log: MetricLog) -> bool:
     if log.kind in ("tensorboard", "lightning_csv", "deepspeed_csv"):
         return True  # grouped by more than their names
     if log.kind not in ("jsonl", "csv"):
-        one, two = ({s for c in log.columns.values() for s in (c.steps[0], c.steps[-1])} for log in (old, log))
-        return one != two
+        old_ends, new_ends = (
+            {step for column in one.columns.values() for step in (column.steps[0], column.steps[-1])}
+            for one in (old, log)
+        )
+        return old_ends != new_ends
     shared = [name for name in log.columns if name in old.columns]
     name = pick_metric("loss", [(name, log.points(name)) for name in shared])
     if name is None:
