@@ -56,7 +56,7 @@ def _differ(x, y, out):
 
 
 @loop
-def _itself(value, table):
+def _identity(value, table):
     return value
 
 
@@ -68,7 +68,7 @@ def _tally_of(number: Any, signed: Any, decoded: bool = False) -> Any:
         signed: integers of the size of the type.
         decoded: whether blocks are decoded once, before the loops, which then see float32.
     """
-    value, lowest = _itself if decoded else number, int(np.iinfo(signed).min)
+    value, lowest = _identity if decoded else number, int(np.iinfo(signed).min)
 
     @loop
     def steps(x, y):

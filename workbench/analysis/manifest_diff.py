@@ -64,8 +64,8 @@ def compare(first: Manifest, second: Manifest) -> ManifestDiff:
     names = {
         "added": [name for name in second.files if name not in first.files],
         "removed": [name for name in first.files if name not in second.files],
-        "changed": [name for name in first.files if name in second.files and not _alike(first, second, name)],
-        "equal": [name for name in first.files if name in second.files and _alike(first, second, name)],
+        "changed": [name for name in first.files if name in second.files and not _same_file(first, second, name)],
+        "equal": [name for name in first.files if name in second.files and _same_file(first, second, name)],
     }
     return ManifestDiff(
         [key for key in b if key not in a and key not in new],
@@ -109,7 +109,7 @@ def _places(manifest: Manifest) -> dict[str, set[str]]:
     return found
 
 
-def _alike(first: Manifest, second: Manifest, name: str) -> bool:
+def _same_file(first: Manifest, second: Manifest, name: str) -> bool:
     """Return whether a file is the same in both; if its blocks differ, only sizes can be compared."""
     a, b = first.files[name], second.files[name]
     if a.size != b.size:

@@ -85,11 +85,11 @@ def echo(
         with ranks.together():
             live = collect(model, optimizer, scheduler, dataloader, step, extra)
             tensors, objects = leaves(live.state)
-            before = None if against is None else _before(against)
+            before = None if against is None else _loaded_state(against)
         listing = _listed(tensors, ranks)
         hash_share, write_share, read_share = _shares(listing, before, payload and path is not None, ranks)
         hashing = part_of(progress, 0.0, hash_share)
-        found = _take(live, tensors, listing, objects, ranks, payload and path is not None, hashing)
+        found = _capture(live, tensors, listing, objects, ranks, payload and path is not None, hashing)
         if path is not None:
             name = os.path.abspath(os.path.expanduser(local_only(os.fspath(path), "an echo")))
             if payload:
@@ -114,7 +114,7 @@ def compare_echo(
         OpenError: one of them cannot be opened.
     """
     found = echo if isinstance(echo, Echo) else read_echo(echo)
-    return _report(found, _before(against), found.path, None, None, threads)
+    return _report(found, _loaded_state(against), found.path, None, None, threads)
 
 
 # ---- taking it -------------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def _shares(
     return hashed / total, written / total, read / total
 
 
-def _take(
+def _capture(
     live: Live,
     tensors: Mapping[tuple[str, ...], Any],
     listing: Listing,
@@ -205,7 +205,7 @@ def _merged(live: Live, objects: Mapping[str, Any], ranks: Ranks) -> tuple[list[
 # ---- comparing it ----------------------------------------------------------------------------------------------------
 
 
-def _before(against: Checkpoint | str | os.PathLike[str]) -> tuple[State, Echo | None]:
+def _loaded_state(against: Checkpoint | str | os.PathLike[str]) -> tuple[State, Echo | None]:
     """Return the checkpoint that was loaded, and its fingerprints if it is an echo itself."""
     if not isinstance(against, Checkpoint):
         if is_echo(against):

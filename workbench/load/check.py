@@ -108,12 +108,12 @@ def _listed(every: list[RankSummary], kind: str, number: int) -> str:
         return ""
     total = max(one.counts[number] for one in every)
     parts = [
-        f"{name!r} {why}" + ("" if len(on_ranks) == len(every) else f" on rank{_several(on_ranks)}")
+        f"{name!r} {why}" + ("" if len(on_ranks) == len(every) else f" on rank{_ranks_text(on_ranks)}")
         for (name, why), on_ranks in list(who.items())[:SHOWN]
     ]
     more = " …" if max(total, len(who)) > len(parts) else ""
     return f"{max(total, len(who)):,} {kind}: {', '.join(parts)}{more}"
 
 
-def _several(ranks: list[int]) -> str:
+def _ranks_text(ranks: list[int]) -> str:
     return f" {ranks[0]}" if len(ranks) == 1 else f"s {', '.join(map(str, ranks[:4]))}{' …' if len(ranks) > 4 else ''}"

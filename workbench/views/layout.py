@@ -33,7 +33,7 @@ def layout_lines(found: Layout, most: int | None = None) -> list[str]:
     lines = [shorten(f"layout of {found.format} checkpoint {safe(found.path)}", room())]
     for name, words in _heading(found):
         lines += wrap(f"  {name:<12}", words)
-    return [*lines, *_placements(found), *_ranks(found, most), *_wrong(found)]
+    return [*lines, *_placements(found), *_ranks(found, most), *_problems(found)]
 
 
 def tensor_lines(found: Layout, key: str) -> list[str]:
@@ -87,7 +87,7 @@ def layout_html(found: Layout) -> str:
     table = table.assign(label=[shorten(safe(label), 60) for label in table["label"]])
     ranks = table.to_html(index=False, escape=True, border=0, na_rep="–")
     more = f"<div>… {len(found.ranks) - 2 * ROWS:,} more</div>" if len(found.ranks) > 2 * ROWS else ""
-    wrong = "".join(f"<div>{escape(line.strip())}</div>" for line in _wrong(found))
+    wrong = "".join(f"<div>{escape(line.strip())}</div>" for line in _problems(found))
     return (
         f"<div><b>{escape(f'layout of {found.format} checkpoint {safe(found.path)}')}</b><table>{head}</table>"
         f"<table>{placements}</table><details><summary>bytes per rank ({len(found.ranks):,})</summary>{ranks}{more}"
@@ -174,7 +174,7 @@ def _coordinate(value: object) -> str:
     return str(value) if isinstance(value, int) else "–"
 
 
-def _wrong(found: Layout) -> list[str]:
+def _problems(found: Layout) -> list[str]:
     lines = []
     for what, frame in (("hole", found.holes), ("overlap", found.overlaps)):
         for row in frame.head(WORST).to_dict("records"):

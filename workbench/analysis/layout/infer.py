@@ -70,7 +70,7 @@ def infer(ckpt: Checkpoint, who: Holders, covered: Coverage) -> Inferred:
         dense = [tensor for tensor in tensors if not of_experts[tensor]]
         if len(dense):
             placed = _place(pattern, ground, allowed, ckpt.world_size, record.stores_parts)
-            table.put(dense, placed if buffers else _doubted(pattern, placed))
+            table.put(dense, placed if buffers else _downgraded(pattern, placed))
         if experts is not None and len(dense) < len(tensors):
             rows = list(pattern.holders)
             cutting = [experts.mesh.axes.index(axis) for axis in ("ep", "etp")]
@@ -111,7 +111,7 @@ def _experts(ckpt: Checkpoint, who: Holders) -> Ground | None:
     return None
 
 
-def _doubted(pattern: ShardingPattern, placed: Placed) -> Placed:
+def _downgraded(pattern: ShardingPattern, placed: Placed) -> Placed:
     """Downgrade flat ranges of whole rows without other evidence: uneven shards look the same."""
     if placed.kind != "flat" or max(map(len, pattern.boxes)) > 1:
         return placed
@@ -142,7 +142,7 @@ def _mesh(
     if not who.ranked:
         return InferredMesh(), nowhere, "no ranks are stored"
     ranks = max(world or 0, int(who.rank.max()) + 1)
-    proven = [own for pattern in patterns if (own := _own(pattern, who, ranks)) is not None]
+    proven = [own for pattern in patterns if (own := _proven_mesh(pattern, who, ranks)) is not None]
     sizes = digits.refine([*proven, *_pooled(patterns, who, ranks)], ranks)
     source = (
         f"boxes of {tensors:,} tensors and their writers" if proven or len(sizes) > 1 else "only the writers' ranks"
@@ -157,7 +157,7 @@ def _numbered(sizes: tuple[int, ...]) -> InferredMesh:
     )
 
 
-def _own(pattern: ShardingPattern, who: Holders, world: int) -> tuple[int, ...] | None:
+def _proven_mesh(pattern: ShardingPattern, who: Holders, world: int) -> tuple[int, ...] | None:
     """Return the mesh proven by one sharding pattern in which every rank holds a part."""
     ranks = who.rank[list(pattern.holders)]
     if len(ranks) != world or len(set(ranks.tolist())) != world or not all(pattern.boxes):
@@ -206,7 +206,9 @@ def _place(pattern: ShardingPattern, ground: Ground, allowed: Sequence[int], wor
     found = place(pattern, mesh, ground.places[rows], allowed, known, parts=parts)
     if not who.ranked or (found.status != UNKNOWN and found.kind != "flat"):
         return found
-    own = None if len(allowed) < len(mesh.axes) else _own(pattern, who, max(world or 0, int(who.rank.max()) + 1))
+    own = (
+        None if len(allowed) < len(mesh.axes) else _proven_mesh(pattern, who, max(world or 0, int(who.rank.max()) + 1))
+    )
     if own is not None and own != mesh.shape:
         names = ("all",) if len(own) == 1 else tuple(f"own{number}" for number in range(len(own)))
         other = place(

@@ -56,7 +56,7 @@ class Ratio:
             surprise = seen.count * each - cost
             if surprise < MARGIN or factor in (0.0, 1.0):
                 continue
-            for how, of in _ways(self._element, factor):
+            for how, of in _multiplications(self._element, factor):
                 if (factor, how) in tried or not _proved(seen, of):
                     tried.add((factor, how))
                     continue
@@ -157,18 +157,20 @@ def _between(low: float, high: float, kind: Any) -> list[float]:
     return found if len(found) <= NEIGHBOURS else []
 
 
-def _ways(element: DType, factor: float) -> list[tuple[str, Callable[[Array], Array]]]:
+def _multiplications(element: DType, factor: float) -> list[tuple[str, Callable[[Array], Array]]]:
     """Return the ways to multiply: name, and function from bits to bits."""
     wide = [np.float64] if element.bits > 32 or element.kind != "f" else [np.float64, np.float32]
     ways: list[tuple[str, Callable[[Array], Array]]] = []
     for kind in wide:
-        ways.append((f"product in {kind.__name__}", _way(element, factor, kind, False)))
+        ways.append((f"product in {kind.__name__}", _multiplication(element, factor, kind, False)))
         if 1 / factor == round(1 / factor):
-            ways.append((f"division by {1 / factor:,.0f} in {kind.__name__}", _way(element, 1 / factor, kind, True)))
+            ways.append(
+                (f"division by {1 / factor:,.0f} in {kind.__name__}", _multiplication(element, 1 / factor, kind, True))
+            )
     return ways
 
 
-def _way(element: DType, factor: float, kind: Any, divide: bool) -> Callable[[Array], Array]:
+def _multiplication(element: DType, factor: float, kind: Any, divide: bool) -> Callable[[Array], Array]:
     def of(raw: Array) -> Array:
         with np.errstate(all="ignore"):
             x = numbers(raw, element)

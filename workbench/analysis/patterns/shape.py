@@ -63,7 +63,7 @@ def transposed(a: LazyTensor, b: LazyTensor, seen: Difference | None) -> Pattern
             continue
         what = "transposed" if len(axes) == 2 else f"axes in the order {axes}"
         sentence = f"{what}: {_shape(a)} became {_shape(b)}"
-        return Pattern("transposed", sentence, {"axes": list(axes)}, evidence=surprise - 8, make=_turn(axes))
+        return Pattern("transposed", sentence, {"axes": list(axes)}, evidence=surprise - 8, make=_transpose(axes))
     return None
 
 
@@ -108,7 +108,7 @@ def _boxes(b: LazyTensor) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
         yield run.low, run.sizes
 
 
-def _turn(axes: tuple[int, ...]) -> Any:
+def _transpose(axes: tuple[int, ...]) -> Any:
     return lambda array, rest: np.ascontiguousarray(array.transpose(axes))
 
 

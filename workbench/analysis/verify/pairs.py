@@ -62,7 +62,7 @@ class BitCounter:
         differ = a != b
         if differ.ndim == 2:
             differ = differ.any(axis=1)
-        _take(state, piece, differ)
+        _count_differing(state, piece, differ)
 
     def merge(self, state: Count, later: Count) -> None:
         """Add a later state."""
@@ -89,7 +89,7 @@ class Rounding(BitCounter):
         differ = rounded != weight
         if differ.any():
             differ &= ~np.isnan(master.view(np.float32))
-            _take(state, piece, differ)
+            _count_differing(state, piece, differ)
             state.ulps = max(state.ulps, int(float_steps(rounded[differ], weight[differ]).max(initial=0)))
 
     def __init__(self, half: bool) -> None:
@@ -314,7 +314,7 @@ def _paired(subject: Examined, kind: str, a: Array, b: Array, replicas: tuple[in
     return work.take(np.flatnonzero(~bad))
 
 
-def _take(state: Count, piece: Piece, differ: Array) -> None:
+def _count_differing(state: Count, piece: Piece, differ: Array) -> None:
     count = int(np.count_nonzero(differ))
     if count:
         state.differ += count

@@ -147,7 +147,7 @@ def _archives(subject: Examined, progress: Progress | None) -> Array:
                 good.append((one.start, one.stop))
             elif one.status == "absent" and file in others:
                 without.add(file)
-            _tell(subject, one)
+            _report(subject, one)
         if good and file in catalog.files:
             number = catalog.files.index(file)
             low, high = (np.searchsorted(catalog.file, number, side=side, sorter=by_file) for side in ("left", "right"))
@@ -189,14 +189,14 @@ def _others(subject: Examined) -> tuple[set[str], list[str]]:
     return {*found} - temporary - chains, left
 
 
-def _tell(subject: Examined, one: RecordCheck) -> None:
+def _report(subject: Examined, one: RecordCheck) -> None:
     place: dict[str, Any] = {"file": one.file, "record": one.record, "start": one.start, "stop": one.stop}
     if one.status == "mismatch":
         subject.log.add(
             "checksum.mismatch",
             "error",
             one.owner or one.file,
-            f"record {one.record!r} at bytes {one.start:,} to {one.stop:,} of {one.file!r}{_also(subject, one)}: "
+            f"record {one.record!r} at bytes {one.start:,} to {one.stop:,} of {one.file!r}{_tensors_in(subject, one)}: "
             f"{_crc_name(subject.catalog)} is {one.computed or 0:08x}, stored is {one.stored or 0:08x}",
             _RESTORE,
             stored=one.stored,
@@ -229,7 +229,7 @@ def _inside(ranges: Array, catalog: cat.Catalog, rows: Array) -> Array:
     return np.where(raw, within | (start == stop), holds)
 
 
-def _also(subject: Examined, one: RecordCheck) -> str:
+def _tensors_in(subject: Examined, one: RecordCheck) -> str:
     """Return the tensors in a record of a whole-file archive."""
     catalog = subject.catalog
     if one.owner or one.file not in catalog.files:

@@ -70,8 +70,8 @@ def as_hf(ckpt: Checkpoint, config: Mapping[str, Any] | None = None) -> Renamed:
     found = dialect(ckpt)
     if found is None:
         raise UsageError(
-            f"the parameters follow no known naming convention, such as {_some(ckpt)}; rename them with a mapping or "
-            "a function, or keep their names with rename='fqn'"
+            f"the parameters follow no known naming convention, such as {_examples(ckpt)}; rename them with a mapping "
+            "or a function, or keep their names with rename='fqn'"
         )
     name, parts_of = found
     own = name == "HuggingFace"
@@ -214,6 +214,6 @@ def _is_hf_already(ckpt: Checkpoint) -> bool:
     return not stacked and any(key.startswith("model.") for key in ckpt)
 
 
-def _some(ckpt: Checkpoint) -> str:
+def _examples(ckpt: Checkpoint) -> str:
     names = [fqn or key for key, fqn, role in zip(ckpt, ckpt.fqns, ckpt.roles, strict=True) if role == "param"]
     return ", ".join(map(repr, names[:MAX_NAMED]))

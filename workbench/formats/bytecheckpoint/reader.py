@@ -172,7 +172,7 @@ def _join(place: Place, parts: list[PartFile]) -> Catalog:
         views = replace(views, fqns=[None] * len(views), roles=["other"] * len(views))
     merged = replace(merged, fqns=fqns, roles=roles, views=views)
     notes += _join_numbers(place, merged, fqns, roles)
-    notes += _strangers(merged, fqns, roles)
+    notes += _unknown_parameters(merged, fqns, roles)
     notes += _channels_last(merged)
     versions = {part.name or "part": part.version for part in parts if part.version is not None}
     if len(set(versions.values())) > 1:
@@ -263,7 +263,7 @@ def _join_numbers(place: Place, merged: Catalog, fqns: list[str | None], roles: 
     return notes
 
 
-def _strangers(merged: Catalog, fqns: list[str | None], roles: list[str]) -> list[str]:
+def _unknown_parameters(merged: Catalog, fqns: list[str | None], roles: list[str]) -> list[str]:
     """Return a note if the optimizer has parameters that the model lacks: the two are from different saves."""
     params = {fqn for fqn, role in zip(fqns, roles, strict=True) if role in ("param", "buffer")}
     state = {f for f, r in zip(fqns, roles, strict=True) if f is not None and r not in ("param", "buffer", "other")}

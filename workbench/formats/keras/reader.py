@@ -224,7 +224,7 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
     attributes = file5.attributes(top)
     for name, value in attributes.items():
         is_json = name.endswith("_config") and isinstance(value, str)
-        found[name] = partial(_json, value, name, place.file or "") if is_json else partial(_same, value)
+        found[name] = partial(_json, value, name, place.file or "") if is_json else partial(_identity, value)
     for name, key in _scalars(catalog).items():
         found[name] = partial(_scalar, place, catalog, key)
     for key in catalog.meta.get("objects", []):
@@ -232,7 +232,7 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
     return LazyMap(found)
 
 
-def _same(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 

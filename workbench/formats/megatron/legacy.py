@@ -97,7 +97,7 @@ def read_catalog(place: Place) -> Catalog:
         merger.learn(part, states, offsets)
     for part, states in zip(parts, held, strict=True):
         merger.add(part, states, offsets)
-    _tell(notes, held, merger, parts)
+    _add_notes(notes, held, merger, parts)
     catalog = builder.build(named=True)
     views = boxes.concat(boxes.views(catalog, run) or [catalog.take(_EMPTY)])
     facts = _facts(parts, run, notes, place)
@@ -145,15 +145,15 @@ def _parts(place: Place, notes: list[str]) -> list[RankFiles]:
         names.append(tuple(int(number) for number in match.groups() if number is not None))
     if len({len(name) for name in names}) > 1:
         raise CorruptError(
-            f"{place.path!r} holds {found[0].folder!r} and {_odd(found, names)!r}, ranks of two runs with different "
-            "sizes, and it is unknown which run you want; move the folders of the other one away"
+            f"{place.path!r} holds {found[0].folder!r} and {_odd_folder(found, names)!r}, ranks of two runs with "
+            "different sizes, and it is unknown which run you want; move the folders of the other one away"
         )
     for part, name in zip(found, names, strict=True):
         part.coordinates = _coordinates(name, part.run)
     return found
 
 
-def _odd(parts: Sequence[RankFiles], names: Sequence[tuple[int, ...]]) -> str:
+def _odd_folder(parts: Sequence[RankFiles], names: Sequence[tuple[int, ...]]) -> str:
     return next(part.folder for part, name in zip(parts, names, strict=True) if len(name) != len(names[0]))
 
 
@@ -281,7 +281,7 @@ def _layer_offsets(parts: Sequence[RankFiles], run: RunArgs, notes: list[str]) -
 # ---- facts ---------------------------------------------------------------------------------------------------------
 
 
-def _tell(notes: list[str], held: Sequence[RankState], merger: Merger, parts: Sequence[RankFiles]) -> None:
+def _add_notes(notes: list[str], held: Sequence[RankState], merger: Merger, parts: Sequence[RankFiles]) -> None:
     if merger.ruled:
         notes.append(
             f"how TP divided {len(merger.ruled)} parameters is not stored; they are merged by Megatron's naming rules"
@@ -320,7 +320,7 @@ def _facts(parts: Sequence[RankFiles], run: RunArgs, notes: list[str], place: Pl
                 name
                 for name, node in part.tree.items()
                 if type(name) is str and not CHUNK.fullmatch(name) and (part is present[0] or name != "args")
-                if _says(node)
+                if _has_objects(node)
             ]
             for part in present
         },
@@ -330,7 +330,7 @@ def _facts(parts: Sequence[RankFiles], run: RunArgs, notes: list[str], place: Pl
     return facts
 
 
-def _says(tree: Any) -> bool:
+def _has_objects(tree: Any) -> bool:
     """Return whether a tree holds anything except tensors."""
     seen: set[int] = set()
     stack = [tree]

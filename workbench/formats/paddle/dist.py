@@ -156,7 +156,7 @@ def _read(place: Place) -> Catalog:
             dtypes[key] = _checked(name, row, shards[key], meta.tensors[key][1])
     dtypes |= {key: _dtype(dtype_name, name, key) for key, (_, dtype_name) in meta.tensors.items() if key not in dtypes}
     _chunks(builder, meta, held, dtypes)
-    _tell(meta, notes, name)
+    _add_notes(meta, notes, name)
     catalog = builder.build({"step": None, "world_size": None, "notes": notes, "mesh": _mesh()})
     fqns, roles = paddle_names.resolve(catalog.keys, meta.paths, {}, {})
     return replace(catalog, fqns=fqns, roles=roles)
@@ -287,7 +287,7 @@ def _chunks(
         )
 
 
-def _tell(meta: Metadata, notes: list[str], name: str) -> None:
+def _add_notes(meta: Metadata, notes: list[str], name: str) -> None:
     if meta.lost:
         notes.append(f"{meta.lost} shards of {name!r} are not stored in any file: their elements are holes")
     if meta.inferred:

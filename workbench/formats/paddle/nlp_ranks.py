@@ -129,8 +129,8 @@ def check_grid(files: Sequence[RankFile], degrees: Mapping[str, int], what: str)
     lost = [dict(coordinates) for coordinates in expected if coordinates not in present] if axes else []
     if lost:
         raise IncompleteError(
-            f"{lacking(len(lost), len(expected), f'{what} files')}, first of {_spot(lost[0])}"
-            + (f", then {', '.join(map(_spot, lost[1:MAX_NAMED]))}" if len(lost) > 1 else "")
+            f"{lacking(len(lost), len(expected), f'{what} files')}, first of {_coordinates_text(lost[0])}"
+            + (f", then {', '.join(map(_coordinates_text, lost[1:MAX_NAMED]))}" if len(lost) > 1 else "")
             + ": the save was interrupted or they were not copied; their contents are unknown"
         )
 
@@ -166,7 +166,7 @@ def read(builder: CatalogBuilder, place: Place, files: Sequence[RankFile], facts
         _declare(builder, name, name, _role(name, pieces[0]), pieces, layout, facts)
     for (name, role, key), pieces in states.items():
         _declare(builder, key, name or None, role, pieces, _state_layout(name, role, pieces, layouts), facts)
-    _tell(facts)
+    _add_notes(facts)
 
 
 # ---- names ---------------------------------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ def _slices(
         )
 
 
-def _tell(facts: Facts) -> None:
+def _add_notes(facts: Facts) -> None:
     if facts.by_config:
         facts.notes.append(
             f"tensor parallelism divided {len(facts.by_config)} parameters along an axis that no file stores; it "
@@ -351,5 +351,5 @@ def _tell(facts: Facts) -> None:
         )
 
 
-def _spot(coords: Mapping[str, int]) -> str:
+def _coordinates_text(coords: Mapping[str, int]) -> str:
     return ", ".join(f"{axis} {number}" for axis, number in coords.items())

@@ -425,7 +425,7 @@ def _declare(builder: CatalogBuilder, found: _Found, world: int) -> dict[str, tu
             count += 1
             key = f"{base}#{count}"
         paths[key] = path
-        if _own(group, world):
+        if _differs_by_rank(group, world):
             del paths[key]
             separate.append(key)
             for held in group:
@@ -442,7 +442,7 @@ def _declare(builder: CatalogBuilder, found: _Found, world: int) -> dict[str, tu
     return {key: path for key, path in paths.items() if key in builder}
 
 
-def _own(group: Sequence[_LocalTensor], world: int) -> bool:
+def _differs_by_rank(group: Sequence[_LocalTensor], world: int) -> bool:
     """Return whether ranks have tensors of their own: of different shapes, or generator states, which are bytes."""
     if world == 1 or any(held.declared for held in group):
         return False
