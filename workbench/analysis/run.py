@@ -744,8 +744,8 @@ class Run(Shown):
             now = rates[at : at + AGAIN]
             if at < AGAIN or len(now) < AGAIN or not now[0] < FALLEN * rates[at - 1]:
                 continue
-            then = np.interp(steps[at : at + AGAIN] - save, steps, rates)
-            if now.min() < now.max() and np.allclose(now, then, rtol=0.05, atol=0):
+            rates_at_save = np.interp(steps[at : at + AGAIN] - save, steps, rates)
+            if now.min() < now.max() and np.allclose(now, rates_at_save, rtol=0.05, atol=0):
                 out.append(save)
         return out
 

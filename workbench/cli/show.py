@@ -56,8 +56,8 @@ def objects(options: argparse.Namespace) -> None:
     for name in wanted:
         value = _decoded(ckpt, name, options)
         if options.name is None:
-            glimpse = json.dumps(value, ensure_ascii=False)
-            say(shorten(f"{safe(name)}: {safe(glimpse)}", 160))
+            preview = json.dumps(value, ensure_ascii=False)
+            say(shorten(f"{safe(name)}: {safe(preview)}", 160))
             continue
         for count, line in enumerate(_lines(value, f"{safe(name)}: ", 0)):
             if count == LINES:

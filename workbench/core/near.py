@@ -30,10 +30,10 @@ def near(name: str, known: Collection[str], count: int = 3) -> list[str]:
         similar = [one for one in known if (f := one.casefold()).startswith(head) or f.endswith(tail)] if half else []
         similar = heapq.nsmallest(10 * MOST, similar, key=lambda one: abs(len(one) - len(name)))
         pool = heapq.nlargest(MOST, similar, key=lambda one: _shared(one.casefold(), folded))
-    spelt: dict[str, list[str]] = {}
+    by_casefold: dict[str, list[str]] = {}
     for one in pool:
-        spelt.setdefault(one.casefold(), []).append(one)
-    close = [one for f in difflib.get_close_matches(folded, spelt, n=count, cutoff=0.6) for one in spelt[f]]
+        by_casefold.setdefault(one.casefold(), []).append(one)
+    close = [one for f in difflib.get_close_matches(folded, by_casefold, n=count, cutoff=0.6) for one in by_casefold[f]]
     holding = (one for one in known if folded in one.casefold()) if len(name) >= SHORT else ()
     return list(dict.fromkeys([*close, *heapq.nsmallest(count, holding, key=len)]))[:count]
 

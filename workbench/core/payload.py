@@ -275,10 +275,10 @@ class Payloads:
         data = self.stored(row)  # checks that the file is still the same
         last = self._unpacked
         if last is None or last[0] != place:
-            undone = _STREAMS.get(int(c.codec[row]), decompress)
+            decoder = _STREAMS.get(int(c.codec[row]), decompress)
             if filters := codecs.TABLE[c.codec[row]].filters:
-                undone = partial(unfilter, filters=filters, size=c.dtype_of(int(c.tensor[row])).itemsize)
-            plain = undone(data[:], int(c.meta.get("largest_chunk", 0)), what=self.describe(row))
+                decoder = partial(unfilter, filters=filters, size=c.dtype_of(int(c.tensor[row])).itemsize)
+            plain = decoder(data[:], int(c.meta.get("largest_chunk", 0)), what=self.describe(row))
             last = self._unpacked = place, plain
         return last[1]
 
@@ -290,8 +290,8 @@ class Payloads:
             raise CorruptError(
                 f"{self.describe(row)} decompresses to {len(outer):,} bytes and needs those from {at:,} on"
             )
-        undone = inflate if codec == "gzip" else decompress
-        return undone(outer[at:], int(c.meta.get("largest_chunk", 0)), what=self.describe(row))
+        decoder = inflate if codec == "gzip" else decompress
+        return decoder(outer[at:], int(c.meta.get("largest_chunk", 0)), what=self.describe(row))
 
     def _from_archive(self, row: int) -> Array:
         dtype, sizes, inner, strides = self._layout(row)

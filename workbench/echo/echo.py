@@ -227,18 +227,20 @@ def _report(
     findings = own(found, before)
     checked: dict[str, str] = {}
     not_checked: dict[str, str] = {}
-    blind = {key: one.why for key, one in found.tensors.items() if one.fingerprint is None}
-    seen = len(found.tensors) - len(blind)
+    unfingerprinted = {key: one.why for key, one in found.tensors.items() if one.fingerprint is None}
+    seen = len(found.tensors) - len(unfingerprinted)
     checked["echo"] = f"{seen:,} of {len(found.tensors):,} tensors of {found.world_size:,} ranks"
-    not_checked |= {f"tensor {key!r}": why for key, why in list(blind.items())[:20]}
+    not_checked |= {f"tensor {key!r}": why for key, why in list(unfingerprinted.items())[:20]}
     if before is None:
         not_checked["values"] = "nothing to compare with; pass against=, or run `workbench doctor CHECKPOINT --echo …`"
         return EchoReport.of(path or "echo", findings, checked, not_checked)._about(found, path)
     after = echo_state(found)
     pair = align(before, after)
     subject = before.ckpt.path
-    prints = None if known is None else {k: t.fingerprint for k, t in known.tensors.items() if t.fingerprint}
-    compared = compare_prints(pair, found, known=prints, ranks=ranks, threads=threads, progress=progress)
+    known_fingerprints = (
+        None if known is None else {k: t.fingerprint for k, t in known.tensors.items() if t.fingerprint}
+    )
+    compared = compare_prints(pair, found, known=known_fingerprints, ranks=ranks, threads=threads, progress=progress)
     findings += differences(compared, state=found.counts.get("with_state", 1) > 0)
     source = f"{compared.nbytes:,} bytes" if compared.nbytes else "none"
     same = len(compared.equal)

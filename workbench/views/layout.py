@@ -126,8 +126,8 @@ def _rows(found: Layout) -> list[tuple[Placed, list[int], str, str]]:
     nbytes = found.catalog.tensor_nbytes
     rows = []
     for placed, tensors in found.placements():
-        whys = {found.inferred.placed[found.inferred.of_tensor[t]].why for t in tensors}
-        why = placed.why if len(whys) == 1 else f"{placed.why}; similarly for the others"
+        reasons = {found.inferred.placed[found.inferred.of_tensor[t]].why for t in tensors}
+        why = placed.why if len(reasons) == 1 else f"{placed.why}; similarly for the others"
         rows.append((placed, tensors, units.nbytes(int(nbytes[tensors].sum())), safe(why)))
     return rows
 

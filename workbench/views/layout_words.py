@@ -108,9 +108,9 @@ def group_words(found: Layout, share: GroupShares, row: int, column: int) -> str
     held, whole = int(share.nbytes[row, column]), int(share.whole[row])
     name = html(who[0]) if len(who) == 1 else f"{html(who[0])} to {html(who[-1])}"
     many = len(group.tensors)
-    says = f"stores {_size(held)} of the {_size(whole)}" if held else f"stores nothing of the {_size(whole)}"
+    text = f"stores {_size(held)} of the {_size(whole)}" if held else f"stores nothing of the {_size(whole)}"
     return (
-        f'<div class="tapped">{name} {says} of <b class="name">{html(group.name)}</b>'
+        f'<div class="tapped">{name} {text} of <b class="name">{html(group.name)}</b>'
         f"{f', {many:,} tensors' if many > 1 else ''} ({units.percent(held, whole)})</div>"
     )
 

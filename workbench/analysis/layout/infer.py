@@ -138,9 +138,9 @@ def _mesh(
     """Return the mesh of a checkpoint, the coordinates of its holders, and their source."""
     if who.source:
         return InferredMesh(tuple(who.axes), tuple(who.axes.values()), False), who.coordinates, who.source
-    nowhere = np.full((len(who), 0), -1, np.int64)
+    no_places = np.full((len(who), 0), -1, np.int64)
     if not who.ranked:
-        return InferredMesh(), nowhere, "no ranks are stored"
+        return InferredMesh(), no_places, "no ranks are stored"
     ranks = max(world or 0, int(who.rank.max()) + 1)
     proven = [own for pattern in patterns if (own := _proven_mesh(pattern, who, ranks)) is not None]
     sizes = digits.refine([*proven, *_pooled(patterns, who, ranks)], ranks)

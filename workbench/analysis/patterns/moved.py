@@ -91,9 +91,9 @@ def _form(left: LazyTensor, right: LazyTensor, axis: int) -> tuple[Form, float] 
     form = find_form(before, after)
     if form is None:
         return None
-    went = before[form.order != np.arange(len(before))]
-    counts = np.unique(went, return_counts=True)[1]
-    return form, float((counts * np.log2(len(went) / counts)).sum())
+    moved = before[form.order != np.arange(len(before))]
+    counts = np.unique(moved, return_counts=True)[1]
+    return form, float((counts * np.log2(len(moved) / counts)).sum())
 
 
 def _any_kept(a: LazyTensor, b: LazyTensor, axis: int, seen: Difference | None) -> bool:

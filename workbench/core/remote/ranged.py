@@ -78,12 +78,12 @@ class RangedSource(Source):
         if at < stop:
             return False
         spans = [(max(start, low), min(stop, high)) for low, high in parts[first:k]]
-        for (begin, end), arriving in zip(spans, fetched[first:k], strict=True):
-            if not arriving.copy(begin, end, row[begin - start : end - start]):  # the read itself meets the error
+        for (begin, end), future in zip(spans, fetched[first:k], strict=True):
+            if not future.copy(begin, end, row[begin - start : end - start]):  # the read itself meets the error
                 return False
         if not again:
-            for (begin, end), arriving in zip(spans, fetched[first:k], strict=True):
-                arriving.passed(begin, end)
+            for (begin, end), future in zip(spans, fetched[first:k], strict=True):
+                future.passed(begin, end)
         return True
 
     def _copied(self, start: int, stop: int) -> Array | None:

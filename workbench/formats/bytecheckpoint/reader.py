@@ -73,9 +73,9 @@ def missing(place: Place) -> str:
     """Describe what a part lacks, or the extra state that a save in the background did not come to."""
     if (why := parts.missing(place)) or EXTRA not in place.folders:
         return why
-    wrote = {rank for part in PARTS if part in place.folders for rank in ranks_of(place.sub(part))}
-    lost = sorted(wrote - {rank for rank, _ in _extra_files(place)})
-    return f"the extra state of {lacking(len(lost), len(wrote), 'ranks')}, first of rank {lost[0]}" if lost else ""
+    writers = {rank for part in PARTS if part in place.folders for rank in ranks_of(place.sub(part))}
+    lost = sorted(writers - {rank for rank, _ in _extra_files(place)})
+    return f"the extra state of {lacking(len(lost), len(writers), 'ranks')}, first of rank {lost[0]}" if lost else ""
 
 
 def read_catalog(place: Place) -> Catalog:
@@ -291,12 +291,12 @@ def _step(place: Place, notes: list[str]) -> int | None:
 
 def _mesh(place: Place, parts: list[PartFile], notes: list[str]) -> dict[str, Any]:
     """Return the ranks that wrote files, by file names. How they were arranged is not stored."""
-    wrote = {p.name or "part": set(ranks_of(place.sub(p.folder) if p.folder else place)) for p in parts}
+    writers = {p.name or "part": set(ranks_of(place.sub(p.folder) if p.folder else place)) for p in parts}
     if EXTRA in place.folders:
-        wrote[EXTRA] = {rank for rank, _ in _extra_files(place)}
-    sets = list(wrote.values())
+        writers[EXTRA] = {rank for rank, _ in _extra_files(place)}
+    sets = list(writers.values())
     if any(ranks != sets[0] for ranks in sets):
-        counts = ", ".join(f"{name} by {len(ranks)}" for name, ranks in wrote.items())
+        counts = ", ".join(f"{name} by {len(ranks)}" for name, ranks in writers.items())
         least, most = set.intersection(*sets), set.union(*sets)
         notes.append(
             f"the parts were not written by the same ranks ({counts}); some lack ranks {sorted(most - least)[:NAMED]}: "

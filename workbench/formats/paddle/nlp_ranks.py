@@ -257,8 +257,8 @@ def _declare(
         many = len({piece.label for piece in pieces}) > 1
         for label, own in _by_label(pieces).items():
             for piece in own:
-                spelled = f"{key}@{label}" if many else key
-                paddle_tree.declare(builder, piece.file.name, spelled, piece.stored, facts.notes, fqn=fqn, role=role)
+                full_key = f"{key}@{label}" if many else key
+                paddle_tree.declare(builder, piece.file.name, full_key, piece.stored, facts.notes, fqn=fqn, role=role)
         return
     builder.tensor(key, dtype, layout.shape, fqn=fqn, role=role)
     by_tp: dict[int, list[_Piece]] = {}

@@ -297,10 +297,10 @@ def _surviving(name: str, steps: Ints, values: Floats, starts: Sequence[int]) ->
     for begin, end in zip(reversed(edges[:-1]), reversed(edges[1:]), strict=True):
         if begin == end:
             continue
-        lives = steps[begin:end] < least
-        parts.append((steps[begin:end][lives], values[begin:end][lives]))
-        if not lives.all():
-            ghosts.append((steps[begin:end][~lives], values[begin:end][~lives]))
+        kept = steps[begin:end] < least
+        parts.append((steps[begin:end][kept], values[begin:end][kept]))
+        if not kept.all():
+            ghosts.append((steps[begin:end][~kept], values[begin:end][~kept]))
         least = min(least, int(steps[begin]))
     if not parts:
         return Curve(name, steps, values)
