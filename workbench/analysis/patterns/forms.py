@@ -42,14 +42,14 @@ class Form:
         name: as in the drawing above.
         order: ``(n,)`` the old index of each row.
         cost: bits that select this order among those of its form.
-        sentence: returns the sentence, given the words for one row and for several rows.
+        say: returns the sentence, given the words for one row and for several rows.
         detail: the numbers, of JSON's types.
     """
 
     name: str
     order: Ints
     cost: float
-    sentence: Callable[[str, str], str]
+    say: Callable[[str, str], str]
     detail: dict[str, Any] = field(default_factory=dict)
 
 
@@ -98,12 +98,12 @@ def _swap(order: Ints) -> Form | None:
         return _halves(n)
     cost = 3 * log2(n)
 
-    def sentence(row: str, rows: str) -> str:
+    def say(row: str, rows: str) -> str:
         if size == 1:
             return f"{rows} {first:,} and {first + away:,} are exchanged"
         return f"{rows} {first:,}:{first + size:,} and {first + away:,}:{first + away + size:,} are exchanged"
 
-    return Form("swap", made, cost, sentence, {"first": first, "second": first + away, "size": size})
+    return Form("swap", made, cost, say, {"first": first, "second": first + away, "size": size})
 
 
 def _halves(n: int) -> Form:
@@ -130,10 +130,10 @@ def _rolls(before: Array, order: Ints) -> list[Form]:
             continue
         signed = by if by <= n // 2 else by - n
 
-        def sentence(row: str, rows: str, signed: int = signed) -> str:
+        def say(row: str, rows: str, signed: int = signed) -> str:
             return f"all {n:,} {rows} rolled by {signed:+,}"
 
-        found.append(Form("rolled", np.roll(np.arange(n), by), log2(n), sentence, {"by": signed, "n": n}))
+        found.append(Form("rolled", np.roll(np.arange(n), by), log2(n), say, {"by": signed, "n": n}))
     return found
 
 
@@ -159,12 +159,12 @@ def _interleave(before: Array, after: Array, order: Ints) -> Form | None:
 
 
 def _interleaved(made: Ints, x: int, p: int, q: int, r: int) -> Form:
-    def sentence(row: str, rows: str) -> str:
+    def say(row: str, rows: str) -> str:
         units = rows if r == 1 else f"blocks of {r:,} {rows}"
         change = f"{p:,} groups of {q:,} {units} became {q:,} groups of {p:,}"
         return f"in each of {x:,} × {p * q * r:,} {rows}, {change}" if x > 1 else change
 
-    return Form("interleave", made, 3 * log2(len(made)), sentence, {"outer": x, "groups": p, "each": q, "unit": r})
+    return Form("interleave", made, 3 * log2(len(made)), say, {"outer": x, "groups": p, "each": q, "unit": r})
 
 
 def _blocks(before: Array, after: Array, order: Ints) -> Form | None:
@@ -179,12 +179,12 @@ def _blocks(before: Array, after: Array, order: Ints) -> Form | None:
             continue
         blocks = found
 
-        def sentence(row: str, rows: str, count: int = count, size: int = size, blocks: Ints = blocks) -> str:
+        def say(row: str, rows: str, count: int = count, size: int = size, blocks: Ints = blocks) -> str:
             return f"{count} equal blocks of {size:,} {rows} in the order {_listed(blocks)}"
 
         made = (blocks[:, None] * size + np.arange(size)).reshape(-1)
         detail = {"n": count, "size": size, "order": blocks.tolist()}
-        return Form("blocks", made, multinomial(np.ones(count, np.int64)) + log2(n), sentence, detail)
+        return Form("blocks", made, multinomial(np.ones(count, np.int64)) + log2(n), say, detail)
     return None
 
 
@@ -204,7 +204,7 @@ def _regroup(before: Array, after: Array) -> Form | None:
             groups, sizes = shape
             unit = n // count
 
-            def sentence(
+            def say(
                 row: str, rows: str, g: int = groups, s: list[int] = sizes, u: int = unit, gathered: bool = gathered
             ) -> str:
                 each = " + ".join(str(k) for k in s)
@@ -213,7 +213,7 @@ def _regroup(before: Array, after: Array) -> Form | None:
 
             made = (blocks[:, None] * unit + np.arange(unit)).reshape(-1)
             detail = {"groups": groups, "parts": sizes, "unit": unit, "to": "contiguous" if gathered else "grouped"}
-            return Form("regroup", made, 4 * log2(n), sentence, detail)
+            return Form("regroup", made, 4 * log2(n), say, detail)
     return None
 
 
@@ -233,11 +233,11 @@ def _repeated(before: Array, after: Array, order: Ints, general: bool = False) -
             continue
         found = form
 
-        def sentence(row: str, rows: str, times: int = times, size: int = size, found: Form = found) -> str:
-            return f"in each of {times:,} × {size:,} {rows}: {found.sentence(row, rows)}"
+        def say(row: str, rows: str, times: int = times, size: int = size, found: Form = found) -> str:
+            return f"in each of {times:,} × {size:,} {rows}: {found.say(row, rows)}"
 
         detail = {"times": times, "size": size, "form": form.name, **form.detail}
-        return Form(form.name, order, form.cost + log2(n), sentence, detail)
+        return Form(form.name, order, form.cost + log2(n), say, detail)
     return None
 
 
@@ -258,11 +258,11 @@ def _part(before: Array, after: Array, order: Ints) -> Form | None:
         found, whole = form, np.arange(len(order))
         whole[low:high] = form.order + low
 
-        def sentence(row: str, rows: str, low: int = low, high: int = high, found: Form = found) -> str:
-            return f"within {rows} {low:,}:{high:,}, {found.sentence(row, rows)}"
+        def say(row: str, rows: str, low: int = low, high: int = high, found: Form = found) -> str:
+            return f"within {rows} {low:,}:{high:,}, {found.say(row, rows)}"
 
         detail = {"within": [low, high], "form": form.name, **form.detail}
-        return Form(form.name, whole, form.cost + 2 * log2(len(order)), sentence, detail)
+        return Form(form.name, whole, form.cost + 2 * log2(len(order)), say, detail)
     return None
 
 
@@ -287,14 +287,14 @@ def _general(before: Array, order: Ints) -> Form:
     counts = np.unique(before[moved], return_counts=True)[1]
     cost = choose(n, len(moved)) + multinomial(counts)  # which rows, and their order
 
-    def sentence(row: str, rows: str) -> str:
+    def say(row: str, rows: str) -> str:
         shown = ", ".join(f"{a:,}→{b:,}" for a, b in moves) + (" …" if len(moved) > MOVES else "")
         most = f", the longest of {longest:,}" if len(lengths) > 1 else ""
         word = "cycle" if len(lengths) == 1 else "cycles"
         return f"{len(moved):,} of {n:,} {rows} reordered in {len(lengths):,} {word}{most} ({shown})"
 
     detail = {"moved": len(moved), "n": n, "cycles": len(lengths), "longest": longest, "moves": moves}
-    return Form("order", order, cost, sentence, detail)
+    return Form("order", order, cost, say, detail)
 
 
 def _block_order(before: Array, after: Array, count: int) -> Ints | None:

@@ -34,7 +34,7 @@ def reordered_units(a: LazyTensor, b: LazyTensor, seen: Difference) -> Pattern |
     if surprise < MARGIN or not _proved(a, b, form.order, unit):
         return None
     units = f"of {unit:,} elements"
-    sentence = form.sentence(f"unit {units}", f"units {units}")
+    sentence = form.say(f"unit {units}", f"units {units}")
     detail = {"axis": 0, "unit_of": unit, **form.detail}
     order = form.order
 

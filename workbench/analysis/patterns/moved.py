@@ -54,7 +54,7 @@ def reordered(a: LazyTensor, b: LazyTensor, seen: Difference) -> Pattern | None:
         if surprise < MARGIN or not _proved(left, right, axis, form.order):
             continue
         words = axis_words(len(seen.shape), axis)
-        sentence = form.sentence(*words)
+        sentence = form.say(*words)
         sentence += "" if whole else f"; only in {box_text(tuple(low), tuple(high), seen.shape)}"
         detail = {"axis": axis, **form.detail}
         if not whole:
