@@ -126,9 +126,9 @@ def test_a_filter_turns_back_to_the_first_page_and_nothing_found_says_what_to_do
     tensors.table.page = 3
     state.pattern = "layers.2"
     assert tensors.table.page == 1 and shown(tensors.table) == [k for k in state.ckpt if "layers.2" in k]
-    assert "7 of 28" in tensors.said.object
+    assert "7 of 28" in tensors.summary.object
     state.pattern = "nothing"
-    assert shown(tensors.table) == [] and "clear the filter" in tensors.said.object
+    assert shown(tensors.table) == [] and "clear the filter" in tensors.summary.object
 
 
 def test_the_table_as_csv_is_what_is_shown_in_its_order(tab):
@@ -187,10 +187,10 @@ def test_a_slow_pattern_of_a_link_leaves_the_page_awake(tab, monkeypatch):
     monkeypatch.setattr("workbench.app.tabs.tensors.LIMIT", 0.5)
     began = time.process_time()
     tensors, state, page = tab("long", pattern=SLOW)
-    assert "Filtering" in tensors.said.object
+    assert "Filtering" in tensors.summary.object
     assert time.process_time() - began < 5
     page.until(lambda: tensors.search.status == "failed")
-    assert "takes too long" in tensors.said.object and len(tensors.table.chosen) == 2
+    assert "takes too long" in tensors.summary.object and len(tensors.table.chosen) == 2
     state.pattern = "^y"
     assert shown(tensors.table) == ["y"]
 
@@ -269,10 +269,10 @@ def test_the_slice_browser_follows_the_state(tab):
     page.until(lambda: slices.job.status == "done")
     truth = torch.arange(4 * 60 * 30).reshape(4, 60, 30)
     for value in truth[2, 3:5, :2].flatten().tolist():
-        assert f">{value}</td>" in slices.said.object
+        assert f">{value}</td>" in slices.output.object
     assert "slice=2%2C+3%3A5%2C+%3A2" in query_of(state)
     slices.text.value = "9, 9, 9"
-    assert state.place == "9, 9, 9" and "out of range" in slices.said.object
+    assert state.place == "9, 9, 9" and "out of range" in slices.output.object
     slices.text.value = ""
     page.until(lambda: slices.job.status == "done")
     assert slices.text.value == "0, 0:20, 0:20" and state.place == ""

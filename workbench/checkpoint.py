@@ -275,14 +275,14 @@ class Checkpoint(Shown, Mapping[str, LazyTensor]):
         """
         if self._parent is not None:
             return self._parent.step
-        told = self.catalog.meta.get("step")
-        return told if is_step(told) else find_step(self.objects, self.place.name)
+        stored = self.catalog.meta.get("step")
+        return stored if is_step(stored) else find_step(self.objects, self.place.name)
 
     @cached_property
     def world_size(self) -> int | None:
         """Number of ranks of the job, if a file states it; the ranks that wrote files do not prove it."""
-        told = self.catalog.meta.get("world_size")
-        return told if isinstance(told, int) else find_world_size(self.objects)
+        stored = self.catalog.meta.get("world_size")
+        return stored if isinstance(stored, int) else find_world_size(self.objects)
 
     @property
     def mesh(self) -> Mapping[str, Any]:

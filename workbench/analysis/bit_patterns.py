@@ -94,8 +94,8 @@ def pattern_counts(bits: Array) -> Array:
 def fold_counts(state: Moment, dtype: DType, counts: Array) -> None:
     """Take in counts of all bit patterns of a type of 8 or 16 bits (``state.count`` is the caller's)."""
     values = pattern_values(dtype)
-    there = np.flatnonzero(counts)
-    values, times = values[there], counts[there]
+    nonzero = np.flatnonzero(counts)
+    values, times = values[nonzero], counts[nonzero]
     state.zero += int(times[values == 0].sum())
     if values.dtype.kind == "f":
         tiny = LAYOUTS[dtype.name].tiny if dtype.name in LAYOUTS else _TINY[dtype.name]
@@ -110,9 +110,9 @@ def fold_counts(state: Moment, dtype: DType, counts: Array) -> None:
         return
     total, l1 = (times * values).sum(), (times * np.abs(values)).sum()
     mean = float(total) / n
-    away = values - mean
+    centred = values - mean
     whole = int(total) if values.dtype.kind == "i" else None
-    m2 = float((times * (away * away)).sum())
+    m2 = float((times * (centred * centred)).sum())
     state.add(n, mean, m2, l1.item(), values.min().item(), values.max().item(), whole)
 
 

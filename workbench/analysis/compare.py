@@ -67,17 +67,17 @@ def compare(
     chosen = engine(int(work.nbytes.sum()), fast)
     found: dict[int, Comparison] = {}
     reducer = Compare(a, fast=chosen == "numba", histograms=histograms)
-    told = None if progress is None else (lambda done: progress(0.9 * done))  # the second pass is mostly short
-    for k, state in scan(work, reducer, threads=threads, progress=told, on_error=on_error):
+    pass_progress = None if progress is None else (lambda done: progress(0.9 * done))  # the second pass is mostly short
+    for k, state in scan(work, reducer, threads=threads, progress=pass_progress, on_error=on_error):
         if (state.changed or norms) and state.looked < state.seen and state.how in ("bits", "numbers"):
             found[k] = state
         else:
             yield k, state
     if found:
         rest = work.take(np.flatnonzero(np.isin(work.group, list(found))))
-        told = None if progress is None else (lambda done: progress(0.9 + 0.1 * done))
+        pass_progress = None if progress is None else (lambda done: progress(0.9 + 0.1 * done))
         look = Compare(a, fast=chosen == "numba", only_equal=True)
-        for k, more in scan(rest, look, threads=threads, progress=told, on_error=on_error):
+        for k, more in scan(rest, look, threads=threads, progress=pass_progress, on_error=on_error):
             state = found[k]
             for name in ("looked", "finite", "zeros", "nan_a", "nan_b", "inf_a", "inf_b"):
                 setattr(state, name, getattr(state, name) + getattr(more, name))

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.analysis import evidence as told
+from workbench.analysis import evidence as file_evidence
 from workbench.analysis.compare import compare
 from workbench.analysis.comparison import Comparison
 from workbench.analysis.diff_objects import ObjectChange, object_changes
@@ -189,9 +189,9 @@ class _Differ:
         self.a, self.b = self.a.decode(), self.b.decode()
         words = [", ".join(sorted({scheme for _, scheme in side})) for side in schemes]
         return [
-            f"{letter} is quantised ({said}): its tensors are compared as decoded numbers"
-            for letter, said in zip("ab", words, strict=True)
-            if said
+            f"{letter} is quantised ({names}): its tensors are compared as decoded numbers"
+            for letter, names in zip("ab", words, strict=True)
+            if names
         ]
 
     def _left_out(self, only_a: dict[str, str], only_b: dict[str, str]) -> None:
@@ -238,7 +238,7 @@ class _Differ:
                 rows[at] = replace(rows[at], status="unknown")
             return todo
         usable = [at for at in todo if pairs[at].by != MAP and rows[at].dtype_a == rows[at].dtype_b]
-        found = told.gather(
+        found = file_evidence.gather(
             self.a, self.b, [pairs[at].tensor_a for at in usable], [pairs[at].tensor_b for at in usable], self.replicas
         )
         self.checked |= found.checked
@@ -330,8 +330,8 @@ class _Differ:
             rows[at] = rows[at].rounded(found)
         kinds = {row.rounding.scheme for row in rows if row.rounding is not None}
         if kinds:
-            said = ", ".join(sorted(kinds))
-            self.checked["rounding"] = f"{len(todo):,} tensors against what their codes stand for ({said})"
+            names = ", ".join(sorted(kinds))
+            self.checked["rounding"] = f"{len(todo):,} tensors against what their codes stand for ({names})"
         if self.converted:
             self._without(pairs, rows)
 

@@ -265,10 +265,10 @@ def _sets(a: Any, b: Any) -> str:
         sides = [("only in a", a - b), ("only in b", b - a)]
     except (TypeError, RecursionError):
         return f"{_text(a)} → {_text(b)}"
-    return "; ".join(f"{side}: {_some(found)}" for side, found in sides if found)
+    return "; ".join(f"{side}: {_sample_text(found)}" for side, found in sides if found)
 
 
-def _some(found: Any) -> str:
+def _sample_text(found: Any) -> str:
     shown = sorted(short(one, TEXT) for one in islice(found, NODES))
     return ", ".join(shown[:ENTRIES]) + (f" and {len(found) - ENTRIES:,} more" if len(found) > ENTRIES else "")
 

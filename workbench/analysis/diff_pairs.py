@@ -121,21 +121,21 @@ def renamed(
         sides.append(tensors)
         kinds.append({(ckpt.catalog.dtype_of(t).name, ckpt.catalog.shape_of(t)) for t in tensors})
     both = kinds[0] & kinds[1]
-    prints: list[dict[str, list[int]]] = []
+    by_fingerprint: list[dict[str, list[int]]] = []
     for number, (ckpt, tensors) in enumerate(zip((a, b), sides, strict=True)):
         wanted = [t for t in tensors if (ckpt.catalog.dtype_of(t).name, ckpt.catalog.shape_of(t)) in both]
         found: dict[str, list[int]] = defaultdict(list)
-        told = None if progress is None else _half(progress, number)
+        half = None if progress is None else _half(progress, number)
         if wanted:
             passed = tensor_fingerprints(
-                ckpt.payloads, tensors=np.array(wanted), threads=threads, progress=told, on_error=lambda *_: None
+                ckpt.payloads, tensors=np.array(wanted), threads=threads, progress=half, on_error=lambda *_: None
             )
             for tensor, one in passed:
                 found[one.hex].append(tensor)
-        prints.append(found)
+        by_fingerprint.append(found)
     pairs, notes = [], []
-    for digest in prints[0].keys() & prints[1].keys():
-        first, second = prints[0][digest], prints[1][digest]
+    for digest in by_fingerprint[0].keys() & by_fingerprint[1].keys():
+        first, second = by_fingerprint[0][digest], by_fingerprint[1][digest]
         names = [a.catalog.keys[t] for t in first], [b.catalog.keys[u] for u in second]
         if len(first) == len(second) == 1:
             pairs.append(TensorPair(a, first[0], second[0], (names[0][0],), names[1][0], RENAMED))

@@ -96,7 +96,7 @@ def _by_chunks(
     pair, i, j = _same_boxes(p, q, left, right, replicas)
     crcs = stored_crcs(a.payloads), stored_crcs(b.payloads)
     same = _one_place(a, b, i, j)
-    equal, changed = _told(crcs, p, q, i, j)
+    equal, changed = _by_crc(crcs, p, q, i, j)
     counts = np.zeros((3, len(left)), np.int64)
     np.add.at(counts[0], pair[same | equal], 1)
     np.add.at(counts[1], pair[changed & ~same], 1)
@@ -126,7 +126,7 @@ def _by_chunks(
     return found
 
 
-def _told(crcs: tuple[StoredCrcs, StoredCrcs], p: Catalog, q: Catalog, i: Ints, j: Ints) -> tuple[Array, Array]:
+def _by_crc(crcs: tuple[StoredCrcs, StoredCrcs], p: Catalog, q: Catalog, i: Ints, j: Ints) -> tuple[Array, Array]:
     """Return pairs of chunk rows that are equal according to their CRCs, and those that changed."""
     one, two = crcs
     both = (one.crc[i] >= 0) & (two.crc[j] >= 0)
@@ -225,7 +225,7 @@ def _by_manifest(
     verdicts: list[Verdict],
     checked: dict[str, str],
 ) -> list[Verdict]:
-    found, told = [], 0
+    found, compared = [], 0
     for t, u, verdict in zip(left.tolist(), right.tolist(), verdicts, strict=True):
         one = manifests[0].tensors.get(a.catalog.keys[t])
         two = manifests[1].tensors.get(b.catalog.keys[u])
@@ -234,16 +234,16 @@ def _by_manifest(
         if one is None or two is None or one.fingerprint is None or two.fingerprint is None:
             found.append(verdict)
             continue
-        told += 1
+        compared += 1
         status = EQUAL if one.fingerprint == two.fingerprint else CHANGED
         if verdict.status == UNKNOWN:
             verdict = Verdict(status, MANIFEST, verdict.equal, verdict.changed, verdict.unknown, verdict.chunks)
         elif verdict.status != status and verdict.source == CRC:
             verdict = Verdict(UNKNOWN, "", verdict.equal, verdict.changed, verdict.unknown, verdict.chunks)
         found.append(verdict)
-    if told:
+    if compared:
         checked[MANIFEST] = (
-            f"fingerprints of {told:,} tensors, as they were when the manifests were written "
+            f"fingerprints of {compared:,} tensors, as they were when the manifests were written "
             f"({manifests[0].made} and {manifests[1].made})"
         )
     return found

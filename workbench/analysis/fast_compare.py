@@ -35,11 +35,13 @@ def tally(name: str, a: Array, b: Array, into: tuple[Array, ...], histograms: bo
     table = ready(fp8_table(name) if a.itemsize == 1 else _NO_TABLE)
     mask, ulps, octaves, counts, sums = into
     # eight neighbours use separate rows, to avoid waiting for each other; rows are not a power of two apart
-    near, far = np.zeros((8, len(ulps)), np.int64), np.zeros((8, len(octaves) + 8), np.int64)
+    by_ulp, by_octave = np.zeros((8, len(ulps)), np.int64), np.zeros((8, len(octaves) + 8), np.int64)
     blocks = [np.empty((2, BLOCK), kind) for kind in (a.dtype, np.float32, np.uint8)]
-    TALLIES[name](ready(a, a.dtype), ready(b, b.dtype), table, *blocks, mask, near, far, counts, sums, histograms)
-    ulps += near.sum(axis=0)
-    octaves += far.sum(axis=0)[: len(octaves)]
+    TALLIES[name](
+        ready(a, a.dtype), ready(b, b.dtype), table, *blocks, mask, by_ulp, by_octave, counts, sums, histograms
+    )
+    ulps += by_ulp.sum(axis=0)
+    octaves += by_octave.sum(axis=0)[: len(octaves)]
 
 
 @loop
@@ -54,7 +56,7 @@ def _differ(x, y, out):
 
 
 @loop
-def _itself(value, table):
+def _identity(value, table):
     return value
 
 
@@ -66,7 +68,7 @@ def _tally_of(number: Any, signed: Any, decoded: bool = False) -> Any:
         signed: integers of the size of the type.
         decoded: whether blocks are decoded once, before the loops, which then see float32.
     """
-    value, lowest = _itself if decoded else number, int(np.iinfo(signed).min)
+    value, lowest = _identity if decoded else number, int(np.iinfo(signed).min)
 
     @loop
     def steps(x, y):
@@ -136,14 +138,14 @@ def _tally_of(number: Any, signed: Any, decoded: bool = False) -> Any:
         return odd
 
     @loop
-    def histograms_of(a, b, x, y, table, near, far, ulps, octaves):
+    def histograms_of(a, b, x, y, table, ulp_bins, octave_bins, ulps, octaves):
         """Count δ of bits a, b and their decoded values by magnitude; the exponent of 2n + 1 is the bit length of n."""
         for i in range(len(x)):
-            far[i] = np.uint8(distance(x, y, i, table) >> np.int32(23))
-            near[i] = np.uint8((np.float64(2 * np.int64(steps(a[i], b[i])) + 1).view(np.int64) >> 52) - 1023)
+            octave_bins[i] = np.uint8(distance(x, y, i, table) >> np.int32(23))
+            ulp_bins[i] = np.uint8((np.float64(2 * np.int64(steps(a[i], b[i])) + 1).view(np.int64) >> 52) - 1023)
         for i in range(len(x)):
-            octaves[i & 7, far[i]] += 1
-            ulps[i & 7, near[i]] += 1
+            octaves[i & 7, octave_bins[i]] += 1
+            ulps[i & 7, ulp_bins[i]] += 1
 
     @kernel
     def tally_blocks(a, b, table, cleaned, numbers, places, mask, ulps, octaves, counts, sums, histograms):

@@ -100,12 +100,12 @@ class _Worst:
             return
         # unlike numpy's, Python's integers can negate the smallest value
         magnitude = np.maximum(values, -values) if values.dtype.kind == "f" else _unsigned(values)
-        near = np.flatnonzero(magnitude > least) if least >= 0 else np.arange(len(values))
-        if len(near) > self._top:
-            bound = np.partition(magnitude[near], len(near) - self._top)[len(near) - self._top]
-            above, equal = near[magnitude[near] > bound], near[magnitude[near] == bound]
-            near = np.concatenate([above, equal[: self._top - len(above)]])
-        found = [(-magnitude[at].item(), start + at, values[at].item()) for at in near.tolist()]
+        candidates = np.flatnonzero(magnitude > least) if least >= 0 else np.arange(len(values))
+        if len(candidates) > self._top:
+            bound = np.partition(magnitude[candidates], len(candidates) - self._top)[len(candidates) - self._top]
+            above, equal = candidates[magnitude[candidates] > bound], candidates[magnitude[candidates] == bound]
+            candidates = np.concatenate([above, equal[: self._top - len(above)]])
+        found = [(-magnitude[at].item(), start + at, values[at].item()) for at in candidates.tolist()]
         self._big = sorted(self._big + found, key=lambda row: row[:2])[: self._top]
 
     def listed(self) -> list[tuple[int, Any]]:

@@ -67,7 +67,7 @@ def find(path: str | os.PathLike[str] | Place) -> str:
     for name in (os.path.join(where, inside), beside(where)):
         if os.path.isfile(name):
             return name
-    raise _none(where)
+    raise _missing_manifest(where)
 
 
 def load(path: str | os.PathLike[str] | Place) -> Manifest:
@@ -88,7 +88,7 @@ def _found(place: Place) -> Place:
         return place.sub(name)
     above, name = place.above, f"{place.name}.manifest.json"
     if above is None or not above.exists(name):
-        raise _none(place.path)
+        raise _missing_manifest(place.path)
     return above.sub(name)
 
 
@@ -105,7 +105,7 @@ def _inside(place: Place) -> str:
     return INSIDE
 
 
-def _none(path: str) -> MissingFileError:
+def _missing_manifest(path: str) -> MissingFileError:
     return MissingFileError(
         f"{path!r} has no manifest, neither {INSIDE!r} inside nor {os.path.basename(beside(path))!r} next to it; "
         "write one with `workbench manifest write`"
@@ -184,7 +184,7 @@ def computed(
         name: FileEntry(stat.size, kinds.get(name, "other"), *cut.segments[name], empty) for name, stat in stats.items()
     }
     blocks = [entry.blocks(name, grain) for name, entry in entries.items()]
-    alone = _alone(ckpt, cut, grain)
+    alone = _own_blocks(ckpt, cut, grain)
     rest = np.setdiff1d(np.arange(len(ckpt.catalog)), np.array([t for row in alone.values() for t in row], np.int64))
     total = sum(stat.size for stat in stats.values())
     more = int(ckpt.catalog.tensor_nbytes[rest].sum())
@@ -256,22 +256,22 @@ def _digests(
     place: Place, blocks: Sequence[FileBlocks], known: Known, threads: int | None, progress: Progress | None
 ) -> Iterator[tuple[int, Array, dict[int, str]]]:
     """Return the result of :func:`file_digests` without reading known blocks."""
-    told = []
+    reused = []
     for one in blocks:
         mine = known.get(one.file, {})
         spans = zip(one.starts.tolist(), one.stops.tolist(), strict=True)
-        told.append({at: mine[span] for at, span in enumerate(spans) if span in mine})
-    unknown = [np.setdiff1d(np.arange(len(one.starts)), list(mine)) for one, mine in zip(blocks, told, strict=True)]
+        reused.append({at: mine[span] for at, span in enumerate(spans) if span in mine})
+    unknown = [np.setdiff1d(np.arange(len(one.starts)), list(mine)) for one, mine in zip(blocks, reused, strict=True)]
     rest = [FileBlocks(one.file, one.starts[at], one.stops[at]) for one, at in zip(blocks, unknown, strict=True)]
     for number, found, failed in file_digests(place, rest, threads=threads, progress=progress):
         digests = np.empty((len(blocks[number].starts), DIGEST), np.uint8)
         digests[unknown[number]] = found
-        for at, digest in told[number].items():
+        for at, digest in reused[number].items():
             digests[at] = np.frombuffer(digest, np.uint8)
         yield number, digests, {int(unknown[number][at]): why for at, why in failed.items()}
 
 
-def _alone(ckpt: Checkpoint, cut: FileSegments, grain: int) -> dict[str, list[int]]:
+def _own_blocks(ckpt: Checkpoint, cut: FileSegments, grain: int) -> dict[str, list[int]]:
     """Return by file the tensors whose blocks are exactly the file's own blocks."""
     found: dict[str, list[int]] = defaultdict(list)
     if grain:

@@ -56,10 +56,10 @@ def check(
     looked = {name: _size(place, name, partial) for name in manifest.files}
     sizes = {name: size for name, (size, _) in looked.items()}
     refused = {name: str(error) for name, (_, error) in looked.items() if error is not None}
-    there = [name for name, size in sizes.items() if size >= 0]
+    present = [name for name, size in sizes.items() if size >= 0]
     found = [*_missing(manifest, sizes, refused), *_added(place, manifest, partial)]
     blocks = []
-    for name in there:
+    for name in present:
         entry, size = manifest.files[name], sizes[name]
         if size != entry.size:
             found.append(_resized(name, entry, size, manifest))
@@ -68,7 +68,7 @@ def check(
         blocks.append(one._replace(starts=one.starts[within], stops=one.stops[within]))
     hashed = 0
     for number, digests, failed in file_digests(place, blocks, threads=threads, progress=progress):
-        name, one = there[number], blocks[number]
+        name, one = present[number], blocks[number]
         entry = manifest.files[name]
         hashed += int((one.stops - one.starts).sum())
         bad = (digests != entry.digests[: len(digests)]).any(axis=1)
@@ -82,7 +82,7 @@ def check(
             [failed.get(k, "") for k in np.flatnonzero(bad).tolist()],
         )
     checked = {
-        "files": f"{len(there):,} of {len(manifest.files):,} files of the manifest, {hashed:,} of "
+        "files": f"{len(present):,} of {len(manifest.files):,} files of the manifest, {hashed:,} of "
         f"{manifest.nbytes:,} bytes compared with their digests"
     }
     live = manifest.save.get("echo")
@@ -164,19 +164,19 @@ def _flipped(
     rows = zip(
         starts.tolist(), stops.tolist(), np.searchsorted(ends, starts, side="right").tolist(), reasons, strict=True
     )
-    told = 0
+    stretches = 0
     for (_, reason), group in groupby(rows, key=lambda row: (row[2], row[3])):
         for start, stop, count in _stretches([(row[0], row[1]) for row in group]):
-            told += 1
-            if told <= LISTED:
+            stretches += 1
+            if stretches <= LISTED:
                 yield _difference(name, entry, manifest, start, stop, count, reason)
-    if told > LISTED:
+    if stretches > LISTED:
         yield Finding(
             "manifest.changed",
             "error",
             name,
-            f"{told - LISTED:,} more byte ranges of this file differ",
-            {"file": name, "stretches": told},
+            f"{stretches - LISTED:,} more byte ranges of this file differ",
+            {"file": name, "stretches": stretches},
             "the file was rewritten; restore it from a copy",
         )
 

@@ -55,8 +55,8 @@ def compare(first: Manifest, second: Manifest) -> ManifestDiff:
     a, b = first.tensors, second.tensors
     common = [key for key in a if key in b]
     unknown = [key for key in common if a[key].fingerprint is None or b[key].fingerprint is None]
-    blind = set(unknown)
-    equal = [key for key in common if key not in blind and a[key].fingerprint == b[key].fingerprint]
+    incomparable = set(unknown)
+    equal = [key for key in common if key not in incomparable and a[key].fingerprint == b[key].fingerprint]
     same = set(equal)
     renamed = _renamed({key: a[key] for key in a if key not in b}, {key: b[key] for key in b if key not in a})
     gone, new = {before for before, _ in renamed}, {after for _, after in renamed}
@@ -64,13 +64,13 @@ def compare(first: Manifest, second: Manifest) -> ManifestDiff:
     names = {
         "added": [name for name in second.files if name not in first.files],
         "removed": [name for name in first.files if name not in second.files],
-        "changed": [name for name in first.files if name in second.files and not _alike(first, second, name)],
-        "equal": [name for name in first.files if name in second.files and _alike(first, second, name)],
+        "changed": [name for name in first.files if name in second.files and not _same_file(first, second, name)],
+        "equal": [name for name in first.files if name in second.files and _same_file(first, second, name)],
     }
     return ManifestDiff(
         [key for key in b if key not in a and key not in new],
         [key for key in a if key not in b and key not in gone],
-        [key for key in common if key not in same and key not in blind],
+        [key for key in common if key not in same and key not in incomparable],
         equal,
         renamed,
         [key for key in equal if places[0][key] != places[1][key]],
@@ -109,7 +109,7 @@ def _places(manifest: Manifest) -> dict[str, set[str]]:
     return found
 
 
-def _alike(first: Manifest, second: Manifest, name: str) -> bool:
+def _same_file(first: Manifest, second: Manifest, name: str) -> bool:
     """Return whether a file is the same in both; if its blocks differ, only sizes can be compared."""
     a, b = first.files[name], second.files[name]
     if a.size != b.size:

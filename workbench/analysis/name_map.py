@@ -118,11 +118,11 @@ def mapped(a: Checkpoint, b: Checkpoint, *, plain: bool = False) -> NameMap:
             continue
         pieces: list[ComposedBox] = []
         for link in found:
-            for source, there in atoms.get((b.roles[tensor], link.atom), ()):
-                shared = _pieces(source, there, link)
+            for source, link_a in atoms.get((b.roles[tensor], link.atom), ()):
+                shared = _pieces(source, link_a, link)
                 pieces += shared
-                if shared and link.more != there.more:
-                    added[source] = link.more - there.more
+                if shared and link.more != link_a.more:
+                    added[source] = link.more - link_a.more
         have, want = sum(_volume(piece.sizes) for piece in pieces), _volume(shape)
         if have != want or (want == 0 and not pieces):
             known = f"only {have:,} of its {want:,} elements are stored" if have else ""
@@ -169,38 +169,38 @@ def _all_links(
         yield tensor, links(fqn, shape, facts) if shape else [Link(fqn.removeprefix("model."), (), (), (), ())]
 
 
-def _pieces(source: int, there: Link, here: Link) -> list[ComposedBox]:
+def _pieces(source: int, link_a: Link, link_b: Link) -> list[ComposedBox]:
     """Return the intersection of an atom's boxes in ``a`` and ``b``, as pieces of the target."""
-    sizes_a = [there.sizes[axis] for axis in there.axes]
-    sizes_b = [here.sizes[axis] for axis in here.axes]
+    sizes_a = [link_a.sizes[axis] for axis in link_a.axes]
+    sizes_b = [link_b.sizes[axis] for axis in link_b.axes]
     if len(sizes_a) != len(sizes_b):
         return []
-    low = [max(x, y) for x, y in zip(there.at, here.at, strict=True)]
-    high = [min(x + n, y + m) for x, n, y, m in zip(there.at, sizes_a, here.at, sizes_b, strict=True)]
+    low = [max(x, y) for x, y in zip(link_a.at, link_b.at, strict=True)]
+    high = [min(x + n, y + m) for x, n, y, m in zip(link_a.at, sizes_a, link_b.at, sizes_b, strict=True)]
     if any(b <= a for a, b in zip(low, high, strict=True)):
         return []
-    every_a, every_b = (link.steps or (1,) * len(link.offsets) for link in (there, here))
-    offsets, sizes = list(there.offsets), list(there.sizes)
-    at = list(here.offsets)
-    axes: list[int | None] = [None] * len(here.offsets)
-    for k, (axis_a, axis_b) in enumerate(zip(there.axes, here.axes, strict=True)):
-        offsets[axis_a] += (low[k] - there.at[k]) * every_a[axis_a]
+    every_a, every_b = (link.steps or (1,) * len(link.offsets) for link in (link_a, link_b))
+    offsets, sizes = list(link_a.offsets), list(link_a.sizes)
+    at = list(link_b.offsets)
+    axes: list[int | None] = [None] * len(link_b.offsets)
+    for k, (axis_a, axis_b) in enumerate(zip(link_a.axes, link_b.axes, strict=True)):
+        offsets[axis_a] += (low[k] - link_a.at[k]) * every_a[axis_a]
         sizes[axis_a] = high[k] - low[k]
-        at[axis_b] += (low[k] - here.at[k]) * every_b[axis_b]
+        at[axis_b] += (low[k] - link_b.at[k]) * every_b[axis_b]
         axes[axis_b] = axis_a
     # a box of the target has no steps: its elements along that axis become separate pieces
-    apart = [axis for axis in range(len(at)) if every_b[axis] > 1 and axes[axis] is not None]
-    if not apart:
-        return [ComposedBox(source, tuple(offsets), tuple(sizes), tuple(at), tuple(axes), there.steps)]
+    strided = [axis for axis in range(len(at)) if every_b[axis] > 1 and axes[axis] is not None]
+    if not strided:
+        return [ComposedBox(source, tuple(offsets), tuple(sizes), tuple(at), tuple(axes), link_a.steps)]
     found = []
-    for index in product(*(range(sizes[axes[axis] or 0]) for axis in apart)):
+    for index in product(*(range(sizes[axes[axis] or 0]) for axis in strided)):
         begin, count, to = list(offsets), list(sizes), list(at)
-        for axis, n in zip(apart, index, strict=True):
+        for axis, n in zip(strided, index, strict=True):
             along = axes[axis] or 0
             begin[along] += n * every_a[along]
             count[along] = 1
             to[axis] += n * every_b[axis]
-        found.append(ComposedBox(source, tuple(begin), tuple(count), tuple(to), tuple(axes), there.steps))
+        found.append(ComposedBox(source, tuple(begin), tuple(count), tuple(to), tuple(axes), link_a.steps))
     return found
 
 

@@ -80,8 +80,8 @@ class SavePhases(Shown):
     def __init__(self, rows: list[SavePhase], notes: list[str], differences: list[str]) -> None:
         self.rows, self.notes, self.differences = rows, notes, differences
         self.ranks = max(row.rank for row in rows) + 1
-        there = dict.fromkeys(row.name for row in rows)
-        self.names = [name for name in ORDER if name in there] + [name for name in there if name not in ORDER]
+        present = dict.fromkeys(row.name for row in rows)
+        self.names = [name for name in ORDER if name in present] + [name for name in present if name not in ORDER]
         self._seconds: dict[tuple[int, str], float] = {}
         for row in rows:
             self._seconds[row.rank, row.name] = self._seconds.get((row.rank, row.name), 0.0) + row.seconds

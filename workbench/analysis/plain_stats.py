@@ -107,9 +107,9 @@ def _integers(state: Moment, values: Array) -> None:
         steps = values.view(np.uint64) - np.uint64(low % (1 << 64))
     else:
         steps = values.astype(np.int64) - low
-    away = steps.astype(np.float64)
-    away -= away.mean()
-    state.add(len(values), 0.0, np.square(away).sum(), l1, low, high, total)
+    centred = steps.astype(np.float64)
+    centred -= centred.mean()
+    state.add(len(values), 0.0, np.square(centred).sum(), l1, low, high, total)
 
 
 def _exact(values: Array) -> int:

@@ -254,7 +254,7 @@ class Run(Shown):
     def __init__(self, path: str, found: Sequence[Found], read: FoundLogs) -> None:
         self.path = path
         self.found = tuple(found)
-        self._said = read.said
+        self._starts_only = read.starts_only
         steps = {one.path: one.step for one in found}
         self._other_arguments = [step for path in read.restarted if (step := steps[path]) is not None]
         self._joined = sorted((join(log) for log in read.logs), key=self._rank)
@@ -534,17 +534,17 @@ class Run(Shown):
         known = first.loss or max(first.curves.values(), key=lambda each: len(each.steps))
         if one.log.unit == "lines" or not len(curve.steps):
             return False
-        shared, here, there = np.intersect1d(curve.steps, known.steps, assume_unique=True, return_indices=True)
+        shared, mine_at, other_at = np.intersect1d(curve.steps, known.steps, assume_unique=True, return_indices=True)
         if len(shared) < SHARED * len(curve.steps):
             return False
         if one.loss is None or first.loss is None:
             return True
-        mine, other = curve.values[here], known.values[there]
+        mine, other = curve.values[mine_at], known.values[other_at]
         finite_ = np.isfinite(mine) & np.isfinite(other)
         if not finite_.any():
             return True
-        apart = np.abs(mine - other)[finite_] / np.maximum(np.abs(other[finite_]), 1e-12)
-        return bool(np.median(apart) <= ALIKE)
+        relative = np.abs(mine - other)[finite_] / np.maximum(np.abs(other[finite_]), 1e-12)
+        return bool(np.median(relative) <= ALIKE)
 
     def _check(self) -> None:
         """Note a log that cannot be of these checkpoints."""
@@ -632,12 +632,12 @@ class Run(Shown):
             return
         steps, zero, interval = loss[0], 1 if self._zero_based else 0, self._joined[0].interval
         known = [one.first_after for one in self._joined[0].resumes]
-        for log in self._said:
+        for log in self._starts_only:
             for mark in log.starts:
                 loaded = mark.first if mark.loaded is None else mark.loaded
                 at = int(np.searchsorted(steps, (loaded or 0) + 1 - zero))
-                there = loaded is not None and 0 < at < len(steps) and _GOES_ON.search(mark.text) is not None
-                if there and not any(abs(int(steps[at]) - one) <= interval for one in known):
+                goes_on = loaded is not None and 0 < at < len(steps) and _GOES_ON.search(mark.text) is not None
+                if goes_on and not any(abs(int(steps[at]) - one) <= interval for one in known):
                     why = f"{mark.text} ({log.path!r})"
                     yield Resume(int(steps[at]), int(steps[at - 1]), 0, loaded, mark.fresh, why)
         yield from self._after_saves(steps, known)
@@ -701,11 +701,11 @@ class Run(Shown):
             return {}
         if (np.diff(times) <= 0).any():  # copied: the times are not those of saving
             return {}
-        apart, usual = np.diff(times), np.median(np.diff(times) / np.diff(steps)) * np.diff(steps)
-        more = apart - usual
+        waits, expected = np.diff(times), np.median(np.diff(times) / np.diff(steps)) * np.diff(steps)
+        more = waits - expected
         spread = 1.4826 * float(np.median(np.abs(more - np.median(more))))
-        long = more > np.maximum(usual, max(LATE, SPREADS * spread))
-        return {int(steps[at]): float(apart[at]) for at in np.flatnonzero(long)}
+        long = more > np.maximum(expected, max(LATE, SPREADS * spread))
+        return {int(steps[at]): float(waits[at]) for at in np.flatnonzero(long)}
 
     def _slow_starts(self, saves: Sequence[int], zero: int) -> list[tuple[int, float]]:
         """Return the saves after which one step is slow, as only the first one was: what was compiled and allocated
@@ -744,8 +744,8 @@ class Run(Shown):
             now = rates[at : at + AGAIN]
             if at < AGAIN or len(now) < AGAIN or not now[0] < FALLEN * rates[at - 1]:
                 continue
-            then = np.interp(steps[at : at + AGAIN] - save, steps, rates)
-            if now.min() < now.max() and np.allclose(now, then, rtol=0.05, atol=0):
+            rates_at_save = np.interp(steps[at : at + AGAIN] - save, steps, rates)
+            if now.min() < now.max() and np.allclose(now, rates_at_save, rtol=0.05, atol=0):
                 out.append(save)
         return out
 
@@ -768,13 +768,13 @@ class Run(Shown):
         interval = self._joined[0].interval if self._joined else 1
         whole = [found for found in self.found if found.complete and not is_echo_save(found)]
         if one.loaded is not None:
-            near = [found for found in whole if found.step in (one.loaded, one.loaded + zero)]
-            return one.loaded, near[-1] if near else None
+            candidates = [found for found in whole if found.step in (one.loaded, one.loaded + zero)]
+            return one.loaded, candidates[-1] if candidates else None
         if one.fresh:
             return None, None
         low, high = one.first_after - interval + zero, one.first_after - 1 + zero
-        near = [found for found in whole if low <= (found.step or 0) <= high]
-        return (near[-1].step, near[-1]) if near else (None, None)
+        candidates = [found for found in whole if low <= (found.step or 0) <= high]
+        return (candidates[-1].step, candidates[-1]) if candidates else (None, None)
 
     @staticmethod
     def _first_of(found: Sequence[Found]) -> Found:
@@ -798,9 +798,9 @@ def deleted_saves(kept: Sequence[int], least: int) -> list[int]:
     >>> deleted_saves([120, 160, 185], 5)
     [40, 80]
     """
-    apart = {two - one for one, two in pairwise(kept[:-1])}
-    every = apart.pop() if len(apart) == 1 else 0
-    return list(range(every, kept[0], every)) if every >= max(least, 1) and kept[0] % every == 0 else []
+    intervals = {two - one for one, two in pairwise(kept[:-1])}
+    interval = intervals.pop() if len(intervals) == 1 else 0
+    return list(range(interval, kept[0], interval)) if interval >= max(least, 1) and kept[0] % interval == 0 else []
 
 
 def is_echo_save(found: Found) -> bool:

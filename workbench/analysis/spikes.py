@@ -93,8 +93,8 @@ def find_spikes(values: Sequence[float], resumes: Iterable[int] = ()) -> list[Sp
             thresholds hold: few places are looked at, so chance has few occasions; such an event is suspected.
     """
     curve, logarithm = scale(values)
-    near = {at + k for at in resumes for k in range(NEAR)}
-    return SpikeWalk(curve, logarithm, SHORT if len(curve) < FEW else BASE, near).run()
+    near_resume = {at + k for at in resumes for k in range(NEAR)}
+    return SpikeWalk(curve, logarithm, SHORT if len(curve) < FEW else BASE, near_resume).run()
 
 
 def scale(values: Sequence[float]) -> tuple[list[float], bool]:
@@ -110,8 +110,8 @@ def scale(values: Sequence[float]) -> tuple[list[float], bool]:
 class SpikeWalk:
     """One causal pass over a curve: the quiet points so far, their scale, and the events found."""
 
-    def __init__(self, curve: list[float], logarithm: bool, base: int, near: set[int]) -> None:
-        self.curve, self.logarithm, self.base, self.near = curve, logarithm, base, near
+    def __init__(self, curve: list[float], logarithm: bool, base: int, near_resume: set[int]) -> None:
+        self.curve, self.logarithm, self.base, self.near_resume = curve, logarithm, base, near_resume
         self.quiet: deque[float] = deque(maxlen=base)
         self.residuals: deque[float] = deque(maxlen=LONG)
         self.level: deque[float] = deque(maxlen=LONG)  #: residuals where the curve was not falling steeply
@@ -131,7 +131,7 @@ class SpikeWalk:
                 at += 1
                 continue
             level = self._predict()
-            residual, near = value - level, at in self.near
+            residual, near = value - level, at in self.near_resume
             if residual > (NEAR_NATS if near else NATS):  # the scale takes most of the time, and few points need it
                 sigma = self._sigma()
                 if residual > (NEAR_ONSET if near else ONSET) * sigma:
@@ -200,9 +200,9 @@ class SpikeWalk:
             return math.inf
         recent = every[-RECENT:]
         middle = _median(recent)
-        apart = sorted(abs(one - middle) for one in recent)
-        spread = 1.4826 * _median(apart)
-        tail = apart[min(len(apart) - 1, int(0.95 * len(apart)))] / 1.96
+        deviations = sorted(abs(one - middle) for one in recent)
+        spread = 1.4826 * _median(deviations)
+        tail = deviations[min(len(deviations) - 1, int(0.95 * len(deviations)))] / 1.96
         self.tails = tail > 1.3 * spread
         centre = _median(every)
         long = 0.85 * 1.4826 * _median([abs(one - centre) for one in every])
@@ -232,7 +232,7 @@ class SpikeWalk:
                 break
             at += 1
         counts = slow or self._counts(onset, level, sigma, height / sigma, over)
-        if not counts and onset not in self.near:
+        if not counts and onset not in self.near_resume:
             return None
         kind = self._kind(peak, level, height, end, at)
         suspected = over <= 1 or not counts or (self.tails and height < SINGLE * sigma)
@@ -249,19 +249,19 @@ class SpikeWalk:
         return max(at, onset + 1)
 
     def _counts(self, onset: int, level: float, sigma: float, height: float, over: int) -> bool:
-        far = max(map(abs, self._noise())) / sigma
-        if height < FURTHER * far:
+        largest_noise = max(map(abs, self._noise())) / sigma
+        if height < FURTHER * largest_noise:
             return False
-        if self.logarithm and height * sigma > LONE and height > max(PEAK, LONE_FAR * far):
+        if self.logarithm and height * sigma > LONE and height > max(PEAK, LONE_FAR * largest_noise):
             return True
-        if self.logarithm and height * sigma > LONE_LESS and height > max(LONE_PEAK, LONE_FARTHER * far):
+        if self.logarithm and height * sigma > LONE_LESS and height > max(LONE_PEAK, LONE_FARTHER * largest_noise):
             return True
         if height > PEAK and over >= 2:
             return True
         after = [value - level for value in self.curve[onset + 1 : onset + 3] if math.isfinite(value)]
         if height > SINGLE:
             return not after or sum(after) / len(after) > SUPPORT * sigma
-        return height > max(LOW, APART * far) and bool(after) and max(after) > FOLLOW * height * sigma
+        return height > max(LOW, APART * largest_noise) and bool(after) and max(after) > FOLLOW * height * sigma
 
     def _again(self, at: int, onset: int, height: float, sigma: float) -> bool:
         """Return whether the loss jumps again within an event, measured from its present level."""

@@ -155,8 +155,8 @@ def _computed(
         _enter(columns, at, *(state if quantiles else (state, None)))
     whole = _chunk_numel(ckpt) if by_chunk else catalog.numel
     for at in np.flatnonzero(columns["seen"] < whole).tolist():
-        lost, told = int(whole[at] - columns["seen"][at]), errors.get(at, "they are not stored")
-        errors[at] = f"{lost:,} of {int(whole[at]):,} elements are missing here: {told}"
+        lost, why = int(whole[at] - columns["seen"][at]), errors.get(at, "they are not stored")
+        errors[at] = f"{lost:,} of {int(whole[at]):,} elements are missing here: {why}"
     return columns, errors
 
 
@@ -222,11 +222,11 @@ def _by_module(ckpt: Checkpoint, columns: dict[str, Array], errors: dict[int, st
         frame[name] = box.sums(where, each[who], len(order))
     floating = np.array([dtype.kind == "f" for dtype in ALL])[catalog.dtype]
     keep = floating[who]
-    told: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for at, tensor in zip(where.tolist(), who.tolist(), strict=True):
         if tensor in errors:
-            told.setdefault(at, f"tensor {catalog.keys[tensor]!r}: {errors[tensor]}")
-    return _with_numbers(frame, _merged(columns, where[keep], who[keep], len(order)), told)
+            reasons.setdefault(at, f"tensor {catalog.keys[tensor]!r}: {errors[tensor]}")
+    return _with_numbers(frame, _merged(columns, where[keep], who[keep], len(order)), reasons)
 
 
 def _merged(columns: dict[str, Array], where: Array, who: Array, rows: int) -> dict[str, Array]:
@@ -303,13 +303,13 @@ def _path(ckpt: Checkpoint, by: str, quantiles: bool) -> str:
 def _kept(ckpt: Checkpoint, by: str, quantiles: bool) -> dict[str, Array] | None:
     """Load the columns of an earlier run, or ``None``; a damaged file or another user's file is ignored."""
     rows = ckpt.catalog.chunks if by == "shard" else len(ckpt.catalog)
-    wanted = (*NUMBERS, "finite", "seen", *(_OF_CENSUS if quantiles else ()))
+    names = (*NUMBERS, "finite", "seen", *(_OF_CENSUS if quantiles else ()))
     try:
         with open(_path(ckpt, by, quantiles), "rb") as handle:
             if os.fstat(handle.fileno()).st_uid != os.getuid():
                 return None
             with np.load(handle, allow_pickle=False) as stored:
-                columns = {name: stored[name] for name in wanted}
+                columns = {name: stored[name] for name in names}
     except Exception:  # zipfile, zlib and numpy raise any exception; then it is computed again
         return None
     return columns if all(column.shape == (rows,) for column in columns.values()) else None

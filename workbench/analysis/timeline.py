@@ -91,7 +91,7 @@ def timeline(
     total = 1 + BOTH * (len(found) - 1)  # in readings of one step
     for number, one in enumerate(found):
         begin, end = max(1 + BOTH * (number - 1), 0), 1 + BOTH * number
-        told = None if progress is None else _part(progress, begin / total, end / total)
+        step_progress = None if progress is None else _part(progress, begin / total, end / total)
         row: dict[str, Any] = dict.fromkeys(STEP_COLUMNS)
         row |= {"step": one.step, "path": one.path, "complete": not one.why, "why": one.why, "format": one.format}
         try:
@@ -100,7 +100,7 @@ def timeline(
                 row |= {"format": ckpt.format, "step": one.step if ckpt.step is None else ckpt.step}
                 row |= {"tensors": len(ckpt), "nbytes": int(ckpt.catalog.tensor_nbytes.sum())}
                 if values:
-                    before, tensors = _tensors(before, ckpt, row, threads, told)
+                    before, tensors = _tensors(before, ckpt, row, threads, step_progress)
                     if by == "tensor":
                         rows += tensors
         except WorkbenchError as error:

@@ -317,8 +317,8 @@ class Watcher:
         """Report the steps whose files are the same as at the look before."""
         self._busy = False
         now, owned = self._clock(), _owned(self._found, files)
-        there = {found.path for found in self._found}
-        for path in [path for path in self._steps if path not in there]:
+        found_paths = {found.path for found in self._found}
+        for path in [path for path in self._steps if path not in found_paths]:
             if any(name == path or name.startswith(f"{path}/") for name in files):
                 continue  # it is being replaced
             entry = self._steps.pop(path)
@@ -491,10 +491,10 @@ class Watcher:
                     continue
                 try:
                     depth = 0 if folder == "." else folder.count("/") + 1
-                    near = min(ABOVE, self._above + depth)
-                    there = open_run(self._at(folder), self._logs, above=near, growing=True, known=self._grown)
-                    state.logs = self._stats(there.log_files)
-                    resumes, spikes = records(there.resumes), records(there.spikes)
+                    levels = min(ABOVE, self._above + depth)
+                    run = open_run(self._at(folder), self._logs, above=levels, growing=True, known=self._grown)
+                    state.logs = self._stats(run.log_files)
+                    resumes, spikes = records(run.resumes), records(run.spikes)
                     why = None
                 except WorkbenchError as error:
                     why = error
@@ -506,9 +506,9 @@ class Watcher:
                 else:
                     yield from self._note(str(why))
                 continue
-            yield from self._noted_logs(there.log_notes)
+            yield from self._noted_logs(run.log_notes)
             silent = self._from_now and not self._looks
-            for event in self._logged(there, state, resumes, spikes):
+            for event in self._logged(run, state, resumes, spikes):
                 self._busy = True
                 if not silent:
                     yield self._counted(event)
@@ -533,7 +533,7 @@ class Watcher:
                 found[path] = None
         return found
 
-    def _logged(self, there: Run, state: WatchedRun, resumes: Any, spikes: Any) -> Iterator[WatchEvent]:
+    def _logged(self, run: Run, state: WatchedRun, resumes: Any, spikes: Any) -> Iterator[WatchEvent]:
         now = self._clock()
         for row in resumes:
             step = row["step"]
@@ -544,7 +544,7 @@ class Watcher:
                 state.spikes = [one for one in state.spikes if one[0] < step]
             source = "" if row["from_step"] is None else f" from step {row['from_step']:,}"
             words = f"resumed before step {step:,}{source}: {row['why']}"
-            yield WatchEvent("resume", now, there.path, step, "", words, details=row)
+            yield WatchEvent("resume", now, run.path, step, "", words, details=row)
         for row in spikes:
             first, end = row["step"], max(row["end_step"] or 0, row["peak_step"])
             same = [one for one in state.spikes if one[0] <= end and first <= one[1]]
@@ -553,7 +553,7 @@ class Watcher:
                 state.spikes = [one for one in state.spikes if one not in same] + [(low, high)]
                 continue
             state.spikes.append((first, end))
-            yield WatchEvent("spike", now, there.path, first, _alarm(row), _spike_words(row), details=row)
+            yield WatchEvent("spike", now, run.path, first, _alarm(row), _spike_words(row), details=row)
 
     # ---- events -------------------------------------------------------------------------------------------------
 

@@ -43,8 +43,8 @@ def checkpoints(jail: Jail) -> FoundCheckpoints:
         for item in found
     ]
     state = ["" if item.complete else safe(item.why or "incomplete") for item in found]
-    _last[str(jail.root)] = told = FoundCheckpoints(found, ([safe(item.path) for item in found], about, state))
-    return told
+    _last[str(jail.root)] = listed = FoundCheckpoints(found, ([safe(item.path) for item in found], about, state))
+    return listed
 
 
 def found_before(jail: Jail) -> FoundCheckpoints | None:

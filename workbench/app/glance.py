@@ -40,12 +40,12 @@ def glance(ckpt: Checkpoint) -> Glance:
 
 def facts(ckpt: Checkpoint) -> list[tuple[str, str]]:
     """Return a description of the checkpoint as pairs of label and HTML, in the words of its text repr."""
-    told = [(name, html(value)) for name, value in shared.heading(ckpt) if name not in ("files", "objects")]
+    heading = [(name, html(value)) for name, value in shared.heading(ckpt) if name not in ("files", "objects")]
     used = np.flatnonzero(np.bincount(ckpt.catalog.file, minlength=len(ckpt.catalog.files))).tolist()
     sizes = [max(ckpt.catalog.file_stats[file].size, 0) for file in used]
     return [
         ("format", html(ckpt.format)),
-        *told,
+        *heading,
         ("tensor files", f"{count(len(sizes))} ({size(sum(sizes))})"),
         ("other objects", count(len(ckpt.objects))),
     ]

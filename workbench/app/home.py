@@ -137,8 +137,8 @@ class Home(pn.viewable.Viewer):
     def _read(self, progress: Progress) -> None:
         """Read runs one after the other; cards change as soon as something is known."""
         jail = self._state.jail
-        far = is_url(str(jail.root))
-        left, newest = (0, FAR) if far else (SMALL, STEPS)
+        remote = is_url(str(jail.root))
+        left, newest = (0, FAR) if remote else (SMALL, STEPS)
         for at, folder in enumerate(self._folders[:OPENED]):
             progress(at / len(self._folders))
             try:
@@ -151,8 +151,8 @@ class Home(pn.viewable.Viewer):
             values = nbytes <= left
             left -= nbytes if values else 0
             for step in folder.steps[-newest:]:
-                told = steady(progress, at / len(self._folders))
-                self._runs.check(step, str(jail.resolve(step.path)), values=values, progress=told)
+                step_progress = steady(progress, at / len(self._folders))
+                self._runs.check(step, str(jail.resolve(step.path)), values=values, progress=step_progress)
             self._soon()
 
     def _tell(self, path: str, words: str, run: Run | None) -> None:
@@ -234,8 +234,10 @@ def health_strip(names: Sequence[str], states: Sequence[StepHealth]) -> str:
         for name, one in zip(names, states, strict=True)
     )
     worst = [f"{name}: {one.words}" for name, one in zip(names, states, strict=True) if one.state == "finding"]
-    said = f"{len(worst)} of {len(states)} steps with findings" if worst else f"{len(states)} steps, no findings so far"
-    return f'<div class="strip" role="img" aria-label="{html(said)}">{marks}</div>'
+    summary = (
+        f"{len(worst)} of {len(states)} steps with findings" if worst else f"{len(states)} steps, no findings so far"
+    )
+    return f'<div class="strip" role="img" aria-label="{html(summary)}">{marks}</div>'
 
 
 def _alarms() -> str:

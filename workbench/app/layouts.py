@@ -35,12 +35,12 @@ def found(ckpt: Checkpoint, progress: Progress) -> ReadyLayout:
     while not _lock.acquire(timeout=PATIENCE):
         progress(0.0)
     try:
-        there: ReadyLayout | None = ckpt.__dict__.get(PLACE)
-        if there is None:
+        ready: ReadyLayout | None = ckpt.__dict__.get(PLACE)
+        if ready is None:
             progress(0.1)
-            there = ckpt.__dict__[PLACE] = found_of(layout(ckpt, progress=lambda share: progress(0.9 * share)), ckpt)
+            ready = ckpt.__dict__[PLACE] = found_of(layout(ckpt, progress=lambda share: progress(0.9 * share)), ckpt)
         progress(1.0)
-        return there
+        return ready
     finally:
         _lock.release()
 

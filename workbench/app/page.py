@@ -424,12 +424,12 @@ def _follow_url(state: WorkbenchState) -> None:
     location = pn.state.location
     state.restore(parse_query(location.search or ""))
 
-    def told(event: Any) -> None:
+    def read_url(event: Any) -> None:
         if event.new != query_of(state):
             state.restore(parse_query(event.new or ""))
 
-    def tell(*_: Any) -> None:
+    def write_url(*_: Any) -> None:
         location.search = query_of(state)
 
-    location.param.watch(told, "search")
-    state.param.watch(tell, list(URL))
+    location.param.watch(read_url, "search")
+    state.param.watch(write_url, list(URL))

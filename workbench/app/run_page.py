@@ -285,8 +285,8 @@ class RunPage(pn.viewable.Viewer):
         newest = run.found[-CHECKED:]
         values = self._size() <= SMALL
         for at, one in enumerate(newest):
-            told = steady(progress, at / len(newest))
-            self._runs.check(one, run.place_of(one), values=values, progress=told)
+            step_progress = steady(progress, at / len(newest))
+            self._runs.check(one, run.place_of(one), values=values, progress=step_progress)
 
     def _checked(self, event: Any) -> None:
         if event.new == "done" and self.reading is not None:

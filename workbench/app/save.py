@@ -21,7 +21,7 @@ def csv_button(name: str, frame: Callable[[], Any], label: str = "CSV") -> pmui.
     def made() -> io.BytesIO:
         table = frame().copy()
         for column in table.select_dtypes(include=["object", "string", "category"]):
-            table[column] = [_harmless(relative_values(cell)) for cell in table[column]]
+            table[column] = [_escape_formula(relative_values(cell)) for cell in table[column]]
         return io.BytesIO(table.to_csv(index=False).encode("utf-8", "backslashreplace"))
 
     return _button(f"{name}.csv", made, label)
@@ -45,7 +45,7 @@ def text_button(name: str, text: Callable[[], str], label: str) -> pmui.FileDown
     return _button(name, made, label)
 
 
-def _harmless(cell: Any) -> Any:
+def _escape_formula(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
 
 

@@ -153,7 +153,7 @@ def start(root: str | os.PathLike[str], port: int = 0, *, show: bool = False, **
         **{"check_unused_sessions_milliseconds": CHECK, **options},
     )
     http = server._http  # no request has been served yet: the event loop is not running
-    http.request_callback = Guard(http.request_callback, [*_names(how), *map(_bare, how.origins)], prefix)
+    http.request_callback = Guard(http.request_callback, [*_names(how), *map(_host, how.origins)], prefix)
     scheme = "http" if how.certificate is None else "https"
     print(f"Serving {str(root)!r} at {scheme}://{how.address}:{server.port}{prefix}/ (Ctrl-C stops it)", flush=True)
     if how.auth is not None and how.certificate is None and not _loopback(how.address):
@@ -264,7 +264,7 @@ def _names(how: Serving) -> list[str]:
     return [name.lower() for name in names]
 
 
-def _bare(origin: str) -> str:
+def _host(origin: str) -> str:
     return origin.partition(":")[0]
 
 

@@ -239,10 +239,10 @@ class WorkbenchState(param.Parameterized):
         """Run in a worker. The state owns the lease immediately: the page may be gone before it is notified."""
         lease = self._registry.acquire(self.jail.resolve(path))
         with self._lock:
-            wanted = turn is self._turn
-            if wanted:
+            current = turn is self._turn
+            if current:
                 self.lease = lease
-        if not wanted:
+        if not current:
             lease.release()
             raise Cancelled
         _ = lease.rows  # computed here, not on the page's thread

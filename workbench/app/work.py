@@ -61,7 +61,7 @@ class JobButton(pn.viewable.Viewer):
         return style.pane("")
 
     @cached_property
-    def _said(self) -> pn.pane.HTML:
+    def _message(self) -> pn.pane.HTML:
         return style.pane("")
 
     @cached_property
@@ -86,8 +86,8 @@ class JobButton(pn.viewable.Viewer):
 
     def say(self, text: str, kind: str = "info") -> None:
         """Show a sentence below the button."""
-        self._said.object = style.message(text, kind)
-        self._body[:] = [self.button, self._said]
+        self._message.object = style.message(text, kind)
+        self._body[:] = [self.button, self._message]
 
     def _progressed(self, *events: Any) -> None:
         job = self.job

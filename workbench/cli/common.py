@@ -41,9 +41,9 @@ def narrow(ckpt: Checkpoint, options: argparse.Namespace) -> Checkpoint:
     narrow = ckpt.select(joined, options.role)
     if not len(narrow):
         roles = ", ".join(sorted(set(ckpt.roles)))
-        meant = f"has a name that matches {joined!r}" if joined else f"has the role {options.role!r}"
-        meant += f" and the role {options.role!r}" if joined and options.role else ""
-        note(f"none of {plural(len(ckpt), 'tensor')} {meant}; the stored roles are {roles}")
+        condition = f"has a name that matches {joined!r}" if joined else f"has the role {options.role!r}"
+        condition += f" and the role {options.role!r}" if joined and options.role else ""
+        note(f"none of {plural(len(ckpt), 'tensor')} {condition}; the stored roles are {roles}")
     return narrow
 
 

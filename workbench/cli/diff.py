@@ -21,8 +21,8 @@ def diff(options: argparse.Namespace) -> int:
     """
     a, b = (narrow(open_as(options, path), options) for path in (options.a, options.b))
     if options.pattern and not (len(a) or len(b)):
-        meant = " or ".join(map(repr, options.pattern))
-        raise UsageError(f"no tensor of either checkpoint matches {meant}; `workbench show` lists their names")
+        patterns = " or ".join(map(repr, options.pattern))
+        raise UsageError(f"no tensor of either checkpoint matches {patterns}; `workbench show` lists their names")
     replicas = tuple(options.replicas or (0, 0))
     if a.step is not None and b.step is not None and a.step > b.step:
         note(f"a is {options.b!r} (step {b.step:,}), the older of the two: changes are shown from old to new")

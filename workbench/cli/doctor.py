@@ -43,7 +43,7 @@ def doctor(options: argparse.Namespace) -> int:
     """
     from workbench.doctor.examine import doctor as examine
 
-    _given(options)
+    _check_given(options)
     run = _run(options)
     page = None if options.html is None else page_path(options.html, "--html")
     paths = [_opened(options, path) for path in (options.before, options.after, options.echo)]
@@ -126,7 +126,7 @@ def _opened(options: argparse.Namespace, path: Any) -> Any:
         return path
 
 
-def _given(options: argparse.Namespace) -> None:
+def _check_given(options: argparse.Namespace) -> None:
     for beta, least in zip(options.betas or (), ("from 0", "above 0"), strict=False):
         if not 0 <= beta < 1 or (beta == 0 and least == "above 0"):
             which = "β1" if least == "from 0" else "β2"

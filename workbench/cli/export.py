@@ -90,10 +90,10 @@ def _to_device(options: argparse.Namespace, ckpt: Checkpoint) -> int:
             one.reshape(-1)[:1].cpu()  # wait for everything queued on the device
         seconds = time.perf_counter() - began
     nbytes = sum(one.nbytes for one in tensors.values())
-    told = {"device": options.to_device, "tensors": len(tensors), "nbytes": nbytes, "seconds": seconds}
-    told |= {} if peak is None else {"gb_per_s": nbytes / seconds / 1e9, "peak_gb_per_s": peak}
+    result = {"device": options.to_device, "tensors": len(tensors), "nbytes": nbytes, "seconds": seconds}
+    result |= {} if peak is None else {"gb_per_s": nbytes / seconds / 1e9, "peak_gb_per_s": peak}
     if options.json:
-        print_json(told)
+        print_json(result)
         return 0
     what = f"{plural(len(tensors), 'tensor')}, {units.nbytes(nbytes)}"
     say(f"{what} on {safe(options.to_device)} in {seconds:.2f} s")

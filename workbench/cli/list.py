@@ -123,9 +123,11 @@ def _flat(ckpt: Checkpoint) -> None:
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max([columns(head), *(columns(row[at]) for row in rows)]) for at, head in enumerate(heads[:-1])]
     for row in ([paint(head, "head") for head in heads], *rows):
-        cells = [pad(cell, width + len(cell) - len(_bare(cell))) for cell, width in zip(row, widths, strict=False)]
+        cells = [
+            pad(cell, width + len(cell) - len(_without_colour(cell))) for cell, width in zip(row, widths, strict=False)
+        ]
         say("  ".join([*cells, row[-1]]))
 
 
-def _bare(cell: str) -> str:
+def _without_colour(cell: str) -> str:
     return re.sub("\x1b\\[\\d+m", "", cell)

@@ -120,9 +120,9 @@ def _with_manifest(options: argparse.Namespace, path: str) -> tuple[str, Manifes
 
 def _headline(found: ManifestDiff) -> str:
     kinds = ("added", "removed", "changed", "renamed", "unknown")
-    told = [f"{len(getattr(found, kind)):,} {kind}" for kind in kinds if getattr(found, kind)]
+    counts = [f"{len(getattr(found, kind)):,} {kind}" for kind in kinds if getattr(found, kind)]
     moved = f" ({len(found.moved):,} in other files)" if found.moved else ""
-    return ", ".join([*told, f"{plural(len(found.equal), 'tensor')} equal{moved}"])
+    return ", ".join([*counts, f"{plural(len(found.equal), 'tensor')} equal{moved}"])
 
 
 def _rows(found: ManifestDiff) -> list[tuple[str, list[str]]]:

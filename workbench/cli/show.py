@@ -56,8 +56,8 @@ def objects(options: argparse.Namespace) -> None:
     for name in wanted:
         value = _decoded(ckpt, name, options)
         if options.name is None:
-            glimpse = json.dumps(value, ensure_ascii=False)
-            say(shorten(f"{safe(name)}: {safe(glimpse)}", 160))
+            preview = json.dumps(value, ensure_ascii=False)
+            say(shorten(f"{safe(name)}: {safe(preview)}", 160))
             continue
         for count, line in enumerate(_lines(value, f"{safe(name)}: ", 0)):
             if count == LINES:
@@ -91,9 +91,9 @@ def _key(ckpt: Checkpoint, text: str) -> str | None:
     if text in ckpt:
         return text
     if "\\" in text:
-        alike = [key for key in ckpt if safe(key) == text]
-        if len(alike) == 1:
-            return alike[0]
+        matches = [key for key in ckpt if safe(key) == text]
+        if len(matches) == 1:
+            return matches[0]
     return None
 
 
@@ -126,13 +126,13 @@ def _chunk_line(row: Mapping[str, Any]) -> str:
     return f"{units.shape(row['offsets'])} + {units.shape(row['sizes'])}  {where}{rank}{copy}{codec}"
 
 
-def _wanted(there: Mapping[str, Any], name: str | None) -> list[str]:
+def _wanted(objects: Mapping[str, Any], name: str | None) -> list[str]:
     if name is None:
-        return list(there)
-    found = [key for key in there if key == name or key.startswith(f"{name}.") or safe(key) == name]
+        return list(objects)
+    found = [key for key in objects if key == name or key.startswith(f"{name}.") or safe(key) == name]
     if not found:
-        listed = f"no object {name!r} among {len(there):,}; workbench objects PATH lists them"
-        raise ObjectNotFoundError(f"{listed}{did_you_mean(name, there)}")
+        listed = f"no object {name!r} among {len(objects):,}; workbench objects PATH lists them"
+        raise ObjectNotFoundError(f"{listed}{did_you_mean(name, objects)}")
     return found
 
 

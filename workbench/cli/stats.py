@@ -63,8 +63,8 @@ def _sorted(frame: pd.DataFrame, column: str | None) -> pd.DataFrame:
     if column is None:
         return frame
     if column not in frame.columns:
-        there = list(map(str, frame.columns))
-        raise UsageError(f"--sort {column!r}: choose one of {', '.join(there)}{did_you_mean(column, there)}")
+        columns = list(map(str, frame.columns))
+        raise UsageError(f"--sort {column!r}: choose one of {', '.join(columns)}{did_you_mean(column, columns)}")
     numeric = frame[column].dtype.kind in "iuf"
     return frame.sort_values(column, ascending=not numeric, kind="stable")
 

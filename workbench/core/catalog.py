@@ -170,10 +170,10 @@ class Catalog:
         for doubtful in (nbytes > stored, np.ones(len(found), bool)):  # what is expanded goes first
             rest = located & ~found
             total = np.bincount(self.file[rest], nbytes[rest], len(known))
-            crowded = (total > INFLATED_FILE * np.maximum(known, 1)) & (total > INFLATED_FILE_LEAST)
-            if not crowded.any():
+            implausible = (total > INFLATED_FILE * np.maximum(known, 1)) & (total > INFLATED_FILE_LEAST)
+            if not implausible.any():
                 break
-            found |= rest & doubtful & crowded[self.file]
+            found |= rest & doubtful & implausible[self.file]
         return np.asarray(found)
 
     def not_checked(self, row: int) -> str:
@@ -268,8 +268,8 @@ class Catalog:
         )
         odd = (self.start < 0) | (self.stop < self.start)
         self._first_bad(odd, "has a chunk with byte range {start:,} to {stop:,}", chunk=True)
-        alien = (self.file < 0) | (self.file >= len(self.files)) | (self.codec >= len(codecs.TABLE))
-        self._first_bad(alien, "refers to a file or codec that does not exist", chunk=True)
+        invalid = (self.file < 0) | (self.file >= len(self.files)) | (self.codec >= len(codecs.TABLE))
+        self._first_bad(invalid, "refers to a file or codec that does not exist", chunk=True)
         table = self.objects
         backwards = np.flatnonzero((table.start < 0) | (table.stop < table.start))
         if len(backwards):
@@ -284,8 +284,8 @@ class Catalog:
             IncompleteError: the reader found all files of some ranks absent (``meta["incomplete"]`` names them).
             MissingFileError, TruncatedError: data is missing; the message names the first lost tensor or object.
         """
-        if isinstance(told := self.meta.get("incomplete"), str):
-            raise IncompleteError(told)
+        if isinstance(incomplete := self.meta.get("incomplete"), str):
+            raise IncompleteError(incomplete)
         sizes = np.array([stat.size for stat in self.file_stats], np.int64)
         if not len(sizes):
             return
@@ -326,8 +326,8 @@ class Catalog:
         need = self.chunk_nbytes
         if self.strides is not None:
             full = ~_any(self.sizes == 0)
-            wild = full[:, None] & (self.sizes > 1) & (self.strides > (self.stop - self.start)[:, None])
-            self._first_bad(raw & _any(wild), "has strides longer than its payload", chunk=True)
+            overreaching = full[:, None] & (self.sizes > 1) & (self.strides > (self.stop - self.start)[:, None])
+            self._first_bad(raw & _any(overreaching), "has strides longer than its payload", chunk=True)
             reach = np.where(full, ((self.sizes - 1) * self.strides).sum(axis=1) + 1, 0)
             need = nbytes_of_codes(self.dtype[owner], reach)
         if self.inner is not None:

@@ -150,9 +150,9 @@ def _check_ranges(payloads: Payloads) -> Iterator[RecordCheck]:
     for row in np.lexsort((catalog.start, catalog.file)) if stored or chunked else ():
         number, start, stop = int(catalog.file[row]), int(catalog.start[row]), int(catalog.stop[row])
         name, key = catalog.files[number], catalog.keys[catalog.tensor[row]]
-        told = stored.get(name, {}).get(str(start))
+        expected = stored.get(name, {}).get(str(start))
         how = "" if codecs.TABLE[catalog.codec[row]].within else chunked.get(key, "")  # a node has its own
-        if (told is None and not how) or start == stop:
+        if (expected is None and not how) or start == stop:
             continue
         try:
             source, crc = payloads.pool.source(number), 0
@@ -163,20 +163,20 @@ def _check_ranges(payloads: Payloads) -> Iterator[RecordCheck]:
                     catalog.meta,
                     f"tensor {key!r}: item at byte {start:,} of {name!r}",
                 )
-                crc, told = crc32c(data[:-4]), int.from_bytes(data[-4:].tobytes(), "little")
+                crc, expected = crc32c(data[:-4]), int.from_bytes(data[-4:].tobytes(), "little")
             else:
                 for first in range(start, stop, TASK):
                     last = min(first + TASK, stop)
                     part = crc32c(source.read(first, last))
                     crc = part if first == start else crc32_of_two(crc, part, last - first, castagnoli=True)
                 if how:
-                    told = int.from_bytes(bytes(source.read(stop, stop + 4)), "little")
+                    expected = int.from_bytes(bytes(source.read(stop, stop + 4)), "little")
                 else:
                     crc = masked(crc)
         except WorkbenchError as error:
             yield RecordCheck("damaged", name, key, start, stop, key, message=str(error))
             continue
-        yield RecordCheck("ok" if crc == told else "mismatch", name, key, start, stop, key, told, crc)
+        yield RecordCheck("ok" if crc == expected else "mismatch", name, key, start, stop, key, expected, crc)
 
 
 def _stream(data: Array, codec: int, meta: Mapping[str, Any], what: str) -> Array:

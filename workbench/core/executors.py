@@ -223,9 +223,9 @@ def _workers(executor: Executor) -> tuple[int, int]:
 
 
 def _submitted(executor: Executor, run: TaskRunner[T, R], batch: list[T], threads: int) -> Future[_BatchResults[R]]:
-    data, far = _dumps((*run.part(batch), threads))
+    data, remote = _dumps((*run.part(batch), threads))
     context = getattr(executor, "_mp_context", None)
-    if far and context is not None and context.get_start_method() == "fork":
+    if remote and context is not None and context.get_start_method() == "fork":
         raise UsageError(
             "this executor forks its processes, and a forked process cannot reach a store that was used before: "
             "create it with mp_context=multiprocessing.get_context('spawn')"
@@ -294,8 +294,8 @@ def _no_workers_timeout() -> float:
 
 
 def _lost(error: BaseException) -> WorkerError:
-    said = " ".join(str(error).split())
-    why = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    message = " ".join(str(error).split())
+    why = f"{type(error).__name__}: {message}" if message else type(error).__name__
     if isinstance(error, CancelledError):
         why = "its tasks were cancelled: it was shut down, or the connection to its scheduler was lost"
     return WorkerError(f"the executor did not finish the tasks ({why}); run it again")
@@ -324,11 +324,11 @@ class Reference(Protocol):
 class _TaskPickler(pickle.Pickler):
     """Objects with a ``_reference`` are sent as that: a :class:`Reference`, and which part of it they are."""
 
-    far = False
+    remote = False
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is Place and not obj.local:
-            self.far = True
+            self.remote = True
         if getattr(type(obj), "_by_reference", False):
             return obj._reference
         return None
@@ -345,7 +345,7 @@ def _dumps(value: Any) -> tuple[bytes, bool]:
     out = io.BytesIO()
     pickler = _TaskPickler(out, protocol=5)
     pickler.dump(value)
-    return out.getvalue(), pickler.far
+    return out.getvalue(), pickler.remote
 
 
 # ---- in a worker -----------------------------------------------------------------------------------------------------

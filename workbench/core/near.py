@@ -22,19 +22,19 @@ def near(name: str, known: Collection[str], count: int = 3) -> list[str]:
     Letter case is ignored. Fast for a million names, which are narrowed down first: a typo in one half of a name leaves
     the other half unchanged.
     """
-    wanted = name.casefold()
+    folded = name.casefold()
     pool: Collection[str] = known
     if len(known) > MOST:
-        half = len(wanted) // 2
-        head, tail = wanted[:half], wanted[half:]
-        alike = [one for one in known if (f := one.casefold()).startswith(head) or f.endswith(tail)] if half else []
-        alike = heapq.nsmallest(10 * MOST, alike, key=lambda one: abs(len(one) - len(name)))
-        pool = heapq.nlargest(MOST, alike, key=lambda one: _shared(one.casefold(), wanted))
-    spelt: dict[str, list[str]] = {}
+        half = len(folded) // 2
+        head, tail = folded[:half], folded[half:]
+        similar = [one for one in known if (f := one.casefold()).startswith(head) or f.endswith(tail)] if half else []
+        similar = heapq.nsmallest(10 * MOST, similar, key=lambda one: abs(len(one) - len(name)))
+        pool = heapq.nlargest(MOST, similar, key=lambda one: _shared(one.casefold(), folded))
+    by_casefold: dict[str, list[str]] = {}
     for one in pool:
-        spelt.setdefault(one.casefold(), []).append(one)
-    close = [one for f in difflib.get_close_matches(wanted, spelt, n=count, cutoff=0.6) for one in spelt[f]]
-    holding = (one for one in known if wanted in one.casefold()) if len(name) >= SHORT else ()
+        by_casefold.setdefault(one.casefold(), []).append(one)
+    close = [one for f in difflib.get_close_matches(folded, by_casefold, n=count, cutoff=0.6) for one in by_casefold[f]]
+    holding = (one for one in known if folded in one.casefold()) if len(name) >= SHORT else ()
     return list(dict.fromkeys([*close, *heapq.nsmallest(count, holding, key=len)]))[:count]
 
 

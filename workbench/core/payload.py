@@ -151,8 +151,8 @@ class Payloads:
         if codecs.COMPRESSED[c.codec[row]]:
             tensor = int(c.tensor[row])
             part = not codecs.WHOLE_ITEM[c.codec[row]]
-            wanted = nbytes_of(c.dtype_of(tensor), int(np.prod(c.sizes[row])))
-            limit = PART_LIMIT if part else wanted + ZIP_OVERHEAD
+            nbytes = nbytes_of(c.dtype_of(tensor), int(np.prod(c.sizes[row])))
+            limit = PART_LIMIT if part else nbytes + ZIP_OVERHEAD
             last = self._unpacked
             if last is None or last[0] != (*place, limit):
                 last = self._unpacked = (*place, limit), decompress(data[:], limit, what=self.describe(row))
@@ -275,10 +275,10 @@ class Payloads:
         data = self.stored(row)  # checks that the file is still the same
         last = self._unpacked
         if last is None or last[0] != place:
-            undone = _STREAMS.get(int(c.codec[row]), decompress)
+            decoder = _STREAMS.get(int(c.codec[row]), decompress)
             if filters := codecs.TABLE[c.codec[row]].filters:
-                undone = partial(unfilter, filters=filters, size=c.dtype_of(int(c.tensor[row])).itemsize)
-            plain = undone(data[:], int(c.meta.get("largest_chunk", 0)), what=self.describe(row))
+                decoder = partial(unfilter, filters=filters, size=c.dtype_of(int(c.tensor[row])).itemsize)
+            plain = decoder(data[:], int(c.meta.get("largest_chunk", 0)), what=self.describe(row))
             last = self._unpacked = place, plain
         return last[1]
 
@@ -290,8 +290,8 @@ class Payloads:
             raise CorruptError(
                 f"{self.describe(row)} decompresses to {len(outer):,} bytes and needs those from {at:,} on"
             )
-        undone = inflate if codec == "gzip" else decompress
-        return undone(outer[at:], int(c.meta.get("largest_chunk", 0)), what=self.describe(row))
+        decoder = inflate if codec == "gzip" else decompress
+        return decoder(outer[at:], int(c.meta.get("largest_chunk", 0)), what=self.describe(row))
 
     def _from_archive(self, row: int) -> Array:
         dtype, sizes, inner, strides = self._layout(row)
@@ -330,13 +330,13 @@ class Payloads:
             )
         if not codecs.WHOLE_ITEM[self.catalog.codec[row]] and not dtype.packed:
             steps = cat.row_major(sizes) if strides is None else strides
-            held, wanted = (
+            held, needed = (
                 math.prod(item.shape),
                 (inner + cat.reach(sizes, steps) * dtype.raw.itemsize) // dtype.itemsize,
             )
-            if wanted > held:
+            if needed > held:
                 raise CorruptError(
-                    f"{self.describe(row)} contains {held:,} elements but the metadata says {wanted:,} or more, "
+                    f"{self.describe(row)} contains {held:,} elements but the metadata says {needed:,} or more, "
                     "including those of this tensor; the file is from another save, or files of two ranks were swapped"
                 )
         return item, data

@@ -57,12 +57,12 @@ class Ranks:
             yield
         except Exception as caught:
             error = caught
-        told = self.gather(None if error is None else (type(error).__name__, str(error)))
+        failures = self.gather(None if error is None else (type(error).__name__, str(error)))
         if error is not None:
             if self.size == 1 or not isinstance(error, WorkbenchError):
                 raise error
             raise type(error)(f"rank {self.rank}: {error}") from error
-        for rank, one in enumerate(told):
+        for rank, one in enumerate(failures):
             if one is not None:
                 kind, text = getattr(errors, one[0], None), one[1]
                 if isinstance(kind, type) and issubclass(kind, WorkbenchError):

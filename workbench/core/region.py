@@ -265,8 +265,8 @@ def _spans(source: Source, axis: Axis, stride: int, inner: int, alone: bool) -> 
         yield from (slice(first, first + count) for first in range(0, len(axis), count))
         return
     at = axis * stride
-    apart = (np.diff(at) - inner > source.gap) | (np.diff(at // room) > 0) | alone
-    cuts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(axis)]
+    breaks = (np.diff(at) - inner > source.gap) | (np.diff(at // room) > 0) | alone
+    cuts = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(axis)]
     yield from (slice(a, b) for a, b in pairwise(cuts))
 
 

@@ -105,23 +105,23 @@ def _pick(axis: Axis, part: Any, position: int) -> Axis:
 
 
 def _array(axis: range | np.ndarray[Any, Any], part: Any, position: int) -> np.ndarray[Any, Any]:
-    wanted = np.asarray(part)
-    if wanted.dtype == bool and wanted.ndim == 1:
-        if len(wanted) != len(axis):
-            raise SelectionError(f"mask of length {len(wanted):,} for axis {position} of size {len(axis):,}")
-        wanted = np.flatnonzero(wanted)
-    elif wanted.size == 0:
-        wanted = wanted.reshape(-1).astype(np.int64)
-    if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
+    index = np.asarray(part)
+    if index.dtype == bool and index.ndim == 1:
+        if len(index) != len(axis):
+            raise SelectionError(f"mask of length {len(index):,} for axis {position} of size {len(axis):,}")
+        index = np.flatnonzero(index)
+    elif index.size == 0:
+        index = index.reshape(-1).astype(np.int64)
+    if index.ndim != 1 or index.dtype.kind not in "iu":
         raise SelectionError(
             f"axis {position}: {type(part).__name__} is not a valid index; use an integer, a slice, or a 1-d list or "
             "mask"
         )
-    wanted = wanted.astype(np.int64)
-    out = wanted[(wanted < -len(axis)) | (wanted >= len(axis))]
+    index = index.astype(np.int64)
+    out = index[(index < -len(axis)) | (index >= len(axis))]
     if len(out):
         raise SelectionError(f"index {int(out[0]):,} is out of range for axis {position} of size {len(axis):,}")
-    wanted = np.where(wanted < 0, wanted + len(axis), wanted)
+    index = np.where(index < 0, index + len(axis), index)
     if isinstance(axis, range):
-        return axis.start + wanted * axis.step
-    return axis[wanted]
+        return axis.start + index * axis.step
+    return axis[index]

@@ -121,9 +121,9 @@ class PreadSource(Source):
     def read_runs(self, rows: Array, starts: Sequence[int]) -> None:
         nbytes, first = rows.shape[1], np.asarray(starts, np.int64)
         steps = np.diff(first)
-        apart = (steps < 0) | (steps > self.gap) | (nbytes >= SMALL)
+        separate = (steps < 0) | (steps > self.gap) | (nbytes >= SMALL)
         buffer = np.empty(0, np.uint8)  # used again: the first touch of fresh memory costs more than the bytes
-        for low, high in pairwise([0, *(np.flatnonzero(apart) + 1).tolist(), len(first)]):
+        for low, high in pairwise([0, *(np.flatnonzero(separate) + 1).tolist(), len(first)]):
             if high - low == 1:
                 self._fill(memoryview(rows[low]), int(first[low]))
                 continue

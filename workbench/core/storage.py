@@ -151,20 +151,20 @@ class Announcer:
     """
 
     def __init__(self) -> None:
-        self._told: dict[tuple[int, int], weakref.ref[Any]] = {}
+        self._announced: dict[tuple[int, int], weakref.ref[Any]] = {}
 
     def announce(self, pool: SourcePool, file: int) -> Source:
         """Announce that a file is about to be read; return its source, to be held during the read."""
         source = pool.source(file)
         key = id(pool), file
-        known = self._told.get(key)
+        known = self._announced.get(key)
         if known is None or known() is not source:
             source.advise("sequential")
-            self._told[key] = weakref.ref(source)
+            self._announced[key] = weakref.ref(source)
         return source
 
     def restore(self) -> None:
         """Withdraw the announcements at the end of the pass."""
-        for told in self._told.values():
-            if (source := told()) is not None:
+        for reference in self._announced.values():
+            if (source := reference()) is not None:
                 source.advise("normal")

@@ -51,8 +51,8 @@ def read_members(view: LazyBytes, what: str) -> dict[str, TarMember]:
         head = bytes(view[at : at + BLOCK])
         if not any(head):
             return found
-        summed = sum(head) - sum(head[148:156]) + 8 * 32
-        if _number(head[148:156], what, at) != summed:
+        checksum = sum(head) - sum(head[148:156]) + 8 * 32
+        if _number(head[148:156], what, at) != checksum:
             raise CorruptError(f"{what}, byte {at:,}: the checksum of a header is wrong; the archive is damaged")
         kind, size = head[156:157], _number(head[124:136], what, at)
         size, size_of_next = (size if size_of_next < 0 or kind in b"LKxg" else size_of_next), -1

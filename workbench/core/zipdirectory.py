@@ -189,9 +189,9 @@ def _zip64(extra: bytes, usize: int, csize: int, offset: int, what: str, at: int
         kind, size = struct.unpack_from("<2H", extra, position)
         if kind == 1 and position + 4 + size <= len(extra):
             numbers = [usize, csize, offset]
-            wanted = [i for i, number in enumerate(numbers) if number == 0xFFFFFFFF]
-            if 8 * len(wanted) <= size:
-                for place, i in enumerate(wanted):
+            saturated = [i for i, number in enumerate(numbers) if number == 0xFFFFFFFF]
+            if 8 * len(saturated) <= size:
+                for place, i in enumerate(saturated):
                     (numbers[i],) = struct.unpack_from("<Q", extra, position + 4 + 8 * place)
                 return numbers[0], numbers[1], numbers[2]
         position += 4 + size

@@ -79,9 +79,9 @@ class StoreFolder:
         with suppress(WorkbenchError):
             left = set()
             if name == METADATA:  # without collectives, other ranks' metadata refers to files, too
-                there = self._to.files(self._to.key)
-                left = abandoned((one, stat.mtime_ns / 1e9) for one, stat in there.items())
-                left |= {INSIDE} & there.keys()
+                existing = self._to.files(self._to.key)
+                left = abandoned((one, stat.mtime_ns / 1e9) for one, stat in existing.items())
+                left |= {INSIDE} & existing.keys()
             self._to.remove([self._key(old) for old in (replaced | left) - {waiting, *files}])
 
     def _replaced(self, name: str, metadata: bytes) -> set[str]:

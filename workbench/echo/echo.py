@@ -85,11 +85,11 @@ def echo(
         with ranks.together():
             live = collect(model, optimizer, scheduler, dataloader, step, extra)
             tensors, objects = leaves(live.state)
-            before = None if against is None else _before(against)
+            before = None if against is None else _loaded_state(against)
         listing = _listed(tensors, ranks)
         hash_share, write_share, read_share = _shares(listing, before, payload and path is not None, ranks)
         hashing = part_of(progress, 0.0, hash_share)
-        found = _take(live, tensors, listing, objects, ranks, payload and path is not None, hashing)
+        found = _capture(live, tensors, listing, objects, ranks, payload and path is not None, hashing)
         if path is not None:
             name = os.path.abspath(os.path.expanduser(local_only(os.fspath(path), "an echo")))
             if payload:
@@ -114,7 +114,7 @@ def compare_echo(
         OpenError: one of them cannot be opened.
     """
     found = echo if isinstance(echo, Echo) else read_echo(echo)
-    return _report(found, _before(against), found.path, None, None, threads)
+    return _report(found, _loaded_state(against), found.path, None, None, threads)
 
 
 # ---- taking it -------------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def _shares(
     return hashed / total, written / total, read / total
 
 
-def _take(
+def _capture(
     live: Live,
     tensors: Mapping[tuple[str, ...], Any],
     listing: Listing,
@@ -156,8 +156,8 @@ def _take(
     for name, one in listing.held.items():
         if listing.rows[name].mesh is None and one.nbytes <= SMALL:
             small[name] = one.local.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    for told in reversed(gather_alike((paths, small), ranks)):
-        paths, small = told[0] | paths, small | told[1]
+    for rank_paths, rank_small in reversed(gather_alike((paths, small), ranks)):
+        paths, small = rank_paths | paths, small | rank_small
     keys = list(listing.every)
     fqns, roles = resolve(keys, {"paths": paths})
     made = {
@@ -186,18 +186,18 @@ def _merged(live: Live, objects: Mapping[str, Any], ranks: Ranks) -> tuple[list[
     """Merge the param groups and counts of all ranks; pipeline stages have parameters of their own."""
     optimizer = objects.get("optimizer")
     groups = optimizer.get("param_groups") if isinstance(optimizer, dict) else None
-    told = gather_alike((groups, live.trained, live.with_state, live.strangers), ranks)
+    gathered = gather_alike((groups, live.trained, live.with_state, live.strangers), ranks)
     made: dict[str, dict[str, Any]] = {}
-    for rank, (theirs, *_) in enumerate(told):
-        if not isinstance(theirs, list) or any(theirs is other[0] for other in told[:rank]):
+    for rank, (theirs, *_) in enumerate(gathered):
+        if not isinstance(theirs, list) or any(theirs is other[0] for other in gathered[:rank]):
             continue
         for number, group in enumerate(theirs):
             settings = {key: value for key, value in group.items() if key != "params"}
             own = made.setdefault(f"{number} {settings!r}", {**settings, "params": []})
             own["params"] += [name for name in group.get("params") or () if name not in own["params"]]
-    if all(one[1] is None for one in told):
+    if all(one[1] is None for one in gathered):
         return list(made.values()) or None, {}
-    trained, held, strangers = ({name for one in told for name in one[at] or ()} for at in (1, 2, 3))
+    trained, held, strangers = ({name for one in gathered for name in one[at] or ()} for at in (1, 2, 3))
     counts = {"trained": len(trained), "with_state": len(held & trained), "strangers": len(strangers)}
     return list(made.values()) or None, counts
 
@@ -205,7 +205,7 @@ def _merged(live: Live, objects: Mapping[str, Any], ranks: Ranks) -> tuple[list[
 # ---- comparing it ----------------------------------------------------------------------------------------------------
 
 
-def _before(against: Checkpoint | str | os.PathLike[str]) -> tuple[State, Echo | None]:
+def _loaded_state(against: Checkpoint | str | os.PathLike[str]) -> tuple[State, Echo | None]:
     """Return the checkpoint that was loaded, and its fingerprints if it is an echo itself."""
     if not isinstance(against, Checkpoint):
         if is_echo(against):
@@ -227,27 +227,29 @@ def _report(
     findings = own(found, before)
     checked: dict[str, str] = {}
     not_checked: dict[str, str] = {}
-    blind = {key: one.why for key, one in found.tensors.items() if one.fingerprint is None}
-    seen = len(found.tensors) - len(blind)
+    unfingerprinted = {key: one.why for key, one in found.tensors.items() if one.fingerprint is None}
+    seen = len(found.tensors) - len(unfingerprinted)
     checked["echo"] = f"{seen:,} of {len(found.tensors):,} tensors of {found.world_size:,} ranks"
-    not_checked |= {f"tensor {key!r}": why for key, why in list(blind.items())[:20]}
+    not_checked |= {f"tensor {key!r}": why for key, why in list(unfingerprinted.items())[:20]}
     if before is None:
         not_checked["values"] = "nothing to compare with; pass against=, or run `workbench doctor CHECKPOINT --echo …`"
         return EchoReport.of(path or "echo", findings, checked, not_checked)._about(found, path)
     after = echo_state(found)
     pair = align(before, after)
     subject = before.ckpt.path
-    prints = None if known is None else {k: t.fingerprint for k, t in known.tensors.items() if t.fingerprint}
-    compared = compare_prints(pair, found, known=prints, ranks=ranks, threads=threads, progress=progress)
+    known_fingerprints = (
+        None if known is None else {k: t.fingerprint for k, t in known.tensors.items() if t.fingerprint}
+    )
+    compared = compare_prints(pair, found, known=known_fingerprints, ranks=ranks, threads=threads, progress=progress)
     findings += differences(compared, state=found.counts.get("with_state", 1) > 0)
     source = f"{compared.nbytes:,} bytes" if compared.nbytes else "none"
     same = len(compared.equal)
     of = same + len(compared.differing)
     checked["values"] = f"{same:,} of {of:,} tensors are equal bit for bit; {source} of the checkpoint were read"
     not_checked |= {f"tensor {key!r}": why for key, why in list(compared.unread.items())[:20]}
-    more, told, untold = facts(before, after, pair)
-    checked |= told
-    not_checked |= {rule: why for rule, why in untold.items() if rule not in told}
+    more, facts_checked, facts_unchecked = facts(before, after, pair)
+    checked |= facts_checked
+    not_checked |= {rule: why for rule, why in facts_unchecked.items() if rule not in facts_checked}
     return EchoReport.of(subject, findings + more, checked, not_checked)._about(found, path)
 
 

@@ -73,12 +73,12 @@ def fingerprints(listing: Listing, ranks: Ranks, progress: Progress | None = Non
                 hashed(one)
         blocks = _sharded(listing, ranks, hashed)
     made: dict[str, dict[int, str]] = defaultdict(dict)
-    for rank, told in enumerate(gather_alike(plain, ranks)):
-        for name, found in told.items():
+    for rank, rank_hashes in enumerate(gather_alike(plain, ranks)):
+        for name, found in rank_hashes.items():
             made[name][rank] = found
     digests: dict[tuple[str, int], dict[int, bytes]] = defaultdict(dict)
-    for told in ranks.gather(blocks):
-        for key, some in told.items():
+    for rank_blocks in ranks.gather(blocks):
+        for key, some in rank_blocks.items():
             digests[key] |= some
     for (name, first), some in digests.items():
         row = listing.every[name]

@@ -70,11 +70,11 @@ def list_all(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Listing:
     memories: dict[Any, str] = {}
     for name, tensor in tensors.items():
         rows[name] = _row(name, tensor, own, memories, ranks)
-    everybody = gather_alike(rows, ranks)
+    gathered = gather_alike(rows, ranks)
     every: dict[str, ListedTensor] = {}
     why: dict[str, str] = {}
     by_list: dict[int, tuple[dict[str, ListedTensor], set[int]]] = {}
-    for rank, theirs in enumerate(everybody):
+    for rank, theirs in enumerate(gathered):
         by_list.setdefault(id(theirs), (theirs, set()))[1].add(rank)
     holders: dict[tuple[str, ListedTensor], set[int]] = defaultdict(set)
     for theirs, who in by_list.values():
@@ -96,7 +96,7 @@ def list_all(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Listing:
                     name,
                     "is placed differently on some ranks of its mesh, or some of these ranks are not in process_group",
                 )
-    return Listing(own, rows, everybody, every, why)
+    return Listing(own, rows, gathered, every, why)
 
 
 def gather_alike(value: Any, ranks: Ranks) -> list[Any]:

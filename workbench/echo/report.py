@@ -65,12 +65,12 @@ class EchoReport(Report):
         Raises:
             EchoError: the first error, and the number of errors.
         """
-        grave = [one for one in self if one.severity == "error"]
-        if not grave:
+        errors = [one for one in self if one.severity == "error"]
+        if not errors:
             return self
-        first = f"{grave[0].where}: {grave[0].message}" if grave[0].where else grave[0].message
-        more = f" (and {len(grave) - 1:,} more)" if len(grave) > 1 else ""
-        raise EchoError(f"the trainer's state differs from {self.subject!r}: {first}{more}; {grave[0].hint}")
+        first = f"{errors[0].where}: {errors[0].message}" if errors[0].where else errors[0].message
+        more = f" (and {len(errors) - 1:,} more)" if len(errors) > 1 else ""
+        raise EchoError(f"the trainer's state differs from {self.subject!r}: {first}{more}; {errors[0].hint}")
 
 
 def own(echo: Echo, before: State | None) -> list[Finding]:
@@ -80,10 +80,12 @@ def own(echo: Echo, before: State | None) -> list[Finding]:
     stored = before is not None and any(role in _MOMENTS for role in before.ckpt.roles)
     if trained and held < trained and (stored or before is None):
         later = any((_step(one) or 0) > 0 for one in (echo, before) if one is not None)
-        grave = "error" if stored and held == 0 else "warn" if stored or later else "info"
+        severity = "error" if stored and held == 0 else "warn" if stored or later else "info"
         message = f"optimizer has no state: {held:,} of {trained:,} parameters have any"
         hint = "load the optimizer, or initialise its state before dcp.load fills it; without a load this is expected"
-        found.append(Finding("echo.state", grave, "optimizer", message, {"with_state": held, "trained": trained}, hint))
+        found.append(
+            Finding("echo.state", severity, "optimizer", message, {"with_state": held, "trained": trained}, hint)
+        )
     strangers = echo.counts.get("strangers", 0)
     if strangers:
         message = f"{strangers:,} of the optimizer's tensors are not parameters of this model"
@@ -130,11 +132,11 @@ def differences(found: ComparedPrints, *, state: bool) -> list[Finding]:
             some = [key for key in keys if role.get(key, "other") == what]
             if rule == "echo.missing" and what in _MOMENTS and not state:
                 continue
-            grave = "info" if what == "other" or (rule == "echo.extra" and what == "buffer") else "error"
-            grave = "warn" if rule == "echo.type" and grave == "error" else grave
+            severity = "info" if what == "other" or (rule == "echo.extra" and what == "buffer") else "error"
+            severity = "warn" if rule == "echo.type" and severity == "error" else severity
             example = f" ({found.unlike[some[0]]})" if rule == "echo.type" else ""
             message = f"{len(some):,} {what} tensors {words}{example}: {some_of(some, NAMED)}"
-            made.append(Finding(rule, grave, some[0], message, {"role": what, "tensors": some[:LISTED]}))
+            made.append(Finding(rule, severity, some[0], message, {"role": what, "tensors": some[:LISTED]}))
     return made
 
 
@@ -167,8 +169,8 @@ def facts(before: State, after: State, pair: Pair) -> tuple[list[Finding], dict[
     if decays:
         message = f"weight decay differs for {len(decays):,} parameters: {some_of(decays, NAMED)}"
         made.append(Finding("echo.decay", "warn", decays[0], message, {"tensors": decays[:LISTED]}))
-    told = {rule: where for rule, where in outcome.checked.items() if "echo" in where}
-    return made, told, dict(outcome.not_checked)
+    checked = {rule: where for rule, where in outcome.checked.items() if "echo" in where}
+    return made, checked, dict(outcome.not_checked)
 
 
 def _step(one: Echo | State) -> int | None:

@@ -164,7 +164,7 @@ def export(
         opened.enter_context(using(executor))
         opened.enter_context(with_options(storage_options, target, lora))
         store = Destination(target) if is_url(target) else None
-        merged = [_opened(one, opened) for one in _several(lora)]
+        merged = [_opened(one, opened) for one in _as_list(lora)]
         selection = choose(
             ckpt if named is None else named.ckpt,
             select=select,
@@ -274,7 +274,7 @@ def _check_described(selection: ExportSelection, format: str, objects: bool) -> 
             )
 
 
-def _several(lora: Any) -> list[Any]:
+def _as_list(lora: Any) -> list[Any]:
     return list(lora) if isinstance(lora, Sequence) and not isinstance(lora, str) else [lora]
 
 
@@ -327,8 +327,8 @@ def _check_store(
         if not one.place.local:
             _check_apart(one.path, store.shown)
     if dry_run and not overwrite:  # otherwise checked once this run has the target
-        there = store.files(store.key) if folder else store.stat(store.key)
-        if there and not (isinstance(there, dict) and UNFINISHED in there):
+        existing = store.files(store.key) if folder else store.stat(store.key)
+        if existing and not (isinstance(existing, dict) and UNFINISHED in existing):
             raise exists(store.shown)
     if not (overwrite and folder):
         return
@@ -360,14 +360,14 @@ def _check_overwritten(place: Place) -> None:
         raise WriteError(
             f"{place.path!r} is not a checkpoint, so it is not overwritten; choose another name, or remove it yourself"
         )
-    if other := _stranger(place, known):
+    if other := _foreign_folder(place, known):
         raise WriteError(
             f"{place.path!r} contains the folder {other!r}, which is not part of the checkpoint there and would be "
             "lost; move it, or choose another name"
         )
 
 
-def _stranger(place: Place, known: str) -> str | None:
+def _foreign_folder(place: Place, known: str) -> str | None:
     """Return a non-empty folder inside a checkpoint's folder that contains none of the checkpoint's files."""
     try:
         with open_place(place, cache=False, partial=True) as held:

@@ -220,9 +220,9 @@ def missing(place: Place, format: str) -> str:
     """
     if why := unfinished(place):
         return why
-    its = record(format)
-    endings = its.suffixes or tuple(end for other in FORMATS.values() for end in other.suffixes)
-    return its.missing(place) or _leading_out(place, endings)
+    entry = record(format)
+    endings = entry.suffixes or tuple(end for other in FORMATS.values() for end in other.suffixes)
+    return entry.missing(place) or _leading_out(place, endings)
 
 
 def unfinished(place: Place) -> str:

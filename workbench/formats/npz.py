@@ -324,9 +324,9 @@ def _text(place: Place, file: str, members: Callable[[], dict[str, _Member]], ke
     if len(data) != one.npy.data + count * item:
         raise CorruptError(f"{one.what} has {len(data):,} bytes, but its header says {one.npy.data + count * item:,}")
     wide = "utf-32-be" if one.npy.descr[0] == ">" else "utf-32-le"
-    spell = wide if "U" in one.npy.descr else "latin-1"
+    encoding = wide if "U" in one.npy.descr else "latin-1"
     texts = [
-        data[at : at + item].decode(spell, "backslashreplace").rstrip("\0")
+        data[at : at + item].decode(encoding, "backslashreplace").rstrip("\0")
         for at in range(one.npy.data, one.npy.data + count * item, item or 1)
     ] or [""] * count
     return nested(texts, one.npy.shape, fortran=one.npy.fortran)

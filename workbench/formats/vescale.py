@@ -87,7 +87,9 @@ def read_catalog(place: Place) -> Catalog:
     keys = [key for catalog in found.values() for key in (*catalog.keys, *catalog.objects.keys)]
     shared = {key for key, count in Counter(keys).items() if count > 1}
     for stage, catalog in found.items():
-        parts.append((f"{OPTIMIZER}.", f"{OPTIMIZER}/{stages[stage]}", _apart(catalog, stage, shared, len(found))))
+        parts.append(
+            (f"{OPTIMIZER}.", f"{OPTIMIZER}/{stages[stage]}", _named_by_stage(catalog, stage, shared, len(found)))
+        )
     tensors = {key for catalog in found.values() for key in catalog.keys} & shared
     if tensors:
         notes.append(
@@ -139,7 +141,7 @@ def _part(place: Place, folder: str, notes: list[str]) -> Catalog:
     return catalog
 
 
-def _apart(catalog: Catalog, stage: int, shared: set[str], stages: int) -> Catalog:
+def _named_by_stage(catalog: Catalog, stage: int, shared: set[str], stages: int) -> Catalog:
     """Put keys that other stages have too under the stage's name; with several stages, ranks are group ranks."""
 
     def own(key: str) -> str:

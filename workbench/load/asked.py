@@ -88,8 +88,8 @@ class Asked:
         objects = []
         for leaf in rest:
             key = renamed(leaf.name, names)
-            there, value = find_object(ckpt.objects, leaf.path if key == leaf.name else (key,))
-            if there:
+            is_object, value = find_object(ckpt.objects, leaf.path if key == leaf.name else (key,))
+            if is_object:
                 objects.append((leaf, value))
             else:
                 missing[leaf.name] = (

@@ -127,12 +127,12 @@ def cut_held(tensors: Sequence[HeldTensor], dims: int) -> Locals:
     Raises:
         UsageError: a local tensor has another shape than its placements imply.
     """
-    alike: dict[Any, list[int]] = defaultdict(list)
+    by_placement: dict[Any, list[int]] = defaultdict(list)
     for at, one in enumerate(tensors):
         if one.coordinate is not None:
-            alike[one.steps, one.coordinate, len(one.shape)].append(at)
+            by_placement[one.steps, one.coordinate, len(one.shape)].append(at)
     parts = []
-    for (steps, coordinate, ndim), members in alike.items():
+    for (steps, coordinate, ndim), members in by_placement.items():
         shapes = np.ones((len(members), dims), np.int64)
         shapes[:, :ndim] = [tensors[at].shape for at in members]
         try:

@@ -49,12 +49,12 @@ class RankSummary:
         bits = np.zeros(stored.total, bool)
         bits[positions] = True
         few = list(missing.items())[:SHOWN]
-        near = {name: why + stored.near(name) for name, why in few} if strict else dict(few)
+        hints = {name: why + stored.near(name) for name, why in few} if strict else dict(few)
         return cls(
             stored.title,
             stored.digest,
             np.packbits(bits).tobytes(),
-            near,
+            hints,
             dict(list(mismatched.items())[:SHOWN]),
             (len(missing), len(mismatched)),
             strict,
@@ -62,7 +62,7 @@ class RankSummary:
         )
 
 
-def agree(ranks: Ranks, told: RankSummary, stored: NamedTensors) -> list[str]:
+def agree(ranks: Ranks, summary: RankSummary, stored: NamedTensors) -> list[str]:
     """Compare the summaries of all ranks; the outcome is the same on every rank.
 
     Returns:
@@ -72,7 +72,7 @@ def agree(ranks: Ranks, told: RankSummary, stored: NamedTensors) -> list[str]:
         UsageError: ranks opened different checkpoints.
         TensorNotFoundError, UsageError: a rank is strict, and something is missing, mismatched or unexpected.
     """
-    every = ranks.gather(told)
+    every = ranks.gather(summary)
     for rank, one in enumerate(every):
         if one.digest != every[0].digest:
             raise UsageError(
@@ -80,8 +80,8 @@ def agree(ranks: Ranks, told: RankSummary, stored: NamedTensors) -> list[str]:
                 "step, or use a separate process group for the ranks that load each save"
             )
         if one.broadcast != every[0].broadcast:
-            said = f"rank {rank} has broadcast={one.broadcast} and rank 0 broadcast={every[0].broadcast}"
-            raise UsageError(f"{said}; pass the same value on every rank")
+            difference = f"rank {rank} has broadcast={one.broadcast} and rank 0 broadcast={every[0].broadcast}"
+            raise UsageError(f"{difference}; pass the same value on every rank")
     bits = np.bitwise_or.reduce([np.frombuffer(one.asked, np.uint8) for one in every])
     unexpected = stored.unused(np.flatnonzero(np.unpackbits(bits, count=stored.total)))
     if not any(one.strict for one in every):
@@ -108,12 +108,12 @@ def _listed(every: list[RankSummary], kind: str, number: int) -> str:
         return ""
     total = max(one.counts[number] for one in every)
     parts = [
-        f"{name!r} {why}" + ("" if len(told) == len(every) else f" on rank{_several(told)}")
-        for (name, why), told in list(who.items())[:SHOWN]
+        f"{name!r} {why}" + ("" if len(on_ranks) == len(every) else f" on rank{_ranks_text(on_ranks)}")
+        for (name, why), on_ranks in list(who.items())[:SHOWN]
     ]
     more = " …" if max(total, len(who)) > len(parts) else ""
     return f"{max(total, len(who)):,} {kind}: {', '.join(parts)}{more}"
 
 
-def _several(ranks: list[int]) -> str:
+def _ranks_text(ranks: list[int]) -> str:
     return f" {ranks[0]}" if len(ranks) == 1 else f"s {', '.join(map(str, ranks[:4]))}{' …' if len(ranks) > 4 else ''}"

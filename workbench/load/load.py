@@ -77,10 +77,10 @@ def load(
     ranks = Ranks(process_group)
     with ranks.together(), with_options(storage_options, path):
         asked = Asked.of(state_dict, path, name_map)
-        told = RankSummary.of(
+        summary = RankSummary.of(
             asked.stored, asked.positions, asked.missing, asked.mismatched, strict=strict, broadcast=broadcast
         )
-    unexpected = agree(ranks, told, asked.stored)
+    unexpected = agree(ranks, summary, asked.stored)
 
     loading = _shared if broadcast and ranks.size > 1 else _each
     read, received = loading(asked, ranks, threads or cores(), progress)
@@ -129,11 +129,11 @@ def _run(reads: list[Batch], threads: int, progress: Progress | None) -> int:
     for one in reads:
         before = count
 
-        def told(nbytes: int, before: int = before) -> None:
+        def report(nbytes: int, before: int = before) -> None:
             if progress is not None:
                 progress(min((before + nbytes) / total, 1.0))
 
-        count += one.run(threads, told)
+        count += one.run(threads, report)
     if progress is not None:
         progress(1.0)
     return count

@@ -46,8 +46,8 @@ class LoadReport:
 
     def __str__(self) -> str:
         exchanged = f", {self.received_nbytes:,} received" if self.received_nbytes else ""
-        told = (
+        summary = (
             f"loaded {len(self.loaded):,} tensors in {self.seconds:.1f} s: {self.read_nbytes:,} bytes read{exchanged}"
         )
         counts = {"missing": self.missing, "mismatched": self.mismatched, "unexpected": self.unexpected}
-        return "; ".join([told, *(f"{len(found):,} {what}" for what, found in counts.items() if found)])
+        return "; ".join([summary, *(f"{len(found):,} {what}" for what, found in counts.items() if found)])

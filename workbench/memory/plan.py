@@ -138,8 +138,8 @@ def _thinned(every: list[tuple[int, int, int, int]]) -> tuple[list[tuple[int, in
         worlds.setdefault(one[0] * one[1] * one[2], []).append(one)
     most = max(TRIED // len(worlds), 1)
     kept = [one for mine in worlds.values() for one in mine[:: -(-len(mine) // most)]]
-    told = f"{len(kept):,} of {len(every):,} layouts were tried, evenly over the numbers of GPUs; fix tp, pp or ep"
-    return kept, [told]
+    note = f"{len(kept):,} of {len(every):,} layouts were tried, evenly over the numbers of GPUs; fix tp, pp or ep"
+    return kept, [note]
 
 
 def _sizes(fixed: int | None, whole: int, most: int) -> list[int]:

@@ -183,8 +183,8 @@ class Conversion:
 
 def conversion(objects: Mapping[str, Any], *, plain: bool = False) -> Conversion:
     """Return what the metadata of a GGUF file says about its conversion."""
-    said = objects.get("general.architecture")
-    architecture = said if isinstance(said, str) else ""
+    stated = objects.get("general.architecture")
+    architecture = stated if isinstance(stated, str) else ""
 
     def number(name: str) -> int | None:
         value = objects.get(f"{architecture}.{name}")

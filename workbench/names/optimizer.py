@@ -53,8 +53,8 @@ def join_param_groups(
     Returns:
         the ids that are certain, or ``None`` if none is.
     """
-    told = [group.get("params") for group in param_groups]
-    groups = [list(numbers) if isinstance(numbers, (list, tuple)) else [] for numbers in told]
+    listed = [group.get("params") for group in param_groups]
+    groups = [list(numbers) if isinstance(numbers, (list, tuple)) else [] for numbers in listed]
     ids = [number for group in groups for number in group]
     if not ids or any(type(number) is not int for number in ids) or len(set(ids)) != len(ids):
         return None

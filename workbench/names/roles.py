@@ -242,9 +242,9 @@ def has_role(
     present = sorted(set(roles))
     if role not in present:
         groups = ", ".join(ROLE_GROUPS)
-        near = did_you_mean(role, [*present, *ROLE_GROUPS])
+        hint = did_you_mean(role, [*present, *ROLE_GROUPS])
         raise UsageError(
-            f"no tensor has the role {role!r}; roles present: {', '.join(present) or 'none'}; groups: {groups}{near}"
+            f"no tensor has the role {role!r}; roles present: {', '.join(present) or 'none'}; groups: {groups}{hint}"
         )
     return np.array([one == role for one in roles], bool)
 

@@ -51,7 +51,7 @@ def budget_picture(found: Budget) -> hv.Overlay:
                 low,
                 n + 0.92,
                 low + size,
-                _who(row),
+                _rank_label(row),
                 f"{part}: {units.nbytes(int(row[part]))}",
                 f"{units.nbytes(int(row['nbytes']))} of {units.nbytes(room)}",
             )
@@ -80,5 +80,5 @@ def budget_picture(found: Budget) -> hv.Overlay:
     )
 
 
-def _who(row: dict[Any, Any]) -> str:
+def _rank_label(row: dict[Any, Any]) -> str:
     return f"rank {row['rank']}: pp={row['pp']} dp={row['dp']} ep={row['ep']} tp={row['tp']}"

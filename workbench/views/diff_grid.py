@@ -90,7 +90,7 @@ class Board:
         self.keys = [row.key_b for row in diff.rows]
         self.roles = np.array([row.role for row in diff.rows], object)
         first = self.pictured("")
-        listed = sorted([*diff.changed_rows, *left], key=lambda row: row.role != first and not _urgent(row))
+        listed = sorted([*diff.changed_rows, *left], key=lambda row: row.role != first and not _is_urgent(row))
         self.listed = np.array([at[id(row)] for row in listed], np.int64)
         measured = [_kind(row) for row in diff.rows]
         self._kind = np.array([kind for kind, _ in measured], np.int64)
@@ -159,7 +159,7 @@ def layer_and_module(name: str) -> tuple[int, str, str]:
     return int(found[1]), name[: found.start()], _EXPERT.sub("experts.*", name[found.end() + 1 :])
 
 
-def _urgent(row: TensorDiff) -> bool:
+def _is_urgent(row: TensorDiff) -> bool:
     return row.status == "shape" or (row.comparison is not None and bool(row.comparison.nan_new))
 
 

@@ -51,7 +51,7 @@ def heat_picture(grid: Grid, rows: Sequence[TensorDiff], frame: Frame | None = N
     layers: list[Any] = []
     if measured:
         low, high = _decades([cell.value for cell in measured])
-        data = [(*_box(cell), min(max(cell.value, low), high), *_told(cell, rows)) for cell in measured]
+        data = [(*_box(cell), min(max(cell.value, low), high), *_tooltip(cell, rows)) for cell in measured]
         layers.append(
             hv.Rectangles(data, DIMS, [value, "tensor", "words"]).opts(
                 color="value",
@@ -69,7 +69,7 @@ def heat_picture(grid: Grid, rows: Sequence[TensorDiff], frame: Frame | None = N
         cells = [cell for cell in grid.cells if cell.kind == kind]
         if cells:
             made = hv.Rectangles(
-                [(*_box(cell), *_told(cell, rows)) for cell in cells], DIMS, ["tensor", "words"], label=kind
+                [(*_box(cell), *_tooltip(cell, rows)) for cell in cells], DIMS, ["tensor", "words"], label=kind
             )
             fill = 0.0 if kind == "equal" else 1.0
             layers.append(
@@ -193,14 +193,14 @@ def band_picture(found: Comparison, shape: tuple[int, ...]) -> hv.Overlay | None
     for place, axis in enumerate(axes):
         size, counts = shape[axis], found.bands[axis]
         width = max(-(-size // len(counts)), 1)
-        there = int(np.prod(shape)) // size
+        per_index = int(np.prod(shape)) // size
         for n, count in enumerate(counts[: -(-size // width)].tolist()):
             low, high = n * width, min((n + 1) * width, size)
-            share = 100 * count / max((high - low) * there, 1)
-            words = f"{low:,} to {high - 1:,}: {count:,} of {(high - low) * there:,} elements"
+            share = 100 * count / max((high - low) * per_index, 1)
+            words = f"{low:,} to {high - 1:,}: {count:,} of {(high - low) * per_index:,} elements"
             rows.append((low / size, place + 0.1, high / size, place + 0.9, share, words))
-    there = hv.Dimension("share", label="changed, %")
-    cells = hv.Rectangles(rows, ["along", "axis", "right", "bottom"], [there, "words"]).opts(
+    share_dim = hv.Dimension("share", label="changed, %")
+    cells = hv.Rectangles(rows, ["along", "axis", "right", "bottom"], [share_dim, "words"]).opts(
         color="share",
         cmap="cividis",
         clim=(0, max(row[4] for row in rows)),
@@ -235,7 +235,7 @@ def _box(cell: GridCell) -> tuple[float, float, float, float]:
     return cell.column + GAP, cell.row + GAP, cell.column + 1 - GAP, cell.row + 1 - GAP
 
 
-def _told(cell: GridCell, rows: Sequence[TensorDiff]) -> tuple[str, str]:
+def _tooltip(cell: GridCell, rows: Sequence[TensorDiff]) -> tuple[str, str]:
     """Return the tensor's full name and its numbers."""
     row, c = rows[cell.at], rows[cell.at].comparison
     words = cell.kind

@@ -116,8 +116,8 @@ def _tiles(row: TensorDiff) -> list[tuple[str, str]]:
         if value is not None:
             found.append((name, _number(value)))
     if c.cosine is not None:
-        near = 0.9999 < c.cosine < 1
-        found.append(("cosine", f"1 − {_number(1 - c.cosine)}" if near else _number(c.cosine)))
+        nearly_one = 0.9999 < c.cosine < 1
+        found.append(("cosine", f"1 − {_number(1 - c.cosine)}" if nearly_one else _number(c.cosine)))
     if c.ulp_max is not None:
         found.append(("largest change in ULPs", units.number(c.ulp_max)))
     return found

@@ -43,12 +43,12 @@ def export_facts(report: ExportReport, *, width: int | None) -> list[tuple[str, 
     if report.copied:
         facts.append(("copied", ", ".join(safe(name) for name in report.copied)))
     if report.carried:
-        facts.append(("carried", _some(report.carried, "object")))
+        facts.append(("carried", _names_text(report.carried, "object")))
     if report.renamed_out:
         why = next(iter(report.renamed_out.values()))
-        facts.append(("no place", f"{_some(tuple(report.renamed_out), 'tensor')}: {safe(why)}"))
+        facts.append(("no place", f"{_names_text(tuple(report.renamed_out), 'tensor')}: {safe(why)}"))
     if report.left_out:
-        facts.append(("left out", _some(report.left_out, "object")))
+        facts.append(("left out", _names_text(report.left_out, "object")))
     casts = _casts(report, width and width - 12)
     facts += [("" if at else "changed", text) for at, text in enumerate(casts[:CASTS])]
     if len(casts) > CASTS:
@@ -94,6 +94,6 @@ def _files(report: ExportReport, width: int | None) -> list[str]:
     return lines
 
 
-def _some(names: tuple[str, ...], noun: str) -> str:
+def _names_text(names: tuple[str, ...], noun: str) -> str:
     shown = ", ".join(safe(name) for name in names[:4])
     return f"{plural(len(names), noun)}: {shown}" + (", …" if len(names) > 4 else "")

@@ -83,9 +83,9 @@ def oddities(ckpt: Checkpoint) -> list[str]:
     """
     catalog = ckpt.catalog
     found: list[str] = [Ordinary(safe(note)) if isinstance(note, Ordinary) else safe(note) for note in ckpt.notes]
-    nameless = [key for key, fqn, role in zip(catalog.keys, ckpt.fqns, ckpt.roles, strict=True) if _unknown(fqn, role)]
-    if nameless:
-        found.append(f"{plural(len(nameless), 'tensor')} of an unnamed parameter: {_listed(nameless)}")
+    unnamed = [key for key, fqn, role in zip(catalog.keys, ckpt.fqns, ckpt.roles, strict=True) if _unknown(fqn, role)]
+    if unnamed:
+        found.append(f"{plural(len(unnamed), 'tensor')} of an unnamed parameter: {_listed(unnamed)}")
     copies = int(catalog.replica.max(initial=0)) + 1
     if copies > 1:
         twice = len(np.unique(catalog.tensor[catalog.replica > 0]))

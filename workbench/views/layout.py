@@ -33,7 +33,7 @@ def layout_lines(found: Layout, most: int | None = None) -> list[str]:
     lines = [shorten(f"layout of {found.format} checkpoint {safe(found.path)}", room())]
     for name, words in _heading(found):
         lines += wrap(f"  {name:<12}", words)
-    return [*lines, *_placements(found), *_ranks(found, most), *_wrong(found)]
+    return [*lines, *_placements(found), *_ranks(found, most), *_problems(found)]
 
 
 def tensor_lines(found: Layout, key: str) -> list[str]:
@@ -87,7 +87,7 @@ def layout_html(found: Layout) -> str:
     table = table.assign(label=[shorten(safe(label), 60) for label in table["label"]])
     ranks = table.to_html(index=False, escape=True, border=0, na_rep="–")
     more = f"<div>… {len(found.ranks) - 2 * ROWS:,} more</div>" if len(found.ranks) > 2 * ROWS else ""
-    wrong = "".join(f"<div>{escape(line.strip())}</div>" for line in _wrong(found))
+    wrong = "".join(f"<div>{escape(line.strip())}</div>" for line in _problems(found))
     return (
         f"<div><b>{escape(f'layout of {found.format} checkpoint {safe(found.path)}')}</b><table>{head}</table>"
         f"<table>{placements}</table><details><summary>bytes per rank ({len(found.ranks):,})</summary>{ranks}{more}"
@@ -103,7 +103,7 @@ def _heading(found: Layout) -> list[tuple[str, str]]:
     mesh = f"{found.mesh}, from {safe(found.mesh_source)}" if found.mesh.axes else safe(found.mesh_source)
     known = ", ".join(f"{s[name]:,} {name}" for name in ("proven", "partly", "unknown") if s[name]) or "none"
     noun = "rank" if found.holders.ranked else "holder"
-    spread = found.balance
+    balance = found.balance
     lines = [
         ("mesh", mesh),
         ("placements", f"{known} of {plural(s['tensors'], 'tensor')}"),
@@ -113,9 +113,9 @@ def _heading(found: Layout) -> list[tuple[str, str]]:
             f"{plural(s['files'], 'file')}, by {plural(s['holders'], noun)}",
         ),
     ]
-    if spread.count > 1:
-        even = f"the largest is {spread.ratio:.2f} × the mean"
-        lines.append(("balance", f"{units.nbytes(spread.smallest)} to {units.nbytes(spread.largest)}; {even}"))
+    if balance.count > 1:
+        even = f"the largest is {balance.ratio:.2f} × the mean"
+        lines.append(("balance", f"{units.nbytes(balance.smallest)} to {units.nbytes(balance.largest)}; {even}"))
     if s["copies"]:
         share = units.percent(s["copies"], s["stored"])
         lines.append(("copies", f"{units.nbytes(s['copies'])} ({share}) stored more than once"))
@@ -126,8 +126,8 @@ def _rows(found: Layout) -> list[tuple[Placed, list[int], str, str]]:
     nbytes = found.catalog.tensor_nbytes
     rows = []
     for placed, tensors in found.placements():
-        whys = {found.inferred.placed[found.inferred.of_tensor[t]].why for t in tensors}
-        why = placed.why if len(whys) == 1 else f"{placed.why}; similarly for the others"
+        reasons = {found.inferred.placed[found.inferred.of_tensor[t]].why for t in tensors}
+        why = placed.why if len(reasons) == 1 else f"{placed.why}; similarly for the others"
         rows.append((placed, tensors, units.nbytes(int(nbytes[tensors].sum())), safe(why)))
     return rows
 
@@ -174,7 +174,7 @@ def _coordinate(value: object) -> str:
     return str(value) if isinstance(value, int) else "–"
 
 
-def _wrong(found: Layout) -> list[str]:
+def _problems(found: Layout) -> list[str]:
     lines = []
     for what, frame in (("hole", found.holes), ("overlap", found.overlaps)):
         for row in frame.head(WORST).to_dict("records"):

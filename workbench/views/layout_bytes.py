@@ -96,10 +96,10 @@ class Bytes:
         if (found := self._after(byte, file)) is None:
             return None
         low, k, high = found
-        beside = [(abs(float(self.start[p]) - byte), p) for p in (k,) if p < high]
-        beside += [(abs(byte - float(self.stop[p])), p) for p in (k - 1,) if p >= low]
-        away, place = min(beside, default=(np.inf, -1))
-        return int(self.rows[place]) if away <= reach else None
+        neighbours = [(abs(float(self.start[k]) - byte), k)] if k < high else []
+        neighbours += [(abs(byte - float(self.stop[k - 1])), k - 1)] if k > low else []
+        distance, place = min(neighbours, default=(np.inf, -1))
+        return int(self.rows[place]) if distance <= reach else None
 
     def _after(self, byte: float, file: float) -> tuple[int, int, int] | None:
         """Return the first place of a file, the first that begins after a byte, and the one after the last."""
@@ -163,9 +163,9 @@ class Bytes:
         code = (centres[None, None, :, None] > ends[:, :, None, :]).sum(axis=3).astype(np.int32)
         line = code.reshape(len(files), -1)[:, : window.width]
         row = np.floor(window.y0 + (np.arange(window.height) + 0.5) * (window.y1 - window.y0) / window.height)
-        there = np.isin(row, files)
-        at = np.searchsorted(files, row[there])
-        image[there] = np.where(image[there] >= 0, line[at], -1)
+        mask = np.isin(row, files)
+        at = np.searchsorted(files, row[mask])
+        image[mask] = np.where(image[mask] >= 0, line[at], -1)
         return image
 
     def _before(self, code: int, files: Array, edges: Array) -> Array:
@@ -173,8 +173,8 @@ class Bytes:
         base, start, length, total = self._lines[code]
         query = base[files][:, None] + np.clip(edges[None, :], 0, self.size[files][:, None])
         k = np.searchsorted(start, query.ravel(), side="right") - 1
-        there = np.maximum(k, 0)
-        found = np.where(k >= 0, total[there] + np.minimum(query.ravel() - start[there], length[there]), 0.0)
+        clipped = np.maximum(k, 0)
+        found = np.where(k >= 0, total[clipped] + np.minimum(query.ravel() - start[clipped], length[clipped]), 0.0)
         return found.reshape(query.shape)
 
     @cached_property

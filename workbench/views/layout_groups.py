@@ -103,8 +103,8 @@ def shares(found: Layout, rows: Sequence[TensorGroup]) -> GroupShares:
     row = of[catalog.tensor]
     place = row * columns + who.of_chunk // per
     if (row < 0).any():
-        there = row >= 0
-        place, nbytes = place[there], catalog.chunk_nbytes[there]
+        placed = row >= 0
+        place, nbytes = place[placed], catalog.chunk_nbytes[placed]
     else:
         nbytes = catalog.chunk_nbytes
     held = np.bincount(place, weights=nbytes, minlength=len(rows) * columns).reshape(len(rows), columns)

@@ -82,9 +82,9 @@ def standing(found: Layout) -> Standing:
         y = np.where(known, high(block, here // WIDEST), 0.0)
         if blocks * size <= 4096:
             every = np.arange(blocks * size)
-            there = np.zeros(len(every), bool)
-            there[(block * size + here)[known]] = True
-            lack = every[~there]
+            occupied = np.zeros(len(every), bool)
+            occupied[(block * size + here)[known]] = True
+            lack = every[~occupied]
             empty = np.stack([lack % size % WIDEST, high(lack // size, lack % size // WIDEST)], axis=1)
         for number in sorted(set(block[known].tolist())):
             rest, words = number, []

@@ -63,7 +63,7 @@ def shares_picture(share: GroupShares, labels: Sequence[str], marks: Marks | Non
     rows, columns = share.nbytes.shape
     percent = 100 * share.nbytes / np.maximum(share.whole, 1)[:, None]
     heads = [_column(labels, at * share.per, share.per) for at in range(columns)]
-    there = np.argwhere(share.nbytes > 0)
+    nonempty = np.argwhere(share.nbytes > 0)
     top = max(float(percent.max(initial=0)), 1e-9)
     scale: dict[str, Any] = {
         "cmap": "cividis",
@@ -74,7 +74,7 @@ def shares_picture(share: GroupShares, labels: Sequence[str], marks: Marks | Non
     }
     layers: list[Any] = []
     value = hv.Dimension("share", label="share, %")
-    if len(there) <= FEW:
+    if len(nonempty) <= FEW:
         gap = 0.04 if columns <= 64 else 0.0
         data = [
             (
@@ -88,7 +88,7 @@ def shares_picture(share: GroupShares, labels: Sequence[str], marks: Marks | Non
                 f"{units.nbytes(int(share.nbytes[r, c]))} of {units.nbytes(int(share.whole[r]))}, "
                 f"{percent[r, c]:.3g} %",
             )
-            for r, c in there.tolist()
+            for r, c in nonempty.tolist()
         ]
         tips = [("", "@module"), ("", "@who"), ("stores", "@words")]
         layers.append(

@@ -17,7 +17,7 @@ MOST = 6  #: items of a list that are shown
 
 def head(found: Layout) -> str:
     """Return the summary of a layout: mesh, proven placements, bytes, balance, copies."""
-    s, spread = found.summary, found.balance
+    s, balance = found.summary, found.balance
     noun = "rank" if found.holders.ranked else "holder"
     known = ", ".join(f"{s[name]:,} {name}" for name in ("proven", "partly", "unknown") if s[name]) or "none"
     facts = {
@@ -26,8 +26,8 @@ def head(found: Layout) -> str:
         "stored": f"{_size(s['stored'])} in {plural(s['chunks'], 'chunk')}",
         "by": f"{plural(s['holders'], noun)}, {plural(s['files'], 'file')}",
     }
-    if spread.count > 1:
-        facts["balance"] = f"largest is {spread.ratio:.2f} × the mean"
+    if balance.count > 1:
+        facts["balance"] = f"largest is {balance.ratio:.2f} × the mean"
     if s["copies"]:
         facts["duplicated"] = f"{_size(s['copies'])}, {units.percent(s['copies'], s['stored'])}"
     cells = "".join(f"<div><small>{escape(k)}</small><span>{escape(v)}</span></div>" for k, v in facts.items())
@@ -108,9 +108,9 @@ def group_words(found: Layout, share: GroupShares, row: int, column: int) -> str
     held, whole = int(share.nbytes[row, column]), int(share.whole[row])
     name = html(who[0]) if len(who) == 1 else f"{html(who[0])} to {html(who[-1])}"
     many = len(group.tensors)
-    says = f"stores {_size(held)} of the {_size(whole)}" if held else f"stores nothing of the {_size(whole)}"
+    text = f"stores {_size(held)} of the {_size(whole)}" if held else f"stores nothing of the {_size(whole)}"
     return (
-        f'<div class="tapped">{name} {says} of <b class="name">{html(group.name)}</b>'
+        f'<div class="tapped">{name} {text} of <b class="name">{html(group.name)}</b>'
         f"{f', {many:,} tensors' if many > 1 else ''} ({units.percent(held, whole)})</div>"
     )
 

@@ -159,8 +159,8 @@ def _advised(note: str) -> str:
 
 def page_notes(run: Run) -> list[str]:
     """Return the notes of a run as a page shows them: there, no option can be typed."""
-    there = f"{NO_LOG}: copy it into the folder of the run, or beside it"
-    return [there if note == NO_LOG else note for note in run.notes]
+    advice = f"{NO_LOG}: copy it into the folder of the run, or beside it"
+    return [advice if note == NO_LOG else note for note in run.notes]
 
 
 def _at(words: str, step: Any) -> str:

@@ -112,20 +112,20 @@ def write_run(
 ) -> str:
     """Write :func:`run_page`; arguments, result and errors are those of :meth:`workbench.Run.to_html`."""
     target = page_path(path)
-    told = progress or (lambda share: None)
+    report = progress or (lambda share: None)
     saves = [one for one in run.found if one.complete]
     measured = sum(one.nbytes for one in saves) <= SMALL if layers is None else layers
     diagnosis = None
     if diagnose and len(saves) > 1:
         with suppress(UsageError):  # no pair of checkpoints is near the jump; the events say which to keep
-            diagnosis = run.diagnose(progress=lambda share: told(share / 3))
+            diagnosis = run.diagnose(progress=lambda share: report(share / 3))
     frame = None
     if measured and saves:
         places = [run.place_of(one) for one in run.saves()]
-        frame = timeline(places, by="tensor", progress=lambda share: told((1 + share) / 3))
+        frame = timeline(places, by="tensor", progress=lambda share: report((1 + share) / 3))
     health = {}
     for at, one in enumerate(saves):
-        told((2 + at / len(saves)) / 3)
+        report((2 + at / len(saves)) / 3)
         state = check_step(one, run.place_of(one), values=measured)
         health[one.path] = state.state, state.words
     write_page(run_page(run, diagnosis, health=health, layers=frame), target)

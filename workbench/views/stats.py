@@ -102,10 +102,10 @@ def _number(row: Mapping[str, Any], name: str) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
-def _drop(cells: dict[str, list[str]], width: int, wanted: int) -> None:
+def _drop(cells: dict[str, list[str]], width: int, limit: int) -> None:
     """Drop columns, least important first, until names have room."""
     for name in _LEAST_WANTED:
-        if width - sum(2 + max(map(columns, column)) for column in cells.values()) >= wanted:
+        if width - sum(2 + max(map(columns, column)) for column in cells.values()) >= limit:
             return
         cells.pop(name, None)
 

@@ -53,7 +53,7 @@ def tensor_line(tensor: LazyTensor, *, limit: int | None = SAMPLE) -> str:
         found = profile(tensor, BINS, limit=limit)
         parts += [distribution(found), *anomalies(found.summary)]
         if _tells_more(found.summary):
-            parts.append(f"= {_few(tensor)}")
+            parts.append(f"= {_values_text(tensor)}")
     except WorkbenchError as error:
         parts.append(f"unreadable: {safe(error)}")
     return " ".join(part for part in parts if part)
@@ -148,7 +148,7 @@ def _tells_more(s: Summary) -> bool:
     return s.kind == "numbers" and 1 < s.numel <= FEW and not (s.finite == s.seen and s.min == s.max)
 
 
-def _few(tensor: LazyTensor) -> str:
+def _values_text(tensor: LazyTensor) -> str:
     from workbench.analysis.numbers import Decoder
 
     values = Decoder(tensor.element).numbers(tensor.numpy().reshape(-1)).reshape(tensor.shape).tolist()

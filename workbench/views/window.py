@@ -31,7 +31,7 @@ def window_html(here: Window, values: np.ndarray[Any, Any]) -> str:
     )
     table = f'<table class="window"><tr><td></td>{head}</tr>{body}</table>'
     box = f'<div style="{_BOX}" tabindex="0" role="region" aria-label="Values of the slice">{table}</div>'
-    return f'<p class="muted">{escape(_about(here))}</p>{box}'
+    return f'<p class="muted">{escape(_caption(here))}</p>{box}'
 
 
 def window_frame(here: Window, values: np.ndarray[Any, Any]) -> pd.DataFrame:
@@ -44,7 +44,7 @@ def window_frame(here: Window, values: np.ndarray[Any, Any]) -> pd.DataFrame:
     return frame
 
 
-def _about(here: Window) -> str:
+def _caption(here: Window) -> str:
     names = " and ".join(f"{edge} are axis {axis}" for edge, axis in zip(("rows", "columns"), here.axes, strict=False))
     whole = " × ".join(f"{n:,}" for n in here.shape) or "one element"
     shown = tuple(map(len, here.index))

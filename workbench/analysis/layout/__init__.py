@@ -41,11 +41,11 @@ def layout(ckpt: Checkpoint | str | os.PathLike[str], *, progress: Callable[[flo
         progress: called with the fraction done; raise to cancel.
     """
     ckpt = as_checkpoint(ckpt)
-    told = progress or (lambda share: None)
+    report = progress or (lambda share: None)
     who = holders(ckpt)
-    told(0.2)
+    report(0.2)
     covered = coverage(ckpt.catalog)
-    told(0.5)
+    report(0.5)
     inferred = infer(ckpt, who, covered)
-    told(1.0)
+    report(1.0)
     return Layout(ckpt.path, ckpt.format, ckpt.world_size, ckpt.catalog, ckpt.fqns, ckpt.roles, who, inferred, covered)

@@ -54,8 +54,8 @@ def alike(catalog: Catalog, holder: Ints, tensors: Ints) -> tuple[Ints, Ints]:
     _, first, group = np.unique(sums, return_index=True, return_inverse=True)
     twins, same, at = tensors[first[group]], np.zeros(len(tensors), bool), 0
     for some in blocks(catalog, tensors):
-        there = slice(at, at := at + len(some))
-        same[there] = _same_rows(catalog, columns, some, twins[there])
+        rows = slice(at, at := at + len(some))
+        same[rows] = _same_rows(catalog, columns, some, twins[rows])
     if not same.all():  # two patterns with the same number: those that differ get their own class
         odd = np.flatnonzero(~same)
         group = group.copy()

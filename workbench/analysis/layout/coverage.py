@@ -68,10 +68,10 @@ def coverage(catalog: Catalog) -> Coverage:
         low_row, high_row = np.searchsorted(owner, [tensor, tensor + 1]).tolist()
         whole = catalog.shape[tensor].astype(np.int64)
         ndim = int(catalog.ndim[tensor])
-        there = slice(low_row, high_row)
+        rows = slice(low_row, high_row)
         limit = min(LISTED, ALL - len(found.holes))
         try:
-            holes = box.missing(np.zeros_like(whole), whole, offsets[there], sizes[there], limit=limit)
+            holes = box.missing(np.zeros_like(whole), whole, offsets[rows], sizes[rows], limit=limit)
         except box.Tangled:
             found.tangled.append(tensor)
             continue

@@ -153,17 +153,17 @@ def _candidates(
     """Yield assignments of mesh axes to the cut axes of the tensor, plain ones first."""
     if len(axes) < len(dims):
         return
-    spread = [way for way in product(dims, repeat=len(axes)) if set(way) == set(dims)]
+    assignments = [assignment for assignment in product(dims, repeat=len(axes)) if set(assignment) == set(dims)]
     orders = list(permutations(range(len(axes))))
     for order in orders:  # the order matters only within one dim
-        for way in spread:
-            yield tuple(AxisCut(axes[k], way[k]) for k in order)
+        for assignment in assignments:
+            yield tuple(AxisCut(axes[k], assignment[k]) for k in order)
     for order in orders:
-        for way in spread:
-            dim = way[order[0]]
+        for assignment in assignments:
+            dim = assignment[order[0]]
             for parts in _parts(shape[dim], dim, held):
                 first = AxisCut(axes[order[0]], dim, parts)
-                yield (first, *(AxisCut(axes[k], way[k]) for k in order[1:]))
+                yield (first, *(AxisCut(axes[k], assignment[k]) for k in order[1:]))
 
 
 def _parts(length: int, dim: int, held: dict[tuple[int, ...], Box]) -> list[tuple[int, ...]]:

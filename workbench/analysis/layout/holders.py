@@ -56,19 +56,23 @@ def holders(ckpt: Checkpoint) -> Holders:
     pair = (catalog.rank.astype(np.int64) + 1) * max(files, 1) + catalog.file
     used, of_pair = np.unique(pair, return_inverse=True)
     codes = [(code // max(files, 1) - 1, code % max(files, 1)) for code in used.tolist()]
-    told = [(stated.get(str(rank)) if rank >= 0 else None) or named.get(catalog.files[file]) for rank, file in codes]
+    coordinates = [
+        (stated.get(str(rank)) if rank >= 0 else None) or named.get(catalog.files[file]) for rank, file in codes
+    ]
     at_rank: dict[int, set[Any]] = {}
-    for (rank, _), at in zip(codes, told, strict=True):
+    for (rank, _), at in zip(codes, coordinates, strict=True):
         if at:
             at_rank.setdefault(rank, set()).add(_key(at))
     numbers: dict[Any, int] = {}
     rows: list[int] = []
     ranks: list[int] = []
-    for (rank, file), at in zip(codes, told, strict=True):
+    for (rank, file), at in zip(codes, coordinates, strict=True):
         same = at_rank.get(rank, set()) if rank >= 0 else set()
-        identity = (
-            _key(at) if at else next(iter(same)) if len(same) == 1 else rank if rank >= 0 else catalog.files[file]
-        )
+        identity: Any = rank if rank >= 0 else catalog.files[file]
+        if at:
+            identity = _key(at)
+        elif len(same) == 1:
+            identity = next(iter(same))
         row = numbers.setdefault(identity, len(numbers))
         rows.append(row)
         ranks += [-1] * (row + 1 - len(ranks))
@@ -106,8 +110,8 @@ def _stated(
     ckpt: Checkpoint, mesh: Mapping[str, Any]
 ) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]], dict[str, int]]:
     """Return coordinates by rank and by file, and their axes."""
-    told = mesh.get("ranks")
-    ranks = {str(name): _numbers(at) for name, at in told.items()} if isinstance(told, Mapping) else {}
+    stored = mesh.get("ranks")
+    ranks = {str(name): _numbers(at) for name, at in stored.items()} if isinstance(stored, Mapping) else {}
     by_rank = {name: at for name, at in ranks.items() if name.isdecimal()}
     by_file = {name: at for name, at in ranks.items() if not name.isdecimal()}
     folders = mesh.get("folders")

@@ -41,7 +41,7 @@ class Inferred:
     placed: list[Placed]
     mesh: InferredMesh
     places: Ints
-    told: str  #: the source of the mesh, as text
+    source: str  #: the source of the mesh, as text
 
 
 def infer(ckpt: Checkpoint, who: Holders, covered: Coverage) -> Inferred:
@@ -56,21 +56,21 @@ def infer(ckpt: Checkpoint, who: Holders, covered: Coverage) -> Inferred:
     flat = ragged(catalog, who, np.flatnonzero(table.open & ~single))
     found = sharding_patterns(catalog, who, np.flatnonzero(table.open & ~single & ~flat))
     several = [] if catalog.meta.get("flat_parameters") else [pattern for pattern, _ in found]
-    mesh, places, told = _mesh(who, several, sum(len(one) for _, one in found), ckpt.world_size)
+    mesh, places, source = _mesh(who, several, sum(len(one) for _, one in found), ckpt.world_size)
     ground = Ground(who, mesh, places)
-    its = formats.record(ckpt.format)
-    never = mesh.axes if flat_roles(ckpt) and mesh.axes == ("ranks",) else its.never_cuts
+    record = formats.record(ckpt.format)
+    never = mesh.axes if flat_roles(ckpt) and mesh.axes == ("ranks",) else record.never_cuts
     allowed = [axis for axis, name in enumerate(mesh.axes) if name not in never]
-    buffers = bool(flat.any() or flat_roles(ckpt) or its.never_cuts)
+    buffers = bool(flat.any() or flat_roles(ckpt) or record.never_cuts)
     experts = _experts(ckpt, who)
     of_experts = np.array([experts is not None and ".experts." in key for key in catalog.keys], bool)
     if experts is not None and of_experts.any():
-        told = f"{told}; experts on {experts.mesh}"
+        source = f"{source}; experts on {experts.mesh}"
     for pattern, tensors in found:
         dense = [tensor for tensor in tensors if not of_experts[tensor]]
         if len(dense):
-            placed = _place(pattern, ground, allowed, ckpt.world_size, its.stores_parts)
-            table.put(dense, placed if buffers else _doubted(pattern, placed))
+            placed = _place(pattern, ground, allowed, ckpt.world_size, record.stores_parts)
+            table.put(dense, placed if buffers else _downgraded(pattern, placed))
         if experts is not None and len(dense) < len(tensors):
             rows = list(pattern.holders)
             cutting = [experts.mesh.axes.index(axis) for axis in ("ep", "etp")]
@@ -80,7 +80,7 @@ def infer(ckpt: Checkpoint, who: Holders, covered: Coverage) -> Inferred:
     if experts is not None:
         put_flat(table, catalog, experts, np.flatnonzero(flat & of_experts))
     put_singles(table, ckpt, ground, np.flatnonzero(single))
-    return Inferred(table.of_tensor, table.placed, mesh, places, told)
+    return Inferred(table.of_tensor, table.placed, mesh, places, source)
 
 
 def _experts(ckpt: Checkpoint, who: Holders) -> Ground | None:
@@ -111,7 +111,7 @@ def _experts(ckpt: Checkpoint, who: Holders) -> Ground | None:
     return None
 
 
-def _doubted(pattern: ShardingPattern, placed: Placed) -> Placed:
+def _downgraded(pattern: ShardingPattern, placed: Placed) -> Placed:
     """Downgrade flat ranges of whole rows without other evidence: uneven shards look the same."""
     if placed.kind != "flat" or max(map(len, pattern.boxes)) > 1:
         return placed
@@ -138,13 +138,15 @@ def _mesh(
     """Return the mesh of a checkpoint, the coordinates of its holders, and their source."""
     if who.source:
         return InferredMesh(tuple(who.axes), tuple(who.axes.values()), False), who.coordinates, who.source
-    nowhere = np.full((len(who), 0), -1, np.int64)
+    no_places = np.full((len(who), 0), -1, np.int64)
     if not who.ranked:
-        return InferredMesh(), nowhere, "no ranks are stored"
+        return InferredMesh(), no_places, "no ranks are stored"
     ranks = max(world or 0, int(who.rank.max()) + 1)
-    told = [own for pattern in patterns if (own := _own(pattern, who, ranks)) is not None]
-    sizes = digits.refine([*told, *_pooled(patterns, who, ranks)], ranks)
-    source = f"boxes of {tensors:,} tensors and their writers" if told or len(sizes) > 1 else "only the writers' ranks"
+    proven = [own for pattern in patterns if (own := _proven_mesh(pattern, who, ranks)) is not None]
+    sizes = digits.refine([*proven, *_pooled(patterns, who, ranks)], ranks)
+    source = (
+        f"boxes of {tensors:,} tensors and their writers" if proven or len(sizes) > 1 else "only the writers' ranks"
+    )
     return _numbered(sizes or (1,)), digits.coordinates(who.rank, sizes or (1,)), source
 
 
@@ -155,7 +157,7 @@ def _numbered(sizes: tuple[int, ...]) -> InferredMesh:
     )
 
 
-def _own(pattern: ShardingPattern, who: Holders, world: int) -> tuple[int, ...] | None:
+def _proven_mesh(pattern: ShardingPattern, who: Holders, world: int) -> tuple[int, ...] | None:
     """Return the mesh proven by one sharding pattern in which every rank holds a part."""
     ranks = who.rank[list(pattern.holders)]
     if len(ranks) != world or len(set(ranks.tolist())) != world or not all(pattern.boxes):
@@ -204,7 +206,9 @@ def _place(pattern: ShardingPattern, ground: Ground, allowed: Sequence[int], wor
     found = place(pattern, mesh, ground.places[rows], allowed, known, parts=parts)
     if not who.ranked or (found.status != UNKNOWN and found.kind != "flat"):
         return found
-    own = None if len(allowed) < len(mesh.axes) else _own(pattern, who, max(world or 0, int(who.rank.max()) + 1))
+    own = (
+        None if len(allowed) < len(mesh.axes) else _proven_mesh(pattern, who, max(world or 0, int(who.rank.max()) + 1))
+    )
     if own is not None and own != mesh.shape:
         names = ("all",) if len(own) == 1 else tuple(f"own{number}" for number in range(len(own)))
         other = place(

@@ -96,9 +96,9 @@ def _other(pattern: ShardingPattern, mesh: InferredMesh, places: Ints, axis: int
     at = places[:, axis]
     if (at < 0).any():
         return "?"
-    there = sorted(set(at.tolist()))
-    if mesh.axes[axis] in STAGES and len(there) < mesh.shape[axis]:
-        return f"Only({', '.join(map(str, there))})"
+    used = sorted(set(at.tolist()))
+    if mesh.axes[axis] in STAGES and len(used) < mesh.shape[axis]:
+        return f"Only({', '.join(map(str, used))})"
     rest = np.delete(places, axis, axis=1)
     groups: dict[tuple[int, ...], list[int]] = {}
     for row, key in enumerate(map(tuple, rest.tolist())):

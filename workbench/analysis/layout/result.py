@@ -86,7 +86,7 @@ class Layout(Shown):
     @property
     def mesh_source(self) -> str:
         """Where the mesh comes from, as text."""
-        return self.inferred.told
+        return self.inferred.source
 
     def placed(self, key: str) -> Placed:
         """Return the placement of one tensor.
@@ -207,7 +207,7 @@ class Layout(Shown):
         """Counts and bytes in one dictionary."""
         status = [self.inferred.placed[k].status for k in self.inferred.of_tensor.tolist()]
         copies = int(self.catalog.chunk_nbytes[self.catalog.replica > 0].sum())
-        spread = self.balance
+        balance = self.balance
         return {
             "tensors": len(self.catalog),
             "chunks": self.catalog.chunks,
@@ -217,8 +217,8 @@ class Layout(Shown):
             "nbytes": int(self.catalog.tensor_nbytes.sum()),
             "stored": int(self.catalog.chunk_nbytes.sum()),
             "copies": copies,
-            "balance": spread.ratio,
-            "largest": spread.largest,
+            "balance": balance.ratio,
+            "largest": balance.largest,
             **{name: status.count(name) for name in ("proven", "partly", "unknown")},
             "holes": len(self.covered.holes),
             "overlaps": len(self.covered.overlaps),
@@ -274,10 +274,10 @@ class Layout(Shown):
         found = {}
         for axis, name in enumerate(self.mesh.axes):
             rest = np.delete(np.arange(places.shape[1]), axis)
-            near = np.flatnonzero((places[:, rest] == places[row, rest]).all(axis=1) & (places[:, axis] >= 0))
-            near = near[np.argsort(places[near, axis], kind="stable")]
+            peers = np.flatnonzero((places[:, rest] == places[row, rest]).all(axis=1) & (places[:, axis] >= 0))
+            peers = peers[np.argsort(places[peers, axis], kind="stable")]
             if places[row, axis] >= 0 and self.mesh.shape[axis] > 1:
-                found[name] = [self.holders.label[k] for k in near.tolist()]
+                found[name] = [self.holders.label[k] for k in peers.tolist()]
         return found
 
     def _by_stage(self) -> pd.DataFrame:

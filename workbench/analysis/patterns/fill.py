@@ -58,15 +58,15 @@ def _run(seen: Difference, value: Any, low: tuple[int, ...], sizes: tuple[int, .
     surprise = seen.count * (log2(a.numel() / (last + 1 - first)) + _rarity(seen, value)) - 2 * log2(a.numel())
     if surprise < MARGIN:
         return None
-    told = number_text(a.element, int(value))
-    detail: dict[str, Any] = {"start": start, "length": length, "changed": seen.count, "value": told}
+    text = number_text(a.element, int(value))
+    detail: dict[str, Any] = {"start": start, "length": length, "changed": seen.count, "value": text}
     detail |= {} if whole else {"offsets": list(low), "sizes": list(sizes)}
     place = place_of(b, low, sizes, start, length)
-    tell = f"{length:,} elements from flat position {start:,}"
-    tell += "" if whole else f" of the stored chunk {box_text(low, _far(low, sizes), seen.shape)}"
+    region = f"{length:,} elements from flat position {start:,}"
+    region += "" if whole else f" of the stored chunk {box_text(low, _far(low, sizes), seen.shape)}"
     if length == a.numel():
-        tell = f"all {length:,} elements"
-    sentence = f"{tell} {'became zero' if zero else f'became {told}'}"
+        region = f"all {length:,} elements"
+    sentence = f"{region} {'became zero' if zero else f'became {text}'}"
     if seen.count < length:
         sentence += f" ({length - seen.count:,} already were)"
     if place is not None:
@@ -128,9 +128,9 @@ def _filled_box(seen: Difference, value: Any) -> Pattern | None:
     surprise -= sum(pairs(n) for n in seen.shape)
     if surprise < MARGIN:
         return None
-    told = number_text(seen.a.element, int(value))
-    sentence = f"{box_text(low, high, seen.shape)}: {inner.numel():,} elements became {told}; all others are equal"
-    detail = {"offsets": list(low), "sizes": list(inner.shape), "changed": seen.count, "value": told}
+    text = number_text(seen.a.element, int(value))
+    sentence = f"{box_text(low, high, seen.shape)}: {inner.numel():,} elements became {text}; all others are equal"
+    detail = {"offsets": list(low), "sizes": list(inner.shape), "changed": seen.count, "value": text}
 
     def make(array: Array, rest: Array | None) -> Array:
         out = array.copy()

@@ -161,8 +161,8 @@ def _interleave(before: Array, after: Array, order: Ints) -> Form | None:
 def _interleaved(made: Ints, x: int, p: int, q: int, r: int) -> Form:
     def say(row: str, rows: str) -> str:
         units = rows if r == 1 else f"blocks of {r:,} {rows}"
-        told = f"{p:,} groups of {q:,} {units} became {q:,} groups of {p:,}"
-        return f"in each of {x:,} × {p * q * r:,} {rows}, {told}" if x > 1 else told
+        change = f"{p:,} groups of {q:,} {units} became {q:,} groups of {p:,}"
+        return f"in each of {x:,} × {p * q * r:,} {rows}, {change}" if x > 1 else change
 
     return Form("interleave", made, 3 * log2(len(made)), say, {"outer": x, "groups": p, "each": q, "unit": r})
 
@@ -288,10 +288,10 @@ def _general(before: Array, order: Ints) -> Form:
     cost = choose(n, len(moved)) + multinomial(counts)  # which rows, and their order
 
     def say(row: str, rows: str) -> str:
-        told = ", ".join(f"{a:,}→{b:,}" for a, b in moves) + (" …" if len(moved) > MOVES else "")
+        shown = ", ".join(f"{a:,}→{b:,}" for a, b in moves) + (" …" if len(moved) > MOVES else "")
         most = f", the longest of {longest:,}" if len(lengths) > 1 else ""
         word = "cycle" if len(lengths) == 1 else "cycles"
-        return f"{len(moved):,} of {n:,} {rows} reordered in {len(lengths):,} {word}{most} ({told})"
+        return f"{len(moved):,} of {n:,} {rows} reordered in {len(lengths):,} {word}{most} ({shown})"
 
     detail = {"moved": len(moved), "n": n, "cycles": len(lengths), "longest": longest, "moves": moves}
     return Form("order", order, cost, say, detail)

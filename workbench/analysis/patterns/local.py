@@ -244,8 +244,8 @@ def replaced(seen: Difference) -> Pattern | None:
         if best is None or surprise > best[0] + 1e-9:
             which = np.flatnonzero(touched)
             words = axis_words(len(seen.shape), axis)
-            told = ", ".join(f"{w:,}" for w in which[:8].tolist()) + (" …" if k > 8 else "")
-            sentence = f"{words[k > 1]} {told} ({k:,} of {n:,}): {seen.count:,} elements differ; all others are equal"
+            listed = ", ".join(f"{w:,}" for w in which[:8].tolist()) + (" …" if k > 8 else "")
+            sentence = f"{words[k > 1]} {listed} ({k:,} of {n:,}): {seen.count:,} elements differ; all others are equal"
             detail = {"axis": axis, "indices": which[:LISTED].tolist(), "number": k, "changed": seen.count}
             key = (*(slice(None) for _ in range(axis)), which)
             best = surprise, Pattern("replaced", sentence, detail, evidence=surprise, make=_with_rest(key))

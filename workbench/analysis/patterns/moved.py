@@ -91,9 +91,9 @@ def _form(left: LazyTensor, right: LazyTensor, axis: int) -> tuple[Form, float] 
     form = find_form(before, after)
     if form is None:
         return None
-    went = before[form.order != np.arange(len(before))]
-    counts = np.unique(went, return_counts=True)[1]
-    return form, float((counts * np.log2(len(went) / counts)).sum())
+    moved = before[form.order != np.arange(len(before))]
+    counts = np.unique(moved, return_counts=True)[1]
+    return form, float((counts * np.log2(len(moved) / counts)).sum())
 
 
 def _any_kept(a: LazyTensor, b: LazyTensor, axis: int, seen: Difference | None) -> bool:
@@ -180,7 +180,7 @@ def _moved(a: LazyTensor, b: LazyTensor, axis: int, seen: Difference | None) -> 
     surprise = changed * each - pairs(longest)
     if surprise < MARGIN or 2 * (last - first) < min(n, m):
         return None
-    sentence, detail = _said(b, axis, n, m, by, first, last)
+    sentence, detail = _words(b, axis, n, m, by, first, last)
     name = "resized" if last - first == min(n, m) else "shift"
     make = _shifted(axis, m, by, first, last)
     return Pattern(name, sentence, {"axis": axis, **detail}, evidence=surprise, make=make)
@@ -206,31 +206,31 @@ def _matched(old: LazyTensor, new: LazyTensor, same: LazyTensor | None) -> tuple
     """Count elements that only the move predicts correctly; ``None`` if it predicts one incorrectly."""
     changed, samples = 0, np.empty(0, new.element.raw)
     for run in runs_of(new.shape, new.element.itemsize).ends_first():
-        wanted = bits(new, run.key).reshape(-1)
-        if differing(bits(old, run.key).reshape(-1), wanted):
+        target = bits(new, run.key).reshape(-1)
+        if differing(bits(old, run.key).reshape(-1), target):
             return None, samples
-        moved = wanted if same is None else wanted[bits(same, run.key).reshape(-1) != wanted]
+        moved = target if same is None else target[bits(same, run.key).reshape(-1) != target]
         changed += len(moved)
         if len(samples) < 1 << 16:
             samples = np.append(samples, moved[: 1 << 14])
     return changed, samples
 
 
-def _said(b: LazyTensor, axis: int, n: int, m: int, by: int, first: int, last: int) -> tuple[str, dict[str, Any]]:
+def _words(b: LazyTensor, axis: int, n: int, m: int, by: int, first: int, last: int) -> tuple[str, dict[str, Any]]:
     _, rows = axis_words(len(b.shape), axis)
     new = [ends for ends in ((0, first), (last, m)) if ends[1] > ends[0]]
     detail: dict[str, Any] = {"by": -by, "kept": [first, last], "before": n, "after": m}
     filled = [_zero(b.lazy[_along(axis, *ends)]) for ends in new]
-    told = ", ".join(
+    new_rows = ", ".join(
         f"{rows} {x:,}:{y:,} {'are zero' if zero else 'are new'}" for (x, y), zero in zip(new, filled, strict=True)
     )
     detail["new"] = [[*ends, "zero" if zero else "new"] for ends, zero in zip(new, filled, strict=True)]
     if last - first == m:
         return f"{rows} {by:,}:{by + m:,} of the former {n:,}; the others were removed", detail
     if last - first == n:
-        return f"{n:,} {rows} became {m:,}: the old ones are {first:,}:{last:,}; {told}", detail
+        return f"{n:,} {rows} became {m:,}: the old ones are {first:,}:{last:,}; {new_rows}", detail
     gone = n - (last - first)
-    return f"{rows} moved by {-by:+,}: {gone:,} were removed, {told}", detail
+    return f"{rows} moved by {-by:+,}: {gone:,} were removed, {new_rows}", detail
 
 
 def _zero(part: LazyTensor) -> bool:

@@ -52,17 +52,17 @@ class Ratio:
             return None
         each = min(steps(seen.before, seen.after, self._element.kind), seen.bits_each)
         tried: set[tuple[float, str]] = set()
-        for factor, told, cost in _candidates(self._low, self._high, self._element):
+        for factor, text, cost in _candidates(self._low, self._high, self._element):
             surprise = seen.count * each - cost
             if surprise < MARGIN or factor in (0.0, 1.0):
                 continue
-            for how, of in _ways(self._element, factor):
+            for how, of in _multiplications(self._element, factor):
                 if (factor, how) in tried or not _proved(seen, of):
                     tried.add((factor, how))
                     continue
-                words = told if told == f"{factor:.9g}" else f"{told} = {factor:.9g}"
+                words = text if text == f"{factor:.9g}" else f"{text} = {factor:.9g}"
                 sentence = f"every element times {words}, rounded to {self._element.name} ({how})"
-                detail = {"ratio": factor, "told": told, "computed": how, "changed": seen.count}
+                detail = {"ratio": factor, "told": text, "computed": how, "changed": seen.count}
                 return Pattern(
                     "ratio", sentence, detail, evidence=surprise, make=made(of, self._element, self._element)
                 )
@@ -113,19 +113,19 @@ def _candidates(low: float, high: float, element: DType) -> list[tuple[float, st
     found.append((middle, repr(middle), 64.0))
     if element.kind == "f":
         # torch and jax convert a factor to float32 before they multiply
-        found += [(float(np.float32(value)), told, cost) for value, told, cost in found]
+        found += [(float(np.float32(value)), text, cost) for value, text, cost in found]
         for value in _between(low, high, np.float32):
             plain = Fraction(value).limit_denominator(64)
             squared = (Fraction(value) ** 2).limit_denominator(64)
-            told, cost = str(np.float32(value)), 40.0
+            text, cost = str(np.float32(value)), 40.0
             if float(np.float32(float(plain))) == value:
-                told, cost = str(plain), _cost(plain)
+                text, cost = str(plain), _cost(plain)
             elif float(np.float32(sqrt(squared))) == value:
-                told, cost = f"√({squared})", _cost(squared) + 4
-            found.append((value, f"{told} as float32", cost))
+                text, cost = f"√({squared})", _cost(squared) + 4
+            found.append((value, f"{text} as float32", cost))
         found += [(value, repr(value), 64.0) for value in _between(low, high, np.float64)]
     found.sort(key=lambda one: one[2])
-    return [(sign * value, told if sign > 0 else f"−{told}", cost) for value, told, cost in found]
+    return [(sign * value, text if sign > 0 else f"−{text}", cost) for value, text, cost in found]
 
 
 def _cost(plain: Fraction) -> float:
@@ -157,18 +157,20 @@ def _between(low: float, high: float, kind: Any) -> list[float]:
     return found if len(found) <= NEIGHBOURS else []
 
 
-def _ways(element: DType, factor: float) -> list[tuple[str, Callable[[Array], Array]]]:
+def _multiplications(element: DType, factor: float) -> list[tuple[str, Callable[[Array], Array]]]:
     """Return the ways to multiply: name, and function from bits to bits."""
     wide = [np.float64] if element.bits > 32 or element.kind != "f" else [np.float64, np.float32]
     ways: list[tuple[str, Callable[[Array], Array]]] = []
     for kind in wide:
-        ways.append((f"product in {kind.__name__}", _way(element, factor, kind, False)))
+        ways.append((f"product in {kind.__name__}", _multiplication(element, factor, kind, False)))
         if 1 / factor == round(1 / factor):
-            ways.append((f"division by {1 / factor:,.0f} in {kind.__name__}", _way(element, 1 / factor, kind, True)))
+            ways.append(
+                (f"division by {1 / factor:,.0f} in {kind.__name__}", _multiplication(element, 1 / factor, kind, True))
+            )
     return ways
 
 
-def _way(element: DType, factor: float, kind: Any, divide: bool) -> Callable[[Array], Array]:
+def _multiplication(element: DType, factor: float, kind: Any, divide: bool) -> Callable[[Array], Array]:
     def of(raw: Array) -> Array:
         with np.errstate(all="ignore"):
             x = numbers(raw, element)

@@ -70,14 +70,14 @@ def rounded(x: Array, name: str, how: str = "nearest") -> Array:
         mask = np.uint32(0x7F800000) if x.dtype == np.float32 else np.uint64(0x7FF0 << 48)
         power = (np.ascontiguousarray(x).view(mask.dtype) & mask).view(x.dtype)
         quantum = np.maximum(power, x.dtype.type(2.0**kind.emin)) * x.dtype.type(2.0**-kind.mantissa)
-        near = np.trunc(x / quantum) if how == "truncated" else np.rint(x / quantum)
-        near *= quantum
-        beyond = np.abs(near) > kind.top
+        result = np.trunc(x / quantum) if how == "truncated" else np.rint(x / quantum)
+        result *= quantum
+        beyond = np.abs(result) > kind.top
         if beyond.any() or not np.isfinite(x).all():
             most = kind.top if how == "saturating" else np.inf if kind.infinite else np.nan
-            near = np.where(beyond | np.isinf(x), np.copysign(x.dtype.type(most), x), near)
-            near = np.where(np.isnan(x), x, near)
-    return near if kind.negative_zero else near + x.dtype.type(0.0)
+            result = np.where(beyond | np.isinf(x), np.copysign(x.dtype.type(most), x), result)
+            result = np.where(np.isnan(x), x, result)
+    return result if kind.negative_zero else result + x.dtype.type(0.0)
 
 
 def half_step(y: Array, element: DType) -> Array:

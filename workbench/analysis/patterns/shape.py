@@ -61,9 +61,9 @@ def transposed(a: LazyTensor, b: LazyTensor, seen: Difference | None) -> Pattern
         surprise = b.numel() * entropy(_sample(b)) if seen is None else seen.count * seen.bits_each
         if surprise - 8 < MARGIN:
             continue
-        told = "transposed" if len(axes) == 2 else f"axes in the order {axes}"
-        sentence = f"{told}: {_shape(a)} became {_shape(b)}"
-        return Pattern("transposed", sentence, {"axes": list(axes)}, evidence=surprise - 8, make=_turn(axes))
+        what = "transposed" if len(axes) == 2 else f"axes in the order {axes}"
+        sentence = f"{what}: {_shape(a)} became {_shape(b)}"
+        return Pattern("transposed", sentence, {"axes": list(axes)}, evidence=surprise - 8, make=_transpose(axes))
     return None
 
 
@@ -97,8 +97,8 @@ def _turned(a: LazyTensor, b: LazyTensor, axes: tuple[int, ...]) -> bool:
             small = tuple(slice(part.start, part.start + min(part.stop - part.start, 16)) for part in key)
             if (bits(a, small).transpose(axes) != bits(b, tuple(small[k] for k in axes))).any():
                 return False
-        wanted = bits(b, tuple(key[k] for k in axes))
-        if (bits(a, tuple(key)).transpose(axes) != wanted).any():
+        target = bits(b, tuple(key[k] for k in axes))
+        if (bits(a, tuple(key)).transpose(axes) != target).any():
             return False
     return True
 
@@ -108,7 +108,7 @@ def _boxes(b: LazyTensor) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
         yield run.low, run.sizes
 
 
-def _turn(axes: tuple[int, ...]) -> Any:
+def _transpose(axes: tuple[int, ...]) -> Any:
     return lambda array, rest: np.ascontiguousarray(array.transpose(axes))
 
 

@@ -83,20 +83,20 @@ def cast(a: LazyTensor, b: LazyTensor) -> Pattern | None:
     before, after = a.element, b.element
     if "c" in (before.kind, after.kind):
         return None
-    ways = [(how, of) for how, of in _casts(before, after)]
+    casts = [(how, of) for how, of in _casts(before, after)]
     changed = 0
     for run in runs_of(a.shape, max(before.itemsize, after.itemsize)).ends_first():
         left, right = bits(a, run.key).reshape(-1), bits(b, run.key).reshape(-1)
         for start, stop in parts(len(left)):
-            part, wanted = left[start:stop], right[start:stop]
-            ways = [(how, of) for how, of in ways if not (of(part) != wanted).any()]
-            if not ways:
+            part, target = left[start:stop], right[start:stop]
+            casts = [(how, of) for how, of in casts if not (of(part) != target).any()]
+            if not casts:
                 return None
-            old, new = numbers(part, before), numbers(wanted, after)
+            old, new = numbers(part, before), numbers(target, after)
             changed += int(np.count_nonzero((old != new) & ~((old != old) & (new != new))))
     if changed and after.name not in FLOATS:
         return None  # integers that did not fit
-    how, of = ways[0]
+    how, of = casts[0]
     detail = {"from": before.name, "to": after.name, "rounding": how, "changed": changed}
     sentence = f"the same numbers as {after.name} instead of {before.name}"
     if changed:
@@ -116,10 +116,10 @@ def _hypotheses(element: DType) -> list[SameValues]:
         words = "the bytes of every element are in reverse order (another endianness)"
         found.append(SameValues("byteswap", lambda raw: raw.byteswap(), words, {}))
     for narrow, how in _narrower(element):
-        told = _SHORT.get(narrow, narrow)
+        short_name = _SHORT.get(narrow, narrow)
         detail = {"through": narrow, "rounding": how}
         found.append(
-            SameValues("rounded", _through(element, narrow, how), f"rounded through {told}{_WORDS[how]}", detail)
+            SameValues("rounded", _through(element, narrow, how), f"rounded through {short_name}{_WORDS[how]}", detail)
         )
     return found
 
@@ -149,10 +149,10 @@ def _through(element: DType, narrow: str, how: str) -> Callable[[Array], Array]:
 
 def _casts(before: DType, after: DType) -> list[tuple[str, Callable[[Array], Array]]]:
     if after.name in FLOATS and before.name in FLOATS:
-        hows = ["nearest"]
-        hows += ["truncated"] if after.name == "bfloat16" else []
-        hows += ["saturating"] if after.bits == 8 else []
-        return [(how, partial(_converted, before=before, after=after, how=how)) for how in hows]
+        modes = ["nearest"]
+        modes += ["truncated"] if after.name == "bfloat16" else []
+        modes += ["saturating"] if after.bits == 8 else []
+        return [(how, partial(_converted, before=before, after=after, how=how)) for how in modes]
     return [("nearest", lambda raw: _plainly(numbers(raw, before), after))]
 
 

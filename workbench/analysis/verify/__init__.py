@@ -134,7 +134,7 @@ def _verified(
         weights["manifest"] = manifest_nbytes(place if subject is None else subject.place, manifest)
     if subject is None:
         shares = _Shares(progress, weights)
-        _beside(place, log)
+        _check_unopened(place, log)
     else:
         sums = StoredSums(subject) if deep else None
         weights["headers"] = headers_nbytes(subject)
@@ -194,7 +194,7 @@ def _structure(subject: Examined, shares: _Shares) -> None:
         subject.log.add("open.note", "info", "", note)
 
 
-def _beside(place: Place, log: Log) -> None:
+def _check_unopened(place: Place, log: Log) -> None:
     """Check the files of a checkpoint that cannot be opened."""
     for name in leftovers(place):
         log.add(

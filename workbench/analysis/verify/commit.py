@@ -29,8 +29,8 @@ def check_commit(subject: Examined) -> None:
             why,
             "the save was interrupted, or files were lost: restore them, or use another step",
         )
-    if isinstance(told := subject.catalog.meta.get("incomplete"), str):
-        log.add("commit.incomplete", "error", subject.place.name, told, "restore the files of the named ranks")
+    if isinstance(incomplete := subject.catalog.meta.get("incomplete"), str):
+        log.add("commit.incomplete", "error", subject.place.name, incomplete, "restore the files of the named ranks")
     _partner(subject)
     log.checked["commit"] = "the marker of a finished save, and the run's tracker next to the folder"
     _tracker(subject)
@@ -60,9 +60,9 @@ def _tracker(subject: Examined) -> None:
             if tracker not in above.files or above.files[tracker].size > runs.TRACKER_LIMIT:
                 continue
             text = above.read(tracker).decode("utf-8", "replace").strip()
-            there = [*above.folders, *above.files]
+            names = [*above.folders, *above.files]
             number = int(text) if text.isdecimal() and len(text) < 19 else None
-            if text != "release" and text not in there and not any(step_of(n) == number is not None for n in there):
+            if text != "release" and text not in names and not any(step_of(n) == number is not None for n in names):
                 subject.log.add(
                     "commit.tracker",
                     "warn",

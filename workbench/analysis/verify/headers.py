@@ -97,8 +97,8 @@ def check_index(subject: Examined) -> None:
     if not isinstance(index, str) or not index.endswith(".safetensors.index.json"):
         return
     try:
-        told = read_index(subject.place, index)
-        weights = told.weights
+        parsed = read_index(subject.place, index)
+        weights = parsed.weights
         headers = {
             file: safetensors_header.parse(subject.place, file, cut=True) for file in sorted({*weights.values()})
         }
@@ -128,14 +128,14 @@ def check_index(subject: Examined) -> None:
             tensors=again[:100],
         )
     total = sum(e.stop - e.start for file, h in headers.items() for e in h.entries if weights.get(e.name) == file)
-    if claimed := told.other_size(total):
+    if claimed := parsed.other_size(total):
         log.add(
             "index.total_size",
             "warn",
             index,
             f"claims {claimed} bytes of tensors, but its files contain {total:,}",
             "the index is from another save, or was edited",
-            claimed=told.facts["metadata"]["total_size"],
+            claimed=parsed.facts["metadata"]["total_size"],
             stored=total,
         )
     log.checked["index"] = f"{index!r} against the headers of {plural(len(headers), 'file')}"
@@ -144,10 +144,10 @@ def check_index(subject: Examined) -> None:
 def check_objects(subject: Examined) -> None:
     """Check that the non-tensor state can be decoded."""
     log, objects = subject.log, subject.ckpt.objects
-    wanted = list(objects)[:MAX_OBJECTS]
+    names = list(objects)[:MAX_OBJECTS]
     opaque: list[str] = []
     table = {key: row for row, key in enumerate(subject.catalog.objects.keys)}
-    for name in wanted:
+    for name in names:
         try:
             if _holds_storage(objects[name]):
                 opaque.append(name)
@@ -157,14 +157,14 @@ def check_objects(subject: Examined) -> None:
             if row is not None and subject.gone(file or "", int(subject.catalog.objects.stop[row])):
                 continue  # reported as the loss of its file
             log.add("objects.unreadable", "error", name, str(error), "the item is damaged: restore its file", file=file)
-    if wanted:
-        log.checked["objects"] = f"{plural(len(wanted), 'object')} (arguments, schedulers, generators …) decoded"
+    if names:
+        log.checked["objects"] = f"{plural(len(names), 'object')} (arguments, schedulers, generators …) decoded"
     if opaque := [*opaque, *subject.catalog.meta.get("left_out", ())]:
         log.not_checked["undecoded objects"] = (
             f"{some_of(opaque)}: {'its' if len(opaque) == 1 else 'their'} values are not decoded"
         )
-    if len(objects) > len(wanted):
-        log.not_checked["objects"] = f"{len(objects) - len(wanted):,} of {len(objects):,} objects: too many to decode"
+    if len(objects) > len(names):
+        log.not_checked["objects"] = f"{len(objects) - len(names):,} of {len(objects):,} objects: too many to decode"
 
 
 def _judge(subject: Examined, row: int) -> _Verdict | None:

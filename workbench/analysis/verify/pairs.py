@@ -62,7 +62,7 @@ class BitCounter:
         differ = a != b
         if differ.ndim == 2:
             differ = differ.any(axis=1)
-        _take(state, piece, differ)
+        _count_differing(state, piece, differ)
 
     def merge(self, state: Count, later: Count) -> None:
         """Add a later state."""
@@ -89,7 +89,7 @@ class Rounding(BitCounter):
         differ = rounded != weight
         if differ.any():
             differ &= ~np.isnan(master.view(np.float32))
-            _take(state, piece, differ)
+            _count_differing(state, piece, differ)
             state.ulps = max(state.ulps, int(float_steps(rounded[differ], weight[differ]).max(initial=0)))
 
     def __init__(self, half: bool) -> None:
@@ -183,8 +183,8 @@ def _replica_passes(subject: Examined) -> list[Any]:
 
 
 def _tied_passes(subject: Examined) -> list[Any]:
-    told = _told_tied(subject)
-    if told is None:
+    declared = _tied_by(subject)
+    if declared is None:
         return []
     catalog = subject.catalog
     pairs = []
@@ -205,17 +205,17 @@ def _tied_passes(subject: Examined) -> list[Any]:
                     "tied.differ",
                     "error",
                     two,
-                    f"{count.differ:,} of {count.seen:,} elements differ from {one!r}, although {told} ties them",
+                    f"{count.differ:,} of {count.seen:,} elements differ from {one!r}, although {declared} ties them",
                     "one of the two is from another save, or was reinitialised: a loader keeps only one",
                     other=one,
                     differ=count.differ,
                 )
 
-    subject.log.checked["ties"] = f"{plural(len(pairs), 'pair')} tied by {told}, bit for bit"
+    subject.log.checked["ties"] = f"{plural(len(pairs), 'pair')} tied by {declared}, bit for bit"
     return [(_paired(subject, "ties", a, b), BitCounter(), judge)]
 
 
-def _told_tied(subject: Examined) -> str | None:
+def _tied_by(subject: Examined) -> str | None:
     """Return what declares the embeddings as tied, if anything."""
     objects = subject.ckpt.objects
     for name in ("config", "args"):
@@ -314,7 +314,7 @@ def _paired(subject: Examined, kind: str, a: Array, b: Array, replicas: tuple[in
     return work.take(np.flatnonzero(~bad))
 
 
-def _take(state: Count, piece: Piece, differ: Array) -> None:
+def _count_differing(state: Count, piece: Piece, differ: Array) -> None:
     count = int(np.count_nonzero(differ))
     if count:
         state.differ += count

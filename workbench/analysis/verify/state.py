@@ -125,26 +125,26 @@ def check_state(subject: Examined) -> None:
 def check_ranks(subject: Examined) -> None:
     """Check files that every rank writes, and the grid of ranks in file names."""
     families: dict[tuple[str, str, str], set[int]] = defaultdict(set)
-    there_are = {*subject.catalog.files, *subject.place.files}
+    all_files = {*subject.catalog.files, *subject.place.files}
     for folder in subject.place.folders[:MAX_FOLDERS]:
-        there_are |= {f"{folder}/{name}" for name, _ in listed(subject.place, folder)}
-    for name in sorted(there_are):
+        all_files |= {f"{folder}/{name}" for name, _ in listed(subject.place, folder)}
+    for name in sorted(all_files):
         if match := _NUMBERED.fullmatch(name):
             families[match[1] or "", match[2] + match[3], match[5] or ""].add(int(match[4]))
     world = subject.ckpt.world_size
-    for (folder, stem, suffix), there in families.items():
+    for (folder, stem, suffix), present in families.items():
         # a file named after the number of ranks (PaddleNLP's rng_state_8.pth) contains all of them
-        if there == {world} or (len(there) == 1 and 0 not in there):
+        if present == {world} or (len(present) == 1 and 0 not in present):
             continue
-        count = max(there) + 1 - len(there)
+        count = max(present) + 1 - len(present)
         if count:
-            lost = list(islice((number for number in range(max(there)) if number not in there), 1000))
+            lost = list(islice((number for number in range(max(present)) if number not in present), 1000))
             more = f" and {count - NAMED:,} more" if count > NAMED else ""
             subject.log.add(
                 "ranks.gap",
                 "error",
                 f"{folder}{stem}{lost[0]}{suffix}",
-                f"is absent: ranks 0 to {max(there)} wrote such a file, except rank "
+                f"is absent: ranks 0 to {max(present)} wrote such a file, except rank "
                 f"{', '.join(map(str, lost[:NAMED]))}{more}",
                 "restore them, or those ranks cannot resume as they were",
                 lost=lost,
@@ -163,18 +163,18 @@ def _grid(subject: Examined) -> None:
             kinds[stem, axes].append((str(name), tuple(place[axis] for axis in axes)))
     count = 0
     for (stem, axes), found in kinds.items():
-        there = {place for _, place in found}
-        seen = [sorted({place[k] for place in there}) for k in range(len(axes))]
+        present = {place for _, place in found}
+        seen = [sorted({place[k] for place in present}) for k in range(len(axes))]
         whole = math.prod(map(len, seen))
         count += len(found)
-        if len(there) < whole:  # possibly by far, if names mislead: only the first missing ones are searched for
-            absent = (place for place in product(*seen) if place not in there)
+        if len(present) < whole:  # possibly by far, if names mislead: only the first missing ones are searched for
+            absent = (place for place in product(*seen) if place not in present)
             lost = [dict(zip(axes, place, strict=True)) for place in islice(absent, 100)]
             subject.log.add(
                 "ranks.grid",
                 "error",
                 stem,
-                f"{whole - len(there)} of {whole} ranks have no such file, the first is {lost[0]}",
+                f"{whole - len(present)} of {whole} ranks have no such file, the first is {lost[0]}",
                 "restore the files of those ranks",
                 lost=lost,
             )
@@ -198,29 +198,29 @@ def _layers(subject: Examined, of: Mapping[str, Mapping[str, int]]) -> None:
             _thin_layers(subject, prefix, layers, common)
 
 
-def _absent_layers(subject: Examined, prefix: str, there: list[int]) -> None:
+def _absent_layers(subject: Examined, prefix: str, present: list[int]) -> None:
     # pipeline stages that are separate checkpoints begin anywhere: only gaps inside count
-    lost = there[-1] - there[0] + 1 - len(there)
-    if not lost or _interleaved(there):
+    lost = present[-1] - present[0] + 1 - len(present)
+    if not lost or _interleaved(present):
         return
-    absent = list(islice((number for at, after in pairwise(there) for number in range(at + 1, after)), 1000))
-    few = lost * 2 <= len(there)
+    absent = list(islice((number for at, after in pairwise(present) for number in range(at + 1, after)), 1000))
+    few = lost * 2 <= len(present)
     subject.log.add(
         "names.layer_gap",
         "warn" if few else "info",  # if most are absent, the others may have been selected on purpose
         f"{prefix}{absent[0]}",
-        f"is absent: the stack has layers {there[0]} to {there[-1]} except {absent[:NAMED]}"
-        + ("" if few else f"{' …' if lost > NAMED else ''}: {lost:,} of {lost + len(there):,} are absent"),
+        f"is absent: the stack has layers {present[0]} to {present[-1]} except {absent[:NAMED]}"
+        + ("" if few else f"{' …' if lost > NAMED else ''}: {lost:,} of {lost + len(present):,} are absent"),
         "a file or a pipeline stage is missing, unless the model was pruned or its layers were selected on purpose",
         absent=absent,
     )
 
 
-def _interleaved(there: list[int]) -> bool:
+def _interleaved(layers: list[int]) -> bool:
     """Return whether these can be the layers of one rank of an interleaved pipeline: for example, 0–3 and 8–11."""
-    cuts = [at for at in range(1, len(there)) if there[at] != there[at - 1] + 1]
-    runs = {stop - start for start, stop in pairwise([0, *cuts, len(there)])}
-    gaps = {there[at] - there[at - 1] - 1 for at in cuts}
+    cuts = [at for at in range(1, len(layers)) if layers[at] != layers[at - 1] + 1]
+    runs = {stop - start for start, stop in pairwise([0, *cuts, len(layers)])}
+    gaps = {layers[at] - layers[at - 1] - 1 for at in cuts}
     return len(runs) == len(gaps) == 1 and min(gaps) % min(runs) == 0
 
 

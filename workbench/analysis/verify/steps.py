@@ -31,15 +31,15 @@ _HINT = "the parts are from different saves, or a shard is left over from an old
 
 def check_steps(subject: Examined) -> None:
     """Compare the steps of the folder, the trainer's state, each rank and the optimizer."""
-    told = _objects(subject)
+    stored = _objects(subject)
     scalars = _scalars(subject)
     log = subject.log
-    counted = plural(len(told), "stored step") + f", {plural(sum(map(len, scalars.values())), 'optimizer step')}"
+    counted = plural(len(stored), "stored step") + f", {plural(sum(map(len, scalars.values())), 'optimizer step')}"
     log.checked["steps"] = f"{counted} (scalars: their bytes were read), and the folder's name"
-    _parts(subject, told)
+    _parts(subject, stored)
     usual = _optimizer(subject, scalars)
     step = subject.ckpt.step
-    if step is None or not told:  # an unreadable object is reported by check_objects
+    if step is None or not stored:  # an unreadable object is reported by check_objects
         return
     _folder(subject, step)
     if usual is not None:
@@ -51,10 +51,10 @@ def check_steps(subject: Examined) -> None:
         _both(subject, step, powers, "beta_pow", "steps, according to the powers of its betas")
 
 
-def _parts(subject: Examined, told: Mapping[str, int]) -> None:
+def _parts(subject: Examined, stored: Mapping[str, int]) -> None:
     """Compare the same fact as stored by several ranks."""
     same: dict[str, dict[str, int]] = defaultdict(dict)
-    for name, value in told.items():
+    for name, value in stored.items():
         same[re.sub(r"\d+", "#", name).rpartition("/")[2]][name] = value
     for found in same.values():
         if len(set(found.values())) > 1:
@@ -146,10 +146,10 @@ def _both(subject: Examined, step: int, usual: float, where: str, words: str) ->
 def _powers(subject: Examined) -> int | None:
     """Return the step according to Paddle's powers of beta, if they agree."""
     try:
-        told = subject.ckpt.objects.get("beta_pow")
+        powers = subject.ckpt.objects.get("beta_pow")
     except (WorkbenchError, RecursionError):  # reported by check_objects
         return None
-    step = told.get("step") if isinstance(told, Mapping) else None
+    step = powers.get("step") if isinstance(powers, Mapping) else None
     return step if isinstance(step, int) else None
 
 
@@ -180,8 +180,8 @@ def _may_tell(leaf: str) -> bool:
 def _scalars(subject: Examined) -> dict[float, list[int]]:
     """Return optimizer step → chunk rows with it; from the powers of Adam's betas if only those are stored."""
     catalog = subject.catalog
-    wanted = np.array([role == "step" for role in subject.ckpt.roles], bool) & (catalog.numel == 1)
-    rows = np.flatnonzero(wanted[catalog.tensor] & ~subject.lost) if catalog.chunks else np.empty(0, np.int64)
+    is_step = np.array([role == "step" for role in subject.ckpt.roles], bool) & (catalog.numel == 1)
+    rows = np.flatnonzero(is_step[catalog.tensor] & ~subject.lost) if catalog.chunks else np.empty(0, np.int64)
     if len(rows) > MAX_SCALARS:
         subject.log.not_checked["steps"] = f"{len(rows) - MAX_SCALARS:,} of {len(rows):,} optimizer steps: too many"
     found: dict[float, list[int]] = defaultdict(list)

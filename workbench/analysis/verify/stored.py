@@ -58,8 +58,8 @@ class StoredSums:
         self._subject = subject
         self._archived = archives_nbytes(subject.payloads, subject.place, _others(subject)[0])
         self._digests: dict[str, tuple[str, str]] = {}
-        for name, wanted, source in (*_integrity(subject), *_hub(subject)):
-            self._digests.setdefault(name, (wanted, source))
+        for name, expected, source in (*_integrity(subject), *_hub(subject)):
+            self._digests.setdefault(name, (expected, source))
         files = subject.place.files
         self._sizes = {name: max(files[name].size, 0) if name in files else 0 for name in self._digests}
         self.nbytes = self._archived + sum(self._sizes.values())
@@ -147,7 +147,7 @@ def _archives(subject: Examined, progress: Progress | None) -> Array:
                 good.append((one.start, one.stop))
             elif one.status == "absent" and file in others:
                 without.add(file)
-            _tell(subject, one)
+            _report(subject, one)
         if good and file in catalog.files:
             number = catalog.files.index(file)
             low, high = (np.searchsorted(catalog.file, number, side=side, sorter=by_file) for side in ("left", "right"))
@@ -189,25 +189,25 @@ def _others(subject: Examined) -> tuple[set[str], list[str]]:
     return {*found} - temporary - chains, left
 
 
-def _tell(subject: Examined, one: RecordCheck) -> None:
+def _report(subject: Examined, one: RecordCheck) -> None:
     place: dict[str, Any] = {"file": one.file, "record": one.record, "start": one.start, "stop": one.stop}
     if one.status == "mismatch":
         subject.log.add(
             "checksum.mismatch",
             "error",
             one.owner or one.file,
-            f"record {one.record!r} at bytes {one.start:,} to {one.stop:,} of {one.file!r}{_also(subject, one)}: "
+            f"record {one.record!r} at bytes {one.start:,} to {one.stop:,} of {one.file!r}{_tensors_in(subject, one)}: "
             f"{_crc_name(subject.catalog)} is {one.computed or 0:08x}, stored is {one.stored or 0:08x}",
             _RESTORE,
             stored=one.stored,
             computed=one.computed,
             **place,
         )
-    elif one.status == "damaged" and not _told(subject, one):
+    elif one.status == "damaged" and not _already_reported(subject, one):
         subject.log.add("checksum.damaged", "error", one.owner or one.file, one.message, _RESTORE, **place)
 
 
-def _told(subject: Examined, one: RecordCheck) -> bool:
+def _already_reported(subject: Examined, one: RecordCheck) -> bool:
     """Return whether the structure checks have already reported this damage."""
     catalog = subject.catalog
     if subject.gone(one.file, one.stop):
@@ -229,7 +229,7 @@ def _inside(ranges: Array, catalog: cat.Catalog, rows: Array) -> Array:
     return np.where(raw, within | (start == stop), holds)
 
 
-def _also(subject: Examined, one: RecordCheck) -> str:
+def _tensors_in(subject: Examined, one: RecordCheck) -> str:
     """Return the tensors in a record of a whole-file archive."""
     catalog = subject.catalog
     if one.owner or one.file not in catalog.files:
@@ -294,20 +294,20 @@ def _hub(subject: Examined) -> Iterator[tuple[str, str, str]]:
                 yield name, lines[1], "the hub's digest"
 
 
-def _digest(subject: Examined, name: str, wanted: str, source: str, result: tuple[str, str], covered: Array) -> None:
+def _digest(subject: Examined, name: str, expected: str, source: str, result: tuple[str, str], covered: Array) -> None:
     log, catalog = subject.log, subject.catalog
     found, why = result
     if why:
         log.add("digest.unreadable", "error", name, f"{source} lists it, but it cannot be read: {why}", "restore it")
         return
-    if found != wanted:
+    if found != expected:
         log.add(
             "digest.mismatch",
             "error",
             name,
-            f"sha256 is {found[:16]}…, but {wanted[:16]}… in {source}",
+            f"sha256 is {found[:16]}…, but {expected[:16]}… in {source}",
             _RESTORE,
-            stored=wanted,
+            stored=expected,
             computed=found,
         )
     log.checked["digests"] = "sha256 of the files listed by integrity.json or the hub"

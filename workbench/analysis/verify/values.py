@@ -102,9 +102,9 @@ def check_values(subject: Examined, progress: Progress | None = None, *, numbers
 def _not_squares(subject: Examined, suspects: dict[int, ChunkCounts], read: Array) -> bool:
     """Return whether the optimizer uses this name for something else: every such tensor has many negative numbers."""
     catalog = subject.catalog
-    wanted = np.array([role in SQUARES for role in subject.ckpt.roles], bool)
+    is_square = np.array([role in SQUARES for role in subject.ckpt.roles], bool)
     many = {row for row, state in suspects.items() if state.negative * 4 > state.count}
-    rows = np.flatnonzero(read & wanted[catalog.tensor] & (catalog.chunk_nbytes >= SECTION // 4))
+    rows = np.flatnonzero(read & is_square[catalog.tensor] & (catalog.chunk_nbytes >= SECTION // 4))
     odd = len(rows) > 0 and many.issuperset(rows.tolist())
     if odd:
         subject.log.add(

@@ -112,7 +112,7 @@ class DiffView(pn.viewable.Viewer):
             sizing_mode="stretch_width",
             **wide,
         )
-        self._said = style.pane("")
+        self._summary = style.pane("")
         self._plot: pn.pane.HoloViews | None = None
         self._heat = pn.Column(sizing_mode="stretch_width")
         self.detail = PairDetail(side_names(diff), schedule)
@@ -160,7 +160,7 @@ class DiffView(pn.viewable.Viewer):
                 style.two_columns(self._heat, pn.Column(self._pick, self.detail.words, sizing_mode="stretch_width")),
                 self.detail.pictures,
                 style.pane("<h3>Tensors that differ</h3>"),
-                self._said,
+                self._summary,
                 *([self.table] if len(self.rows) else []),
             ]
         objects = f"<h3>Non-tensor state</h3>{objects_html(diff.objects)}" if "objects" in diff.checked else ""
@@ -185,7 +185,7 @@ class DiffView(pn.viewable.Viewer):
         some = f"{count(many)} of {count(of)}" if many < of else count(many)
         mixed = not role and len(set(board.roles[board.listed].tolist())) > 1 and board.pictured("") == "param"
         order = "weights first, then the other roles, each by relative change" if mixed else "largest change first"
-        self._said.object = words + f'<p class="muted">{some}, {order}.</p>'
+        self._summary.object = words + f'<p class="muted">{some}, {order}.</p>'
         self.table.param.update(value=self.rows if many == of else self.rows[listed], selection=[])
         self._draw(keep, role)
         self._select()
@@ -245,8 +245,8 @@ class DiffView(pn.viewable.Viewer):
         self._frame.show(None if at is None else self._grid.cell_of(at))
         if self._plot is not None and pn.state.curdoc is None:
             pn.io.push_notebook(self._plot)  # changes below Panel must be pushed to a notebook explicitly
-        there = at is not None and bool(self.tensor)
-        chosen = np.flatnonzero(self.table.value.index == at)[:1].tolist() if there else []
+        selected = at is not None and bool(self.tensor)
+        chosen = np.flatnonzero(self.table.value.index == at)[:1].tolist() if selected else []
         if self.table.selection != chosen:
             if chosen and not self.table.sorters:
                 self.table.page = chosen[0] // PAGE + 1
@@ -322,8 +322,8 @@ class PairDetail:
     def __init__(self, names: tuple[str, str], schedule: Schedule | None = None) -> None:
         self._names = names
         self._row: TensorDiff | None = None
-        self._lead, self._told = style.pane(""), style.pane("")
-        self.words = pn.Column(self._lead, self._told, sizing_mode="stretch_width")
+        self._lead, self._description = style.pane(""), style.pane("")
+        self.words = pn.Column(self._lead, self._description, sizing_mode="stretch_width")
         self.pictures = pn.Column(sizing_mode="stretch_width")
         self.work = JobButton("Read both tensors", self._see, self._seen, schedule=schedule)
 
@@ -334,7 +334,7 @@ class PairDetail:
             return
         self.work.reset()
         self._row = row
-        self._told.object = "" if row is None else tensor_html(row)
+        self._description.object = "" if row is None else tensor_html(row)
         readable = row is not None and row.sides is not None and row.status not in ("equal", "unread", "unknown")
         self.pictures[:] = [self.work] if readable else []
         if readable and row is not None and row.nbytes <= AT_ONCE:

@@ -60,7 +60,7 @@ class Doctor(JobTab):
         self._choices = {which: self._choice(which) for which in OTHERS}
         self._facts = {name: self._fact(name) for name in FACTS}
         self._quick = pmui.Checkbox(label="Facts and names only: do not read weights and moments", size="small")
-        self._quick.param.watch(self._told, "value")
+        self._quick.param.watch(self._facts_entered, "value")
         self.prepare("Examine", self._examine, self._done, verb="examining", ready=self._why_not, long=True)
         facts = pn.Column(
             style.pane('<p class="muted">Facts that the files lack; they take precedence over stored ones.</p>'),
@@ -119,7 +119,7 @@ class Doctor(JobTab):
 
     def _fact(self, name: str) -> pmui.TextInput:
         made = pmui.TextInput(label=FACTS[name], size="small", width=190, margin=(5, 10))
-        made.param.watch(self._told, "value")
+        made.param.watch(self._facts_entered, "value")
         return made
 
     def _offer(self) -> None:
@@ -150,7 +150,7 @@ class Doctor(JobTab):
 
     # ---- facts -------------------------------------------------------------------------------------------------------
 
-    def _told(self, *_: Any) -> None:
+    def _facts_entered(self, *_: Any) -> None:
         words = {name: one.value.strip() for name, one in self._facts.items()}
         parts = [f"{name}={value}" for name, value in words.items() if value]
         self.state.given = ",".join([*parts, *([QUICK] if self._quick.value else [])])

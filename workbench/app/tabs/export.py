@@ -171,11 +171,11 @@ class Export(Tab):
         return self._choice().run(state.ckpt, state.outlet, progress, dry_run=True), devices()
 
     def _planned(self, found: tuple[ExportReport, list[str]]) -> None:
-        self.plan, there = found
+        self.plan, devices = found
         self.view = ExportView(self.plan, where=self._where(), file=f"{self.state.path}-export")
         parts = [*([self.work, self._proof] if self.state.outlet.open else []), self.view]
-        if there:
-            self._device.offer(self.plan, there)
+        if devices:
+            self._device.offer(self.plan, devices)
             parts.append(self._device)
         self._result[:] = parts
 

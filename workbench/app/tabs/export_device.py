@@ -41,9 +41,9 @@ class OnDevice(pn.viewable.Viewer):
     def __init__(self, state: WorkbenchState, schedule: Schedule | None = None, **params: Any) -> None:
         super().__init__(**params)
         self._state, self.device = state, ""
-        self._words, self._told = style.pane(""), style.pane("")
+        self._words, self._result = style.pane(""), style.pane("")
         self.work = JobButton("Load and time", self._load, self._done, verb="loading", schedule=schedule, long=True)
-        self._body = pn.Column(self._words, self.work, self._told, sizing_mode="stretch_width")
+        self._body = pn.Column(self._words, self.work, self._result, sizing_mode="stretch_width")
 
     def __panel__(self) -> pn.viewable.Viewable:
         return self._body
@@ -52,10 +52,10 @@ class OnDevice(pn.viewable.Viewer):
         """Stop loading."""
         self.work.reset()
 
-    def offer(self, plan: ExportReport, there: list[str]) -> None:
+    def offer(self, plan: ExportReport, devices: list[str]) -> None:
         """Show how much memory of the first device the plan's tensors need."""
         self.work.reset()
-        self.device, self._told.object = there[0], ""
+        self.device, self._result.object = devices[0], ""
         needs, free, total = _needs(plan), *_memory(self.device)
         fits = "fits" if needs < free else "does not fit"
         rank = f" (rank {self._rank()} of {html(plan.mesh)}; the largest file counts)" if plan.mesh else ""
@@ -94,7 +94,7 @@ class OnDevice(pn.viewable.Viewer):
 
     def _done(self, found: tuple[int, int, float]) -> None:
         tensors, nbytes, seconds = found
-        self._told.object = style.message(
+        self._result.object = style.message(
             f"{count(tensors)} tensors, {size(nbytes)}, loaded to {self.device} in {seconds:.2f} s: "
             f"{nbytes / seconds / 1e9:.2f} GB/s. They have been released."
         )

@@ -109,7 +109,7 @@ class LayoutPart:
 
     def __init__(self, view: Looked) -> None:
         self.view, self.found, self.bytes = view, view.layout, view.found.bytes
-        self.said = style.pane("")  # about the tapped item
+        self.detail = style.pane("")  # about the tapped item
         self.body = pn.Column(sizing_mode="stretch_width")
         self._plot = pn.Column(sizing_mode="stretch_width")
         self._busy = False
@@ -175,7 +175,7 @@ class SharesPart(LayoutPart):
             pn.Row(self._pattern, self._role, sizing_mode="stretch_width"),
             self._words,
             self._plot,
-            self.said,
+            self.detail,
             pn.Row(self._inside, self._back),
         ]
 
@@ -200,7 +200,7 @@ class SharesPart(LayoutPart):
         if role:
             chosen = chosen[np.array([found.roles[t] == role for t in chosen.tolist()], bool)]
         rows = groups(found.catalog.keys, found.catalog.tensor_nbytes, chosen)
-        self.said.object, self._group, self._inside.visible = "", None, False
+        self.detail.object, self._group, self._inside.visible = "", None, False
         self._back.visible = bool(view.pattern or role)
         if not rows:
             self.share, self._plot[:] = None, []
@@ -230,7 +230,7 @@ class SharesPart(LayoutPart):
             mine = self.found.holders.of_chunk[span] // share.per == column
             words += layout_words.chunk_words(self.found, (span.start + np.flatnonzero(mine)).tolist())
         self._group = group if len(group.tensors) > 1 else None
-        self.said.object, self._inside.visible = words, self._group is not None
+        self.detail.object, self._inside.visible = words, self._group is not None
         self.set(**values)
         self.mark([(column, row, column + 1, row + 1)])
 
@@ -281,7 +281,7 @@ class ShardsPart(LayoutPart):
         self._shown: TensorShards | None = None
         self._drawn: tuple[Any, ...] = ()
         picture = pn.Column(self._controls, self._key, self._plot, sizing_mode="stretch_width")
-        words = pn.Column(self._words, self.said, sizing_mode="stretch_width")
+        words = pn.Column(self._words, self.detail, sizing_mode="stretch_width")
         self.body[:] = [pn.Row(self._pick, sizing_mode="stretch_width"), style.two_columns(picture, words)]
 
     def draw(self) -> None:
@@ -308,7 +308,7 @@ class ShardsPart(LayoutPart):
             wrong = {"hole": HOLE} if len(shown.holes) else {}
             wrong |= {"overlap": OVERLAP} if len(shown.overlaps) else {}
             self._key.object = layout_words.key_of_colours({name: paint[name] for name in shown.names} | wrong)
-            self.marks, self.said.object = Marks(), ""
+            self.marks, self.detail.object = Marks(), ""
             self.show(shards_picture(shown, self.marks), self.tapped)
         self._mark_rank()
 
@@ -317,10 +317,10 @@ class ShardsPart(LayoutPart):
             return
         rows = chunks_at(self.found, self._shown, x, y)
         if len(rows):
-            self.said.object = layout_words.chunk_words(self.found, rows.tolist())
+            self.detail.object = layout_words.chunk_words(self.found, rows.tolist())
             self.set(tensor=self._shown.key, rank=self.view.rank_of(int(self.found.holders.of_chunk[rows[0]])))
         else:
-            self.said.object = '<div class="tapped">This is a hole: nothing is stored here.</div>'
+            self.detail.object = '<div class="tapped">This is a hole: nothing is stored here.</div>'
 
     def _mark_rank(self) -> None:
         shown, holder = self._shown, self.view.holder
@@ -354,7 +354,7 @@ class ShardsPart(LayoutPart):
         if self._busy or not key:
             return
         if key not in self.found.catalog.index:
-            self.said.object = style.message(f"there is no tensor {key!r}", "warning")
+            self.detail.object = style.message(f"there is no tensor {key!r}", "warning")
             return
         self.set(tensor=key, axes="")
 
@@ -384,7 +384,7 @@ class BytesPart(LayoutPart):
             note += "Small roles are shown together. "
         words = layout_words.key_of_colours({**paint, "no tensor": NO_TENSOR}, f"{note}Click a byte.")
         self._key = style.pane(words)
-        self.body[:] = [self._key, self._plot, self.said]
+        self.body[:] = [self._key, self._plot, self.detail]
 
     def draw(self) -> None:
         if not self._plot:
@@ -396,16 +396,18 @@ class BytesPart(LayoutPart):
             edges = (mine.left.tolist(), mine.top.tolist(), mine.right.tolist(), mine.bottom.tolist())
             boxes = list(zip(*edges, strict=True))
             span = catalog.rows_of(catalog.index[key])
-            if f"{html(key)}</b>" not in str(self.said.object):
-                self.said.object = layout_words.chunk_words(self.found, list(range(span.start, span.stop)))
+            if f"{html(key)}</b>" not in str(self.detail.object):
+                self.detail.object = layout_words.chunk_words(self.found, list(range(span.start, span.stop)))
         self.mark(boxes)
 
     def tapped(self, x: float, y: float) -> None:
         row = self.bytes.near(x, y, 0.004 * max(int(self.bytes.size.max(initial=1)), 1))
         if row is None:
-            self.said.object = '<div class="tapped">These bytes belong to no tensor: header, objects or padding.</div>'
+            self.detail.object = (
+                '<div class="tapped">These bytes belong to no tensor: header, objects or padding.</div>'
+            )
             return
-        self.said.object = layout_words.chunk_words(self.found, [row])
+        self.detail.object = layout_words.chunk_words(self.found, [row])
         catalog = self.found.catalog
         holder = int(self.found.holders.of_chunk[row])
         self.set(tensor=catalog.keys[int(catalog.tensor[row])], rank=self.view.rank_of(holder))
@@ -437,7 +439,7 @@ class MeshPart(LayoutPart):
         self._words = style.pane(layout_words.mesh_words(found))
         self._key, self._table = style.pane(""), pn.Column(sizing_mode="stretch_width")
         picture = pn.Column(self._pick, self._key, self._plot, sizing_mode="stretch_width")
-        words = pn.Column(self._words, self.said, sizing_mode="stretch_width")
+        words = pn.Column(self._words, self.detail, sizing_mode="stretch_width")
         self.body[:] = [style.two_columns(picture, words), self._table]
 
     def draw(self) -> None:
@@ -449,10 +451,10 @@ class MeshPart(LayoutPart):
             self._busy = False
         self.marks = Marks()
         if holder is None:
-            self._key.object = self.said.object = ""
+            self._key.object = self.detail.object = ""
             self._table[:] = []
             if view.rank:
-                self.said.object = style.message(f"{view.rank!r} stored nothing here; choose another one", "warning")
+                self.detail.object = style.message(f"{view.rank!r} stored nothing here; choose another one", "warning")
             self.show(mesh_picture(self.found, self._at, None, self.marks), self.tapped)
             return
         one = self.found.rank(self.found.holders.label[holder])
@@ -463,7 +465,7 @@ class MeshPart(LayoutPart):
         )
         self.show(mesh_picture(self.found, self._at, peers, self.marks), self.tapped)
         self.mark([(self._at.x[holder], self._at.y[holder], self._at.x[holder] + 1, self._at.y[holder] + 1)])
-        self.said.object = layout_words.holder_words(one)
+        self.detail.object = layout_words.holder_words(one)
         frame = one.pieces.sort_values("nbytes", ascending=False, kind="stable")
         shown = frame.head(5_000).assign(
             key=[safe(key) for key in frame["key"].head(5_000)],
@@ -508,7 +510,7 @@ class PhasesPart(LayoutPart):
         self.body[:] = [
             style.pane(f'{words}<p class="muted">{heat} Click a cell.</p>'),
             self._plot,
-            self.said,
+            self.detail,
             style.pane(layout_words.key_of_colours(phase_colours(found), f"Times are those of each host.{some}")),
             self._time,
         ]
@@ -526,6 +528,6 @@ class PhasesPart(LayoutPart):
             return
         name = self.phases.names[row]
         rank = max(ranks, key=lambda one: self.phases.seconds(one, name) or 0.0)
-        self.said.object = rank_words(self.phases, rank)
+        self.detail.object = rank_words(self.phases, rank)
         self.mark([(column, row, column + 1, row + 1)])
         self.set(rank=str(rank))

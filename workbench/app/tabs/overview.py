@@ -137,10 +137,10 @@ def training(state: TrainingState) -> str:
     from workbench.doctor.facts.gather import FACTS
 
     rows = "".join(
-        f'<tr title="{html(FACTS[fact])}"><th>{html(fact)}</th><td>{html(shorten(fact_words(said[0].value), 60))}</td>'
-        f'<td class="muted">{html(said[0].source)}</td></tr>'
-        for fact, said in state.told.items()
-        if said
+        f'<tr title="{html(FACTS[fact])}"><th>{html(fact)}</th><td>{html(shorten(fact_words(first.value), 60))}</td>'
+        f'<td class="muted">{html(first.source)}</td></tr>'
+        for fact, statements in state.told.items()
+        for first in statements[:1]
     )
     return f'<h3>Training</h3><div style="overflow-x:auto"><table>{rows}</table></div>' if rows else ""
 

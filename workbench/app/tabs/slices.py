@@ -33,7 +33,7 @@ class Slices(pn.viewable.Viewer):
             label="Slice", placeholder="2:9, :, -1", size="small", width=260, margin=(10, 10, 5, 10)
         )
         self._buttons = [style.button(label, self._mover(*by), margin=(12, 4)) for label, by in MOVES.items()]
-        self.said = style.pane("")
+        self.output = style.pane("")
         self._save = pn.Row(margin=0)
         self._body = pn.Column(sizing_mode="stretch_width")
         self._filling = False
@@ -74,7 +74,7 @@ class Slices(pn.viewable.Viewer):
             self.job.start(lambda progress: _values(here, progress))
         if not len(self._body):
             controls = pn.FlexBox(self.text, *self._buttons, self._save, align_items="center")
-            self._body[:] = [style.pane("<h3>Values</h3>"), controls, self.said]
+            self._body[:] = [style.pane("<h3>Values</h3>"), controls, self.output]
 
     def _write(self, text: str) -> None:
         self._filling = True
@@ -85,15 +85,15 @@ class Slices(pn.viewable.Viewer):
 
     def _fail(self, error: WorkbenchError) -> None:
         self.text.error_state = isinstance(error, UsageError)
-        self.said.object = style.message(str(error), "error")
+        self.output.object = style.message(str(error), "error")
 
     def _read(self, *_: Any) -> None:
         if self.job.status == "failed":
             # reading the whole tensor failed as well, which is reported above
-            self.said.object = f'<p class="muted">These values cannot be read: {html(self.job.error)}</p>'
+            self.output.object = f'<p class="muted">These values cannot be read: {html(self.job.error)}</p>'
         elif self.job.status == "done":
             here, values = self.job.result
-            self.said.object = window_html(here, values)
+            self.output.object = window_html(here, values)
             self._save[:] = [csv_button(f"{self._state.tensor}-slice", lambda: window_frame(here, values), "slice CSV")]
 
 

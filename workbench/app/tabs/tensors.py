@@ -54,7 +54,7 @@ class Tensors(pn.viewable.Viewer):
         self._role = pmui.Select(
             label="Role", options={"every role": EVERY_ROLE}, width=180, size="small", margin=(10, 10, 5, 10)
         )
-        self.said = style.pane("")
+        self.summary = style.pane("")
         self.table: Paged = style.table(None, COLUMNS, Paged, page_size=PAGE, selectable=1)
         self.table.on_click(self._clicked)
         self._save = csv_button("tensors", self._frame, "table CSV")
@@ -75,7 +75,7 @@ class Tensors(pn.viewable.Viewer):
 
     def __panel__(self) -> pn.viewable.Viewable:
         filters = pn.Row(self._pattern, self._role, sizing_mode="stretch_width")
-        above = pn.Row(self.said, self._save, sizing_mode="stretch_width", margin=(0, 10, 0, 0))
+        above = pn.Row(self.summary, self._save, sizing_mode="stretch_width", margin=(0, 10, 0, 0))
         return pn.Column(filters, above, self.table, self.detail, sizing_mode="stretch_width")
 
     def _set(self, **values: str) -> None:
@@ -109,7 +109,7 @@ class Tensors(pn.viewable.Viewer):
         if search.run(QUICK):
             self._show(search.positions())
         else:
-            self.said.object = '<p class="muted">Filtering …</p>'
+            self.summary.object = '<p class="muted">Filtering …</p>'
             self.search.start(lambda progress: _search_on(search, progress))
 
     def _searched(self, *_: Any) -> None:
@@ -131,7 +131,7 @@ class Tensors(pn.viewable.Viewer):
         nbytes = int(ckpt.catalog.tensor_nbytes[chosen].sum())
         which = f"{count(len(chosen))} of {count(len(ckpt))}" if len(chosen) < len(ckpt) else f"all {count(len(ckpt))}"
         hint = "Click one to look inside." if len(chosen) else "No name matches; clear the filter to see all."
-        self.said.object = words or f'<p class="muted">{which} tensors, {size(nbytes)}. {hint}</p>'
+        self.summary.object = words or f'<p class="muted">{which} tensors, {size(nbytes)}. {hint}</p>'
         self.table.fill(lease.rows, chosen, lease.ranks)
         self._select()
 

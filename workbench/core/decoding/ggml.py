@@ -251,18 +251,18 @@ def _q4_1(blocks: Array) -> _CodeGrid:
     return _CodeGrid(_half(blocks, 0), _nibbles(blocks[:, 4:]), _whole(0, 15), (0, 15), least=-_half(blocks, 2))
 
 
-def _fifth(blocks: Array, at: int) -> Array:
+def _five_bit_codes(blocks: Array, at: int) -> Array:
     """Unpack 5-bit codes: nibbles from ``at + 4`` on, with their high bits in the four bytes at ``at``."""
     high = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little")
     return _nibbles(blocks[:, at + 4 :]) | high << 4
 
 
 def _q5_0(blocks: Array) -> _CodeGrid:
-    return _CodeGrid(_half(blocks, 0), _fifth(blocks, 2), _whole(-16, 15), (-16, 15), loose=1)
+    return _CodeGrid(_half(blocks, 0), _five_bit_codes(blocks, 2), _whole(-16, 15), (-16, 15), loose=1)
 
 
 def _q5_1(blocks: Array) -> _CodeGrid:
-    return _CodeGrid(_half(blocks, 0), _fifth(blocks, 4), _whole(0, 31), (0, 31), least=-_half(blocks, 2))
+    return _CodeGrid(_half(blocks, 0), _five_bit_codes(blocks, 4), _whole(0, 31), (0, 31), least=-_half(blocks, 2))
 
 
 def _q8_0(blocks: Array) -> _CodeGrid:
@@ -411,7 +411,7 @@ def _iq2_xxs(blocks: Array) -> _Codewords:
     return _Codewords(d, codebook("IQ2_XXS"), indices, _by_seven(words[..., 1]))
 
 
-def _quarters(blocks: Array, packed: Array) -> Array:
+def _iq2_scales(blocks: Array, packed: Array) -> Array:
     """Return the 4-bit scales of IQ2_XS and IQ2_S, ``(N, 16)``."""
     scales = (packed[:, :, None] >> np.array([0, 4], np.uint8)).reshape(len(blocks), 16) & 15
     return _half(blocks, 0) * (np.float32(0.5) + scales.astype(np.float32)) * np.float32(0.25)
@@ -419,14 +419,14 @@ def _quarters(blocks: Array, packed: Array) -> Array:
 
 def _iq2_xs(blocks: Array) -> _Codewords:
     words = _words(blocks, 2, 66, "<u2").reshape(len(blocks), 16, 2)
-    return _Codewords(_quarters(blocks, blocks[:, 66:]), codebook("IQ2_XS"), words & 511, SIGNS[words >> 9])
+    return _Codewords(_iq2_scales(blocks, blocks[:, 66:]), codebook("IQ2_XS"), words & 511, SIGNS[words >> 9])
 
 
 def _iq2_s(blocks: Array) -> _Codewords:
     count = len(blocks)
     high = (blocks[:, 66:74, None] >> np.array([0, 2, 4, 6], np.uint8)).reshape(count, 32) & 3
     indices = (blocks[:, 2:34] | high.astype(np.uint16) << 8).reshape(count, 16, 2)
-    return _Codewords(_quarters(blocks, blocks[:, 74:]), codebook("IQ2_S"), indices, blocks[:, 34:66])
+    return _Codewords(_iq2_scales(blocks, blocks[:, 74:]), codebook("IQ2_S"), indices, blocks[:, 34:66])
 
 
 def _iq3_xxs(blocks: Array) -> _Codewords:

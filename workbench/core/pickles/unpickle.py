@@ -87,9 +87,9 @@ def loads_with_globals(
         data = memoryview(data).cast("B")
     start = time.thread_time()
     walked = guard.walk(data, offset, what)
-    took = time.thread_time() - start
+    seconds = time.thread_time() - start
     with uncollected():  # collections would take two thirds of the time, and one alone may take more than is allowed
-        budget = Allowance(what, offset, walked.stop - offset, walked.memory, took)
+        budget = Allowance(what, offset, walked.stop - offset, walked.memory, seconds)
         reader = _Reader(memoryview(data), offset, walked.frames, budget)
         unpickler = _Unpickler(reader, what, allow or {}, strict, persistent_load)
         before = ACTIVE.set(budget)

@@ -513,8 +513,8 @@ class _Other:
             raise _lacking(at, "fsspec") from None
         try:
             user = f"{at.user}@" if at.user else ""
-            told = fsspec.get_filesystem_class(at.scheme)._get_kwargs_from_urls(f"{at.scheme}://{user}{at.host}/")
-            self._system = fsspec.filesystem(at.scheme, **told | dict(options))
+            from_url = fsspec.get_filesystem_class(at.scheme)._get_kwargs_from_urls(f"{at.scheme}://{user}{at.host}/")
+            self._system = fsspec.filesystem(at.scheme, **from_url | dict(options))
         except ImportError as error:
             raise MissingExtraError(f"{at.shown!r} needs another package: {_words(error)}") from None
         except ValueError:

@@ -57,13 +57,13 @@ class RangedSource(Source):
     def fetch(self, spans: Sequence[tuple[int, int]]) -> None:
         blocks = self._connection.blocks
         missing = [span for span in spans if blocks.find(self._key, *span) is None]
-        wanted = [part for span in _merged(missing, self.size) for part in _split(*span)]
+        requests = [part for span in _merged(missing, self.size) for part in _split(*span)]
 
         def keep(part: tuple[int, int]) -> None:
             with suppress(OpenError):  # the read itself meets the error, and knows what it reads
                 blocks.keep(self._key, part[0], np.frombuffer(self._get(*part), np.uint8))
 
-        together(keep, wanted)
+        together(keep, requests)
 
     def _ready(self, row: Array, start: int, *, again: bool = False) -> bool:
         """Fill a row from what this thread fetched ahead, if that has all of it; the bytes may be needed ``again``."""
@@ -78,12 +78,12 @@ class RangedSource(Source):
         if at < stop:
             return False
         spans = [(max(start, low), min(stop, high)) for low, high in parts[first:k]]
-        for (begin, end), arriving in zip(spans, fetched[first:k], strict=True):
-            if not arriving.copy(begin, end, row[begin - start : end - start]):  # the read itself meets the error
+        for (begin, end), future in zip(spans, fetched[first:k], strict=True):
+            if not future.copy(begin, end, row[begin - start : end - start]):  # the read itself meets the error
                 return False
         if not again:
-            for (begin, end), arriving in zip(spans, fetched[first:k], strict=True):
-                arriving.passed(begin, end)
+            for (begin, end), future in zip(spans, fetched[first:k], strict=True):
+                future.passed(begin, end)
         return True
 
     def _copied(self, start: int, stop: int) -> Array | None:
@@ -113,11 +113,9 @@ class RangedSource(Source):
             group[k] = first
         firsts = distinct(group)
         lasts = np.append(firsts[1:], len(at)) - 1
-        spans = [
-            (low, min(low + PART, high))
-            for begin, end in zip(at[firsts].tolist(), (at[lasts] + nbytes).tolist(), strict=True)
-            for low, high in ((part, end) for part in range(begin, end, PART))
-        ]
+        spans: list[tuple[int, int]] = []
+        for begin, end in zip(at[firsts].tolist(), (at[lasts] + nbytes).tolist(), strict=True):
+            spans += [(low, min(low + PART, end)) for low in range(begin, end, PART)]
         flat = rows.reshape(-1)
 
         def fill(span: tuple[int, int]) -> None:

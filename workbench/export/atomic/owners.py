@@ -144,10 +144,10 @@ def silence(path: str) -> float:
 
 def _boot() -> str:
     """Identify this boot of this machine and its process namespace."""
-    told = [str(os.stat("/proc/self/ns/pid").st_ino)] if os.path.exists("/proc/self/ns/pid") else []
+    parts = [str(os.stat("/proc/self/ns/pid").st_ino)] if os.path.exists("/proc/self/ns/pid") else []
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as handle:
-        told.append(handle.read())
-    return _digest("".join(told) or socket.gethostname())
+        parts.append(handle.read())
+    return _digest("".join(parts) or socket.gethostname())
 
 
 def _in_container() -> bool:

@@ -118,26 +118,26 @@ class StoreStaging:
         dead = self._own()
         left = self.destination.files(self._temp)
         left.pop("owner", None)
-        there = self._there()
+        existing = self._existing()
         self._copying = dead is not None and dead.aside and "complete" in left
         same = dead is not None and self.resume and dead.plan == self.plan
-        if dead is not None and same and (dead.aside or UNFINISHED in there):
+        if dead is not None and same and (dead.aside or UNFINISHED in existing):
             self.aside = dead.aside
-            self.kept = self._found(left, there)
+            self.kept = self._found(left, existing)
             self._recorded = len(self.kept)
         else:
             if dead is not None and self._copying:
                 dead._publish({name[4:]: stat for name, stat in left.items() if name.startswith("out/")})
-            elif dead is not None and dead.folder and not dead.aside and UNFINISHED in there:
-                dead._forget(there)
+            elif dead is not None and dead.folder and not dead.aside and UNFINISHED in existing:
+                dead._forget(existing)
             self._sweep(left)
             if dead is not None and self.resume and left and not same:
                 self.notes.append("removed an unfinished export of other data into this target")
-            there = self._there()
-            self.aside = self.aside or (self.folder and bool(there))
+            existing = self._existing()
+            self.aside = self.aside or (self.folder and bool(existing))
             self._copying = False
         self._settled, self._after = True, None
-        if there and not self.overwrite and not self._copying and (self.aside or UNFINISHED not in there):
+        if existing and not self.overwrite and not self._copying and (self.aside or UNFINISHED not in existing):
             raise exists(self.destination.shown)
         if self.names and self.folder and self.destination.stat(self.destination.key) is not None:
             raise WriteError(f"{self.destination.shown!r} exists and is a single object; choose another name")
@@ -231,7 +231,7 @@ class StoreStaging:
         with suppress(WriteError):
             self._alive()
 
-    def _there(self) -> dict[str, FileStat]:
+    def _existing(self) -> dict[str, FileStat]:
         """Return the objects under the target's name."""
         if self.folder:
             return self.destination.files(self.destination.key)
@@ -241,10 +241,10 @@ class StoreStaging:
         return {} if stat is None else {self.destination.name: stat}
 
     def _found(
-        self, left: Mapping[str, FileStat], there: Mapping[str, FileStat]
+        self, left: Mapping[str, FileStat], existing: Mapping[str, FileStat]
     ) -> dict[str, tuple[FileStat, list[Written]]]:
         """Return the recorded pieces of files that are still in the store as recorded."""
-        sent = {name[4:]: stat for name, stat in left.items() if name.startswith("out/")} if self.aside else there
+        sent = {name[4:]: stat for name, stat in left.items() if name.startswith("out/")} if self.aside else existing
         records = {
             f"{self._temp}/{name}": stat
             for name, stat in left.items()
@@ -269,9 +269,9 @@ class StoreStaging:
         if self.folder or self.aside:
             self._alive()
         if self.aside:
-            there = self._there()
-            there.pop(UNFINISHED, None)
-            if there and not self.overwrite and not self._copying:
+            existing = self._existing()
+            existing.pop(UNFINISHED, None)
+            if existing and not self.overwrite and not self._copying:
                 raise exists(self.destination.shown)
             files = self.destination.files(f"{self._temp}/out")
             self.destination.put(f"{self._temp}/complete", b"")
@@ -294,7 +294,7 @@ class StoreStaging:
         if self.folder:
             mark = f"{target}/{UNFINISHED}"
             self.destination.put(mark, self._document())
-            self.destination.remove([f"{target}/{name}" for name in self._there() if name != UNFINISHED])
+            self.destination.remove([f"{target}/{name}" for name in self._existing() if name != UNFINISHED])
         self.destination.copy(pairs[:-1])
         self.destination.copy(pairs[-1:])
         if self.folder:
@@ -313,11 +313,11 @@ class StoreStaging:
                 self._forget(self.destination.files(self.destination.key))
             self._sweep(left, owner_first=False)
 
-    def _forget(self, there: Mapping[str, FileStat]) -> None:
+    def _forget(self, existing: Mapping[str, FileStat]) -> None:
         """Remove this run's files from the target, and the mark last."""
         target = self.destination.key
-        if UNFINISHED in there:
-            self.destination.remove([f"{target}/{name}" for name in self.names if name in there])
+        if UNFINISHED in existing:
+            self.destination.remove([f"{target}/{name}" for name in self.names if name in existing])
             self.destination.remove([f"{target}/{UNFINISHED}"])
 
     def _sweep(self, left: Mapping[str, FileStat], *, owner_first: bool | None = None) -> None:

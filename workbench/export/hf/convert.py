@@ -32,7 +32,7 @@ _VOCABULARY = ("embed_tokens.weight", "lm_head.weight", "lm_head.bias")
 _COMPUTED = ("rope.freqs", "rotary_emb.inv_freq")  #: tables that old versions stored
 _WEIGHTS = ("bfloat16", "float16", "float32", "float64")
 _UNKNOWN = "not a weight of the Llama family"
-MAX_TOLD = 3  #: maximum number of tensors that an error names
+MAX_NAMED = 3  #: maximum number of tensors that an error names
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +70,8 @@ def as_hf(ckpt: Checkpoint, config: Mapping[str, Any] | None = None) -> Renamed:
     found = dialect(ckpt)
     if found is None:
         raise UsageError(
-            f"the parameters follow no known naming convention, such as {_some(ckpt)}; rename them with a mapping or "
-            "a function, or keep their names with rename='fqn'"
+            f"the parameters follow no known naming convention, such as {_examples(ckpt)}; rename them with a mapping "
+            "or a function, or keep their names with rename='fqn'"
         )
     name, parts_of = found
     own = name == "HuggingFace"
@@ -151,9 +151,9 @@ def _check(ckpt: Checkpoint, atoms: Mapping[str, list[ComposedBox]], shapes: Map
 
 
 def _refusal(refused: Mapping[str, str]) -> str:
-    told = "; ".join(f"{key!r}: {why}" for key, why in list(refused.items())[:MAX_TOLD])
-    more = f" (and {len(refused) - MAX_TOLD} more)" if len(refused) > MAX_TOLD else ""
-    return f"{len(refused)} parameters cannot be renamed for Hugging Face: {told}{more}"
+    reasons = "; ".join(f"{key!r}: {why}" for key, why in list(refused.items())[:MAX_NAMED])
+    more = f" (and {len(refused) - MAX_NAMED} more)" if len(refused) > MAX_NAMED else ""
+    return f"{len(refused)} parameters cannot be renamed for Hugging Face: {reasons}{more}"
 
 
 def _shape(atom: str, pieces: list[ComposedBox]) -> tuple[int, ...]:
@@ -214,6 +214,6 @@ def _is_hf_already(ckpt: Checkpoint) -> bool:
     return not stacked and any(key.startswith("model.") for key in ckpt)
 
 
-def _some(ckpt: Checkpoint) -> str:
+def _examples(ckpt: Checkpoint) -> str:
     names = [fqn or key for key, fqn, role in zip(ckpt, ckpt.fqns, ckpt.roles, strict=True) if role == "param"]
-    return ", ".join(map(repr, names[:MAX_TOLD]))
+    return ", ".join(map(repr, names[:MAX_NAMED]))

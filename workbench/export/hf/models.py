@@ -94,13 +94,13 @@ def model_config(shapes: Shapes, facts: ModelFacts, dtype: str | None) -> tuple[
             "no config.json: Mixtral normalises the weights of the chosen experts to sum to 1, but this model does not"
         ]
     sizes = _sizes(shapes)
-    wanted = _expected(fields, sizes, traits)
-    wrong = [atom for atom in sorted(wanted.keys() | shapes.keys()) if wanted.get(atom) != shapes.get(atom)]
+    expected = _expected(fields, sizes, traits)
+    wrong = [atom for atom in sorted(expected.keys() | shapes.keys()) if expected.get(atom) != shapes.get(atom)]
     if wrong:
         atom = wrong[0]
         return None, [
-            f"no config.json: {name} expects {atom} of shape {wanted.get(atom)}, the checkpoint has {shapes.get(atom)}"
-            + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else "")
+            f"no config.json: {name} expects {atom} of shape {expected.get(atom)}, the checkpoint has "
+            f"{shapes.get(atom)}" + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else "")
         ]
     made = {"architectures": [name], "model_type": _TYPES[name], **sizes, **fields, **_flags(name, traits, sizes)}
     # unknown: the class's defaults would be wrong

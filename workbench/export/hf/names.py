@@ -49,8 +49,8 @@ def dialect(ckpt: Checkpoint) -> tuple[str, Dialect] | None:
     if ckpt.format.startswith("paddle"):
         return ("PaddleNLP", _paddle) if any(_PADDLE.match(name) for name in names) else None
     config = ckpt.objects.get("config")
-    told = isinstance(config, Mapping) and "transformers_version" in config
-    return ("HuggingFace", _hugging_face) if told or any(_HF.match(name) for name in names) else None
+    from_transformers = isinstance(config, Mapping) and "transformers_version" in config
+    return ("HuggingFace", _hugging_face) if from_transformers or any(_HF.match(name) for name in names) else None
 
 
 def is_atom(name: str) -> bool:

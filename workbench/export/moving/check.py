@@ -73,10 +73,10 @@ def check_reader(place: Place, reader: str, selection: ExportSelection, keys: Se
                     "defect of the writer: please report it"
                 )
             found = catalog.shape_of(position), catalog.dtype_of(position).name
-            wanted = selection.shape_of(at), selection.dtype_of(at).name
-            if found != wanted:
+            expected = selection.shape_of(at), selection.dtype_of(at).name
+            if found != expected:
                 raise CorruptError(
-                    f"tensor {name!r} was written as {found} and should be {wanted}; this is a "
+                    f"tensor {name!r} was written as {found} and should be {expected}; this is a "
                     "defect of the writer: please report it"
                 )
         positions = np.array([catalog.index[name] for name in keys], np.int64)

@@ -40,7 +40,7 @@ from workbench.export.atomic.syscalls import allocate
 from workbench.export.atomic.writing import write_all, writing
 from workbench.export.casts import CastError
 from workbench.export.filemap import FileMap
-from workbench.export.moving.kept import kept_pieces, said
+from workbench.export.moving.kept import kept_notes, kept_pieces
 from workbench.export.moving.plan import plan_of, streams_of
 from workbench.export.moving.units import Done, Filler
 
@@ -112,7 +112,7 @@ class ExportJob:
         if journal is not None:
             journal.tidy(paths)
             kept = kept_pieces(self.maps, paths, journal.recorded, threads=count, progress=progress)
-            journal.notes += said(kept, self.maps)
+            journal.notes += kept_notes(kept, self.maps)
         for file, (one, path) in enumerate(zip(self.maps, paths, strict=True)):
             _create(one, path, go_on=file in kept)
         units = piece, first, stop = _ordered(self, kept)

@@ -59,7 +59,7 @@ def kept_pieces(
     return found
 
 
-def said(kept: Kept, maps: Sequence[FileMap]) -> list[str]:
+def kept_notes(kept: Kept, maps: Sequence[FileMap]) -> list[str]:
     """Return a sentence about what was kept, for a report; empty if nothing was kept."""
     if not any(kept.values()):
         return []

@@ -148,7 +148,7 @@ class Sender:
         nbytes = job.nbytes
 
         def progress(share: float) -> None:
-            self._tell(int(share * nbytes))
+            self._report_progress(int(share * nbytes))
 
         found = job.run(paths, threads=self._threads, progress=progress if self._progress is not None else None)
         with self._lock:
@@ -179,13 +179,13 @@ class Sender:
                 self._held[name] = stat, self._made.key(name), True
                 self._made.record(name, stat, results)
                 leftovers.remove(path)
-            self._tell(0)
+            self._report_progress(0)
 
     def _count(self, nbytes: int) -> None:
         with self._lock:
             self._done += nbytes
 
-    def _tell(self, more: int) -> None:
+    def _report_progress(self, more: int) -> None:
         if self._progress is not None:
             self._progress(min((self._done + more) / self._total, 1.0))
 

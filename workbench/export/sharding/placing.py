@@ -39,7 +39,7 @@ class Placing:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.experts = 0
         self.stages: Stages | None = None
-        self.told: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self.example: dict[str, str] = {}
         self.known: dict[str, tuple[Steps, str]] = {}
 
@@ -61,7 +61,7 @@ class Placing:
             layouts.append(made.setdefault(found, TensorLayout(*found)))
         notes = [
             f"{what}: {self.example[what]!r}" + (f" and {count - 1:,} more" if count > 1 else "")
-            for what, count in self.told.items()
+            for what, count in self.counts.items()
         ]
         return layouts, notes
 
@@ -155,24 +155,24 @@ class Placing:
         up = self.shapes.get(name.replace(second, first))
         down = self.shapes.get(name.replace(first, second))
         if up is None or down is None or len(up) != 3 or len(down) != 3:
-            told = None
+            arrangement = None
         elif up[2] == down[1] and up[1] == 2 * down[2]:
-            told = "plain"
+            arrangement = "plain"
         elif up[2] == down[1] and up[1] == down[2] and kind == "stack fc1":
-            told = "single"
+            arrangement = "single"
         else:
-            told = "transposed" if up[1] == down[2] and up[2] == 2 * down[1] else None
-        if told is None:
+            arrangement = "transposed" if up[1] == down[2] and up[2] == 2 * down[1] else None
+        if arrangement is None:
             self._note("experts whose input and output axes cannot be distinguished; replicated on every tp rank", fqn)
             return "experts same", Replicate(), bias
         if first not in name:
-            placed: Placement = Replicate() if bias else Shard(1 if told == "transposed" else 2)
+            placed: Placement = Replicate() if bias else Shard(1 if arrangement == "transposed" else 2)
             return "experts row", placed, bias
-        if told == "single":
+        if arrangement == "single":
             return "experts column", Shard(1), bias
         # gpt-oss interleaves gate and up by row, so a range holds as much of both; the others concatenate them
-        mixed = told == "transposed" and ".feed_forward." not in fqn
-        dim = 2 if told == "transposed" and not bias else 1
+        mixed = arrangement == "transposed" and ".feed_forward." not in fqn
+        dim = 2 if arrangement == "transposed" and not bias else 1
         return "experts gate_up", Shard(dim) if mixed else StridedShard(dim, 2), bias
 
     def _adapter(self, fqn: str, role: str, shape: tuple[int, ...]) -> Steps:
@@ -207,7 +207,7 @@ class Placing:
             self._note(f"{groups} key and value heads on tp={tp}: heads are split, not replicated", fqn)
 
     def _note(self, what: str, name: str) -> None:
-        self.told[what] += 1
+        self.counts[what] += 1
         self.example.setdefault(what, name)
 
 

@@ -131,11 +131,11 @@ class Target:
     @cached_property
     def _groups(self) -> list[tuple[Steps, int, Ints]]:
         """Tensors that have the same steps and number of axes."""
-        alike: dict[tuple[int, int], list[int]] = defaultdict(list)  # layouts are shared: few are hashed
+        by_layout: dict[tuple[int, int], list[int]] = defaultdict(list)  # layouts are shared: few are hashed
         for tensor, (layout, ndim) in enumerate(zip(self.layouts, self.catalog.ndim.tolist(), strict=True)):
-            alike[id(layout), ndim].append(tensor)
+            by_layout[id(layout), ndim].append(tensor)
         groups: dict[tuple[Steps, int], list[int]] = defaultdict(list)
-        for (_, ndim), tensors in alike.items():
+        for (_, ndim), tensors in by_layout.items():
             groups[self.layouts[tensors[0]].steps, ndim] += tensors
         return [(steps, ndim, np.sort(np.array(tensors))) for (steps, ndim), tensors in groups.items()]
 

@@ -187,8 +187,8 @@ def _numbers(key: str, dtype: DType, array: Array) -> Array:
 def _block(edits: Edits) -> tuple[int, int]:
     """Return the rows and columns of a block, as the model's configuration states."""
     config = edits.ckpt.objects.get("config")
-    told = config.get("quantization_config") if isinstance(config, Mapping) else None
-    size = told.get("weight_block_size") if isinstance(told, Mapping) else None
+    quantization = config.get("quantization_config") if isinstance(config, Mapping) else None
+    size = quantization.get("weight_block_size") if isinstance(quantization, Mapping) else None
     if isinstance(size, list) and len(size) == 2 and all(type(n) is int and n > 0 for n in size):
         return size[0], size[1]
     return BLOCK

@@ -104,14 +104,14 @@ def _update(edits: Edits, tensor: int, pair: Pair, config: LoraConfig, scratch: 
             f"tensor {key!r} has type {change.source}; cast it to a floating-point type to merge into it (dtype)"
         )
     up, down = _matrix(pair["lora_B"]), _matrix(pair["lora_A"])
-    told, flat = (up.shape[0], down.shape[1]), (*shape[:2], *(n for n in shape[2:] if n != 1))
-    if flat not in (told, told[::-1]) or up.shape[1] != down.shape[0]:
+    product_shape, flat = (up.shape[0], down.shape[1]), (*shape[:2], *(n for n in shape[2:] if n != 1))
+    if flat not in (product_shape, product_shape[::-1]) or up.shape[1] != down.shape[0]:
         raise UsageError(
             f"tensor {key!r} of shape {shape}: {pair['lora_B'].key!r} of shape {pair['lora_B'].shape} times "
             f"{pair['lora_A'].key!r} of shape {pair['lora_A'].shape} does not fit it"
         )
     scale = np.float32(config.scale(fqn.removesuffix(".weight"), len(down)))
-    turned = told != flat or (told == told[::-1] and _is_transposed(fqn, pair, config))
+    turned = product_shape != flat or (product_shape == product_shape[::-1] and _is_transposed(fqn, pair, config))
     edits.step(
         tensor, LowRankUpdate(down.T, up.T, scale, scratch) if turned else LowRankUpdate(up, down, scale, scratch)
     )

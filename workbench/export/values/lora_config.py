@@ -66,8 +66,8 @@ class LoraConfig:
         if config.get("bias", "none") != "none":
             set_so.append("bias")
         if set_so:
-            told = ", ".join(f"{name}={short(config[name])}" for name in set_so)
-            raise UnsupportedFormatError(f"adapter with {told}: merging it is not supported; merge it with PEFT")
+            settings = ", ".join(f"{name}={short(config[name])}" for name in set_so)
+            raise UnsupportedFormatError(f"adapter with {settings}: merging it is not supported; merge it with PEFT")
         start = config.get("init_lora_weights")
         if isinstance(start, str) and start.lower().startswith(_RESIDUAL):
             raise UnsupportedFormatError(

@@ -82,7 +82,7 @@ class TensorArchive:
             crcs = _combined(crcs, zlib.crc32(data))
         payload = layout.add("data/0", nbytes_of(dtype, int(np.prod(shape, dtype=np.int64))))
         layout.add("version", len(VERSION), VERSION)
-        told = layout.add(".data/serialization_id", 40)
+        serialization_id = layout.add(".data/serialization_id", 40)
         made = layout.finish([0, 0])
         tail = bytearray(layout.at + len(made[-1][1]) - payload.start - payload.size)
         base = payload.start + payload.size
@@ -97,9 +97,9 @@ class TensorArchive:
         at = (
             4 if payload.size else -1,  # the descriptor follows the payload
             rows[layout.records.index(payload)] - base,
-            told.start + told.size + 4 - base,
-            rows[layout.records.index(told)] - base,
-            told.start - base,
+            serialization_id.start + serialization_id.size + 4 - base,
+            rows[layout.records.index(serialization_id)] - base,
+            serialization_id.start - base,
         )
         size = layout.at + len(made[-1][1])
         return cls(bytes(head), payload.size, size, bytes(tail), (crcs, zlib.crc32(VERSION)), at)
@@ -108,16 +108,16 @@ class TensorArchive:
         """Return the bytes after the payload with this CRC-32."""
         before, after = self._fixed
         crcs = _combined(before, crc) if self.nbytes else before
-        told = b"%020d%020d" % (NAMES_HASH, _combined(crcs, after))
+        serialization_id = b"%020d%020d" % (NAMES_HASH, _combined(crcs, after))
         tail = bytearray(self._tail)
         descriptor, row, id_descriptor, id_row, start = self._at
         if descriptor >= 0:
             _CRC.pack_into(tail, descriptor, crc)
         _CRC.pack_into(tail, row, crc)
-        own = zlib.crc32(told)
+        own = zlib.crc32(serialization_id)
         _CRC.pack_into(tail, id_descriptor, own)
         _CRC.pack_into(tail, id_row, own)
-        tail[start : start + len(told)] = told
+        tail[start : start + len(serialization_id)] = serialization_id
         return bytes(tail)
 
 

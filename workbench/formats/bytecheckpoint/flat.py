@@ -191,9 +191,9 @@ def _check_one_piece(catalog: Catalog, chosen: Mapping[int, Any]) -> None:
     if catalog.strides is None:
         return
     rows = np.flatnonzero(np.isin(catalog.tensor, list(chosen)))
-    apart = rows[(catalog.strides[rows, 0] != 1) & (catalog.sizes[rows, 0] > 1)]
-    if len(apart):
-        row = int(apart[0])
+    strided = rows[(catalog.strides[rows, 0] != 1) & (catalog.sizes[rows, 0] > 1)]
+    if len(strided):
+        row = int(strided[0])
         raise CorruptError(
             f"tensor {catalog.keys[catalog.tensor[row]]!r}: its range from {int(catalog.offsets[row, 0]):,} is stored "
             f"with a stride of {int(catalog.strides[row, 0])}, which no flat parameter has"

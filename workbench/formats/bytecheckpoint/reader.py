@@ -73,9 +73,9 @@ def missing(place: Place) -> str:
     """Describe what a part lacks, or the extra state that a save in the background did not come to."""
     if (why := parts.missing(place)) or EXTRA not in place.folders:
         return why
-    wrote = {rank for part in PARTS if part in place.folders for rank in ranks_of(place.sub(part))}
-    lost = sorted(wrote - {rank for rank, _ in _extra_files(place)})
-    return f"the extra state of {lacking(len(lost), len(wrote), 'ranks')}, first of rank {lost[0]}" if lost else ""
+    writers = {rank for part in PARTS if part in place.folders for rank in ranks_of(place.sub(part))}
+    lost = sorted(writers - {rank for rank, _ in _extra_files(place)})
+    return f"the extra state of {lacking(len(lost), len(writers), 'ranks')}, first of rank {lost[0]}" if lost else ""
 
 
 def read_catalog(place: Place) -> Catalog:
@@ -172,7 +172,7 @@ def _join(place: Place, parts: list[PartFile]) -> Catalog:
         views = replace(views, fqns=[None] * len(views), roles=["other"] * len(views))
     merged = replace(merged, fqns=fqns, roles=roles, views=views)
     notes += _join_numbers(place, merged, fqns, roles)
-    notes += _strangers(merged, fqns, roles)
+    notes += _unknown_parameters(merged, fqns, roles)
     notes += _channels_last(merged)
     versions = {part.name or "part": part.version for part in parts if part.version is not None}
     if len(set(versions.values())) > 1:
@@ -263,7 +263,7 @@ def _join_numbers(place: Place, merged: Catalog, fqns: list[str | None], roles: 
     return notes
 
 
-def _strangers(merged: Catalog, fqns: list[str | None], roles: list[str]) -> list[str]:
+def _unknown_parameters(merged: Catalog, fqns: list[str | None], roles: list[str]) -> list[str]:
     """Return a note if the optimizer has parameters that the model lacks: the two are from different saves."""
     params = {fqn for fqn, role in zip(fqns, roles, strict=True) if role in ("param", "buffer")}
     state = {f for f, r in zip(fqns, roles, strict=True) if f is not None and r not in ("param", "buffer", "other")}
@@ -277,26 +277,26 @@ def _step(place: Place, notes: list[str]) -> int | None:
     """Return the step in the folder's name or else in rank 0's extra state; note a contradiction."""
     match = _STEP.fullmatch(place.name)
     named = int(match[1]) if match else None
-    told = None
+    stored = None
     first = f"{EXTRA}/extra_state_rank_0.pt"
     if EXTRA in place.folders and place.exists(first):
         try:
-            told = formats.reader("torch_save").read_catalog(place.sub(first)).meta.get("step")
+            stored = formats.reader("torch_save").read_catalog(place.sub(first)).meta.get("step")
         except WorkbenchError as error:
             notes.append(f"the extra state of rank 0 cannot be read: {error}")
-    if named is not None and told is not None and told != named:
-        notes.append(f"the folder is named after step {named}, but the extra state of rank 0 has step {told}")
-    return told if named is None else named
+    if named is not None and stored is not None and stored != named:
+        notes.append(f"the folder is named after step {named}, but the extra state of rank 0 has step {stored}")
+    return stored if named is None else named
 
 
 def _mesh(place: Place, parts: list[PartFile], notes: list[str]) -> dict[str, Any]:
     """Return the ranks that wrote files, by file names. How they were arranged is not stored."""
-    wrote = {p.name or "part": set(ranks_of(place.sub(p.folder) if p.folder else place)) for p in parts}
+    writers = {p.name or "part": set(ranks_of(place.sub(p.folder) if p.folder else place)) for p in parts}
     if EXTRA in place.folders:
-        wrote[EXTRA] = {rank for rank, _ in _extra_files(place)}
-    sets = list(wrote.values())
+        writers[EXTRA] = {rank for rank, _ in _extra_files(place)}
+    sets = list(writers.values())
     if any(ranks != sets[0] for ranks in sets):
-        counts = ", ".join(f"{name} by {len(ranks)}" for name, ranks in wrote.items())
+        counts = ", ".join(f"{name} by {len(ranks)}" for name, ranks in writers.items())
         least, most = set.intersection(*sets), set.union(*sets)
         notes.append(
             f"the parts were not written by the same ranks ({counts}); some lack ranks {sorted(most - least)[:NAMED]}: "

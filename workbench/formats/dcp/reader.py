@@ -205,12 +205,12 @@ def _from_safetensors(place: Place, meta: DcpMetadata) -> Catalog:
         entry = entries.get((name, key))
         if entry is None:
             raise CorruptError(f"tensor {key!r}: .metadata places it in {name!r}, which does not hold it")
-        told = placed[name].get(key)
-        if list(entry.shape) != sizes or (told is not None and told != tuple(offsets)):
+        file_offsets = placed[name].get(key)
+        if list(entry.shape) != sizes or (file_offsets is not None and file_offsets != tuple(offsets)):
             # a file keeps one piece per name: the second piece overwrote the first during the save
             raise CorruptError(
                 f"tensor {key!r}: .metadata lists a chunk of {tuple(sizes)} at {tuple(offsets)} in {name!r}, which "
-                f"holds {entry.shape} at {told}; the other piece was overwritten during the save"
+                f"holds {entry.shape} at {file_offsets}; the other piece was overwritten during the save"
             )
         builder.chunk(key, offsets, sizes, name, entry.start, entry.stop, codec=RAW, rank=_rank(name))
     # a bytes item is stored as a tensor of bytes under its key, in a torch.save archive

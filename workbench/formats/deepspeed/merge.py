@@ -57,7 +57,7 @@ def unify(
     renamed: dict[str, str] = {}
     targets: list[Composition] = []
     copies: list[dict[int, int]] = []
-    loose: list[str] = []
+    unjoined: list[str] = []
     used: set[str] = set()
     rules = _Rules(info)
     for (state, name), where in names.items():
@@ -67,7 +67,7 @@ def unify(
             continue
         made = _target(catalog, key, name, where, dims, rules)
         if made is None:
-            loose.append(name)
+            unjoined.append(name)
         else:
             targets.append(made[0])
             copies.append(made[1])
@@ -75,11 +75,11 @@ def unify(
     rest = catalog.take(np.array([t for t, key in enumerate(catalog.keys) if key not in used], np.int64))
     rest = replace(rest, keys=[renamed.get(key, key) for key in rest.keys])
     notes = []
-    if loose:
-        count = len(dict.fromkeys(loose))
+    if unjoined:
+        count = len(dict.fromkeys(unjoined))
         notes.append(
             f"{count} parameters have pieces on several model-parallel ranks, and no file stores how they were divided "
-            f"(no universal_checkpoint_info): each piece is a separate tensor, such as {loose[0]!r}"
+            f"(no universal_checkpoint_info): each piece is a separate tensor, such as {unjoined[0]!r}"
         )
     if not targets:
         return rest, notes
@@ -197,9 +197,9 @@ class _Rules:
             axis, shape = spec.get("partition_dim"), spec.get("shape")
             if type(axis) is not int or not isinstance(shape, (list, tuple)) or not 0 <= axis < len(shape):
                 return 0, []
-            told = self.info.get("sub_param_shard_widths")
-            if isinstance(told, Mapping) and pattern in told:
-                table = [list(items(row)) for row in items(told[pattern])]
+            widths = self.info.get("sub_param_shard_widths")
+            if isinstance(widths, Mapping) and pattern in widths:
+                table = [list(items(row)) for row in items(widths[pattern])]
                 fits = all(len(row) == len(shapes) and all(type(n) is int and n >= 0 for n in row) for row in table)
                 return axis, table if fits else []
             total = sum(s[axis] if axis < len(s) else 0 for s in shapes)

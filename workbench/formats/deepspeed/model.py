@@ -128,8 +128,8 @@ def add_model(
             f"no model_states file of mp_rank {mp:02d} belongs to the {dp} ranks of its optimizer files"
         )
     if stage3 and not dp:  # converted to universal: no optimizer files, unchanged fragments
-        told = model.facts.get("dp_world_size")
-        dp = told if type(told) is int and 0 < told <= 1 << 20 else len(files)
+        stated = model.facts.get("dp_world_size")
+        dp = stated if type(stated) is int and 0 < stated <= 1 << 20 else len(files)
     if odd:
         model.notes.append(f"{len(odd)} model_states files are from another step than {model.file!r}: {odd[0]}")
     _frozen(builder, model, frozen, dp if stage3 else 0, key, rank)
@@ -300,7 +300,7 @@ def _pieces(
     numel = flat.counted(names, [shapes[name] for name in names])
     piece = -(-numel // dp)
     table = {column: np.zeros((len(names), dp), np.int64) for column in ("file", "start", "stop", "inner")}
-    there = np.zeros((len(names), dp), bool)
+    present = np.zeros((len(names), dp), bool)
     position = np.empty(len(names), np.int64)
     for row, name in enumerate(names):
         first = found[name][min(found[name])]
@@ -312,13 +312,13 @@ def _pieces(
                     f"{at.file!r}: the fragment of frozen parameter {name!r} is {at.dtype} {at.shape}; for "
                     f"{shapes[name]} over {dp} ranks it should be {first.dtype} ({int(piece[row]):,},)"
                 )
-            there[row, r] = True
+            present[row, r] = True
             values = {"file": builder.file(at.file), "start": at.start, "stop": at.stop, "inner": at.inner}
             for column, value in values.items():
                 table[column][row, r] = value
     start = np.minimum(piece[:, None] * np.arange(dp), numel[:, None])
     stop = np.minimum(start + piece[:, None], numel[:, None])
-    param, owner = np.nonzero(there & (stop > start))
+    param, owner = np.nonzero(present & (stop > start))
     zero = np.zeros(len(param), np.int64)
     ranges = flat.Ranges(param, owner, param, zero, start[param, owner], stop[param, owner])
     size = np.array([found[name][min(found[name])].dtype.itemsize for name in names], np.int64)
@@ -336,12 +336,12 @@ def _pieces(
             rank=made.rank if rank else -1,
             inner=table["inner"][at_] + made.at * size[made.param],
         )
-    lost = np.flatnonzero(~there.all(axis=0))
+    lost = np.flatnonzero(~present.all(axis=0))
     if len(lost):
         model.notes.append(f"frozen parameters lack the pieces of ranks {some_of(lost.tolist(), 8)}: they are holes")
 
 
-def _shapes_of(told: object) -> dict[str, tuple[int, ...]]:
-    if not isinstance(told, Mapping):
+def _shapes_of(stored: object) -> dict[str, tuple[int, ...]]:
+    if not isinstance(stored, Mapping):
         return {}
-    return {str(n): tuple(s) for n, s in told.items() if isinstance(s, tuple) and all(type(i) is int for i in s)}
+    return {str(n): tuple(s) for n, s in stored.items() if isinstance(s, tuple) and all(type(i) is int for i in s)}

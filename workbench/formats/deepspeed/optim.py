@@ -122,13 +122,13 @@ def _states(states: States, shard: RankShard, base: object) -> None:
         if not isinstance(state, Mapping):
             continue
         master = shard.flat[MASTER][group]
-        lean = master.shape[0] if master else 0
+        shortest = master.shape[0] if master else 0
         for name, ref in state.items():
             if not isinstance(ref, TensorRef) or type(name) is not str:
                 continue
             part = _located(states, ref, f"{name} of group {group}")
             # a partition has the length of the master's, which may lack its padding
-            if len(ref.shape) == 1 and name != "step" and ref.shape[0] >= lean:
+            if len(ref.shape) == 1 and name != "step" and ref.shape[0] >= shortest:
                 shard.flat.setdefault(name, [None] * shard.groups)[group] = part
             else:
                 shard.scalars[group, name] = part
@@ -147,10 +147,10 @@ def _located(states: States, ref: TensorRef, what: str) -> Located:
     return part
 
 
-def _counts(states: States, told: object, groups: int) -> list[int]:
-    counts: list[Any] = list(told) if isinstance(told, (list, tuple)) else [told] * groups
-    if told is None or len(counts) != groups or any(type(n) is not int or not 0 < n <= MAX_RANKS for n in counts):
-        raise CorruptError(f"{states.file!r}: partition_count is {told!r:.80} for {groups} groups")
+def _counts(states: States, stored: object, groups: int) -> list[int]:
+    counts: list[Any] = list(stored) if isinstance(stored, (list, tuple)) else [stored] * groups
+    if stored is None or len(counts) != groups or any(type(n) is not int or not 0 < n <= MAX_RANKS for n in counts):
+        raise CorruptError(f"{states.file!r}: partition_count is {stored!r:.80} for {groups} groups")
     return counts
 
 
@@ -164,13 +164,13 @@ def _refuse_uneven(states: States, whole: Mapping[Any, Any], counts: list[int]) 
             )
 
 
-def _numbers(states: States, told: object, count: int | None, what: str) -> list[int] | None:
-    if told is None:
+def _numbers(states: States, value: object, count: int | None, what: str) -> list[int] | None:
+    if value is None:
         return None
-    fits = isinstance(told, (list, tuple)) and all(type(n) is int and 0 <= n < 1 << 55 for n in told)
-    if not fits or (count is not None and len(told) != count):  # type: ignore[arg-type]
-        raise CorruptError(f"{states.file!r}: {what} is {told!r:.80}, not {count or 'some'} sizes")
-    return list(told)  # type: ignore[call-overload]
+    fits = isinstance(value, (list, tuple)) and all(type(n) is int and 0 <= n < 1 << 55 for n in value)
+    if not fits or (count is not None and len(value) != count):  # type: ignore[arg-type]
+        raise CorruptError(f"{states.file!r}: {what} is {value!r:.80}, not {count or 'some'} sizes")
+    return list(value)  # type: ignore[call-overload]
 
 
 def _number(value: object) -> int | None:

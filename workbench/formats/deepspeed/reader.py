@@ -62,10 +62,10 @@ def missing(place: Place) -> str:
         if match := _ZERO_RANK.fullmatch(name):
             ranks.setdefault(match[2], set()).add(int(match[1]))
     stated = count_ranks(place, sort_files(place.files)) or 0
-    for kind, there in ranks.items():
-        count = max(stated, max(there) + 1)
-        if len(there) < count:
-            return lacking(count - len(there), count, f"files zero_pp_rank_N_{kind}")
+    for kind, present in ranks.items():
+        count = max(stated, max(present) + 1)
+        if len(present) < count:
+            return lacking(count - len(present), count, f"files zero_pp_rank_N_{kind}")
     known = any(name.endswith("model_states.pt") for name in place.files)
     return "" if known else "model_states file is missing"
 
@@ -94,16 +94,16 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
     """Return the first model_states by its entries (config, scheduler, client state) and the first ``optim_states``,
     without tensors; decoded on first access.
     """
-    told = catalog.meta.get("objects", {})
+    listed = catalog.meta.get("objects", {})
 
     @cache
     def whole(file: str) -> Mapping[str, Any]:
         found = parts.rest(place, file)
         return found if isinstance(found, Mapping) else {}
 
-    makers = {name: partial(_entry, whole, told["model"], name) for name in told.get("names", ())}
-    if told.get("optim"):
-        makers["optim_states"] = partial(whole, told["optim"])
+    makers = {name: partial(_entry, whole, listed["model"], name) for name in listed.get("names", ())}
+    if listed.get("optim"):
+        makers["optim_states"] = partial(whole, listed["optim"])
     return LazyMap(makers)
 
 
@@ -268,14 +268,14 @@ class FolderReader:
 
     def _facts(self) -> dict[str, Any]:
         first = self.models[min(self.models)] if self.models else None
-        told = first.facts if first is not None else {}
-        step = told.get("global_steps")
+        entries = first.facts if first is not None else {}
+        step = entries.get("global_steps")
         facts: dict[str, Any] = {
             "step": step if type(step) is int else None,
-            "world_size": self._world(told),
+            "world_size": self._world(entries),
             "notes": self.notes,
-            "mesh": self._mesh(told),
-            "version": told.get("ds_version") if isinstance(told.get("ds_version"), str) else None,
+            "mesh": self._mesh(entries),
+            "version": entries.get("ds_version") if isinstance(entries.get("ds_version"), str) else None,
         }
         trained = {name for model in self.models.values() for group in model.shapes or () for name in group}
         if frozen := {name for model in self.models.values() for name in model.params if name not in trained}:
@@ -287,7 +287,7 @@ class FolderReader:
                 f"{lacking(len(ranks), len(self.zero[mp].shards), f'optimizer files of mp_rank {mp:02d}')}, of "
                 f"data-parallel ranks {some_of(ranks, 8)}; copy them here, or open with partial=True to read the rest"
             )
-        degree = self._degree(told)
+        degree = self._degree(entries)
         absent = [mp for mp in range(degree or 0) if mp not in self.models]
         if absent:
             facts["incomplete"] = (
@@ -295,34 +295,34 @@ class FolderReader:
                 "open with partial=True to read the rest"
             )
         if first is not None:
-            names = [name for name in told if name not in _HIDDEN and (name not in OWN or told[name] is not None)]
+            names = [name for name in entries if name not in _HIDDEN and (name not in OWN or entries[name] is not None)]
             optim = self.zero[min(self.zero)].first.file if self.zero else None
             facts["objects"] = {"model": first.file, "names": names, "optim": optim}
         return facts
 
-    def _degree(self, told: Mapping[Any, Any]) -> int | None:
+    def _degree(self, entries: Mapping[Any, Any]) -> int | None:
         """Return the expected number of model-parallel ranks, if it is stored."""
-        dims = told.get("checkpoint_parallel_dimensions")
+        dims = entries.get("checkpoint_parallel_dimensions")
         if isinstance(dims, Mapping):
             pp, tp = dims.get("pp_degree"), dims.get("tp_degree")
             if type(pp) is int and type(tp) is int and 0 < pp * tp <= 1 << 16:
                 return pp * tp
-        size = told.get("mp_world_size")
+        size = entries.get("mp_world_size")
         return size if type(size) is int and 0 < size <= 1 << 16 else None
 
-    def _world(self, told: Mapping[Any, Any]) -> int | None:
-        dp = told.get("dp_world_size")
+    def _world(self, entries: Mapping[Any, Any]) -> int | None:
+        dp = entries.get("dp_world_size")
         return dp * len(self.models) if type(dp) is int and self.models else None
 
     def _dims(self) -> Dims:
-        told = self.models[min(self.models)].facts if self.models else {}
-        dims = told.get("checkpoint_parallel_dimensions")
+        entries = self.models[min(self.models)].facts if self.models else {}
+        dims = entries.get("checkpoint_parallel_dimensions")
         if isinstance(dims, Mapping) and type(dims.get("tp_degree")) is int and dims["tp_degree"] > 0:
             return Dims(dims.get("pp_degree"), dims["tp_degree"], "checkpoint_parallel_dimensions in model_states")
         if self.folder.layers:
             tp = len({tp for _, tp in self.folder.layers})
             return Dims(len(self.mps) // tp, tp, "names of the layer files")
-        if told.get("mp_world_size") == len(self.mps):
+        if entries.get("mp_world_size") == len(self.mps):
             return Dims(1, len(self.mps), "mp_world_size in model_states")
         return Dims(None, None, "")
 
@@ -339,12 +339,12 @@ class FolderReader:
         where |= {file: mp for (_, _, mp), file in self.folder.experts.items()}
         return [where.get(file, -1) for file in catalog.files]
 
-    def _mesh(self, told: Mapping[Any, Any]) -> dict[str, Any]:
+    def _mesh(self, entries: Mapping[Any, Any]) -> dict[str, Any]:
         dims = self._dims()
         counts = {len(zero.shards) for zero in self.zero.values()}
         axes: dict[str, int] = {"dp": counts.pop()} if len(counts) == 1 else {}
-        if not axes and type(told.get("dp_world_size")) is int:
-            axes["dp"] = told["dp_world_size"]
+        if not axes and type(entries.get("dp_world_size")) is int:
+            axes["dp"] = entries["dp_world_size"]
         known = dims.tp is not None and dims.pp is not None
         axes |= {"pp": dims.pp, "tp": dims.tp} if known else {}  # type: ignore[dict-item]
         ranks: dict[str, dict[str, int]] = {}
@@ -376,8 +376,8 @@ def _numbers(model: ModelStates) -> dict[tuple[Any, ...], int]:
     for path, _ in model.optimizer:
         number: object = None
         if path[0] == MASTERS and len(path) == 3 and type(path[1]) is type(path[2]) is int and path[1] < len(groups):
-            told = items(groups[path[1]].get("params"))
-            number = told[path[2]] if path[2] < len(told) else None
+            params = items(groups[path[1]].get("params"))
+            number = params[path[2]] if path[2] < len(params) else None
         elif path[:-2] == (*prefix, "state"):
             number = path[-2]
         if type(number) is int:
@@ -385,16 +385,17 @@ def _numbers(model: ModelStates) -> dict[tuple[Any, ...], int]:
     return found
 
 
-def _only_way(wanted: Sequence[tuple[int, ...]], params: Mapping[str, tuple[int, ...]]) -> list[str]:
+def _only_way(model_shapes: Sequence[tuple[int, ...]], params: Mapping[str, tuple[int, ...]]) -> list[str]:
     """Return the parameters with these shapes in the model's order if there is only one choice; otherwise none."""
 
     def first(shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> list[str]:
         rest = iter(names)
-        return [name for shape in shapes for name in [next((n for n in rest if params[n] == shape), "")] if name]
+        found = [next((name for name in rest if params[name] == shape), "") for shape in shapes]
+        return [name for name in found if name]
 
     names = list(params)
-    forth, back = first(wanted, names), first(wanted[::-1], names[::-1])[::-1]
-    return forth if forth == back and len(forth) == len(wanted) else []
+    forth, back = first(model_shapes, names), first(model_shapes[::-1], names[::-1])[::-1]
+    return forth if forth == back and len(forth) == len(model_shapes) else []
 
 
 def _tied(catalog: Catalog) -> dict[str, tuple[str, str, str]]:

@@ -134,10 +134,10 @@ def _notes(found: Mapping[str, set[str]], shapes: Mapping[str, tuple[int, ...]],
     if lost:
         notes.append(f"{len(lost)} parameters of param_shapes have no folder in {ZERO!r}, such as {lost[0]!r}")
     most = set.union(*found.values()) if found else set()
-    bare = [name for name in found if name in shapes and found[name] != most]
-    if bare:
-        missing = ", ".join(sorted(most - found[bare[0]]))
-        notes.append(f"{len(bare)} parameters lack states that others have, such as {bare[0]!r}: {missing}")
+    lacking = [name for name in found if name in shapes and found[name] != most]
+    if lacking:
+        missing = ", ".join(sorted(most - found[lacking[0]]))
+        notes.append(f"{len(lacking)} parameters lack states that others have, such as {lacking[0]!r}: {missing}")
     if flat:
         names = list(dict.fromkeys(flat))
         notes.append(

@@ -171,8 +171,8 @@ class _Adder:
 
     def line(self, group: int, names: list[str], shapes: list[tuple[int, ...]], ranks: Any) -> None:
         shards = [self.parts.shards[r] for r in ranks.tolist()]
-        there = [shard for shard in shards if shard is not None]
-        first = there[0] if there else self.parts.first
+        present = [shard for shard in shards if shard is not None]
+        first = present[0] if present else self.parts.first
         numel = flat.counted(names, shapes)
         pads = np.zeros(len(names), np.int64)
         if first.aligned is not None and any(first.aligned[group]):
@@ -183,10 +183,10 @@ class _Adder:
                 )
             pads[:] = first.aligned[group]
         need = int((numel + pads).sum())
-        told = sum(s.padding(group) for s in there) if len(there) == len(shards) and first.paddings else None
-        part = _part(there or [first], group, len(ranks), need, told)
+        padding = sum(s.padding(group) for s in present) if len(present) == len(shards) and first.paddings else None
+        part = _part(present or [first], group, len(ranks), need, padding)
         what = f"group {group} of mp_rank {self.parts.mp:02d}"
-        flat.check_line(need, part, len(ranks), told, what)
+        flat.check_line(need, part, len(ranks), padding, what)
         ranges = flat.by_line(numel, pads, part, ranks, group)
         if len(ranks) == len(shards) == len(self.parts.shards):
             self._compare_order(group, names, ranges)
@@ -214,7 +214,7 @@ class _Adder:
             table = _RangeTable(self.parts, state, reach, groups)
             if table.dtype is None:
                 continue
-            bare = np.flatnonzero(((reach > 0) & ~table.there).any(axis=1))
+            bare = np.flatnonzero(((reach > 0) & ~table.present).any(axis=1))
             if len(bare):
                 self.notes.append(
                     f"{state} is not in the files of data-parallel ranks {some_of(bare.tolist(), 8)}: holes"
@@ -230,8 +230,8 @@ class _Adder:
             tables[state] = table, position
         for made in flat.boxes(ranges, shapes):
             for table, position in tables.values():
-                there = table.there[made.rank, made.segment]
-                rows = slice(None) if there.all() else there
+                present = table.present[made.rank, made.segment]
+                rows = slice(None) if present.all() else present
                 rank, segment = made.rank[rows], made.segment[rows]
                 self.builder.block(
                     position[made.param[rows]],
@@ -252,7 +252,7 @@ class _RangeTable:
     def __init__(self, parts: Partitions, state: str, reach: Any, groups: Any) -> None:
         shape = reach.shape
         self.start, self.stop, self.inner = (np.zeros(shape, np.int64) for _ in range(3))
-        self.there = np.zeros(shape, bool)
+        self.present = np.zeros(shape, bool)
         self.dtype: Any = None
         self.big = False
         absent = [rank for rank, shard in enumerate(parts.shards) if shard is None]
@@ -263,10 +263,10 @@ class _RangeTable:
                     continue
                 self._take(part, state, group, int(reach[rank, group]))
                 self.start[rank, group], self.stop[rank, group] = part.start, part.stop
-                self.inner[rank, group], self.there[rank, group] = part.inner, True
+                self.inner[rank, group], self.present[rank, group] = part.inner, True
         if self.dtype is not None:
             for rank in absent:
-                self.stop[rank], self.there[rank] = reach[rank] * self.dtype.itemsize, True
+                self.stop[rank], self.present[rank] = reach[rank] * self.dtype.itemsize, True
 
     def _take(self, part: Located, state: str, group: int, need: int) -> None:
         if self.dtype is None:
@@ -289,7 +289,7 @@ def _reach(ranges: flat.Ranges, ranks: int, groups: int) -> Any:
     return reach
 
 
-def _part(shards: Sequence[RankShard], group: int, ranks: int, need: int, told: int | None) -> int:
+def _part(shards: Sequence[RankShard], group: int, ranks: int, need: int, padding: int | None) -> int:
     """Return the elements of a rank's share, including padding.
 
     A rank without padding shows it. If all have padding, the share is the longest tensor, or all were stripped.
@@ -298,7 +298,7 @@ def _part(shards: Sequence[RankShard], group: int, ranks: int, need: int, told: 
     if plain:
         return max(plain)
     cut = max(shard.length(group) + shard.padding(group) for shard in shards)
-    return cut if cut * ranks - need == told else max(shard.length(group) for shard in shards)
+    return cut if cut * ranks - need == padding else max(shard.length(group) for shard in shards)
 
 
 def _master(shard: RankShard, group: int) -> int:

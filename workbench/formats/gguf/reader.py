@@ -95,10 +95,10 @@ def read_catalog(place: Place) -> Catalog:
         _check_split(name, header, len(names))
         tensors.append(len(header.tensors))
         _add(builder, name, number, header, notes)
-    told = next((header.metadata[TENSORS] for header in headers.values() if TENSORS in header.metadata), None)
-    if not lost and told is not None and told != sum(tensors):
+    stated = next((header.metadata[TENSORS] for header in headers.values() if TENSORS in header.metadata), None)
+    if not lost and stated is not None and stated != sum(tensors):
         raise CorruptError(
-            f"{TENSORS} of {names[0]!r} is {short(told)}, but the {len(names)} parts hold {sum(tensors):,} tensors; "
+            f"{TENSORS} of {names[0]!r} is {short(stated)}, but the {len(names)} parts hold {sum(tensors):,} tensors; "
             "a part is from another model"
         )
     versions = sorted({header.version for header in headers.values()})
@@ -153,13 +153,13 @@ def _files(place: Place) -> list[str]:
 def _check_split(name: str, header: GgufHeader, parts: int) -> None:
     """Check that a part's number agrees with its name."""
     match = _PART.fullmatch(name)
-    told = header.metadata.get(COUNT), header.metadata.get(NUMBER)
-    if match is None or told == (None, None):
+    stated = header.metadata.get(COUNT), header.metadata.get(NUMBER)
+    if match is None or stated == (None, None):
         return
-    if told != (parts, int(match[2]) - 1):
+    if stated != (parts, int(match[2]) - 1):
         raise CorruptError(
-            f"{name!r} is named as part {int(match[2])} of {parts}, but its {NUMBER} is {told[1]} (counted from 0) and "
-            f"its {COUNT} {told[0]}; parts were swapped or renamed"
+            f"{name!r} is named as part {int(match[2])} of {parts}, but its {NUMBER} is {stated[1]} (counted from 0) "
+            f"and its {COUNT} {stated[0]}; parts were swapped or renamed"
         )
 
 

@@ -121,8 +121,8 @@ def fixed_array(
         return none, none, none, none
     places = np.concatenate([np.arange(first, first + len(part) // item) for first, part in parts])
     table = np.frombuffer(b"".join(part for _, part in parts), np.uint8).reshape(-1, item)
-    there = ~(table[:, : file.wide] == 255).all(axis=1)
-    places, table = places[there], table[there]
+    allocated = ~(table[:, : file.wide] == 255).all(axis=1)
+    places, table = places[allocated], table[allocated]
     starts = _integers(table[:, : file.wide])
     if not filtered:
         return places, starts, np.full_like(places, nbytes), np.zeros_like(places)

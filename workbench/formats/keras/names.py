@@ -220,13 +220,14 @@ def _slots(
     nested = any(path.startswith("optimizer/") and path.count("/") > 2 for path in shapes)
     if not count or nested or shapes["optimizer/vars/0"] != ():
         return found
-    kind, told = _optimizer(config)
+    kind, settings = _optimizer(config)
     if kind is None and config is not None:
         return found
     found["optimizer/vars/0"] = None, "step"
-    first = 1 if isinstance(told.get("learning_rate"), dict) else 2  # a schedule is not a variable
-    roles = _SLOTS.get(kind or "", ()) if not (told.get("use_ema") or told.get("gradient_accumulation_steps")) else ()
-    if not roles or variables is None or told.get("amsgrad") or count != first + len(roles) * len(variables):
+    first = 1 if isinstance(settings.get("learning_rate"), dict) else 2  # a schedule is not a variable
+    more = settings.get("use_ema") or settings.get("gradient_accumulation_steps")  # they have variables of their own
+    roles = () if more else _SLOTS.get(kind or "", ())
+    if not roles or variables is None or settings.get("amsgrad") or count != first + len(roles) * len(variables):
         return found
     slots = {}
     for place in range(first, count):
@@ -243,8 +244,8 @@ def _optimizer(config: Any) -> tuple[str | None, Mapping[str, Any]]:
     one = compiled.get("optimizer") if isinstance(compiled, dict) else None
     if not isinstance(one, dict) or str(one.get("module")).partition(".")[0] != "keras":
         return None, {}
-    told = one.get("config")
-    return str(one.get("class_name")), told if isinstance(told, dict) else {}
+    settings = one.get("config")
+    return str(one.get("class_name")), settings if isinstance(settings, dict) else {}
 
 
 def legacy_meaning(
@@ -271,8 +272,8 @@ def legacy_meaning(
             for word, role in _LEGACY_SLOTS.items():
                 for name in (f"{plain.replace('/', '_')}_{word}", f"{word}/{plain}", f"{plain}/{word}"):
                     slots[name] = (None, "other") if name in slots else (fqn, role)
-    told = training.get("optimizer_config") if isinstance(training, dict) else None
-    adam = isinstance(told, dict) and str(told.get("class_name")).rpartition(">")[2] in _SLOTS
+    optimizer = training.get("optimizer_config") if isinstance(training, dict) else None
+    adam = isinstance(optimizer, dict) and str(optimizer.get("class_name")).rpartition(">")[2] in _SLOTS
     for key in keys:
         if key.startswith("optimizer_weights/"):
             rest = key.removeprefix("optimizer_weights/").removeprefix("training/").partition("/")[2].removesuffix(":0")

@@ -110,13 +110,13 @@ def read_catalog(place: Place) -> Catalog:
         if isinstance(one, DataSet):
             sets.append(one)
             continue
-        told = file5.attributes(one)
+        attributes = file5.attributes(one)
         if one.path == "":
-            root = told
+            root = attributes
         owner, _, last = one.path.rpartition("/")
-        if last == "vars" and isinstance(told.get("name"), str):
-            names[owner] = told["name"]
-        listed = _parts(told, "weight_names")
+        if last == "vars" and isinstance(attributes.get("name"), str):
+            names[owner] = attributes["name"]
+        listed = _parts(attributes, "weight_names")
         if listed is not None:
             weights[one.path] = listed
     builder = CatalogBuilder("keras", place)
@@ -161,13 +161,13 @@ def read_catalog(place: Place) -> Catalog:
     return builder.build(facts | {"objects": list(texts)}, named=True)
 
 
-def _parts(told: Mapping[str, Any], name: str) -> list[str] | None:
+def _parts(attributes: Mapping[str, Any], name: str) -> list[str] | None:
     """Read a list of strings that may be stored in parts (``weight_names0``, ``weight_names1`` …), as headers are
     short.
     """
-    parts = [told[name]] if name in told else []
-    while f"{name}{len(parts)}" in told and name not in told:
-        parts.append(told[f"{name}{len(parts)}"])
+    parts = [attributes[name]] if name in attributes else []
+    while f"{name}{len(parts)}" in attributes and name not in attributes:
+        parts.append(attributes[f"{name}{len(parts)}"])
     good = all(isinstance(part, list) and all(isinstance(one, str) for one in part) for part in parts)
     return [one for part in parts for one in part] if parts and good else None
 
@@ -221,10 +221,10 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
     walk = file5.walk()
     top = next(walk)
     sets = cache(lambda: {one.path: one for one in walk if isinstance(one, DataSet)})
-    told = file5.attributes(top)
-    for name, value in told.items():
+    attributes = file5.attributes(top)
+    for name, value in attributes.items():
         is_json = name.endswith("_config") and isinstance(value, str)
-        found[name] = partial(_json, value, name, place.file or "") if is_json else partial(_same, value)
+        found[name] = partial(_json, value, name, place.file or "") if is_json else partial(_identity, value)
     for name, key in _scalars(catalog).items():
         found[name] = partial(_scalar, place, catalog, key)
     for key in catalog.meta.get("objects", []):
@@ -232,7 +232,7 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
     return LazyMap(found)
 
 
-def _same(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 

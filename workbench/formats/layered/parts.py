@@ -91,8 +91,8 @@ def combine(
         if part.groups is not None:
             more += _join(part, found, merged, fqns, roles, at, order)
         at += len(part.catalog)
-    told = [note for part in found for note in part.catalog.meta.get("notes", []) if not is_uncertain(note)]
-    return replace(merged, fqns=fqns, roles=roles, meta={**merged.meta, "notes": [*notes, *told, *more]})
+    part_notes = [note for part in found for note in part.catalog.meta.get("notes", []) if not is_uncertain(note)]
+    return replace(merged, fqns=fqns, roles=roles, meta={**merged.meta, "notes": [*notes, *part_notes, *more]})
 
 
 def missing(place: Place) -> str:

@@ -229,7 +229,8 @@ def _facts(base: Catalog, common: Mapping[str, Any], run: RunArgs, source: str, 
         "common": [name for name in common if type(name) is str],
         "vocab": run.vocab,
     }
-    facts |= {name: n for name in ("consumed_train_samples",) if (n := run.number(name)) is not None}
+    if (samples := run.number("consumed_train_samples")) is not None:
+        facts["consumed_train_samples"] = samples
     kind = common.get("content_metadata")
     if isinstance(kind, Mapping):
         facts["content"] = {str(k): v for k, v in kind.items() if isinstance(v, (str, int, bool))}

@@ -97,7 +97,7 @@ def read_catalog(place: Place) -> Catalog:
         merger.learn(part, states, offsets)
     for part, states in zip(parts, held, strict=True):
         merger.add(part, states, offsets)
-    _tell(notes, held, merger, parts)
+    _add_notes(notes, held, merger, parts)
     catalog = builder.build(named=True)
     views = boxes.concat(boxes.views(catalog, run) or [catalog.take(_EMPTY)])
     facts = _facts(parts, run, notes, place)
@@ -145,15 +145,15 @@ def _parts(place: Place, notes: list[str]) -> list[RankFiles]:
         names.append(tuple(int(number) for number in match.groups() if number is not None))
     if len({len(name) for name in names}) > 1:
         raise CorruptError(
-            f"{place.path!r} holds {found[0].folder!r} and {_odd(found, names)!r}, ranks of two runs with different "
-            "sizes, and it is unknown which run you want; move the folders of the other one away"
+            f"{place.path!r} holds {found[0].folder!r} and {_odd_folder(found, names)!r}, ranks of two runs with "
+            "different sizes, and it is unknown which run you want; move the folders of the other one away"
         )
     for part, name in zip(found, names, strict=True):
         part.coordinates = _coordinates(name, part.run)
     return found
 
 
-def _odd(parts: Sequence[RankFiles], names: Sequence[tuple[int, ...]]) -> str:
+def _odd_folder(parts: Sequence[RankFiles], names: Sequence[tuple[int, ...]]) -> str:
     return next(part.folder for part, name in zip(parts, names, strict=True) if len(name) != len(names[0]))
 
 
@@ -196,27 +196,27 @@ def _same_save(parts: Sequence[RankFiles]) -> None:
 
 def _absent(parts: Sequence[RankFiles], run: RunArgs, notes: list[str]) -> list[RankFiles]:
     """Return stand-ins for missing ranks, based on a sibling of the same stage; raises if there is none."""
-    there = {part.coordinates: part for part in parts}
-    seen = [1 + max(at[axis] for at in there) for axis in range(3)]
+    present = {part.coordinates: part for part in parts}
+    seen = [1 + max(at[axis] for at in present) for axis in range(3)]
     sizes = [run.size(axis) or seen[k] for k, axis in enumerate(AXES)]
     beyond = next((p for p in parts if any(at >= n for at, n in zip(p.coordinates, sizes, strict=True))), None)
     if beyond is not None:
-        told = ", ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=True))
+        degrees = ", ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=True))
         raise CorruptError(
-            f"{beyond.folder!r} is outside the run's sizes ({told}): it is left over from another run; "
+            f"{beyond.folder!r} is outside the run's sizes ({degrees}): it is left over from another run; "
             "move it out of the folder"
         )
     if sizes[0] * sizes[1] * sizes[2] > MAX_RANKS:
-        told = " × ".join(f"{axis} {size:,}" for axis, size in zip(AXES, sizes, strict=True))
-        raise CorruptError(f"args state {told} model-parallel ranks, which no run has")
+        degrees = " × ".join(f"{axis} {size:,}" for axis, size in zip(AXES, sizes, strict=True))
+        raise CorruptError(f"args state {degrees} model-parallel ranks, which no run has")
     if sizes[2] > 1 and run.size("etp") not in (None, sizes[0]):
         # expert and tensor ranks then do not form a grid: each one must only occur
-        lost = [(t, p, 0) for t, p in product(range(sizes[0]), range(sizes[1])) if not _has(there, (t, p, None))]
-        lost += [(0, p, e) for p, e in product(range(sizes[1]), range(sizes[2])) if not _has(there, (None, p, e))]
+        lost = [(t, p, 0) for t, p in product(range(sizes[0]), range(sizes[1])) if not _has(present, (t, p, None))]
+        lost += [(0, p, e) for p, e in product(range(sizes[1]), range(sizes[2])) if not _has(present, (None, p, e))]
     else:
         grid = product(range(sizes[0]), range(sizes[1]), range(sizes[2]))
-        lost = [at for at in grid if at not in there]
-    alone = [at for at in lost if not _has(there, (None, at[1], None))]
+        lost = [at for at in grid if at not in present]
+    alone = [at for at in lost if not _has(present, (None, at[1], None))]
     if alone or len(lost) > len(parts):
         shown = ", ".join(_named(at) for at in (alone or lost)[:MAX_NAMED])
         raise IncompleteError(
@@ -236,8 +236,10 @@ def _absent(parts: Sequence[RankFiles], run: RunArgs, notes: list[str]) -> list[
     return found
 
 
-def _has(there: Mapping[tuple[int, int, int], RankFiles], wanted: tuple[int | None, int | None, int | None]) -> bool:
-    return any(all(w is None or w == c for w, c in zip(wanted, at, strict=True)) for at in there)
+def _has(
+    present: Mapping[tuple[int, int, int], RankFiles], coordinates: tuple[int | None, int | None, int | None]
+) -> bool:
+    return any(all(w is None or w == c for w, c in zip(coordinates, at, strict=True)) for at in present)
 
 
 def _named(at: tuple[int, int, int]) -> str:
@@ -259,13 +261,13 @@ def _layer_offsets(parts: Sequence[RankFiles], run: RunArgs, notes: list[str]) -
                 )
     table = layout.stage_layers(run)
     if table is not None and len(counts) > 1:
-        told = {(v, p): n for v, chunk in enumerate(table) for p, n in enumerate(chunk)}
-        odd = sorted(key for key in counts if counts[key] != told.get(key))
+        expected = {(v, p): n for v, chunk in enumerate(table) for p, n in enumerate(chunk)}
+        odd = sorted(key for key in counts if counts[key] != expected.get(key))
         if odd:
             v, p = odd[0]
             raise CorruptError(
                 f"stage {p}, model chunk {v} holds {counts[odd[0]]} layers, but by the stored args it should hold "
-                f"{told.get(odd[0], 0)}; the folders are from different runs"
+                f"{expected.get(odd[0], 0)}; the folders are from different runs"
             )
     elif len(counts) > 1:
         notes.append("args do not store which layers a stage holds: layers are numbered in order of the stages")
@@ -279,7 +281,7 @@ def _layer_offsets(parts: Sequence[RankFiles], run: RunArgs, notes: list[str]) -
 # ---- facts ---------------------------------------------------------------------------------------------------------
 
 
-def _tell(notes: list[str], held: Sequence[RankState], merger: Merger, parts: Sequence[RankFiles]) -> None:
+def _add_notes(notes: list[str], held: Sequence[RankState], merger: Merger, parts: Sequence[RankFiles]) -> None:
     if merger.ruled:
         notes.append(
             f"how TP divided {len(merger.ruled)} parameters is not stored; they are merged by Megatron's naming rules"
@@ -294,17 +296,17 @@ def _tell(notes: list[str], held: Sequence[RankState], merger: Merger, parts: Se
 
 
 def _facts(parts: Sequence[RankFiles], run: RunArgs, notes: list[str], place: Place) -> dict[str, Any]:
-    there = [part for part in parts if not part.absent]
-    step = there[0].tree.get("iteration")
+    present = [part for part in parts if not part.absent]
+    step = present[0].tree.get("iteration")
     mesh: dict[str, Any] = run.mesh if run.args else {"axes": {}, "unknown": list(AXIS_ARGS)}
     used = [
-        axis for k, axis in enumerate(AXES) if mesh["axes"].get(axis, 2) > 1 or any(p.coordinates[k] for p in there)
+        axis for k, axis in enumerate(AXES) if mesh["axes"].get(axis, 2) > 1 or any(p.coordinates[k] for p in present)
     ]
     folders = {
         part.folder: {axis: part.coordinates[k] for k, axis in enumerate(AXES) if axis in used or axis == "tp"}
-        for part in there
+        for part in present
     }
-    others = sorted({name for part in there for name in _listed(place, part.folder) if name not in (FILE, FLAT)})
+    others = sorted({name for part in present for name in _listed(place, part.folder) if name not in (FILE, FLAT)})
     if others:
         notes.append(f"files that are not read: {', '.join(map(repr, others[:MAX_NAMED]))}")
     facts: dict[str, Any] = {
@@ -317,17 +319,18 @@ def _facts(parts: Sequence[RankFiles], run: RunArgs, notes: list[str], place: Pl
             part.folder: [
                 name
                 for name, node in part.tree.items()
-                if type(name) is str and not CHUNK.fullmatch(name) and (part is there[0] or name != "args")
-                if _says(node)
+                if type(name) is str and not CHUNK.fullmatch(name) and (part is present[0] or name != "args")
+                if _has_objects(node)
             ]
-            for part in there
+            for part in present
         },
     }
-    facts |= {name: n for name in ("consumed_train_samples",) if (n := run.number(name)) is not None}
+    if (samples := run.number("consumed_train_samples")) is not None:
+        facts["consumed_train_samples"] = samples
     return facts
 
 
-def _says(tree: Any) -> bool:
+def _has_objects(tree: Any) -> bool:
     """Return whether a tree holds anything except tensors."""
     seen: set[int] = set()
     stack = [tree]

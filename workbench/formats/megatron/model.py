@@ -114,8 +114,8 @@ class StageModel:
         ends = [key for key in self.by_layer[None] if (first if key.startswith("embedding.") else last)]
         found: list[Param] = []
         for key in [*(key for layer in layers for key in self.by_layer[layer]), *ends]:
-            apart = self.ep > 1 and parse(key).routed
-            if apart != expert or self.dtype[key] != dtype:
+            is_expert = self.ep > 1 and parse(key).routed
+            if is_expert != expert or self.dtype[key] != dtype:
                 continue
             made = self._locals(key, tp_rank, ep_rank, plain, together)
             if made is None:

@@ -53,12 +53,12 @@ def missing_cells(keys: Sequence[str]) -> list[str]:
         lost = prod(shape) - len(cells) if shape else 0
         if lost <= 0:
             continue
-        told = ""
+        examples = ""
         if prod(shape) <= MAX_GRID:
             absent = [cell for cell in np.ndindex(*shape) if cell not in cells][:4]
-            told = f", first {', '.join(map(str, absent))}"
+            examples = f", first {', '.join(map(str, absent))}"
         grid = " × ".join(map(str, shape))
-        notes.append(f"object {name!r}: {lost:,} of the {grid} cells of its grid are missing{told}")
+        notes.append(f"object {name!r}: {lost:,} of the {grid} cells of its grid are missing{examples}")
     return notes
 
 

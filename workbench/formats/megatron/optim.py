@@ -89,12 +89,12 @@ def _by_groups(
         state = {}
     if not state and not masters:
         return
-    dealt = found = None
+    by_group = found = None
     if isinstance(groups, list) and groups and all(isinstance(group, Mapping) for group in groups):
         flat = {_joined(name): ref.shape for name, ref in params.items()}
         names = {_joined(name): name for name in params}
-        dealt = _dealt(groups, flat, run.known("ep") > 1)
-        found = None if dealt is None else _verified(dealt, groups, state, masters, params, names)
+        by_group = _by_param_group(groups, flat, run.known("ep") > 1)
+        found = None if by_group is None else _verified(by_group, groups, state, masters, params, names)
     if found is None:
         _unnamed(held, path, {"state": state, "fp32_from_fp16_params": masters or []})
         held.reasons.append(f"{path}: its tensors are numbered, and Megatron's order of parameters does not match them")
@@ -104,11 +104,11 @@ def _by_groups(
 
 
 def _joined(name: Name) -> str:
-    """Join chunk and name so that `_dealt` still sees how the name begins and ends."""
+    """Join chunk and name so that `_by_param_group` still sees how the name begins and ends."""
     return name[1] if not name[0] else f"{name[1].partition('.')[0]}.\0{name[0]}.{name[1].partition('.')[2]}"
 
 
-def _dealt(
+def _by_param_group(
     groups: Sequence[Mapping[str, Any]], params: Mapping[str, tuple[int, ...]], experts_apart: bool
 ) -> list[list[str]] | None:
     """Return the parameter names of each stored ``param_group``, in order; ``None`` if they do not match.
@@ -123,16 +123,16 @@ def _dealt(
         return None
     by_decay = len({flag[1] for flag in flags}) > 1 or flags[0][1]
     by_rate = any(flag[2] for flag in flags)
-    dealt: dict[tuple[bool, bool, bool], list[str]] = {flag: [] for flag in flags}
+    by_group: dict[tuple[bool, bool, bool], list[str]] = {flag: [] for flag in flags}
     for name, shape in params.items():
         expert = experts_apart and parse(name).routed
-        bare = by_decay and (len(shape) < 2 or name.endswith(".bias"))
+        no_decay = by_decay and (len(shape) < 2 or name.endswith(".bias"))
         end = by_rate and name.startswith(("embedding.", "output_layer."))
-        if (expert, bare, end) in dealt:
-            dealt[expert, bare, end].append(name)
+        if (expert, no_decay, end) in by_group:
+            by_group[expert, no_decay, end].append(name)
         elif any(flag[0] == expert for flag in flags):
             return None
-    found = [dealt[flag] for flag in flags]
+    found = [by_group[flag] for flag in flags]
     stored = [group.get("params") for group in groups]
     for ids, names in zip(stored, found, strict=True):
         if not isinstance(ids, list) or len(ids) != len(names) or any(type(number) is not int for number in ids):
@@ -141,7 +141,7 @@ def _dealt(
 
 
 def _verified(
-    dealt: Sequence[Sequence[str]],
+    by_group: Sequence[Sequence[str]],
     groups: Sequence[Mapping[str, Any]],
     state: Mapping[Any, Any],
     masters: Any,
@@ -150,7 +150,7 @@ def _verified(
 ) -> dict[Name, dict[str, TensorRef]] | None:
     """Return the states of each parameter, ``None`` if a shape contradicts the order."""
     found: dict[Name, dict[str, TensorRef]] = defaultdict(dict)
-    for position, (group, mine) in enumerate(zip(groups, dealt, strict=True)):
+    for position, (group, mine) in enumerate(zip(groups, by_group, strict=True)):
         copies = masters[position] if isinstance(masters, list) and position < len(masters) else []
         halves = [names[key] for key in mine if params[names[key]].dtype in HALF]
         if isinstance(masters, list) and (not isinstance(copies, (list, tuple)) or len(copies) != len(halves)):
@@ -199,8 +199,8 @@ def _by_buffers(
                 fit = _fit(params, chunk, dtype, next(iter(lengths))[0], run, stage, experts_apart, here)
             if not isinstance(fit, dict):
                 _unnamed(held, here, states)
-                told = fit or "its buckets are not coalesced (before February 2024), so their order is unknown"
-                held.reasons.append(f"{FLAT_FILE} {here}: {told}; it stays without names")
+                why = fit or "its buckets are not coalesced (before February 2024), so their order is unknown"
+                held.reasons.append(f"{FLAT_FILE} {here}: {why}; it stays without names")
                 continue
             for name, start in fit.items():
                 shape = params[name].shape
@@ -238,8 +238,8 @@ def _fit(
                 got.append(total)
                 if names and total == length:
                     return dict(zip(names, starts, strict=True))
-    near = min(got, key=lambda total: abs(total - length), default=0)
-    return f"it has {length:,} elements, but the model's parameters in Megatron's order need {near:,}"
+    nearest = min(got, key=lambda total: abs(total - length), default=0)
+    return f"it has {length:,} elements, but the model's parameters in Megatron's order need {nearest:,}"
 
 
 def _unnamed(held: RankState, path: str, node: Any) -> None:

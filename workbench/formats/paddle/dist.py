@@ -149,14 +149,14 @@ def _read(place: Place) -> Catalog:
     _stale(meta, held, name, notes)
     dtypes: dict[str, DType] = {}
     for row in meta.rows:
-        key, there = row[0], held[row[-1]]
+        key, shards = row[0], held[row[-1]]
         if key not in meta.tensors:
             raise CorruptError(f"{name!r}: storage_metadata names {key!r}, which state_dict_metadata lacks")
-        if there is not None:
-            dtypes[key] = _checked(name, row, there[key], meta.tensors[key][1])
-    dtypes |= {key: _dtype(told, name, key) for key, (_, told) in meta.tensors.items() if key not in dtypes}
+        if shards is not None:
+            dtypes[key] = _checked(name, row, shards[key], meta.tensors[key][1])
+    dtypes |= {key: _dtype(dtype_name, name, key) for key, (_, dtype_name) in meta.tensors.items() if key not in dtypes}
     _chunks(builder, meta, held, dtypes)
-    _tell(meta, notes, name)
+    _add_notes(meta, notes, name)
     catalog = builder.build({"step": None, "world_size": None, "notes": notes, "mesh": _mesh()})
     fqns, roles = paddle_names.resolve(catalog.keys, meta.paths, {}, {})
     return replace(catalog, fqns=fqns, roles=roles)
@@ -197,10 +197,10 @@ def _bf16(dtype: DType) -> DType:
 
 def _stale(meta: Metadata, held: Mapping[str, Any], name: str, notes: list[str]) -> None:
     """Report tensors that only the metadata or only the data file has."""
-    wanted: dict[str, set[str]] = {}
+    expected: dict[str, set[str]] = {}
     for key, *_, file in meta.rows:
-        wanted.setdefault(file, set()).add(key)
-    for file, keys in wanted.items():
+        expected.setdefault(file, set()).add(key)
+    for file, keys in expected.items():
         if held[file] is None:
             continue
         gone, new = sorted(keys - set(held[file])), sorted(set(held[file]) - keys)
@@ -217,27 +217,27 @@ def _stale(meta: Metadata, held: Mapping[str, Any], name: str, notes: list[str])
             )
 
 
-def _checked(name: str, row: tuple[Any, ...], there: FileShard, told: str) -> DType:
+def _checked(name: str, row: tuple[Any, ...], shard: FileShard, dtype_name: str) -> DType:
     """Check the shard's shape and type in the file against the metadata, and return its type."""
     key, offset, local, flat, file = row
     if flat is not None and not 0 <= flat[0] <= flat[1] <= _numel(local):
         raise CorruptError(
             f"{name!r}: {key!r} at {offset}: range {list(flat)} is outside a shard of shape {list(local)}"
         )
-    wanted = local if flat is None else (flat[1] - flat[0],)
+    expected = local if flat is None else (flat[1] - flat[0],)
     # a flat range may be stored in any shape with as many elements, a scalar with or without an axis
-    loose = flat is not None or _numel(wanted) == 1
-    if there.shape != wanted and not (loose and _numel(there.shape) == _numel(wanted)):
+    loose = flat is not None or _numel(expected) == 1
+    if shard.shape != expected and not (loose and _numel(shard.shape) == _numel(expected)):
         raise CorruptError(
-            f"{key!r} at {offset} has shape {list(wanted)} in {name!r} but {list(there.shape)} in {file!r}: "
+            f"{key!r} at {offset} has shape {list(expected)} in {name!r} but {list(shard.shape)} in {file!r}: "
             "two saves were written to one folder, and paddle kept the metadata of the first"
         )
-    dtype = _dtype(told, name, key) if told else there.dtype
-    if dtype != there.dtype and not (
-        "float8" in dtype.name and there.dtype.name in ("int8", "uint8")
+    dtype = _dtype(dtype_name, name, key) if dtype_name else shard.dtype
+    if dtype != shard.dtype and not (
+        "float8" in dtype.name and shard.dtype.name in ("int8", "uint8")
     ):  # pickled as int8
         raise CorruptError(
-            f"{key!r} is {dtype} in {name!r} but {there.dtype} in {file!r}: they are from different saves"
+            f"{key!r} is {dtype} in {name!r} but {shard.dtype} in {file!r}: they are from different saves"
         )
     return dtype
 
@@ -246,9 +246,9 @@ def _numel(shape: tuple[int, ...]) -> int:
     return math.prod(shape)
 
 
-def _dtype(told: str, name: str, key: str) -> DType:
+def _dtype(dtype_name: str, name: str, key: str) -> DType:
     try:
-        return _bf16(by_name(told.removeprefix("paddle.")))
+        return _bf16(by_name(dtype_name.removeprefix("paddle.")))
     except UnsupportedFormatError as error:
         raise UnsupportedFormatError(f"{name!r}: tensor {key!r}: {error}") from None
 
@@ -264,14 +264,14 @@ def _chunks(
     ends = {file: max(stat_or_absent(builder.place, file).size, 0) for file in held}
     ranks = {file: int(match[1]) if (match := _DATA.fullmatch(file)) else -1 for file in held}
     for key, offset, local, flat, file in meta.rows:
-        there = (held[file] or {}).get(key)
-        if there is None:
-            there = FileShard(
+        shard = (held[file] or {}).get(key)
+        if shard is None:
+            shard = FileShard(
                 dtypes[key], local, ends[file], ends[file] + max(1, nbytes_of(dtypes[key], _numel(local)))
             )
-        where = file, there.start, there.stop
+        where = file, shard.start, shard.stop
         if flat is None:
-            builder.chunk(key, offset, local, *where, codec=there.codec, rank=ranks[file], strides=there.strides)
+            builder.chunk(key, offset, local, *where, codec=shard.codec, rank=ranks[file], strides=shard.strides)
             continue
         shape, base = local or (1,), offset or (0,)
         _, offsets, sizes, at = box.flat_ranges(np.array([shape]), np.array([flat[0]]), np.array([flat[1]]))
@@ -281,13 +281,13 @@ def _chunks(
             sizes,
             builder.file(file),
             *where[1:],
-            codec=there.codec,
+            codec=shard.codec,
             rank=ranks[file],
             inner=(at - flat[0]) * dtypes[key].itemsize,
         )
 
 
-def _tell(meta: Metadata, notes: list[str], name: str) -> None:
+def _add_notes(meta: Metadata, notes: list[str], name: str) -> None:
     if meta.lost:
         notes.append(f"{meta.lost} shards of {name!r} are not stored in any file: their elements are holes")
     if meta.inferred:

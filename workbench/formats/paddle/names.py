@@ -176,14 +176,14 @@ def _best(values: Sequence[Mapping[str, float]]) -> tuple[float, float, list[int
 
 def _step(powers: Mapping[str, float], beta1: float, beta2: float) -> int | None:
     """Return the step by both powers, or by one if the other is not stored or underflowed in float32."""
-    told = []
+    estimates = []
     for name, beta in (("beta1_pow", beta1), ("beta2_pow", beta2)):
         value = powers.get(name)
         if value is not None and np.finfo(np.float32).tiny < value < 1:
-            told.append((math.log(value) / math.log(beta) - 1, beta))
-    if not told:
+            estimates.append((math.log(value) / math.log(beta) - 1, beta))
+    if not estimates:
         return None
     # a product of t factors in float32 is off by up to t · 2**-24, and its logarithm is divided by log(beta)
-    near = [(t, max(1e-3, (t + 2) * 2.0**-24 / -math.log(beta))) for t, beta in told]
-    step = round(min(near, key=lambda pair: pair[1])[0])
-    return step if step >= 0 and all(abs(t - step) <= slack < 0.5 for t, slack in near) else None
+    with_slack = [(t, max(1e-3, (t + 2) * 2.0**-24 / -math.log(beta))) for t, beta in estimates]
+    step = round(min(with_slack, key=lambda pair: pair[1])[0])
+    return step if step >= 0 and all(abs(t - step) <= slack < 0.5 for t, slack in with_slack) else None

@@ -132,8 +132,8 @@ def _fleet(place: Place) -> list[RankFile]:
     for folder in place.folders:
         if (match := _FLEET.fullmatch(folder)) and place.exists(folder):  # a link out of the folder counts as missing
             coords = {"tp": int(match[1]), "sharding": int(match[2]), "pp": int(match[3])}
-            there = [name for name in FLEET_FILES if name in place.sub(folder).files]
-            found += [RankFile(f"{folder}/{name}", coords, FLEET_FILES[name]) for name in there]
+            present = [name for name in FLEET_FILES if name in place.sub(folder).files]
+            found += [RankFile(f"{folder}/{name}", coords, FLEET_FILES[name]) for name in present]
     return found
 
 
@@ -164,9 +164,13 @@ def _json(builder: CatalogBuilder, place: Place, name: str) -> dict[str, Any]:
 
 def _legacy_facts(builder: CatalogBuilder, place: Place, files: list[RankFile], notes: list[str]) -> Facts:
     meta = _json(builder, place, META)
-    told = meta.get("parallel_config")
-    told = told if isinstance(told, dict) else {}
-    degrees = {axis: told[name] for axis, name in _DEGREES.items() if type(told.get(name)) is int and told[name] > 0}
+    parallel = meta.get("parallel_config")
+    parallel = parallel if isinstance(parallel, dict) else {}
+    degrees = {
+        axis: parallel[name]
+        for axis, name in _DEGREES.items()
+        if type(parallel.get(name)) is int and parallel[name] > 0
+    }
     models, optimizers = [file for file in files if file.model], [file for file in files if not file.model]
     if not models:
         raise IncompleteError(f"{place.path!r} has optimizer files but no model_state file; the save was interrupted")
@@ -207,8 +211,8 @@ def _fleet_step(builder: CatalogBuilder, place: Place, notes: list[str]) -> int 
             if isinstance(kept, dict) and type(kept.get("step")) is int:
                 steps.setdefault(kept["step"], []).append(folder)
     if len(steps) > 1:
-        told = "; ".join(f"{step}: {', '.join(map(repr, folders[:2]))}" for step, folders in sorted(steps.items()))
-        notes.append(f"ranks have different steps ({told}): the folder holds parts of two saves")
+        by_step = "; ".join(f"{step}: {', '.join(map(repr, folders[:2]))}" for step, folders in sorted(steps.items()))
+        notes.append(f"ranks have different steps ({by_step}): the folder holds parts of two saves")
     return next(iter(steps)) if len(steps) == 1 else None
 
 
@@ -218,8 +222,8 @@ def _world(place: Place) -> int | None:
 
 
 def _signals(place: Place, world: int | None, notes: list[str]) -> None:
-    there = {int(match[1]) for name in place.files if (match := _SIGNAL.fullmatch(name))}
-    if there and world is not None and world <= 1 << 20 and (lost := sorted(set(range(world)) - there)):
+    signalled = {int(match[1]) for name in place.files if (match := _SIGNAL.fullmatch(name))}
+    if signalled and world is not None and world <= 1 << 20 and (lost := sorted(set(range(world)) - signalled)):
         notes.append(
             f"{len(lost)} of {world} ranks left no saved_signal, first {lost[0]}: their save may not have finished"
         )

@@ -72,18 +72,18 @@ def proven_axis(name: str, local: tuple[int, ...], tp: int, config: Mapping[str,
 
 
 def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
-    def told(key: str) -> int | None:
+    def size_of(key: str) -> int | None:
         value = config.get(key)
         return value if type(value) is int and value > 0 else None
 
-    hidden, heads = told("hidden_size"), told("num_attention_heads")
-    kv, width = told("num_key_value_heads") or heads, told("head_dim")
+    hidden, heads = size_of("hidden_size"), size_of("num_attention_heads")
+    kv, width = size_of("num_key_value_heads") or heads, size_of("head_dim")
     if width is None and hidden and heads and hidden % heads == 0:
         width = hidden // heads
     found = {
         "hidden": hidden,
-        "vocab": told("vocab_size"),
-        "inner": told("intermediate_size"),
+        "vocab": size_of("vocab_size"),
+        "inner": size_of("intermediate_size"),
         "q": heads * width if heads and width else None,
         "kv": kv * width if kv and width else None,
     }

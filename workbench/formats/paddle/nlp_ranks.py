@@ -72,7 +72,7 @@ class Facts:
         distributed: (tp, pp) → structured name → whether it was divided.
         tables: (tp, pp) → static name → structured name.
         notes: a list to add sentences to.
-        apart: parameters whose pieces were not merged.
+        unmerged: parameters whose pieces were not merged.
         by_config: parameters whose axis the configuration proved.
     """
 
@@ -81,7 +81,7 @@ class Facts:
     distributed: dict[tuple[int, int], dict[str, bool]] = field(default_factory=dict)
     tables: dict[tuple[int, int], dict[str, str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    apart: dict[str, None] = field(default_factory=dict)
+    unmerged: dict[str, None] = field(default_factory=dict)
     by_config: dict[str, None] = field(default_factory=dict)
 
 
@@ -111,7 +111,7 @@ def check_grid(files: Sequence[RankFile], degrees: Mapping[str, int], what: str)
         IncompleteError: files are missing; the message names their coordinates.
         CorruptError: a file has a rank outside the degrees: the folder holds files of two runs.
     """
-    there = {tuple(sorted(file.coords.items())): file for file in files}
+    present = {tuple(sorted(file.coords.items())): file for file in files}
     axes = sorted({axis for file in files for axis in file.coords})
     for file in files:
         beyond = [axis for axis in file.coords if file.coords[axis] >= degrees.get(axis, 1 << 20)]
@@ -123,12 +123,14 @@ def check_grid(files: Sequence[RankFile], degrees: Mapping[str, int], what: str)
     sizes = {axis: degrees.get(axis) or 1 + max(file.at(axis) for file in files) for axis in axes}
     if math.prod(sizes.values()) > 1 << 22:
         raise CorruptError(f"{what} files have more ranks than any job: {sizes}")
-    wanted = [tuple(zip(axes, spot, strict=True)) for spot in product(*(range(sizes[axis]) for axis in axes))]
-    lost = [dict(spot) for spot in wanted if spot not in there] if axes else []
+    expected = [
+        tuple(zip(axes, coordinates, strict=True)) for coordinates in product(*(range(sizes[axis]) for axis in axes))
+    ]
+    lost = [dict(coordinates) for coordinates in expected if coordinates not in present] if axes else []
     if lost:
         raise IncompleteError(
-            f"{lacking(len(lost), len(wanted), f'{what} files')}, first of {_spot(lost[0])}"
-            + (f", then {', '.join(map(_spot, lost[1:MAX_NAMED]))}" if len(lost) > 1 else "")
+            f"{lacking(len(lost), len(expected), f'{what} files')}, first of {_coordinates_text(lost[0])}"
+            + (f", then {', '.join(map(_coordinates_text, lost[1:MAX_NAMED]))}" if len(lost) > 1 else "")
             + ": the save was interrupted or they were not copied; their contents are unknown"
         )
 
@@ -148,23 +150,23 @@ def read(builder: CatalogBuilder, place: Place, files: Sequence[RankFile], facts
             facts.notes.append(
                 f"{file.name!r} names foreign globals {sorted(loaded.globals)[:3]}; nothing was executed"
             )
-        spot = file.at("tp"), file.at("pp")
+        tp_pp = file.at("tp"), file.at("pp")
         if file.model:
             own = paddle_names.static_table(paddle_tree.names_of(loaded).items())
-            facts.tables[spot] = {**own, **facts.tables.get(spot, {})}
+            facts.tables[tp_pp] = {**own, **facts.tables.get(tp_pp, {})}
         for stored in paddle_tree.tensors(loaded, repr(file.name)):
             piece = _Piece(file, stored)
             if file.model:
                 weights.setdefault(stored.key, []).append(piece)
             else:
-                states.setdefault(_state_of(piece, facts.tables.get(spot, {})), []).append(piece)
+                states.setdefault(_state_of(piece, facts.tables.get(tp_pp, {})), []).append(piece)
     layouts: dict[str, _Layout | None] = {}
     for name, pieces in weights.items():
         layouts[name] = layout = _layout(name, pieces, facts)
         _declare(builder, name, name, _role(name, pieces[0]), pieces, layout, facts)
     for (name, role, key), pieces in states.items():
         _declare(builder, key, name or None, role, pieces, _state_layout(name, role, pieces, layouts), facts)
-    _tell(facts)
+    _add_notes(facts)
 
 
 # ---- names ---------------------------------------------------------------------------------------------------------
@@ -203,11 +205,11 @@ def _layout(name: str, pieces: Sequence[_Piece], facts: Facts) -> _Layout | None
         return None
     if tp == 1:
         return _Layout(local, local, {0: (0,) * len(local)})
-    told = {facts.distributed.get((p.file.at("tp"), p.file.at("pp")), {}).get(name) for p in pieces}
-    axis = paddlenlp_axes.proven_axis(name, local, tp, facts.config, cut=told == {True})
-    if told == {False}:
+    distributed = {facts.distributed.get((p.file.at("tp"), p.file.at("pp")), {}).get(name) for p in pieces}
+    axis = paddlenlp_axes.proven_axis(name, local, tp, facts.config, cut=distributed == {True})
+    if distributed == {False}:
         axis = REPLICATED
-    elif (axis == REPLICATED and True in told) or len(ranks) < tp:
+    elif (axis == REPLICATED and True in distributed) or len(ranks) < tp:
         return None
     elif axis is not None:
         facts.by_config[name] = None
@@ -251,12 +253,12 @@ def _declare(
         facts.notes.append(f"{key!r} of {pieces[0].file.name!r} is left out: {error}")
         return
     if layout is None:
-        facts.apart[fqn or key] = None
+        facts.unmerged[fqn or key] = None
         many = len({piece.label for piece in pieces}) > 1
         for label, own in _by_label(pieces).items():
             for piece in own:
-                spelled = f"{key}@{label}" if many else key
-                paddle_tree.declare(builder, piece.file.name, spelled, piece.stored, facts.notes, fqn=fqn, role=role)
+                full_key = f"{key}@{label}" if many else key
+                paddle_tree.declare(builder, piece.file.name, full_key, piece.stored, facts.notes, fqn=fqn, role=role)
         return
     builder.tensor(key, dtype, layout.shape, fqn=fqn, role=role)
     by_tp: dict[int, list[_Piece]] = {}
@@ -336,18 +338,18 @@ def _slices(
         )
 
 
-def _tell(facts: Facts) -> None:
+def _add_notes(facts: Facts) -> None:
     if facts.by_config:
         facts.notes.append(
             f"tensor parallelism divided {len(facts.by_config)} parameters along an axis that no file stores; it "
             f"follows from config.json: {some_of(facts.by_config, MAX_NAMED)}"
         )
-    if facts.apart:
+    if facts.unmerged:
         facts.notes.append(
-            f"{len(facts.apart)} parameters are kept separate by rank (name@tp00 …): how to join their pieces is not "
-            f"stored, and no config.json next to them proves it: {some_of(facts.apart, MAX_NAMED)}"
+            f"{len(facts.unmerged)} parameters are kept separate by rank (name@tp00 …): how to join their pieces is "
+            f"not stored, and no config.json next to them proves it: {some_of(facts.unmerged, MAX_NAMED)}"
         )
 
 
-def _spot(coords: Mapping[str, int]) -> str:
+def _coordinates_text(coords: Mapping[str, int]) -> str:
     return ", ".join(f"{axis} {number}" for axis, number in coords.items())

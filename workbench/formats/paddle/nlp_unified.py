@@ -62,17 +62,17 @@ def read(builder: CatalogBuilder, place: Place, notes: list[str]) -> None:
             builder.file(name, metadata=True)
         check_files(place, index, remedy="restore it, or use an earlier step")
         _all_there(index, stem, files)
-        there: dict[str, str] = {}
+        file_of: dict[str, str] = {}
         for file in sorted({*files, *index.files}):
             builder.file(file, metadata=True)
             for entry in safetensors_header.parse(place, file, cut=True).entries:
-                if entry.name in there:
+                if entry.name in file_of:
                     raise CorruptError(
-                        f"tensor {entry.name!r} is in {there[entry.name]!r} and in {file!r}, which is ambiguous"
+                        f"tensor {entry.name!r} is in {file_of[entry.name]!r} and in {file!r}, which is ambiguous"
                     )
-                there[entry.name] = file
+                file_of[entry.name] = file
                 _declare(builder, stem, file, entry)
-        _compare(index, stem, there, notes)
+        _compare(index, stem, file_of, notes)
         if stem == "optimizer" and index.facts.get("master_weights") is True and "master_weights" not in present:
             notes.append(
                 "the optimizer's index lists master weights, but their files are missing: after a save with "
@@ -118,21 +118,21 @@ def _declare(builder: CatalogBuilder, stem: str, file: str, entry: Entry) -> Non
     builder.chunk(key, (0,) * len(entry.shape), entry.shape, file, entry.start, entry.stop)
 
 
-def _compare(index: WeightIndex, stem: str, there: Mapping[str, str], notes: list[str]) -> None:
+def _compare(index: WeightIndex, stem: str, file_of: Mapping[str, str], notes: list[str]) -> None:
     weights = index.weights
     stage = index.facts.get("ckpt_quant_stage")
     quantised = stem == "optimizer" and isinstance(stage, str) and stage != "O0"
-    elsewhere = [name for name, file in weights.items() if there.get(name) not in (file, None)]
-    gone = [name for name in weights if name not in there]
+    elsewhere = [name for name, file in weights.items() if file_of.get(name) not in (file, None)]
+    gone = [name for name in weights if name not in file_of]
     if elsewhere or (gone and not quantised):
         name = (elsewhere or gone)[0]
-        found = f"it is in {there[name]!r}" if name in there else "no file of the group holds it"
+        found = f"it is in {file_of[name]!r}" if name in file_of else "no file of the group holds it"
         raise CorruptError(f"index {index.name!r} maps {name!r} to {weights[name]!r}, which lacks it; {found}")
-    extra = [name for name in there if name not in weights and "@" not in name]
+    extra = [name for name in file_of if name not in weights and "@" not in name]
     if weights and extra:
         notes.append(f"{len(extra)} tensors are not in {index.name!r}: {', '.join(map(repr, extra[:MAX_NAMED]))}")
     if quantised:
-        scales = sum("@" in name for name in there)
+        scales = sum("@" in name for name in file_of)
         notes.append(
             f"the optimizer is quantized ({stage}) with {scales} scales: moment1 is int8 times its scale, and "
             "moment2 is not the second moment but uint8 of 1/(sqrt(v) + eps) between two scales"

@@ -186,22 +186,22 @@ class ArrayRef(Inert):
             raise TypeError("a numpy array without a dtype")
         if type(shape) is not tuple or len(shape) > MAX_DIMS or any(type(n) is not int or n < 0 for n in shape):
             raise ValueError("a numpy array has an invalid shape")
-        plain = _untold(dtype).resolve()
+        plain = _without_places(dtype).resolve()
         if plain is None or type(data) is list:
             self._set(refused="it holds Python objects or records")
             return
         numel = math.prod(shape)
         if numel > cat.MAX_ELEMENTS:
             raise ValueError(f"a numpy array's shape {short(shape)} is too large")
-        wanted = numel * plain.itemsize
+        nbytes = numel * plain.itemsize
         if isinstance(data, Span):
             stored = data.stop - data.start
-            if not (wanted <= stored <= 2 * wanted if data.text else wanted == stored):
+            if not (nbytes <= stored <= 2 * nbytes if data.text else nbytes == stored):
                 raise ValueError(
-                    f"a numpy array of shape {short(shape)} and {plain} has {stored:,} bytes, not {wanted:,}"
+                    f"a numpy array of shape {short(shape)} and {plain} has {stored:,} bytes, not {nbytes:,}"
                 )
             self._set(dtype=plain, shape=shape, fortran=fortran, span=data, refused="")
-        elif not wanted and not data:
+        elif not nbytes and not data:
             self._set(dtype=plain, shape=shape, refused="")
         else:
             self._set(refused="its bytes are not stored separately in the file")
@@ -296,7 +296,7 @@ def _stand_ins(view: LazyBytes, evaluated: set[str]) -> dict[tuple[str, str], ob
         return constructors.encode(str(text) if isinstance(text, Text) else text, encoding)
 
     def scalar(dtype: object, data: object = b"") -> object:
-        return arrays.scalar(_untold(dtype) if isinstance(dtype, NumpyDType) else dtype, raw(data))
+        return arrays.scalar(_without_places(dtype) if isinstance(dtype, NumpyDType) else dtype, raw(data))
 
     def evaluate(*args: object) -> object:
         if len(args) == 2 and args[0] == "data" and type(args[1]) is dict and list(args[1]) == ["data"]:
@@ -329,7 +329,7 @@ def _element(dtype: np.dtype[Any]) -> DType:
     return by_name("bfloat16" if name == "uint16" else name)
 
 
-def _untold(dtype: NumpyDType) -> NumpyDType:
+def _without_places(dtype: NumpyDType) -> NumpyDType:
     """Return the same dtype with plain strings (``f4``, ``<``), without their places."""
     made = NumpyDType(*map(_word, dtype.args))
     if type(dtype.state) is tuple:

@@ -90,7 +90,7 @@ def read_catalog(place: Place) -> Catalog:
         for key, stored in _keyed(loaded, repr(file), notes).items():
             if paddle_tree.declare(builder, file, prefix + key, stored, notes):
                 found[prefix + key] = file, stored
-        _tell(facts, loaded, file, prefix, notes)
+        _add_facts(facts, loaded, file, prefix, notes)
     if place.file is not None and place.file.endswith(OPT):
         table |= _beside(builder, place, place.file, notes)
     return _named(builder, found, table, facts, notes, bare=place.file is None or not place.file.endswith(OPT))
@@ -219,7 +219,7 @@ def _aliases(found: Mapping[str, tuple[str, Stored | None]]) -> list[list[str]]:
 # ---- the rest ------------------------------------------------------------------------------------------------------
 
 
-def _tell(facts: dict[str, Any], loaded: DecodedPickle, file: str, prefix: str, notes: list[str]) -> None:
+def _add_facts(facts: dict[str, Any], loaded: DecodedPickle, file: str, prefix: str, notes: list[str]) -> None:
     kept = _top(paddle_tree.rest(loaded, repr(file)))
     facts["objects"] += [[file, name, prefix + name] for name in kept if type(name) is str]
     facts["foreign_globals"] += sorted(loaded.globals)[:MAX_LISTED]

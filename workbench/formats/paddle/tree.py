@@ -149,13 +149,13 @@ def _children(node: object) -> Any:
 
 def _joined(tree: object, found: list[Stored], what: str) -> list[Stored]:
     """Join the slices of split tensors; each takes the place of its first slice."""
-    told = tree.get(BIG) if isinstance(tree, dict) else None
-    if not isinstance(told, dict):
+    split_info = tree.get(BIG) if isinstance(tree, dict) else None
+    if not isinstance(split_info, dict):
         return found
     at_top = {stored.path[0]: stored for stored in found if len(stored.path) == 1}
     whole: dict[str, Stored] = {}
     taken: set[str] = set()
-    for name, facts in told.items():
+    for name, facts in split_info.items():
         shape: Any = facts.get("OriginShape") if isinstance(facts, dict) else None
         slices = facts.get("slices") if isinstance(facts, dict) else None
         if not _is_shape(shape) or not isinstance(slices, (list, tuple)) or not slices:
@@ -167,11 +167,11 @@ def _joined(tree: object, found: list[Stored], what: str) -> list[Stored]:
                 f"{what}: {name!r} was split into {len(slices)} slices, but {short(lost[0], 60)} is missing"
             )
         pieces = tuple(stored.pieces[0] for stored in parts if stored is not None)
-        total, wanted = sum(math.prod(ref.shape) for ref in pieces), math.prod(shape)
-        if total != wanted or len({ref.dtype for ref in pieces}) > 1:
+        total, expected = sum(math.prod(ref.shape) for ref in pieces), math.prod(shape)
+        if total != expected or len({ref.dtype for ref in pieces}) > 1:
             raise CorruptError(
                 f"{what}: the {len(pieces)} slices of {name!r} hold {total:,} elements; its shape {tuple(shape)} has "
-                f"{wanted:,}; the file is damaged"
+                f"{expected:,}; the file is damaged"
             )
         whole[str(slices[0])] = Stored((str(name),), tuple(shape), pieces)
         taken |= set(map(str, slices))

@@ -223,12 +223,13 @@ def _layout(entries: list[Entry], base: int, size: int, cut: bool) -> Iterator[O
             this = f"tensor {_q(name)}"
             if start < at:
                 yield CorruptError(
-                    f"{this} begins at byte {start:,}, {at - start:,} bytes before the end of {_said(before)}"
+                    f"{this} begins at byte {start:,}, {at - start:,} bytes before the end of {_label(before)}"
                     ": they overlap"
                 )
             elif start > at:
                 yield CorruptError(
-                    f"{start - at:,} bytes from byte {at:,} on, between {_said(before)} and {this}, belong to no tensor"
+                    f"{start - at:,} bytes from byte {at:,} on, between {_label(before)} and {this}, "
+                    "belong to no tensor"
                 )
             if stop > size and not cut:
                 yield TruncatedError(
@@ -238,10 +239,10 @@ def _layout(entries: list[Entry], base: int, size: int, cut: bool) -> Iterator[O
         if stop >= at:
             at, before = stop, name
     if at < size:
-        yield CorruptError(f"{size - at:,} bytes from byte {at:,} on, after {_said(before)}, belong to no tensor")
+        yield CorruptError(f"{size - at:,} bytes from byte {at:,} on, after {_label(before)}, belong to no tensor")
 
 
-def _said(name: str | None) -> str:
+def _label(name: str | None) -> str:
     return "the header" if name is None else f"tensor {_q(name)}"
 
 

@@ -128,17 +128,17 @@ class _Finder:
         if any(self._type(part) != "int32" for part in extra):
             return None
         rows, words = self._matrix(key)
-        told = [int.from_bytes(self._bytes(sizes)[at : at + 8], "little") for at in (0, 8)]
-        bits = _bits(self.config) or next((n for n in (4, 8) if told[1] * n == words * 32), 0)
-        inside = told[0] == rows and told[1] * bits % 32 and -(-told[1] * bits // 32) == words
+        unpacked = [int.from_bytes(self._bytes(sizes)[at : at + 8], "little") for at in (0, 8)]
+        bits = _bits(self.config) or next((n for n in (4, 8) if unpacked[1] * n == words * 32), 0)
+        inside = unpacked[0] == rows and unpacked[1] * bits % 32 and -(-unpacked[1] * bits // 32) == words
         if bits not in (4, 8) or inside:  # valid, but not read here: another width, or rows that end inside a word
             return None
-        if told[0] != rows or told[1] * bits != words * 32:
+        if unpacked[0] != rows or unpacked[1] * bits != words * 32:
             raise CorruptError(
-                f"tensor {sizes!r} says {told}, but {key!r} has {rows} rows of {words} words, {32 * words // bits} "
+                f"tensor {sizes!r} says {unpacked}, but {key!r} has {rows} rows of {words} words, {32 * words // bits} "
                 f"numbers of {bits} bits"
             )
-        shape = rows, told[1]
+        shape = rows, unpacked[1]
         if zeros in extra and prod(self._shape(scale)) == 1:
             return None
         if zeros in extra:
@@ -213,7 +213,8 @@ class _Finder:
             unit = unit_of(shape[1], shape[1])
             codes = Codes(key, "int8")
             how = Scaled(codes, f"{stem}.SCB", "float32", shape, (1, shape[1]), unit, "float32", factor=SCB)
-            parts = (key, f"{stem}.SCB", *(p for p in (f"{stem}.weight_format",) if p in self.index))
+            layout = [f"{stem}.weight_format"] if f"{stem}.weight_format" in self.index else []
+            parts = (key, f"{stem}.SCB", *layout)
             return Recipe(key, "LLM.int8", parts, by_name("float32"), shape, unit, how)
         zeros = f"{stem}.weight_zero_point"
         if zeros in self.index and (kind != "int8" or self._type(zeros) != "int8"):
@@ -250,14 +251,14 @@ class _Finder:
     ) -> Recipe:
         """Create a recipe of scales for groups of columns, for rows, or one for all; the result has their type."""
         rows, columns = shape
-        told, dtype = self._shape(scale), self._type(scale)
-        if prod(told) == 1:
+        scale_shape, dtype = self._shape(scale), self._type(scale)
+        if prod(scale_shape) == 1:
             block = rows, columns
-        elif len(told) == 2 and told[0] == rows and told[1] and columns % told[1] == 0:
-            block = 1, columns // told[1]
+        elif len(scale_shape) == 2 and scale_shape[0] == rows and scale_shape[1] and columns % scale_shape[1] == 0:
+            block = 1, columns // scale_shape[1]
         else:
             raise CorruptError(
-                f"tensor {scale!r} has the shape {told}, but {name!r} has {rows} rows of {columns} columns"
+                f"tensor {scale!r} has the shape {scale_shape}, but {name!r} has {rows} rows of {columns} columns"
             )
         unit = unit_of(columns, block[1])
         unit = columns if named or (codes.bits and unit * codes.bits % 32) else unit
@@ -301,9 +302,10 @@ class _Finder:
         kind = self._type(absmax)
         if self._type(key) != "uint8" or kind not in ("float32", "uint8") or self._type(table) != "float32":
             return None
-        told = jsonsafe.loads(self._bytes(state), what=f"tensor {state!r}")
-        shape = told.get("shape") if isinstance(told, dict) else None
-        size, dtype = (told.get("blocksize"), told.get("dtype")) if isinstance(told, dict) else (None, None)
+        quant_state = jsonsafe.loads(self._bytes(state), what=f"tensor {state!r}")
+        if not isinstance(quant_state, dict):
+            quant_state = {}
+        shape, size, dtype = (quant_state.get(name) for name in ("shape", "blocksize", "dtype"))
         if (
             not isinstance(shape, list)
             or not all(type(n) is int and 0 < n < 1 << 40 for n in shape)
@@ -325,15 +327,15 @@ class _Finder:
         if unit % 2:
             return None
         codes = Codes(key, bits=4, kind="high", table=table)
-        nested = self._nested(key, absmax, told, state) if kind == "uint8" else None
+        nested = self._nested(key, absmax, quant_state, state) if kind == "uint8" else None
         how = Scaled(codes, absmax, "float32", (1, numel), (1, size), unit, str(dtype), nested=nested)
         parts = (key, absmax, table, state, *(nested or ())[:2])
         return Recipe(key, "NF4" if state.endswith("nf4") else "FP4", parts, by_name(dtype), tuple(shape), unit, how)
 
-    def _nested(self, key: str, absmax: str, told: Any, state: str) -> tuple[str, str, int, float]:
+    def _nested(self, key: str, absmax: str, quant_state: Any, state: str) -> tuple[str, str, int, float]:
         """Return the table and the scales of a scale's codes, how many codes share a scale, and the offset to add."""
         table, own = f"{key}.nested_quant_map", f"{key}.nested_absmax"
-        block, more = told.get("nested_blocksize"), told.get("nested_offset")
+        block, more = quant_state.get("nested_blocksize"), quant_state.get("nested_offset")
         if type(block) is not int or block < 1 or not isinstance(more, int | float):
             raise CorruptError(
                 f"tensor {state!r} has no nested_blocksize or nested_offset, but {absmax!r} is quantised"
@@ -373,14 +375,14 @@ class _Finder:
     def _torchao(self, stem: str) -> Recipe | None:
         """Read torchao's Float8Tensor and Int8Tensor; the header states the type of their numbers."""
         key, scale, zero = (f"{stem}._weight_{part}" for part in ("qdata", "scale", "zero_point"))
-        kind, told = self._type(key), self._shape(scale)
-        zeros = zero if kind == "int8" and self._type(zero) == "int8" and self._shape(zero) == told else ""
+        kind, scale_shape = self._type(key), self._shape(scale)
+        zeros = zero if kind == "int8" and self._type(zero) == "int8" and self._shape(zero) == scale_shape else ""
         if kind not in ("float8_e4m3fn", "int8") or self._type(scale) != "float32":
             return None
         shape = self._matrix(key)
-        if (kind == "int8" and not zeros) or told not in ((shape[0], 1), (1, 1), (1,), ()):
+        if (kind == "int8" and not zeros) or scale_shape not in ((shape[0], 1), (1, 1), (1,), ()):
             return None
-        block = (1, shape[1]) if told == (shape[0], 1) else shape
+        block = (1, shape[1]) if scale_shape == (shape[0], 1) else shape
         unit = unit_of(shape[1], shape[1])
         dtype = self._stated(key, f"{stem}.weight")
         how = Scaled(Codes(key, kind), scale, "float32", shape, block, unit, dtype, zeros=zeros)

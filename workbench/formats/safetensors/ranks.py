@@ -71,11 +71,11 @@ def add_boxes(builder: CatalogBuilder, headers: Mapping[str, Header], notes: lis
 
 
 def _boxes(
-    file: str, entry: Entry, told: object
+    file: str, entry: Entry, metadata: object
 ) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]]:
     """Return an entry's global shape, and its boxes: offsets, sizes, offsets in the stored tensor."""
-    shape = _ints(told.get("shape")) if isinstance(told, dict) else None
-    rows = told.get("boxes") if isinstance(told, dict) else None
+    shape = _ints(metadata.get("shape")) if isinstance(metadata, dict) else None
+    rows = metadata.get("boxes") if isinstance(metadata, dict) else None
     boxes, count = [], 0
     for row in rows if isinstance(rows, list) else [None]:
         columns = [_ints(column) for column in row] if isinstance(row, list) and len(row) == 3 else [None]

@@ -201,9 +201,9 @@ def _missing_parts(files: Sequence[str], notes: list[str]) -> None:
     for name in files:
         if (match := _PART.fullmatch(name)) and not match[2] and not _SHARD.fullmatch(name):
             parts[match[1], match[4], match[5] or ""].add(int(match[3]))
-    for (stem, count, _), there in parts.items():
+    for (stem, count, _), present in parts.items():
         if int(count) <= 100_000:
-            absent = [f"{number:05d}" for number in range(1, int(count) + 1) if number not in there]
+            absent = [f"{number:05d}" for number in range(1, int(count) + 1) if number not in present]
             text = "{} of the files {!r} are missing, and no index lists their contents: {}"
             _note(notes, text, absent, f"{stem}-N-of-{count}")
 
@@ -282,14 +282,14 @@ def _ranks(files: Sequence[str], notes: list[str]) -> dict[str, Any]:
     if max(ranks) > 1 << 20:
         raise CorruptError(f"file {matches[-1][0]!r} has the rank number {max(ranks):,}; no job is that large")
     absent = [number for number in range(1, max(ranks) + 1) if number not in ranks]
-    doubt = ""
+    reason = ""
     if absent:
         names = some_of([f"shard-{n:05d}" for n in absent], MAX_NAMED)
-        doubt = f"{len(absent)} of {max(ranks)} ranks have no file ({names})"
+        reason = f"{len(absent)} of {max(ranks)} ranks have no file ({names})"
     elif len(counts) > 1:
-        doubt = f"file names disagree on the number of files ({', '.join(map(str, sorted(counts)))})"
-    if doubt:
-        notes.append(f"{doubt}: those files are lost, or had nothing to store; shapes are lower bounds")
+        reason = f"file names disagree on the number of files ({', '.join(map(str, sorted(counts)))})"
+    if reason:
+        notes.append(f"{reason}: those files are lost, or had nothing to store; shapes are lower bounds")
     else:
         notes.append("this layout stores no global shapes: they are inferred from the pieces that exist")
     return {"writers": max(ranks), "ranks_absent": [number - 1 for number in absent[:1000]]}
@@ -304,7 +304,7 @@ def _adapter(place: Place) -> dict[str, Any]:
     config = place.read_json("adapter_config.json")
     if not isinstance(config, dict):
         raise CorruptError("'adapter_config.json' is not a JSON object")
-    wanted = (
+    expected = (
         "peft_type",
         "base_model_name_or_path",
         "r",
@@ -313,7 +313,7 @@ def _adapter(place: Place) -> dict[str, Any]:
         "use_dora",
         "use_rslora",
     )
-    return {"peft": {name: config[name] for name in wanted if name in config}}
+    return {"peft": {name: config[name] for name in expected if name in config}}
 
 
 def _texts(place: Place, catalog: Catalog) -> dict[str, Any]:

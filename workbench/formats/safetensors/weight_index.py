@@ -93,9 +93,9 @@ def missing_weights(place: Place) -> str:
     for name in place.files:
         if (match := _PART.fullmatch(name)) and not name.startswith("shard-"):
             counts.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
-    for (stem, count), there in counts.items():
-        if len(there) < count:
-            return lacking(count - len(there), count, f"files {stem!r}")
+    for (stem, count), present in counts.items():
+        if len(present) < count:
+            return lacking(count - len(present), count, f"files {stem!r}")
     return ""
 
 

@@ -93,12 +93,12 @@ def read(place: Place) -> SaveMetadata | None:
 def _nested(document: Mapping[str, Any], world: int, what: str) -> SaveMetadata:
     groups: dict[str, dict[tuple[Any, ...], list[Any]]] = {}
     files: dict[str, dict[int, tuple[str, str]]] = {}
-    for item, told in document["metadata"].items():
-        paths = told.get("nested_path_to_metadata") if isinstance(told, dict) else None
+    for item, item_metadata in document["metadata"].items():
+        paths = item_metadata.get("nested_path_to_metadata") if isinstance(item_metadata, dict) else None
         if type(item) is not str or not isinstance(paths, dict):
             raise CorruptError(f"{what} has an item without paths: {short(item)}")
         groups[item] = {_path(text, what): _list(found, what) for text, found in paths.items()}
-        for rank, layout in _dict(told.get("rank_to_layout_info"), what).items():
+        for rank, layout in _dict(item_metadata.get("rank_to_layout_info"), what).items():
             _file(files, item, rank, layout, what)
     return SaveMetadata(world, groups, files)
 
@@ -120,8 +120,8 @@ def _grouped(document: Mapping[str, Any], world: int, what: str) -> SaveMetadata
 def _file(files: dict[str, dict[int, tuple[str, str]]], item: object, rank: object, layout: object, what: str) -> None:
     if layout is None:
         return
-    told = layout if isinstance(layout, dict) else {}
-    path, kind = told.get("file_path"), _dict(told.get("serialization_format") or {}, what).get("type")
+    layout_info = layout if isinstance(layout, dict) else {}
+    path, kind = layout_info.get("file_path"), _dict(layout_info.get("serialization_format") or {}, what).get("type")
     if type(item) is not str or type(rank) is not int or type(path) is not str or type(kind) is not str:
         raise CorruptError(f"{what} has an invalid layout of item {short(item)} for rank {short(rank)}")
     files.setdefault(item, {})[rank] = path, kind

@@ -306,12 +306,12 @@ def _read_torch(place: Place, one: _ItemFile, known: SaveMetadata | None, found:
         _object(one, value, "torch", found)
     if one.rank == 0 and isinstance(loaded.tree, dict) and isinstance(loaded.tree.get("param_groups"), list):
         found.groups[one.item] = loaded.tree["param_groups"]
-    there = set()
+    present = set()
     for path, node in tensors_of(loaded, what):
         name = f"tensor {_key((one.item, *path))!r} in {what}"
-        told = None if known is None else known.group(one.item, path, one.rank)
-        spec = None if told is None or known is None else from_metadata(told, one.rank, name, known.position)
-        there.add(path)
+        group = None if known is None else known.group(one.item, path, one.rank)
+        spec = None if group is None or known is None else from_metadata(group, one.rank, name, known.position)
+        present.add(path)
         if isinstance(node, Opaque):
             stored = from_dtensor(node, one.rank, name)
             if stored is None:
@@ -325,7 +325,7 @@ def _read_torch(place: Place, one: _ItemFile, known: SaveMetadata | None, found:
         _check_local(held, ref.shape, name)
         found.add((one.item, *path), held)
     for path, groups in known.groups.get(one.item, {}).items() if known is not None else ():
-        if path not in there and known is not None and known.group(one.item, path, one.rank) is not None and groups:
+        if path not in present and known is not None and known.group(one.item, path, one.rank) is not None and groups:
             raise CorruptError(
                 f"{tc_metadata.NAME!r} describes tensor {_key((one.item, *path))!r}, which {what} lacks; "
                 "the files are from different saves"
@@ -342,8 +342,8 @@ def _read_safetensors(place: Place, one: _ItemFile, known: SaveMetadata | None, 
     for entry in parsed.entries:
         path = dotted.get(entry.name, (entry.name,))
         name = f"tensor {_key((one.item, *path))!r} in {one.name!r}"
-        told = None if known is None else known.group(one.item, path, one.rank)
-        spec = None if told is None or known is None else from_metadata(told, one.rank, name, known.position)
+        group = None if known is None else known.group(one.item, path, one.rank)
+        spec = None if group is None or known is None else from_metadata(group, one.rank, name, known.position)
         whole = Spec(entry.shape, entry.dtype, entry.shape, _box(entry.shape))
         span = entry.start, entry.stop
         held = _LocalTensor(one.name, one.rank, spec or whole, spec is not None, span=span, local=entry.shape)
@@ -362,17 +362,17 @@ def _box(shape: tuple[int, ...]) -> Boxes:
     return ((origin, shape, origin),)
 
 
-def _agree(own: Spec, told: Spec | None, name: str) -> None:
+def _agree(own: Spec, meta: Spec | None, name: str) -> None:
     """Compare a DTensor with its metadata."""
-    if told is None:
+    if meta is None:
         return
     mine = (own.shape, own.dtype.name, own.mesh, own.placements, own.boxes)
-    other = (told.shape, told.dtype.name, told.mesh or own.mesh, told.placements or own.placements, told.boxes)
+    other = (meta.shape, meta.dtype.name, meta.mesh or own.mesh, meta.placements or own.placements, meta.boxes)
     if mine != other:
         raise CorruptError(
             f"{name} is {own.dtype} {own.shape}, [{own.placements}] at {own.coordinate} on a mesh of {own.mesh}, but "
-            f"{tc_metadata.NAME!r} says {told.dtype} {told.shape}, [{told.placements}] at {told.coordinate} on "
-            f"{told.mesh}; the files are from different saves"
+            f"{tc_metadata.NAME!r} says {meta.dtype} {meta.shape}, [{meta.placements}] at {meta.coordinate} on "
+            f"{meta.mesh}; the files are from different saves"
         )
 
 
@@ -417,7 +417,7 @@ def _value(place: Place, name: str, kind: str) -> Any:
 def _declare(builder: CatalogBuilder, found: _Found, world: int) -> dict[str, tuple[Any, ...]]:
     """Declare every tensor, with a chunk for each rank that holds a part. Return the path of each key."""
     paths: dict[str, tuple[Any, ...]] = {}
-    apart: list[str] = []
+    separate: list[str] = []
     for path, group in found.tensors.items():
         key = base = _key(path)
         count = 1
@@ -425,22 +425,24 @@ def _declare(builder: CatalogBuilder, found: _Found, world: int) -> dict[str, tu
             count += 1
             key = f"{base}#{count}"
         paths[key] = path
-        if _own(group, world):
+        if _differs_by_rank(group, world):
             del paths[key]
-            apart.append(key)
+            separate.append(key)
             for held in group:
                 paths[f"{key}@rank{held.rank}"] = path
                 _chunks(builder, f"{key}@rank{held.rank}", held, found.notes)
             continue
         for held in group:
             _chunks(builder, key, held, found.notes)
-    if apart:
-        what = f"{len(apart)} tensors are" if len(apart) > 1 else "1 tensor is"
-        found.notes.append(f"{what} kept separate by rank (name@rank0 …), as generator states are: {some_of(apart, 5)}")
+    if separate:
+        what = f"{len(separate)} tensors are" if len(separate) > 1 else "1 tensor is"
+        found.notes.append(
+            f"{what} kept separate by rank (name@rank0 …), as generator states are: {some_of(separate, 5)}"
+        )
     return {key: path for key, path in paths.items() if key in builder}
 
 
-def _own(group: Sequence[_LocalTensor], world: int) -> bool:
+def _differs_by_rank(group: Sequence[_LocalTensor], world: int) -> bool:
     """Return whether ranks have tensors of their own: of different shapes, or generator states, which are bytes."""
     if world == 1 or any(held.declared for held in group):
         return False

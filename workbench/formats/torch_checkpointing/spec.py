@@ -90,9 +90,9 @@ def from_metadata(group: object, rank: int, what: str, position: Callable[[Seque
         return Spec(shape, dtype, None, boxes)
     if kind != "DTensorShardingMetadata":
         raise UnsupportedFormatError(f"{what} has sharding metadata of an unknown type {short(kind)}")
-    told = data.get("mesh_spec")
-    mesh = _ints(told.get("mesh_shape") if isinstance(told, dict) else None, f"{what}: mesh_shape")
-    ranks = told.get("mesh_data") if isinstance(told, dict) else None
+    mesh_spec = data.get("mesh_spec")
+    mesh = _ints(mesh_spec.get("mesh_shape") if isinstance(mesh_spec, dict) else None, f"{what}: mesh_shape")
+    ranks = mesh_spec.get("mesh_data") if isinstance(mesh_spec, dict) else None
     if not isinstance(ranks, (tuple, list)):
         raise CorruptError(f"{what}: mesh_data is not a list of ranks")
     at = position(ranks, rank)
@@ -101,7 +101,7 @@ def from_metadata(group: object, rank: int, what: str, position: Callable[[Seque
     coordinate = _unravel(at, mesh)
     found = data.get("placements")
     placements = [_placement(one, one.get("type"), what) for one in found] if isinstance(found, list) else []
-    names = told.get("mesh_dim_names") if isinstance(told, dict) else None
+    names = mesh_spec.get("mesh_dim_names") if isinstance(mesh_spec, dict) else None
     return _made(shape, dtype, mesh, _names(names), coordinate, placements, what)
 
 
@@ -128,12 +128,12 @@ def from_dtensor(node: Opaque, rank: int, what: str) -> tuple[Spec, TensorRef] |
             f"{what} was saved by rank {writer}, but its file is named as rank {rank}'s: files of two "
             "ranks were swapped"
         )
-    told = mesh_state.get("_coordinate_on_dim")
-    if told is None:
+    coordinate_on_dim = mesh_state.get("_coordinate_on_dim")
+    if coordinate_on_dim is None:
         return None
     placements = [_placement(_fields(one), getattr(one, "qualname", ""), what) for one in found]
     names = mesh_state.get("_mesh_dim_names", mesh_state.get("mesh_dim_names"))
-    coordinate = _ints(told, f"{what}: coordinate on the mesh")
+    coordinate = _ints(coordinate_on_dim, f"{what}: coordinate on the mesh")
     if len(coordinate) != len(mesh) or any(at >= size for at, size in zip(coordinate, mesh, strict=True)):
         raise CorruptError(f"{what} has the coordinate {coordinate} on a mesh of shape {mesh}")
     if local.dtype != dtype.name:

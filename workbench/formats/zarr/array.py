@@ -124,41 +124,41 @@ def read_array(data: bytes | memoryview, name: str) -> ZarrArray:
         CorruptError: it contradicts itself.
         UnsupportedFormatError: another version, element type, or order.
     """
-    told = jsonsafe.loads(data, what=repr(name))
-    version = told.get("zarr_format") if isinstance(told, dict) else None
+    metadata = jsonsafe.loads(data, what=repr(name))
+    version = metadata.get("zarr_format") if isinstance(metadata, dict) else None
     if version != (2 if name.endswith(".zarray") else 3):
         raise UnsupportedFormatError(f"{name!r} is not of zarr version 2 or 3")
-    return _second(told, name) if version == 2 else _third(told, name)
+    return _second(metadata, name) if version == 2 else _third(metadata, name)
 
 
-def _second(told: Mapping[str, Any], name: str) -> ZarrArray:
-    shape, chunk = _sizes(told, "shape", name), _sizes(told, "chunks", name)
-    dtype, big = _dtype(told.get("dtype"), name)
-    order = told.get("order", "C")
+def _second(metadata: Mapping[str, Any], name: str) -> ZarrArray:
+    shape, chunk = _sizes(metadata, "shape", name), _sizes(metadata, "chunks", name)
+    dtype, big = _dtype(metadata.get("dtype"), name)
+    order = metadata.get("order", "C")
     if order not in ("C", "F"):
         raise UnsupportedFormatError(f"{name!r} has the order {str(order)[:20]!r}; C and F are known")
     strides = row_major(chunk) if order == "C" else tuple(reversed(row_major(chunk[::-1])))
-    separator = _separator(told.get("dimension_separator", "."), name)
-    found = ZarrArray(shape, chunk, strides, dtype, _codec(told, big), separator)
+    separator = _separator(metadata.get("dimension_separator", "."), name)
+    found = ZarrArray(shape, chunk, strides, dtype, _codec(metadata, big), separator)
     return _consistent(found, name)
 
 
-def _third(told: Mapping[str, Any], name: str) -> ZarrArray:
-    if told.get("node_type") != "array":
+def _third(metadata: Mapping[str, Any], name: str) -> ZarrArray:
+    if metadata.get("node_type") != "array":
         raise UnsupportedFormatError(f"{name!r} describes no array")
-    grid, keys = _named(told.get("chunk_grid"), name), _named(told.get("chunk_key_encoding"), name)
+    grid, keys = _named(metadata.get("chunk_grid"), name), _named(metadata.get("chunk_key_encoding"), name)
     if grid[0] != "regular" or keys[0] not in ("default", "v2"):
         raise UnsupportedFormatError(f"{name!r} has the chunk grid {grid[0]!r} and chunk keys {keys[0]!r}")
-    shape, chunk = _sizes(told, "shape", name), _sizes(grid[1], "chunk_shape", name)
+    shape, chunk = _sizes(metadata, "shape", name), _sizes(grid[1], "chunk_shape", name)
     default = keys[0] == "default"
     separator = _separator(keys[1].get("separator", "/" if default else "."), name)
-    dtype = by_name(told.get("data_type"))
+    dtype = by_name(metadata.get("data_type"))
     if dtype.packed:
         raise UnsupportedFormatError(f"{name!r} has elements of type {dtype}, which share bytes")
     found = ZarrArray(shape, chunk, (), dtype, codecs.RAW, separator, default)
-    if told.get("storage_transformers"):
+    if metadata.get("storage_transformers"):
         return _consistent(replace(found, codec=codecs.OPAQUE), name)
-    chain = _chain(told, "codecs", name)
+    chain = _chain(metadata, "codecs", name)
     if chain and chain[0][0] == "sharding_indexed":
         inner = _chain(chain[0][1], "codecs", name)
         index = _chain(chain[0][1], "index_codecs", name)
@@ -179,10 +179,10 @@ def _coded(found: ZarrArray, chain: list[tuple[str, Mapping[str, Any]]]) -> Zarr
     """Return the array with the layout and codec of a chain of codecs; opaque if the chain cannot be decoded."""
     shape, axes = found.payload, list(range(len(found.payload)))
     if chain and chain[0][0] == "transpose":
-        told = chain[0][1].get("order")
-        if not isinstance(told, list) or not all(type(axis) is int for axis in told) or sorted(told) != axes:
+        order = chain[0][1].get("order")
+        if not isinstance(order, list) or not all(type(axis) is int for axis in order) or sorted(order) != axes:
             return replace(found, codec=codecs.OPAQUE)
-        axes, chain = told, chain[1:]
+        axes, chain = order, chain[1:]
     stored = dict(zip(axes, row_major([shape[axis] for axis in axes]), strict=True))
     found = replace(found, strides=tuple(stored[axis] for axis in range(len(shape))))
     names = [name for name, _ in chain]
@@ -224,15 +224,15 @@ def _named(value: object, file: str) -> tuple[str, Mapping[str, Any]]:
     return name[:40], more
 
 
-def _chain(told: Mapping[str, Any], name: str, file: str) -> list[tuple[str, Mapping[str, Any]]]:
-    value = told.get(name)
+def _chain(fields: Mapping[str, Any], name: str, file: str) -> list[tuple[str, Mapping[str, Any]]]:
+    value = fields.get(name)
     if not isinstance(value, list) or not value:
         raise CorruptError(f"{file!r} has no valid {name}")
     return [_named(one, file) for one in value]
 
 
-def _big(told: Mapping[str, Any]) -> bool:
-    return told.get("endian") == "big"
+def _big(fields: Mapping[str, Any]) -> bool:
+    return fields.get("endian") == "big"
 
 
 def _separator(value: object, file: str) -> str:
@@ -241,8 +241,8 @@ def _separator(value: object, file: str) -> str:
     return str(value)
 
 
-def _sizes(told: Mapping[str, Any], name: str, file: str) -> tuple[int, ...]:
-    value = told.get(name)
+def _sizes(fields: Mapping[str, Any], name: str, file: str) -> tuple[int, ...]:
+    value = fields.get(name)
     good = isinstance(value, list) and len(value) <= MAX_AXES
     if not good or not all(type(n) is int and 0 <= n < MAX_ELEMENTS for n in value or ()):
         raise CorruptError(f"{file!r} has no valid {name}")
@@ -261,12 +261,12 @@ def _dtype(value: object, file: str) -> tuple[DType, bool]:
     return dtype, match is not None and match[1] == ">" and dtype.itemsize > 1
 
 
-def _codec(told: Mapping[str, Any], big: bool) -> int:
+def _codec(metadata: Mapping[str, Any], big: bool) -> int:
     """Return the codec of a chunk's file; chunks whose filters and compressors are not supported are listed, never
     read.
     """
-    compressor = told.get("compressor")
-    if told.get("filters"):
+    compressor = metadata.get("compressor")
+    if metadata.get("filters"):
         return codecs.OPAQUE
     if compressor is None:
         return codecs.RAW_BE if big else codecs.RAW

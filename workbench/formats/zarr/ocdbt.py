@@ -213,9 +213,9 @@ class _Database:
         data = source.read(at.start, at.start + at.length)
         if len(data) < 18 or data[:4].tobytes() != magic:
             raise CorruptError(f"{what} does not begin with {magic.hex()}; the file is damaged or from another save")
-        told = int(data[4:12].view("<u8")[0])
-        if told != len(data):
-            raise CorruptError(f"{what} states a length of {told:,} bytes and has {len(data):,}; restore the file")
+        length = int(data[4:12].view("<u8")[0])
+        if length != len(data):
+            raise CorruptError(f"{what} states a length of {length:,} bytes and has {len(data):,}; restore the file")
         if crc32c(data[:-4]) != int(data[-4:].view("<u4")[0]):
             raise CorruptError(f"{what} does not match its CRC-32C: a byte of it changed; restore the file")
         head = _Cursor(data[:-4], what, 12)
@@ -313,11 +313,11 @@ class _Cursor:
         suffixes, bases = self.lengths(count), self.lengths(count)
         found = []
         for path, cut in zip(self.texts(shared, suffixes), bases, strict=True):
-            text, upto = self.text(path), self.text(path[:cut])
+            text, prefix = self.text(path), self.text(path[:cut])
             whole = base + text
             if whole and ("\0" in whole or {"", ".", ".."} & set(whole.split("/"))):  # empty: that of an empty version
                 raise UnsafeError(f"{self.what} names the data file {quoted(whole)}, which is not inside of the folder")
-            found.append((folder + whole if whole else "", base + upto))
+            found.append((folder + whole if whole else "", base + prefix))
         return found
 
     def text(self, value: bytes) -> str:
@@ -384,8 +384,8 @@ def _leaf(cursor: _Cursor, files: list[str], entries: int, prefix: bytes, where:
     kinds = np.frombuffer(cursor.take(entries), np.uint8)
     if (kinds > 1).any():
         raise CorruptError(f"{cursor.what} has a value of the unknown kind {int(kinds.max())}; restore the file")
-    apart = np.flatnonzero(kinds)
-    ids, starts = cursor.numbers(len(apart)), cursor.numbers(len(apart))
+    indirect = np.flatnonzero(kinds)
+    ids, starts = cursor.numbers(len(indirect)), cursor.numbers(len(indirect))
     limit = np.uint64(1 << 62)
     named = (
         ids < len(files) if all(files) else np.array([i < len(files) and files[i] != "" for i in ids.tolist()], bool)
@@ -396,7 +396,7 @@ def _leaf(cursor: _Cursor, files: list[str], entries: int, prefix: bytes, where:
     inline = np.where(kinds == 0, np.minimum(length, len(cursor.data) + 1), 0)
     start = cursor.at + np.cumsum(inline) - inline
     file = np.full(entries, -1, np.int64)
-    file[apart], start[apart] = ids.astype(np.int64), starts.astype(np.int64)
+    file[indirect], start[indirect] = ids.astype(np.int64), starts.astype(np.int64)
     cursor.take(int(inline.sum()))
     cursor.end()
     if len(prefix) * entries > MOST_TEXT:

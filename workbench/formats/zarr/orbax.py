@@ -202,10 +202,10 @@ def _add(adder: Adder, place: Place, tree: _Item, meta: dict[str, Any]) -> None:
     else:
         adder.folder(tree.folder, tree.name)
     if SHARDING in here.files and "mesh" not in meta:
-        told = set(_MESH.findall(place.read(tree.file(SHARDING))))
-        if len(told) == 1:
+        meshes = set(_MESH.findall(place.read(tree.file(SHARDING))))
+        if len(meshes) == 1:
             sizes, axes = (
-                jsonsafe.loads(part.replace(b"\\", b""), what=repr(tree.file(SHARDING))) for part in told.pop()
+                jsonsafe.loads(part.replace(b"\\", b""), what=repr(tree.file(SHARDING))) for part in meshes.pop()
             )
             if len(axes) == len(sizes):
                 found = dict(zip(axes, sizes, strict=True))

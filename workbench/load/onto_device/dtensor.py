@@ -87,13 +87,17 @@ def torch_placements(steps: Steps, mesh: Mesh, shape: tuple[int, ...]) -> tuple[
     placed = dict(steps)
     axes = tuple(axis for axis in mesh.axes if not isinstance(placed.get(axis), Only))
     order = [axis for axis, _ in steps]
-    found = tuple(_said(axis, placed.get(axis, Replicate()), placed, order, mesh, len(shape)) for axis in axes)
+    found = tuple(
+        _torch_placement(axis, placed.get(axis, Replicate()), placed, order, mesh, len(shape)) for axis in axes
+    )
     if [axis for axis in order if axis in axes] != [axis for axis in axes if axis in order]:
         _check_same(steps, axes, found, mesh, shape)
     return axes, found
 
 
-def _said(axis: str, one: Placement, placed: dict[str, Placement], order: list[str], mesh: Mesh, ndim: int) -> Any:
+def _torch_placement(
+    axis: str, one: Placement, placed: dict[str, Placement], order: list[str], mesh: Mesh, ndim: int
+) -> Any:
     if isinstance(one, Replicate):
         return TorchReplicate()
     if not isinstance(one, Shard | StridedShard):
@@ -131,10 +135,10 @@ def _check_same(
     )
     for name in ("shape", "ptr", "offsets", "sizes", "at"):
         if not np.array_equal(getattr(one, name), getattr(other, name)):
-            said = ", ".join(f"{axis} {placement}" for axis, placement in ours)
+            ours_text = ", ".join(f"{axis} {placement}" for axis, placement in ours)
             raise UsageError(
                 f"torch applies placements in the order of the mesh axes ({', '.join(axes)}), and "
-                f"{', '.join(map(str, found))} splits its shape {shape} differently from {said}"
+                f"{', '.join(map(str, found))} splits its shape {shape} differently from {ours_text}"
             )
 
 

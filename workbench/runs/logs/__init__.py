@@ -80,14 +80,14 @@ class FoundLogs:
     Attributes:
         logs: the logs that have points, one per run of a program.
         root: the folder that the paths are relative to.
-        said: texts without rows that report that a checkpoint was loaded.
+        starts_only: texts without rows that report that a checkpoint was loaded.
         notes: sentences on files that were not read, and why.
         files: paths or URLs of all examined files, including those that turned out not to be logs.
         restarted: checkpoints after which the Hugging Face Trainer was started with other arguments.
     """
 
     logs: list[MetricLog] = field(default_factory=list)
-    said: list[MetricLog] = field(default_factory=list)
+    starts_only: list[MetricLog] = field(default_factory=list)
     root: str = ""
     notes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
@@ -173,7 +173,7 @@ def read_logs(
         else:
             found = _read(place, [*_walk(place, "", DEPTH, set(), given=True)], growing, known)
         out.logs += found.logs
-        out.said += found.said
+        out.starts_only += found.starts_only
         out.files += found.files
         out.notes += found.notes
         out.root = out.root or place.root
@@ -389,7 +389,7 @@ def _read(place: Place, files: Sequence[LogFile], growing: bool, known: GrownLog
         for log in logs:
             out.notes += log.notes
         out.logs += [log for log in logs if log.columns]
-        out.said += [log for log in logs if not log.columns and log.starts]
+        out.starts_only += [log for log in logs if not log.columns and log.starts]
     return out
 
 
@@ -449,8 +449,11 @@ def _continues(old: MetricLog, log: MetricLog) -> bool:
     if log.kind in ("tensorboard", "lightning_csv", "deepspeed_csv"):
         return True  # grouped by more than their names
     if log.kind not in ("jsonl", "csv"):
-        one, two = ({s for c in log.columns.values() for s in (c.steps[0], c.steps[-1])} for log in (old, log))
-        return one != two
+        old_ends, new_ends = (
+            {step for column in one.columns.values() for step in (column.steps[0], column.steps[-1])}
+            for one in (old, log)
+        )
+        return old_ends != new_ends
     shared = [name for name in log.columns if name in old.columns]
     name = pick_metric("loss", [(name, log.points(name)) for name in shared])
     if name is None:

@@ -170,10 +170,10 @@ def _starts(log: MetricLog, series: LoggedColumn) -> list[StartMark]:
         if len(at) < COUNTED * len(rows):
             continue
         for fall in _falls(what, at, values, epochs, rises):
-            near = known[(known > at[fall - 1]) & (known <= at[fall])]
+            announced = known[(known > at[fall - 1]) & (known <= at[fall])]
             words = f"{name!r}" if name in log.columns else name
             text = f"{words} falls from {values[fall - 1]:,.6g} to {values[fall]:,.6g}"
-            found.append(StartMark(int(near[0] if len(near) else at[fall]), "counter", text=text))
+            found.append(StartMark(int(announced[0] if len(announced) else at[fall]), "counter", text=text))
     return sorted(found, key=lambda mark: mark.row)
 
 
@@ -181,18 +181,18 @@ def _again_after_a_pause(steps: Ints, rows: Ints, log: MetricLog) -> list[StartM
     """Return the rows that repeat a step after a long time without a row: nothing else writes one step twice."""
     if not len(rows) or rows[-1] >= len(log.times):
         return []
-    apart = np.diff(np.frombuffer(log.times, np.float64)[rows])
-    usual = float(np.median(apart)) if len(apart) else 0.0
-    again = np.flatnonzero((np.diff(steps) == 0) & (apart > max(PAUSE, PAUSES * usual))) + 1
+    waits = np.diff(np.frombuffer(log.times, np.float64)[rows])
+    usual = float(np.median(waits)) if len(waits) else 0.0
+    again = np.flatnonzero((np.diff(steps) == 0) & (waits > max(PAUSE, PAUSES * usual))) + 1
     return [StartMark(int(rows[at]), "pause", text="a step is logged again") for at in again]
 
 
 def _not_periodic(marks: Sequence[StartMark], rows: int) -> list[StartMark]:
     """Return marks without those that the program's first lines gave, if it prints them again and again."""
     again = np.array([mark.row for mark in marks if mark.why == "opening"], np.int64)
-    apart = np.diff(again)
+    intervals = np.diff(again)
     often = len(again) > max(FEW, COUNTER_FALLS * rows)
-    if often or (len(again) > FEW and apart.max() - apart.min() <= 0.02 * apart.max()):
+    if often or (len(again) > FEW and intervals.max() - intervals.min() <= 0.02 * intervals.max()):
         return [mark for mark in marks if mark.why != "opening"]
     return list(marks)
 
@@ -227,8 +227,8 @@ def _falls(what: str, rows: Ints, values: Floats, epochs: LoggedColumn | None, r
         numbers = np.floor(np.frombuffer(epochs.values, np.float64)[np.maximum(of_rows, 0)])
         if np.array_equal(np.flatnonzero(np.diff(numbers) > 0) + 1, falls):
             return none
-    apart = np.diff(falls)
-    return none if len(falls) > 2 and apart.max() - apart.min() <= 0.02 * apart.max() else falls
+    intervals = np.diff(falls)
+    return none if len(falls) > 2 and intervals.max() - intervals.min() <= 0.02 * intervals.max() else falls
 
 
 def _in_steps(column: LoggedColumn, log: MetricLog, name: str, notes: list[str]) -> Ints:
@@ -297,10 +297,10 @@ def _surviving(name: str, steps: Ints, values: Floats, starts: Sequence[int]) ->
     for begin, end in zip(reversed(edges[:-1]), reversed(edges[1:]), strict=True):
         if begin == end:
             continue
-        lives = steps[begin:end] < least
-        parts.append((steps[begin:end][lives], values[begin:end][lives]))
-        if not lives.all():
-            ghosts.append((steps[begin:end][~lives], values[begin:end][~lives]))
+        kept = steps[begin:end] < least
+        parts.append((steps[begin:end][kept], values[begin:end][kept]))
+        if not kept.all():
+            ghosts.append((steps[begin:end][~kept], values[begin:end][~kept]))
         least = min(least, int(steps[begin]))
     if not parts:
         return Curve(name, steps, values)
@@ -323,19 +323,21 @@ def _resumes(
     for at in sorted({0, *starts}):
         if at >= len(steps):
             continue
-        first, said = int(steps[at]), by_position.get(at, [])
-        loaded = next((mark.loaded for mark in said if mark.loaded is not None), None)
-        fresh = any(mark.fresh for mark in said) and loaded is None
+        first, marks_here = int(steps[at]), by_position.get(at, [])
+        loaded = next((mark.loaded for mark in marks_here if mark.loaded is not None), None)
+        fresh = any(mark.fresh for mark in marks_here) and loaded is None
         if at == 0:
             # the first attempt: a resume only if a line names the loaded step, and training continued from there
-            near = log.unit == "lines" or first - _interval(steps) <= (loaded or 0) <= first
-            if loaded is None or loaded <= 0 or not near:
+            adjacent = log.unit == "lines" or first - _interval(steps) <= (loaded or 0) <= first
+            if loaded is None or loaded <= 0 or not adjacent:
                 continue
-            found.append(Resume(first, None, 0, loaded, False, _why(said, 0, log.unit), time=_time(log, int(rows[at]))))
+            found.append(
+                Resume(first, None, 0, loaded, False, _why(marks_here, 0, log.unit), time=_time(log, int(rows[at])))
+            )
             continue
         stopped = int(steps[at - 1])
         repeated = max(0, stopped - first + 1)
-        why = _why(said, repeated, log.unit)
+        why = _why(marks_here, repeated, log.unit)
         why += "".join(f"; no row for {waited(pause[2])}" for pause in pauses if pause[:2] == (stopped, first))
         difference = _difference(steps, values, at) if repeated else math.nan
         found.append(Resume(first, stopped, repeated, loaded, fresh, why, difference, _time(log, int(rows[at]))))
@@ -356,10 +358,10 @@ def _why(marks: Sequence[StartMark], repeated: int, unit: str) -> str:
 def _pauses(steps: Ints, rows: Ints, log: MetricLog) -> list[tuple[int, int, float]] | None:
     if not len(rows) or rows[-1] >= len(log.times):
         return None
-    apart = np.diff(np.frombuffer(log.times, np.float64)[rows])
-    usual = float(np.median(apart)) if len(apart) else 0.0
-    long = np.flatnonzero(apart > max(PAUSE, PAUSES * usual)).tolist()
-    return [(int(steps[at]), int(steps[at + 1]), float(apart[at])) for at in long]
+    waits = np.diff(np.frombuffer(log.times, np.float64)[rows])
+    usual = float(np.median(waits)) if len(waits) else 0.0
+    long = np.flatnonzero(waits > max(PAUSE, PAUSES * usual)).tolist()
+    return [(int(steps[at]), int(steps[at + 1]), float(waits[at])) for at in long]
 
 
 def waited(seconds: float) -> str:
@@ -374,14 +376,14 @@ def waited(seconds: float) -> str:
 def _difference(steps: Ints, values: Floats, at: int) -> float:
     """Return the median |difference| of the log loss over the steps that both attempts logged."""
     before = dict(zip(steps[:at].tolist(), values[:at].tolist(), strict=True))  # the last write of a step counts
-    apart = []
+    differences = []
     for step, value in zip(steps[at:].tolist(), values[at:].tolist(), strict=True):
         old = before.get(step)
         if old is None:
             break
         if old > 0 and value > 0 and math.isfinite(old) and math.isfinite(value):
-            apart.append(abs(math.log(value / old)))
-    return float(np.median(apart)) if apart else math.nan
+            differences.append(abs(math.log(value / old)))
+    return float(np.median(differences)) if differences else math.nan
 
 
 def _time(log: MetricLog, row: int) -> float:

@@ -359,9 +359,9 @@ class PrintedLogs:
         self._start(line)
 
     def _row(self, program: str, who: int, row: PrintedRow, zero: bool = False, line: str = "") -> None:
-        said = self.opening.row()
-        if said and not self.marks:
-            self.marks.append(StartMark(0, "opening", text=said))
+        opening = self.opening.row()
+        if opening and not self.marks:
+            self.marks.append(StartMark(0, "opening", text=opening))
         self.written += 1
         self.spans[program, who] = (self.spans.get((program, who), (self.written, 0))[0], self.written)
         log = self.logs.get((program, who))
@@ -510,9 +510,9 @@ class PrintedLogs:
         if not lowest and any(
             mark.loaded is not None or mark.first is not None for mark in self.marks
         ):  # a console beside a log of rows
-            said = MetricLog(self.path, "text", files=[self.path])
-            said.starts = list(self.marks)
-            return [said]
+            console = MetricLog(self.path, "text", files=[self.path])
+            console.starts = list(self.marks)
+            return [console]
         for log in lowest.values():
             announced = bool(log.starts) and log.starts[0].row == 0
             log.saved, log.opened = list(self.saved), announced or self.opening.known
@@ -555,8 +555,8 @@ def _loaded_in(line: str, path: str = "") -> int | None:
         step = _step_in(found[1])
         if step is not None:
             return step
-    said = _AT_STEP.search(line)
-    return None if said is None or _NEXT.search(line[: said.start()]) else int(said[1])
+    match = _AT_STEP.search(line)
+    return None if match is None or _NEXT.search(line[: match.start()]) else int(match[1])
 
 
 def _printed_time(line: str) -> float | None:

@@ -272,18 +272,18 @@ def distinct(buffer: Bytes, start: Ints, stop: Ints) -> tuple[Ints, Ints]:
         ``(n,)`` numbers, and for each number the position in ``start`` of one span with that value.
     """
     length = stop - start
-    speaker = np.empty(len(start), np.int64)
+    representative = np.empty(len(start), np.int64)
     lower = -1
     for width in WIDTHS:
         todo = np.flatnonzero((length > lower) & (length <= width))
         if len(todo):
-            _speak(_Rows(buffer, start, length, width), todo, speaker)
+            _find_representatives(_Rows(buffer, start, length, width), todo, representative)
         lower = width
-    _one_by_one(buffer, start, stop, np.flatnonzero(length > lower), speaker)
-    own = np.flatnonzero(speaker == np.arange(len(start)))
+    _one_by_one(buffer, start, stop, np.flatnonzero(length > lower), representative)
+    own = np.flatnonzero(representative == np.arange(len(start)))
     number = np.empty(len(start), np.int64)
     number[own] = np.arange(len(own))
-    return number[speaker], own
+    return number[representative], own
 
 
 class _Rows:
@@ -302,7 +302,7 @@ class _Rows:
         return words
 
 
-def _speak(rows: _Rows, todo: Ints, speaker: Ints) -> None:
+def _find_representatives(rows: _Rows, todo: Ints, representative: Ints) -> None:
     random = np.random.default_rng(1)
     for _ in range(ROUNDS):
         if not len(todo):
@@ -325,12 +325,12 @@ def _speak(rows: _Rows, todo: Ints, speaker: Ints) -> None:
             same = rows.length[mine] == rows.length[other]
             same &= (rows.of(mine) == rows.of(other)).all(axis=1)
             equal[block : block + BLOCK] = same
-        speaker[todo[equal]] = chosen[equal]
+        representative[todo[equal]] = chosen[equal]
         todo = todo[~equal]
-    _one_by_one(rows.buffer, rows.start, rows.start + rows.length, todo, speaker)
+    _one_by_one(rows.buffer, rows.start, rows.start + rows.length, todo, representative)
 
 
-def _one_by_one(buffer: Bytes, start: Ints, stop: Ints, todo: Ints, speaker: Ints) -> None:
+def _one_by_one(buffer: Bytes, start: Ints, stop: Ints, todo: Ints, representative: Ints) -> None:
     seen: dict[bytes, int] = {}
     for row in todo.tolist():
-        speaker[row] = seen.setdefault(bytes(buffer[start[row] : stop[row]]), row)
+        representative[row] = seen.setdefault(bytes(buffer[start[row] : stop[row]]), row)
