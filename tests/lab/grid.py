@@ -189,7 +189,7 @@ def base(name: str) -> Base:
 #: Quantity → bases that have it, and whose answers it takes.
 TENSORS: dict[str, tuple[tuple[str, ...], str]] = {
     "weights": (("adamw", "sgd"), "weights"),
-    "trained": (("masters",), "weights"),  # weights and masters alike
+    "trained": (("masters",), "trained"),  # weights and masters alike
     "everything": (("adamw", "masters"), "everything"),
     "copies": (("masters",), "copies"),  # 16-bit weights alone
     "masters": (("masters",), "masters"),
@@ -465,6 +465,7 @@ ANSWERS: dict[str, dict[str, str]] = {
 }
 ANSWERS["averages"] |= {form: f"F4 {ANSWERS['weights'][form]}" for form in ("bf16", "fp16", "int8", "axis", "line", "doubled")}
 ANSWERS["momentum"] = ANSWERS["first"]
+ANSWERS["trained"] = ANSWERS["weights"] | {form: "D7 D1" for form in ("bf16", "fp16", "int8")}
 ANSWERS["second"] = ANSWERS["first"] | {
     "zero": "B4 B3 G5",
     "begun": "B4 B3 G5",
@@ -494,7 +495,8 @@ ANSWERS["copies"] = {form: f"D3 {causes}" for form, causes in ANSWERS["weights"]
 ANSWERS["everything"] = {
     "": "G6 G7",
     "zero": "A1 A2 G5 B1 B3",
-    "begun": "A1 A2 B1",
+    "begun": "A1 A2 B1 B3",
+    "absent": "A1 A2 B1",
     "other": ANSWERS["weights"]["other"],
     "foreign": "G6 A1 A2",
     "doubled": "E12",
@@ -570,13 +572,15 @@ def cells() -> Iterator[Cell]:
             for form in FORMS:
                 if form == "twin" and quantity not in ("masters", "copies"):
                     continue
+                if form in ("negated", "noise", "squared", "root") and quantity == "everything":
+                    continue  # nothing does that to all of it
                 for part in SPARSE.get(form, PARTS_OF.get(quantity, ("all", "one", "layer", "kind", "norms", "table", "rank"))):
                     causes = answers.get(form, answers[""])
                     if part in ("layer", "rank", "one", "kind", "norms", "table") and form in ("earlier", "ahead", "foreign", "mean", "begun"):
                         causes += " G6"
                     if part == "norms":
-                        causes += " A3" if row in ("weights", "adapters", "copies", "masters") else ""
-                    if part in ("table", "all") and row in ("weights", "base", "copies"):
+                        causes += " A3" if row in ("weights", "trained", "adapters", "copies", "masters") else ""
+                    if part in ("table", "all") and row in ("weights", "trained", "base", "copies"):
                         causes += " F7" if form in ("rows", "ranks", "rolled", "begun", "foreign", "tail", "repeated") and part == "table" else ""
                         causes += " F2" if part == "table" and form in ("begun", "other") else ""
                     name = f"{base_name}/{quantity}/{form}/{part}"

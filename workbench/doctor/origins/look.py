@@ -145,7 +145,7 @@ def _plainly(atom: Atom, row: TensorDiff) -> AtomLook:
     if c is None or row.status == "unread":
         return AtomLook(atom, "unread", row, 0.0, None, row.why)
     share, cosine = row.share or 0.0, c.cosine
-    kind = "near" if cosine is not None and cosine >= NEAR else "other"
+    kind = "near" if cosine is not None and cosine >= NEAR and row.numel > 1 else "other"  # one number has no direction
     if c.nan_new or c.inf_b > c.inf_a:
         count = c.nan_new + max(c.inf_b - c.inf_a, 0)
         text = f"{count:,} of {row.numel:,} elements are no longer finite"
