@@ -105,13 +105,15 @@ class _Loop(Loop):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.module.register_buffer("norm_in.running_mean".replace(".", "_"), torch.zeros(config.hidden))
-        self.module.register_buffer("norm_in_running_var", torch.ones(config.hidden))
+        self.module.add_module("norm_in", torch.nn.BatchNorm1d(config.hidden, affine=False))
 
     def apply(self) -> None:
         super().apply()
         noise = torch.Generator().manual_seed(self.step + 7)
         for name, buffer in self.module.named_buffers():
+            if not buffer.is_floating_point():
+                buffer += 1
+                continue
             drawn = torch.randn(buffer.shape, generator=noise)
             buffer.lerp_(drawn if name.endswith("mean") else 2 + drawn.abs(), 0.1)
 
@@ -509,6 +511,8 @@ ANSWERS["everything"] = {
     "int8": "D7 D1 D4",
     "earlier": "G6 G7",
     "ahead": "G6 G7 C9",
+    "flip": "G1 G2 G3",
+    "inf": "G1 G3",
     "nan": "G1 G3",
     **{form: ANSWERS["weights"][form] for form in ("rows", "ranks", "columns", "axis", "transposed", "reshaped", "rolled", "line", "repeated")},
 }
@@ -580,8 +584,9 @@ def cells() -> Iterator[Cell]:
                         causes += " G6"
                     if part == "norms":
                         causes += " A3" if row in ("weights", "trained", "adapters", "copies", "masters") else ""
-                    if part in ("table", "all") and row in ("weights", "trained", "base", "copies"):
+                    if part in ("table", "all") and row in ("weights", "trained", "everything", "base", "copies"):
                         causes += " F7" if form in ("rows", "ranks", "rolled", "begun", "foreign", "tail", "repeated") and part == "table" else ""
+                        causes += " F7" if form in ("reshaped", "line", "transposed", "axis") and part == "table" else ""
                         causes += " F2" if part == "table" and form in ("begun", "other") else ""
                     name = f"{base_name}/{quantity}/{form}/{part}"
                     made = lambda b=base_name, q=quantity, f=form, p=part: _tensor_cell(b, q, f, p)  # noqa: E731
@@ -733,7 +738,7 @@ def judge(cell: Cell, folder: Path) -> Result | None:
     if not before.exists():
         torch.save(base(cell.base).saved, before)
     torch.save(echo, after)
-    found = wb.doctor(before, echo=after)
+    found = wb.doctor(before, echo=after, threads=1)
     causes = tuple((str(one.cause), str(one.certainty), str(one.severity)) for one in found.causes)
     return Result(cell, causes, str(found.verdict))
 

@@ -155,6 +155,17 @@ class Case:
         signs = [sign for rule in rules for sign in self._by_rule.get(rule, ())]
         return [one for one in signs if (info or one.severity != "info") and (where is None or where_of(one) == where)]
 
+    def odd(self, *rules: str, where: str | None = None) -> list[Sign]:
+        """Return the signs of odd values, except where the load is known to have changed more than a few elements."""
+        load = self.change("load")
+        forms = {form for form in load.forms(load.quantities) if form not in ("flip", "nan")}
+        changed = load.hit(load.quantities, *forms) if forms else set()
+        return [
+            one
+            for one in self.fired(*rules, where=where)
+            if leg_of(one) != "echo" or not one.tensors or not set(one.tensors) <= changed
+        ]
+
     # ---- the optimizer -----------------------------------------------------------------------------------------------
 
     def counters(self, leg: str) -> Counters:

@@ -107,6 +107,11 @@ class LedgerLeg:
     def rows(self) -> list[Row]:
         return self._rows
 
+    @property
+    def quantities(self) -> set[str]:
+        """The quantities of which any parameter was compared."""
+        return set(self._seen)
+
     def seen(self, *quantities: str) -> set[str]:
         """Return the parameters for which one or more of the quantities were compared."""
         return set().union(*(self._seen.get(quantity, ()) for quantity in quantities))

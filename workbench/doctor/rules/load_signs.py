@@ -65,6 +65,7 @@ FORMS = {
     "flip": ("R06", "differ in single bits: {text}"),
     "fill": ("R09", "are constant: {text}"),
     "ratio": ("R09", "are the old values times one factor: {text}"),
+    "power": ("R09", "are a power of the old values: {text}"),
     "near": ("R09", "have different values"),
     "swapped": ("R02", "are swapped: {text}"),
     "weights": ("R03", "are copies of the weights: {text}"),
@@ -116,7 +117,7 @@ def _plain(atoms: Atoms, kind: str, some: Sequence[AtomLook]) -> Sign:
     text = some[0].text
     if kind in ("zeros", "part"):
         text = f", in {some[0].atom.fqn!r} {text}" if text else ""
-    elif kind in ("flip", "nan", "fill", "ratio", "weights"):
+    elif kind in ("flip", "nan", "fill", "ratio", "power", "weights"):
         text = f"in {some[0].atom.fqn!r}, {text}"
     evidence: dict[str, Any] = {"form": kind}
     tail = ""
