@@ -19,7 +19,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -352,7 +352,9 @@ FORMS: dict[str, Change] = {
     "begun": lambda slot: slot.of(slot.base.begun),
     "other": _other,
     "rows": _matrix(lambda old, slot: old[torch.randperm(len(old), generator=_rng(slot))]),
-    "ranks": _matrix(lambda old, slot: torch.cat([old.chunk(4)[i] for i in (0, 2, 1, 3)]) if len(old) % 4 == 0 else None),
+    "ranks": _matrix(
+        lambda old, slot: torch.cat([old.chunk(4)[i] for i in (0, 2, 1, 3)]) if len(old) % 4 == 0 else None
+    ),
     "columns": _matrix(lambda old, slot: old[:, torch.randperm(old.shape[1], generator=_rng(slot))]),
     "axis": _matrix(lambda old, slot: torch.cat(old.chunk(2, 1)).reshape(old.shape) if old.shape[1] % 2 == 0 else None),
     "transposed": _matrix(lambda old, slot: old.T.contiguous() if old.shape[0] == old.shape[1] else None),
@@ -372,7 +374,11 @@ FORMS: dict[str, Change] = {
     "ahead": lambda slot: slot.of(slot.base.ahead),
     "foreign": lambda slot: slot.of(slot.base.foreign),
     "mean": _float(lambda old, slot: (old + e.float()) / 2 if (e := slot.of(slot.base.earlier)) is not None else None),
-    "noise": _float(lambda old, slot: old + 0.1 * old.std() * torch.randn(old.shape, generator=_rng(slot)) if old.numel() > 1 else None),
+    "noise": _float(
+        lambda old, slot: (
+            old + 0.1 * old.std() * torch.randn(old.shape, generator=_rng(slot)) if old.numel() > 1 else None
+        )
+    ),
     "tail": _tail,
     "repeated": _repeated,
     "nan": _spoilt(math.nan),
@@ -465,9 +471,11 @@ ANSWERS: dict[str, dict[str, str]] = {
     },
     "averages": {"": "F4", "nan": "F4 G1", "inf": "F4 G1", "flip": "F4 G2 G1", "other": "F4 E9", "tail": "F4 G5"},
 }
-ANSWERS["averages"] |= {form: f"F4 {ANSWERS['weights'][form]}" for form in ("bf16", "fp16", "int8", "axis", "line", "doubled")}
+ANSWERS["averages"] |= {
+    form: f"F4 {ANSWERS['weights'][form]}" for form in ("bf16", "fp16", "int8", "axis", "line", "doubled")
+}
 ANSWERS["momentum"] = ANSWERS["first"]
-ANSWERS["trained"] = ANSWERS["weights"] | {form: "D7 D1" for form in ("bf16", "fp16", "int8")}
+ANSWERS["trained"] = ANSWERS["weights"] | dict.fromkeys(("bf16", "fp16", "int8"), "D7 D1")
 ANSWERS["second"] = ANSWERS["first"] | {
     "zero": "B4 B3 G5",
     "begun": "B4 B3 G5",
@@ -487,10 +495,31 @@ ANSWERS["codes"] = {form: f"{causes} B11" for form, causes in ANSWERS["first"].i
 ANSWERS["masters"] = {
     form: " ".join(dict.fromkeys(f"D2 {causes} {ANSWERS['weights'].get(form, '')}".split()))
     for form, causes in {
-        "": "G6", "zero": "G5", "bf16": "D1", "fp16": "D1", "int8": "D1", "absent": "D1", "other": "B5 E13", "rows": "E13 B5", "ranks": "E13 B5",
-        "columns": "E13 B5", "rolled": "E13 B5", "line": "E13", "reshaped": "E13 B5", "axis": "E13", "transposed": "E13 B5",
-        "tail": "G5", "repeated": "E13", "nan": "G1", "inf": "G1", "flip": "G2 G1", "twin": "D1", "earlier": "G6", "doubled": "E12",
-        "scaled": "E12", "debiased": "E12",
+        "": "G6",
+        "zero": "G5",
+        "bf16": "D1",
+        "fp16": "D1",
+        "int8": "D1",
+        "absent": "D1",
+        "other": "B5 E13",
+        "rows": "E13 B5",
+        "ranks": "E13 B5",
+        "columns": "E13 B5",
+        "rolled": "E13 B5",
+        "line": "E13",
+        "reshaped": "E13 B5",
+        "axis": "E13",
+        "transposed": "E13 B5",
+        "tail": "G5",
+        "repeated": "E13",
+        "nan": "G1",
+        "inf": "G1",
+        "flip": "G2 G1",
+        "twin": "D1",
+        "earlier": "G6",
+        "doubled": "E12",
+        "scaled": "E12",
+        "debiased": "E12",
     }.items()
 }
 ANSWERS["copies"] = {form: f"D3 {causes}" for form, causes in ANSWERS["weights"].items()}
@@ -514,7 +543,10 @@ ANSWERS["everything"] = {
     "flip": "G1 G2 G3",
     "inf": "G1 G3",
     "nan": "G1 G3",
-    **{form: ANSWERS["weights"][form] for form in ("rows", "ranks", "columns", "axis", "transposed", "reshaped", "rolled", "line", "repeated")},
+    **{
+        form: ANSWERS["weights"][form]
+        for form in ("rows", "ranks", "columns", "axis", "transposed", "reshaped", "rolled", "line", "repeated")
+    },
 }
 ANSWERS["adapters"] = {form: f"F5 {causes}" for form, causes in ANSWERS["weights"].items()}
 ANSWERS["base"] = {form: f"F6 F5 {causes}" for form, causes in ANSWERS["weights"].items()}
@@ -578,15 +610,30 @@ def cells() -> Iterator[Cell]:
                     continue
                 if form in ("negated", "noise", "squared", "root") and quantity == "everything":
                     continue  # nothing does that to all of it
-                for part in SPARSE.get(form, PARTS_OF.get(quantity, ("all", "one", "layer", "kind", "norms", "table", "rank"))):
+                for part in SPARSE.get(
+                    form, PARTS_OF.get(quantity, ("all", "one", "layer", "kind", "norms", "table", "rank"))
+                ):
                     causes = answers.get(form, answers[""])
-                    if part in ("layer", "rank", "one", "kind", "norms", "table") and form in ("earlier", "ahead", "foreign", "mean", "begun"):
+                    if part in ("layer", "rank", "one", "kind", "norms", "table") and form in (
+                        "earlier",
+                        "ahead",
+                        "foreign",
+                        "mean",
+                        "begun",
+                    ):
                         causes += " G6"
                     if part == "norms":
                         causes += " A3" if row in ("weights", "trained", "adapters", "copies", "masters") else ""
                     if part in ("table", "all") and row in ("weights", "trained", "everything", "base", "copies"):
-                        causes += " F7" if form in ("rows", "ranks", "rolled", "begun", "foreign", "tail", "repeated") and part == "table" else ""
-                        causes += " F7" if form in ("reshaped", "line", "transposed", "axis") and part == "table" else ""
+                        causes += (
+                            " F7"
+                            if form in ("rows", "ranks", "rolled", "begun", "foreign", "tail", "repeated")
+                            and part == "table"
+                            else ""
+                        )
+                        causes += (
+                            " F7" if form in ("reshaped", "line", "transposed", "axis") and part == "table" else ""
+                        )
                         causes += " F2" if part == "table" and form in ("begun", "other") else ""
                     name = f"{base_name}/{quantity}/{form}/{part}"
                     made = lambda b=base_name, q=quantity, f=form, p=part: _tensor_cell(b, q, f, p)  # noqa: E731
@@ -598,7 +645,9 @@ def _value_cells() -> Iterator[Cell]:
     """Counters, settings and what a trainer keeps beside tensors."""
     state, groups = ("optimizer", "state"), ("optimizer", "param_groups")
 
-    def over(paths: Callable[[dict[str, Any]], Iterable[Path_]], change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
+    def over(
+        paths: Callable[[dict[str, Any]], Iterable[Path_]], change: Callable[[Any], Any]
+    ) -> Callable[[dict[str, Any]], None]:
         def made(echo: dict[str, Any]) -> None:
             for at in list(paths(echo)):
                 put(echo, at, change(get(echo, at)))
@@ -612,7 +661,9 @@ def _value_cells() -> Iterator[Cell]:
         return list(counters(echo))[::2]
 
     def field_of(name: str, every: bool = True) -> Callable[[dict[str, Any]], Iterable[Path_]]:
-        return lambda echo: [(*groups, n, name) for n in range(len(echo["optimizer"]["param_groups"]))][: None if every else 1]
+        return lambda echo: [(*groups, n, name) for n in range(len(echo["optimizer"]["param_groups"]))][
+            : None if every else 1
+        ]
 
     def at(*path: Any) -> Callable[[dict[str, Any]], Iterable[Path_]]:
         return lambda echo: [path]
@@ -639,7 +690,13 @@ def _value_cells() -> Iterator[Cell]:
             (name, "schedule", "double", over(at("scheduler", "last_epoch"), lambda n: n * 2), "C3"),
             (name, "schedule", "earlier", over(at("scheduler", "last_epoch"), lambda n: n - 20), "C1 C3 G6"),
             (name, "schedule", "base", over(at("scheduler", "base_lrs"), lambda one: [x * 2 for x in one]), "C2 C4 H1"),
-            (name, "schedule", "last", over(at("scheduler", "_last_lr"), lambda one: [x * 2 for x in one]), "C2 C1 C4 B8 H1"),
+            (
+                name,
+                "schedule",
+                "last",
+                over(at("scheduler", "_last_lr"), lambda one: [x * 2 for x in one]),
+                "C2 C1 C4 B8 H1",
+            ),
             (name, "schedule", "count", over(at("scheduler", "_step_count"), lambda n: 1), "C1 C3"),
             (name, "schedule", "absent", over(at("scheduler"), lambda n: None), "C1"),
             (name, "step", "zero", over(at("step"), lambda n: 0), "C9 G7 C6"),
@@ -650,7 +707,13 @@ def _value_cells() -> Iterator[Cell]:
     values += [
         ("sgd", "group momentum", "zero", over(field_of("momentum"), lambda m: 0.0), "H1"),
         ("sgd", "group nesterov", "off", over(field_of("nesterov"), lambda m: False), "H1"),
-        ("sgd", "group decay", "swapped", lambda e: [e["optimizer"]["param_groups"][n].update(weight_decay=d) for n, d in enumerate((0.0, 0.1))], "B7 C5 H1"),
+        (
+            "sgd",
+            "group decay",
+            "swapped",
+            lambda e: [e["optimizer"]["param_groups"][n].update(weight_decay=d) for n, d in enumerate((0.0, 0.1))],
+            "B7 C5 H1",
+        ),
         ("masters", "loader", "zero", over(at("dataloader", "batches"), lambda n: 0), "C6"),
         ("masters", "loader", "ahead", over(at("dataloader", "batches"), lambda n: n + 9), "C6 H1"),
         ("masters", "loader", "seed", over(at("dataloader", "seed"), lambda n: n + 9), "C7"),
@@ -698,8 +761,22 @@ def healthy_cells() -> Iterator[Cell]:
         return None
 
     for base_name in ("adamw", "masters", "sgd", "eight", "adapters"):
-        for name, change in (("same", same), ("wrapped", wrapped), ("wider", wider), ("drawn", drawn), ("ordered", ordered)):
-            yield Cell(f"{base_name}/healthy/{name}", base_name, made(base_name, change), frozenset(), "healthy", name, "healthy")
+        for name, change in (
+            ("same", same),
+            ("wrapped", wrapped),
+            ("wider", wider),
+            ("drawn", drawn),
+            ("ordered", ordered),
+        ):
+            yield Cell(
+                f"{base_name}/healthy/{name}",
+                base_name,
+                made(base_name, change),
+                frozenset(),
+                "healthy",
+                name,
+                "healthy",
+            )
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -757,7 +834,9 @@ def main() -> None:
             result = judge(cell, Path(folder))
             if result is None:
                 continue
-            outcome = "right" if result.right else "certain, wrong" if result.sure else "wrong" if result.causes else "missed"
+            outcome = (
+                "right" if result.right else "certain, wrong" if result.sure else "wrong" if result.causes else "missed"
+            )
             counts["all", outcome] += 1
             counts[cell.quantity, outcome] += 1
             if options.every or not result.right:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from workbench.analysis.diff import diff
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.ledger.sign import Rule, Sign, many, register
@@ -31,11 +32,13 @@ register(R17)
 #: Topic → words in a path, and the causes if a value of it changed; the first that fits.
 TOPICS: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = (
     ("groups", re.compile(r"param_groups"), ("H1",)),
-    ("state", re.compile(r"(?:^|\.)(?:optim\w*|state)\..*\bstate\.|^state\.\d"), ("B2", "B11")),
+    ("state", re.compile(r"optim.*\bstate\.|^state\.\d"), ("B2", "B11")),
     ("loss scale", re.compile(r"scaler|loss_scale|growth_tracker"), ("D8",)),
     ("schedule", re.compile(r"sched"), ("C1", "C3", "C4")),
     ("seed", re.compile(r"(?:loader|sampler|data).*seed"), ("C7",)),
     ("data", re.compile(r"loader|sampler|dataset|consumed"), ("C6",)),
+    ("tensors", re.compile(r"^$"), ("A5", "A2")),  # of files that no reader opens
+    ("moments", re.compile(r"^$"), ("B1", "B6")),
     ("average", re.compile(r"(?:^|[._])(?:ema|swa|averag\w*|shadow)(?:$|[._])"), ("F4",)),
 )
 #: Values that identify a launch or a save, or that are measured.
@@ -55,6 +58,10 @@ def values_kept(pair: Pair, told: Iterable[Sign]) -> list[Sign] | str:
     if pair.mapped or pair.stored.ckpt.format != pair.b.ckpt.format:
         return "the two checkpoints are stored in different formats"
     sides = [{one.source: one.value for one in leaves(side.ckpt.objects)[0][:MOST]} for side in (pair.stored, pair.b)]
+    files = [(name, one, two) for name, one in pair.stored.beside.items() if (two := pair.b.beside.get(name))]
+    for name, *both in files:
+        for side, ckpt in zip(sides, both, strict=True):
+            side |= {f"{name}/{one.source}": one.value for one in leaves(ckpt.objects)[0][:MOST]}
     if not all(sides):
         return "no values are stored beside the tensors on both sides"
     known = set(_known(told))
@@ -67,6 +74,14 @@ def values_kept(pair: Pair, told: Iterable[Sign]) -> list[Sign] | str:
         if topic in known or _PASSING.search(source.lower()) or (topic == "groups" and name in IGNORED):
             continue
         found.setdefault(topic, {})[source] = old, new
+    for name, *both in files:
+        rows = diff(both[0], both[1], patterns=False, evidence="none").rows
+        for row in rows:
+            if row.status in ("changed", "type", "shape") and not re.search("rng|random|generator", row.key_b.lower()):
+                source = f"{name}/{row.key_b}"
+                topic = _topic(source.lower())
+                topic = {"other": "tensors", "state": "moments"}.get(topic, topic)
+                found.setdefault(topic, {})[source] = "a tensor", "another"
     return [_sign(topic, off, len(sides[0])) for topic, off in found.items()]
 
 
@@ -88,7 +103,10 @@ def _sign(topic: str, off: dict[str, tuple[Any, Any]], of: int) -> Sign:
     listed = ", ".join(f"{name} {_said(old)} → {_said(new)}" for name, (old, new) in list(off.items())[:SHOWN])
     more = f" and {len(off) - SHOWN:,} more" if len(off) > SHOWN else ""
     words = f"{many(len(off), 'stored value')} changed: {listed}{more}"
-    evidence = {"kind": topic, "changed": {name: [_said(old), _said(new)] for name, (old, new) in list(off.items())[:100]}}
+    evidence = {
+        "kind": topic,
+        "changed": {name: [_said(old), _said(new)] for name, (old, new) in list(off.items())[:100]},
+    }
     severity = "info" if topic == "other" else "warn"
     return R17.sign(words, evidence, hit=len(off), of=of, severity=severity, causes=tuple(dict.fromkeys(causes)))
 
