@@ -19,8 +19,9 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from tests.lab.save_torch import content
 __all__ = ["ANSWERS", "Cell", "Result", "cells", "healthy_cells", "judge"]
 
 Path_ = tuple[Any, ...]
+Places = Callable[[dict[str, Any]], Iterable[Path_]]
 Change = Callable[["Slot"], torch.Tensor | None]
 SMALL = Config(layers=2, hidden=32, ffn=96, heads=4, groups=2, vocab=60, padded=64, resume=60, warmup=10, total=200)
 WIDE = SMALL.but(hidden=64, ffn=192)  # codes need a thousand elements
@@ -328,6 +330,19 @@ def _spoilt(value: float) -> Change:
     return changed
 
 
+def _ranks(old: torch.Tensor, slot: Slot) -> torch.Tensor | None:
+    return torch.cat([old.chunk(4)[rank] for rank in (0, 2, 1, 3)]) if len(old) % 4 == 0 else None
+
+
+def _mean(old: torch.Tensor, slot: Slot) -> torch.Tensor | None:
+    earlier = slot.of(slot.base.earlier)
+    return None if earlier is None else (old + earlier.float()) / 2
+
+
+def _noise(old: torch.Tensor, slot: Slot) -> torch.Tensor | None:
+    return old + 0.1 * old.std() * torch.randn(old.shape, generator=_rng(slot)) if old.numel() > 1 else None
+
+
 def _tail(slot: Slot) -> torch.Tensor | None:
     """Three quarters, and zeros for the rest."""
     made = slot.old.clone()
@@ -352,9 +367,7 @@ FORMS: dict[str, Change] = {
     "begun": lambda slot: slot.of(slot.base.begun),
     "other": _other,
     "rows": _matrix(lambda old, slot: old[torch.randperm(len(old), generator=_rng(slot))]),
-    "ranks": _matrix(
-        lambda old, slot: torch.cat([old.chunk(4)[i] for i in (0, 2, 1, 3)]) if len(old) % 4 == 0 else None
-    ),
+    "ranks": _matrix(_ranks),
     "columns": _matrix(lambda old, slot: old[:, torch.randperm(old.shape[1], generator=_rng(slot))]),
     "axis": _matrix(lambda old, slot: torch.cat(old.chunk(2, 1)).reshape(old.shape) if old.shape[1] % 2 == 0 else None),
     "transposed": _matrix(lambda old, slot: old.T.contiguous() if old.shape[0] == old.shape[1] else None),
@@ -373,12 +386,8 @@ FORMS: dict[str, Change] = {
     "earlier": lambda slot: slot.of(slot.base.earlier),
     "ahead": lambda slot: slot.of(slot.base.ahead),
     "foreign": lambda slot: slot.of(slot.base.foreign),
-    "mean": _float(lambda old, slot: (old + e.float()) / 2 if (e := slot.of(slot.base.earlier)) is not None else None),
-    "noise": _float(
-        lambda old, slot: (
-            old + 0.1 * old.std() * torch.randn(old.shape, generator=_rng(slot)) if old.numel() > 1 else None
-        )
-    ),
+    "mean": _float(_mean),
+    "noise": _float(_noise),
     "tail": _tail,
     "repeated": _repeated,
     "nan": _spoilt(math.nan),
@@ -471,9 +480,8 @@ ANSWERS: dict[str, dict[str, str]] = {
     },
     "averages": {"": "F4", "nan": "F4 G1", "inf": "F4 G1", "flip": "F4 G2 G1", "other": "F4 E9", "tail": "F4 G5"},
 }
-ANSWERS["averages"] |= {
-    form: f"F4 {ANSWERS['weights'][form]}" for form in ("bf16", "fp16", "int8", "axis", "line", "doubled")
-}
+_SHARED = ("bf16", "fp16", "int8", "axis", "line", "doubled")
+ANSWERS["averages"] |= {form: f"F4 {ANSWERS['weights'][form]}" for form in _SHARED}
 ANSWERS["momentum"] = ANSWERS["first"]
 ANSWERS["trained"] = ANSWERS["weights"] | dict.fromkeys(("bf16", "fp16", "int8"), "D7 D1")
 ANSWERS["second"] = ANSWERS["first"] | {
@@ -492,37 +500,22 @@ ANSWERS["largest"] = {form: f"{causes} B11" for form, causes in ANSWERS["second"
 ANSWERS["moments"] = ANSWERS["first"] | {"flip": "G2 G3 G1", "nan": "G1 G3", "inf": "G1 G3", "tail": "G5 B3 E13 G4"}
 ANSWERS["moments"] |= {"zero": "B3 B1 G5", "begun": "B3 B1 G5", "earlier": "G6 B6", "absent": "B1"}
 ANSWERS["codes"] = {form: f"{causes} B11" for form, causes in ANSWERS["first"].items()}
+_OF_MASTERS = {
+    "G6": ("", "earlier"),
+    "G5": ("zero", "tail"),
+    "D1": ("bf16", "fp16", "int8", "absent", "twin"),
+    "B5 E13": ("other", "rows", "ranks", "columns", "rolled", "line", "reshaped", "axis", "transposed", "repeated"),
+    "G1": ("nan", "inf"),
+    "G2 G1": ("flip",),
+    "E12": ("doubled", "scaled", "debiased"),
+}
 ANSWERS["masters"] = {
     form: " ".join(dict.fromkeys(f"D2 {causes} {ANSWERS['weights'].get(form, '')}".split()))
-    for form, causes in {
-        "": "G6",
-        "zero": "G5",
-        "bf16": "D1",
-        "fp16": "D1",
-        "int8": "D1",
-        "absent": "D1",
-        "other": "B5 E13",
-        "rows": "E13 B5",
-        "ranks": "E13 B5",
-        "columns": "E13 B5",
-        "rolled": "E13 B5",
-        "line": "E13",
-        "reshaped": "E13 B5",
-        "axis": "E13",
-        "transposed": "E13 B5",
-        "tail": "G5",
-        "repeated": "E13",
-        "nan": "G1",
-        "inf": "G1",
-        "flip": "G2 G1",
-        "twin": "D1",
-        "earlier": "G6",
-        "doubled": "E12",
-        "scaled": "E12",
-        "debiased": "E12",
-    }.items()
+    for causes, forms in _OF_MASTERS.items()
+    for form in forms
 }
 ANSWERS["copies"] = {form: f"D3 {causes}" for form, causes in ANSWERS["weights"].items()}
+_ORDERS = ("rows", "ranks", "columns", "axis", "transposed", "reshaped", "rolled", "line", "repeated")
 ANSWERS["everything"] = {
     "": "G6 G7",
     "zero": "A1 A2 G5 B1 B3",
@@ -543,10 +536,7 @@ ANSWERS["everything"] = {
     "flip": "G1 G2 G3",
     "inf": "G1 G3",
     "nan": "G1 G3",
-    **{
-        form: ANSWERS["weights"][form]
-        for form in ("rows", "ranks", "columns", "axis", "transposed", "reshaped", "rolled", "line", "repeated")
-    },
+    **{form: ANSWERS["weights"][form] for form in _ORDERS},
 }
 ANSWERS["adapters"] = {form: f"F5 {causes}" for form, causes in ANSWERS["weights"].items()}
 ANSWERS["base"] = {form: f"F6 F5 {causes}" for form, causes in ANSWERS["weights"].items()}
@@ -603,51 +593,40 @@ PARTS_OF = {"buffers": ("all", "kind"), "adapters": ("all", "layer"), "base": ("
 def cells() -> Iterator[Cell]:
     """Yield every cell, those of tensors first."""
     for quantity, (bases, row) in TENSORS.items():
-        answers = ANSWERS[row]
-        for base_name in bases:
-            for form in FORMS:
-                if form == "twin" and quantity not in ("masters", "copies"):
-                    continue
-                if form in ("negated", "noise", "squared", "root") and quantity == "everything":
-                    continue  # nothing does that to all of it
-                for part in SPARSE.get(
-                    form, PARTS_OF.get(quantity, ("all", "one", "layer", "kind", "norms", "table", "rank"))
-                ):
-                    causes = answers.get(form, answers[""])
-                    if part in ("layer", "rank", "one", "kind", "norms", "table") and form in (
-                        "earlier",
-                        "ahead",
-                        "foreign",
-                        "mean",
-                        "begun",
-                    ):
-                        causes += " G6"
-                    if part == "norms":
-                        causes += " A3" if row in ("weights", "trained", "adapters", "copies", "masters") else ""
-                    if part in ("table", "all") and row in ("weights", "trained", "everything", "base", "copies"):
-                        causes += (
-                            " F7"
-                            if form in ("rows", "ranks", "rolled", "begun", "foreign", "tail", "repeated")
-                            and part == "table"
-                            else ""
-                        )
-                        causes += (
-                            " F7" if form in ("reshaped", "line", "transposed", "axis") and part == "table" else ""
-                        )
-                        causes += " F2" if part == "table" and form in ("begun", "other") else ""
-                    name = f"{base_name}/{quantity}/{form}/{part}"
-                    made = lambda b=base_name, q=quantity, f=form, p=part: _tensor_cell(b, q, f, p)  # noqa: E731
-                    yield Cell(name, base_name, made, frozenset(causes.split()), row, form)
+        for base_name, form in product(bases, FORMS):
+            if form == "twin" and quantity not in ("masters", "copies"):
+                continue
+            if form in ("negated", "noise", "squared", "root") and quantity == "everything":
+                continue  # nothing does that to all of it
+            for part in SPARSE.get(form, PARTS_OF.get(quantity, tuple(PARTS))):
+                name = f"{base_name}/{quantity}/{form}/{part}"
+                made = partial(_tensor_cell, base_name, quantity, form, part)
+                yield Cell(name, base_name, made, frozenset(_answers(row, form, part).split()), row, form)
     yield from _value_cells()
+
+
+def _answers(row: str, form: str, part: str) -> str:
+    """Return the causes of a form, with those that the part allows as well."""
+    causes = ANSWERS[row].get(form, ANSWERS[row][""])
+    if part != "all" and form in ("earlier", "ahead", "foreign", "mean", "begun"):
+        causes += " G6"
+    if part == "norms" and row in (*_HELD, "adapters", "masters"):
+        causes += " A3"
+    if part == "table" and row in (*_HELD, "base") and form in ("begun", "foreign", "tail", *_ORDERS):
+        causes += " F7"
+    if part == "table" and row in (*_HELD, "base") and form in ("begun", "other"):
+        causes += " F2"
+    return causes
+
+
+_HELD = ("weights", "trained", "everything", "copies")
 
 
 def _value_cells() -> Iterator[Cell]:
     """Counters, settings and what a trainer keeps beside tensors."""
     state, groups = ("optimizer", "state"), ("optimizer", "param_groups")
 
-    def over(
-        paths: Callable[[dict[str, Any]], Iterable[Path_]], change: Callable[[Any], Any]
-    ) -> Callable[[dict[str, Any]], None]:
+    def over(paths: Places, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
         def made(echo: dict[str, Any]) -> None:
             for at in list(paths(echo)):
                 put(echo, at, change(get(echo, at)))
@@ -660,12 +639,18 @@ def _value_cells() -> Iterator[Cell]:
     def some(echo: dict[str, Any]) -> Iterable[Path_]:
         return list(counters(echo))[::2]
 
-    def field_of(name: str, every: bool = True) -> Callable[[dict[str, Any]], Iterable[Path_]]:
-        return lambda echo: [(*groups, n, name) for n in range(len(echo["optimizer"]["param_groups"]))][
-            : None if every else 1
-        ]
+    def field_of(name: str, every: bool = True) -> Places:
+        most = None if every else 1
+        return lambda echo: [(*groups, n, name) for n in range(len(echo["optimizer"]["param_groups"]))][:most]
 
-    def at(*path: Any) -> Callable[[dict[str, Any]], Iterable[Path_]]:
+    def exchanged(echo: dict[str, Any]) -> None:
+        for group, decay in zip(echo["optimizer"]["param_groups"], (0.0, 0.1), strict=True):
+            group["weight_decay"] = decay
+
+    def doubled(rates: list[float]) -> list[float]:
+        return [2 * rate for rate in rates]
+
+    def at(*path: Any) -> Places:
         return lambda echo: [path]
 
     values: list[tuple[str, str, str, Any, str]] = []
@@ -689,12 +674,12 @@ def _value_cells() -> Iterator[Cell]:
             (name, "schedule", "plus1", over(at("scheduler", "last_epoch"), lambda n: n + 1), "C3"),
             (name, "schedule", "double", over(at("scheduler", "last_epoch"), lambda n: n * 2), "C3"),
             (name, "schedule", "earlier", over(at("scheduler", "last_epoch"), lambda n: n - 20), "C1 C3 G6"),
-            (name, "schedule", "base", over(at("scheduler", "base_lrs"), lambda one: [x * 2 for x in one]), "C2 C4 H1"),
+            (name, "schedule", "base", over(at("scheduler", "base_lrs"), doubled), "C2 C4 H1"),
             (
                 name,
                 "schedule",
                 "last",
-                over(at("scheduler", "_last_lr"), lambda one: [x * 2 for x in one]),
+                over(at("scheduler", "_last_lr"), doubled),
                 "C2 C1 C4 B8 H1",
             ),
             (name, "schedule", "count", over(at("scheduler", "_step_count"), lambda n: 1), "C1 C3"),
@@ -707,13 +692,7 @@ def _value_cells() -> Iterator[Cell]:
     values += [
         ("sgd", "group momentum", "zero", over(field_of("momentum"), lambda m: 0.0), "H1"),
         ("sgd", "group nesterov", "off", over(field_of("nesterov"), lambda m: False), "H1"),
-        (
-            "sgd",
-            "group decay",
-            "swapped",
-            lambda e: [e["optimizer"]["param_groups"][n].update(weight_decay=d) for n, d in enumerate((0.0, 0.1))],
-            "B7 C5 H1",
-        ),
+        ("sgd", "group decay", "exchanged", exchanged, "B7 C5 H1"),
         ("masters", "loader", "zero", over(at("dataloader", "batches"), lambda n: 0), "C6"),
         ("masters", "loader", "ahead", over(at("dataloader", "batches"), lambda n: n + 9), "C6 H1"),
         ("masters", "loader", "seed", over(at("dataloader", "seed"), lambda n: n + 9), "C7"),
@@ -760,23 +739,10 @@ def healthy_cells() -> Iterator[Cell]:
     def same(echo: dict[str, Any]) -> None:
         return None
 
-    for base_name in ("adamw", "masters", "sgd", "eight", "adapters"):
-        for name, change in (
-            ("same", same),
-            ("wrapped", wrapped),
-            ("wider", wider),
-            ("drawn", drawn),
-            ("ordered", ordered),
-        ):
-            yield Cell(
-                f"{base_name}/healthy/{name}",
-                base_name,
-                made(base_name, change),
-                frozenset(),
-                "healthy",
-                name,
-                "healthy",
-            )
+    changes = {"same": same, "wrapped": wrapped, "wider": wider, "drawn": drawn, "ordered": ordered}
+    for base_name, (name, change) in product((*_LOOPS, *_RUNS), changes.items()):
+        cell = Cell(f"{base_name}/healthy/{name}", base_name, made(base_name, change), quantity="healthy", form=name)
+        yield replace(cell, kind="healthy")
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -834,9 +800,8 @@ def main() -> None:
             result = judge(cell, Path(folder))
             if result is None:
                 continue
-            outcome = (
-                "right" if result.right else "certain, wrong" if result.sure else "wrong" if result.causes else "missed"
-            )
+            outcome = "right" if result.right else "wrong, certain" if result.sure else "wrong"
+            outcome = outcome if result.causes or result.right else "missed"
             counts["all", outcome] += 1
             counts[cell.quantity, outcome] += 1
             if options.every or not result.right:

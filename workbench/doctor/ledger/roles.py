@@ -43,7 +43,7 @@ MOMENTS = (*FIRST, *SECOND)
 AVERAGES = ("ema",)
 BUFFERS = ("buffer", "amax_history", "scale", "scale_inv", "extra_state")
 ELSEWHERE = ("step", "rng", "other")  #: counters and generators are compared as facts, the rest by its key
-#: Words of other names of such state; those of squares are searched first. A part of a code (``exp_avg.scale``) is neither.
+#: Words of other names of such state; squares are searched first. Parts of codes (``exp_avg.scale``) are neither.
 _SQUARES = re.compile(r"(?:^|_)(?:sq|squares?|var|variance|second|hess|hessian|v|nu)(?:_|$)")
 _AVERAGES = re.compile(r"(?:^|_)(?:avg|average|mom|momentum|first|m|mu)(?:_|$)")
 LISTED = frozenset({*WEIGHTS, *MASTERS, *MOMENTS, *AVERAGES, *BUFFERS})

@@ -134,9 +134,7 @@ def _plain(atoms: Atoms, kind: str, some: Sequence[AtomLook]) -> Sign:
 
 def _rounded(atoms: Atoms, some: Sequence[AtomLook]) -> Sign:
     through = str(some[0].form.get("through", some[0].row.dtype_b))
-    lost = through == "float16" and any(
-        quantity(one.atom.role) in SECOND for one in some
-    )  # its numbers below 6e-8 are 0
+    lost = through == "float16" and any(quantity(one.atom.role) in SECOND for one in some)  # small ones are 0
     severity = "warn" if quantity(some[0].atom.role) in MOMENTS and not lost else None
     return _sign("R07", atoms, some, f"are the old values rounded to {through}", severity, through=through)
 
