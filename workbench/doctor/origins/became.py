@@ -49,9 +49,7 @@ STEP = 2e-3  #: distance from a step of a grid, for rounding of float32
 #: first, because its numbers are also numbers of the next.
 SCALED_TO = {"float4_e2m1": (1, 0, 6.0), "float8_e5m2": (2, -14, 57344.0), "float8_e4m3": (3, -6, 448.0)}
 POWERED = 0.1  #: least variance of logarithms in which a power is searched
-STRAIGHT = (
-    0.05  #: distance of a power from 1, and of logarithms from its line; of numbers with 8 bits of mantissa, 0.004
-)
+STRAIGHT = 0.05  #: distance of a power from 1, and of logarithms from its line; 16-bit numbers are within 0.004
 INSIDE = 0.9  #: share of the elements within half a step
 SCALED = 0.02  #: relative distance of a factor from 1 that is reported
 CASTS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")  #: types that values may have passed through
@@ -406,9 +404,8 @@ def power(before: LazyTensor, after: LazyTensor) -> float | None:
         return None
     slope = float(((x - x.mean()) * (y - y.mean())).mean()) / spread_of
     rest = np.abs(y - y.mean() - slope * (x - x.mean()))
-    return (
-        slope if abs(slope - 1) > STRAIGHT and abs(slope) > STRAIGHT and np.quantile(rest, INSIDE) < STRAIGHT else None
-    )
+    other = abs(slope - 1) > STRAIGHT and abs(slope) > STRAIGHT
+    return slope if other and np.quantile(rest, INSIDE) < STRAIGHT else None
 
 
 def on_grid(before: LazyTensor, after: LazyTensor) -> str | None:

@@ -136,10 +136,8 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
     rules = CAUSES[cause].explains
     follows = sign.rule in rules or cause in RULES[sign.rule].causes
     later = _order(leg_of(sign)) > _order(match.leg) if match is not None else False
-    # what the echo alone shows of parameters that the load changed
-    follows |= (
-        match is not None and match.leg == "load" and leg_of(sign) == "echo" and bool(match.names & set(sign.tensors))
-    )
+    if match is not None and match.leg == "load" and leg_of(sign) == "echo":
+        follows |= bool(match.names & set(sign.tensors))  # odd values of parameters that the load changed
     spread = later and sign.rule in SPREADING and match is not None and match.strength >= 0.5
     if not follows and not spread:
         return None

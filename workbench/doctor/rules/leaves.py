@@ -103,10 +103,8 @@ def _sign(topic: str, off: dict[str, tuple[Any, Any]], of: int) -> Sign:
     listed = ", ".join(f"{name} {_said(old)} → {_said(new)}" for name, (old, new) in list(off.items())[:SHOWN])
     more = f" and {len(off) - SHOWN:,} more" if len(off) > SHOWN else ""
     words = f"{many(len(off), 'stored value')} changed: {listed}{more}"
-    evidence = {
-        "kind": topic,
-        "changed": {name: [_said(old), _said(new)] for name, (old, new) in list(off.items())[:100]},
-    }
+    shown = {name: [_said(old), _said(new)] for name, (old, new) in list(off.items())[:100]}
+    evidence = {"kind": topic, "changed": shown}
     severity = "info" if topic == "other" else "warn"
     return R17.sign(words, evidence, hit=len(off), of=of, severity=severity, causes=tuple(dict.fromkeys(causes)))
 
