@@ -42,7 +42,10 @@ TOPICS: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = (
     ("average", re.compile(r"(?:^|[._])(?:ema|swa|averag\w*|shadow)(?:$|[._])"), ("F4",)),
 )
 #: Values that identify a launch or a save, or that are measured.
-_PASSING = re.compile(r"time|clock|date|path|dir$|file|host|version|rank|world_size|device|verbose|args|config|called")
+_PASSING = re.compile(
+    r"(?:^|[._/])(?:\w*time\w*|clock|date|\w*path|\w*dir|\w*file\w*|host\w*|\w*version|rank|world_size|device|verbose"
+    r"|\w*args|\w*config)(?:$|[._/])"
+)
 #: What R14 compares in param groups, or leaves out.
 _TOLD = {"R11": {"schedule": "schedule", "loss_scale": "loss scale", "loader": "data", "consumed_samples": "data"}}
 SHOWN = 4  #: values in a message
