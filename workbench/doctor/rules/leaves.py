@@ -41,6 +41,7 @@ TOPICS: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = (
     ("moments", re.compile(r"^$"), ("B1", "B6")),
     ("average", re.compile(r"(?:^|[._])(?:ema|swa|averag\w*|shadow)(?:$|[._])"), ("F4",)),
 )
+DRAWN = re.compile(r"rng|random|generator")  #: states that advance in every launch
 #: Values that identify a launch or a save, or that are measured.
 _PASSING = re.compile(
     r"(?:^|[._/])(?:\w*time\w*|clock|date|\w*path|\w*dir|\w*file\w*|host\w*|\w*version|rank|world_size|device|verbose"
@@ -72,7 +73,7 @@ def values_kept(pair: Pair, told: Iterable[Sign]) -> list[Sign] | str:
     for source, old in sides[0].items():
         if source not in sides[1] or same(old, new := sides[1][source]):
             continue
-        topic = _topic(source.lower())
+        topic = topic_of(source.lower())
         name = source.rpartition(".")[2]
         if topic in known or _PASSING.search(source.lower()) or (topic == "groups" and name in IGNORED):
             continue
@@ -80,9 +81,9 @@ def values_kept(pair: Pair, told: Iterable[Sign]) -> list[Sign] | str:
     for name, *both in files:
         rows = diff(both[0], both[1], patterns=False, evidence="none").rows
         for row in rows:
-            if row.status in ("changed", "type", "shape") and not re.search("rng|random|generator", row.key_b.lower()):
+            if row.status in ("changed", "type", "shape") and not DRAWN.search(row.key_b.lower()):
                 source = f"{name}/{row.key_b}"
-                topic = _topic(source.lower())
+                topic = topic_of(source.lower())
                 topic = {"other": "tensors", "state": "moments"}.get(topic, topic)
                 found.setdefault(topic, {})[source] = "a tensor", "another"
     return [_sign(topic, off, len(sides[0])) for topic, off in found.items()]
@@ -95,12 +96,17 @@ def _known(told: Iterable[Sign]) -> Iterable[str]:
         yield {"R14": "groups", "R12": "groups", "P37": "schedule", "N10": "seed", "R10": "state"}.get(sign.rule, "")
 
 
-def _topic(source: str) -> str:
+def topic_of(source: str) -> str:
+    """Return what a stored value belongs to by the words of its path; ``other`` if they do not tell."""
     return next((topic for topic, words, _ in TOPICS if words.search(source)), "other")
 
 
+def causes_of_topic(topic: str) -> tuple[str, ...]:
+    return next((causes for one, _, causes in TOPICS if one == topic), ("H1",))
+
+
 def _sign(topic: str, off: dict[str, tuple[Any, Any]], of: int) -> Sign:
-    causes = next((causes for one, _, causes in TOPICS if one == topic), ("H1",))
+    causes = causes_of_topic(topic)
     if topic == "schedule":
         causes = (_of_schedule(off), *causes)
     listed = ", ".join(f"{name} {_said(old)} → {_said(new)}" for name, (old, new) in list(off.items())[:SHOWN])

@@ -59,6 +59,8 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
             causes = causes_of(role for _, role in keys) if words != "are new" else ()
             if words == "are gone" and len(keys) < len(a) / 2 and {role for _, role in keys} <= {"param", "master"}:
                 causes = ("A2",)
+            if words == "have another shape" and "param" in {role for _, role in keys}:
+                causes = ("E8", "E1")  # of a vocabulary: F7
             evidence = {"kind": words, "roles": roles}
             found.append(R01.sign(message, evidence, names, hit=len(keys), of=len(a), causes=causes))
     return found
