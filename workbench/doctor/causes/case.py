@@ -137,6 +137,11 @@ class Case:
     def later(self) -> State:
         return self.evidence.state(self.resumed)
 
+    def numel(self, name: str) -> int:
+        """Return the number of elements of a parameter in the resumed state; 0 if it is not stored."""
+        at = self.later.params.get(name, {}).get("param")
+        return 0 if at is None else int(self.later.ckpt.catalog.numel[at])
+
     # ---- signs -------------------------------------------------------------------------------------------------------
 
     @property

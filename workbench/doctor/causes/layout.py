@@ -141,7 +141,8 @@ def uneven(case: Case) -> Iterator[Match]:
 
 def scaled(case: Case) -> Iterator[Match]:
     for change in case.changes:
-        norms = {name for name in change.hit(change.weights, "near") if kinds([name]) == {"norm"}}
+        near = change.hit(change.weights, "near")
+        norms = {name for name in near if kinds([name]) == {"norm"} and case.numel(name) > 1}
         scales = [float(change.detail(change.weights, name).get("scale", 1)) for name in norms]
         if norms and norms == change.hit(change.weights) and all(abs(one - 1) > FAR for one in scales):
             yield Match(change.leg, 0.93, frozenset(norms), False)

@@ -363,7 +363,7 @@ def _gone(a: Array, b: Array, slack: float) -> tuple[str, dict[str, Any]] | None
 def _factor(a: Array, b: Array, slack: float | None, dims: int) -> float | None:
     """Return one factor for all elements, to within the updates; vectors need an exact one, as norms are near 1."""
     size = float(np.dot(a, a))
-    if size <= 0:
+    if size <= 0 or len(a) < 2:
         return None
     ratio = float(np.dot(a, b)) / size
     rest = math.sqrt(float(np.mean((b - ratio * a) ** 2)))
