@@ -62,7 +62,9 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
             if words == "have another shape" and "param" in {role for _, role in keys}:
                 causes = ("E8", "E1")  # of a vocabulary: F7
             evidence = {"kind": words, "roles": roles}
-            found.append(R01.sign(message, evidence, names, hit=len(keys), of=len(a), causes=causes))
+            # an average may be left out on purpose, and an optimizer may make some of its tensors anew
+            grave = "warn" if {quantity(role) for _, role in keys} <= {*AVERAGES, STATE} else None
+            found.append(R01.sign(message, evidence, names, severity=grave, hit=len(keys), of=len(a), causes=causes))
     return found
 
 
