@@ -560,6 +560,15 @@ class Cell:
     kind: str = "fault"
 
 
+def _of_rank(slot: Slot, form: str, new: torch.Tensor) -> torch.Tensor | None:
+    """Return the tensor with the second half of its rows changed, where a rank's rows alone can have the form."""
+    if new.ndim < 2 or form in (*_ORDERS, "nan", "inf", "flip", "tail"):
+        return None
+    half = len(new) // 2
+    rest = _grid(slot.old[half:].float(), slot) if form == "int8" else new[half:]  # a rank has scales of its own
+    return None if rest is None else torch.cat([slot.old[:half], rest.to(slot.old.dtype)])
+
+
 def _tensor_cell(base_name: str, quantity: str, form: str, part: str) -> dict[str, Any] | None:
     held = base(base_name)
     echo = copy.deepcopy(held.saved)
@@ -572,15 +581,10 @@ def _tensor_cell(base_name: str, quantity: str, form: str, part: str) -> dict[st
             put(echo, slot.at, None)
             touched += 1
             continue
+        if new is not None and part == "rank":  # the second rank's rows of every matrix
+            new = _of_rank(slot, form, new)
         if new is None or torch.equal(new, slot.old):
             continue
-        if part == "rank":  # the second rank's rows of every matrix
-            if new.ndim < 2 or form in ("nan", "inf", "flip", "tail", "repeated", "reshaped", "line", "axis"):
-                continue
-            half = len(new) // 2
-            new = torch.cat([slot.old[:half], new[half:]])
-            if form in ("rows", "ranks", "columns", "rolled", "transposed") or torch.equal(new, slot.old):
-                continue
         put(echo, slot.at, new.clone())
         touched += 1
     return echo if touched else None

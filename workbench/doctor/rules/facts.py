@@ -52,8 +52,13 @@ def check_facts(evidence: Evidence) -> Outcome:
 def _declared(found: Outcome) -> Outcome:
     """Reduce settings that changed with an argument to remarks."""
     if any(sign.rule == "R12" and sign.evidence.get("kind") == "declared" for sign in found.signs):
-        found.signs = [replace(sign, severity="info") if sign.rule in ("R14", "P19") else sign for sign in found.signs]
+        found.signs = [replace(sign, severity="info") if _set(sign) else sign for sign in found.signs]
     return found
+
+
+def _set(sign: Sign) -> bool:
+    """Return whether a sign is about settings, which arguments change."""
+    return sign.rule in ("R14", "P19") or (sign.rule == "R17" and sign.evidence["kind"] in ("groups", "schedule"))
 
 
 def _never(found: Outcome, evidence: Evidence) -> None:
