@@ -135,6 +135,21 @@ class _Belief(_Loop):
         return other.AdaBelief(groups, lr=1e-3)
 
 
+class _RMSprop(_Loop):
+    def optimizer(self, groups: Any) -> Any:
+        return torch.optim.RMSprop(groups, lr=1e-3, momentum=0.9, centered=True)
+
+
+class _Adafactor(_Loop):
+    def optimizer(self, groups: Any) -> Any:
+        return torch.optim.Adafactor(groups, lr=1e-2)
+
+
+class _Prodigy(_Loop):
+    def optimizer(self, groups: Any) -> Any:
+        return other.Prodigy(groups, lr=1.0)
+
+
 class _Eight(_Loop):
     def optimizer(self, groups: Any) -> Any:
         return other.AdamW8bit(groups, lr=1e-3)
@@ -144,6 +159,9 @@ _LOOPS: dict[str, tuple[type[Loop], Config]] = {
     "adamw": (_Adamax, SMALL.but(precision="fp32", tied=False)),
     "sgd": (_Momentum, SMALL.but(precision="fp32")),
     "adabelief": (_Belief, SMALL.but(precision="fp32")),
+    "rmsprop": (_RMSprop, SMALL.but(precision="fp32")),
+    "adafactor": (_Adafactor, SMALL.but(precision="fp32")),
+    "prodigy": (_Prodigy, SMALL.but(precision="fp32")),
     "eight": (_Eight, WIDE.but(precision="fp32")),
 }
 _RUNS: dict[str, Config] = {
@@ -202,6 +220,11 @@ TENSORS: dict[str, tuple[tuple[str, ...], str]] = {
     "exp_avg_sq": (("adamw", "masters"), "second"),
     "max_exp_avg_sq": (("adamw",), "largest"),
     "exp_avg_var": (("adabelief",), "second"),
+    "square_avg": (("rmsprop",), "second"),
+    "grad_avg": (("rmsprop",), "first"),
+    "momenta": (("rmsprop",), "momentum"),
+    "factors": (("adafactor",), "second"),
+    "estimates": (("prodigy",), "state"),
     "moments": (("adamw", "masters"), "moments"),
     "codes": (("eight",), "codes"),
     "absmax": (("eight",), "codes"),
@@ -220,6 +243,11 @@ _STATES = {
     "trained": ("master_param",),
     "moments": ("exp_avg", "exp_avg_sq"),
     "everything": ("master_param", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    "square_avg": ("square_avg",),
+    "grad_avg": ("grad_avg",),
+    "momenta": ("momentum_buffer",),
+    "factors": ("row_var", "col_var", "variance"),
+    "estimates": ("s", "p0"),
     "codes": ("state1", "state2"),
     "absmax": ("absmax1", "absmax2"),
 }
@@ -499,6 +527,7 @@ ANSWERS["second"] = ANSWERS["first"] | {
 ANSWERS["largest"] = {form: f"{causes} B11" for form, causes in ANSWERS["second"].items()}
 ANSWERS["moments"] = ANSWERS["first"] | {"flip": "G2 G3 G1", "nan": "G1 G3", "inf": "G1 G3", "tail": "G5 B3 E13 G4"}
 ANSWERS["moments"] |= {"zero": "B3 B1 G5", "begun": "B3 B1 G5", "earlier": "G6 B6", "absent": "B1"}
+ANSWERS["state"] = {form: f"{causes} B11 B1" for form, causes in ANSWERS["second"].items()}
 ANSWERS["codes"] = {form: f"{causes} B11" for form, causes in ANSWERS["first"].items()}
 _OF_MASTERS = {
     "G6": ("", "earlier"),
