@@ -109,7 +109,7 @@ class LedgerLeg:
 
     @property
     def quantities(self) -> set[str]:
-        """The quantities of which any parameter was compared."""
+        """The quantities that were compared for one or more parameters."""
         return set(self._seen)
 
     def seen(self, *quantities: str) -> set[str]:

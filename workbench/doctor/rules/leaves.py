@@ -53,11 +53,11 @@ SHOWN = 4  #: values in a message
 MOST = 200_000  #: values that are compared
 
 
-def values_kept(pair: Pair, told: Iterable[Sign]) -> list[Sign] | str:
+def values_kept(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
     """Compare all values beside tensors (R17).
 
     Args:
-        told: signs of this pair so far; their topics are not reported again.
+        signs: those of this pair so far; their topics are not reported again.
     """
     if pair.mapped or pair.stored.ckpt.format != pair.b.ckpt.format:
         return "the two checkpoints are stored in different formats"
@@ -68,7 +68,7 @@ def values_kept(pair: Pair, told: Iterable[Sign]) -> list[Sign] | str:
             side |= {f"{name}/{one.source}": one.value for one in leaves(ckpt.objects)[0][:MOST]}
     if not all(sides):
         return "no values are stored beside the tensors on both sides"
-    known = set(_known(told))
+    known = set(_known(signs))
     found: dict[str, dict[str, tuple[Any, Any]]] = {}
     for source, old in sides[0].items():
         if source not in sides[1] or same(old, new := sides[1][source]):
@@ -89,15 +89,15 @@ def values_kept(pair: Pair, told: Iterable[Sign]) -> list[Sign] | str:
     return [_sign(topic, off, len(sides[0])) for topic, off in found.items()]
 
 
-def _known(told: Iterable[Sign]) -> Iterable[str]:
-    for sign in told:
+def _known(signs: Iterable[Sign]) -> Iterable[str]:
+    for sign in signs:
         if sign.rule == "R11":
             yield _TOLD["R11"].get(str(sign.evidence.get("kind")), "")
         yield {"R14": "groups", "R12": "groups", "P37": "schedule", "N10": "seed", "R10": "state"}.get(sign.rule, "")
 
 
 def topic_of(source: str) -> str:
-    """Return what a stored value belongs to by the words of its path; ``other`` if they do not tell."""
+    """Return what a stored value belongs to by the words of its path; ``other`` if none is known."""
     return next((topic for topic, words, _ in TOPICS if words.search(source)), "other")
 
 
