@@ -47,8 +47,9 @@ _PASSING = re.compile(
     r"(?:^|[._/])(?:\w*time\w*|clock|date|\w*path|\w*dir|\w*file\w*|host\w*|\w*version|rank|world_size|device|verbose"
     r"|\w*args|\w*config)(?:$|[._/])"
 )
-#: What R14 compares in param groups, or leaves out.
-_TOLD = {"R11": {"schedule": "schedule", "loss_scale": "loss scale", "loader": "data", "consumed_samples": "data"}}
+#: Kind of an R11 sign → topic. Other rules → topic: they compare the same values.
+_FACTS = {"schedule": "schedule", "loss_scale": "loss scale", "loader": "data", "consumed_samples": "data"}
+_RULES = {"R14": "groups", "R12": "groups", "P37": "schedule", "N10": "seed", "R10": "state"}
 SHOWN = 4  #: values in a message
 MOST = 200_000  #: values that are compared
 
@@ -91,9 +92,7 @@ def values_kept(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
 
 def _known(signs: Iterable[Sign]) -> Iterable[str]:
     for sign in signs:
-        if sign.rule == "R11":
-            yield _TOLD["R11"].get(str(sign.evidence.get("kind")), "")
-        yield {"R14": "groups", "R12": "groups", "P37": "schedule", "N10": "seed", "R10": "state"}.get(sign.rule, "")
+        yield _FACTS.get(str(sign.evidence.get("kind")), "") if sign.rule == "R11" else _RULES.get(sign.rule, "")
 
 
 def topic_of(source: str) -> str:
