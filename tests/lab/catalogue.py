@@ -1,7 +1,7 @@
 """Every fault and control by id: the 42 of the first lab, the wider ones, the healthy; and the halves.
 
 Rules may be tuned on the development half. The sealed half (``eighth_*.py``) only measures: its results are printed as
-counts, and nobody reads its cases while tuning. The first seven (``opened*.py``, ``seventh_*.py``) are development now.
+counts, and nobody reads its cases while tuning. The first seven (``opened*.py``) are development now.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tests.lab.opened5_live import OPENED5_LIVE
 from tests.lab.opened6_faults import OPENED6_FAULTS
 from tests.lab.opened6_hugging import OPENED6_HUGGING
 from tests.lab.opened6_live import OPENED6_LIVE
+from tests.lab.opened7_faults import OPENED7_FAULTS
+from tests.lab.opened7_hugging import OPENED7_HUGGING
+from tests.lab.opened7_live import OPENED7_LIVE
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
-from tests.lab.seventh_faults import SEVENTH_FAULTS
-from tests.lab.seventh_hugging import SEVENTH_HUGGING
-from tests.lab.seventh_live import SEVENTH_LIVE
 from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
@@ -55,7 +55,7 @@ _OPENED = (
     *(*OPENED4_FAULTS, *OPENED4_LIVE, *OPENED4_HUGGING),
     *(*OPENED5_FAULTS, *OPENED5_LIVE, *OPENED5_HUGGING),
     *(*OPENED6_FAULTS, *OPENED6_LIVE, *OPENED6_HUGGING),
-    *(*SEVENTH_FAULTS, *SEVENTH_LIVE, *SEVENTH_HUGGING),
+    *(*OPENED7_FAULTS, *OPENED7_LIVE, *OPENED7_HUGGING),
 )
 #: Faults whose results are printed only as counts.
 SEALED: tuple[Fault, ...] = (*EIGHTH_FAULTS, *EIGHTH_LIVE, *EIGHTH_HUGGING)

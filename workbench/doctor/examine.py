@@ -46,6 +46,7 @@ from workbench.doctor.rules.prints import paired
 from workbench.doctor.rules.prints_signs import check_prints
 from workbench.doctor.rules.settings import setting_rows
 from workbench.doctor.rules.shards import check_shards
+from workbench.doctor.rules.twins import check_twins
 from workbench.doctor.rules.values import PassValues, check_pair
 from workbench.errors import WorkbenchError, WorkerError
 
@@ -253,6 +254,7 @@ class _Passes:
         self._take(carried, where)
         kept = check_continuity(pair, values.updates, values.states)
         self._take(kept, where)
+        self._take(check_twins(pair), where)
         self._take(narrowed(self.alone[start], self.alone["after"]), where)
         signs = list(values.signs)
         if suspects := _suspects(values.signs):

@@ -137,6 +137,11 @@ class Case:
     def later(self) -> State:
         return self.evidence.state(self.resumed)
 
+    def numel(self, name: str) -> int:
+        """Return the number of elements of a parameter in the resumed state; 0 if it is not stored."""
+        at = self.later.params.get(name, {}).get("param")
+        return 0 if at is None else int(self.later.ckpt.catalog.numel[at])
+
     # ---- signs -------------------------------------------------------------------------------------------------------
 
     @property
@@ -154,6 +159,17 @@ class Case:
         """Return the signs of those rules that are more than a remark."""
         signs = [sign for rule in rules for sign in self._by_rule.get(rule, ())]
         return [one for one in signs if (info or one.severity != "info") and (where is None or where_of(one) == where)]
+
+    def odd(self, *rules: str, where: str | None = None) -> list[Sign]:
+        """Return the signs of odd values, except where the load is known to have changed more than a few elements."""
+        load = self.change("load")
+        forms = {form for form in load.forms(load.quantities) if form not in ("flip", "nan")}
+        changed = load.hit(load.quantities, *forms) if forms else set()
+        return [
+            one
+            for one in self.fired(*rules, where=where)
+            if leg_of(one) != "echo" or not one.tensors or not set(one.tensors) <= changed
+        ]
 
     # ---- the optimizer -----------------------------------------------------------------------------------------------
 

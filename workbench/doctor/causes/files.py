@@ -68,7 +68,7 @@ def damaged(case: Case) -> Iterator[Match]:
             signs=tuple(signs),
             reasons=reasons,
         )
-    if signs := case.fired("S02"):
+    if signs := case.odd("S02"):
         yield Match(case.resumed, 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
 
@@ -89,20 +89,22 @@ def moment_flipped(case: Case) -> Iterator[Match]:
         for moment, _, names in _flips(case, change):
             if moment:
                 yield Match(change.leg, 1.0, names, change.exact)
-    if signs := case.fired("S03"):
+    if signs := case.odd("S03"):
         nan = case.fired("S01", "P09")
         yield Match(case.resumed, 0.97, frozenset(n for s in signs for n in s.tensors), signs=(*signs, *nan))
-    few = [one for one in case.fired("S04") if int(one.evidence.get("elements", 9)) <= 8]
+    few = [one for one in case.odd("S04") if int(one.evidence.get("elements", 9)) <= 8]
     if any(change.hit(FIRST, "flip") for change in case.changes):
         few = []  # it is the first moment that is too large
-    if few or case.fired("N28"):
-        signs = [*few, *case.fired("N28")]
+    if signs := [*few, *case.odd("N28")]:
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
 
 def zeroed(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = frozenset(change.hit(_all(change), "zeros") - case.counters(change.leg).reset)
+        if change.exact:  # state that is zero in a part whose weights are others began there
+            held = (*change.weights, *MASTERS)
+            names -= change.hit(held) - change.hit(held, "zeros")
         parts = change.hit(MOMENTS, "part")  # in small ones, the new form of a part cannot be seen
         if names and len(parts) <= 2 * len(names & change.hit(MOMENTS, "zeros")):
             names |= parts

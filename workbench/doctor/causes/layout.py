@@ -141,7 +141,8 @@ def uneven(case: Case) -> Iterator[Match]:
 
 def scaled(case: Case) -> Iterator[Match]:
     for change in case.changes:
-        norms = {name for name in change.hit(change.weights, "near") if kinds([name]) == {"norm"}}
+        near = change.hit(change.weights, "near")
+        norms = {name for name in near if kinds([name]) == {"norm"} and case.numel(name) > 1}
         scales = [float(change.detail(change.weights, name).get("scale", 1)) for name in norms]
         if norms and norms == change.hit(change.weights) and all(abs(one - 1) > FAR for one in scales):
             yield Match(change.leg, 0.93, frozenset(norms), False)
@@ -354,15 +355,16 @@ def merged(case: Case) -> Iterator[Match]:
 
 
 def other_base(case: Case) -> Iterator[Match]:
-    """Match if most weights under unchanged adapters changed, and not only those that have adapters."""
+    """Match if weights under unchanged adapters changed, and not only those that have adapters."""
     for change in case.changes:
         adapters = {name for name in change.seen(*WEIGHTS) if adapter_of(name)}
         base, names = change.seen(*WEIGHTS) - adapters, frozenset(change.hit(WEIGHTS, "near"))
         stems = {_stem(fqn.partition(".lora_A")[0]) for fqn in case.evidence.before.params if ".lora_A" in fqn}
         apart = names == change.hit((*WEIGHTS, *MASTERS, *MOMENTS)) and not names & adapters
-        if adapters and apart and change.whole(WEIGHTS, names | adapters, SOME) and not set(map(_stem, names)) <= stems:
+        whole = change.whole(WEIGHTS, names | adapters, SOME)
+        if adapters and apart and (whole or change.exact) and not set(map(_stem, names)) <= stems:
             words = f"{len(names):,} of {many(len(base), 'weight')} under the adapters changed; the adapters did not"
-            yield Match(change.leg, 0.97, names, reasons=case.against(("A2 F5 G6", words)))
+            yield Match(change.leg, 0.97 if whole else 0.9, names, reasons=case.against(("A2 F5 G6", words)))
 
 
 def vocabulary(case: Case) -> Iterator[Match]:

@@ -9,7 +9,7 @@ from workbench.analysis.patterns.rounding import FLOATS
 from workbench.doctor.causes.case import Case, Match, where_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
-from workbench.doctor.ledger.roles import MASTERS, MOMENTS, WEIGHTS
+from workbench.doctor.ledger.roles import MASTERS, MOMENTS, WEIGHTS, quantity
 from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import Sign
 from workbench.names.weights import kinds
@@ -261,6 +261,8 @@ def another_batch(case: Case) -> Iterator[Match]:
 
 
 def masters_rebuilt(case: Case) -> Iterator[Match]:
+    if signs := _narrower(case, "D1"):
+        yield Match("train", 0.9, signs=tuple(signs))
     for change in case.changes:
         names = frozenset(change.hit(MASTERS, "rounded") - change.hit(WEIGHTS, "rounded"))
         if names:
@@ -334,14 +336,18 @@ def other_weights(case: Case) -> Iterator[Match]:
         yield Match("load", 0.8 if part else 1.0, names, reasons=case.against(("D2 A2 F4", words)))
 
 
-def _narrower(case: Case, moments: bool) -> list[Sign]:
-    """Return signs of tensors with as many elements as before and a smaller type."""
-    roles = [(one, one.evidence.get("rounded") or ()) for one in case.fired("N3")]
-    return [one for one, some in roles if some and any(role.startswith("exp_avg") for role in some) == moments]
+def _narrower(case: Case, cause: str) -> list[Sign]:
+    """Return signs of tensors with as many elements as before and a smaller type, if that cause fits them."""
+
+    def fits(one: Sign) -> bool:
+        some = {quantity(role) for role in one.evidence.get("rounded") or ()}
+        return bool(some) and cause == ("D4" if some & set(MOMENTS) else "D1" if some <= set(MASTERS) else "D7")
+
+    return list(filter(fits, case.fired("N3")))
 
 
 def moments_rounded(case: Case) -> Iterator[Match]:
-    if signs := _narrower(case, True):
+    if signs := _narrower(case, "D4"):
         yield Match("train", 0.9, signs=tuple(signs))
     for change in case.changes:
         names = frozenset(change.hit(MOMENTS, "rounded"))
@@ -353,7 +359,7 @@ def moments_rounded(case: Case) -> Iterator[Match]:
 
 
 def weights_cast(case: Case) -> Iterator[Match]:
-    if signs := _narrower(case, False):
+    if signs := _narrower(case, "D7"):
         yield Match("train", 0.9, signs=tuple(signs))
     if signs := case.fired("P31"):
         rest = case.fired("P05", "P12", where=where_of(signs[0]))  # what the rounding moved

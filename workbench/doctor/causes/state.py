@@ -326,7 +326,7 @@ def mixed_moments(case: Case) -> Iterator[Match]:
         ):
             words = f"exp_avg_sq of {many(len(first), 'parameter')} continued"
             yield Match(change.leg, 0.97, first, reasons=case.against(("G6 B5", words)))
-        values = frozenset(change.hit(MOMENTS, "other", "near", "fallen", "ratio"))
+        values = frozenset(change.hit(MOMENTS, "other", "near", "fallen", "ratio", "power"))
         part = change.hit(MOMENTS, "part")
         if len(part) < len(values) and not change.hit((*change.weights, *MASTERS)) - change.hit(MASTERS, "slight"):
             values |= part
@@ -336,15 +336,16 @@ def mixed_moments(case: Case) -> Iterator[Match]:
             words = case.equal(change, change.weights, "weights", values)
             large = {n for n in change.seen(*MOMENTS) if kinds([n]) != {"norm"} and not n.endswith("bias")}
             whole = len(values & large) >= NEARLY_ALL * len(large)  # otherwise one rank's part of an older save
-            scaled = values <= change.hit(MOMENTS, "ratio")
+            scaled = values <= change.hit(MOMENTS, "ratio", "power")
             strength = 0.97 if scaled else 0.85 if whole else 0.7
-            title = "The moments were multiplied by a factor." if scaled else ""
+            power = "raised to a power" if values & change.hit(MOMENTS, "power") else "multiplied by a factor"
+            title = f"The moments were {power}." if scaled else ""
             yield Match(change.leg, strength, values, reasons=case.against(("E1 E9 A2 F4", words)), title=title)
     if signs := case.fired("P21"):
         ways = {"factor": "multiplied by a factor", "power": "raised to a power", "level": "set to one number"}
         title = f"The second moments were {ways[signs[0].evidence['kind']]}."
         yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=title)
-    if signs := [one for one in case.fired("S04") if one.hit > 2 or int(one.evidence.get("elements", 0)) > 8]:
+    if signs := [one for one in case.odd("S04") if one.hit > 2 or int(one.evidence.get("elements", 0)) > 8]:
         yield Match(case.resumed, 0.8, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
 

@@ -17,15 +17,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from workbench.analysis.name_map import name_map
-from workbench.checkpoint import Checkpoint
+from workbench.checkpoint import Checkpoint, open_place
 from workbench.doctor.facts.groups import Names, is_numbered, number_of
 from workbench.doctor.facts.state import TrainingState
+from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
 SAME = 0.9  #: share of the names that must agree without their wrappers
 _MOVING = {"exp_avg", "exp_avg_sq", "momentum"}  #: roles of optimizer state that an update is computed from
 _WHOLE = {"param", "master"}
 _WRAPPED = re.compile(r"(?<![^.])(?:module|_orig_mod|_fsdp_wrapped_module)\.")
+TENSORS = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".safetensors", ".npz")
+FILES = 64  #: most further files that are opened
 _PREFIX = re.compile(r"(?:model|base_model|net|network|state_dict|params)\.")
 
 
@@ -87,6 +90,27 @@ class State:
             place = tuple(column[rows.start].tobytes() for column in columns)
             found.setdefault((place, self.shape(position), self.dtype(position)), set()).add(fqn)
         return frozenset(frozenset(names) for names in found.values() if len(names) > 1)
+
+    @cached_property
+    def unread(self) -> tuple[str, ...]:
+        """The files of the checkpoint's folder that may hold tensors, and that no reader opens."""
+        place, catalog = self.ckpt.place, self.ckpt.catalog
+        if place.file is not None:
+            return ()
+        known = {*catalog.files, *catalog.metadata_files}
+        names = [name for name in place.files if name.endswith(TENSORS) and name not in known]
+        return tuple(name for name in names if name.rpartition(".")[0] not in self.ckpt.objects)
+
+    @cached_property
+    def beside(self) -> Mapping[str, Checkpoint]:
+        """Those of these files that are checkpoints by themselves, as of a trainer's further objects."""
+        found = {}
+        for name in self.unread[:FILES]:
+            try:
+                found[name] = open_place(self.ckpt.place.sub(name))
+            except WorkbenchError:  # of an unknown format
+                continue
+        return found
 
     def under(self, names: Mapping[str, str]) -> State:
         """Return a copy with numbered optimizer state under other names; weights keep theirs."""

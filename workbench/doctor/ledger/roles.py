@@ -1,15 +1,28 @@
 """The quantity that a stored role stands for: a weight, a first or second moment, an average, a buffer or other state.
 
-Optimizers choose the names of their state, so roles outside the lists are other state: an echo compares it bit for
-bit, and no law of updates is known for it.
+Optimizers choose the names of their state. Roles outside the lists are averages or squares of gradients if their words
+say so (``exp_avg_var``, ``m``, ``nu``), otherwise other state: an echo compares all of it bit for bit, and no law of
+updates is known for it.
 """
 
 from __future__ import annotations
 
+import re
+
 WEIGHTS = ("param",)
 MASTERS = ("master",)
 #: Averages of gradients, or of updates: torch.optim (SGD, Adam, RMSprop, Adadelta), bitsandbytes, AdEMAMix.
-FIRST = ("exp_avg", "momentum", "momentum_buffer", "state1", "grad_avg", "exp_avg_slow", "exp_avg_diff", "acc_delta")
+FIRST = (
+    "exp_avg",
+    "momentum",
+    "momentum_buffer",
+    "state1",
+    "grad_avg",
+    "exp_avg_slow",
+    "exp_avg_diff",
+    "acc_delta",
+    "average",
+)
 #: Sums and averages of squared gradients: torch.optim (Adam, Adamax, RMSprop, Adagrad, Adafactor), bitsandbytes.
 SECOND = (
     "exp_avg_sq",
@@ -23,12 +36,16 @@ SECOND = (
     "variance",
     "exp_avg_sq_row",
     "exp_avg_sq_col",
+    "square",
 )
 STATE = "state"  #: the quantity of every other tensor of an optimizer
 MOMENTS = (*FIRST, *SECOND)
 AVERAGES = ("ema",)
 BUFFERS = ("buffer", "amax_history", "scale", "scale_inv", "extra_state")
 ELSEWHERE = ("step", "rng", "other")  #: counters and generators are compared as facts, the rest by its key
+#: Words of other names of such state; squares are searched first. Parts of codes (``exp_avg.scale``) are neither.
+_SQUARES = re.compile(r"(?:^|_)(?:sq|squares?|var|variance|second|hess|hessian|v|nu)(?:_|$)")
+_AVERAGES = re.compile(r"(?:^|_)(?:avg|average|mom|momentum|first|m|mu)(?:_|$)")
 LISTED = frozenset({*WEIGHTS, *MASTERS, *MOMENTS, *AVERAGES, *BUFFERS})
 
 
@@ -36,4 +53,6 @@ def quantity(role: str) -> str | None:
     """Return the quantity under which the ledger lists a stored role; ``None`` if it is compared elsewhere."""
     if role in LISTED:
         return role
-    return None if role in ELSEWHERE else STATE
+    if role in ELSEWHERE:
+        return None
+    return "square" if _SQUARES.search(role) else "average" if _AVERAGES.search(role) else STATE

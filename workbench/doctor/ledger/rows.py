@@ -109,6 +109,11 @@ class LedgerLeg:
     def rows(self) -> list[Row]:
         return self._rows
 
+    @property
+    def quantities(self) -> set[str]:
+        """The quantities that were compared for one or more parameters."""
+        return set(self._seen)
+
     def seen(self, *quantities: str) -> set[str]:
         """Return the parameters for which one or more of the quantities were compared."""
         return set().union(*(self._seen.get(quantity, ()) for quantity in quantities))

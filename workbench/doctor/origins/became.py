@@ -49,6 +49,8 @@ STEP = 2e-3  #: distance from a step of a grid, for rounding of float32
 #: Type of small floats that share a scale → bits of its mantissa, its least exponent, its largest number; the coarsest
 #: first, because its numbers are also numbers of the next.
 SCALED_TO = {"float4_e2m1": (1, 0, 6.0), "float8_e5m2": (2, -14, 57344.0), "float8_e4m3": (3, -6, 448.0)}
+POWERED = 0.1  #: least variance of logarithms in which a power is searched
+STRAIGHT = 0.05  #: distance of a power from 1, and of logarithms from its line; 16-bit numbers are within 0.004
 INSIDE = 0.9  #: share of the elements within half a step
 SCALED = 0.02  #: relative distance of a factor from 1 that is reported
 CASTS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")  #: types that values may have passed through
@@ -378,7 +380,7 @@ def _gone(a: Array, b: Array, slack: float) -> tuple[str, dict[str, Any]] | None
 def _factor(a: Array, b: Array, slack: float | None, dims: int) -> float | None:
     """Return one factor for all elements, to within the updates; vectors need an exact one, as norms are near 1."""
     size = float(np.dot(a, a))
-    if size <= 0:
+    if size <= 0 or len(a) < 2:
         return None
     ratio = float(np.dot(a, b)) / size
     rest = math.sqrt(float(np.mean((b - ratio * a) ** 2)))
@@ -399,6 +401,28 @@ def one_factor(before: LazyTensor, after: LazyTensor) -> float | None:
     """
     rows = spread(after.shape)
     return _factor(sampled(before, rows), sampled(after, rows), 0.0, len(before.shape))
+
+
+@np.errstate(all="ignore")  # zeros have no logarithm
+def power(before: LazyTensor, after: LazyTensor) -> float | None:
+    """Return the power that all magnitudes were raised to, up to one factor, or ``None``.
+
+    Raises:
+        OpenError: a tensor cannot be read.
+    """
+    rows = spread(after.shape)
+    a, b = (np.abs(sampled(tensor, rows)) for tensor in (before, after))
+    both = (a > 0) & (b > 0) & np.isfinite(a) & np.isfinite(b)
+    if np.count_nonzero(both) < max(ENOUGH, 0.5 * np.count_nonzero(a)):
+        return None
+    x, y = np.log(a[both].astype(np.float64)), np.log(b[both].astype(np.float64))
+    spread_of = float(x.var())
+    if spread_of < POWERED:
+        return None
+    slope = float(((x - x.mean()) * (y - y.mean())).mean()) / spread_of
+    rest = np.abs(y - y.mean() - slope * (x - x.mean()))
+    other = abs(slope - 1) > STRAIGHT and abs(slope) > STRAIGHT
+    return slope if other and np.quantile(rest, INSIDE) < STRAIGHT else None
 
 
 def on_grid(before: LazyTensor, after: LazyTensor) -> str | None:

@@ -29,7 +29,7 @@ from workbench.analysis.patterns.read import bits, readable, runs_of
 from workbench.analysis.patterns.rounding import FLOATS, encode, numbers, rounded
 from workbench.doctor.ledger.roles import BUFFERS, MASTERS, MOMENTS, STATE, WEIGHTS, quantity
 from workbench.doctor.origins.atoms import Atom, Atoms
-from workbench.doctor.origins.became import on_grid, one_factor
+from workbench.doctor.origins.became import on_grid, one_factor, power
 from workbench.doctor.origins.flat import FoundWindow, find_windows
 from workbench.doctor.origins.index import MovedRows, RowIndex, row_keys, row_shape
 from workbench.doctor.origins.tags import Move
@@ -60,6 +60,7 @@ _NAMED = {
     "fill": "fill",
     "replaced": "part",
 }
+WITHIN_PART = ("ratio", "rounded")  #: forms that are searched in the part that changed, if the rest is equal
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +68,8 @@ class AtomLook:
     """The change of one atom between both sides.
 
     Attributes:
-        kind: ``near other part moved columns flat zero zeros fill nan flip rounded ratio swapped weights unread``.
+        kind: ``near other part moved columns flat zero zeros fill nan flip rounded ratio power swapped weights
+            unread``.
         share: share of the elements that changed. cosine: between before and after.
         sources: names of the tensors that ``blocks`` point to.
         blocks: the old places of rows, if ``moved``. pattern: the recognised pattern, if any.
@@ -145,7 +147,7 @@ def _plainly(atom: Atom, row: TensorDiff) -> AtomLook:
     if c is None or row.status == "unread":
         return AtomLook(atom, "unread", row, 0.0, None, row.why)
     share, cosine = row.share or 0.0, c.cosine
-    kind = "near" if cosine is not None and cosine >= NEAR else "other"
+    kind = "near" if cosine is not None and cosine >= NEAR and row.numel > 1 else "other"  # one number has no direction
     if c.nan_new or c.inf_b > c.inf_a:
         count = c.nan_new + max(c.inf_b - c.inf_a, 0)
         text = f"{count:,} of {row.numel:,} elements are no longer finite"
@@ -279,6 +281,8 @@ def _patterns(atoms: Atoms, looks: list[AtomLook], not_checked: dict[str, str]) 
             continue
         if pattern is not None:
             looks[at] = _named(one, pattern)
+            if looks[at].kind == "part":
+                looks[at] = _inside(looks[at], pattern, before, after)
             if pattern.name == "cast" and not pattern.detail["changed"]:
                 looks[at] = replace(looks[at], kind="type")  # the same numbers in a wider type
         if looks[at].kind in ("near", "other", "part"):
@@ -294,10 +298,36 @@ def _patterns(atoms: Atoms, looks: list[AtomLook], not_checked: dict[str, str]) 
             elif looks[at].kind == "near" and (one.cosine or 0) > SCALED and (ratio := one_factor(before, after)):
                 text = f"all elements are {ratio:.6g} times the old values, up to rounding"
                 looks[at] = replace(looks[at], kind="ratio", text=text, form={"ratio": ratio, "rounded": True})
+            if looks[at].kind in ("near", "other"):
+                looks[at] = _raised(looks[at], before, after)
     _joined(atoms, looks)
     if left:
         not_checked["patterns"] = f"{left:,} of {len(wanted):,} changed tensors were not searched for a pattern"
     return [one for one in looks if one.kind != "type"]
+
+
+def _inside(one: AtomLook, pattern: Pattern, before: LazyTensor, after: LazyTensor) -> AtomLook:
+    """Return the form of the block that changed, as one rank's part may be scaled or rounded alone."""
+    if "offsets" not in pattern.detail:
+        return one
+    starts, sizes = pattern.detail["offsets"], pattern.detail["sizes"]
+    box = tuple(slice(at, at + size) for at, size in zip(starts, sizes, strict=True))
+    old, new = before.lazy[box], after.lazy[box]
+    inner = recognise(old, new)
+    if inner is not None and _NAMED.get(inner.name) in WITHIN_PART:
+        return _named(one, inner)
+    if inner is None and (grid := on_grid(old, new)):
+        return replace(one, kind="rounded", text="", form={"through": grid})
+    return _raised(one, old, new)
+
+
+def _raised(one: AtomLook, before: LazyTensor, after: LazyTensor) -> AtomLook:
+    """Recognise values raised to a power, as squares taken for roots."""
+    if one.atom.role in BUFFERS or (found := power(before, after)) is None:
+        return one
+    return replace(
+        one, kind="power", text=f"magnitudes are the old ones to the power {found:.3g}", form={"power": found}
+    )
 
 
 def _reordered(before: LazyTensor, after: LazyTensor) -> bool:

@@ -71,6 +71,7 @@ TOGETHER: Mapping[str, tuple[str, ...]] = {
     "ranks": ("heads", "vocab", "padding", "rope"),
     "layer": ("name", "stack"),
     "stack": ("name",),
+    "flat": ("mixed",),
 }
 
 

@@ -162,6 +162,8 @@ def scheduled(a: TrainingState, b: TrainingState) -> int | None:
     first, second = (None if one.schedule is None else one.schedule.count for one in (a, b))
     if first is None or second is None or first != a.steps.usual or second < first:
         return None
+    if b.steps.usual is not None and second == b.steps.usual - first > second - first:
+        return None  # it restarted, and counts the updates since
     return int(second - first)
 
 

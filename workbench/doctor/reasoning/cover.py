@@ -21,6 +21,7 @@ from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.sign import RULES, Sign
 
 UNNAMED = 0.3  #: strength of a cause that only a rule names
+CHANGED = ("R09", "R16", "R17")  #: rules whose signs name a change of the load that has no form
 SILENT = 0.5  #: factor if a rule that should have fired did not
 REST = 0.2  #: share of a sign's names that may remain unexplained
 SIDE = 0.25  #: weight of a sign that may follow from a cause, relative to one that proves it
@@ -96,7 +97,11 @@ def _named(case: Case, sign: Sign) -> CauseExplanation:
     """Return a cause that a sign's own rule names."""
     causes = [cause for cause in sign.causes or RULES[sign.rule].causes if _possible(case, cause)]
     causes = causes or list(sign.causes or RULES[sign.rule].causes)
-    return CauseExplanation(causes[0], None, [], [], UNNAMED * weight(sign), 0.0, causes[1] if len(causes) > 1 else "")
+    match = None
+    if sign.rule in CHANGED:  # what changed is known, why is not
+        names, title = frozenset(sign.tensors), f"{sign.message[0].upper()}{sign.message[1:]}."
+        match = Match(leg_of(sign), UNNAMED, names, signs=(sign,), title=title)
+    return CauseExplanation(causes[0], match, [], [], UNNAMED * weight(sign), 0.0, causes[1] if len(causes) > 1 else "")
 
 
 def _possible(case: Case, cause: str) -> bool:
@@ -124,7 +129,7 @@ def _consists(cause: str, match: Match | None, sign: Sign) -> bool:
         return False
     if _moment(leg_of(sign)) != _moment(match.leg):
         return False
-    known = sign.rule in CAUSES[cause].explains or cause in RULES[sign.rule].causes
+    known = sign.rule in CAUSES[cause].explains or cause in (*RULES[sign.rule].causes, *sign.causes)
     return known and (not sign.tensors or not match.names or bool(match.names & set(sign.tensors)))
 
 
@@ -136,6 +141,8 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
     rules = CAUSES[cause].explains
     follows = sign.rule in rules or cause in RULES[sign.rule].causes
     later = _order(leg_of(sign)) > _order(match.leg) if match is not None else False
+    if match is not None and match.leg == "load" and leg_of(sign) == "echo":
+        follows |= bool(match.names & set(sign.tensors))  # odd values of parameters that the load changed
     spread = later and sign.rule in SPREADING and match is not None and match.strength >= 0.5
     if not follows and not spread:
         return None

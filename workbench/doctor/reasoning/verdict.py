@@ -15,14 +15,13 @@ from __future__ import annotations
 
 from workbench.doctor.causes.case import Case
 from workbench.doctor.causes.table import CAUSES
-from workbench.doctor.facts.evidence import State, is_numbered
+from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.roles import MASTERS
 from workbench.doctor.ledger.rows import GROUPS, Status
 from workbench.doctor.reasoning.diagnosis import Suspect
 
 FORGOTTEN = 0.05  #: β2^k below which a later checkpoint no longer shows the load
 SOON = 3  #: updates up to which the laws of Adam are nearly equalities
-TENSORS = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".safetensors", ".npz")
 COMPARED = (Status.EQUAL, Status.WITHIN, Status.BEYOND)
 SETTINGS = {"group.lr": "learning rate", "schedule": "schedule", "loader": "data position"}
 
@@ -75,17 +74,8 @@ def _unseen(case: Case) -> list[str]:
             continue  # those of their masters, by another rule
         if seen < of or (held and not of and rule not in case.outcome.checked):
             found.append(group)
-    return found + [repr(name) for name in unread(case.later)]
-
-
-def unread(state: State) -> list[str]:
-    """Return the files of a checkpoint's folder that may hold tensors, and that no reader opens."""
-    place, catalog = state.ckpt.place, state.ckpt.catalog
-    if place.file is not None:
-        return []
-    known = {*catalog.files, *catalog.metadata_files}
-    names = [name for name in place.files if name.endswith(TENSORS) and name not in known]
-    return [name for name in names if name.rpartition(".")[0] not in state.ckpt.objects]
+    compared = case.evidence.before.beside if leg == "load" and "R17" in case.outcome.checked else ()
+    return found + [repr(name) for name in case.later.unread if name not in compared]
 
 
 def _lacking(case: Case) -> str:

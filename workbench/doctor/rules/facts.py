@@ -22,6 +22,7 @@ from workbench.doctor.facts.state import NAME
 from workbench.doctor.ledger.sign import RULES, Outcome, Sign
 from workbench.doctor.rules import continued as facts_two
 from workbench.doctor.rules import stated as facts_one
+from workbench.doctor.rules.leaves import values_kept
 from workbench.doctor.rules.stated import reset_meant, scaled
 
 _ONE: Mapping[str, Callable[[State], list[Sign] | str]] = facts_one.CHECKS
@@ -39,7 +40,10 @@ def check_facts(evidence: Evidence) -> Outcome:
             found.add(ran)
     _never(found, evidence)
     if evidence.echo is not None:
-        found.add(_declared(_run(_ECHO, evidence.pair("before", "echo"), "before → echo")))
+        pair = evidence.pair("before", "echo")
+        ran = _run(_ECHO, pair, "before → echo")
+        ran.add(_run({"R17": lambda pair: values_kept(pair, ran.signs)}, pair, "before → echo"))
+        found.add(_declared(ran))
     if evidence.after is not None:
         found.add(_declared(_run(_PAIR, evidence.pair("before", "after"), "before → after")))
     return found
@@ -48,8 +52,13 @@ def check_facts(evidence: Evidence) -> Outcome:
 def _declared(found: Outcome) -> Outcome:
     """Reduce settings that changed with an argument to remarks."""
     if any(sign.rule == "R12" and sign.evidence.get("kind") == "declared" for sign in found.signs):
-        found.signs = [replace(sign, severity="info") if sign.rule in ("R14", "P19") else sign for sign in found.signs]
+        found.signs = [replace(sign, severity="info") if _set(sign) else sign for sign in found.signs]
     return found
+
+
+def _set(sign: Sign) -> bool:
+    """Return whether a sign is about settings, which arguments change."""
+    return sign.rule in ("R14", "P19") or (sign.rule == "R17" and sign.evidence["kind"] in ("groups", "schedule"))
 
 
 def _never(found: Outcome, evidence: Evidence) -> None:

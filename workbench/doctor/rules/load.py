@@ -28,6 +28,7 @@ from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.look import AtomLook, look
 from workbench.doctor.origins.merge import averaged, low_rank
 from workbench.doctor.origins.where import where
+from workbench.doctor.rules.leaves import DRAWN, causes_of_topic, topic_of
 from workbench.doctor.rules.load_signs import ECHO, load_signs
 
 IN = "before → echo"
@@ -203,7 +204,7 @@ def _others(pair: Pair, found: EchoValues) -> list[Sign]:
     keys = [
         key
         for at, key in enumerate(catalog.keys)
-        if at not in held and key in there.index and roles[at] != "step" and "rng" not in key.lower()
+        if at not in held and key in there.index and roles[at] != "step" and not DRAWN.search(key.lower())
     ]
     if not keys:
         return []
@@ -212,14 +213,24 @@ def _others(pair: Pair, found: EchoValues) -> list[Sign]:
         for state, cat in ((pair.stored, catalog), (pair.b, there))
     ]
     rows = diff(*sides, patterns=False, evidence="none").rows
-    off = [row.key_b for row in rows if row.status not in ("equal", "unread", "unknown")]
+    off: dict[str, list[str]] = {}
+    for row in rows:
+        if row.status not in ("equal", "unread", "unknown"):
+            off.setdefault(topic_of(row.key_b.lower()), []).append(row.key_b)
     equal = sum(row.status == "equal" for row in rows)
     if equal:
         found.cleared.append(Cleared("other tensors", f"{equal:,} of {len(rows):,} are equal bit for bit"))
-    if not off:
-        return []
-    words = f"{len(off):,} of {len(rows):,} tensors that belong to no parameter changed: {off[0]!r}"
-    return [R16.sign(words, {"in": IN, "kind": "other"}, off, hit=len(off), of=len(rows))]
+    return [
+        R16.sign(
+            f"{len(names):,} of {len(rows):,} tensors that belong to no parameter changed: {names[0]!r}",
+            {"in": IN, "kind": "other"},
+            names,
+            hit=len(names),
+            of=len(rows),
+            causes=causes_of_topic(topic) if topic != "other" else (),
+        )
+        for topic, names in off.items()
+    ]
 
 
 def _gone(pair: Pair) -> list[Sign]:

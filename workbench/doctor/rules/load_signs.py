@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from workbench.doctor.ledger.roles import MOMENTS, SECOND
+from workbench.doctor.ledger.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, SECOND, STATE, WEIGHTS, quantity
 from workbench.doctor.ledger.sign import Rule, Sign, register
 from workbench.doctor.origins.atoms import Atoms
 from workbench.doctor.origins.look import AtomLook
@@ -65,12 +65,37 @@ FORMS = {
     "flip": ("R06", "differ in single bits: {text}"),
     "fill": ("R09", "are constant: {text}"),
     "ratio": ("R09", "are the old values times one factor: {text}"),
+    "power": ("R09", "are a power of the old values: {text}"),
     "near": ("R09", "have different values"),
     "swapped": ("R02", "are swapped: {text}"),
     "weights": ("R03", "are copies of the weights: {text}"),
     "other": ("R09", "are unlike the old values"),
     "part": ("R09", "differ only in a part{text}"),
 }
+
+#: Quantities → form → the causes of such a change, likeliest first; "" for all other forms. Patterns of causes, which
+#: see all changes together, take precedence.
+CAUSES: tuple[tuple[tuple[str, ...], dict[str, tuple[str, ...]]], ...] = (
+    (WEIGHTS, {"rounded": ("D7",), "ratio": ("E12",), "nan": ("G1",), "flip": ("G2", "G1"), "zeros": ("G5",),
+               "moved": ("E1", "E9"), "flat": ("E7", "E13"), "": ("A2", "G6")}),
+    (MASTERS, {"rounded": ("D1",), "nan": ("G1",), "flip": ("G2", "G1"), "zeros": ("G5", "D2"), "": ("D2", "G6")}),
+    (SECOND, {"zero": ("B4", "B3"), "fill": ("B4", "B3"), "flip": ("G3",)}),
+    (MOMENTS, {"zero": ("B3", "B1"), "fill": ("B3", "B1"), "weights": ("B1", "B11"), "rounded": ("D4",),
+               "nan": ("G1",), "flip": ("G2", "G3"), "zeros": ("G5", "B3"), "moved": ("B5", "E13"),
+               "flat": ("E13", "E7"), "": ("B6", "G6")}),
+    ((STATE,), {"zero": ("B3", "B11"), "weights": ("B1", "B11"), "rounded": ("D4", "B11"), "nan": ("G1",),
+                "flip": ("G2",), "zeros": ("G5",), "moved": ("B5", "B11"), "flat": ("E13",), "": ("B11", "B6")}),
+    (AVERAGES, {"nan": ("F4", "G1"), "flip": ("G2", "F4"), "": ("F4",)}),
+    (("buffer",), {"nan": ("A5", "G1"), "flip": ("G2", "A5"), "": ("A5",)}),
+    (BUFFERS, {"": ("D9", "A5")}),
+)  # fmt: skip
+
+
+def causes_of(role: str, form: str) -> tuple[str, ...]:
+    """Return the causes of a change of one stored role, likeliest first."""
+    name = quantity(role)
+    rows = [table for quantities, table in CAUSES if name in quantities]
+    return next((table[one] for one in (form.partition(".")[0], "") for table in rows if one in table), ())
 
 
 def load_signs(atoms: Atoms, looks: Sequence[AtomLook]) -> Iterator[Sign]:
@@ -82,7 +107,7 @@ def load_signs(atoms: Atoms, looks: Sequence[AtomLook]) -> Iterator[Sign]:
     groups: dict[tuple[str, bool], list[AtomLook]] = {}
     for one in looks:
         if one.kind not in ("moved", "columns", "flat", "unread"):
-            groups.setdefault((one.kind, one.atom.role in MOMENTS), []).append(one)
+            groups.setdefault((one.kind, quantity(one.atom.role) in MOMENTS), []).append(one)
     for (kind, _), some in groups.items():
         yield _rounded(atoms, some) if kind == "rounded" else _plain(atoms, kind, some)
 
@@ -92,7 +117,7 @@ def _plain(atoms: Atoms, kind: str, some: Sequence[AtomLook]) -> Sign:
     text = some[0].text
     if kind in ("zeros", "part"):
         text = f", in {some[0].atom.fqn!r} {text}" if text else ""
-    elif kind in ("flip", "nan", "fill", "ratio", "weights"):
+    elif kind in ("flip", "nan", "fill", "ratio", "power", "weights"):
         text = f"in {some[0].atom.fqn!r}, {text}"
     evidence: dict[str, Any] = {"form": kind}
     tail = ""
@@ -109,8 +134,8 @@ def _plain(atoms: Atoms, kind: str, some: Sequence[AtomLook]) -> Sign:
 
 def _rounded(atoms: Atoms, some: Sequence[AtomLook]) -> Sign:
     through = str(some[0].form.get("through", some[0].row.dtype_b))
-    lost = through == "float16" and any(one.atom.role in SECOND for one in some)  # its numbers below 6e-8 are 0
-    severity = "warn" if some[0].atom.role in MOMENTS and not lost else None
+    lost = through == "float16" and any(quantity(one.atom.role) in SECOND for one in some)  # small ones are 0
+    severity = "warn" if quantity(some[0].atom.role) in MOMENTS and not lost else None
     return _sign("R07", atoms, some, f"are the old values rounded to {through}", severity, through=through)
 
 
@@ -134,7 +159,7 @@ def _moved(atoms: Atoms, moved: Sequence[AtomLook]) -> Iterator[Sign]:
     for moments in (False, True):
         tags: dict[str, list[AtomLook]] = {}
         for one in moved:
-            if (one.atom.role in MOMENTS) == moments:
+            if (quantity(one.atom.role) in MOMENTS) == moments:
                 tags.setdefault(tag_of(atoms.facts, one.move), []).append(one)
         for tag, looks in gathered(tags).items():
             by_rule: dict[str, list[AtomLook]] = {}
@@ -192,4 +217,6 @@ def _sign(
     of = len({owner for atom in atoms.rows if atom.role in roles for owner in atom.owners})
     found = {"in": "before → echo", "roles": roles, **evidence}
     text = f"{_called(roles)} of {len(owners):,} of {of:,} parameters {words}"
-    return ECHO[rule].sign(text, found, owners, severity=severity, hit=len(owners), of=of)
+    form = str(evidence.get("form", looks[0].kind))
+    causes = causes_of(max(roles, key=lambda role: sum(one.row.numel for one in looks if one.atom.role == role)), form)
+    return ECHO[rule].sign(text, found, owners, severity=severity, hit=len(owners), of=of, causes=causes)

@@ -18,7 +18,7 @@ from typing import Any
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.laws.bounds import Hits
 from workbench.doctor.ledger.roles import MASTERS, MOMENTS, STATE, WEIGHTS, quantity
-from workbench.doctor.ledger.rows import Row, Status
+from workbench.doctor.ledger.rows import GROUPS, Row, Status
 from workbench.doctor.ledger.sign import Sign
 from workbench.doctor.origins.became import Became, moments_became, weights_became
 from workbench.doctor.origins.tags import TOGETHER, tag_of
@@ -77,6 +77,10 @@ class _GatheredRows:
 # ---- the load --------------------------------------------------------------------------------------------------------
 
 
+#: Forms of changes that are proved on all elements of a tensor, and those that are not.
+PROVED, LOOSE = ("moved.", "rounded", "ratio"), ("near", "other", "part")
+
+
 def load_rows(pair: Pair, status: Mapping[tuple[str, str], Any], facts: Any) -> Iterator[Row]:
     """Yield what the load did to every stored tensor of ``before``.
 
@@ -111,7 +115,24 @@ def load_rows(pair: Pair, status: Mapping[tuple[str, str], Any], facts: Any) -> 
                 found.put(role, Status.EQUAL, fqn, one.row.numel)
             else:
                 found.put(role, Status.BEYOND, fqn, one.row.numel, form=_form(one, facts), detail=_detail(one))
-    yield from gathered_rows(found.rows())
+    yield from _adopted(gathered_rows(found.rows()))
+
+
+def _adopted(rows: Iterable[Row]) -> Iterator[Row]:
+    """Assign changes without a form to the form of most of their kind: small tensors, and parts, cannot prove one."""
+    rows = list(rows)
+    for names in GROUPS.values():
+        group = [row for row in rows if row.quantity in names and row.status is Status.BEYOND]
+        sizes: Counter[str] = Counter()
+        for row in group:
+            if row.form.startswith(PROVED):
+                sizes[row.form] += row.elements
+        loose = {id(row) for row in group if row.form in LOOSE}
+        if not loose or sum(row.elements for row in group if id(row) in loose) > sizes.total():
+            continue
+        lead = "moved.flat" if "moved.flat" in sizes else sizes.most_common(1)[0][0]
+        rows = [replace(row, form=lead, exact=False) if id(row) in loose else row for row in rows]
+    yield from rows
 
 
 def gathered_rows(rows: Iterable[Row]) -> Iterator[Row]:

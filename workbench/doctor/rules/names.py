@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from workbench.doctor.facts.evidence import Pair, State, stripped
+from workbench.doctor.ledger.roles import AVERAGES, FIRST, MASTERS, MOMENTS, SECOND, STATE, quantity
 from workbench.doctor.ledger.sign import Rule, Sign, many, register
 from workbench.doctor.rules.stated import NAMED
 
@@ -47,7 +48,7 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
     if pair.mapped or pair.a.ckpt.format != pair.b.ckpt.format:
         return "the two use different names or shardings, so the expected set of tensors is not exact"
     a, b = ({key: shape for key, shape in _meant(s).items() if pair.comparable(key[0])} for s in (pair.a, pair.b))
-    gone, new = [key for key in a if key not in b], [key for key in b if key not in a]
+    gone, new = [key for key in a if key not in b], [key for key in b if key not in a and key[1] in _STEPPED]
     shaped = [key for key in a if key in b and a[key] != b[key]]
     found = []
     for words, keys in (("are gone", gone), ("are new", new), ("have another shape", shaped)):
@@ -58,8 +59,12 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
             causes = causes_of(role for _, role in keys) if words != "are new" else ()
             if words == "are gone" and len(keys) < len(a) / 2 and {role for _, role in keys} <= {"param", "master"}:
                 causes = ("A2",)
+            if words == "have another shape" and "param" in {role for _, role in keys}:
+                causes = ("E8", "E1")  # of a vocabulary: F7
             evidence = {"kind": words, "roles": roles}
-            found.append(R01.sign(message, evidence, names, hit=len(keys), of=len(a), causes=causes))
+            # an average may be left out on purpose, and an optimizer may make some of its tensors anew
+            grave = "warn" if {quantity(role) for _, role in keys} <= {*AVERAGES, STATE} else None
+            found.append(R01.sign(message, evidence, names, severity=grave, hit=len(keys), of=len(a), causes=causes))
     return found
 
 
@@ -148,10 +153,24 @@ def same_buffers(pair: Pair) -> list[Sign] | str:
     return [N4.sign(f"{len(gone):,} of {many(len(a), 'buffer')} are gone", {}, gone[:NAMED], hit=len(gone), of=len(a))]
 
 
+#: Quantities → the cause if tensors of only these are gone or have another shape.
+_CAUSES: tuple[tuple[tuple[str, ...], str], ...] = (
+    (MASTERS, "D1"),
+    (FIRST, "B3"),
+    (SECOND, "B4"),
+    (MOMENTS, "B1"),
+    ((STATE,), "B11"),
+    ((*MOMENTS, STATE), "B1"),
+    (AVERAGES, "F4"),
+    (("buffer",), "A5"),
+    (("amax_history", "scale"), "D9"),
+)
+
+
 def causes_of(roles: Iterable[str]) -> tuple[str, ...]:
-    """Return the cause if tensors of only one kind of buffer are gone or have another shape."""
-    found = {{"buffer": "A5", "scale": "D9", "amax_history": "D9"}.get(role, "") for role in roles}
-    return tuple(found) if len(found) == 1 and found != {""} else ()
+    """Return the cause if tensors of only one kind are gone or have another shape."""
+    found = {quantity(role) for role in roles}
+    return next(((cause,) for kind, cause in _CAUSES if found and found <= set(kind)), ())
 
 
 _BUFFERS = {"buffer", "scale", "amax_history"}
@@ -163,7 +182,7 @@ def _meant(state: State) -> dict[tuple[str, str], tuple[int, ...]]:
         (fqn, role): state.shape(at)
         for fqn, roles in state.params.items()
         for role, at in roles.items()
-        if role in _STEPPED
+        if quantity(role) is not None
     }
 
 

@@ -38,8 +38,10 @@ from workbench.formats.safetensors.weight_index import missing_weights
 
 STATE = "trainer_state.json"
 _WEIGHTS = re.compile(r"(?:model|adapter_model)\.safetensors(?:\.index\.json)?|pytorch_model\.bin(?:\.index\.json)?")
+#: The optimizer's state; a loop with several of them may write a list.
+OPTIMIZERS = ("optimizer.pt", "optimizer.bin", "optimizers.pt")
 _LOOP = re.compile(r"optimizer\.(?:pt|bin)|scheduler\.pt|rng_state(?:_\d+)?\.pth")
-_STATES = re.compile(r"scheduler\.pt|scaler\.pt|rng_state(?:_\d+)?\.pth|training_args\.bin")
+_STATES = re.compile(r"schedulers?\.pt|scaler\.pt|rng_state(?:_\d+)?\.pth|training_args\.bin")
 _RNG = re.compile(r"rng_state_(\d+)\.pth")
 _STEP_FOLDER = re.compile(r"checkpoint-\d+")
 FSDP, FSDP_OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
@@ -93,9 +95,9 @@ def read_catalog(place: Place) -> Catalog:
     for name in (FSDP_OPTIMIZER, SHARDED_OPTIMIZER):
         if name in place.folders:
             found.append(parts.folder(place, "dcp", name, True))
-    for name in ("optimizer.pt", "optimizer.bin"):
+    for name in OPTIMIZERS:
         if name in place.files and len(found) == 1:
-            found.append(parts.file(place, name, "optimizer."))
+            found.append(parts.file(place, name, f"{name.rpartition('.')[0]}."))
     if not any(part.optimizer for part in found):
         notes.append("no optimizer state (optimizer.pt): a resume from here silently resets the optimizer")
     found += parts.averages(place)
@@ -121,7 +123,7 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
             makers[stem] = partial(place.read_json, name)
         elif _STATES.fullmatch(name):
             makers[stem] = partial(parts.whole, place, name)
-        elif name in ("optimizer.pt", "optimizer.bin"):
+        elif name in OPTIMIZERS:
             makers[stem] = partial(parts.rest, place, name)
     stored = formats.reader("dcp").read_objects(place, catalog)
     return LazyMap({**makers, **{name: partial(getitem, stored, name) for name in stored}})

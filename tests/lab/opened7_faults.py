@@ -1,7 +1,4 @@
-"""The seventh half: what loads and saves make of a run's state. Whoever tunes rules does not read it.
-
-Many are mistakes that public reports describe; what a fault leaves in which files follows from how it is made.
-"""
+"""Resumes of the lab's own trainer of the seventh sealed half: measured, then opened, and tuned on now."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ from tests.lab.model import ADAPTED, LORA_SCALE, initial, is_norm
 from tests.lab.split import axis_of
 from tests.lab.state import Named, State
 
-__all__ = ["SEVENTH_FAULTS"]
+__all__ = ["OPENED7_FAULTS"]
 
 ANY = "echo next early"
 WHOLE = (*WEIGHTS, *MOMENTS)
@@ -435,7 +432,7 @@ def exponent_bit(line: torch.Tensor, at: int) -> None:
     line.view(torch.int32)[at] ^= 1 << 25
 
 
-SEVENTH_FAULTS = [
+OPENED7_FAULTS = [
     # weights
     Fault("sv01_last_stage", "A2", "last norm and head have other names: both as they were made", seen(ANY),
           last_stage_initial, needs=with_(tied=False), also=("A3", "F2"),

@@ -1,4 +1,4 @@
-"""The seventh half: transformers' ``Trainer``, peft and accelerate. Whoever tunes rules does not read it."""
+"""transformers' ``Trainer``, peft and accelerate of the seventh sealed half: measured, then opened, and tuned on now."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.lab.hugging import SIZE, trained
 from tests.lab.opened2_hugging import Build, Process, accelerated, adapted, model, weights
 from tests.lab.opened3_hugging import bert, bloom, called, each, other, t5
 
-__all__ = ["SEVENTH_HUGGING"]
+__all__ = ["OPENED7_HUGGING"]
 
 Named = dict[str, torch.Tensor]
 Live = Callable[[Path, random.Random, int], None]
@@ -134,7 +134,7 @@ def _well(id: str, text: str, live: Live, true: tuple[str, ...] = (), kind: str 
     return Fault(id, "healthy", text, frozenset(), live=checked, formats=("live",), kind=kind, also=true)
 
 
-SEVENTH_HUGGING = [
+OPENED7_HUGGING = [
     _fault("svf01_no_positions", "A2", "Trainer, T5: the file has no biases of relative positions", ECHO,
            run(t5, spoil=without("relative_attention_bias"))),
     _fault("svf02_biases_added", "E12", "Trainer, GPT-2: row-parallel biases were added over two ranks", ECHO,

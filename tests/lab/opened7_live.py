@@ -1,7 +1,4 @@
-"""The seventh half: loops with torch's optimizers and others, and what they keep beside the weights.
-
-Whoever tunes rules does not read it.
-"""
+"""Training loops in plain torch of the seventh sealed half: measured, then opened, and tuned on now."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from tests.lab.fault import Fault
 from tests.lab.live import Decoder, Groups, Loop, fault, variant
 from tests.lab.live_healthy import Experts, muon, optim, plain
 
-__all__ = ["SEVENTH_LIVE"]
+__all__ = ["OPENED7_LIVE"]
 
 TORCH = torch.optim
 LR = torch.optim.lr_scheduler
@@ -668,7 +665,7 @@ def in_bf16(self: Loop) -> nn.Module:
     return Decoder(self.config).to(torch.bfloat16)
 
 
-SEVENTH_LIVE: list[Fault] = [
+OPENED7_LIVE: list[Fault] = [
     fault("svl01_adopt_counters", "B2", "ADOPT's counters begin again: its first update moves nothing",
           "alone echo next early", optimizer=optim(other.ADOPT),
           loaded=stated(lambda state: {"step": torch.tensor(0.0)})),
