@@ -292,7 +292,10 @@ def test_a_loss_scale_that_began_anew():
     one = state(lab.case("h0_exact", SMALL, "dcp", k=1).echo)
 
     def scaled(scale: float) -> State:
-        return State(one.ckpt, replace(one.facts, told={**one.facts.told, "loss_scale": (Statement(scale, "scaler"),)}))
+        return State(
+            one.ckpt,
+            replace(one.facts, statements={**one.facts.statements, "loss_scale": (Statement(scale, "scaler"),)}),
+        )
 
     for before, after, wanted in (
         (256.0, 65536.0, True),

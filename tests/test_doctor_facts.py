@@ -33,13 +33,13 @@ FORMATS = ("torch_save", "dcp", "dcp_sharded", "megatron", "deepspeed")
 def test_facts_of_the_lab(format, optimizer):
     config = SMALL.but(optimizer=optimizer, betas=(0.8, 0.98), weight_decay=0.05)
     facts = gather(wb.open(lab.case("h0_exact", config, format, k=1).before))
-    assert facts.told.keys() <= FACTS.keys()
+    assert facts.statements.keys() <= FACTS.keys()
     assert facts.step == 60 and facts.steps.usual == 60 and len(facts.steps.counts) == 1
     assert facts.betas == (0.8, 0.98) and facts.eps == config.eps and facts.weight_decay() == 0.05
     assert facts.lr == config.lr_at(61) and facts.decoupled is (optimizer == "adamw")
     assert facts.value("consumed_samples") == 240 and facts.value("global_batch") == 4 and facts.value("clip") == 1.0
     assert facts.schedule.count == (240 if format == "megatron" else 60)
-    plan = plan_of(facts.schedule, facts.args, facts.told)
+    plan = plan_of(facts.schedule, facts.args, facts.statements)
     for update in (1, 20, 21, 60, 119, 120):
         assert plan.lr_at(update) == pytest.approx(config.lr_at(update), rel=1e-12)
     assert facts.unreadable == {} and bool(facts.generators) == (format != "dcp_sharded")
@@ -55,7 +55,7 @@ def test_every_statement_says_where_it_stands():
     facts = gather(wb.open(lab.case("h0_exact", SMALL, "megatron", k=1).before))
     assert facts.source("step") == "iteration" and facts.source("consumed_samples") == "args.consumed_train_samples"
     assert facts.source("lr") == "optimizer.optimizer.param_groups[0].lr"
-    assert all(told.source for statements in facts.told.values() for told in statements)
+    assert all(told.source for statements in facts.statements.values() for told in statements)
 
 
 def test_what_is_given_is_trusted_most():
@@ -344,7 +344,7 @@ def test_two_optimizers_of_lightning_share_a_step(tmp_path):
 def test_a_step_among_the_tensors():
     """torchtitan's train_state holds tensors."""
     facts = gather(wb.open("sample_ckpts/titan_run/step-4"))
-    assert [(told.value, told.source) for told in facts.told["step"]] == [(4, "train_state.step")]
+    assert [(told.value, told.source) for told in facts.statements["step"]] == [(4, "train_state.step")]
 
 
 def test_a_folder_named_after_another_step(tmp_path):

@@ -1,4 +1,4 @@
-"""transformers' ``Trainer``, peft and accelerate of the seventh sealed half: measured, then opened, and tuned on now."""
+"""Trainer, peft and accelerate of the seventh sealed half: measured, then opened, and tuned on now."""
 
 from __future__ import annotations
 

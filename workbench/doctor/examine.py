@@ -137,15 +137,14 @@ def examine(
     found = sorted(map(_finding, case.signs), key=lambda one: ("error", "warn", "info").index(one.severity))
     absent = {rule: str(why) for rule, why in outcome.not_checked.items() if isinstance(why, Inapplicable)}
     missed = {rule: why for rule, why in outcome.not_checked.items() if rule not in absent}
-    told = (*given.notes, *_right_save(outcome))
-    notes = "".join(f" ({note})" for note in told)
+    notes = (*given.notes, *_right_save(outcome))
     return Diagnosis(
         given.paths.get("before", evidence.before.ckpt.path),
         tuple(found),
         dict(outcome.checked),
         missed,
         _subjects(evidence),
-        words + notes,
+        words + "".join(f" ({note})" for note in notes),
         causes,
         tuple(outcome.cleared),
         {which: _facts(evidence.state(which).facts) for which in _given(evidence)},
@@ -153,7 +152,7 @@ def examine(
         absent,
         coverage(case),
         work.ledger,
-        told,
+        notes,
     )
 
 
@@ -330,7 +329,7 @@ def _subjects(evidence: Evidence) -> tuple[Subject, ...]:
 
 
 def _facts(facts: TrainingState) -> Mapping[str, tuple[Any, str]]:
-    return {fact: (held[0].value, held[0].source) for fact, held in facts.told.items() if held}
+    return {fact: (held[0].value, held[0].source) for fact, held in facts.statements.items() if held}
 
 
 def _finding(sign: Sign) -> Finding:

@@ -83,12 +83,12 @@ def _each_resume(run: Run, options: dict[str, Any]) -> Diagnosis:
     chosen = max(compared, key=lambda one: one[2].exit_code)  # of equals, the last resume
     for step, pair, found in compared:
         if step != chosen[0]:
-            said = (
+            verdict = (
                 f"{found.verdict} {pair.advice[0].upper()}{pair.advice[1:]}."
                 if found.exit_code
                 else "nothing was found"
             )
-            notes.append(f"the resume before step {step:,} was compared, too: {said}")
+            notes.append(f"the resume before step {step:,} was compared, too: {verdict}")
     return replace(chosen[2], notes=(*chosen[2].notes, *notes))
 
 

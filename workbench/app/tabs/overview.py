@@ -139,7 +139,7 @@ def training(state: TrainingState) -> str:
     rows = "".join(
         f'<tr title="{html(FACTS[fact])}"><th>{html(fact)}</th><td>{html(shorten(fact_words(first.value), 60))}</td>'
         f'<td class="muted">{html(first.source)}</td></tr>'
-        for fact, statements in state.told.items()
+        for fact, statements in state.statements.items()
         for first in statements[:1]
     )
     return f'<h3>Training</h3><div style="overflow-x:auto"><table>{rows}</table></div>' if rows else ""

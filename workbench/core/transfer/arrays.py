@@ -53,8 +53,8 @@ def gather(
     out = [memory.empty(catalog.shape_of(tensor), catalog.dtype_of(tensor).raw) for tensor in tensors.tolist()]
     flat = [array.reshape(-1).view(np.uint8) for array in out]
     total = max(sum(array.nbytes for array in out), 1)
-    told = None if progress is None else lambda done: progress(min(done / total, 1.0))
-    transfer(payloads, regions, flat, threads=threads, progress=told)
+    report = None if progress is None else lambda done: progress(min(done / total, 1.0))
+    transfer(payloads, regions, flat, threads=threads, progress=report)
     return out
 
 

@@ -123,24 +123,24 @@ def gather(
     names, args = Names(ckpt, found), _arguments(found)
     called = _called(args)
     groups = read_groups(found, names, called)
-    told: dict[str, list[Statement]] = {}
-    _steps(told, found, ckpt)
-    _optimizer(told, groups, args)
-    _data(told, found)
+    statements: dict[str, list[Statement]] = {}
+    _steps(statements, found, ckpt)
+    _optimizer(statements, groups, args)
+    _data(statements, found)
     for fact, words in _FROM_ARGS.items():
         for name in words:
             value = _READ.get(fact, _flag)(args[name].value) if name in args else None
             if value is not None:
-                _say(told, fact, value, args[name].source)
+                _say(statements, fact, value, args[name].source)
     batch = step_of(args["batch_size"].value) if "batch_size" in args else None
-    if "global_batch" not in told and batch is not None and "accumulation" not in told:
-        _say(told, "global_batch", batch, args["batch_size"].source)
+    if "global_batch" not in statements and batch is not None and "accumulation" not in statements:
+        _say(statements, "global_batch", batch, args["batch_size"].source)
     if ckpt.world_size is not None:
-        _say(told, "world_size", ckpt.world_size, "the files", first=True)
-    _deepspeed(told, found, args)
-    _scaler(told, found)
+        _say(statements, "world_size", ckpt.world_size, "the files", first=True)
+    _deepspeed(statements, found, args)
+    _scaler(statements, found)
     state = TrainingState(
-        {fact: tuple(statements) for fact, statements in told.items()},
+        {fact: tuple(held) for fact, held in statements.items()},
         groups,
         read_schedule(found),
         read_steps(ckpt, groups, names, found),
@@ -177,8 +177,8 @@ def _parts(found: Iterable[ObjectLeaf], names: Names) -> frozenset[str]:
     return frozenset(stored | ({"average"} if "ema" in names.roles else set()))
 
 
-def _say(told: dict[str, list[Statement]], fact: str, value: Any, source: str, *, first: bool = False) -> None:
-    told.setdefault(fact, []).insert(0 if first else len(told.get(fact, ())), Statement(value, source))
+def _say(statements: dict[str, list[Statement]], fact: str, value: Any, source: str, *, first: bool = False) -> None:
+    statements.setdefault(fact, []).insert(0 if first else len(statements.get(fact, ())), Statement(value, source))
 
 
 def _arguments(found: Iterable[ObjectLeaf]) -> dict[str, Statement]:
@@ -204,30 +204,30 @@ def _wrote(groups: Sequence[Group], names: Names, called: str) -> Optimizer:
     return recognise(fields, {word for words in names.state.values() for word in words}, called)
 
 
-def _steps(told: dict[str, list[Statement]], found: Iterable[ObjectLeaf], ckpt: Checkpoint) -> None:
+def _steps(statements: dict[str, list[Statement]], found: Iterable[ObjectLeaf], ckpt: Checkpoint) -> None:
     for leaf in found:
         if leaf.name not in _STEP or len(leaf.path) > 2 or not _whole(leaf.value):
             continue
         if not any(word in part.lower() for part in leaf.path[:-1] for word in _NO_STATE):
-            _say(told, "step", leaf.value, leaf.source)
+            _say(statements, "step", leaf.value, leaf.source)
     for key in _STEP_TENSORS:
         if key in ckpt.catalog.index and ckpt[key].numel() == 1 and ckpt[key].element.kind in "iu":
             try:
-                _say(told, "step", int(ckpt[key].numpy().reshape(-1)[0]), key)
+                _say(statements, "step", int(ckpt[key].numpy().reshape(-1)[0]), key)
             except WorkbenchError:  # verify reports the reason
                 continue
     name = os.path.basename(os.path.abspath(ckpt.path))
     numbered = formats.record(ckpt.format).numbered_saves
     named = None if numbered else parse_name(name)
     if named and named.unit in ("step", "save"):
-        if named.unit == "save" and named.number in _epochs(found) and "step" not in told:
-            return _trackers(told, ckpt)  # it is numbered by epochs
-        _say(told, "folder_step", named.number, f"the name {name!r}")
-    if "step" not in told and step_of(ckpt.step) is not None and not numbered:
+        if named.unit == "save" and named.number in _epochs(found) and "step" not in statements:
+            return _trackers(statements, ckpt)  # it is numbered by epochs
+        _say(statements, "folder_step", named.number, f"the name {name!r}")
+    if "step" not in statements and step_of(ckpt.step) is not None and not numbered:
         by_name = named is not None and named.number == ckpt.step
         if not (named and by_name and named.unit == "epoch"):
-            _say(told, "step", ckpt.step, NAME if by_name else "the reader")
-    _trackers(told, ckpt)
+            _say(statements, "step", ckpt.step, NAME if by_name else "the reader")
+    _trackers(statements, ckpt)
 
 
 def _epochs(found: Iterable[ObjectLeaf]) -> set[int]:
@@ -235,12 +235,12 @@ def _epochs(found: Iterable[ObjectLeaf]) -> set[int]:
     return {epoch for epoch in stated if epoch is not None}
 
 
-def _trackers(told: dict[str, list[Statement]], ckpt: Checkpoint) -> None:
+def _trackers(statements: dict[str, list[Statement]], ckpt: Checkpoint) -> None:
     parent = os.path.dirname(os.path.abspath(ckpt.path))
     for tracker in TRACKERS:
         value = _tracker(os.path.join(parent, tracker))
         if value is not None:
-            _say(told, "tracker_step", value, f"{tracker!r} beside it")
+            _say(statements, "tracker_step", value, f"{tracker!r} beside it")
 
 
 def _tracker(path: str) -> int | None:
@@ -256,77 +256,79 @@ def _tracker(path: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) < 19 else named.number if named else None
 
 
-def _optimizer(told: dict[str, list[Statement]], groups: Sequence[Group], args: Mapping[str, Statement]) -> None:
+def _optimizer(statements: dict[str, list[Statement]], groups: Sequence[Group], args: Mapping[str, Statement]) -> None:
     decaying = tuple(group for group in groups if group.weight_decay)
     for fact, chosen in (("lr", decaying or groups), ("betas", groups), ("eps", groups), ("weight_decay", decaying)):
         values = {getattr(group, fact): group.source for group in chosen[::-1] if getattr(group, fact) is not None}
         if len(values) == 1:
             ((value, source),) = values.items()
-            _say(told, fact, value, f"{source}.{fact}")
+            _say(statements, fact, value, f"{source}.{fact}")
     for fact in ("decoupled", "amsgrad"):
         flags = {getattr(group, fact): group.source for group in groups[::-1] if getattr(group, fact) is not None}
         if len(flags) == 1:
             ((value, source),) = flags.items()
-            _say(told, fact, value, source)
+            _say(statements, fact, value, source)
     pairs = (("adam_beta1", "adam_beta2"), ("beta1", "beta2"))
     for one, two in pairs:
         both = betas_of(tuple(args[name].value if name in args else None for name in (one, two)))
         if both is not None:
-            _say(told, "betas", both, args[one].source)
+            _say(statements, "betas", both, args[one].source)
     for fact, names in (("eps", ("adam_eps", "adam_epsilon")), ("weight_decay", ("weight_decay",))):
         for name in names:
             value = number(args[name].value) if name in args else None
             if value is not None and value >= 0:
-                _say(told, fact, value, args[name].source)
+                _say(statements, fact, value, args[name].source)
     if "decoupled_weight_decay" in args and isinstance(args["decoupled_weight_decay"].value, bool):
-        _say(told, "decoupled", args["decoupled_weight_decay"].value, args["decoupled_weight_decay"].source)
+        _say(statements, "decoupled", args["decoupled_weight_decay"].value, args["decoupled_weight_decay"].source)
     for name in ("optimizer", "optim", "optimizer.type"):
         word = str(args[name].value).lower() if name in args else ""
         if "adamw" in word:
-            _say(told, "decoupled", True, args[name].source)
-        elif word == "adam" and name == "optimizer" and "weight_decay" in args and "decoupled" not in told:
+            _say(statements, "decoupled", True, args[name].source)
+        elif word == "adam" and name == "optimizer" and "weight_decay" in args and "decoupled" not in statements:
             # Megatron calls AdamW "adam" and states `decoupled_weight_decay`; DeepSpeed's Adam is AdamW by default
-            _say(told, "decoupled", False, args[name].source)
+            _say(statements, "decoupled", False, args[name].source)
 
 
-def _data(told: dict[str, list[Statement]], found: Iterable[ObjectLeaf]) -> None:
+def _data(statements: dict[str, list[Statement]], found: Iterable[ObjectLeaf]) -> None:
     for leaf in found:
         inside = any("loader" in part.lower() or "sampler" in part.lower() for part in leaf.path[:-1])
         if leaf.name in ("consumed_samples", "consumed_train_samples", "global_samples") and _whole(leaf.value):
-            _say(told, "consumed_samples", leaf.value, leaf.source)
+            _say(statements, "consumed_samples", leaf.value, leaf.source)
         elif inside and leaf.name in _POSITION and _whole(leaf.value):
-            _say(told, "loader", leaf.value, leaf.source)
+            _say(statements, "loader", leaf.value, leaf.source)
         elif inside and leaf.name in ("seed", "data_seed") and _whole(leaf.value):
-            _say(told, "data_seed", leaf.value, leaf.source, first=True)
+            _say(statements, "data_seed", leaf.value, leaf.source, first=True)
         elif leaf.name in _EPOCH and number(leaf.value) is not None and len(leaf.path) <= 3:
-            _say(told, "epoch", leaf.value, leaf.source)
+            _say(statements, "epoch", leaf.value, leaf.source)
 
 
-def _deepspeed(told: dict[str, list[Statement]], found: Iterable[ObjectLeaf], args: Mapping[str, Statement]) -> None:
+def _deepspeed(
+    statements: dict[str, list[Statement]], found: Iterable[ObjectLeaf], args: Mapping[str, Statement]
+) -> None:
     for leaf in found:
         if leaf.path == ("skipped_steps",) and _whole(leaf.value):
-            _say(told, "skipped_steps", leaf.value, leaf.source)
+            _say(statements, "skipped_steps", leaf.value, leaf.source)
     kind = args.get("scheduler.type")
     if kind is not None:
         head = "scheduler.params."
         params = {name[len(head) :]: one.value for name, one in args.items() if name.startswith(head)}
         lr = args.get("optimizer.params.lr")
         stated = {"type": kind.value, "params": params, "lr": None if lr is None else lr.value}
-        _say(told, "ds_schedule", stated, "ds_config.scheduler")
+        _say(statements, "ds_schedule", stated, "ds_config.scheduler")
     for name, fact in (("lr", ""), ("betas", "betas"), ("eps", "eps"), ("weight_decay", "weight_decay")):
         one = args.get(f"optimizer.params.{name}")
         value = None if one is None or not fact else betas_of(one.value) if fact == "betas" else number(one.value)
         if one is not None and value is not None:
-            _say(told, fact, value, one.source)
+            _say(statements, fact, value, one.source)
 
 
-def _scaler(told: dict[str, list[Statement]], found: Iterable[ObjectLeaf]) -> None:
+def _scaler(statements: dict[str, list[Statement]], found: Iterable[ObjectLeaf]) -> None:
     for leaf in found:
         words = ".".join(leaf.path).lower()
         if ("scaler" in words or "loss_scale" in words) and leaf.name in ("scale", "_scale", "cur_scale", "loss_scale"):
             value = leaf.value[0] if isinstance(leaf.value, tuple) and len(leaf.value) == 1 else leaf.value
             if (scale := number(value)) is not None:
-                _say(told, "loss_scale", scale, leaf.source)
+                _say(statements, "loss_scale", scale, leaf.source)
 
 
 def _generators(ckpt: Checkpoint) -> dict[str, str]:

@@ -132,11 +132,11 @@ def _closed_form(given: Mapping[str, Any], base_lrs: tuple[float, ...], count: f
 
 
 def plan_of(
-    schedule: Schedule | None, args: Mapping[str, Statement], told: Mapping[str, tuple[Statement, ...]]
+    schedule: Schedule | None, args: Mapping[str, Statement], statements: Mapping[str, tuple[Statement, ...]]
 ) -> Plan | None:
     """Return the plan if it is stored in full: Megatron's own, DeepSpeed's config, a trainer's arguments."""
     if schedule is not None and schedule.kind == "megatron":
-        batch = told.get("global_batch")
+        batch = statements.get("global_batch")
         per = 1.0 if schedule.in_samples is False else number(batch[0].value) if batch else None
         style = (schedule.style or "").lower()
         whole = (schedule.max_lr, schedule.min_lr, schedule.warmup, schedule.total)
@@ -144,7 +144,7 @@ def plan_of(
             return None
         peak, floor, warmup, total = (float(one or 0) for one in whole)
         return Plan(peak, floor, warmup, total, style, schedule.source, per_update=per)
-    config = told.get("ds_schedule")
+    config = statements.get("ds_schedule")
     if config is not None:
         return _deepspeed(config[0].value, args, config[0].source)
     if "decay_lr" in args and args["decay_lr"].value is False:

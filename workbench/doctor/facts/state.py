@@ -152,7 +152,7 @@ class TrainingState:
     """
 
     #: Fact → statements, most trusted first; names in :data:`workbench.doctor.facts.gather.FACTS`.
-    told: Mapping[str, tuple[Statement, ...]] = field(default_factory=dict)
+    statements: Mapping[str, tuple[Statement, ...]] = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
     schedule: Schedule | None = None
     steps: Steps = field(default_factory=Steps)
@@ -167,12 +167,12 @@ class TrainingState:
 
     def value(self, fact: str) -> Any:
         """Return the value of the most trusted statement, or ``None``."""
-        statements = self.told.get(fact)
+        statements = self.statements.get(fact)
         return statements[0].value if statements else None
 
     def source(self, fact: str) -> str:
         """Return the source of the most trusted statement; empty if nothing states it."""
-        statements = self.told.get(fact)
+        statements = self.statements.get(fact)
         return statements[0].source if statements else ""
 
     @property
@@ -275,18 +275,18 @@ class TrainingState:
             "lr": lr,
             "weight_decay": weight_decay,
         }
-        told = dict(self.told)
+        statements = dict(self.statements)
         for fact, value in passed.items():
             if value is not None:
-                told[fact] = (Statement(value, GIVEN), *told.get(fact, ()))
+                statements[fact] = (Statement(value, GIVEN), *statements.get(fact, ()))
         if betas is None:
-            return replace(self, told=told)
+            return replace(self, statements=statements)
         groups = tuple(replace(group, optimizer=claimed(group.optimizer)) for group in self.groups)
-        return replace(self, told=told, groups=groups, optimizer=claimed(self.optimizer))
+        return replace(self, statements=statements, groups=groups, optimizer=claimed(self.optimizer))
 
     def disagreeing(self, fact: str, tolerance: float = 0.0) -> tuple[Statement, ...]:
         """Return the statements of a fact if they differ by more than ``tolerance``; otherwise none."""
-        statements = self.told.get(fact, ())
+        statements = self.statements.get(fact, ())
         values = [one.value for one in statements]
         if not values or all(type(v) not in (int, float) for v in values):
             return statements if len(Counter(map(repr, values))) > 1 else ()

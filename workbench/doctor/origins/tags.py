@@ -189,7 +189,7 @@ def own(one: Move) -> bool:
     return not one.sources or one.sources == (one.fqn,)
 
 
-def said(one: Move) -> str:
+def move_text(one: Move) -> str:
     if whole(one):
         return f"{one.fqn!r} holds {one.sources[0]!r}"
     words = one.text or blocks_text(one.blocks, [repr(name) for name in one.sources])

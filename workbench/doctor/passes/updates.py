@@ -91,9 +91,9 @@ def _way(group: Group | None) -> tuple[float | None, str]:
         return None, "adam"
     family, settings = group.optimizer.family, group.settings
     laws = group.optimizer.laws
-    momentum = settings.get("momentum")
-    rolling = isinstance(momentum, (int, float)) and 0 < momentum < 1
-    along = "momentum" if rolling and "replay" in laws else "other"
+    stated = settings.get("momentum")
+    momentum = stated if isinstance(stated, (int, float)) and 0 < stated < 1 else 0.0
+    along = "momentum" if momentum and "replay" in laws else "other"
     if family == "Lion" and "reach" in laws:
         return 1.0, "sign"
     if family == "Adagrad" and "reach" in laws:
@@ -102,7 +102,7 @@ def _way(group: Group | None) -> tuple[float | None, str]:
         alpha = settings.get("alpha")
         if not isinstance(alpha, (int, float)) or not 0 < alpha < 1:
             return None, along
-        return 1 / math.sqrt(1 - alpha) / (1 - momentum if rolling else 1), along
+        return 1 / math.sqrt(1 - alpha) / (1 - momentum), along
     return (None, along) if family == "SGD" else (None, "adam")
 
 
@@ -225,7 +225,7 @@ def limit_of(betas: Iterable[Betas | None]) -> float | None:
 def lr_range(a: TrainingState, b: TrainingState, fqn: str, k: int) -> tuple[tuple[float, float] | None, bool]:
     """Return the least and greatest lr of the last k updates before B, and whether the files state it."""
     here = _lrs(b, fqn)
-    plan = plan_of(b.schedule, b.args, b.told)
+    plan = plan_of(b.schedule, b.args, b.statements)
     if plan is not None and here and k <= LONGEST:
         count = b.schedule.count if b.schedule is not None else None
         at = b.step if count is None else count / plan.per_update
@@ -261,7 +261,7 @@ def _peaks(state: TrainingState) -> list[float]:
     found += [float(top) for top in tops if isinstance(top, (int, float)) and math.isfinite(top)]
     if state.schedule is not None:
         found += [*state.schedule.base_lrs, *([state.schedule.max_lr] if state.schedule.max_lr is not None else [])]
-    plan = plan_of(state.schedule, state.args, state.told)
+    plan = plan_of(state.schedule, state.args, state.statements)
     return found + ([plan.peak] if plan is not None else [])
 
 

@@ -72,7 +72,7 @@ def history(
             gradient = _gradient(ckpt, threads) if values else math.nan
         except WorkbenchError:
             continue
-        plan = plan or plan_of(facts.schedule, facts.args, facts.told)
+        plan = plan or plan_of(facts.schedule, facts.args, facts.statements)
         wanted = math.nan if plan is None else plan.lr_at(int(one.step))
         row = {"step": int(one.step), "path": one.path, "lr": _lr(facts), "plan": wanted}
         rows.append(row | {"norm_param": one.norm_param, "gradient": gradient, "change": one.change})

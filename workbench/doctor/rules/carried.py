@@ -217,15 +217,16 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
         for fqn, roles in pair.shared()
         if "exp_avg_sq" in roles and fqn in states and states[fqn].floor.of and not states[fqn].floor.broken
     }
-    others, only = {}, _only(pair.b.facts.groups)
+    others: dict[str, tuple[str, float | None]] = {}
+    only = _only(pair.b.facts.groups)
     for fqn, roles in pair.shared():
         group = pair.b.facts.group_of(fqn) or only
-        role = next((one for one in ("square_avg", "row_var", "momentum", "exp_avg") if one in roles), None)
-        if fqn in updates and "exp_avg_sq" not in roles and group is not None and role is not None:
-            decay = _decay(role, group, updates[fqn])
-            if decay is not None and (role in SQUARES or updates[fqn].k == 1):
-                others[fqn] = role, decay
-                held[fqn] = roles[role]
+        other = next((one for one in ("square_avg", "row_var", "momentum", "exp_avg") if one in roles), None)
+        if fqn in updates and "exp_avg_sq" not in roles and group is not None and other is not None:
+            decay = _decay(other, group, updates[fqn])
+            if decay is not None and (other in SQUARES or updates[fqn].k == 1):
+                others[fqn] = other, decay
+                held[fqn] = roles[other]
     for fqn in _spread(list(held)):
         update = updates[fqn]
         before = update.before if update.before is not None else pair.a.facts.step or 0

@@ -1,7 +1,6 @@
 """Rules on the facts of two checkpoints: an echo must state the same, a later one k updates more.
 
 Changes that the stored arguments declare are reported as such (R12, P15, P16), and their consequences become milder.
-from it.
 """
 
 from __future__ import annotations
@@ -381,7 +380,7 @@ def _declared(a: TrainingState, b: TrainingState) -> list[str]:
         for name in ("max_lr", "min_lr", "warmup", "total", "style", "base_lrs"):
             if getattr(one, name) != getattr(two, name):
                 found.append(f"{two.source}.{name}")
-    plans = [plan_of(side.schedule, side.args, side.told) for side in (a, b)]
+    plans = [plan_of(side.schedule, side.args, side.statements) for side in (a, b)]
     if not found and plans[0] is not None and plans[1] is not None:
         ends = [
             (plan.peak, plan.floor, plan.warmup / plan.per_update, plan.total / plan.per_update)
@@ -415,7 +414,7 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
         return "an optimizer stores no lr"
     if (off := _off_its_form(a, b, last - first, declared)) is not None:
         return off
-    plan = plan_of(a.schedule, a.args, a.told)
+    plan = plan_of(a.schedule, a.args, a.statements)
     due = plan.lr_at(last) if plan is not None else a.lr
     if plan is not None and plan.allows(b.lr, last):
         return []

@@ -25,7 +25,7 @@ from workbench.doctor.origins.index import MovedRows, row_shape
 from workbench.doctor.origins.line import WINDOW, stood
 from workbench.doctor.origins.moments import Descent, descends
 from workbench.doctor.origins.seen import GAP, SELF, SURE, SeenWeight, others_stay, out_of_reach, see, see_vector
-from workbench.doctor.origins.tags import TAGS, Move, gathered, said, tag_of
+from workbench.doctor.origins.tags import TAGS, Move, gathered, move_text, tag_of
 from workbench.doctor.passes.pair import Update
 from workbench.doctor.passes.updates import between
 from workbench.errors import WorkbenchError
@@ -177,7 +177,7 @@ def _weights(atoms: Atoms, seen: Sequence[SeenWeight]) -> Iterator[Sign]:
         first = some[0]
         assert first.move is not None
         share = min(one.share for one in some)
-        text = f"{_count(some)} {words}: {said(first.move)} (at least {share:.0%} of the rows match)"
+        text = f"{_count(some)} {words}: {move_text(first.move)} (at least {share:.0%} of the rows match)"
         every = first.move.form.get("sampled")
         text += f"; one in {every} was examined, so edges are exact to {every}" if every else ""
         blocks = [[b.start, b.stop, first.move.sources[b.source], b.first] for b in first.move.blocks[:16]]

@@ -396,7 +396,8 @@ def _untouched(pair: Pair, states: Mapping[str, PairState], kept: Mapping[tuple[
         there = pair.b.params.get(fqn, {})
         for stored in roles:
             role = quantity(stored)
-            if role not in (*WEIGHTS, *MASTERS, *MOMENTS, STATE) and (fqn, stored) not in kept:
+            listed = role in (*WEIGHTS, *MASTERS, *MOMENTS, STATE) or (fqn, stored) in kept
+            if role is None or not listed:
                 continue
             if not pair.comparable(fqn):
                 found.put(role, Status.SKIPPED, fqn, why=RENUMBERED)

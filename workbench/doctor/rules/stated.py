@@ -80,7 +80,7 @@ def scaled(facts: TrainingState) -> bool:
 
 def reset_meant(facts: TrainingState) -> str:
     """Return the argument that requests not to load the optimizer; empty if none."""
-    return next((told.source for told in facts.told.get("reset", ()) if told.value is True), "")
+    return next((statement.source for statement in facts.statements.get("reset", ()) if statement.value is True), "")
 
 
 # ---- optimizer -----------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def _folder(state: State) -> list[Sign]:
 
 def lr_on_plan(state: State) -> list[Sign] | str:
     facts = state.facts
-    plan = plan_of(facts.schedule, facts.args, facts.told)
+    plan = plan_of(facts.schedule, facts.args, facts.statements)
     if plan is None:
         return "no complete schedule is stored (peak, floor, warm-up, total, style)"
     if facts.lr is None or facts.step is None:
@@ -283,7 +283,7 @@ def lr_is_schedules(state: State) -> list[Sign] | str:
         lr, last = off[0]
         words = f"the optimizer's lr is {lr:.4g}, but its schedule ({schedule.source}) has {last:.4g}"
         return [N6.sign(words, {"lr": lr, "schedule": last}, hit=len(off), of=len(pairs))]
-    plan = plan_of(schedule, facts.args, facts.told)
+    plan = plan_of(schedule, facts.args, facts.statements)
     if plan is None or schedule.count is None or facts.lr is None:
         return "the schedule stores no lr, and not all of its parameters"
     own = schedule.count / plan.per_update

@@ -143,18 +143,18 @@ def _lay_out(
     same = (mine == theirs[number]).all(axis=1) & (meta.ndim[owner[rows]] == layouts.ndim[number])
     _first(meta, owner, offsets, rows[~same], "is stored with a shape that differs from the one in the metadata")
 
-    told = np.full(len(meta.keys), -1, np.int64)
-    told[owner[rows]] = layouts.dtype[number]
-    mixed = rows[told[owner[rows]] != layouts.dtype[number]]
+    stated = np.full(len(meta.keys), -1, np.int64)
+    stated[owner[rows]] = layouts.dtype[number]
+    mixed = rows[stated[owner[rows]] != layouts.dtype[number]]
     _first(meta, owner, offsets, mixed, "differs in dtype from the tensor's other chunks")
-    changed = np.flatnonzero((told >= 0) & (told != dtype))
+    changed = np.flatnonzero((stated >= 0) & (stated != dtype))
     if len(changed):
         first = int(changed[0])
         notes.append(
             f"{len(changed):,} tensors are not stored in the dtype of their properties, first "
-            f"{meta.keys[first]!r} in {ALL[told[first]]} instead of {ALL[dtype[first]]}; the stored dtype is used"
+            f"{meta.keys[first]!r} in {ALL[stated[first]]} instead of {ALL[dtype[first]]}; the stored dtype is used"
         )
-        dtype[changed] = told[changed]
+        dtype[changed] = stated[changed]
     codec[rows[layouts.odd[number]]] = OPAQUE
     if layouts.odd.any():
         notes.append(
