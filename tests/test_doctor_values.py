@@ -19,7 +19,8 @@ from workbench.doctor.rules.values import PassValues, check_one, check_pair
 #: Fault → rules in its echo, one update later, 20 updates later.
 WAKES = {
     "f01_drop_opt": ({"S05"}, {"P03", "P04", "P14"}, {"P03", "P04"}),
-    "f03_drop_v": ({"S04", "S05"}, {"P03", "P04", "P05"}, {"P03", "P04", "P05"}),
+    # one update from the stored moments leads to these weights, so P05 is silent after one
+    "f03_drop_v": ({"S04", "S05"}, {"P03", "P04"}, {"P03", "P04", "P05"}),
     "f05_master_from_bf16": ({"S09"}, {"P12"}, set()),
     "f07_random_master": ({"S08"}, {"P05", "P11", "P12"}, {"P05", "P11"}),
     "f10_qkv_contig": (set(), {"P03", "P04", "P05", "P12"}, {"P03", "P04", "P05"}),

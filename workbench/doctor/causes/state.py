@@ -343,7 +343,8 @@ def mixed_moments(case: Case) -> Iterator[Match]:
             yield Match(change.leg, strength, values, reasons=case.against(("E1 E9 A2 F4", words)), title=title)
     if signs := case.fired("P21"):
         ways = {"factor": "multiplied by a factor", "power": "raised to a power", "level": "set to one number"}
-        title = f"The second moments were {ways[signs[0].evidence['kind']]}."
+        way = ways.get(str(signs[0].evidence["kind"]), "transformed")
+        title = f"The second moments were {way}."
         yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=title)
     if signs := [one for one in case.odd("S04") if one.hit > 2 or int(one.evidence.get("elements", 0)) > 8]:
         yield Match(case.resumed, 0.8, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
