@@ -241,6 +241,10 @@ def settings(case: Case) -> Iterator[Match]:
             signs=tuple(signs),
             question="were the settings changed on purpose?",
         )
+    if thawed := [one for one in case.fired("S06", "S07", info=True) if "H1" in one.causes]:
+        question = "these parameters had no optimizer state before: were they unfrozen on purpose?"
+        title = "Parameters train that did not train before."
+        yield Match("train", 0.9, signs=tuple(thawed), question=question, title=title)
     train = case.change("train")
     idle = [one for one in case.fired("P01") if one.evidence.get("kind") == "still"]
     idle += [one for one in case.fired("P36") if one.evidence["kind"] == "frozen"]
@@ -356,7 +360,7 @@ CHANGES = (
         "compare the arguments with the intended ones; if they differ, resume again with the previous arguments",
         "the arguments of both launches",
         "catalogue H1",
-        explains="R11 R12 P30 P03 P04 P05 P08 P11 P12 P13 P15 P16 N10 N12 S16 S17 S18 N6 N14 S07",
+        explains="R11 R12 P30 P03 P04 P05 P08 P11 P12 P13 P15 P16 N10 N12 S16 S17 S18 N6 N14 S06 S07 N3",
         losses="the loss depends on the setting",
         everywhere=True,
         pattern=settings,

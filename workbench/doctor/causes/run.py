@@ -197,10 +197,15 @@ def data_again(case: Case) -> Iterator[Match]:
 
 def another_order(case: Case) -> Iterator[Match]:
     if signs := case.fired("N10"):
-        yield Match(case.resumed, 0.9, signs=tuple(signs), question="the data's seed changed: was that intended?")
+        what = "order" if any(one.evidence.get("kind") == "order" for one in signs) else "seed"
+        yield Match(case.resumed, 0.9, signs=tuple(signs), question=f"the data's {what} changed: was that intended?")
 
 
 def random_states(case: Case) -> Iterator[Match]:
+    if signs := case.fired("P51"):
+        title = "A random generator was seeded again."
+        question = "was the seed set again on purpose?"
+        yield Match(case.resumed, 0.9, signs=tuple(signs), title=title, question=question)
     signs = [
         *case.fired("N11"),
         *(one for one in case.fired("P29", "R11") if "C8" in one.causes or one.evidence.get("kind") == "generators"),
@@ -468,7 +473,7 @@ SCHEDULES = (
     made("C8", "Random-generator states are missing, or equal on all ranks.", "one rank's state was loaded everywhere",
          "not visible in the loss; dropout is correlated", "save and restore one generator state per rank",
          "the generator state of each rank", "catalogue C8", megatron="resume without --no-load-rng",
-         explains="N11 R11 P29",
+         explains="N11 R11 P29 P51",
          losses="the first loss is right; after that, the loss follows the learning rate",
          everywhere=True,
          pattern=random_states),

@@ -168,6 +168,17 @@ class Pair:
         ]
         return all(counts) and counts[0] != counts[1]
 
+    @cached_property
+    def newly_trained(self) -> frozenset[str]:
+        """Weights that have optimizer state in ``b`` only, although other weights have it in both."""
+        held: set[str] = set()
+        new: set[str] = set()
+        for fqn, theirs in self.b.params.items():
+            mine = self.a.params.get(fqn, {})
+            if _WHOLE & mine.keys() and _MOVING & theirs.keys():
+                (held if _MOVING & mine.keys() else new).add(fqn)
+        return frozenset(new) if held else frozenset()
+
     def comparable(self, name: str) -> bool:
         """Return whether a name means the same parameter on both sides."""
         return not (self.renumbered and is_numbered(name))

@@ -11,7 +11,6 @@ A table lists the names under which trainers store a fact; a fact that no table 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from workbench import formats
 from workbench.checkpoint import Checkpoint
 from workbench.core.source import no_descriptor
 from workbench.doctor.facts.flat import ObjectLeaf, leaves
+from workbench.doctor.facts.generators import generators
 from workbench.doctor.facts.groups import Names, read_groups
 from workbench.doctor.facts.numbers import betas_of, number, step_of, whole
 from workbench.doctor.facts.optimizer import Optimizer, recognise, together
@@ -106,8 +106,6 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "vocab_size": step_of,
     "clip": number,
 }
-RNG_BYTES = 1 << 16  #: most bytes of one generator's state
-RNG_MANY = 4096
 COUNTED = 10_000  #: most integers that are compared
 
 
@@ -146,7 +144,7 @@ def gather(
         read_steps(ckpt, groups, names, found),
         args,
         {n: args[n] for n in args if n in _MODEL},
-        _generators(ckpt),
+        generators(ckpt),
         unreadable,
         _wrote(groups, names, called),
         {name: frozenset(words) for name, words in names.state.items()},
@@ -329,43 +327,6 @@ def _scaler(statements: dict[str, list[Statement]], found: Iterable[ObjectLeaf])
             value = leaf.value[0] if isinstance(leaf.value, tuple) and len(leaf.value) == 1 else leaf.value
             if (scale := number(value)) is not None:
                 _say(statements, "loss_scale", scale, leaf.source)
-
-
-def _generators(ckpt: Checkpoint) -> dict[str, str]:
-    """Return name → digest of the state of each stored generator, in objects or among the tensors."""
-    found: dict[str, str] = {}
-    for position, key in enumerate(ckpt.catalog.keys):
-        small = int(ckpt.catalog.numel[position]) <= RNG_BYTES
-        if "rng" in key and ckpt.roles[position] == "other" and small and len(found) < RNG_MANY:
-            try:
-                found[key] = hashlib.sha256(ckpt[key].numpy().tobytes()).hexdigest()
-            except WorkbenchError:  # verify reports the reason
-                continue
-    for name in ckpt.objects:
-        if not re.search(r"rng_state|random_states|extra_state_rank", name) or len(found) >= RNG_MANY:
-            continue
-        try:
-            value = ckpt.objects[name]
-        except (WorkbenchError, RecursionError):
-            continue
-        if isinstance(value, Mapping) and "extra_state" in name:
-            value = {key: one for key, one in value.items() if "rng" in str(key)} or None
-        if value is not None:
-            found[name] = hashlib.sha256(repr(_plain(value)).encode()).hexdigest()
-    return found
-
-
-def _plain(value: Any, depth: int = 8) -> Any:
-    """Return nested generator states as plain values, for a digest."""
-    if hasattr(value, "numpy"):
-        return value.numpy().tobytes()
-    if hasattr(value, "tobytes"):
-        return value.tobytes()
-    if isinstance(value, Mapping) and depth:
-        return [(str(key), _plain(one, depth - 1)) for key, one in value.items()]
-    if isinstance(value, (list, tuple)) and depth:
-        return [_plain(one, depth - 1) for one in value]
-    return value if isinstance(value, (int, float, str, bytes, bool)) else None
 
 
 def _flag(value: Any) -> bool | None:

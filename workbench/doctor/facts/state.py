@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from workbench.doctor.facts.generators import Generator
 from workbench.doctor.facts.numbers import number
 from workbench.doctor.facts.optimizer import Optimizer, claimed
 
@@ -143,7 +144,7 @@ class TrainingState:
         steps: the optimizer's counters.
         args: the trainer's arguments, flat: name → statement.
         model: the model's config, flat.
-        generators: rank or object → digest of its generators' states.
+        generators: rank or object → its generators' states.
         unreadable: objects that cannot be decoded, with the reason.
         optimizer: the optimizer that wrote the state; for several, the laws that hold for all.
         states: name → names of its optimizer state: ``exp_avg``, ``state1`` …
@@ -158,7 +159,7 @@ class TrainingState:
     steps: Steps = field(default_factory=Steps)
     args: Mapping[str, Statement] = field(default_factory=dict)
     model: Mapping[str, Statement] = field(default_factory=dict)
-    generators: Mapping[str, str] = field(default_factory=dict)
+    generators: Mapping[str, Generator] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
     optimizer: Optimizer = field(default_factory=Optimizer)
     states: Mapping[str, frozenset[str]] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.sign import RULES, Sign
 
 UNNAMED = 0.3  #: strength of a cause that only a rule names
-CHANGED = ("R09", "R16", "R17")  #: rules whose signs name a change of the load that has no form
+CHANGED = ("R09", "R16", "R17", "P34")  #: rules whose signs name a change that no pattern explains
 SILENT = 0.5  #: factor if a rule that should have fired did not
 REST = 0.2  #: share of a sign's names that may remain unexplained
 SIDE = 0.25  #: weight of a sign that may follow from a cause, relative to one that proves it
@@ -225,14 +225,19 @@ def silent(cause: str, case: Case) -> str:
 
 
 def _remarks(case: Case, found: list[CauseExplanation], every: Sequence[tuple[str, Match]]) -> None:
-    """Assign remarks to the causes that name them; report a declared change even without consequences."""
+    """Assign remarks to the causes that name them.
+
+    Settings that were declared, and parameters that were unfrozen, are reported even without consequences.
+    """
     for sign in case.signs:
         if sign.severity != "info":
             continue
         causes = sign.causes or RULES[sign.rule].causes
         home = next((one for one in found if one.cause in causes), None)
-        if home is None and sign.rule == "R12":
-            home = CauseExplanation("H1", next((match for cause, match in every if cause == "H1"), None))
+        if home is None and (sign.rule == "R12" or (sign.rule in ("S06", "S07") and "H1" in sign.causes)):
+            of_settings = [match for cause, match in every if cause == "H1"]
+            match = next((one for one in of_settings if sign in one.signs), None)
+            home = CauseExplanation("H1", match or next(iter(of_settings), None))
             found.append(home)
         if home is not None and sign not in home.proof:
             home.proof.append(sign)

@@ -13,11 +13,15 @@ Every number is a count of rows of the ledger.
 
 from __future__ import annotations
 
+import re
+
+from workbench.checkpoint import Checkpoint
 from workbench.doctor.causes.case import Case
 from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.roles import MASTERS
 from workbench.doctor.ledger.rows import GROUPS, Status
+from workbench.doctor.ledger.sign import many
 from workbench.doctor.reasoning.diagnosis import Suspect
 
 FORGOTTEN = 0.05  #: β2^k below which a later checkpoint no longer shows the load
@@ -74,8 +78,17 @@ def _unseen(case: Case) -> list[str]:
             continue  # those of their masters, by another rule
         if seen < of or (held and not of and rule not in case.outcome.checked):
             found.append(group)
+    if leg == "train" and (others := _others(case.later.ckpt)):  # no law of what else a program stores is known
+        found.append(many(others, "other tensor"))
     compared = case.evidence.before.beside if leg == "load" and "R17" in case.outcome.checked else ()
     return found + [repr(name) for name in case.later.unread if name not in compared]
+
+
+def _others(ckpt: Checkpoint) -> int:
+    """Return how many tensors of numbers belong to no parameter, optimizer or generator."""
+    rows = zip(ckpt.catalog.keys, ckpt.roles, strict=True)
+    names = [key for key, role in rows if role == "other" and not re.search(r"rng|random|generator", key)]
+    return sum(ckpt[key].element.kind == "f" and ckpt[key].numel() > 1 for key in names)
 
 
 def _lacking(case: Case) -> str:

@@ -9,8 +9,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
+from workbench.checkpoint import Checkpoint
 from workbench.doctor.facts.counted import per_step
 from workbench.doctor.facts.evidence import Pair, is_numbered
+from workbench.doctor.facts.flat import leaves
+from workbench.doctor.facts.generators import drawn, seed
 from workbench.doctor.facts.schedule import plan_of, rates_at
 from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register
@@ -20,6 +25,7 @@ from workbench.doctor.rules.pair import SLIGHT
 from workbench.doctor.rules.settings import fields_changed, rates_moved, settings_kept, tied_kept
 from workbench.doctor.rules.stated import NAMED, reset_meant, scaled
 from workbench.names.weights import parse
+from workbench.tensor import LazyTensor
 
 STILL = 5  #: updates in which a parameter that is not an expert gets a gradient
 SURELY = 10  #: updates in which an expert that had a gradient at every update gets one again
@@ -94,13 +100,19 @@ P37 = Rule(
     "torch 2.13 LRScheduler.state_dict", "warn", "a schedule that was changed on purpose",
     "restore the scheduler's state"
 )  # fmt: skip
+P51 = Rule(
+    "P51", "a random generator was seeded again", ("C8",), "pair",
+    "a generator keeps its seed, and the numbers that it has drawn never become fewer", "exact",
+    "torch 2.13 CPUGeneratorImpl, CUDAGeneratorImpl", "warn", "a program that sets a seed in each launch or epoch",
+    "restore the generators after all seeds are set"
+)  # fmt: skip
 P34 = Rule(
     "P34", "a counter restarted", ("C1", "B2", "F4", "C9"), "pair",
     "a counter that advances with the updates continues after a resume",
     f"it was {SURELY} or more, and is the number of updates in between", "exact", "warn",
     "a counter of something that began at the resume", "restore the named counter"
 )  # fmt: skip
-register(R10, R11, R12, N10, N12, P01, P15, P16, P20, P29, P34, P37)
+register(R10, R11, R12, N10, N12, P01, P15, P16, P20, P29, P34, P37, P51)
 #: What schedules of torch change themselves, and learning rates, which other rules compare.
 _ADVANCING = frozenset(
     {
@@ -120,6 +132,7 @@ _COUNTING = {"groups": ("param_groups",), "schedule": ("sched",), "average": ("e
 _OF_DATA = re.compile(r"loader|sampler|epoch(?!$)|batch|scaler|growth|bad_epochs|cooldown|_dim|size|length")
 SCHEDULED = ("lr", "weight_decay")  #: fields that a schedule changes, or that other rules compare
 CYCLED = ("betas", "momentum")
+ORDER = 16, 1 << 20  #: least and most elements of a stored order of the data
 
 # ---- counters ------------------------------------------------------------------------------------------------------
 
@@ -227,12 +240,46 @@ def same_trainer(pair: Pair) -> list[Sign] | str:
         if not (declared and a.schedule.kind == "megatron"):  # in samples, with another batch size
             evidence = {"kind": "schedule", "before": a.schedule.count, "echo": b.schedule.count}
             found.append(R11.sign(words, evidence, severity="warn"))
-    drawn = [name for name in a.generators if name in b.generators and a.generators[name] != b.generators[name]]
-    if drawn:
-        words = f"the states of {len(drawn):,} of {len(a.generators):,} random generators changed"
-        names = {"kind": "generators", "names": drawn[:NAMED]}
-        found.append(R11.sign(words, names, hit=len(drawn), of=len(a.generators), severity="info"))
+    shared = a.generators.keys() & b.generators.keys()
+    moved = [name for name in a.generators if name in shared and a.generators[name].digest != b.generators[name].digest]
+    if moved:
+        words = f"the states of {len(moved):,} of {len(a.generators):,} random generators changed"
+        names = {"kind": "generators", "names": moved[:NAMED]}
+        found.append(R11.sign(words, names, hit=len(moved), of=len(a.generators), severity="info"))
     return [*found, *_unstored(pair, R11)]
+
+
+def generators_continue(pair: Pair) -> list[Sign] | str:
+    """Compare the seeds of torch's generators, and how far they have come (P51)."""
+    seen: list[str] = []
+    again, other = {}, {}
+    for name, held in pair.a.facts.generators.items():
+        later = pair.b.facts.generators.get(name)
+        if later is None or _OF_DATA.search(name):
+            continue
+        for path in held.engines.keys() & later.engines.keys():
+            whole = f"{name}.{path}" if path else name
+            one, two = held.engines[path], later.engines[path]
+            seen.append(whole)
+            if one == two:
+                continue
+            if seed(one) != seed(two):
+                other[whole] = seed(one), seed(two)
+            elif (now := drawn(two)) is not None and ((then := drawn(one)) is None or now < then):
+                again[whole] = then, now
+    if not seen:
+        return Inapplicable("no generators of torch are stored on both sides")
+    found = []
+    if again:
+        name, (then, now) = next(iter(again.items()))
+        before = "more" if then is None else f"{then:,}"
+        words = f"{name!r} has drawn {now:,} numbers since its seed, and before the resume it had drawn {before}"
+        found.append(P51.sign(words, {"kind": "again", "names": list(again)[:NAMED]}, hit=len(again), of=len(seen)))
+    if other:
+        name, (was, is_) = next(iter(other.items()))
+        words = f"{name!r} was seeded with {was}, and now with {is_}"
+        found.append(P51.sign(words, {"kind": "seed", "names": list(other)[:NAMED]}, hit=len(other), of=len(seen)))
+    return found
 
 
 def parts_stored(pair: Pair) -> list[Sign] | str:
@@ -561,13 +608,52 @@ def data_advances(pair: Pair) -> list[Sign] | str:
 def same_seed(pair: Pair) -> list[Sign] | str:
     a, b = pair.a.facts, pair.b.facts
     one, two = a.value("data_seed"), b.value("data_seed")
+    orders = _orders(pair)
+    if changed := [key for key, kept in orders.items() if not kept]:
+        words = f"{changed[0]!r} holds another order of the data, in the same epoch"
+        return [N10.sign(words, {"kind": "order", "names": changed[:NAMED]}, hit=len(changed), of=len(orders))]
     if one is None or two is None:
-        return "the data seed is not stored on both sides"
+        return [] if orders else "neither the data's seed nor its order is stored on both sides"
     if one == two:
         return []
     declared = any(name.endswith("seed") for name in changed_arguments(a, b))
     words = f"the data's seed was {one} and is {two}" + (", as an argument states" if declared else "")
     return [N10.sign(words, {"before": one, "after": two}, severity="info" if declared else "warn")]
+
+
+def _orders(pair: Pair) -> dict[str, bool]:
+    """Return whether stored orders of the data (permutations) are as before, where the epoch beside them is."""
+    one, two = pair.stored, pair.b
+    files = {"": (one.ckpt, two.ckpt)} | {
+        f"{name}/": (held, two.beside[name]) for name, held in one.beside.items() if name in two.beside
+    }
+    found = {}
+    for file, (mine, theirs) in files.items():
+        shared = [key for key in theirs if key in mine and _may_be_order(mine[key]) and _may_be_order(theirs[key])]
+        epochs = [_epochs(ckpt) for ckpt in (mine, theirs)] if shared else []
+        for key in shared:
+            within = key.rpartition(".")[0]
+            before, after = ({path: n for path, n in each.items() if path[0] == within} for each in epochs)
+            orders = mine[key].numpy(), theirs[key].numpy()
+            every = np.arange(len(orders[0]))
+            if before and before == after and all(np.array_equal(np.sort(order), every) for order in orders):
+                found[f"{file}{key}"] = bool(np.array_equal(*orders))
+    return found
+
+
+def _may_be_order(tensor: LazyTensor) -> bool:
+    integers = (tensor.element.numpy_name or "").startswith(("int", "uint"))
+    return integers and tensor.ndim == 1 and ORDER[0] <= tensor.numel() <= ORDER[1]
+
+
+def _epochs(ckpt: Checkpoint) -> dict[tuple[str, str], int]:
+    """Return the numbers of epochs in the objects, by the path that they are in and their name."""
+    found = leaves(ckpt.objects)[0]
+    return {
+        (".".join(leaf.path[:-1]), leaf.name): leaf.value
+        for leaf in found
+        if "epoch" in leaf.name and isinstance(leaf.value, int)
+    }
 
 
 def same_batch(pair: Pair) -> list[Sign] | str:
@@ -592,6 +678,7 @@ ECHO: dict[str, Callable[[Pair], list[Sign] | str]] = {
     "R14": settings_kept,
     "R15": tied_kept,
     "P37": schedule_kept,
+    "P51": generators_continue,
 }
 PAIR: dict[str, Callable[[Pair], list[Sign] | str]] = {
     "P01": counters_advance,
@@ -608,6 +695,7 @@ PAIR: dict[str, Callable[[Pair], list[Sign] | str]] = {
     "P19": rates_moved,
     "P29": parts_stored,
     "P34": counters_restarted,
+    "P51": generators_continue,
     "P37": schedule_kept,
     "R15": tied_kept,
 }

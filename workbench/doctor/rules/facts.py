@@ -120,6 +120,9 @@ def _unfrozen(sign: Sign, evidence: Evidence, which: str) -> Sign:
     if which != "before" and sign.tensors and not set(sign.tensors) & evidence.before.params.keys():
         words = "before has no such parameters: they are new"
         return replace(sign, severity="info", message=f"{sign.message}; {words}")
+    if which == "after" and sign.tensors and set(sign.tensors) <= evidence.pair("before", "after").newly_trained:
+        words = "they had no state before: unfrozen since"
+        return replace(sign, severity="info", causes=("H1",), message=f"{sign.message}; {words}")
     if sign.rule != "S07" or evidence.after is None:
         return sign
     if which == "echo" and evidence.state(which).facts.steps.by_name != evidence.before.facts.steps.by_name:
@@ -140,7 +143,8 @@ def _unfrozen(sign: Sign, evidence: Evidence, which: str) -> Sign:
         return replace(sign, severity="info", message=f"{sign.message}; {words}")
     if known:
         return sign
-    return replace(sign, severity="info", message=f"{sign.message}; they had no state before: unfrozen since")
+    words = "they had no state before: unfrozen since"
+    return replace(sign, severity="info", causes=("H1",), message=f"{sign.message}; {words}")
 
 
 def _run(checks: Mapping[str, Callable[[Any], list[Sign] | str]], subject: Any, where: str) -> Outcome:

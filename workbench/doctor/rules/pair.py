@@ -108,7 +108,7 @@ def judge_pair(
     yield from _counts(pair, updates, found, types, all(lr is not None and lr > 0 for lr in rates))
     yield from _sizes(updates, {f: sums for f, sums in found.items() if f not in right}, adams(updates, slots) - right)
     yield from _rulers(updates, found)
-    yield from _replays(updates, found, types)
+    yield from _replays(updates, {f: sums for f, sums in found.items() if f not in pair.newly_trained}, types)
 
 
 def adams(updates: Mapping[str, Update], slots: Sequence[TensorSlot]) -> set[str]:

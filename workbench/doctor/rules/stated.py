@@ -329,7 +329,7 @@ def generators_differ(state: State) -> list[Sign] | str:
     digests = state.facts.generators
     if len(digests) < 2:
         return "fewer than two ranks' generators are stored"
-    if len(set(digests.values())) > 1:
+    if len({one.digest for one in digests.values()}) > 1:
         return []
     axes = state.ckpt.mesh.get("axes", {})
     data = axes.get("dp", axes.get("dp_shard")) if axes else None

@@ -90,7 +90,7 @@ def read_catalog(place: Place) -> Catalog:
 
 
 def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
-    """Return DCP's objects, and each state file by its stem: ``scheduler``, ``random_states_0`` …"""
+    """Return DCP's objects, and each state file by its stem: ``scheduler``, ``ema_model`` …"""
     stored = formats.reader("dcp").read_objects(place, catalog)
     makers: dict[str, Any] = {name: partial(getitem, stored, name) for name in stored}
     for name in place.files:
@@ -100,7 +100,7 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
             makers[name.rpartition(".")[0]] = partial(parts.rest, place, name)
         elif name == "config.json":
             makers["config"] = partial(place.read_json, name)
-    return LazyMap(makers)
+    return LazyMap(makers | parts.average_objects(place))
 
 
 def _models(place: Place) -> list[parts.Part]:

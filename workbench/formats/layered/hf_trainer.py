@@ -115,7 +115,8 @@ def read_catalog(place: Place) -> Catalog:
 
 
 def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
-    """Return ``trainer_state``, ``scheduler``, ``rng_state``, ``training_args``, ``optimizer`` (groups), configs."""
+    """Return ``trainer_state``, ``scheduler``, ``rng_state``, ``training_args``, ``optimizer`` (groups), configs,
+    and what files of averages store beside the weights."""
     makers: dict[str, Any] = {}
     for name in place.files:
         stem = name.rpartition(".")[0]
@@ -125,6 +126,7 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
             makers[stem] = partial(parts.whole, place, name)
         elif name in OPTIMIZERS:
             makers[stem] = partial(parts.rest, place, name)
+    makers |= parts.average_objects(place)
     stored = formats.reader("dcp").read_objects(place, catalog)
     return LazyMap({**makers, **{name: partial(getitem, stored, name) for name in stored}})
 

@@ -9,8 +9,9 @@ The reader of each part's format is found through the registry; the catalogs are
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,9 +64,19 @@ def file(place: Place, name: str, prefix: str, *, model: bool = False) -> Part:
 
 def averages(place: Place) -> list[Part]:
     """Read averaged weights that a training loop stores beside the model, as ``ema.pt``."""
+    return [file(place, name, f"{stem}.", model=True) for stem, name in _average_files(place).items()]
+
+
+def average_objects(place: Place) -> dict[str, Callable[[], Any]]:
+    """Return functions that decode what such files store beside the weights, by stem: decays, numbers of updates."""
+    files = {stem: name for stem, name in _average_files(place).items() if not name.endswith(".safetensors")}
+    return {stem: partial(rest, place, name) for stem, name in files.items() if rest(place, name)}
+
+
+def _average_files(place: Place) -> dict[str, str]:
     names = [name for name in place.files if name.endswith((".pt", ".pth", ".bin", ".safetensors"))]
-    stems = {name: name.rpartition(".")[0] for name in names}
-    return [file(place, name, f"{stem}.", model=True) for name, stem in stems.items() if stem in EMA]
+    stems = {name.rpartition(".")[0]: name for name in names}
+    return {stem: name for stem, name in stems.items() if stem in EMA}
 
 
 def combine(
