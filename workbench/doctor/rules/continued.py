@@ -261,7 +261,7 @@ def generators_continue(pair: Pair) -> list[Sign] | str:
             whole = f"{name}.{path}" if path else name
             one, two = held.engines[path], later.engines[path]
             seen.append(whole)
-            if one == two:
+            if one == two or drawn(one) == 0:  # a program that sets a seed for each step
                 continue
             if seed(one) != seed(two):
                 other[whole] = seed(one), seed(two)
@@ -278,7 +278,9 @@ def generators_continue(pair: Pair) -> list[Sign] | str:
     if other:
         name, (was, is_) = next(iter(other.items()))
         words = f"{name!r} was seeded with {was}, and now with {is_}"
-        found.append(P51.sign(words, {"kind": "seed", "names": list(other)[:NAMED]}, hit=len(other), of=len(seen)))
+        evidence = {"kind": "seed", "names": list(other)[:NAMED]}
+        severity = "warn" if pair.a.facts.step == pair.b.facts.step else "info"  # later, a new epoch may have its own
+        found.append(P51.sign(words, evidence, hit=len(other), of=len(seen), severity=severity))
     return found
 
 
