@@ -1,4 +1,4 @@
-"""The eighth half: what loads and saves make of a run's state. Whoever tunes rules does not read it.
+"""The eighth sealed half, measured and then opened: what loads and saves make of a run's state.
 
 Most are mistakes that public reports describe; what a fault leaves in which files follows from how it is made.
 """
@@ -37,7 +37,7 @@ from tests.lab.model import ADAPTED, LORA_SCALE, is_norm
 from tests.lab.state import State
 from tests.lab.train import EMA_DECAY, train
 
-__all__ = ["EIGHTH_FAULTS"]
+__all__ = ["OPENED8_FAULTS"]
 
 ANY = "echo next early"
 LOUD = "alone echo next early"
@@ -332,7 +332,7 @@ def previous_update(state: State, lab: Lab) -> State:
     return lab.run.previous
 
 
-EIGHTH_FAULTS = [
+OPENED8_FAULTS = [
     # weights
     Fault("ei01_wrapped_mlps", "A1", "names of the MLPs alone have a wrapper's prefix: they are random", seen(ANY),
           reborn(inside(".mlp.")), also=("A2",), why="modules that were not found; renamed or missing looks the same"),

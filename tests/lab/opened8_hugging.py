@@ -1,4 +1,4 @@
-"""The eighth half: transformers' ``Trainer``, peft and accelerate. Whoever tunes rules does not read it."""
+"""Trainer, peft and accelerate of the eighth sealed half: measured, then opened, and tuned on now."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.lab.hugging import SIZE, Rows, made, trained
 from tests.lab.opened2_hugging import Build, model, weights
 from tests.lab.opened3_hugging import called, each, other
 
-__all__ = ["EIGHTH_HUGGING"]
+__all__ = ["OPENED8_HUGGING"]
 
 Live = Callable[[Path, random.Random, int], None]
 
@@ -213,7 +213,7 @@ def _turned(first: Build, second: Build) -> Live:
     return lambda folder, rng, k: run(in_turn(first, second))(folder, rng, k)
 
 
-EIGHTH_HUGGING = [
+OPENED8_HUGGING = [
     _fault("ei90_head_norms", "A3", "Trainer, Qwen3: norms of queries and keys have no names in the file", "echo next",
            run(model("Qwen3"), spoil=without("q_norm", "k_norm")), also=("A2",)),
     _fault("ei91_made_again", "B1", "Trainer: the optimizer is made again after the load", LOUD,
