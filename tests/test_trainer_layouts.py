@@ -240,3 +240,29 @@ def test_swapped_files_of_colossal_ai(tmp_path: Path) -> None:
     second.write_bytes(held)
     with pytest.raises(CorruptError, match=r"maps the state of '0' to 'pytorch_optim-00001\.bin', which lacks it"):
         wb.open(tmp_path / "save")
+
+
+# ---- averages beside a Trainer's or accelerate's files: diffusers' EMAModel.state_dict ------------------------------
+
+
+@pytest.mark.parametrize("framework", ["hf_trainer", "accelerate"])
+def test_what_a_file_of_averages_stores_beside_its_tensors_is_listed(tmp_path: Path, framework: str) -> None:
+    model, optimizer = trained()
+    weights = {name: value.detach().clone() for name, value in model.named_parameters()}
+    save_file(weights, tmp_path / "model.safetensors")
+    kept = {"decay": 0.999, "optimization_step": 36}
+    torch.save(kept | {"shadow_params": list(weights.values())}, tmp_path / "ema_model.pt")
+    if framework == "hf_trainer":
+        torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+        (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 36}))
+    else:
+        torch.save(optimizer.state_dict(), tmp_path / "optimizer.bin")
+        torch.save({"step": 36}, tmp_path / "random_states_0.pkl")
+    ckpt = wb.open(tmp_path)
+    assert ckpt.format == framework
+    found = ckpt.objects["ema_model"]
+    assert {name: found[name] for name in kept} == kept
+    assert ckpt["ema_model.shadow_params.0"].torch().equal(next(iter(weights.values())))
+    (tmp_path / "ema_model.pt").unlink()
+    torch.save(weights, tmp_path / "ema.pt")
+    assert "ema" not in wb.open(tmp_path).objects  # it holds tensors only
