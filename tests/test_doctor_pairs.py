@@ -41,7 +41,7 @@ def test_a_healthy_pair_has_no_cause(kind: str) -> None:
 
 @pytest.mark.slow
 def test_most_cells_are_named_one_update_later() -> None:
-    """The goal of docs/doctor_accuracy.md, over all cells that the files show. Its goal for 20 updates is not reached."""
+    """The goal of docs/doctor_accuracy.md, over all cells that the files show; that for 20 updates is not reached."""
 
     def right(cell: Cell) -> bool | None:
         one = made(cell, 1)
