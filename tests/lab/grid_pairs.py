@@ -743,7 +743,7 @@ CELLS: tuple[Cell, ...] = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=[], help="words, one of which a cell's id contains")
+    parser.add_argument("--only", nargs="*", default=[], help="run only cells whose id contains one of these words")
     parser.add_argument("--k", nargs="*", type=int, default=[1, 20])
     parser.add_argument("--every", type=int, default=1, help="only every n-th cell")
     parser.add_argument("--all", action="store_true", help="print the cells that are named right too")

@@ -93,7 +93,7 @@ class Learning(Loop):
 
 
 class Views(nn.Module):
-    """A student that is told a teacher's view of the other half of a row; the teacher follows it."""
+    """A student learns a teacher's output for the other half of a row; the teacher is an average of the student."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
