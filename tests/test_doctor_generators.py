@@ -1,4 +1,4 @@
-"""States of torch's generators: the seed and the numbers drawn since, against torch itself; and what a pair shows."""
+"""States of torch's generators, against torch itself, and stored orders of the data; and what a pair shows of both."""
 
 from __future__ import annotations
 
@@ -75,3 +75,28 @@ def test_a_program_that_sets_a_seed_for_each_step_is_healthy(tmp_path: Path) -> 
         saved(tmp_path / f"step-{step}.pt", step, torch.Generator().manual_seed(step)) for step in (10, 11)
     )
     assert not [one for one in wb.doctor(first, second).causes if one.cause == "C8"]
+
+
+def ordered(path: Path, order: torch.Tensor, epoch: int) -> Path:
+    torch.manual_seed(0)
+    sampler = {"permutation": order, "epoch": epoch}
+    torch.save(
+        {"model": {"weight": torch.randn(8, 8)}, "step": int(path.stem.rpartition("-")[2]), "sampler": sampler}, path
+    )
+    return path
+
+
+@pytest.mark.parametrize(("later", "epoch", "fires"), [(1, 0, False), (2, 0, True), (2, 1, False)])
+def test_an_epoch_keeps_its_order(tmp_path: Path, later: int, epoch: int, fires: bool) -> None:
+    first, second = (torch.randperm(100, generator=torch.Generator().manual_seed(one)) for one in (1, later))
+    report = wb.doctor(ordered(tmp_path / "step-10.pt", first, 0), ordered(tmp_path / "step-11.pt", second, epoch))
+    assert any(one.cause == "C7" for one in report.causes) == fires
+
+
+def test_a_damaged_order_is_not_called_another_order(tmp_path: Path) -> None:
+    order = torch.arange(100).flip(0)
+    before, after = ordered(tmp_path / "step-10.pt", order, 0), ordered(tmp_path / "step-11.pt", order, 0)
+    damaged = after.read_bytes()
+    at = damaged.index(order.numpy().tobytes())
+    after.write_bytes(damaged[:at] + bytes(8) + damaged[at + 8 :])
+    assert not [one for one in wb.doctor(before, after).causes if one.cause == "C7"]

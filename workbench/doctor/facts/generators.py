@@ -75,6 +75,13 @@ def seed(state: bytes) -> int:
     return int.from_bytes(state[:8], "little")
 
 
+def is_fresh(state: bytes) -> bool:
+    """Return whether a generator has drawn nothing since its seed, by its own counts."""
+    if len(state) == CUDA:
+        return not any(state[8:])
+    return int.from_bytes(state[8:12], "little") == 1 and not any(state[16:24])
+
+
 def drawn(state: bytes) -> int | None:
     """Return how many numbers of 32 bits a generator has drawn since its seed; ``None`` if more than are searched.
 
@@ -82,20 +89,19 @@ def drawn(state: bytes) -> int | None:
     """
     if len(state) == CUDA:
         return int.from_bytes(state[8:], "little")
-    left, taken = int.from_bytes(state[8:12], "little"), int.from_bytes(state[16:24], "little")
     words = np.frombuffer(state, "<u8", WORDS, 24)
     engine = np.random.MT19937()
     held = engine.state
     held["state"] = {"key": _seeded(seed(state)), "pos": WORDS}
     engine.state = held
-    if left == 1 and taken == 0:
+    if is_fresh(state):
         return 0 if np.array_equal(words, held["state"]["key"]) else None
     first = _tempered(words[:2].astype(np.uint32))
     for at in range(0, BLOCKS, AT_ONCE):
         blocks = engine.random_raw(WORDS * AT_ONCE).reshape(AT_ONCE, WORDS)
         here = np.flatnonzero((blocks[:, :2] == first).all(axis=1))
         if len(here):
-            return (at + int(here[0])) * WORDS + taken
+            return (at + int(here[0])) * WORDS + int.from_bytes(state[16:24], "little")
     return None
 
 
