@@ -27,8 +27,8 @@ SAME = 0.9  #: share of the names that must agree without their wrappers
 _MOVING = {"exp_avg", "exp_avg_sq", "momentum"}  #: roles of optimizer state that an update is computed from
 _WHOLE = {"param", "master"}
 _WRAPPED = re.compile(r"(?<![^.])(?:module|_orig_mod|_fsdp_wrapped_module)\.")
-TENSORS = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".safetensors", ".npz")
-FILES = 64  #: most further files that are opened
+TENSORS = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".safetensors", ".npz", ".npy")
+FILES = 256  #: most further files, and folders, that are looked at
 _PREFIX = re.compile(r"(?:model|base_model|net|network|state_dict|params)\.")
 
 
@@ -92,22 +92,28 @@ class State:
         return frozenset(frozenset(names) for names in found.values() if len(names) > 1)
 
     @cached_property
-    def unread(self) -> tuple[str, ...]:
-        """The files of the checkpoint's folder that may hold tensors, and that no reader opens."""
+    def loose(self) -> tuple[str, ...]:
+        """The files of the checkpoint's folder, and of the folders in it, that no reader opens."""
         place, catalog = self.ckpt.place, self.ckpt.catalog
         if place.file is not None:
             return ()
         known = {*catalog.files, *catalog.metadata_files}
-        names = [name for name in place.files if name.endswith(TENSORS) and name not in known]
-        return tuple(name for name in names if name.rpartition(".")[0] not in self.ckpt.objects)
+        names = [*place.files, *(f"{part}/{name}" for part in place.folders[:FILES] for name in place.sub(part).files)]
+        return tuple(one for one in names if one not in known and one.rpartition(".")[0] not in self.ckpt.objects)
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Those of these files that may hold tensors."""
+        return tuple(name for name in self.loose if name.endswith(TENSORS) and "/" not in name)
 
     @cached_property
     def beside(self) -> Mapping[str, Checkpoint]:
         """Those of these files that are checkpoints by themselves, as of a trainer's further objects."""
         found = {}
-        for name in self.unread[:FILES]:
+        for name in self.loose[:FILES]:
             try:
-                found[name] = open_place(self.ckpt.place.sub(name))
+                if name.endswith(TENSORS):
+                    found[name] = open_place(self.ckpt.place.sub(name))
             except WorkbenchError:  # of an unknown format
                 continue
         return found

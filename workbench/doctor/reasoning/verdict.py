@@ -18,7 +18,7 @@ import re
 from workbench.checkpoint import Checkpoint
 from workbench.doctor.causes.case import Case
 from workbench.doctor.causes.table import CAUSES
-from workbench.doctor.facts.evidence import is_numbered
+from workbench.doctor.facts.evidence import FILES, is_numbered
 from workbench.doctor.ledger.roles import MASTERS
 from workbench.doctor.ledger.rows import GROUPS, Status
 from workbench.doctor.ledger.sign import many
@@ -50,8 +50,12 @@ def verdict(suspects: tuple[Suspect, ...], case: Case) -> str:
         return f"Not everything that is stored was compared, so a fault may be unseen. Nothing is wrong in: {words}."
     if two and weak(case):
         return f"These checkpoints cannot prove that the resume is right. Nothing is wrong in: {words}."
-    if suspects:  # a remark: never "no fault" above a list that names a cause
-        return f"{suspects[0].title} {_why(suspects[0])} Nothing else was found in what was compared: {words}."
+    # remarks: never "no fault" above a list that names a cause or a difference
+    heads = [f"{suspects[0].title} {_why(suspects[0])}"] if suspects else []
+    if differing := [one.message for one in case.fired("R11", "R16", "R17", where="before → echo", info=True)]:
+        heads.append(f"In the load, {'; '.join(differing)}. Is that expected?")
+    if heads:
+        return f"{' '.join(heads)} Nothing else was found in what was compared: {words}."
     return f"No fault found in what was compared: {words}."
 
 
@@ -80,8 +84,10 @@ def _unseen(case: Case) -> list[str]:
             found.append(group)
     if leg == "train" and (others := _others(case.later.ckpt)):  # no law of what else a program stores is known
         found.append(many(others, "other tensor"))
-    compared = case.evidence.before.beside if leg == "load" and "R17" in case.outcome.checked else ()
-    return found + [repr(name) for name in case.later.unread if name not in compared]
+    if leg == "load" and "R17" in case.outcome.checked:
+        more = len(case.later.loose) - FILES
+        return found + ([many(more, "further file")] if more > 0 else [])
+    return found + [repr(name) for name in case.later.unread]
 
 
 def _others(ckpt: Checkpoint) -> int:

@@ -28,7 +28,7 @@ from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.look import AtomLook, look
 from workbench.doctor.origins.merge import averaged, low_rank
 from workbench.doctor.origins.where import where
-from workbench.doctor.rules.leaves import DRAWN, causes_of_topic, topic_of
+from workbench.doctor.rules.leaves import causes_of_topic, topic_of
 from workbench.doctor.rules.load_signs import ECHO, load_signs
 
 IN = "before → echo"
@@ -204,7 +204,7 @@ def _others(pair: Pair, found: EchoValues) -> list[Sign]:
     keys = [
         key
         for at, key in enumerate(catalog.keys)
-        if at not in held and key in there.index and roles[at] != "step" and not DRAWN.search(key.lower())
+        if at not in held and key in there.index and roles[at] != "step" and topic_of(key.lower()) != "generators"
     ]
     if not keys:
         return []
