@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +23,6 @@ from workbench.analysis.diff_objects import ObjectChange, object_changes
 from workbench.core.source import Source
 from workbench.doctor.facts.evidence import FILES, Pair
 from workbench.doctor.ledger.sign import Rule, Sign, many, register
-from workbench.doctor.rules.settings import IGNORED
 from workbench.errors import WorkbenchError
 
 R17 = Rule(
@@ -38,23 +35,27 @@ register(R17)
 #: Topic → words in a path, and the causes if a value of it changed; the first that fits.
 TOPICS: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = (
     ("groups", re.compile(r"param_groups"), ("H1",)),
+    ("arguments", re.compile(r"(?:^|[._/])\w*(?:args|config)(?:$|[._/\[])"), ("H1",)),
     ("generators", re.compile(r"rng|random|generator"), ("C8",)),  # in many programs they advance in every launch
     ("state", re.compile(r"optim.*\bstate\b|^state\b"), ("B2", "B11")),
     ("loss scale", re.compile(r"scaler|loss_scale|growth_tracker"), ("D8",)),
     ("schedule", re.compile(r"sched"), ("C1", "C3", "C4")),
     ("seed", re.compile(r"(?:loader|sampler|data).*seed"), ("C7",)),
     ("data", re.compile(r"loader|sampler|dataset|consumed"), ("C6",)),
-    ("tensors", re.compile(r"^$"), ("A5", "A2")),  # of files that no reader opens
+    ("tensors", re.compile(r"^$"), ("A5", "A2")),
     ("moments", re.compile(r"^$"), ("B1", "B6")),
     ("average", re.compile(r"(?:^|[._])(?:ema|swa|averag\w*|shadow)(?:$|[._])"), ("F4",)),
-    ("arguments", re.compile(r"args|config"), ("H1",)),
 )
+#: Fields of param groups that do not change what an update does.
+SWITCHES = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
 REMARKS = ("other", "generators", "arguments")  #: topics whose change may mean nothing
-#: Values that identify a launch or a save, or that are measured, and files that are not the checkpoint's.
+#: Values that identify a launch or a save, or that are measured.
 _PASSING = re.compile(
     r"(?:^|[._/])(?:\w*time\w*|clock|date|\w*path|\w*dir|\w*file\w*|host\w*|\w*version|rank|world_size|device|verbose"
-    r"|uuid|pid|run_id|job_id)(?:$|[._/\[])|manifest|echo|tfevents|\.(?:log|lock|tmp|csv|md|txt|py)$"
+    r"|uuid|pid|run_id|job_id|should_\w+)(?:$|[._/\[])"
 )
+_OTHERS = re.compile(r"manifest|echo|tfevents|\.(?:log|lock|tmp|csv|md|txt|py)$")  #: files that no trainer loads
+OF_TENSORS = ("tensors", "moments")  #: topics of tensors in files that no reader opens
 #: Kind of an R11 sign → topic. Other rules → topic: they compare the same values.
 _FACTS = {
     "schedule": "schedule",
@@ -64,6 +65,7 @@ _FACTS = {
     "generators": "generators",
 }
 _RULES = {"R14": ("groups",), "R12": ("groups", "arguments"), "P37": ("schedule",), "N10": ("seed",), "R10": ("state",)}
+CAME_OR_WENT = ("added", "removed")  #: kinds of change that other versions of a program leave too
 SHOWN = 4  #: values in a message
 BLOCK = 1 << 20  #: bytes of two files that are compared at a time
 
@@ -78,54 +80,51 @@ def values_kept(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
     if pair.mapped or a.format != b.format:
         return "the two checkpoints are stored in different formats"
     known = set(_known(signs))
-    found: dict[str, dict[str, str]] = {}
-    for topic, change in chain(_objects("", a.objects, b.objects), _files(pair)):
-        path = change.path.lower()
-        name = re.sub(r"\[[^\]]*\]", "", path).rpartition(".")[2]
-        passing = _PASSING.search(path) or (topic == "groups" and name in IGNORED)
-        if topic not in known and not passing and change.kind not in ("unreadable", "unlooked"):
-            found.setdefault(topic, {})[change.path] = change.text
+    found: dict[str, dict[str, ObjectChange]] = {}
+    for file, change in chain((("", one) for one in object_changes(a.objects, b.objects)), _files(pair)):
+        source = file + change.path
+        topic = change.kind if change.kind in OF_TENSORS else topic_of(source.lower())
+        name = re.sub(r"\[[^\]]*\]", "", change.path).rpartition(".")[2]
+        passing = _PASSING.search(change.path.lower()) or (topic == "groups" and name in SWITCHES)
+        empty = change.kind in CAME_OR_WENT and change.text.endswith("dict of 0")
+        if topic not in known and not passing and not empty and change.kind not in ("unreadable", "unlooked"):
+            found.setdefault(topic, {})[source] = change
     return [_sign(topic, off) for topic, off in found.items()]
-
-
-def _objects(within: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, ObjectChange]]:
-    for change in object_changes(a, b):
-        path = within + change.path
-        yield topic_of(path.lower()), replace(change, path=path)
 
 
 def _files(pair: Pair) -> Iterator[tuple[str, ObjectChange]]:
     """Compare files that no reader opens: as checkpoints, as JSON, or else byte by byte."""
     a, b = pair.stored, pair.b
     for name in sorted({*a.loose, *b.loose})[:FILES]:
-        topic = topic_of(name.lower())
+        if _OTHERS.search(name):
+            continue
         if name not in a.loose or name not in b.loose:
             side = "before" if name in a.loose else "the echo"
-            yield topic, ObjectChange(name, "changed", f"is in {side} only")
+            yield name, ObjectChange("", "changed", f"is in {side} only")
             continue
         one, two = a.beside.get(name), b.beside.get(name)
         if one is not None and two is not None:
-            yield from _objects(f"{name}/", one.objects, two.objects)
+            yield from ((f"{name}/", change) for change in object_changes(one.objects, two.objects))
             for row in diff(one, two, patterns=False, evidence="none").rows:
-                path = f"{name}/{row.key_b}"
-                topic = topic_of(path.lower())
                 if row.status in ("changed", "type", "shape"):
-                    topic = {"other": "tensors", "state": "moments"}.get(topic, topic)
-                    yield topic, ObjectChange(path, "changed", "is another tensor")
+                    source = f"{name}/{row.key_b}"
+                    kind = {"other": "tensors", "state": "moments"}.get(topic_of(source.lower()), "changed")
+                    yield source, ObjectChange("", kind, "is another tensor")
             continue
         try:
             if name.endswith(".json"):
-                yield from _objects("", *({name: side.ckpt.place.read_json(name)} for side in (a, b)))
+                values = [{"": side.ckpt.place.read_json(name)} for side in (a, b)]
+                yield from ((name, change) for change in object_changes(*values))
                 continue
         except WorkbenchError:
             pass  # byte by byte
         try:
             where = _first_difference(*(side.ckpt.place.source(name) for side in (a, b)))
         except WorkbenchError as error:
-            yield topic, ObjectChange(name, "unreadable", str(error))
+            yield name, ObjectChange("", "unreadable", str(error))
         else:
             if where:
-                yield topic, ObjectChange(name, "changed", where)
+                yield name, ObjectChange("", "changed", where)
 
 
 def _first_difference(a: Source, b: Source) -> str:
@@ -156,24 +155,36 @@ def causes_of_topic(topic: str) -> tuple[str, ...]:
     return next((causes for one, _, causes in TOPICS if one == topic), ("H1",))
 
 
-def _sign(topic: str, off: dict[str, str]) -> Sign:
+def _sign(topic: str, off: dict[str, ObjectChange]) -> Sign:
     causes = causes_of_topic(topic)
     if topic == "schedule":
         causes = (_of_schedule(off), *causes)
-    listed = ", ".join(f"{name} {text}" for name, text in list(off.items())[:SHOWN])
+    words_of = {source: _text(change) for source, change in off.items()}
+    listed = ", ".join(f"{source} {text}" for source, text in list(words_of.items())[:SHOWN])
     more = f" and {len(off) - SHOWN:,} more" if len(off) > SHOWN else ""
     words = f"{many(len(off), 'stored value')} changed: {listed}{more}"
-    evidence = {"kind": topic, "changed": dict(list(off.items())[:100])}
-    severity = "info" if topic in REMARKS else "warn"
+    evidence = {"kind": topic, "changed": dict(list(words_of.items())[:100])}
+    remark = topic in REMARKS or all(map(_by_version, off.values()))
+    severity = "info" if remark else "warn"
     return R17.sign(words, evidence, hit=len(off), severity=severity, causes=tuple(dict.fromkeys(causes)))
 
 
-def _of_schedule(off: Mapping[str, str]) -> str:
+def _text(change: ObjectChange) -> str:
+    if change.kind not in CAME_OR_WENT:
+        return change.text
+    return change.text.replace("only in a", "is in before only").replace("only in b", "is in the echo only")
+
+
+def _by_version(change: ObjectChange) -> bool:
+    """Return whether another version of the program may have added or left out a value; one that is set is no such."""
+    return change.kind in CAME_OR_WENT and (change.before or change.after) is not True
+
+
+def _of_schedule(off: Mapping[str, ObjectChange]) -> str:
     """Return the cause for values of a schedule: another curve, a position, another length."""
     if any("lr" in name.rpartition(".")[2] for name in off):
         return "C2"
-    name, text = next(iter(off.items()))
-    numbers = re.fullmatch(r"(-?\d+) → (-?\d+)", text)
-    if numbers and re.search(r"count|epoch|step|cur", name):
-        return "C1" if int(numbers[2]) < int(numbers[1]) else "C3"
+    name, change = next(iter(off.items()))
+    if isinstance(change.before, int) and isinstance(change.after, int) and re.search(r"count|epoch|step|cur", name):
+        return "C1" if change.after < change.before else "C3"
     return "C4"

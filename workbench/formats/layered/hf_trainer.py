@@ -95,9 +95,8 @@ def read_catalog(place: Place) -> Catalog:
     for name in (FSDP_OPTIMIZER, SHARDED_OPTIMIZER):
         if name in place.folders:
             found.append(parts.folder(place, "dcp", name, True))
-    for name in OPTIMIZERS:
-        if name in place.files and len(found) == 1:
-            found.append(parts.file(place, name, f"{name.rpartition('.')[0]}."))
+    if len(found) == 1:
+        found += [parts.file(place, name, f"{stem}.") for stem, name in _optimizers(place).items()]
     if not any(part.optimizer for part in found):
         notes.append("no optimizer state (optimizer.pt): a resume from here silently resets the optimizer")
     found += parts.averages(place)
@@ -124,11 +123,15 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
             makers[stem] = partial(place.read_json, name)
         elif _STATES.fullmatch(name):
             makers[stem] = partial(parts.whole, place, name)
-        elif name in OPTIMIZERS:
-            makers[stem] = partial(parts.rest, place, name)
+    makers |= {stem: partial(parts.rest, place, name) for stem, name in _optimizers(place).items()}
     makers |= parts.average_objects(place)
     stored = formats.reader("dcp").read_objects(place, catalog)
     return LazyMap({**makers, **{name: partial(getitem, stored, name) for name in stored}})
+
+
+def _optimizers(place: Place) -> dict[str, str]:
+    """Return the files of the optimizer's state by stem; of two with one stem, the one that the Trainer loads."""
+    return {name.rpartition(".")[0]: name for name in reversed(OPTIMIZERS) if name in place.files}
 
 
 def _weights(place: Place) -> str | None:
