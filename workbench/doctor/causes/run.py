@@ -63,8 +63,8 @@ def _step_is_off(case: Case) -> bool:
             if len(due) > 1 and max(due) - min(due) < 1 and abs(due[0] - step) > 1 and max(due) > old.step:
                 return True
             continue
-        if usual == step or old.steps.usual != old.step:
-            continue
+        if usual in (step, step - old.step) or old.steps.usual != old.step:
+            continue  # it agrees, or it counts the updates since the resume: it restarted, and so may the others
         if any(was and now is not None and abs(now * old.step / was - usual) < 1 for was, now in pairs):
             return True
     return False

@@ -192,9 +192,11 @@ class Pair:
     def due(self, names: Iterable[str]) -> set[str]:
         """Return the weights that updates between the two should change; none if both state a learning rate of 0.
 
-        If no weight is known to have optimizer state, weights whose shape occurs in numbered state are returned.
+        The first update of an optimizer that started anew proves nothing: a warm-up begins at 0, and ADOPT only stores
+        squares then. If no weight is known to have optimizer state, weights whose shape occurs in numbered state are returned.
         """
-        if all(state.facts.lr == 0 for state in (self.a, self.b)):
+        first, second = (state.facts.steps.usual or 0 for state in (self.a, self.b))
+        if all(state.facts.lr == 0 for state in (self.a, self.b)) or second == 1 < first:
             return set()
         names, params = set(names), self.a.params
         own = {name for name in names if any(role in _MOVING for role in params.get(name, ()))}
