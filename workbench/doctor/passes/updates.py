@@ -143,6 +143,8 @@ def passed(a: TrainingState, b: TrainingState) -> int | None:
     agree, from them. ``None`` if none of them is stored.
     """
     k = scheduled(a, b)
+    if a.step is not None and b.step is not None and a.step == a.steps.usual and b.steps.usual == b.step - a.step:
+        return b.step - a.step  # the optimizer began anew: its counter, and maybe the schedule's, are those since then
     if a.step is None or b.step is None or k == (b.steps.usual or 0) - (a.steps.usual or 0) > 0:
         if k is not None:
             return k
