@@ -223,8 +223,8 @@ def _single(change: LedgerLeg) -> frozenset[str]:
 
 
 def _of_groups(case: Case) -> list[Sign]:
-    """Return counters of the param groups themselves that restarted."""
-    return [one for one in case.fired("P34") if one.evidence["kind"] == "groups"]
+    """Return counters of the param groups themselves, and products in their place, that restarted."""
+    return [one for one in case.fired("P34") if one.evidence["kind"] in ("groups", "products")]
 
 
 def _whole(case: Case, change: LedgerLeg) -> bool:

@@ -193,7 +193,8 @@ class Pair:
         """Return the weights that updates between the two should change; none if both state a learning rate of 0.
 
         The first update of an optimizer that started anew proves nothing: a warm-up begins at 0, and ADOPT only stores
-        squares then. If no weight is known to have optimizer state, weights whose shape occurs in numbered state are returned.
+        squares then. If no weight is known to have optimizer state, weights whose shape occurs in numbered state are
+        returned.
         """
         first, second = (state.facts.steps.usual or 0 for state in (self.a, self.b))
         if all(state.facts.lr == 0 for state in (self.a, self.b)) or second == 1 < first:

@@ -42,7 +42,8 @@ STATE = "state"  #: the quantity of every other tensor of an optimizer
 MOMENTS = (*FIRST, *SECOND)
 AVERAGES = ("ema",)
 BUFFERS = ("buffer", "amax_history", "scale", "scale_inv", "extra_state")
-ELSEWHERE = ("step", "rng", "other")  #: counters and generators are compared as facts, the rest by its key
+#: Counters and generators are compared as facts, the rest by its key. NAdam's product counts updates, too.
+ELSEWHERE = ("step", "mu_product", "rng", "other")
 #: Words of other names of such state; squares are searched first. Parts of codes (``exp_avg.scale``) are neither.
 _SQUARES = re.compile(r"(?:^|_)(?:sq|squares?|var|variance|second|hess|hessian|v|nu)(?:_|$)")
 _AVERAGES = re.compile(r"(?:^|_)(?:avg|average|mom|momentum|first|m|mu)(?:_|$)")

@@ -133,6 +133,7 @@ _COUNTING = {"groups": ("param_groups",), "schedule": ("sched",), "average": ("e
 _OF_DATA = re.compile(r"loader|sampler|epoch(?!$)|batch|scaler|growth|bad_epochs|cooldown|_dim|size|length")
 SCHEDULED = ("lr", "weight_decay")  #: fields that a schedule changes, or that other rules compare
 CYCLED = ("betas", "momentum")
+PRODUCTS = 64  #: of NAdam that are read
 SEARCHED = 16  #: generators whose draws are counted, at up to 0.1 s each
 ORDER = 16, 1 << 20  #: least and most elements of a stored order of the data
 
@@ -340,12 +341,13 @@ def schedule_kept(pair: Pair) -> list[Sign] | str:
 
 
 def counters_restarted(pair: Pair) -> list[Sign] | str:
-    """Check integers that a trainer, a schedule or a param group keeps (P34)."""
+    """Check integers that a trainer, a schedule or a param group keeps, and NAdam's products (P34)."""
     a, b = pair.a.facts, pair.b.facts
     k, step = passed(a, b), _step(a)
     both = [path for path in a.counts if path in b.counts]
-    if k is None or step is None or k < 1 or not both:
-        return "no counters are stored on both sides, or the updates in between are unknown"
+    products = _products(pair)
+    if products or k is None or step is None or k < 1 or not both:
+        return products or "no counters are stored on both sides, or the updates in between are unknown"
     moved = _moved(a, b)
     whole = moved is not None and abs(moved - k) > 1  # the schedule as a whole: P15
     restarted: dict[str, list[str]] = {}
@@ -366,6 +368,30 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
         evidence = {"kind": kind or "other", "before": old, "after": new, "k": k}
         found.append(P34.sign(words, evidence, hit=len(paths), of=len(both), causes=causes))
     return found
+
+
+def _products(pair: Pair) -> list[Sign]:
+    """Check NAdam's ``mu_product``, the product of a factor below 1 for each update: it never grows."""
+    held = [(name, roles["mu_product"]) for name, roles in pair.shared() if "mu_product" in roles]
+    held = [(name, at) for name, at in held if pair.b.ckpt.catalog.numel[at[1]] == 1][:PRODUCTS]
+    grown = {}
+    for name, at in held:
+        try:
+            old, new = (
+                float(side.tensor(n).numpy().reshape(-1)[0]) for side, n in zip((pair.a, pair.b), at, strict=True)
+            )
+        except WorkbenchError:  # verify reports the reason
+            continue
+        if new > old:
+            grown[name] = old, new
+    if not grown:
+        return []
+    old, new = next(iter(grown.values()))
+    words = (
+        f"mu_product of {many(len(grown), 'parameter')} went from {old:.3g} to {new:.3g}; each update makes it smaller"
+    )
+    evidence = {"kind": "products", "before": old, "after": new}
+    return [P34.sign(words, evidence, list(grown)[:NAMED], hit=len(grown), of=len(held), causes=("B2", "B1"))]
 
 
 def changed_arguments(a: TrainingState, b: TrainingState) -> dict[str, tuple[Any, Any]]:
