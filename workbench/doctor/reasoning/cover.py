@@ -227,7 +227,8 @@ def silent(cause: str, case: Case) -> str:
 def _remarks(case: Case, found: list[CauseExplanation], every: Sequence[tuple[str, Match]]) -> None:
     """Assign remarks to the causes that name them.
 
-    Settings that were declared, and parameters that were unfrozen, are reported even without consequences.
+    Settings that were declared, parameters that were unfrozen, and what the load changed are reported even without
+    consequences.
     """
     for sign in case.signs:
         if sign.severity != "info":
@@ -238,6 +239,10 @@ def _remarks(case: Case, found: list[CauseExplanation], every: Sequence[tuple[st
             of_settings = [match for cause, match in every if cause == "H1"]
             match = next((one for one in of_settings if sign in one.signs), None)
             home = CauseExplanation("H1", match or next(iter(of_settings), None))
+            found.append(home)
+        if home is None and sign.rule in ("R11", "R17") and causes[0] != "H1":
+            title = f"In the load, {sign.message}."
+            home = CauseExplanation(causes[0], Match(leg_of(sign), UNNAMED, signs=(sign,), title=title))
             found.append(home)
         if home is not None and sign not in home.proof:
             home.proof.append(sign)

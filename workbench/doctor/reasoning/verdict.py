@@ -52,8 +52,10 @@ def verdict(suspects: tuple[Suspect, ...], case: Case) -> str:
         return f"These checkpoints cannot prove that the resume is right. Nothing is wrong in: {words}."
     # remarks: never "no fault" above a list that names a cause or a difference
     heads = [f"{suspects[0].title} {_why(suspects[0])}"] if suspects else []
-    if differing := [one.message for one in case.fired("R11", "R16", "R17", where="before → echo", info=True)]:
-        heads.append(f"In the load, {'; '.join(differing)}. Is that expected?")
+    named = [sign for one in suspects for sign in one.signs]
+    differing = [one for one in case.fired("R11", "R16", "R17", where="before → echo", info=True) if one not in named]
+    if differing:
+        heads.append(f"In the load, {'; '.join(one.message for one in differing)}. Is that expected?")
     if heads:
         return f"{' '.join(heads)} Nothing else was found in what was compared: {words}."
     return f"No fault found in what was compared: {words}."

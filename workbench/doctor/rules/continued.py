@@ -248,7 +248,7 @@ def same_trainer(pair: Pair) -> list[Sign] | str:
     if moved:
         words = f"the states of {len(moved):,} of {len(a.generators):,} random generators changed"
         names = {"kind": "generators", "names": moved[:NAMED]}
-        found.append(R11.sign(words, names, hit=len(moved), of=len(a.generators), severity="info"))
+        found.append(R11.sign(words, names, hit=len(moved), of=len(a.generators), severity="info", causes=("C8",)))
     return [*found, *_unstored(pair, R11)]
 
 
