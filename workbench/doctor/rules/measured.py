@@ -248,7 +248,9 @@ def train_rows(
                 looked += 1
                 became = _weights(pair, fqn, weight, places, update, sums) if looked <= MANY else None
                 form, exact, detail = _weight_form(fqn, sums, became, moved, unlike)
-                rows = form == "part" and detail["rows"] >= PATCH * detail["of"]
+                # a few rows of a vocabulary are tokens, those of another weight a damaged place
+                tokens = kinds([fqn]) <= {"embed", "head"} and not detail.get("tail")
+                rows = form == "part" and (tokens or detail["rows"] >= PATCH * detail["of"])
                 if not rows and fqn not in unlike:
                     alone = few_weights and not (sums.floor.broken or sums.transition.broken)
                     far = form == "near" and float(detail.get("cosine", 1.0)) < LIKE
