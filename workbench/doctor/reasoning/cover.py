@@ -240,7 +240,8 @@ def _remarks(case: Case, found: list[CauseExplanation], every: Sequence[tuple[st
             match = next((one for one in of_settings if sign in one.signs), None)
             home = CauseExplanation("H1", match or next(iter(of_settings), None))
             found.append(home)
-        if home is None and sign.rule in ("R11", "R17") and causes[0] != "H1":
+        known = causes[0] != "H1" and sign.evidence.get("kind") not in ("groups", "schedule")  # which arguments declare
+        if home is None and sign.rule in ("R11", "R17") and known:
             title = f"In the load, {sign.message}."
             home = CauseExplanation(causes[0], Match(leg_of(sign), UNNAMED, signs=(sign,), title=title))
             found.append(home)

@@ -26,7 +26,7 @@ def diagnose(case: Case) -> tuple[tuple[Suspect, ...], str]:
     found = cover(case)
     _questions(case, found)
     suspects = [_suspect(one, case) for one in found]
-    order = sorted(range(len(found)), key=lambda n: (_meant(suspects[n]), _rank(suspects[n]), -found[n].score))
+    order = sorted(range(len(found)), key=lambda n: (_after(suspects[n]), _rank(suspects[n]), -found[n].score))
     ranked = _together(tuple(suspects[number] for number in order))
     return ranked, verdict(ranked, case)
 
@@ -86,8 +86,9 @@ def _questions(case: Case, found: Sequence[CauseExplanation]) -> None:
     case.outcome.signs[:] = [milder.get(id(sign), sign) for sign in case.outcome.signs]
 
 
-def _meant(one: Suspect) -> bool:
-    return one.cause == "H1"
+def _after(one: Suspect) -> int:
+    """Return 1 for what was meant, and 2 for remarks, which come after all faults."""
+    return 2 if one.severity == "info" else int(one.cause == "H1")
 
 
 def _rank(one: Suspect) -> int:

@@ -56,9 +56,22 @@ def verdict(suspects: tuple[Suspect, ...], case: Case) -> str:
     differing = [one for one in case.fired("R11", "R16", "R17", where="before → echo", info=True) if one not in named]
     if differing:
         heads.append(f"In the load, {'; '.join(one.message for one in differing)}. Is that expected?")
+    if beyond := _unexplained(case):
+        heads.append(f"{beyond}, and no known cause explains it.")
     if heads:
         return f"{' '.join(heads)} Nothing else was found in what was compared: {words}."
     return f"No fault found in what was compared: {words}."
+
+
+def _unexplained(case: Case) -> str:
+    """Return what the ledger lists as changed in the load, or as beyond its law, although no rule reported it."""
+    rows = [row for row in case.ledger if row.leg in ("load", "train") and row.status is Status.BEYOND]
+    rows = [row for row in rows if any(row.quantity in names for names in GROUPS.values())]
+    if not rows:
+        return ""
+    first = rows[0]
+    where = "changed in the load" if first.leg == "load" else "moved farther than the updates can move it"
+    return f"The {first.quantity} of {many(sum(len(row.names) for row in rows), 'parameter')} {where}"
 
 
 def _decisive(case: Case) -> bool:
