@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import workbench as wb
+from tests.lab.catalogue import EVERY
+from tests.lab.drawn import draw
 from workbench.doctor.facts.evidence import Evidence, State, is_numbered
 from workbench.doctor.facts.gather import gather
 from workbench.doctor.facts.optimizer import ALL_LAWS, recognise
@@ -477,3 +479,18 @@ def test_huge_numbers_in_keys_are_no_numbers(tmp_path: Path) -> None:
     found = state(tmp_path / "keys.pt")
     assert found.numbered == {f"optimizer state {10**17}": 10**17}
     assert found.facts.steps.by_name[f"optimizer state {10**17}"] == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    {
+        "ei72_codes_shifted": "B11",  # 8-bit state: codes, a table and scales make the values that are compared
+        "y13_scales_of_one": "B11",
+        "ij02_nadam_product": "B2",  # a product of factors below 1 that grew
+        "sf02_no_schedule_file": "B1",  # neither a wrong step nor an old save: a warm-up begins with a rate of 0
+        "svl01_adopt_counters": "B2",  # whose first update moves nothing
+    }.items(),
+)
+def test_one_update_shows_state_that_began_anew_or_is_not_the_old_one(fault, cause):
+    case = draw(EVERY[fault], 1)
+    assert wb.doctor(case.before, case.next).causes[0].cause == cause

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from workbench.core.arrays import Array
-from workbench.doctor.facts.evidence import Pair
+from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.ledger.roles import FIRST, MOMENTS, SECOND, STATE, quantity
 from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register
@@ -131,6 +131,7 @@ def check_continuity(pair: Pair, updates: Mapping[str, Update], states: Mapping[
     held, lawful = _held(pair, updates, states)
     for role, places in held.items():
         _role(pair, updates, role, places, found)
+    found.forms = _of_codes(found.forms)
     samples = _samples(pair, lawful, found)
     kept = {fqn: _kept(*both) for fqn, both in samples.items()}
     turned = _turned(samples, lawful, pair, kept)
@@ -193,7 +194,11 @@ def _held(
                 continue  # statistics forget quickly, and move far at first
             if quantity(role) not in (*MOMENTS, STATE, "buffer") or (lawful and role in ("exp_avg", "exp_avg_sq")):
                 continue
-            if pair.b.ckpt.catalog.numel[both[1]] >= ENOUGH and pair.b.dtype(both[1]).startswith(("float", "bfloat")):
+            if pair.b.ckpt.catalog.numel[both[1]] < ENOUGH:
+                continue
+            if _is_quantised(pair, fqn, role):  # apart from that of small parameters, which have floats
+                held[f"{role} codes"][fqn] = both
+            elif pair.b.dtype(both[1]).startswith(("float", "bfloat")):
                 held[role if role != "buffer" else f"buffer {fqn.rpartition('.')[2]}"][fqn] = both
     return held, adam
 
@@ -201,7 +206,7 @@ def _held(
 def _role(
     pair: Pair, updates: Mapping[str, Update], role: str, places: Mapping[str, tuple[int, int]], found: Continuity
 ) -> None:
-    samples = _samples(pair, places, found)
+    samples = _samples(pair, places, found, role.removesuffix(" codes"))
     if not samples:
         return
     found.checked["P33"] = ""
@@ -213,7 +218,7 @@ def _role(
     counted = pair.b.facts.optimizer.family == "Adafactor"  # its first update keeps nothing, whatever it had
     once = {fqn for fqn in rest if same and updates[fqn].k == 1 and not (counted and updates[fqn].after == 1)}
     forms |= _broken(rest, once)
-    if quantity(role) in FIRST:
+    if quantity(role.removesuffix(" codes")) in FIRST:
         lost = {fqn for fqn in once & rest.keys() - forms.keys() if _is_other(rest[fqn])}
         forms |= dict.fromkeys(lost, "other") if len(rest) >= SOME and len(lost) >= MOST * len(rest) else {}
     elif role in STATISTICS and len(rest) >= SOME and all(one.own < LIKE for one in rest.values()):
@@ -223,27 +228,79 @@ def _role(
         moved = _searched(pair, {f: places[f] for f in once & loud}, found)
         forms |= {f: f"moved.{kind}" for f, kind in moved.items() if len(moved) > 1}
         forms |= dict.fromkeys(_in_part(pair, {f: places[f] for f in once - forms.keys()}, found), "zeros")
+    codes = role.endswith(" codes")
     role = role.partition(" ")[0]  # buffers are compared with those of their name
     for fqn, one in kept.items():
-        if form := forms.get(fqn, ""):
-            found.forms[fqn, role] = form
+        if form := forms.get(fqn, ""):  # of codes, the table or the scales may be wrong: a part of the state
+            key = (fqn, role.replace("state", "absmax")) if codes else (fqn, role)
+            found.forms[key] = f"codes.{form}" if codes else form
         elif one.own >= LIKE:
             found.forms[fqn, role] = ""
 
 
-def _samples(pair: Pair, places: Mapping[str, tuple[int, int]], found: Continuity) -> dict[str, tuple[Array, Array]]:
+def _samples(
+    pair: Pair, places: Mapping[str, tuple[int, int]], found: Continuity, role: str = ""
+) -> dict[str, tuple[Array, Array]]:
     samples: dict[str, tuple[Array, Array]] = {}
     names = list(places)
     for fqn in names[:: max(math.ceil(len(names) / LOOKED), 1)]:
         one, two = places[fqn]
         try:
-            a, b = (_sample(side.tensor(at)) for side, at in ((pair.a, one), (pair.b, two)))
+            if _is_quantised(pair, fqn, role):
+                a, b = (_dequantised(side, fqn, role) for side in (pair.a, pair.b))
+            else:
+                a, b = (_sample(side.tensor(at)) for side, at in ((pair.a, one), (pair.b, two)))
         except WorkbenchError as error:
             found.not_checked["P32"] = f"{fqn!r}: {error}"
             continue
         if len(a) >= ENOUGH and np.isfinite(a).all() and np.isfinite(b).all() and a.any():
             samples[fqn] = a, b
     return samples
+
+
+def _is_quantised(pair: Pair, fqn: str, role: str) -> bool:
+    """Return whether both sides hold the state as codes of 8 bits, with a table of values and scales of blocks."""
+    roles = [side.params.get(fqn, {}) for side in (pair.a, pair.b)]
+    parts = (role, f"qmap{role[-1:]}", f"absmax{role[-1:]}")
+    if role not in ("state1", "state2") or not all(part in held for part in parts for held in roles):
+        return False
+    sides = [
+        [(side.dtype(held[part]), side.ckpt.catalog.numel[held[part]]) for part in parts]
+        for side, held in zip((pair.a, pair.b), roles, strict=True)
+    ]
+    return all(codes[0] == "uint8" and table[1] == 256 and scales[1] > 0 for codes, table, scales in sides)
+
+
+def _dequantised(state: State, fqn: str, role: str) -> Array:
+    """Return a sample of such a state: ``qmap[code] · absmax[block]``.
+
+    Source: bitsandbytes 0.49 ``functional.py`` (``dequantize_blockwise``); blocks are runs of the flat tensor.
+    """
+    held = state.params[fqn]
+    tensor = state.tensor(held[role])
+    rows = spread(tensor.shape, SAMPLED)
+    codes = (tensor.lazy[rows.tolist()] if rows is not None else tensor).numpy().reshape(-1)
+    width = tensor.numel() // tensor.shape[0] if tensor.shape else 1
+    at = np.arange(len(codes)) if rows is None else (rows[:, None] * width + np.arange(width)).reshape(-1)
+    table, scales = (_sample(state.tensor(held[f"{part}{role[-1]}"])) for part in ("qmap", "absmax"))
+    if rows is not None:
+        scales = np.asarray(state.tensor(held[f"absmax{role[-1]}"]).numpy(), np.float64).reshape(-1)
+    block = -(-tensor.numel() // len(scales))
+    block = 1 << max(block - 1, 0).bit_length()  # the last block may be shorter
+    return table[codes] * scales[np.minimum(at // block, len(scales) - 1)]
+
+
+def _of_codes(forms: Mapping[Key, str]) -> dict[Key, str]:
+    """Return the forms, of two quantised states that are both new as of states, else as of a part of them."""
+    new = {fqn for (fqn, _), form in forms.items() if form == "codes.zero"}
+    new = {fqn for fqn in new if all(forms.get((fqn, f"absmax{n}")) == "codes.zero" for n in (1, 2))}
+    found = {}
+    for (fqn, role), form in forms.items():
+        if form.startswith("codes") and fqn in new:
+            found[fqn, role.replace("absmax", "state")] = "zero"
+        else:
+            found[fqn, role] = form.partition(".")[0] if form.startswith("codes") else form
+    return found
 
 
 def _kept(a: Array, b: Array) -> Kept:
@@ -354,7 +411,8 @@ def _signs(forms: Mapping[Key, str]) -> Iterator[Sign]:
         names = list(dict.fromkeys(fqn for fqn, _ in keys))
         roles = sorted({role for _, role in keys})
         of = sum(role in roles for _, role in forms)
-        what = f"{', '.join(roles[:3])} of {many(len(names), 'parameter')}"
+        what = ", ".join(role.replace("absmax", "codes or scales of state") for role in roles[:3])
+        what = f"{what} of {many(len(names), 'parameter')}"
         evidence: dict[str, Any] = {"roles": roles, "kind": form}
         if form.startswith("moved."):
             words = {
@@ -370,6 +428,7 @@ def _signs(forms: Mapping[Key, str]) -> Iterator[Sign]:
             "other": "is as large as before, and does not continue its old values",
             "fill": "is one number in all elements",
             "ratio": "was multiplied by a factor",
+            "codes": "does not continue its old values",
         }[form]
         yield P33.sign(f"{what} {words}: {names[0]!r}", evidence, names[:NAMED], hit=len(keys), of=of,
                        causes=_causes(forms, names, roles, form))  # fmt: skip
@@ -580,6 +639,8 @@ def _causes(forms: Mapping[Key, str], names: Sequence[str], roles: Sequence[str]
     """Return the causes that the lost state suggests: all of it, the squares alone, or another part."""
     if form == "ratio":
         return ("B6", "E12", "E13")
+    if form == "codes":
+        return ("B11", "B6")
     wanted = set(names)
     others = {role for (fqn, role), one in forms.items() if fqn in wanted and not one}
     if not others:
