@@ -125,12 +125,14 @@ def _surplus(pair: Pair) -> frozenset[str]:
     known = {name for side in (pair.a, pair.b) for name in side.facts.states}
     if any(not is_numbered(name) for name in known):
         return frozenset(odd - known)
-    state = Counter(pair.b.shape(next(iter(roles.values()))) for f, roles in pair.b.params.items() if is_numbered(f))
-    weights = Counter(pair.b.shape(r["param"]) for f, r in pair.b.params.items() if "param" in r and f not in odd)
+    numel = pair.b.ckpt.catalog.numel
+    largest = [max(roles.values(), key=lambda at: numel[at]) for f, roles in pair.b.params.items() if is_numbered(f)]
+    state = Counter(map(pair.b.shape, largest))  # of a moment, not of a counter
+    weights = Counter(pair.b.shape(r["param"]) for r in pair.b.params.values() if "param" in r)
     held = {f for f in odd if "param" in pair.b.params[f] and state[pair.b.shape(pair.b.params[f]["param"])]}
     return (
         frozenset(f for f in odd - held)
-        | frozenset(f for f in held if state[shape := pair.b.shape(pair.b.params[f]["param"])] <= weights[shape])
+        | frozenset(f for f in held if state[shape := pair.b.shape(pair.b.params[f]["param"])] < weights[shape])
         if state
         else frozenset()
     )

@@ -176,7 +176,7 @@ def _text(change: ObjectChange) -> str:
 
 
 def _by_version(change: ObjectChange) -> bool:
-    """Return whether another version of the program may have added or left out a value; one that is set is no such."""
+    """Return whether another version of the program may have added or left out a value, except a flag that is set."""
     return change.kind in CAME_OR_WENT and (change.before or change.after) is not True
 
 
