@@ -53,7 +53,9 @@ def verdict(suspects: tuple[Suspect, ...], case: Case) -> str:
     # remarks: never "no fault" above a list that names a cause or a difference
     heads = [f"{suspects[0].title} {_why(suspects[0])}"] if suspects else []
     named = [sign for one in suspects for sign in one.signs]
-    differing = [one for one in case.fired("R11", "R16", "R17", where="before → echo", info=True) if one not in named]
+    differing = [
+        one for one in case.fired("N1", "R11", "R16", "R17", where="before → echo", info=True) if one not in named
+    ]
     if differing:
         heads.append(f"In the load, {'; '.join(one.message for one in differing)}. Is that expected?")
     if beyond := _unexplained(case):

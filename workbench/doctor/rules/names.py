@@ -112,7 +112,7 @@ def renamed(pair: Pair) -> list[Sign] | str:
     if shares is None:
         return []
     plain, bare = shares
-    message = f"{plain:.0%} of the weights' names are shared as stored, {bare:.0%} without prefixes"
+    message = f"the names of {1 - plain:.0%} of the weights changed by a prefix, as of a wrapper"
     return [N1.sign(message, {"shared": plain, "without_prefixes": bare}, severity="info")]
 
 
