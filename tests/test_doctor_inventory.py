@@ -7,6 +7,7 @@ One value, one key or one file of a healthy echo is changed at a time, whatever 
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import random
 import re
@@ -24,6 +25,7 @@ from tests.lab.catalogue import EVERY
 from tests.lab.drawn import draw
 from tests.properties import SLOW
 
+evidence = importlib.import_module("workbench.doctor.facts.evidence")  # wb.doctor is a function, too
 SHARE = 1.0 if SLOW else 0.5  #: of the changes, drawn at random
 #: Case → layout of the lab, or the trainer that wrote it.
 QUICK = {"h0_exact": ("torch_save", "folder"), "v40_trainer_llama": ("",)}
@@ -149,3 +151,12 @@ def test_a_file_that_no_reader_opens_is_compared(tmp_path, name, change):
     found = wb.doctor(before, echo=echo)
     assert not found.verdict.startswith("No fault found")
     assert name in " ".join(found.findings["evidence"].map(str))
+
+
+def test_a_large_file_is_counted_and_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence, "LARGEST", 100)
+    source = draw(EVERY["h0_exact"], 1, ["folder"]).before
+    before, echo = (shutil.copytree(source, tmp_path / side / source.name) for side in ("before", "echo"))
+    for folder, number in ((before, 3), (echo, 4)):
+        (folder / "shuffle.bin").write_bytes(bytes([number]) * 200)
+    assert "1 further file not compared" in wb.doctor(before, echo=echo).verdict

@@ -18,6 +18,7 @@ from functools import cached_property
 
 from workbench.analysis.name_map import name_map
 from workbench.checkpoint import Checkpoint, open_place
+from workbench.core.place import stat_or_absent
 from workbench.doctor.facts.groups import Names, is_numbered, number_of
 from workbench.doctor.facts.state import TrainingState
 from workbench.errors import WorkbenchError
@@ -29,6 +30,7 @@ _WHOLE = {"param", "master"}
 _WRAPPED = re.compile(r"(?<![^.])(?:module|_orig_mod|_fsdp_wrapped_module)\.")
 TENSORS = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".safetensors", ".npz", ".npy")
 FILES = 256  #: most further files, and folders, that are looked at
+LARGEST = 256 << 20  #: bytes of a further file that is read
 _PREFIX = re.compile(r"(?:model|base_model|net|network|state_dict|params)\.")
 
 
@@ -101,6 +103,12 @@ class State:
         names = [*place.files, *(f"{part}/{name}" for part in place.folders[:FILES] for name in place.sub(part).files)]
         return tuple(one for one in names if one not in known and one.rpartition(".")[0] not in self.ckpt.objects)
 
+    @cached_property
+    def opened(self) -> tuple[str, ...]:
+        """Those of these files that are compared with their echo: not very many, and not very large ones."""
+        sizes = {name: stat_or_absent(self.ckpt.place, name).size for name in self.loose[:FILES]}
+        return tuple(name for name, size in sizes.items() if size <= LARGEST)
+
     @property
     def unread(self) -> tuple[str, ...]:
         """Those of these files that may hold tensors."""
@@ -110,7 +118,7 @@ class State:
     def beside(self) -> Mapping[str, Checkpoint]:
         """Those of these files that are checkpoints by themselves, as of a trainer's further objects."""
         found = {}
-        for name in self.loose[:FILES]:
+        for name in self.opened:
             try:
                 if name.endswith(TENSORS):
                     found[name] = open_place(self.ckpt.place.sub(name))

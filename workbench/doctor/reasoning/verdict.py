@@ -18,7 +18,7 @@ import re
 from workbench.checkpoint import Checkpoint
 from workbench.doctor.causes.case import Case
 from workbench.doctor.causes.table import CAUSES
-from workbench.doctor.facts.evidence import FILES, is_numbered
+from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.roles import MASTERS
 from workbench.doctor.ledger.rows import GROUPS, Status
 from workbench.doctor.ledger.sign import many
@@ -102,7 +102,7 @@ def _unseen(case: Case) -> list[str]:
     if leg == "train" and (others := _others(case.later.ckpt)):  # no law of what else a program stores is known
         found.append(many(others, "other tensor"))
     if leg == "load" and "R17" in case.outcome.checked:
-        more = len(case.later.loose) - FILES
+        more = len(case.later.loose) - len(case.later.opened)
         return found + ([many(more, "further file")] if more > 0 else [])
     return found + [repr(name) for name in case.later.unread]
 

@@ -21,7 +21,7 @@ import numpy as np
 from workbench.analysis.diff import diff
 from workbench.analysis.diff_objects import ObjectChange, object_changes
 from workbench.core.source import Source
-from workbench.doctor.facts.evidence import FILES, Pair
+from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.ledger.sign import Rule, Sign, many, register
 from workbench.errors import WorkbenchError
 
@@ -95,13 +95,15 @@ def values_kept(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
 def _files(pair: Pair) -> Iterator[tuple[str, ObjectChange]]:
     """Compare files that no reader opens: as checkpoints, as JSON, or else byte by byte."""
     a, b = pair.stored, pair.b
-    for name in sorted({*a.loose, *b.loose})[:FILES]:
+    for name in sorted({*a.loose, *b.loose}):
         if _OTHERS.search(name):
             continue
         if name not in a.loose or name not in b.loose:
             side = "before" if name in a.loose else "the echo"
             yield name, ObjectChange("", "changed", f"is in {side} only")
             continue
+        if name not in a.opened or name not in b.opened:
+            continue  # the verdict counts them
         one, two = a.beside.get(name), b.beside.get(name)
         if one is not None and two is not None:
             yield from ((f"{name}/", change) for change in object_changes(one.objects, two.objects))
