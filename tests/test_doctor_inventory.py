@@ -160,3 +160,9 @@ def test_a_large_file_is_counted_and_not_read(tmp_path, monkeypatch):
     for folder, number in ((before, 3), (echo, 4)):
         (folder / "shuffle.bin").write_bytes(bytes([number]) * 200)
     assert "1 further file not compared" in wb.doctor(before, echo=echo).verdict
+
+
+@pytest.mark.parametrize("name", ["bytecheckpoint_fsdp1_flat", "deepspeed_zero1", "megatron_dp_reshardable", "orbax"])
+def test_a_copy_of_a_sample_differs_in_nothing(samples, tmp_path, name):
+    found = wb.doctor(samples / name, echo=shutil.copytree(samples / name, tmp_path / name), deep=False)
+    assert "R17" in found.checked and not set(found.findings["rule"]) & {"R11", "R16", "R17", "N1"}

@@ -52,7 +52,7 @@ REMARKS = ("other", "generators", "arguments")  #: topics whose change may mean 
 #: Values that identify a launch or a save, or that are measured.
 _PASSING = re.compile(
     r"(?:^|[._/])(?:\w*time\w*|clock|date|\w*path|\w*dir|\w*file\w*|host\w*|\w*version|rank|world_size|device|verbose"
-    r"|uuid|pid|run_id|job_id|should_\w+)(?:$|[._/\[])"
+    r"|uuid|pid|run_id|job_id|save_log|should_\w+)(?:$|[._/\[])"
 )
 _OTHERS = re.compile(r"manifest|echo|tfevents|\.(?:log|lock|tmp|csv|md|txt|py)$")  #: files that no trainer loads
 OF_TENSORS = ("tensors", "moments")  #: topics of tensors in files that no reader opens
