@@ -266,3 +266,17 @@ def test_what_a_file_of_averages_stores_beside_its_tensors_is_listed(tmp_path: P
     (tmp_path / "ema_model.pt").unlink()
     torch.save(weights, tmp_path / "ema.pt")
     assert "ema" not in wb.open(tmp_path).objects  # it holds tensors only
+
+
+def test_a_second_optimizer_of_the_trainer_is_read(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 3}')
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    second = optimizer.state_dict()
+    second["state"][0]["exp_avg"] = second["state"][0]["exp_avg"] + 1
+    torch.save(second, tmp_path / "optimizers.pt")
+    ckpt = wb.open(tmp_path, cache=False)
+    one, two = (ckpt[f"{name}.state.0.exp_avg"].torch() for name in ("optimizer", "optimizers"))
+    assert torch.equal(one + 1, two)
+    assert {"optimizer", "optimizers"} <= set(ckpt.objects)
