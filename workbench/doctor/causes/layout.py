@@ -74,11 +74,9 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
                     ("A1 A2 F4 D2 G6", _placed(change, weights)),
                     ("B5 E13", words),
                 )
-                # weights are made from masters, which may have moved alone
-                exact = change.exact or (bool(case.fired("P17")) and (bool(moments) or not case.mastered))
-                yield Match(
-                    change.leg, strength, frozenset(names), exact and strength == 1.0 and tag in SURE, reasons=reasons
-                )
+                # after updates, rows are only more like others than like their own old ones
+                exact = change.exact and strength == 1.0 and tag in SURE
+                yield Match(change.leg, strength, frozenset(names), exact, reasons=reasons)
 
     return pattern
 

@@ -56,6 +56,7 @@ def verdict(suspects: tuple[Suspect, ...], case: Case) -> str:
     differing = [
         one for one in case.fired("N1", "R11", "R16", "R17", where="before → echo", info=True) if one not in named
     ]
+    differing = [one for one in differing if one.evidence.get("kind") != "drawn"]  # as in any launch
     if differing:
         heads.append(f"In the load, {'; '.join(one.message for one in differing)}. Is that expected?")
     if beyond := _unexplained(case):

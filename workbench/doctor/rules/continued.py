@@ -15,7 +15,7 @@ from workbench.checkpoint import Checkpoint
 from workbench.doctor.facts.counted import per_step
 from workbench.doctor.facts.evidence import Pair, is_numbered
 from workbench.doctor.facts.flat import leaves
-from workbench.doctor.facts.generators import drawn, is_fresh, seed
+from workbench.doctor.facts.generators import Generator, drawn, is_fresh, seed
 from workbench.doctor.facts.schedule import plan_of, rates_at
 from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register
@@ -245,11 +245,25 @@ def same_trainer(pair: Pair) -> list[Sign] | str:
             found.append(R11.sign(words, evidence, severity="warn"))
     shared = a.generators.keys() & b.generators.keys()
     moved = [name for name in a.generators if name in shared and a.generators[name].digest != b.generators[name].digest]
-    if moved:
-        words = f"the states of {len(moved):,} of {len(a.generators):,} random generators changed"
-        names = {"kind": "generators", "names": moved[:NAMED]}
-        found.append(R11.sign(words, names, hit=len(moved), of=len(a.generators), severity="info", causes=("C8",)))
+    drew = [name for name in moved[:SEARCHED] if _drew(a.generators[name], b.generators[name])]
+    moved = [name for name in moved if name not in drew]
+    for kind, names, causes in (("generators", moved, ("C8",)), ("drawn", drew, ("H1",))):
+        if names:
+            what = "changed" if kind == "generators" else "drew numbers"
+            words = f"the states of {len(names):,} of {len(a.generators):,} random generators {what}"
+            evidence = {"kind": kind, "names": names[:NAMED]}
+            sign = R11.sign(words, evidence, hit=len(names), of=len(a.generators), severity="info", causes=causes)
+            found.append(sign)
     return [*found, *_unstored(pair, R11)]
+
+
+def _drew(a: Generator, b: Generator) -> bool:
+    """Return whether a generator of torch's has only drawn numbers since."""
+    one, two = a.engines.get(""), b.engines.get("")
+    if one is None or two is None or len(one) != len(two) or seed(one) != seed(two):
+        return False
+    then, now = drawn(one), drawn(two)
+    return then is not None and now is not None and then <= now
 
 
 def generators_continue(pair: Pair) -> list[Sign] | str:

@@ -63,6 +63,7 @@ _FACTS = {
     "loader": "data",
     "consumed_samples": "data",
     "generators": "generators",
+    "drawn": "generators",
 }
 _RULES = {"R14": ("groups",), "R12": ("groups", "arguments"), "P37": ("schedule",), "N10": ("seed",), "R10": ("state",)}
 CAME_OR_WENT = ("added", "removed")  #: kinds of change that other versions of a program leave too
