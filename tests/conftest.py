@@ -19,6 +19,7 @@ import logging
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -151,6 +152,17 @@ def _in_order(items: list[pytest.Item]) -> list[pytest.Item]:
     computing = sorted(files.keys() - {*waiting}, key=lambda path: (not path.stem.startswith(LONG), path))
     turns = chain.from_iterable(zip_longest(waiting, computing))
     return [item for path in turns if path is not None for item in files[path]]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Forget the documents of servers that are gone.
+
+    What a server's loop was doing when it stopped never leaves its ``with patch_curdoc(…)``, which is of the whole
+    process. Its document is gone, or is destroyed with its session, maybe later, and has no theme any more.
+    """
+    if (module := sys.modules.get("bokeh.io.doc")) is not None:
+        module._PATCHED_CURDOCS[:] = [one for one in module._PATCHED_CURDOCS if hasattr(one(), "_theme")]
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,6 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from bokeh.io.doc import _PATCHED_CURDOCS
-
 from workbench.app.serve import start
 from workbench.errors import UsageError
 
@@ -70,9 +68,6 @@ def _run(ready: Future[Any], root: str | os.PathLike[str], options: dict[str, An
     # A browser would ask the next server of this port through a connection to this one.
     server.io_loop.run_sync(server._http.close_all_connections, STOP)
     server.io_loop.close()
-    # What the loop was doing when it stopped never leaves its `with patch_curdoc(…)`, which is of the whole process.
-    # Its document is gone, or was destroyed with its session and has no theme any more.
-    _PATCHED_CURDOCS[:] = [one for one in _PATCHED_CURDOCS if hasattr(one(), "_theme")]
 
 
 def _start(root: str | os.PathLike[str], options: dict[str, Any]) -> Any:

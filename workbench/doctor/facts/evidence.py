@@ -94,25 +94,28 @@ class State:
         return frozenset(frozenset(names) for names in found.values() if len(names) > 1)
 
     @cached_property
-    def loose(self) -> tuple[str, ...]:
-        """The files of the checkpoint's folder, and of the folders in it, that no reader opens."""
+    def loose(self) -> tuple[str, ...] | None:
+        """The files of the checkpoint's folder, and of the folders in it, that no reader opens.
+
+        ``None`` for a checkpoint that is no folder: a single file, or what a trainer holds in memory.
+        """
         place, catalog = self.ckpt.place, self.ckpt.catalog
-        if place.file is not None:
-            return ()
         known = {*catalog.files, *catalog.metadata_files}
+        if place.file is not None or not known:
+            return None
         names = [*place.files, *(f"{part}/{name}" for part in place.folders[:FILES] for name in place.sub(part).files)]
         return tuple(one for one in names if one not in known and one.rpartition(".")[0] not in self.ckpt.objects)
 
     @cached_property
     def opened(self) -> tuple[str, ...]:
         """Those of these files that are compared with their echo: not very many, and not very large ones."""
-        sizes = {name: stat_or_absent(self.ckpt.place, name).size for name in self.loose[:FILES]}
+        sizes = {name: stat_or_absent(self.ckpt.place, name).size for name in (self.loose or ())[:FILES]}
         return tuple(name for name, size in sizes.items() if size <= LARGEST)
 
     @property
     def unread(self) -> tuple[str, ...]:
         """Those of these files that may hold tensors."""
-        return tuple(name for name in self.loose if name.endswith(TENSORS) and "/" not in name)
+        return tuple(name for name in self.loose or () if name.endswith(TENSORS) and "/" not in name)
 
     @cached_property
     def beside(self) -> Mapping[str, Checkpoint]:

@@ -103,7 +103,7 @@ def _unseen(case: Case) -> list[str]:
     if leg == "train" and (others := _others(case.later.ckpt)):  # no law of what else a program stores is known
         found.append(many(others, "other tensor"))
     if leg == "load" and "R17" in case.outcome.checked:
-        more = len(case.later.loose) - len(case.later.opened)
+        more = len(case.later.loose or ()) - len(case.later.opened)
         return found + ([many(more, "further file")] if more > 0 else [])
     return found + [repr(name) for name in case.later.unread]
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from workbench.analysis.diff import diff
 from workbench.analysis.diff_objects import ObjectChange, object_changes
+from workbench.analysis.echo_file import INSIDE
 from workbench.core.source import Source
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.ledger.sign import Rule, Sign, many, register
@@ -81,14 +82,17 @@ def values_kept(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
     if pair.mapped or a.format != b.format:
         return "the two checkpoints are stored in different formats"
     known = set(_known(signs))
+    part = b.place.file is None and b.place.exists(INSIDE)  # `wb.echo` records a part of what a trainer saves
     found: dict[str, dict[str, ObjectChange]] = {}
     for file, change in chain((("", one) for one in object_changes(a.objects, b.objects)), _files(pair)):
         source = file + change.path
         topic = change.kind if change.kind in OF_TENSORS else topic_of(source.lower())
         name = re.sub(r"\[[^\]]*\]", "", change.path).rpartition(".")[2]
         passing = _PASSING.search(change.path.lower()) or (topic == "groups" and name in SWITCHES)
-        empty = change.kind in CAME_OR_WENT and change.text.endswith("dict of 0")
-        if topic not in known and not passing and not empty and change.kind not in ("unreadable", "unlooked"):
+        came = change.kind in CAME_OR_WENT
+        same = came and (part or change.text.endswith("dict of 0"))
+        same |= not came and change.before is not None and change.before == change.after  # a list for a tuple
+        if topic not in known and not passing and not same and change.kind not in ("unreadable", "unlooked"):
             found.setdefault(topic, {})[source] = change
     return [_sign(topic, off) for topic, off in found.items()]
 
@@ -96,6 +100,8 @@ def values_kept(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
 def _files(pair: Pair) -> Iterator[tuple[str, ObjectChange]]:
     """Compare files that no reader opens: as checkpoints, as JSON, or else byte by byte."""
     a, b = pair.stored, pair.b
+    if a.loose is None or b.loose is None:
+        return
     for name in sorted({*a.loose, *b.loose}):
         if _OTHERS.search(name):
             continue
