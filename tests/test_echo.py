@@ -527,3 +527,13 @@ def test_a_trainer_callback_compares_what_the_trainer_resumed(tmp_path, monkeypa
     (tmp_path / "checkpoint-3" / "lost.bin").rename(tmp_path / "checkpoint-3" / "optimizer.pt")
     again = compare_echo(tmp_path / "checkpoint-3", tmp_path / "echo.json")
     assert "optimizer has no state" in grave(again)["echo.state"]
+
+
+def test_state_by_number_is_not_taken_for_state_that_is_gone(trained: Trainer, tmp_path: Path) -> None:
+    """DCP of ``optimizer.state_dict()`` as it is: numbers without owners, and an echo by names."""
+    kept = {"model": trained.model.state_dict(), "optimizer": trained.optimizer.state_dict(), "step": 4}
+    dcp.save(kept, checkpoint_id=tmp_path / "step-4")
+    trained.echo(tmp_path / "echo")
+    found = wb.doctor(tmp_path / "step-4", echo=tmp_path / "echo")
+    assert not found.causes and found.verdict.startswith("Too little was compared")
+    assert "0 of" in found.coverage and "moments" in found.coverage

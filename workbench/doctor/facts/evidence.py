@@ -196,9 +196,18 @@ class Pair:
                 (held if _MOVING & mine.keys() else new).add(fqn)
         return frozenset(new) if held else frozenset()
 
+    @cached_property
+    def crossed(self) -> bool:
+        """Whether one optimizer stores its state by numbers without owners, and the other one by names."""
+        named = [
+            any(_MOVING & roles.keys() for fqn, roles in state.params.items() if not is_numbered(fqn))
+            for state in (self.a, self.b)
+        ]
+        return any(s.numbered and not n and m for s, n, m in zip((self.a, self.b), named, named[::-1], strict=True))
+
     def comparable(self, name: str) -> bool:
         """Return whether a name means the same parameter on both sides."""
-        return not (self.renumbered and is_numbered(name))
+        return not ((self.renumbered or self.crossed) and is_numbered(name))
 
     def due(self, names: Iterable[str]) -> set[str]:
         """Return the weights that updates between the two should change; none if both state a learning rate of 0.

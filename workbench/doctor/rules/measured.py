@@ -30,7 +30,7 @@ from workbench.names.weights import kinds
 from workbench.tensor import LazyTensor
 
 COUNTED = 2  #: most updates of a fresh optimizer between a load and an immediate save
-RENUMBERED = "the optimizers hold different numbers of parameters, so the owner of a number is unknown"
+RENUMBERED = "it is stored by number, and which parameter a number means is unknown"
 FEW = 2  #: parameters
 WILD = 1e6  #: times the bound of a law, which only a flipped exponent bit reaches in single elements
 FLIPS = 8  #: most elements that count as flipped bits

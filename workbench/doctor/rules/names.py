@@ -49,6 +49,8 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
         return "the two use different names or shardings, so the expected set of tensors is not exact"
     a, b = ({key: shape for key, shape in _meant(s).items() if pair.comparable(key[0])} for s in (pair.a, pair.b))
     gone, new = [key for key in a if key not in b], [key for key in b if key not in a and key[1] in _STEPPED]
+    if pair.crossed:  # by numbers on one side: which of them these are is unknown
+        gone, new = ([key for key in keys if quantity(key[1]) not in (*MOMENTS, STATE)] for keys in (gone, new))
     shaped = [key for key in a if key in b and a[key] != b[key]]
     found = []
     for words, keys in (("are gone", gone), ("are new", new), ("have another shape", shaped)):
