@@ -166,3 +166,17 @@ def test_a_large_file_is_counted_and_not_read(tmp_path, monkeypatch):
 def test_a_copy_of_a_sample_differs_in_nothing(samples, tmp_path, name):
     found = wb.doctor(samples / name, echo=shutil.copytree(samples / name, tmp_path / name), deep=False)
     assert "R17" in found.checked and not set(found.findings["rule"]) & {"R11", "R16", "R17", "N1"}
+
+
+def test_links_out_of_the_folder_are_not_followed(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    source = draw(EVERY["h0_exact"], 1, ["folder"]).before
+    before, echo = (shutil.copytree(source, tmp_path / side / source.name) for side in ("before", "echo"))
+    for folder in (before, echo):
+        (folder / "shuffle.bin").symlink_to(outside / "secret.bin")
+        (folder / "sampler").symlink_to(outside)
+    for content in (b"one", b"two"):
+        (outside / "secret.bin").write_bytes(content)
+        found = wb.doctor(before, echo=echo)
+        assert not found.exit_code and "secret" not in str(found)

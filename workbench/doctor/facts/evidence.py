@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -99,23 +100,34 @@ class State:
 
         ``None`` for a checkpoint that is no folder: a single file, or what a trainer holds in memory.
         """
-        place, catalog = self.ckpt.place, self.ckpt.catalog
-        known = {*catalog.files, *catalog.metadata_files}
-        if place.file is not None or not known:
+        place = self.ckpt.place
+        if place.file is not None or not self.ckpt.catalog.files:
             return None
-        names = [*place.files, *(f"{part}/{name}" for part in place.folders[:FILES] for name in place.sub(part).files)]
-        return tuple(one for one in names if one not in known and one.rpartition(".")[0] not in self.ckpt.objects)
+        names = list(place.files)
+        for part in place.folders[:FILES]:
+            with suppress(WorkbenchError):  # a link that leaves the folder
+                names += [f"{part}/{name}" for name in place.sub(part).files]
+        return self._unclaimed(names)
 
     @cached_property
     def opened(self) -> tuple[str, ...]:
         """Those of these files that are compared with their echo: not very many, and not very large ones."""
-        sizes = {name: stat_or_absent(self.ckpt.place, name).size for name in (self.loose or ())[:FILES]}
-        return tuple(name for name, size in sizes.items() if size <= LARGEST)
+        found = []
+        for name in (self.loose or ())[:FILES]:
+            with suppress(WorkbenchError):
+                if stat_or_absent(self.ckpt.place, name).size <= LARGEST:
+                    found.append(name)
+        return tuple(found)
 
-    @property
+    @cached_property
     def unread(self) -> tuple[str, ...]:
-        """Those of these files that may hold tensors."""
-        return tuple(name for name in self.loose or () if name.endswith(TENSORS) and "/" not in name)
+        """Those directly in the folder that may hold tensors."""
+        place = self.ckpt.place
+        return () if place.file is not None else self._unclaimed(n for n in place.files if n.endswith(TENSORS))
+
+    def _unclaimed(self, names: Iterable[str]) -> tuple[str, ...]:
+        known = {*self.ckpt.catalog.files, *self.ckpt.catalog.metadata_files}
+        return tuple(one for one in names if one not in known and one.rpartition(".")[0] not in self.ckpt.objects)
 
     @cached_property
     def beside(self) -> Mapping[str, Checkpoint]:

@@ -268,7 +268,10 @@ def _is_quantised(pair: Pair, fqn: str, role: str) -> bool:
         [(side.dtype(held[part]), side.ckpt.catalog.numel[held[part]]) for part in parts]
         for side, held in zip((pair.a, pair.b), roles, strict=True)
     ]
-    return all(codes[0] == "uint8" and table[1] == 256 and scales[1] > 0 for codes, table, scales in sides)
+    return all(
+        codes[0] == "uint8" and table == ("float32", 256) and scales[0] == "float32" and scales[1] > 0
+        for codes, table, scales in sides
+    )
 
 
 def _dequantised(state: State, fqn: str, role: str) -> Array:
