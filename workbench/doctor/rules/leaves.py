@@ -55,7 +55,7 @@ _PASSING = re.compile(
     r"(?:^|[._/])(?:\w*time\w*|clock|date|\w*path|\w*dir|\w*file\w*|host\w*|\w*version|rank|world_size|device|verbose"
     r"|uuid|pid|run_id|job_id|save_log|should_\w+)(?:$|[._/\[])"
 )
-_OTHERS = re.compile(r"manifest|echo|tfevents|\.(?:log|lock|tmp|csv|md|txt|py)$")  #: files that no trainer loads
+_OTHERS = re.compile(r"manifest|echo|tfevents|\.(?:log|lock|tmp|md)$")  #: files that no trainer loads
 OF_TENSORS = ("tensors", "moments")  #: topics of tensors in files that no reader opens
 #: Kind of an R11 sign → topic. Other rules → topic: they compare the same values.
 _FACTS = {
