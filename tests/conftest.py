@@ -156,13 +156,15 @@ def _in_order(items: list[pytest.Item]) -> list[pytest.Item]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Forget the documents of servers that are gone.
+    """Forget documents of sessions that are gone: they have no theme any more, and no picture can be drawn for them.
 
     What a server's loop was doing when it stopped never leaves its ``with patch_curdoc(…)``, which is of the whole
-    process. Its document is gone, or is destroyed with its session, maybe later, and has no theme any more.
+    process, as the document that is current elsewhere is. A session destroys its document when it ends, maybe later.
     """
-    if (module := sys.modules.get("bokeh.io.doc")) is not None:
-        module._PATCHED_CURDOCS[:] = [one for one in module._PATCHED_CURDOCS if hasattr(one(), "_theme")]
+    if (doc := sys.modules.get("bokeh.io.doc")) is not None:
+        doc._PATCHED_CURDOCS[:] = [one for one in doc._PATCHED_CURDOCS if hasattr(one(), "_theme")]
+        if not hasattr(doc.curstate().document, "_theme"):
+            doc.curstate().document = sys.modules["bokeh.document"].Document()
 
 
 @pytest.fixture(scope="session")

@@ -98,7 +98,7 @@ class State:
     def loose(self) -> tuple[str, ...] | None:
         """The files of the checkpoint's folder, and of the folders in it, that no reader opens.
 
-        ``None`` for a checkpoint that is no folder: a single file, or what a trainer holds in memory.
+        ``None`` without a folder: of a single file, or of what a trainer holds in memory.
         """
         place = self.ckpt.place
         if place.file is not None or not self.ckpt.catalog.files:
