@@ -251,8 +251,8 @@ def same_trainer(pair: Pair) -> list[Sign] | str:
         if names:
             what = "changed" if kind == "generators" else "drew numbers"
             words = f"the states of {len(names):,} of {len(a.generators):,} random generators {what}"
-            evidence = {"kind": kind, "names": names[:NAMED]}
-            sign = R11.sign(words, evidence, hit=len(names), of=len(a.generators), severity="info", causes=causes)
+            listed = {"kind": kind, "names": names[:NAMED]}
+            sign = R11.sign(words, listed, hit=len(names), of=len(a.generators), severity="info", causes=causes)
             found.append(sign)
     return [*found, *_unstored(pair, R11)]
 
