@@ -24,8 +24,9 @@ NODES = 1_000_000  #: most values that are visited, over all objects
 DEPTH = 10
 BITS = 1000  #: most bits of an integer; a float holds 1023
 ENTRIES = 4096  #: most entries of a container that is visited
-#: Switches of torch's optimizers that do not change the result; DCP stores each as one object per parameter.
-_SWITCHES = re.compile(r"param_groups\..*\.(?:foreach|capturable|differentiable|fused)$")
+#: Fields of param groups that choose torch's kernels and do not change the result.
+SWITCHES = frozenset({"foreach", "fused", "capturable", "differentiable"})
+_SWITCHES = re.compile(rf"param_groups\..*\.(?:{'|'.join(sorted(SWITCHES))})$")  # in DCP, an object for each parameter
 _SCALARS = (bool, int, float, str, type(None))
 _SKIPPED = re.compile(
     r"(?:^|[._])(?:rng|random|generator|log_history|losses|token_buffer|save_log)(?:$|[._])|rng_state"

@@ -23,6 +23,7 @@ from workbench.analysis.diff_objects import ObjectChange, object_changes
 from workbench.analysis.echo_file import INSIDE
 from workbench.core.source import Source
 from workbench.doctor.facts.evidence import Pair
+from workbench.doctor.facts.flat import SWITCHES
 from workbench.doctor.ledger.sign import Rule, Sign, many, register
 from workbench.errors import WorkbenchError
 
@@ -47,8 +48,7 @@ TOPICS: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = (
     ("moments", re.compile(r"^$"), ("B1", "B6")),
     ("average", re.compile(r"(?:^|[._])(?:ema|swa|averag\w*|shadow)(?:$|[._])"), ("F4",)),
 )
-#: Fields of param groups that do not change what an update does.
-SWITCHES = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
+UNCOMPARED = SWITCHES | {"params", "param_names"}  #: fields of param groups that do not change what an update does
 REMARKS = ("other", "generators", "arguments")  #: topics whose change may mean nothing
 #: Values that identify a launch or a save, or that are measured.
 _PASSING = re.compile(
@@ -88,7 +88,7 @@ def values_kept(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
         source = file + change.path
         topic = change.kind if change.kind in OF_TENSORS else topic_of(source.lower())
         name = re.sub(r"\[[^\]]*\]", "", change.path).rpartition(".")[2]
-        passing = _PASSING.search(change.path.lower()) or (topic == "groups" and name in SWITCHES)
+        passing = _PASSING.search(change.path.lower()) or (topic == "groups" and name in UNCOMPARED)
         came = change.kind in CAME_OR_WENT
         same = came and (part or change.text.endswith("dict of 0"))
         same |= not came and change.before is not None and change.before == change.after  # a list for a tuple

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from workbench.doctor.facts.evidence import Pair
+from workbench.doctor.facts.flat import SWITCHES
 from workbench.doctor.facts.state import Group, TrainingState
 from workbench.doctor.ledger.rows import Row, Status
 from workbench.doctor.ledger.sign import Rule, Sign, many, register
@@ -42,14 +43,10 @@ STABLE = frozenset(
 SHORT = 0.1  #: share of the steps so far within which an lr does not fall to a third
 FALL = 1 / 3
 #: Options of kernels, and fields that a schedule changes or that name the parameters.
-IGNORED = frozenset(
+IGNORED = SWITCHES | frozenset(
     {
         "params",
         "param_names",
-        "foreach",
-        "fused",
-        "capturable",
-        "differentiable",
         "step",
         "default_config",
         "max_lr",
