@@ -9,6 +9,7 @@ from workbench.analysis.patterns.rounding import FLOATS
 from workbench.doctor.causes.case import Case, Match, where_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
+from workbench.doctor.facts.counted import began_anew
 from workbench.doctor.ledger.roles import MASTERS, MOMENTS, WEIGHTS, quantity
 from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import Sign
@@ -63,8 +64,8 @@ def _step_is_off(case: Case) -> bool:
             if len(due) > 1 and max(due) - min(due) < 1 and abs(due[0] - step) > 1 and max(due) > old.step:
                 return True
             continue
-        if usual in (step, step - old.step) or old.steps.usual != old.step:
-            continue  # it agrees, or it counts the updates since the resume: it restarted, and so may the others
+        if usual == step or old.steps.usual != old.step or began_anew(old, facts):
+            continue  # it agrees, or it restarted, and so may the others
         if any(was and now is not None and abs(now * old.step / was - usual) < 1 for was, now in pairs):
             return True
     return False

@@ -19,6 +19,12 @@ MOST = 128  #: most micro-batches per update that a single file makes likely
 LEAST = 3  #: updates from which an integer ratio is not a coincidence
 
 
+def began_anew(before: TrainingState, after: TrainingState) -> bool:
+    """Return whether the optimizer's counter agreed with the trainer's step, and now counts the steps since then only."""
+    first, last = before.step, after.step
+    return None not in (first, last) and first == before.steps.usual and after.steps.usual == last - first  # type: ignore[operator]
+
+
 def whole_ratio(facts: TrainingState) -> int | None:
     """Return the trainer's steps per update, if that is an integer above 1."""
     ratio = _ratio(facts)

@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from workbench.doctor.facts.counted import per_step
+from workbench.doctor.facts.counted import began_anew, per_step
 from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.optimizer import UNKNOWN, Optimizer
 from workbench.doctor.facts.schedule import plan_of
@@ -145,8 +145,8 @@ def passed(a: TrainingState, b: TrainingState) -> int | None:
     agree, from them. ``None`` if none of them is stored.
     """
     k = scheduled(a, b)
-    if a.step is not None and b.step is not None and a.step == a.steps.usual and b.steps.usual == b.step - a.step:
-        return b.step - a.step  # the optimizer began anew: its counter, and maybe the schedule's, are those since then
+    if began_anew(a, b):
+        return int(b.steps.usual)  # type: ignore[arg-type]  # and maybe the schedule's count, too
     if a.step is None or b.step is None or k == (b.steps.usual or 0) - (a.steps.usual or 0) > 0:
         if k is not None:
             return k
