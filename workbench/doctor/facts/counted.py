@@ -20,7 +20,7 @@ LEAST = 3  #: updates from which an integer ratio is not a coincidence
 
 
 def began_anew(before: TrainingState, after: TrainingState) -> bool:
-    """Return whether the optimizer's counter agreed with the trainer's step, and now counts the steps since then only."""
+    """Return whether the optimizer's counter agreed with the trainer's step, and counts only the steps since then."""
     first, last = before.step, after.step
     return None not in (first, last) and first == before.steps.usual and after.steps.usual == last - first  # type: ignore[operator]
 
