@@ -1,6 +1,6 @@
 """Onto the GPU: GB/s beside the pinned copy peak of the same run, and beside what safetensors and others reach.
 
-``python benchmarks/device.py [SCRATCH]`` prints Markdown; it needs a CUDA device, 18 GB of disk and as much memory for
+``python benchmarks/device.py [SCRATCH]`` prints Markdown; it needs a CUDA device, 15 GB of disk and as much memory for
 the page cache, and takes some minutes. What it made in SCRATCH is used again. fastsafetensors is measured where it can
 be imported. Every program is a process of its own, with a CUDA context and a warm page cache when the clock starts;
 pinned buffers and device memory are its own to allocate, inside of the measured time.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from harness import best, machine, run
 
-HIDDEN, INNER, KEYS, VOCAB, LAYERS = 4096, 14336, 1024, 128256, 16  # Llama-3-8B, half as deep
+HIDDEN, INNER, KEYS, VOCAB, LAYERS = 4096, 14336, 1024, 128256, 8  # Llama-3-8B, a quarter as deep
 SHARD = 2 << 30  #: bytes of tensors a file
 BLOCK = 64 << 20  #: bytes of noise of which all tensors are made
 
@@ -100,9 +100,93 @@ with timed(), wb.open(FOLDER) as ckpt:
     assert seen == set(ours) == set(half) and cast
 """
 
+#: Saves in turns; the first ones allocate the buffers.
+SAVES = """
+import shutil, torch.distributed.checkpoint as dcp
+torch.distributed.init_process_group('gloo', rank=0, world_size=1, store=torch.distributed.HashStore())
+shapes = {'attention': (4096, 4096), 'mlp': (12288, 4096), 'norm': (4096,)}
+state = {f'layers.{n}.{name}': torch.randn(shape, device='cuda') for n in range(8) for name, shape in shapes.items()}
+nbytes = sum(one.nbytes for one in state.values())
+host = [torch.empty_like(one, device='cpu', pin_memory=True).fill_(1) for one in state.values()]
+path = FOLDER + '/save'
+ways = {
+    'ours': lambda: {'storage_writer': wb.dcp.Writer(path)},
+    'bare': lambda: {'storage_writer': wb.dcp.Writer(path, manifest=False)},
+    'torch': lambda: {'storage_writer': dcp.FileSystemWriter(path)},
+    'pinned': lambda: {'storage_writer': pinned},
+}
+pinned = dcp.FileSystemWriter(path, cache_staged_state_dict=True)
+stall, whole = {name: [] for name in ('copy', *ways)}, {name: [] for name in ways}
+for n in range(ROUNDS):
+    for name, way in ways.items():
+        shutil.rmtree(path, ignore_errors=True)
+        options = way()
+        torch.cuda.synchronize()
+        gc.collect()
+        begin = time.perf_counter()
+        saved = dcp.async_save(state, **options)
+        returned = time.perf_counter()
+        getattr(saved, 'upload_completion', saved).result()
+        ended = time.perf_counter()
+        del saved, options
+        gc.collect()
+        if n > 1:
+            stall[name].append(returned - begin)
+            whole[name].append(ended - begin)
+    begin = time.perf_counter()
+    for one, copy in zip(state.values(), host):
+        copy.copy_(one, non_blocking=True)
+    torch.cuda.synchronize()
+    stall['copy'].append(time.perf_counter() - begin)
+del host
+want = {name: one.clone() for name, one in state.items()}
+loads = {
+    'peak': lambda: [one.copy_(page[:one.nbytes].view(one.dtype).view(one.shape), non_blocking=True) for one in
+                     state.values()],
+    'ours': lambda: wb.load(state, path),
+    'torch': lambda: dcp.load(state, checkpoint_id=path),
+    'onto': lambda: to_device(wb.open(path), 'cuda', role=None),
+}
+page = torch.empty(max(one.nbytes for one in state.values()), dtype=torch.uint8, pin_memory=True)
+load = {name: [] for name in loads}
+for n in range(ROUNDS - 1):
+    for name, way in loads.items():
+        for one in state.values():
+            one.zero_()
+        torch.cuda.synchronize()
+        gc.collect()
+        begin = time.perf_counter()
+        got = way()
+        torch.cuda.synchronize()
+        load[name].append(time.perf_counter() - begin)
+        if name != 'peak':
+            got = got if name == 'onto' else state
+            assert all(torch.equal(got[key], one) for key, one in want.items()), name
+        del got
+shutil.rmtree(path)
+least = lambda times: {name: min(one) for name, one in times.items()}
+found = {'stall': least(stall), 'whole': least(whole), 'load': least(load)}
+found['first'] = {name: one[0] for name, one in load.items()}
+print('@@' + json.dumps(found | {'nbytes': nbytes, 'wall': 0, 'cpu': 0, 'anon': 0}))
+torch.distributed.destroy_process_group()
+"""
+SAVED = {
+    "copy": "floor: copies into pinned memory",
+    "ours": "`wb.dcp.Writer`",
+    "bare": "`wb.dcp.Writer`, no manifest",
+    "torch": "`FileSystemWriter`",
+    "pinned": "`FileSystemWriter`, `cache_staged_state_dict=True`",
+}
+LOADED = {
+    "peak": "floor: copies from one pinned buffer",
+    "ours": "`wb.load` into the tensors",
+    "torch": "`dcp.load` into the tensors",
+    "onto": "`ckpt.to_device`, into new tensors",
+}
+
 
 def main(scratch: Path) -> None:
-    print("## Onto the GPU\n")
+    print("## On the GPU\n")
     import torch
 
     if not torch.cuda.is_available():
@@ -113,8 +197,36 @@ def main(scratch: Path) -> None:
         "All results were compared with safetensors' on the device, bit by bit: whole, as rank 1 of tp=2, and cast.\n"
     )
     scratch.mkdir(parents=True, exist_ok=True)
-    table(write(scratch / "device-llama", llama()), "a Llama-3-8B of 16 layers, bf16, files of 2 GiB")
+    saves(scratch)
+    table(write(scratch / "device-llama", llama()), "a Llama-3-8B of 8 layers, bf16, files of 2 GiB")
     table(write(scratch / "device-long", {f"weight_{n}": (1 << 16, 4096) for n in range(16)}), "tensors of 512 MiB")
+
+
+def saves(scratch: Path) -> None:
+    """How long an asynchronous save of tensors on the GPU holds the training up."""
+    rounds = 5
+    (scratch / "device-saves").mkdir(exist_ok=True)
+    code = START.replace("settle(FOLDER, 1 << 30)", "") + SAVES
+    found = run(_filled(code, {"FOLDER": repr(str(scratch / "device-saves")), "ROUNDS": str(rounds)}))
+    stall, whole, nbytes = found["stall"], found["whole"], found["nbytes"]
+    print(f"### Asynchronous saves of {nbytes / 1e9:.2f} GB of float32 on the GPU\n")
+    print(f"Best of {rounds - 2} saves in turns in one process, the third and later ones.\n")
+    print("| | returns after, s | GB/s | ÷ floor | on the disk after, s |\n|---|---:|---:|---:|---:|")
+    for name, shown in SAVED.items():
+        if name in stall:
+            took = stall[name]
+            ratio, ended = f"{took / stall['copy']:.2f}", f"{whole[name]:.2f}" if name in whole else ""
+            print(f"| {shown} | {took:.3f} | {nbytes / took / 1e9:.1f} | {ratio} | {ended} |", flush=True)
+    print(f"\n### Loads of these {nbytes / 1e9:.2f} GB (DCP, one file) onto the GPU\n")
+    print(
+        f"Warm page cache; best of {rounds - 1} loads in turns in one process, and the first one. Each was compared.\n"
+    )
+    print("| | s | GB/s | ÷ floor | first, s |\n|---|---:|---:|---:|---:|")
+    for name, shown in LOADED.items():
+        took = found["load"][name]
+        ratio = took / found["load"]["peak"]
+        print(f"| {shown} | {took:.3f} | {nbytes / took / 1e9:.1f} | {ratio:.2f} | {found['first'][name]:.3f} |")
+    print(flush=True)
 
 
 def table(folder: Path, what: str) -> None:
@@ -144,7 +256,7 @@ def table(folder: Path, what: str) -> None:
         share = size / nbytes / wall
         ratios = f"{size / 1e9 / wall:.2f} | {peak * share:.2f} | {peer * share:.1f}"
         print(f"| {name} | {wall:.3f} | {one['cpu']:.2f} | {ratios} |")
-    print()
+    print(flush=True)
 
 
 def llama() -> dict[str, tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -265,3 +266,17 @@ def test_weights_that_were_not_loaded_are_not_called_masters(tmp_path: Path) -> 
     found = resumed(tmp_path, adamw, spoil=rerolled)
     assert "P05" in rules(found) and found.causes[0].cause in ("A1", "A2")
     assert "masters" not in found.verdict
+
+
+def test_an_update_of_a_fused_kernel_on_a_gpu_breaks_no_law(tmp_path: Path) -> None:
+    """Real saves, one update apart, of `AdamW(fused=True)` on an H100: the kernel holds the betas in float32."""
+    with zipfile.ZipFile(Path(__file__).parent / "fixtures" / "fused_cuda.zip") as archive:
+        archive.extractall(tmp_path)
+    before, after = (next((tmp_path / side).iterdir()) for side in ("before", "after"))
+    report = wb.doctor(before, after)
+    assert not report.causes and report.verdict.startswith("No fault found"), report
+    content = torch.load(before, map_location="cpu", weights_only=False)
+    assert content["optimizer_states"][0]["param_groups"][0]["fused"]
+    ckpt = wb.open(before)
+    for name, tensor in content["state_dict"].items():
+        assert torch.equal(ckpt[f"state_dict.{name}"].torch(), tensor)

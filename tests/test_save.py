@@ -940,12 +940,12 @@ def test_a_damaged_staging_is_named(tmp_path, gloo, monkeypatch):
     real, state = staging._filled, everything()
     nbytes = state["model"]["large"].nbytes
 
-    def damaged(flat: Any, source: Any) -> list[bytes]:
+    def damaged(flat: Any, source: Any, wait: Any) -> list[bytes]:
         if source is None or len(flat) != nbytes:
-            return real(flat, source)
+            return real(flat, source, wait)
         flat[:] = source
         flat[nbytes // 2] ^= 4
-        return real(flat, None)
+        return real(flat, None, wait)
 
     monkeypatch.setattr(staging, "_filled", damaged)
     dcp.async_save(state, storage_writer=wb.dcp.Writer(tmp_path / "a"), planner=wb.dcp.Planner()).result()

@@ -249,6 +249,7 @@ LIVE_HEALTHY: list[Fault] = [
     variant("v01_adamw", "torch AdamW, all in one"),
     variant("v02_adam", "torch Adam, decay in the gradient", optimizer=optim(TORCH.Adam)),
     variant("v03_adamw_fused", "fused AdamW: counters are tensors", optimizer=optim(TORCH.AdamW, fused=True)),
+    variant("v03b_adamw_fused_on_cuda", "fused AdamW as CUDA's kernel rounds", optimizer=optim(other.FusedOnCuda)),
     variant("v04_adamw_amsgrad", "AdamW with amsgrad", optimizer=optim(TORCH.AdamW, amsgrad=True)),
     variant("v05_adamw_maximize", "AdamW that maximises the negative loss",
             optimizer=optim(TORCH.AdamW, maximize=True), loss=lambda self, tokens: -Loop.loss(self, tokens)),

@@ -16,6 +16,7 @@ __all__ = [
     "ADOPT",
     "AdaBelief",
     "AdamW8bit",
+    "FusedOnCuda",
     "Lamb",
     "Lion",
     "Optimizer",
@@ -413,3 +414,43 @@ class AdamW8bit(Optimizer):
         middle = (table[1:] + table[:-1]) / 2
         state[f"state{number}"] = torch.bucketize(scaled, middle).to(torch.uint8).view(moment.shape)
         state[f"absmax{number}"] = large
+
+
+class FusedOnCuda(torch.optim.AdamW):
+    """torch's AdamW as the kernel of ``fused=True`` computes it on CUDA: everything in float32, the betas too.
+
+    A product and a sum are rounded once (``fma``), which float64 does here. Source: torch 2.13
+    ``native/cuda/fused_adam_utils.cuh``; tests/fixtures/fused_cuda.zip is of the kernel itself.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        assert closure is None
+        for group in self.param_groups:
+            lr, decay, eps = (_float32(group[name]) for name in ("lr", "weight_decay", "eps"))
+            beta1, beta2 = map(_float32, group["betas"])
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    zeros = torch.zeros_like(weight)
+                    state.update(step=torch.tensor(0.0), exp_avg=zeros, exp_avg_sq=zeros.clone())
+                state["step"] += 1
+                g, m, v = (one.double() for one in (weight.grad, state["exp_avg"], state["exp_avg_sq"]))
+                square = _rounded(g * g)
+                state["exp_avg"].copy_(beta1 * m + _rounded(g - beta1 * g))
+                state["exp_avg_sq"].copy_(beta2 * v + _rounded(square - beta2 * square))
+                step = float(state["step"])
+                first, second = (1 - beta**step for beta in group["betas"])
+                weight.mul_(1 - lr * decay)
+                root = state["exp_avg_sq"].sqrt() / _float32(math.sqrt(second)) + eps
+                weight.sub_(_float32(lr / first) * state["exp_avg"] / root)
+
+
+def _float32(number: Any) -> float:
+    return float(torch.tensor(float(number), dtype=torch.float32))
+
+
+def _rounded(values: Tensor) -> Tensor:
+    return values.float().double()

@@ -20,7 +20,7 @@ import copy
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -40,6 +40,7 @@ from workbench.errors import WriteError
 COPIED = 16 << 20  #: bytes that are copied from a device at a time to be hashed
 PART = 4 * BLOCK  #: bytes that one thread hashes; whole blocks
 PIECE = 1 << 20  #: bytes that are copied, then hashed; they fit into the cache of a core
+GROUP = 32 << 20  #: bytes from a GPU that are waited for together
 
 #: by fqn: bytes of the local tensor, the digests of its blocks, and its address, 0 if it is not contiguous there
 Digests = Mapping[str, tuple[int, list[bytes], int]]
@@ -77,6 +78,56 @@ class _Pool:
 _POOL = _Pool()
 
 
+class _Group:
+    """Copies from a GPU that are waited for together; ``event`` is behind the last one."""
+
+    nbytes = 0
+    event: Any = None
+
+
+class _Copies:
+    """What happens to the buffers of a staged state dict, by address.
+
+    Attributes:
+        sources: buffers in host memory, with the tensors that are copied to them when they are hashed.
+    """
+
+    def __init__(self, *, hashed: bool) -> None:
+        self.sources: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._hashed = hashed
+        self._groups: dict[int, _Group] = {}
+        self._open: dict[torch.device, _Group] = {}
+
+    def fill(self, buffer: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor; bytes in host memory, in the same order, are left to the pass that hashes."""
+        if value.is_cuda:
+            buffer.copy_(value, non_blocking=True)
+            group = self._groups[buffer.data_ptr()] = self._open.setdefault(value.device, _Group())
+            group.nbytes += buffer.nbytes
+            if group.nbytes >= GROUP:
+                self._close(value.device)
+        elif self._hashed and type(value) is torch.Tensor and _is_bytes(value) and value.numel():
+            self.sources[buffer.data_ptr()] = buffer, value
+        else:
+            buffer.copy_(value)
+        return buffer
+
+    def close(self) -> None:
+        """Call this after the last copy."""
+        for device in list(self._open):
+            self._close(device)
+
+    def wait(self, address: int) -> None:
+        """Return once a buffer is filled, if a GPU fills it."""
+        if (group := self._groups.get(address)) is not None:
+            group.event.synchronize()
+
+    def _close(self, device: torch.device) -> None:
+        event = torch.cuda.Event(blocking=True)  # waiting must not take a core from the threads that hash
+        event.record(torch.cuda.current_stream(device))
+        self._open.pop(device).event = event
+
+
 def stage(
     state_dict: Mapping[str, Any], *, buffers: int, hashed: bool, echo: bool
 ) -> tuple[_StagedState, Digests, frozenset[str]]:
@@ -93,19 +144,22 @@ def stage(
     Raises:
         WriteError: a copy differs from the trainer's tensor.
     """
+    devices = devices_of(state_dict)
+    if echo:
+        wait_for(devices)
     live = digests_of(state_dict, device=True) if echo else {}
     key = tuple(_structure(state_dict))
     buffer = _POOL.take(key)
     if buffer is None:
         buffer = _buffers(state_dict)
-    sources: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    staged = _StagedState(_copied(state_dict, buffer, sources if hashed else None))
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()  # the copies from the device are in progress
+    copies = _Copies(hashed=hashed)
+    staged = _StagedState(_copied(state_dict, buffer, copies))
+    copies.close()
     if buffers:
         _POOL.lend(key, buffer, staged, buffers)
-    digests = digests_of(staged, sources=sources) if hashed else {}
-    for kept, value in sources.values():  # in an object that is pickled, such as a tuple: it has no digest of its own
+    digests = digests_of(staged, copies=copies) if hashed else {}  # while the copies from a GPU are in progress
+    wait_for(devices)
+    for kept, value in copies.sources.values():  # in an object that is pickled, such as a tuple: it has no digest
         kept.copy_(value)
     for name, (nbytes, blocks, _) in live.items():
         if name in digests and digests[name][:2] != (nbytes, blocks):
@@ -116,21 +170,39 @@ def stage(
     return staged, digests, frozenset(live.keys() & digests.keys())
 
 
+def devices_of(value: Any) -> set[torch.device]:
+    """Return the GPUs that hold tensors of a state dict."""
+    if isinstance(value, Mapping):
+        return set().union(*map(devices_of, value.values()))
+    if isinstance(value, list | tuple):
+        return set().union(*map(devices_of, value))
+    if isinstance(value, ShardedTensor):
+        return devices_of([one.tensor for one in value.local_shards()])
+    return {value.device} if isinstance(value, torch.Tensor) and value.device.type == "cuda" else set()
+
+
+def wait_for(devices: Iterable[torch.device]) -> None:
+    """Return once all that is queued on these GPUs is done. Threads of ours do not share the caller's stream."""
+    for device in devices:
+        torch.cuda.synchronize(device)
+
+
 def digests_of(
     state_dict: Mapping[str, Any],
     *,
     device: bool = False,
-    sources: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = None,
+    copies: _Copies | None = None,
 ) -> Digests:
     """Return the digests of every local tensor, by the name that the planner gives it.
 
     Args:
         device: hash tensors on a device, too; they are copied, some MiB at a time.
-        sources: address of a tensor → that tensor and the one that is copied to it first; those that were are removed.
+        copies: how the tensors are filled; those that are copied here are removed from it.
     """
+    copies = copies or _Copies(hashed=False)
     found = _local_tensors(flatten_state_dict(dict(state_dict))[0])
     tensors = {name: local for name, local in found if device or local.device.type == "cpu"}
-    jobs = [(name, job) for name, local in tensors.items() for job in _jobs(local, {} if sources is None else sources)]
+    jobs = [(name, job) for name, local in tensors.items() for job in _jobs(local, copies)]
     blocks: dict[str, list[bytes]] = {name: [] for name in tensors}
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="workbench-stage") as pool:
         for (name, _), digests in zip(jobs, pool.map(lambda one: one[1](), jobs), strict=True):
@@ -170,28 +242,24 @@ def _is_strided(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized
 
 
-def _copied(value: Any, buffer: Any, later: dict[int, tuple[torch.Tensor, torch.Tensor]] | None) -> Any:
-    """Copy tensors into their buffers, and other values as a whole.
-
-    Args:
-        later: receives the buffers that are filled when they are hashed, and with what, by address.
-    """
+def _copied(value: Any, buffer: Any, copies: _Copies) -> Any:
+    """Copy tensors into their buffers, and other values as a whole."""
     if not _has_tensors(value):
         return copy.deepcopy(value)
     if isinstance(value, Mapping):
-        return {name: _copied(one, buffer[name], later) for name, one in value.items()}
+        return {name: _copied(one, buffer[name], copies) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        made = [_copied(one, inner, later) for one, inner in zip(value, buffer, strict=True)]
+        made = [_copied(one, inner, copies) for one, inner in zip(value, buffer, strict=True)]
         if isinstance(value, tuple):
             return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
         return made
     if isinstance(value, DTensor):
-        _fill(buffer._local_tensor, value.to_local().detach(), later)
+        copies.fill(buffer._local_tensor, value.to_local().detach())
         return buffer
     if isinstance(value, ShardedTensor):
         return _copy_state_dict({"": value}, {"": buffer}, type_check=False)[""]
     if _is_strided(value):
-        return _fill(buffer, value.detach(), later)
+        return copies.fill(buffer, value.detach())
     return value.detach().to("cpu", copy=True)
 
 
@@ -204,37 +272,28 @@ def _has_tensors(value: Any) -> bool:
     return isinstance(value, torch.Tensor | ShardedTensor)
 
 
-def _fill(
-    buffer: torch.Tensor, value: torch.Tensor, later: dict[int, tuple[torch.Tensor, torch.Tensor]] | None
-) -> torch.Tensor:
-    """Copy a tensor; bytes in host memory, in the same order, are left to the pass that hashes."""
-    if later is None or type(value) is not torch.Tensor or not _is_bytes(value) or not value.numel():
-        return buffer.copy_(value, non_blocking=True)
-    later[buffer.data_ptr()] = buffer, value
-    return buffer
-
-
 def _is_bytes(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's values follow each other in memory."""
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
-def _jobs(
-    tensor: torch.Tensor, sources: dict[int, tuple[torch.Tensor, torch.Tensor]]
-) -> Iterator[Callable[[], list[bytes]]]:
+def _jobs(tensor: torch.Tensor, copies: _Copies) -> Iterator[Callable[[], list[bytes]]]:
     """Yield functions that return the digests of a tensor's blocks, part by part."""
     if not _is_bytes(tensor):
         yield partial(_hashed, tensor)
         return
-    flat, source = bytes_of(tensor), sources.pop(tensor.data_ptr(), None)
+    address = tensor.data_ptr()
+    flat, source = bytes_of(tensor), copies.sources.pop(address, None)
     given = None if source is None else bytes_of(source[1])
     for at in range(0, len(flat), PART):
-        yield partial(_filled, flat[at : at + PART], None if given is None else given[at : at + PART])
+        part = None if given is None else given[at : at + PART]
+        yield partial(_filled, flat[at : at + PART], part, partial(copies.wait, address))
 
 
-def _filled(flat: Array, source: Array | None) -> list[bytes]:
+def _filled(flat: Array, source: Array | None, wait: Callable[[], None]) -> list[bytes]:
     """Hash bytes, after copying them from ``source``, if given."""
     hasher = BlockDigests()
+    wait()
     if source is None:
         hasher.update(flat)
         return hasher.digests()

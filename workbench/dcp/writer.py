@@ -48,7 +48,7 @@ from workbench.dcp.datafile import TENSOR, DataFile, WrittenItem, archive_of
 from workbench.dcp.outputs import Output
 from workbench.dcp.planner import Planner
 from workbench.dcp.record import Phase, RankRecord, live_of, manifest_of, names_digest, packed, storage_data
-from workbench.dcp.staging import Digests, digests_of, stage
+from workbench.dcp.staging import Digests, devices_of, digests_of, stage, wait_for
 from workbench.dcp.store import StoreFolder
 from workbench.errors import UsageError, WriteError
 from workbench.export.atomic import leftovers, owners
@@ -277,6 +277,7 @@ class Writer(FileSystemWriter):
             ]
         self._differences = list(getattr(planner, "differences", ()))
         flat = getattr(planner, "state_dict", {})
+        wait_for(devices_of(flat))
         self._step = find_step({key: one for key, one in flat.items() if not isinstance(one, torch.Tensor)}, "")
         where: _Generation = plan.storage_data
         folder = DiskFolder(where.folder, direct=self._direct) if self._commit == "rename" else self._folder

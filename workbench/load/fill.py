@@ -3,7 +3,8 @@
 ::
 
     host, contiguous        file ──pread──▶ tensor
-    device, or strided      file ──pread──▶ buffer of the host ──copy_──▶ tensor          up to STAGE bytes at a time
+    strided                 file ──pread──▶ buffer of the host ──copy_──▶ tensor          up to STAGE bytes at a time
+    GPU                     file ──pread──▶ pinned buffer ──copy_──▶ tensor               the same; it copies meanwhile
     tied to another tensor  file ──pread──▶ buffer … compared with the other one's values
 """
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 STAGE = 256 << 20  #: host bytes through which other tensors are read; a larger tensor is read alone
+ALIGNED = 16  #: bytes: the largest element
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,20 +61,38 @@ class Batch:
         if not self.staged:
             buffers = [flat(one.local).numpy() for one in self.tensors]
             return transfer(self.payloads, self.regions, buffers, threads=threads, progress=progress)
-        buffers = [memory.empty((one.nbytes,), np.dtype(np.uint8)) for one in self.tensors]
-        count = transfer(self.payloads, self.regions, buffers, threads=threads, progress=progress)
+        buffers = self._buffers()
+        arrays = [one.numpy() for one in buffers]
+        count = transfer(self.payloads, self.regions, arrays, threads=threads, progress=progress)
         import torch
 
         for one, buffer in zip(self.tensors, buffers, strict=True):
-            new = torch.from_numpy(buffer).view(one.local.dtype).reshape(one.local.shape)
-            if not self.compare:
-                one.local.copy_(new)
+            if not one.nbytes:
+                continue
+            new = buffer.view(one.local.dtype).reshape(one.local.shape)
+            if not self.compare:  # out of pinned memory, while the next batch is read
+                one.local.copy_(new, non_blocking=True)
             elif not torch.equal(flat(one.local).cpu(), flat(new)):
                 raise UsageError(
                     f"tensor {one.name!r} shares its memory with another one, but the stored values differ; "
                     "load into a model that does not tie them, or leave one of them out"
                 )
         return count
+
+    def _buffers(self) -> list[torch.Tensor]:
+        """Return host memory for each tensor; pinned, if a GPU is to copy from it.
+
+        The slices are of torch's own pinned memory, which torch does not hand out again before the copies are done.
+        """
+        import torch
+
+        ends = np.cumsum([-(-one.nbytes // ALIGNED) * ALIGNED for one in self.tensors]).tolist()
+        if ends[-1] <= STAGE and any(one.local.is_cuda for one in self.tensors):
+            block = torch.empty(ends[-1], dtype=torch.uint8, device="cpu", pin_memory=True)
+            starts = [0, *ends[:-1]]
+            return [block[at : at + one.nbytes] for at, one in zip(starts, self.tensors, strict=True)]
+        made = [memory.empty((one.nbytes,), np.dtype(np.uint8)) for one in self.tensors]
+        return [torch.from_numpy(one) for one in made]
 
 
 def batches(

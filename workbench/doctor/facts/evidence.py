@@ -31,7 +31,7 @@ _WHOLE = {"param", "master"}
 _WRAPPED = re.compile(r"(?<![^.])(?:module|_orig_mod|_fsdp_wrapped_module)\.")
 TENSORS = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".safetensors", ".npz", ".npy")
 FILES = 256  #: most further files, and folders, that are looked at
-LARGEST = 256 << 20  #: bytes of a further file that is read
+LARGEST = 256 << 20  #: bytes of all further files that are read
 _PREFIX = re.compile(r"(?:model|base_model|net|network|state_dict|params)\.")
 
 
@@ -111,13 +111,21 @@ class State:
 
     @cached_property
     def opened(self) -> tuple[str, ...]:
-        """Those of these files that are compared with their echo: not very many, and not very large ones."""
-        found = []
+        """Those of these files that are compared with their echo: the first ones, up to a number and a size in all."""
+        found, left = [], LARGEST
         for name in (self.loose or ())[:FILES]:
-            with suppress(WorkbenchError):
-                if stat_or_absent(self.ckpt.place, name).size <= LARGEST:
-                    found.append(name)
+            size = self.size(name)
+            if 0 <= size <= left:
+                found.append(name)
+                left -= size
         return tuple(found)
+
+    def size(self, name: str) -> int:
+        """Return the bytes of a file of the folder; -1 if it is absent, or a link that leaves the folder."""
+        try:
+            return stat_or_absent(self.ckpt.place, name).size
+        except WorkbenchError:
+            return -1
 
     @cached_property
     def unread(self) -> tuple[str, ...]:

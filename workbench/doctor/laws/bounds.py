@@ -20,10 +20,11 @@ for any lr, clipping, accumulation, loss scale and skipped steps (k counts the u
 the gradient obeys the same laws without decay, which is then a gradient. AMSGrad obeys all except replay (its
 denominator is only larger). They do not hold for 8-bit, factored or sign-based optimizers.
 
-The slack is the worst case of rounding only, from the unit u of the stored type (2⁻²⁴ for fp32): an update makes up to
-four roundings of relative size u, a gradient leaves a trace for up to ``ln(range)/(1−β)`` updates, and a number that
-underflows is below the smallest normal number. With bfloat16 moments, this slack exceeds the law in every case except
-the floor, which rounding preserves because it is monotone. The other laws are then not checked.
+The slack is the worst case of rounding only, from the unit u of the stored type (2⁻²⁴ for fp32): kernels of GPUs hold
+the betas in fp32, an update makes up to four roundings of relative size u, a gradient leaves a trace for up to
+``ln(range)/(1−β)`` updates, and a number that underflows is below the smallest normal number. With bfloat16 moments,
+this slack exceeds the law in every case except the floor, which rounding preserves because it is monotone. The other
+laws are then not checked.
 
 Kingma & Ba (2014), Algorithm 1; torch 2.13 ``torch/optim/adamw.py`` (``_single_tensor_adam``).
 """
@@ -213,7 +214,20 @@ def transition_terms(betas: Betas, k: int, dtype: str) -> tuple[float, ...]:
     # and m by 4u of itself and of (1−β1)·|g|, both at most √(K·v) then: by now (β1/√β2)^age of that
     ages = min(k, 1 / (1 - fade)) if fade < 1 else k
     per_m = 2 * ROUNDINGS * unit * ages
+    limit *= 1 + _of_betas(betas)
     return betas[0] ** k, betas[1] ** k, limit, ROUNDINGS * unit * k, under, bound(betas), per_m
+
+
+def _of_betas(betas: Betas) -> float:
+    """Return how much K may grow by betas that a kernel holds in float32: 1 − 0.999 is then 0.00099998713.
+
+    Source: torch 2.11 to 2.13 ``native/cuda/fused_adam_utils.cuh``; apex and TransformerEngine hold them so, too.
+    """
+    first, second = betas
+    ratio = first**2 / second
+    if ratio >= 1:
+        return 0.0  # nothing is bounded
+    return UNITS["float32"] * (second / (1 - second) + 2 * first / (1 - first) + 3 * ratio / (1 - ratio))
 
 
 def reach(w_a: Array, w_b: Array, most: float, decay: tuple[float, float], k: int, dtype: str = "float32") -> Hits:

@@ -43,14 +43,26 @@ def verdict(suspects: tuple[Suspect, ...], case: Case) -> str:
     two = case.evidence.after is not None or case.evidence.echo is not None
     if two and not any(row.status in COMPARED for row in case.ledger):
         return f"Nothing could be compared, so nothing is known about the resume: {_lacking(case)}."
-    words = coverage(case)
+    words, remarks = coverage(case), _remarks(suspects, case)
     if two and not _decisive(case):
-        return f"Too little was compared to decide whether the resume is right. Nothing is wrong in: {words}."
+        return _joined(remarks, "Too little was compared to decide whether the resume is right.", words)
     if two and _unseen(case):
-        return f"Not everything that is stored was compared, so a fault may be unseen. Nothing is wrong in: {words}."
+        return _joined(remarks, "Not everything that is stored was compared, so a fault may be unseen.", words)
     if two and weak(case):
-        return f"These checkpoints cannot prove that the resume is right. Nothing is wrong in: {words}."
-    # remarks: never "no fault" above a list that names a cause or a difference
+        return _joined(remarks, "These checkpoints cannot prove that the resume is right.", words)
+    if remarks:  # never "no fault" above a list that names a cause or a difference
+        return f"{remarks} Nothing else was found in what was compared: {words}."
+    return f"No fault found in what was compared: {words}."
+
+
+def _joined(remarks: str, limits: str, words: str) -> str:
+    if remarks:
+        return f"{remarks} {limits} Nothing else is wrong in: {words}."
+    return f"{limits} Nothing is wrong in: {words}."
+
+
+def _remarks(suspects: tuple[Suspect, ...], case: Case) -> str:
+    """Return the most likely cause among the remarks, and the differences that no cause explains."""
     heads = [f"{suspects[0].title} {_why(suspects[0])}"] if suspects else []
     named = [sign for one in suspects for sign in one.signs]
     differing = [
@@ -61,9 +73,7 @@ def verdict(suspects: tuple[Suspect, ...], case: Case) -> str:
         heads.append(f"In the load, {'; '.join(one.message for one in differing)}. Is that expected?")
     if beyond := _unexplained(case):
         heads.append(f"{beyond}, and no known cause explains it.")
-    if heads:
-        return f"{' '.join(heads)} Nothing else was found in what was compared: {words}."
-    return f"No fault found in what was compared: {words}."
+    return " ".join(heads)
 
 
 def _unexplained(case: Case) -> str:

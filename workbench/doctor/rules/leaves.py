@@ -90,7 +90,7 @@ def values_kept(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
         name = re.sub(r"\[[^\]]*\]", "", change.path).rpartition(".")[2]
         passing = _PASSING.search(change.path.lower()) or (topic == "groups" and name in UNCOMPARED)
         came = change.kind in CAME_OR_WENT
-        same = came and (part or change.text.endswith("dict of 0"))
+        same = came and (part or {} in (change.before, change.after))
         same |= not came and change.before is not None and change.before == change.after  # a list for a tuple
         if topic not in known and not passing and not same and change.kind not in ("unreadable", "unlooked"):
             found.setdefault(topic, {})[source] = change
@@ -109,8 +109,10 @@ def _files(pair: Pair) -> Iterator[tuple[str, ObjectChange]]:
             side = "before" if name in a.loose else "the echo"
             yield name, ObjectChange("", "changed", f"is in {side} only")
             continue
-        if name not in a.opened or name not in b.opened:
-            continue  # the verdict counts them
+        if name not in a.opened or name not in b.opened:  # the verdict counts them
+            if differing := _sizes(a.size(name), b.size(name)):
+                yield name, ObjectChange("", "changed", differing)
+            continue
         one, two = a.beside.get(name), b.beside.get(name)
         if one is not None and two is not None:
             yield from ((f"{name}/", change) for change in object_changes(one.objects, two.objects))
@@ -138,14 +140,18 @@ def _files(pair: Pair) -> Iterator[tuple[str, ObjectChange]]:
 
 def _first_difference(a: Source, b: Source) -> str:
     """Return where two files differ, in words; empty if they are equal."""
-    if a.size != b.size:
-        return f"has {a.size:,} bytes → {b.size:,} bytes"
+    if differing := _sizes(a.size, b.size):
+        return differing
     for start in range(0, a.size, BLOCK):
         stop = min(start + BLOCK, a.size)
         one, two = (side.read(start, stop) for side in (a, b))
         if not np.array_equal(one, two):
             return f"differs from byte {start + int(np.flatnonzero(one != two)[0]):,} on"
     return ""
+
+
+def _sizes(before: int, after: int) -> str:
+    return f"has {before:,} bytes → {after:,} bytes" if before != after else ""
 
 
 def _known(signs: Iterable[Sign]) -> Iterator[str]:
@@ -179,9 +185,10 @@ def _sign(topic: str, off: dict[str, ObjectChange]) -> Sign:
 
 
 def _text(change: ObjectChange) -> str:
-    if change.kind not in CAME_OR_WENT:
-        return change.text
-    return change.text.replace("only in a", "is in before only").replace("only in b", "is in the echo only")
+    for words, side in (("only in a", "before"), ("only in b", "the echo")):
+        if change.kind in CAME_OR_WENT and change.text.startswith(words):
+            return f"is in {side} only{change.text.removeprefix(words)}"
+    return change.text
 
 
 def _by_version(change: ObjectChange) -> bool:
