@@ -17,13 +17,17 @@ longer sealed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import random
 import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +35,10 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
 import workbench as wb
-from tests.lab.catalogue import HALVES
+from tests.lab.catalogue import EVERY, HALVES
 from tests.lab.drawn import EARLY, Paths, draw, fitting
 from tests.lab.fault import Fault
+from tests.lab.live import Loop
 
 __all__ = ["WAYS", "Told", "Trial", "chosen", "main", "totals", "tried"]
 
@@ -263,6 +268,32 @@ def _tables(counts: dict[str, Any]) -> Iterator[str]:
         yield "; ".join(f"{pair} {number}" for pair, number in table.items()) or "none"
 
 
+def _all(
+    todo: Sequence[tuple[Fault, int]], how: tuple[Any, ...], device: str, workers: int, seconds: float
+) -> Iterator[Trial]:
+    """Try all, in this process or in several; in their order, or as they are done."""
+    begun = time.monotonic()
+    jobs = [(fault.id, seed, how, device) for fault, seed in todo]
+    if workers == 1:
+        yield from map(_one, itertools.takewhile(lambda _: time.monotonic() - begun < seconds, jobs))
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        waiting = [pool.submit(_one, job) for job in jobs]
+        for done in as_completed(waiting):
+            if not done.cancelled():
+                yield done.result()
+            if time.monotonic() - begun > seconds:
+                for one in waiting:
+                    one.cancel()
+
+
+def _one(job: tuple[str, int, tuple[Any, ...], str]) -> Trial:
+    id, seed, how, device = job
+    torch.set_num_threads(1)
+    Loop.device = device
+    return tried(EVERY[id], seed, *how)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--half", choices=list(HALVES), default="dev")
@@ -273,18 +304,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--kinds", nargs="*", default=["fault", "healthy", "deliberate"])
+    parser.add_argument("--device", default="cpu", help="where loops train; 'cuda' for the half 'gpu'")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="processes, which share WORKBENCH_LAB"
+    )
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case after that")
     parser.add_argument("--any-k", action="store_true", help="draw a fault's later checkpoint too, 1 to 50 updates on")
     parser.add_argument("--reveal", action="store_true", help="name the cases of a sealed half: who reads it tunes")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
     half = HALVES[options.half]
     todo = chosen(options.half, options.cases or len(half), options.seed, options.faults, options.formats)
     if options.cases is None:
         todo = list({fault.id: (fault, seed) for fault, seed in reversed(todo)}.values())[::-1]
-    open_ = options.half == "dev" or options.reveal
+    todo = [(fault, seed) for fault, seed in todo if fault.kind in options.kinds]
+    open_ = options.half != "sealed" or options.reveal
     trials, lines = [], []
-    for fault, seed in todo:
-        trials.append(tried(fault, seed, options.formats, options.ways, None if options.any_k else EARLY))
+    how = (options.formats, options.ways, None if options.any_k else EARLY)
+    for trial in _all(todo, how, options.device, options.workers, options.seconds):
+        trials.append(trial)
         lines.append(_line(trials[-1], options.ways) if open_ else _sign(trials[-1], len(trials), options.ways))
         print(lines[-1], flush=True)
         for way, told in trials[-1].told.items():

@@ -1,7 +1,8 @@
 """Every fault and control by id: the 42 of the first lab, the wider ones, the healthy; and the halves.
 
 Rules may be tuned on the development half. A sealed half only measures: its results are printed as counts, and nobody
-reads its cases while tuning. The first eight (``opened*.py``) are development now.
+reads its cases while tuning. The first eight (``opened*.py``) are development now. ``gpu`` are the loops that a
+GPU can run, those of development included.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from tests.lab.healthy import HEALTHY
 from tests.lab.hugging import HUGGING
 from tests.lab.live_healthy import LIVE_HEALTHY
 from tests.lab.loader_faults import LOADER_FAULTS
+from tests.lab.on_gpu import ON_GPU
 from tests.lab.opened2_faults import OPENED2_FAULTS
 from tests.lab.opened2_hugging import OPENED2_HUGGING
 from tests.lab.opened2_live import OPENED2_LIVE
@@ -64,4 +66,5 @@ HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},
 }
+HALVES["gpu"] = {fault.id: fault for fault in (*ON_GPU, *(one for one in HALVES["dev"].values() if one.live))}
 EVERY: dict[str, Fault] = {id: fault for half in HALVES.values() for id, fault in half.items()}

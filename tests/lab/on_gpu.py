@@ -1,33 +1,24 @@
-"""The lab's own loops on a GPU: ``python -m tests.lab.on_gpu [--seed N] [--kinds healthy …] [--json FILE]``.
+"""Loops that need a GPU, healthy but for one: autocast, fused and capturable kernels, a GradScaler, its generator.
 
-Kernels of a GPU add in another order, fuse, and use TF32 or bf16, so that a healthy run there is not one on a CPU.
-Loops that need the CPU (a generator of their own, say) cannot be made, and are counted.
+Kernels of a GPU add in another order, fuse, and round otherwise, so that a healthy run there is not one on a CPU.
+``python -m tests.lab.accuracy --half gpu --device cuda`` runs these and all loops of `live`. Some need the CPU (a
+generator of their own, say): those cannot be made there, and are counted.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import sys
-import time
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from tests.lab.accuracy import Trial, _line, _tables, totals, tried
-from tests.lab.catalogue import EVERY
 from tests.lab.fault import Fault
 from tests.lab.live import Loop, fault, variant
-from tests.lab.live_healthy import LIVE_HEALTHY, optim
+from tests.lab.live_healthy import optim
+from tests.lab.model import loss_and_load
 
-WAYS = ("echo", "pair1", "pair20")
+__all__ = ["ON_GPU"]
+
 TORCH = torch.optim
 
 
@@ -87,8 +78,6 @@ class Dropping(Loop):
         weights = {name: weight.float() for name, weight in self.module.named_parameters()}
         name = "model.embed_tokens.weight"
         weights[name] = nn.functional.dropout(weights[name], 0.1)
-        from tests.lab.model import loss_and_load
-
         return loss_and_load(self.config, weights, {}, tokens)[0]
 
     def update(self) -> None:
@@ -148,66 +137,3 @@ ON_GPU: list[Fault] = [
     fault("gpu_reseeded", "C8", "the generators are seeded again", "echo", base=Reseeded,
           layouts=("torch_save", "lightning", "folder")),
 ]  # fmt: skip
-
-
-def _one(id: str, seed: int) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    Loop.device = "cuda"
-    known = EVERY | {one.id: one for one in ON_GPU}
-    trial = tried(known[id], seed, ways=WAYS)
-    return asdict(trial)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seeds", type=int, default=1, help="how many, from --seed on")
-    parser.add_argument("--kinds", nargs="*", default=["healthy", "deliberate", "fault"])
-    parser.add_argument("--only", nargs="*", default=[], help="first letters of their ids")
-    parser.add_argument("--seconds", type=float, default=1e9, help="start no case after so many")
-    parser.add_argument("--workers", type=int, default=min(14, os.cpu_count() or 1))
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(arguments)
-    live = [*ON_GPU, *LIVE_HEALTHY, *(one for one in EVERY.values() if one.live and one.formats == ("live",))]
-    chosen = {one.id: one for one in live if one.kind in options.kinds}
-    if options.only:
-        chosen = {id: one for id, one in chosen.items() if id.startswith(tuple(options.only))}
-    jobs = [(id, options.seed + n) for n in range(options.seeds) for id in chosen]
-    begun, trials = time.monotonic(), []
-    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(_one, *job) for job in jobs]
-        for done in as_completed(waiting):
-            if done.cancelled():
-                continue
-            trials.append(done.result())
-            if time.monotonic() - begun > options.seconds:
-                for one in waiting:
-                    one.cancel()
-    if options.json:
-        options.json.write_text(json.dumps(trials))
-    shown(trials, len(jobs))
-    return 0
-
-
-def shown(trials: list[dict[str, Any]], asked: int) -> None:
-    """Print what was found, and every healthy case that was not silent."""
-    from tests.lab.accuracy import Told
-
-    made = [Trial(**one | {"told": {way: Told(**told) for way, told in one["told"].items()}}) for one in trials]
-    good = [one for one in made if not one.failed]
-    for one in good:
-        loud = any(one.told[way].code or one.told[way].crash for way in WAYS)
-        if (one.kind != "fault" and loud) or one.fault.startswith("gpu_"):
-            print(_line(one, WAYS))
-            for way in WAYS:
-                if one.told[way].code and one.kind != "fault":
-                    print(f"    {way}: {one.told[way].verdict[:300]}")
-    failed = [one for one in made if one.failed]
-    print("\n".join(_tables(totals(good, WAYS))))
-    print(f"{len(made)} of {asked} cases, {len(failed)} could not be made")
-    for one in failed:
-        print(f"  {one.fault}: {one.failed.strip().splitlines()[-1][:140]}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
