@@ -218,6 +218,24 @@ def test_one_update_tells_which_of_two_states_is_wrong(fault, layout, cause):
     assert wb.doctor(made.before, after=made.next).causes[0].cause == cause
 
 
+@pytest.mark.parametrize(
+    ("variant", "way"),
+    [
+        ("v17_muon", "echo"),  # matrices and vectors of two optimizers, with decays of their own
+        ("eih27_layered", "next"),  # steady gradients move half of the weights by the learning rate itself
+        ("v10_rmsprop", "early"),  # after ten updates, gradients have cancelled old momentum
+        ("t01_adan", "next"),  # changes of the gradient cancel one another
+        ("t09_adashift", "next"),  # a queue of gradients is not an average
+        ("t07_sophia", "next"),  # an estimate that is renewed every tenth update
+        ("k08_tiny_lr", "next"),  # weights of 16 bits round to the same values
+    ],
+)
+def test_what_healthy_training_does_has_no_cause(variant, way):
+    made = draw(catalogue.EVERY[variant], 2, k=None, near=way == "next")
+    found = wb.doctor(made.before, **{"echo" if way == "echo" else "after": getattr(made, way)})
+    assert not [one for one in found.causes if one.severity != "info"], str(found)
+
+
 def test_masters_of_one_rank_that_were_rounded_are_rounded_masters():
     """A rank's part ends inside a parameter, of which the rest is as it was."""
     made = draw(catalogue.EVERY["x06_masters_of_one_rank"], 48, ["deepspeed"], 1)

@@ -153,6 +153,15 @@ def test_a_file_that_no_reader_opens_is_compared(tmp_path, name, change):
     assert name in " ".join(found.findings["evidence"].map(str))
 
 
+def test_a_file_is_not_taken_for_the_object_of_another_with_its_name(tmp_path):
+    source = draw(EVERY["h0_exact"], 1, ["folder"]).before
+    before, echo = (shutil.copytree(source, tmp_path / side / source.name) for side in ("before", "echo"))
+    assert wb.open(before).objects.keys() >= {"scheduler"}
+    for folder, number in ((before, 3), (echo, 4)):
+        (folder / "scheduler.bin").write_bytes(bytes([number]) * 20)
+    assert "scheduler.bin differs" in wb.doctor(before, echo=echo).verdict
+
+
 def test_a_large_file_is_counted_and_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(evidence, "LARGEST", 100)
     source = draw(EVERY["h0_exact"], 1, ["folder"]).before

@@ -306,9 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--kinds", nargs="*", default=["fault", "healthy", "deliberate"])
     parser.add_argument("--device", default="cpu", help="where loops train; 'cuda' for the half 'gpu'")
-    parser.add_argument(
-        "--workers", type=int, default=1, help="processes, which share WORKBENCH_LAB"
-    )
+    parser.add_argument("--workers", type=int, default=1, help="processes, which share WORKBENCH_LAB")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case after that")
     parser.add_argument("--any-k", action="store_true", help="draw a fault's later checkpoint too, 1 to 50 updates on")
     parser.add_argument("--reveal", action="store_true", help="name the cases of a sealed half: who reads it tunes")

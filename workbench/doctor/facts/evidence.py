@@ -12,6 +12,7 @@ Optimizer state that is only numbered has pseudo-names, ``optimizer state 3``, a
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -135,7 +136,11 @@ class State:
 
     def _unclaimed(self, names: Iterable[str]) -> tuple[str, ...]:
         known = {*self.ckpt.catalog.files, *self.ckpt.catalog.metadata_files}
-        return tuple(one for one in names if one not in known and one.rpartition(".")[0] not in self.ckpt.objects)
+        rest = [one for one in names if one not in known]
+        # an object has the name of its file; of two files with that name, it is unknown which one was read
+        stems = [one.rpartition(".")[0] for one in rest]
+        count = Counter(stems)
+        return tuple(f for f, stem in zip(rest, stems, strict=True) if stem not in self.ckpt.objects or count[stem] > 1)
 
     @cached_property
     def beside(self) -> Mapping[str, Checkpoint]:

@@ -62,6 +62,7 @@ FELL = 0.02  #: share of the elements of a parameter
 NONE = 1e-3  #: size of gradients, relative to those before, below which there were none: a batch without targets
 SCALED = 0.2  #: share that all elements of squares keep if they were multiplied, and not lost
 MOST = 0.9  #: share of the parameters; gradients that reverse suddenly affect fewer
+HALF = 0.5  #: decay^k below which new gradients, which oppose old momentum, may outweigh it
 LEFT = 0.3  #: decay^k from which the rest of an old average is visible among k new gradients
 FULL = 0.8  #: ‖m_B‖/‖m_A‖ from which a momentum that lost its past is another one
 STANDS = 10  #: updates
@@ -563,7 +564,7 @@ def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
         decay = group.settings.get("momentum")
         if group.optimizer.family == "Lion" and "exp_avg" in roles and update.betas is not None:
             role, decay = "exp_avg", update.betas[1]
-        if not role or not isinstance(decay, (int, float)) or not 0 < decay < 1 or decay**update.k < LEFT:
+        if not role or not isinstance(decay, (int, float)) or not 0 < decay < 1 or decay**update.k < HALF:
             continue
         both = _both(pair, fqn, roles[role], "P26", found)
         if both is None:

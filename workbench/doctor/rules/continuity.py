@@ -59,6 +59,8 @@ PARTS = (2, 4, 8)  #: of the rows of a matrix, as shards of ranks
 WHOLE = 1 << 20  #: most elements of a tensor whose rows are searched
 FILLED = 3.0  #: change of the mean, over the size before, of values that were set to a constant
 SETTLED = 20  #: updates
+AT_INTERVALS = frozenset({"hessian"})  #: Sophia's estimate, which is renewed every tenth update
+DIFFERENCES = frozenset({"exp_avg_diff"})  #: Adan's average of changes of the gradient, which cancel one another
 #: Running statistics of torch.nn, which keep nine tenths of themselves in a batch.
 STATISTICS = ("buffer running_mean", "buffer running_var")
 ROWS = 64  #: rows that are searched for
@@ -157,7 +159,7 @@ def _stands(
     """Yield a sign if averages of gradients or squares are equal bit for bit, and the weights are not."""
     for role, places in held.items():
         moved = {f: both for f, both in places.items() if f in states and states[f].unchanged < states[f].count}
-        if quantity(role) not in MOMENTS or len(moved) < SOME:
+        if quantity(role) not in MOMENTS or role in AT_INTERVALS or len(moved) < SOME:
             continue
         same = []
         for fqn in list(moved)[:: max(math.ceil(len(moved) / LOOKED), 1)]:
@@ -212,13 +214,18 @@ def _role(
     found.checked["P33"] = ""
     kept = {fqn: _kept(a, b) for fqn, (a, b) in samples.items()}
     single = all(updates[fqn].k == 1 for fqn in samples)
-    forms = dict.fromkeys(_turned(samples, places, pair, kept, single), "moved.name")
+    # gradients and their differences are like none of the old ones; a few resemble those of others by chance
+    what = quantity(role.removesuffix(" codes"))
+    passing = (what == STATE or role in DIFFERENCES) and median(one.own for one in kept.values()) < LIKE
+    least = MOST * len(kept) if passing else 2
+    turned = _turned(samples, places, pair, kept, single)
+    forms = dict.fromkeys(turned if len(turned) >= least else (), "moved.name")
     rest = {fqn: one for fqn, one in kept.items() if fqn not in forms}
     same = not fields_changed(pair).keys() & DECAYS  # otherwise an update keeps another share
     counted = pair.b.facts.optimizer.family == "Adafactor"  # its first update keeps nothing, whatever it had
     once = {fqn for fqn in rest if same and updates[fqn].k == 1 and not (counted and updates[fqn].after == 1)}
     forms |= _broken(rest, once)
-    if quantity(role.removesuffix(" codes")) in FIRST:
+    if what in FIRST and not passing:
         lost = {fqn for fqn in once & rest.keys() - forms.keys() if _is_other(rest[fqn])}
         forms |= dict.fromkeys(lost, "other") if len(rest) >= SOME and len(lost) >= MOST * len(rest) else {}
     elif role in STATISTICS and len(rest) >= SOME and all(one.own < LIKE for one in rest.values()):
@@ -226,7 +233,7 @@ def _role(
     if once and not (forms.keys() - rest.keys()):
         loud = {f for f, form in forms.items() if form in ("zero", "other", "ratio")} | (rest.keys() - forms.keys())
         moved = _searched(pair, {f: places[f] for f in once & loud}, found)
-        forms |= {f: f"moved.{kind}" for f, kind in moved.items() if len(moved) > 1}
+        forms |= {f: f"moved.{kind}" for f, kind in moved.items() if len(moved) >= max(least, 2)}
         forms |= dict.fromkeys(_in_part(pair, {f: places[f] for f in once - forms.keys()}, found), "zeros")
     codes = role.endswith(" codes")
     role = role.partition(" ")[0]  # buffers are compared with those of their name

@@ -323,14 +323,16 @@ def _clip(state: State, found: Mapping[str, OneState], earlier: State | None) ->
 
 
 def _groups(state: State) -> Said:
-    decays: dict[bool, list[float]] = {True: [], False: []}
+    decays: dict[str, dict[bool, list[float]]] = {}  # of each optimizer: matrices of one, vectors of another may differ
     for fqn, roles in state.params.items():
         group, position = state.facts.group_of(fqn), roles.get("param", roles.get("exp_avg"))
         if group is not None and group.weight_decay is not None and position is not None:
-            decays[len(state.shape(position)) > 1].append(group.weight_decay)
-    matrices, vectors = decays[True], decays[False]
+            both = decays.setdefault(group.optimizer.family, {True: [], False: []})
+            both[len(state.shape(position)) > 1].append(group.weight_decay)
+    both = max(decays.values(), key=lambda one: min(map(len, one.values())), default={True: [], False: []})
+    matrices, vectors = both[True], both[False]
     if not matrices or not vectors:
-        return "the parameters of each param group are not stored"
+        return "no optimizer has param groups with known matrices and vectors"
     signs = []
     bare, decayed = sum(not one for one in matrices), sum(one > 0 for one in vectors)
     if 10 * bare >= 9 * len(matrices) and 10 * decayed >= 9 * len(vectors):
