@@ -16,7 +16,7 @@ from tests import lab
 from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.gather import FACTS, gather
-from workbench.doctor.facts.schedule import Plan, plan_of, rates_at, read_schedule
+from workbench.doctor.facts.schedule import Plan, of_epochs, plan_of, rates_at, read_schedule
 from workbench.doctor.facts.state import GIVEN
 from workbench.doctor.ledger.sign import RULES, register
 from workbench.doctor.rules.facts import check_facts
@@ -425,3 +425,15 @@ def test_a_schedule_of_absurd_arguments_has_finite_rates_or_none(settings):
         found = read_schedule(leaves({"scheduler": state})[0])
         rates = rates_at(found, count) if found is not None else None
         assert rates is None or all(isinstance(lr, float) and math.isfinite(lr) for lr in rates)
+
+
+@pytest.mark.parametrize("length", [2, 3, 8, 50])
+def test_a_schedule_of_epochs_is_one_whatever_the_two_steps_are(length):
+    for first in range(2 * length, 5 * length):
+        for last in range(first + 1, first + 3 * length):
+            counts = first // length, last // length
+            assert of_epochs((first, last), counts)
+            assert not of_epochs((first, last), (first, last))  # one of updates
+            assert not of_epochs((first, last), (first, first + last // length - first // length))  # from the load on
+            assert not of_epochs((first, last), (counts[0], counts[0] + last - first + 1))
+            assert not of_epochs((first, last), (counts[0], 0))  # it restarted

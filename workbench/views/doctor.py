@@ -4,7 +4,7 @@
 
     RESUME DOCTOR  dcp, step 240 → echo → step 260
       before  runs/step-240
-    ERROR  The optimizer's counters were reset, the moments were kept.
+    ERROR  The optimizer's step counters were reset; the moments were kept.
       since     step 240
       proof     in the load, 291 of 291 of the optimizer's counters went from 240 to 0
       do        restore step with exp_avg and exp_avg_sq

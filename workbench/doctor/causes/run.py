@@ -238,7 +238,7 @@ def another_step(case: Case) -> Iterator[Match]:
             0.95 if words else 0.6,
             frozenset(names),
             reasons=reasons,
-            title="The optimizer's step counters were changed; the moments were kept.",
+            title=f"The optimizer's step counters were changed{'; the moments were kept' if words else ''}.",
         )
     if _step_is_off(case) and not case.counters("train").reset:
         off = case.fired("S07", "S16", "S17", "S18", "P01", "P15", "P20", "R11")

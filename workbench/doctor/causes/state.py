@@ -207,13 +207,15 @@ def counters_reset(case: Case) -> Iterator[Match]:
         if not names or (broken and change.leg == "train"):
             continue
         measured = set() if _forgotten(case, change) else names & seen
+        measured = measured if 2 * len(measured) >= len(names) else set()
         words = case.equal(change, MOMENTS, "moments", measured) if measured else ""
         reasons = case.against(("B1 B3 B4", words), ("G6", case.equal(change, change.weights, "weights", names)))
         question = (
             "the optimizer's counters restarted: was that intended?" if not measured and _whole(case, change) else ""
         )
         exact = bool(words) and change.exact
-        yield Match(change.leg, 1.0 if words else 0.45, names, exact, question, reasons)
+        title = "The optimizer's step counters were reset; the moments were kept." if words else ""
+        yield Match(change.leg, 1.0 if words else 0.45, names, exact, question, reasons, title=title)
 
 
 def _single(change: LedgerLeg) -> frozenset[str]:
@@ -516,7 +518,7 @@ OPTIMIZER = (
          losses="the first loss is right, then a slow bump",
          everywhere=True,
          pattern=fresh_optimizer, damage=fresh),
-    made("B2", "The optimizer's step counters were reset; the moments were kept.",
+    made("B2", "The optimizer's step counters were reset.",
          "step was not restored", "with β2 = .95, a bump; with β2 = .999, a plateau of a thousand steps",
          "restore step with exp_avg and exp_avg_sq", ECHO, "catalogue B2",
          dcp="save and load state.*.step; capturable or fused optimizers keep it as a tensor",

@@ -16,7 +16,7 @@ from workbench.doctor.facts.counted import per_step
 from workbench.doctor.facts.evidence import Pair, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.generators import Generator, drawn, is_fresh, seed
-from workbench.doctor.facts.schedule import plan_of, rates_at
+from workbench.doctor.facts.schedule import of_epochs, plan_of, rates_at
 from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register
 from workbench.doctor.passes.updates import passed, scheduled
@@ -496,14 +496,16 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
     moved = _moved(a, b)
     ends = _ends(a, b)
     aligned = ends is not None and ends[0] == first  # then it is not a matter of when the two are counted
-    if moved is not None and abs(moved - (last - first)) > (0 if aligned else 1):
+    rarely = ends is not None and moved is not None and of_epochs((first, last), ends)
+    if moved is not None and not rarely and abs(moved - (last - first)) > (0 if aligned else 1):
         if moved > 0 and moved == updates:
             return "schedule and optimizer advanced alike; the trainer's count is off (P01)"
         if not (scaled(b) and 0.5 * (last - first) <= moved <= last - first):
             return [_jump(a, b, moved, last - first, declared)]
     if a.lr is None or b.lr is None:
         return "an optimizer stores no lr"
-    if (off := _off_its_form(a, b, last - first, declared)) is not None:
+    steps = int(moved) if rarely and moved is not None else last - first
+    if (off := _off_its_form(a, b, steps, declared)) is not None:
         return off
     plan = plan_of(a.schedule, a.args, a.statements)
     due = plan.lr_at(last) if plan is not None else a.lr

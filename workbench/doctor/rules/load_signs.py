@@ -197,7 +197,7 @@ def _routers(atoms: Atoms, some: Sequence[AtomLook], looks: Sequence[AtomLook]) 
 
 
 def _cosines(looks: Sequence[AtomLook]) -> str:
-    found = [one.cosine for one in looks if one.cosine is not None]
+    found = [one.cosine for one in looks if one.cosine is not None and one.row.numel > 1]  # of a number it is ±1
     return f" (cosine similarity to the old values: {min(found):.3g} to {max(found):.3g})" if found else ""
 
 
