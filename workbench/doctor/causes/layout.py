@@ -194,6 +194,9 @@ def untied(case: Case) -> Iterator[Match]:
         )
 
 
+AVERAGE = "was training meant to go on from the averaged weights?"
+
+
 def averaged(case: Case) -> Iterator[Match]:
     stored = [one for one in case.fired("R16") if any(word in one.tensors[0].lower() for word in OF_AVERAGES)]
     if stored:
@@ -230,7 +233,7 @@ def averaged(case: Case) -> Iterator[Match]:
         if count:
             names = frozenset(change.hit((*change.weights, *MASTERS)))
             words = f"{count:,} weights equal the stored average bit for bit"
-            yield Match("load", 1.0, names, reasons=case.against(("A2 G6 G7 D2", words)))  # may be meant, to anneal
+            yield Match("load", 1.0, names, question=AVERAGE, reasons=case.against(("A2 G6 G7 D2", words)))
             continue
         ema = frozenset(change.hit(AVERAGES))
         if ema and not change.hit((*change.weights, *MASTERS)) & ema:
@@ -249,7 +252,7 @@ def averaged(case: Case) -> Iterator[Match]:
             if 2 * len(taken) < len(off):
                 continue  # an average holds all of them
             words = f"{len(taken):,} of {many(len(off), 'weight')} are closer to the stored average than to before"
-            yield Match(change.leg, 0.97, off, False, reasons=case.against(("A1 A2 D2 G6", words)))
+            yield Match(change.leg, 0.97, off, False, AVERAGE, case.against(("A1 A2 D2 G6", words)))
             continue
         near = frozenset(change.hit(change.weights, "near", "slight", "other", "fill"))
         tables = {name for name in change.hit(change.weights, "part") if kinds([name]) <= OUTER}

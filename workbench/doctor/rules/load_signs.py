@@ -57,6 +57,7 @@ _RULES = (
 register(*_RULES)
 ECHO = {rule.id: rule for rule in _RULES}
 
+ALIKE = 0.999  #: cosine from which three digits no longer tell the difference
 #: Form → rule and its words; ``{text}`` is the sentence of the first tensor.
 FORMS = {
     "nan": ("R03", "are no longer finite: {text}"),
@@ -198,7 +199,10 @@ def _routers(atoms: Atoms, some: Sequence[AtomLook], looks: Sequence[AtomLook]) 
 
 def _cosines(looks: Sequence[AtomLook]) -> str:
     found = [one.cosine for one in looks if one.cosine is not None and one.row.numel > 1]  # of a number it is ±1
-    return f" (cosine similarity to the old values: {min(found):.3g} to {max(found):.3g})" if found else ""
+    if not found:
+        return ""
+    span = f"{min(found):.3g} to {max(found):.3g}" if min(found) < ALIKE else f"above {ALIKE:g}"
+    return f" (cosine similarity to the old values: {span})"
 
 
 def _called(roles: Sequence[str]) -> str:
