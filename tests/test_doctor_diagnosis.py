@@ -238,6 +238,13 @@ def test_what_healthy_training_does_has_no_cause(variant, way):
     assert not [one for one in found.causes if one.severity != "info"], str(found)
 
 
+@pytest.mark.parametrize("fault", ["q92_teacher_copied", "ei62_target_copied", "j23_teacher_anew"])
+def test_a_network_that_follows_another_one_and_holds_its_weights_is_one_question(fault):
+    made = draw(catalogue.EVERY[fault], 1, near=False)
+    (found,) = wb.doctor(made.before, echo=made.echo).causes
+    assert (found.cause, found.severity) == ("F4", "warn") and "on purpose" in found.question
+
+
 def test_masters_of_one_rank_that_were_rounded_are_rounded_masters():
     """A rank's part ends inside a parameter, of which the rest is as it was."""
     made = draw(catalogue.EVERY["x06_masters_of_one_rank"], 48, ["deepspeed"], 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from workbench.doctor.causes.case import NEARLY_ALL, Case, Match
 from workbench.doctor.causes.cause import made
@@ -12,6 +13,7 @@ from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.ledger.roles import AVERAGES, MASTERS, MOMENTS, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import many
+from workbench.doctor.origins.tags import is_follower
 from workbench.names.roles import adapter_of
 from workbench.names.weights import kinds
 
@@ -25,6 +27,7 @@ ECHO = "an echo, saved right after the load and before any update"
 TAGS = {
     "layer": {"E9": 1.0},
     "stack": {"E9": 0.95},
+    "followed": {"F4": 1.0, "A2": 0.5},
     "expert": {"E10": 1.0},
     "gate_up": {"E3": 1.0, "E2": 0.5},
     "gate_up_mixed": {"E2": 1.0},
@@ -198,6 +201,15 @@ AVERAGE = "was training meant to go on from the averaged weights?"
 
 
 def averaged(case: Case) -> Iterator[Match]:
+    for match in _moved("F4")(case):
+        beside = {name for name in case.change(match.leg).hit(("buffer",)) if is_follower(name)}  # its statistics
+        yield replace(
+            match,
+            names=match.names | beside,
+            exact=False,
+            title="A network that follows another one holds that one's weights.",
+            question="was it made anew from the weights on purpose?",
+        )
     stored = [one for one in case.fired("R16") if any(word in one.tensors[0].lower() for word in OF_AVERAGES)]
     if stored:
         yield Match(
@@ -529,7 +541,7 @@ COPIES = (
     made("F4", "Averaged weights were loaded as the weights.", "the average was saved or loaded in their place",
          "better at first, then a bump", "load the raw weights; store the average and its counter separately", ECHO,
          "schnetpack 785, YOLOX 1318, lightly 892",
-         explains="P24 P28 P22 P23 P05 P06 P08 P11 P12 P13 P17 P32 P18 N21 R09 R02 R03",
+         explains="P24 P28 P22 P23 P05 P06 P08 P11 P12 P13 P17 P32 P18 N21 R09 R02 R13 R03",
          losses="the first losses differ: better if the average is recent, worse if it is old",
          pattern=averaged),
     made("F5", "An adapter was not loaded, or was merged twice.",

@@ -32,7 +32,7 @@ from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.became import on_grid, one_factor, power
 from workbench.doctor.origins.flat import FoundWindow, find_windows
 from workbench.doctor.origins.index import MovedRows, RowIndex, row_keys, row_shape
-from workbench.doctor.origins.tags import Move
+from workbench.doctor.origins.tags import Move, is_follower
 from workbench.errors import WorkbenchError
 from workbench.names.roles import adapter_of
 from workbench.tensor import LazyTensor
@@ -166,7 +166,8 @@ def _moved(atoms: Atoms, looks: list[AtomLook], not_checked: dict[str, str]) -> 
     for at, one in enumerate(looks):
         before, after = atoms.tensors(one.atom)
         vector = len(before.shape) < 2
-        sure = one.kind == "near" and not vector and (one.cosine or 0) >= PLAIN
+        alike = one.kind == "near" and not vector and (one.cosine or 0) >= PLAIN
+        sure = alike and not is_follower(one.atom.fqn)  # which is like itself and like the one that it follows
         if one.kind in ("near", "other") and not sure and readable(before) and before.element == after.element:
             width = row_shape(before.shape)[1]
             if width * before.element.itemsize >= LEAST:

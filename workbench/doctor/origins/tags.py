@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -20,11 +21,14 @@ from workbench.names.weights import parse
 T = TypeVar("T")
 RANKS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)  #: numbers of shards of a vocabulary
 ATTENTION = {"q", "k", "v", "qkv", "o"}
+#: A part of the names of a network that follows another one: a target, a teacher, an average, a momentum encoder.
+FOLLOWER = re.compile(r"(?:\w*_)?(?:target|teacher|ema|swa|averaged?|shadow|momentum)(?:_\w*)?")
 WITHIN = {"interleave", "regroup"}  #: forms of rows that change between the two layouts of rotary embeddings
 #: Tag → words about such a move.
 TAGS: Mapping[str, str] = {
     "layer": "hold another layer's values",
-    "stack": "hold another stack's values",  # an encoder's in the decoder, a student's in its teacher
+    "stack": "hold another stack's values",  # an encoder's in the decoder
+    "followed": "hold the values of the network that they follow",  # a student's in its teacher
     "expert": "hold another expert's values",
     "gate_up": "have gate and up swapped",
     "gate_up_mixed": "mix rows of gate and up",
@@ -69,6 +73,7 @@ class Move:
 TOGETHER: Mapping[str, tuple[str, ...]] = {
     "gate_up_mixed": ("gate_up",),
     "ranks": ("heads", "vocab", "padding", "rope"),
+    "followed": ("layer", "stack", "name"),
     "layer": ("name", "stack"),
     "stack": ("name",),
     "flat": ("mixed",),
@@ -87,6 +92,10 @@ def gathered(tags: dict[str, list[T]]) -> dict[str, list[T]]:
 def tag_of(facts: Geometry, one: Move) -> str:
     mine, theirs = parse(one.fqn), [parse(name) for name in one.sources]
     kind = mine.kind
+    others = set(one.sources) - {one.fqn}  # rows that are equal in both networks are found at their own place
+    in_place = not one.columns and all(block.start == block.first for block in one.blocks)
+    if in_place and len(others) == 1 and _follows(one.fqn, *others):
+        return "followed"
     if one.form.get("form") == "axis":
         return "axis"
     if one.form.get("form") == "shift":
@@ -118,6 +127,18 @@ def tag_of(facts: Geometry, one: Move) -> str:
             return "expert"
         return "layer"
     return "name" if whole(one) else "mixed"
+
+
+def is_follower(name: str) -> bool:
+    """Return whether a weight is one of a network that follows another one."""
+    return any(map(FOLLOWER.fullmatch, name.split(".")))
+
+
+def _follows(name: str, source: str) -> bool:
+    """Return whether ``source`` is the namesake of a weight in the network that its own follows."""
+    mine, theirs = name.split("."), source.split(".")
+    parts = [(a, b) for a, b in zip(mine, theirs, strict=False) if a != b]
+    return len(mine) == len(theirs) and len(parts) == 1 and bool(FOLLOWER.fullmatch(parts[0][0]))
 
 
 def _own_tag(facts: Geometry, one: Move, kind: str) -> str:

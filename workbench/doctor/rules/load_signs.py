@@ -78,7 +78,7 @@ FORMS = {
 #: see all changes together, take precedence.
 CAUSES: tuple[tuple[tuple[str, ...], dict[str, tuple[str, ...]]], ...] = (
     (WEIGHTS, {"rounded": ("D7",), "ratio": ("E12",), "nan": ("G1",), "flip": ("G2", "G1"), "zeros": ("G5",),
-               "moved": ("E1", "E9"), "flat": ("E7", "E13"), "": ("A2", "G6")}),
+               "moved": ("E1", "E9"), "moved.followed": ("F4", "A2"), "flat": ("E7", "E13"), "": ("A2", "G6")}),
     (MASTERS, {"rounded": ("D1",), "nan": ("G1",), "flip": ("G2", "G1"), "zeros": ("G5", "D2"), "": ("D2", "G6")}),
     (SECOND, {"zero": ("B4", "B3"), "fill": ("B4", "B3"), "flip": ("G3",)}),
     (MOMENTS, {"zero": ("B3", "B1"), "fill": ("B3", "B1"), "weights": ("B1", "B11"), "rounded": ("D4",),
@@ -96,7 +96,7 @@ def causes_of(role: str, form: str) -> tuple[str, ...]:
     """Return the causes of a change of one stored role, likeliest first."""
     name = quantity(role)
     rows = [table for quantities, table in CAUSES if name in quantities]
-    return next((table[one] for one in (form.partition(".")[0], "") for table in rows if one in table), ())
+    return next((table[one] for one in (form, form.partition(".")[0], "") for table in rows if one in table), ())
 
 
 def load_signs(atoms: Atoms, looks: Sequence[AtomLook]) -> Iterator[Sign]:
