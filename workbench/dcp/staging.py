@@ -5,7 +5,8 @@
     async_save ──► stage: live state ─copy, hash─► buffers, digests         the training waits for this
                    upload: buffers ─hash─► compared, then written           in a thread or another process
 
-The copy is hashed piece by piece while it is in the processor's cache, which takes little more than the copy alone.
+Host memory is copied and hashed piece by piece, while a piece is in the processor's cache, which takes little more than
+the copy alone. What a GPU copies is hashed group by group, while it copies the next ones.
 
 A buffer is free again once the state dict that was staged in it is released. While all are in use, a save gets
 fresh memory, which costs a page fault for every 4 KiB, which takes longer than the copy.
@@ -17,7 +18,6 @@ Source: torch 2.13 ``distributed/checkpoint/staging.py`` (``BlockingAsyncStager`
 from __future__ import annotations
 
 import copy
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,6 +32,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.tensor import DTensor
 
 from workbench.core.arrays import Array
+from workbench.core.executors import cores
 from workbench.core.fingerprint import BlockDigests
 from workbench.core.transfer.streams import BLOCK
 from workbench.dcp.datafile import bytes_of
@@ -204,7 +205,7 @@ def digests_of(
     tensors = {name: local for name, local in found if device or local.device.type == "cpu"}
     jobs = [(name, job) for name, local in tensors.items() for job in _jobs(local, copies)]
     blocks: dict[str, list[bytes]] = {name: [] for name in tensors}
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="workbench-stage") as pool:
+    with ThreadPoolExecutor(cores(), thread_name_prefix="workbench-stage") as pool:
         for (name, _), digests in zip(jobs, pool.map(lambda one: one[1](), jobs), strict=True):
             blocks[name] += digests
     return {name: (one.nbytes, blocks[name], one.data_ptr() * one.is_contiguous()) for name, one in tensors.items()}
