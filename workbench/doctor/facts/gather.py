@@ -320,10 +320,13 @@ def _deepspeed(
             _say(statements, fact, value, one.source)
 
 
-def _scaler(statements: dict[str, list[Statement]], found: Iterable[ObjectLeaf]) -> None:
+def _scaler(statements: dict[str, list[Statement]], found: Sequence[ObjectLeaf]) -> None:
+    # torch's GradScaler has both, under whatever name: in Lightning, that of its plug-in
+    scalers = {leaf.path[:-1] for leaf in found if leaf.name == "growth_factor"}
     for leaf in found:
         words = ".".join(leaf.path).lower()
-        if ("scaler" in words or "loss_scale" in words) and leaf.name in ("scale", "_scale", "cur_scale", "loss_scale"):
+        named = "scaler" in words or "loss_scale" in words or leaf.path[:-1] in scalers
+        if named and leaf.name in ("scale", "_scale", "cur_scale", "loss_scale"):
             value = leaf.value[0] if isinstance(leaf.value, tuple) and len(leaf.value) == 1 else leaf.value
             if (scale := number(value)) is not None:
                 _say(statements, "loss_scale", scale, leaf.source)
