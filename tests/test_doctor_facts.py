@@ -441,9 +441,9 @@ def test_a_schedule_of_epochs_is_one_whatever_the_two_steps_are(length):
 
 def test_the_state_of_a_grad_scaler_is_known_by_its_fields(tmp_path):
     """Lightning stores it under the name of its plug-in, ``MixedPrecision``."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     weights = {"weight": torch.ones(4, 4)}
-    for number, scale in ((1, 2.0**14), (2, 2.0**16)):
+    for number, scale in ((1, 2.0**10), (2, 2.0**16)):
         state = scaler.state_dict() | {"scale": scale}
         torch.save({"state_dict": weights, "global_step": number, "MixedPrecision": state,
                     "pytorch-lightning_version": "2.6.0"}, tmp_path / f"{number}.ckpt")  # fmt: skip
