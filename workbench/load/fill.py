@@ -71,7 +71,7 @@ class Batch:
                 continue
             new = buffer.view(one.local.dtype).reshape(one.local.shape)
             if not self.compare:  # out of pinned memory, while the next batch is read
-                one.local.copy_(new, non_blocking=True)
+                one.local.copy_(new, non_blocking=one.local.is_cuda)
             elif not torch.equal(flat(one.local).cpu(), flat(new)):
                 raise UsageError(
                     f"tensor {one.name!r} shares its memory with another one, but the stored values differ; "

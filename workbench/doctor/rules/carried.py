@@ -115,7 +115,7 @@ P25 = Rule(
 P26 = Rule(
     "P26", "averages of gradients that lost their past", ("B1", "B3"), "pair",
     "after k updates, an average of gradients keeps decay^k of its old value",
-    f"less than half of that, in {MOST:.0%} of the parameters", "torch.optim: sgd; Lion; Muon", "warn",
+    f"less than half of that, in {MOST:.0%} of the parameters, where decay^k ≥ {HALF:g}", "torch.optim: sgd; Lion; Muon", "warn",
     "gradients that reversed suddenly", "restore the optimizer's state"
 )  # fmt: skip
 P27 = Rule(

@@ -81,7 +81,7 @@ register(
          looked=lambda one: one.replay.count),
     Rule("P14", "a fresh optimizer's first update", ("B1",), "pair",
          "only Adam's first update changes weights by lr itself",
-         "more than half of the weights changed by lr ± 5 %", "catalogue, B1", "error",
+         f"more than {FIRST:.0%} of the weights changed by lr ± 5 %", "catalogue, B1", "error",
          "sign-based optimizers", "load the optimizer's state",
          looked=lambda one: one.moved_of),
     Rule("N13", "second moments that do not change", ("D5",), "pair", "each update decays v by (1−β2) of itself",
