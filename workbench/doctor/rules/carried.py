@@ -115,8 +115,8 @@ P25 = Rule(
 P26 = Rule(
     "P26", "averages of gradients that lost their past", ("B1", "B3"), "pair",
     "after k updates, an average of gradients keeps decay^k of its old value",
-    f"less than half of that, in {MOST:.0%} of the parameters, where decay^k ≥ {HALF:g}", "torch.optim: sgd; Lion; Muon", "warn",
-    "gradients that reversed suddenly", "restore the optimizer's state"
+    f"less than half of that, in {MOST:.0%} of the parameters, where decay^k ≥ {HALF:g}",
+    "torch.optim: sgd; Lion; Muon", "warn", "gradients that reversed suddenly", "restore the optimizer's state"
 )  # fmt: skip
 P27 = Rule(
     "P27", "the base under adapters changed", ("F6", "F5", "D7", "G6"), "pair",
