@@ -153,13 +153,12 @@ def striped(tmp_path_factory):
 def test_ranges_are_merged_and_split(one):
     with RangeServer(one) as server:
         ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
-        server.log.clear()
-        assert ckpt["w"][:200].shape == (200, 1000)
-        assert [request.stop - request.start for request in server.log] == [200 * 4000]
-        server.log.clear()
-        ckpt["w"][[0, 1, 500, 501, 999]]  # rows of 4 kB: neighbours together, the others apart
-        sizes = sorted(request.stop - request.start for request in server.log)
-        assert sizes == [4000, 8000, 8000]
+        for rows, sizes in ((slice(200), [200 * 4000]), ([0, 1, 500, 501, 999], [4000, 8000, 8000])):
+            server.log.clear()
+            assert ckpt["w"][rows].shape[1] == 1000  # rows of 4 kB: neighbours together, the others apart
+            # `wb.open` asks for a listing too, in case this is a folder; it does not wait for it, so it may come late
+            asked = [request for request in server.log if request.start is not None]
+            assert sorted(request.stop - request.start for request in asked) == sizes
 
 
 @pytest.mark.parametrize(
