@@ -39,7 +39,6 @@ TOPICS: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = (
     ("groups", re.compile(r"param_groups"), ("H1",)),
     ("arguments", re.compile(r"(?:^|[._/])\w*(?:args|config)(?:$|[._/\[])"), ("H1",)),
     ("generators", re.compile(r"rng|random|generator"), ("C8",)),  # in many programs they advance in every launch
-    ("masters", re.compile(r"master(?!_addr|_port)"), ("D1", "D2", "G6")),
     ("state", re.compile(r"optim.*\bstate\b|^state\b"), ("B2", "B11")),
     ("loss scale", re.compile(r"scaler|loss_scale|growth_tracker"), ("D8",)),
     ("schedule", re.compile(r"sched"), ("C1", "C3", "C4")),
