@@ -134,6 +134,12 @@ def _run(reads: list[Batch], threads: int, progress: Progress | None) -> int:
                 progress(min((before + nbytes) / total, 1.0))
 
         count += one.run(threads, report)
+    devices = {one.local.device for read in reads for one in read.tensors if one.local.is_cuda}
+    if devices:  # the last copies are in progress: on return, the tensors are filled for every stream
+        import torch
+
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
     if progress is not None:
         progress(1.0)
     return count
