@@ -169,6 +169,12 @@ def test_a_large_file_is_counted_and_not_read(tmp_path, monkeypatch):
     for folder, number in ((before, 3), (echo, 4)):
         (folder / "shuffle.bin").write_bytes(bytes([number]) * 200)
     assert "1 further file not compared" in wb.doctor(before, echo=echo).verdict
+    (before / "much.bin").write_bytes(bytes(90))  # only here: there is less room for what both have
+    (echo / "shuffle.bin").write_bytes(bytes(80))
+    (before / "shuffle.bin").write_bytes(bytes(range(80)))
+    assert "1 further file not compared" in wb.doctor(before, echo=echo).verdict
+    (before / "much.bin").unlink()
+    (before / "shuffle.bin").write_bytes(bytes(200))
     (echo / "shuffle.bin").write_bytes(bytes(201))
     assert "shuffle.bin has 200 bytes → 201 bytes" in wb.doctor(before, echo=echo).verdict
 

@@ -113,7 +113,8 @@ def _unseen(case: Case) -> list[str]:
     if leg == "train" and (others := _others(case.later.ckpt)):  # no law of what else a program stores is known
         found.append(many(others, "other tensor"))
     if leg == "load" and "R17" in case.outcome.checked:
-        more = len(case.later.loose or ()) - len(case.later.opened)
+        both = [(set(one.loose or ()), set(one.opened)) for one in (case.evidence.before, case.later)]
+        more = len((both[0][0] & both[1][0]) - (both[0][1] & both[1][1]))
         return found + ([many(more, "further file")] if more > 0 else [])
     return found + [repr(name) for name in case.later.unread]
 
