@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from safetensors.torch import save_file
 
 import workbench as wb
 from tests import lab
+from workbench.doctor.facts.counted import of_epochs
 from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.gather import FACTS, gather
-from workbench.doctor.facts.schedule import Plan, of_epochs, plan_of, rates_at, read_schedule
+from workbench.doctor.facts.schedule import Plan, plan_of, rates_at, read_schedule
 from workbench.doctor.facts.state import GIVEN
 from workbench.doctor.ledger.sign import RULES, register
 from workbench.doctor.rules.facts import check_facts
@@ -429,14 +431,17 @@ def test_a_schedule_of_absurd_arguments_has_finite_rates_or_none(settings):
 
 @pytest.mark.parametrize("length", [2, 3, 8, 50])
 def test_a_schedule_of_epochs_is_one_whatever_the_two_steps_are(length):
+    def at(step, count):
+        return SimpleNamespace(step=step, schedule=SimpleNamespace(count=count))
+
     for first in range(2 * length, 5 * length):
         for last in range(first + 1, first + 3 * length):
-            counts = first // length, last // length
-            assert of_epochs((first, last), counts)
-            assert not of_epochs((first, last), (first, last))  # one of updates
-            assert not of_epochs((first, last), (first, first + last // length - first // length))  # from the load on
-            assert not of_epochs((first, last), (counts[0], counts[0] + last - first + 1))
-            assert not of_epochs((first, last), (counts[0], 0))  # it restarted
+            one, two = first // length, last // length
+            assert of_epochs(at(first, one), at(last, two))
+            assert not of_epochs(at(first, first), at(last, last))  # one of updates
+            assert not of_epochs(at(first, first), at(last, first + two - one))  # from the load on
+            assert not of_epochs(at(first, one), at(last, one + last - first + 1))
+            assert not of_epochs(at(first, one), at(last, 0))  # it restarted
 
 
 def test_the_state_of_a_grad_scaler_is_known_by_its_fields(tmp_path):

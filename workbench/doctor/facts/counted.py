@@ -25,6 +25,18 @@ def began_anew(before: TrainingState, after: TrainingState) -> bool:
     return None not in (first, last) and first == before.steps.usual and after.steps.usual == last - first  # type: ignore[operator]
 
 
+def of_epochs(a: TrainingState, b: TrainingState) -> bool:
+    """Return whether the schedule is stepped once in a fixed number of updates, as one of epochs is, in both states."""
+    steps = [one.step if one.step is not None else one.steps.usual for one in (a, b)]
+    counts = [one.schedule.count if one.schedule is not None else None for one in (a, b)]
+    known = [number for number in (*steps, *counts) if number is not None]
+    if len(known) < 4 or not 2 <= known[2] <= known[0] / 2:
+        return False
+    first, last, one, two = known
+    lengths = range(int(first / (one + 1)), int(first / one) + 1)
+    return any(first // n == one and last // n == two for n in lengths if n > 1)
+
+
 def whole_ratio(facts: TrainingState) -> int | None:
     """Return the trainer's steps per update, if that is an integer above 1."""
     ratio = _ratio(facts)

@@ -203,17 +203,3 @@ def _deepspeed(config: Mapping[str, Any], args: Mapping[str, Statement], source:
 def _numbers(value: Any) -> tuple[float, ...]:
     values = value if isinstance(value, (tuple, list)) else (value,)
     return tuple(found for found in map(number, values) if found is not None)
-
-
-def of_epochs(steps: tuple[int, int], counts: tuple[float, float]) -> bool:
-    """Return whether a schedule is stepped once in a fixed number of updates, as one of epochs is.
-
-    Args:
-        steps: the updates that two states have done.
-        counts: the schedule's position in each.
-    """
-    first, last = steps
-    if not 2 <= counts[0] <= first / 2:
-        return False
-    lengths = range(int(first / (counts[0] + 1)), int(first / counts[0]) + 1)
-    return any(first // n == counts[0] and last // n == counts[1] for n in lengths if n > 1)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from workbench.analysis.report import SEVERITIES
 from workbench.doctor.causes.case import ALONE, Case, leg_of, where_of
 from workbench.doctor.causes.table import CAUSES
-from workbench.doctor.facts.schedule import of_epochs
+from workbench.doctor.facts.counted import of_epochs
 from workbench.doctor.ledger.sign import Sign
 from workbench.doctor.reasoning.cover import CauseExplanation, cover, places
 from workbench.doctor.reasoning.diagnosis import Suspect
@@ -45,7 +45,8 @@ def _together(suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
 def _standing(case: Case) -> None:
     """Reduce a warning to a remark if it was the same before the resume."""
     signs = case.outcome.signs
-    if _is_of_epochs(case):
+    before, after = case.evidence.before, case.evidence.after
+    if after is not None and of_epochs(before.facts, after.facts):
         words = "it is stepped once in a fixed number of updates, before the resume and after it"
         for number, sign in enumerate(signs):
             if sign.rule == "S17":
@@ -64,15 +65,6 @@ def _standing(case: Case) -> None:
         if not new or (where_of(sign) == "before" and len(new) < len(sign.tensors)):
             signs[number] = replace(sign, severity="info", message=f"{sign.message}; it was the same before the resume")
     case.__dict__.pop("_by_rule", None)
-
-
-def _is_of_epochs(case: Case) -> bool:
-    if case.evidence.after is None:
-        return False
-    both = [state.facts for state in (case.evidence.before, case.evidence.after)]
-    steps = [one.step for one in both if one.step is not None]
-    counts = [one.schedule.count for one in both if one.schedule is not None and one.schedule.count is not None]
-    return len(steps) == len(counts) == 2 and of_epochs((steps[0], steps[1]), (counts[0], counts[1]))
 
 
 def _trait(sign: Sign, where: str) -> tuple[object, ...]:

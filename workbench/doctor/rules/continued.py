@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from workbench.checkpoint import Checkpoint
-from workbench.doctor.facts.counted import per_step
+from workbench.doctor.facts.counted import of_epochs, per_step
 from workbench.doctor.facts.evidence import Pair, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.generators import Generator, drawn, is_fresh, seed
-from workbench.doctor.facts.schedule import of_epochs, plan_of, rates_at
+from workbench.doctor.facts.schedule import plan_of, rates_at
 from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register
 from workbench.doctor.passes.updates import passed, scheduled
@@ -496,7 +496,7 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
     moved = _moved(a, b)
     ends = _ends(a, b)
     aligned = ends is not None and ends[0] == first  # then it is not a matter of when the two are counted
-    rarely = ends is not None and moved is not None and of_epochs((first, last), ends)
+    rarely = of_epochs(a, b)
     if moved is not None and not rarely and abs(moved - (last - first)) > (0 if aligned else 1):
         if moved > 0 and moved == updates:
             return "schedule and optimizer advanced alike; the trainer's count is off (P01)"
