@@ -203,7 +203,7 @@ def main(scratch: Path) -> None:
 
 
 def saves(scratch: Path) -> None:
-    """How long an asynchronous save of tensors on the GPU holds the training up."""
+    """How long an asynchronous save of tensors on the GPU holds the training up, and loads of what was saved."""
     rounds = 5
     (scratch / "device-saves").mkdir(exist_ok=True)
     code = START.replace("settle(FOLDER, 1 << 30)", "") + SAVES
@@ -213,10 +213,9 @@ def saves(scratch: Path) -> None:
     print(f"Best of {rounds - 2} saves in turns in one process, the third and later ones.\n")
     print("| | returns after, s | GB/s | ÷ floor | on the disk after, s |\n|---|---:|---:|---:|---:|")
     for name, shown in SAVED.items():
-        if name in stall:
-            took = stall[name]
-            ratio, ended = f"{took / stall['copy']:.2f}", f"{whole[name]:.2f}" if name in whole else ""
-            print(f"| {shown} | {took:.3f} | {nbytes / took / 1e9:.1f} | {ratio} | {ended} |", flush=True)
+        took = stall[name]
+        ratio, ended = f"{took / stall['copy']:.2f}", f"{whole[name]:.2f}" if name in whole else ""
+        print(f"| {shown} | {took:.3f} | {nbytes / took / 1e9:.1f} | {ratio} | {ended} |", flush=True)
     print(f"\n### Loads of these {nbytes / 1e9:.2f} GB (DCP, one file) onto the GPU\n")
     print(
         f"Warm page cache; best of {rounds - 1} loads in turns in one process, and the first one. Each was compared.\n"
