@@ -23,7 +23,7 @@ TURNED_ONCE, WIDE = 0.8, 64  #: the same after one update, of weights with that 
 FEW = 5  #: least ratio of the updates before to those in between from which steady growth is small
 LATE = 20  #: updates before, from which one update does not turn weights that far
 SCALED = 1.25  #: factor of a weight's size that no few updates change it by
-FRESH = 0.8  #: share of the weights that a fresh optimizer's update moves by the learning rate itself, at least
+BY_RATE = 0.8  #: share of the weights that a fresh optimizer's update moves by the learning rate itself, at least
 LEAST, MOVES = 8, 1e-5  #: elements; relative size of an update that is more than rounding
 STILL = 0.95  #: cosine of most weights below which a turned weight is not unusual
 YOUNG = 3  #: least ratio of the updates before to those in between; younger weights may still turn far
@@ -81,7 +81,7 @@ register(
          looked=lambda one: one.replay.count),
     Rule("P14", "a fresh optimizer's first update", ("B1",), "pair",
          "only Adam's first update changes weights by lr itself",
-         f"more than {FRESH:.0%} of the weights changed by lr ± 5 %", "catalogue, B1", "error",
+         f"more than {BY_RATE:.0%} of the weights changed by lr ± 5 %", "catalogue, B1", "error",
          "sign-based optimizers", "load the optimizer's state",
          looked=lambda one: one.moved_of),
     Rule("N13", "second moments that do not change", ("D5",), "pair", "each update decays v by (1−β2) of itself",
@@ -395,7 +395,7 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
     # steady gradients move weights by lr too, with moments that continue
     of_all = {f: one for f, one in of_all.items() if not one.transition.of or one.transition.broken or one.floor.broken}
     same, total = sum(s.same for s in of_all.values()), sum(s.moved_of for s in of_all.values())
-    if total and same > FRESH * total:
+    if total and same > BY_RATE * total:
         sure = all(updates[fqn].certain for fqn in of_all)
         text = (
             f"{same / total:.0%} of the weights changed by the learning rate itself, as in an optimizer's first update"
