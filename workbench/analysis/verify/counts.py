@@ -116,10 +116,14 @@ class NumberScan:
     @staticmethod
     def _floats(state: ChunkCounts, piece: Piece, bits: Array, kind: tuple[int, int, bool], square: bool) -> None:
         mask, infinite, has_infinity = kind
-        if square and int(bits.max(initial=0)) < infinite:  # no sign, no infinity, no NaN
+        # two reads cost less than an array of all magnitudes, whose pages some allocators request anew for each piece
+        largest = int(bits.max(initial=0))
+        positive = int(bits.view(f"i{bits.itemsize}").max(initial=0)) if mask < np.iinfo(bits.dtype).max else largest
+        usual = positive < infinite and largest - (mask + 1) < infinite
+        if usual and (not square or largest <= mask):
             return
         magnitude = bits & bits.dtype.type(mask)
-        if int(magnitude.max(initial=0)) >= infinite:
+        if not usual:
             odd = magnitude >= infinite
             nan = magnitude > infinite if has_infinity else odd
             _count_nan(state, piece, nan)
