@@ -32,6 +32,7 @@ LEG_OF = {
 NEARLY_ALL = 0.7  #: share of the parameters; small parameters rarely break laws
 GROWN = 2.0  #: growth of a weight's norm that shows steps divided by far too small second moments
 SUNK = 30.0  #: factor by which second moments fell below what updates leave; those of an older save do not
+SAME = 1e-4  #: relative difference up to which two factors of a learning rate are one
 GONE = ("zero", "absent")  #: forms of a lost state
 
 
@@ -123,6 +124,27 @@ class Case:
     def resumed(self) -> str:
         """The first checkpoint that the load can have damaged."""
         return "echo" if self.evidence.echo is not None else "after" if self.evidence.after is not None else "before"
+
+    @cached_property
+    def rescaled(self) -> bool:
+        """Whether the load multiplied every learning rate by one factor: of the groups, and those that they began with,
+        in the groups and in the schedule.
+        """
+        a, b = self.evidence.before.facts, self.later.facts
+        if self.evidence.echo is None or a.schedule is None or b.schedule is None or len(a.groups) != len(b.groups):
+            return False
+        rates = [
+            (one, two)
+            for old, new in zip(a.groups, b.groups, strict=True)
+            for one, two in ((old.lr, new.lr), (old.initial_lr, new.initial_lr))
+        ]
+        bases = a.schedule.base_lrs, b.schedule.base_lrs
+        if len(bases[0]) != len(bases[1]) or not bases[0]:
+            return False
+        rates += zip(*bases, strict=True)
+        factors = [new / old for old, new in rates if old and new is not None]
+        one = len(factors) == len(rates) and max(factors) - min(factors) <= SAME * factors[0]
+        return one and abs(factors[0] - 1) > SAME
 
     @property
     def start(self) -> str:

@@ -255,7 +255,8 @@ def settings(case: Case) -> Iterator[Match]:
         title = "No update reached some of the parameters."
         yield Match("train", 1.0, still, signs=tuple(idle), question=question, title=title)
     rates = [one for one in case.fired("P15", "S16", "P13", "P19", "R14") if one.evidence.get("kind") in (None, "lr")]
-    if rates and (case.declared or any(one.evidence.get("declared") for one in rates)):
+    if rates and (case.declared or case.rescaled or any(one.evidence.get("declared") for one in rates)):
+        rates += case.fired("N6") if case.rescaled else []
         yield Match(case.resumed, 0.9, signs=tuple(rates), question="the learning rate was changed: was that intended?")
     kinds_of_data = ("samples", "loader", "consumed_samples")
     moved = [one for one in case.fired("S18", "R11", "P20") if one.evidence.get("kind") in kinds_of_data]

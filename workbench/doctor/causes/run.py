@@ -126,7 +126,7 @@ def schedule_lost(case: Case) -> Iterator[Match]:
     if fast:
         declared = _declared(case, fast)
         leg = "load" if any(one.rule == "R14" for one in fast) else case.resumed
-        doubt = declared or behind or case.fired("N6")
+        doubt = declared or behind or case.fired("N6") or case.rescaled
         replayed = any(one.rule == "P13" for one in fast) and not case.fired("P12")
         if replayed:  # the weights are the old ones, moved along the update: only its length is another
             fast += case.fired("P05", "P11", where=where_of(fast[0]))

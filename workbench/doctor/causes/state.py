@@ -144,7 +144,9 @@ def buffers_lost(case: Case) -> Iterator[Match]:
             new = names <= change.hit(("buffer",), "zero", "fill")  # as they are made; other values may be copies
             yield Match(change.leg, 0.9 if new else 0.6, names)  # statistics may be reset on purpose
     if signs := [*case.fired("N4", "N26"), *(one for one in case.fired("P24") if "F4" not in one.causes[:1])]:
-        yield Match("train", 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        defined = all(one.evidence.get("kind") == "constant" for one in signs)
+        title = "Buffers that the model's config defines changed." if defined else ""
+        yield Match("train", 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=title)
 
 
 # ---- B: the optimizer's state ----------------------------------------------------------------------------------------
@@ -376,7 +378,7 @@ def _untouched(case: Case) -> list[Sign]:
 
 
 def orphan_groups(case: Case) -> Iterator[Match]:
-    if signs := case.fired("N6"):
+    if (signs := case.fired("N6")) and not case.rescaled:
         follows = [one for one in case.fired("S16", "P15", "P13", "P19", "R14") if one.evidence.get("kind") != "jump"]
         yield Match(case.resumed, 0.95, signs=(*signs, *follows))
     if signs := [one for one in case.fired("P11") if one.evidence.get("slow")]:

@@ -268,7 +268,8 @@ def _ruler(m_a, v_a, m_b, v_b, w_a, w_b):
     count, xx, xy, yy = np.int64(0), 0.0, 0.0, 0.0
     zero = np.float32(0)
     for i in range(len(w_a)):
-        silent = (m_a[i] == zero) & (v_a[i] == zero) & (m_b[i] == zero) & (v_b[i] == zero) & (w_a[i] != zero)
+        silent = (m_a[i] == zero) & (v_a[i] == zero) & (m_b[i] == zero) & (v_b[i] == zero)
+        silent &= (w_a[i] != zero) & (w_b[i] != zero)
         x, y = np.float64(w_a[i]) if silent else 0.0, np.float64(w_b[i]) if silent else 0.0
         count += np.int64(silent)
         xx += x * x

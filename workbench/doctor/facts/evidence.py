@@ -21,6 +21,8 @@ from functools import cached_property
 from workbench.analysis.name_map import name_map
 from workbench.checkpoint import Checkpoint, open_place
 from workbench.core.place import stat_or_absent
+from workbench.doctor.facts.flat import leaves
+from workbench.doctor.facts.gather import counts_of
 from workbench.doctor.facts.groups import Names, is_numbered, number_of
 from workbench.doctor.facts.state import TrainingState
 from workbench.errors import WorkbenchError
@@ -152,6 +154,15 @@ class State:
                     found[name] = open_place(self.ckpt.place.sub(name))
             except WorkbenchError:  # of an unknown format
                 continue
+        return found
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """The integers in the trainer's state by path, those of its further files included."""
+        found = dict(self.facts.counts)
+        for name, ckpt in self.beside.items():
+            stem = name.rpartition(".")[0]
+            found |= {f"{stem}.{path}": value for path, value in counts_of(leaves(ckpt.objects)[0]).items()}
         return found
 
     def under(self, names: Mapping[str, str]) -> State:

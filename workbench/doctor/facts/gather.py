@@ -148,13 +148,13 @@ def gather(
         unreadable,
         _wrote(groups, names, called),
         {name: frozenset(words) for name, words in names.state.items()},
-        _counts(found),
+        counts_of(found),
         _parts(found, names),
     )
     return state.given(betas=betas, lr=lr, weight_decay=weight_decay)
 
 
-def _counts(found: Iterable[ObjectLeaf]) -> dict[str, int]:
+def counts_of(found: Iterable[ObjectLeaf]) -> dict[str, int]:
     """Return path → integer, of everything but arguments and the optimizer's counters of single parameters."""
     counts: dict[str, int] = {}
     for leaf in found:

@@ -113,8 +113,8 @@ def along(w_a: Array, w_b: Array, direction: Array) -> Replay:
 
 
 def ruler(w_a: Array, w_b: Array, silent: Array) -> Line:
-    """Return the fit of W_B over W_A where ``silent`` (no gradient) and W_A is not 0."""
-    keep = silent & (w_a != 0)
+    """Return the fit of W_B over W_A where ``silent`` (no gradient) and neither is 0, as where weights are pruned."""
+    keep = silent & (w_a != 0) & (w_b != 0)
     x, y = _wide(w_a[keep]), _wide(w_b[keep])
     return Line(len(x), _dot(x, x), _dot(x, y), _dot(y, y))
 

@@ -42,6 +42,10 @@ from workbench.errors import WorkbenchError
 from workbench.names.roles import adapter_of
 from workbench.tensor import LazyTensor
 
+#: Last words in the keys of buffers that a model computes from its config: frequencies, positions, masks.
+CONSTANT = frozenset(
+    ["inv_freq", "freqs_cis", "cos_cached", "sin_cached", "position_ids", "relative_position_index", "causal_mask"]
+)
 SAMPLED = 1 << 14  #: elements per tensor
 LOOKED = 64  #: parameters, spread over all
 GROWN = 2.0  #: least v_B/v_A over all elements of a parameter from which its profile is examined
@@ -100,7 +104,8 @@ P23 = Rule(
 )  # fmt: skip
 P24 = Rule(
     "P24", "buffers or their counters restarted", ("A5", "F4", "D9"), "pair",
-    "counters of batches and averages never fall; running statistics keep most of their values in one update",
+    "counters of batches and averages never fall; running statistics keep most of their values in one update; what a "
+    "config defines (rotary frequencies, positions) stays the same",
     f"counters: exact; values (a warning): after one update b·a < {LEFT:g}·a·a and ‖b‖ < {SMALL:g}·‖a‖, b·a > "
     f"{MULTIPLIED:g}·a·a, or a constant", "torch.nn.BatchNorm, torch.optim.swa_utils", "error",
     "statistics that were reset on purpose", "restore the buffers with the weights"
@@ -154,6 +159,7 @@ def check_carried(
     _gradients(pair, updates, states, found)
     _averages(pair, updates, states, found)
     _counters(pair, found)
+    _constants(pair, found)
     _buffers(pair, found)
     found.not_checked.setdefault("P24", Inapplicable("no buffers and counters are stored in both"))
     if "P24" in found.checked:
@@ -465,6 +471,28 @@ def _buffers(pair: Pair, found: Outcome) -> None:
         text = f"buffers of {many(len(lost), 'parameter')} are not one update away from their old values: {lost[0]!r}"
         sign = P24.sign(text, {}, lost[:NAMED], severity="warn", hit=len(lost), of=sum(map(len, places.values())))
         found.signs.append(sign)
+
+
+def _constants(pair: Pair, found: Outcome) -> None:
+    """Check that buffers that a model's config defines are the same."""
+    sides = pair.stored.ckpt.catalog, pair.b.ckpt.catalog
+    held = [key for key in sides[0].index if key.rpartition(".")[2] in CONSTANT and key in sides[1].index]
+    held = [key for key in held if sides[0].shape_of(sides[0].index[key]) == sides[1].shape_of(sides[1].index[key])]
+    other: dict[str, tuple[Array, Array]] = {}
+    for key in _spread(held):
+        both = _both(pair, key, (sides[0].index[key], sides[1].index[key]), "P24", found)
+        if both is not None and not np.array_equal(*both, equal_nan=True):
+            other[key] = both
+    if held:
+        found.checked.setdefault("P24", f"{many(len(held), 'buffer')} that the config defines")
+    if other:
+        name, (a, b) = next(iter(other.items()))
+        at = int(np.argmax(a != b))
+        text = f"{many(len(other), 'buffer')} that the model's config defines changed: {name!r} went from {a[at]:.6g} "
+        text += f"to {b[at]:.6g}"
+        evidence = {"kind": "constant", "before": float(a[at]), "after": float(b[at])}
+        names = [pair.b.names.fqns[sides[1].index[key]] or key for key in other][:NAMED]
+        found.signs.append(P24.sign(text, evidence, names, severity="warn", hit=len(other), of=len(held)))
 
 
 def _spread(names: list[str]) -> list[str]:

@@ -16,6 +16,7 @@ from workbench.doctor.facts.counted import of_epochs, per_step
 from workbench.doctor.facts.evidence import Pair, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.generators import Generator, drawn, is_fresh, seed
+from workbench.doctor.facts.numbers import number
 from workbench.doctor.facts.schedule import plan_of, rates_at
 from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register
@@ -80,13 +81,15 @@ P15 = Rule(
     "error", "an lr changed on purpose (reported as warn)", "restore the scheduler"
 )  # fmt: skip
 P16 = Rule(
-    "P16", "the optimizer's constants changed", ("H1",), "pair", "betas, ε and the kind of Adam do not change",
+    "P16", "the optimizer's constants changed", ("H1",), "pair",
+    "betas, ε and the kind of Adam do not change; Prodigy's estimate d never falls",
     "exact", "stored param groups", "warn", "a change on purpose",
     "laws on values use the new constants from here on"
 )  # fmt: skip
 P20 = Rule(
     "P20", "the data's position did not advance with the updates", ("C6", "H1"), "pair",
-    "each update takes as much data as before", "more than one update's data apart", "counters", "warn",
+    "each update takes as much data as before; a position in an epoch never goes back without a new epoch",
+    "more than one update's data apart", "counters", "warn",
     "data skipped on purpose; a batch size that is not stored", "restore the data loader's state"
 )  # fmt: skip
 P29 = Rule(
@@ -109,8 +112,9 @@ P51 = Rule(
 )  # fmt: skip
 P34 = Rule(
     "P34", "a counter restarted", ("C1", "B2", "F4", "C9"), "pair",
-    "a counter that advances with the updates continues after a resume",
-    f"it was {SURELY} or more, and is the number of updates in between", "exact", "warn",
+    "a counter that advances with the updates continues after a resume; one of averages never falls",
+    f"it was {SURELY} or more, and is the number of updates in between; of averages: fell, or by more than the updates",
+    "exact", "warn",
     "a counter of something that began at the resume", "restore the named counter"
 )  # fmt: skip
 register(R10, R11, R12, N10, N12, P01, P15, P16, P20, P29, P34, P37, P51)
@@ -131,6 +135,10 @@ _ADVANCING = frozenset(
 #: Kind of a counter → words in its path. A position in a cycle is one of a schedule.
 _COUNTING = {"groups": ("param_groups",), "schedule": ("sched",), "average": ("ema", "average", "swa")}
 _OF_DATA = re.compile(r"loader|sampler|epoch(?!$)|batch|scaler|growth|bad_epochs|cooldown|_dim|size|length")
+_LOADS = re.compile(r"loader|sampler|dataset")
+_INDEX = frozenset(
+    ["index", "start_index", "batch_index", "batch_idx", "sample_index", "sample_idx", "position", "offset"]
+)
 SCHEDULED = ("lr", "weight_decay")  #: fields that a schedule changes, or that other rules compare
 CYCLED = ("betas", "momentum")
 PRODUCTS = 64  #: of NAdam that are read
@@ -344,7 +352,7 @@ def schedule_kept(pair: Pair) -> list[Sign] | str:
         return "another optimizer has another schedule"
     names = [name for name in one.settings if name in two.settings and name not in _ADVANCING and name[:1] != "_"]
     off = {name: (one.settings[name], two.settings[name]) for name in names}
-    off = {name: both for name, both in off.items() if _plain(both[0]) != _plain(both[1])}
+    off = {name: both for name, both in off.items() if _known(both[0]) != _known(both[1])}
     if not off:
         return []
     words = ", ".join(f"{name} {old} → {new}" for name, (old, new) in list(off.items())[:4])
@@ -354,11 +362,18 @@ def schedule_kept(pair: Pair) -> list[Sign] | str:
     ]
 
 
+def _known(value: Any) -> Any:
+    """Return a setting of a schedule; ``None`` for functions, one for each param group, which torch does not store."""
+    found = _plain(value)
+    return None if isinstance(found, list) and all(one is None for one in found) else found
+
+
 def counters_restarted(pair: Pair) -> list[Sign] | str:
     """Check integers that a trainer, a schedule or a param group keeps, and NAdam's products (P34)."""
     a, b = pair.a.facts, pair.b.facts
     k, step = passed(a, b), _step(a)
-    both = [path for path in a.counts if path in b.counts]
+    counts = pair.a.counts, pair.b.counts
+    both = [path for path in counts[0] if path in counts[1]]
     products = _products(pair)
     if products or k is None or step is None or k < 1 or not both:
         return products or "no counters are stored on both sides, or the updates in between are unknown"
@@ -366,9 +381,14 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
     whole = moved is not None and abs(moved - k) > 1  # the schedule as a whole: P15
     restarted: dict[str, list[str]] = {}
     for path in both:
-        old, new = a.counts[path], b.counts[path]
+        old, new = counts[0][path], counts[1][path]
         kind = next((kind for kind, words in _COUNTING.items() if any(word in path.lower() for word in words)), "")
-        tracks = abs(old - step) <= 1 or kind in ("schedule", "average")
+        if kind == "average":  # one that was at the step counts every update; others count some
+            fell = new < old and old > 1
+            if (fell or (old == step >= SURELY and new > old + k)) and not _OF_DATA.search(path.lower()):
+                restarted.setdefault(kind, []).append(path)
+            continue
+        tracks = abs(old - step) <= 1 or kind == "schedule"
         if old < SURELY - 5 * (kind == "schedule") or not tracks or _OF_DATA.search(path.lower()):
             continue
         due = {old, old + k, old + k + 1, old + k - 1}
@@ -376,8 +396,9 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
             restarted.setdefault(kind, []).append(path)
     found = []
     for kind, paths in restarted.items():
-        old, new = a.counts[paths[0]], b.counts[paths[0]]
-        words = f"{paths[0]!r} went from {old:,} to {new:,} in {many(k, 'update')}: it counts only those since the load"
+        old, new = (side[paths[0]] for side in counts)
+        words = f"{paths[0]!r} went from {old:,} to {new:,} in {many(k, 'update')}"
+        words += ": it counts only those since the load" if new in (k, k + 1) else ""
         causes = {"groups": ("B2", "B1"), "schedule": ("C1",), "average": ("F4",)}.get(kind, ("C9",))
         evidence = {"kind": kind or "other", "before": old, "after": new, "k": k}
         found.append(P34.sign(words, evidence, hit=len(paths), of=len(both), causes=causes))
@@ -620,11 +641,24 @@ def same_constants(pair: Pair) -> list[Sign] | str:
     if a.cycled or b.cycled:
         for field in CYCLED:  # a schedule changes beta1 at every update
             off.pop(field, None)
+    off |= {field: both for field, both in _estimates(a, b).items() if both[1] < both[0]}
     if not off:
         return []
     words = ", ".join(f"{fact} {one} → {two}" for fact, (one, two) in off.items())
     evidence = {"changed": {fact: [_plain(one), _plain(two)] for fact, (one, two) in off.items()}}
     return [P16.sign(f"the optimizer's constants changed: {words}", evidence)]
+
+
+def _estimates(a: TrainingState, b: TrainingState) -> dict[str, tuple[float, float]]:
+    """Return the estimate of the step size that Prodigy and D-Adaptation keep in the first group: it only grows.
+
+    Source: Mishchenko and Defazio, 2023, algorithm 1; prodigyopt 1.1 ``prodigy.py`` (``d_max``).
+    """
+    if not a.groups or not b.groups:
+        return {}
+    both = (a.groups[0].settings, b.groups[0].settings)
+    values = {name: tuple(number(one.get(name)) for one in both) for name in ("d", "d_max") if "d0" in both[0]}
+    return {name: pair for name, pair in values.items() if None not in pair}  # type: ignore[misc]
 
 
 def data_advances(pair: Pair) -> list[Sign] | str:
@@ -645,7 +679,27 @@ def data_advances(pair: Pair) -> list[Sign] | str:
             evidence["stands"] = new == old
             found.append(P20.sign(words, evidence))
     known = any(side.value(fact) is not None for side in (a, b) for fact in ("loader", "consumed_samples"))
-    return found if known else "no position of the data is stored"
+    within = _in_epochs(pair.a.counts, pair.b.counts)
+    for path, (then, now) in within.items():
+        if now <= then and (now < then or then[1] > 0):  # a sampler that is saved when an epoch begins stays at 0
+            old, new = (f"{index:,} of epoch {epoch:,}" for epoch, index in (then, now))
+            words = f"{path!r} stayed at {old}" if then == now else f"{path!r} went from {old} to {new}"
+            words += f" in {many(last - first, 'update')}"
+            before, after = (then[0], now[0]) if then[0] != now[0] else (then[1], now[1])
+            evidence = {"kind": "loader", "before": before, "loader": after, "stands": then == now}
+            found.append(P20.sign(words, evidence))
+    return found if known or within else "no position of the data is stored"
+
+
+def _in_epochs(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
+    """Return the path of each position in an epoch, where data loaders count both: ``(epoch, index)`` on both sides."""
+    found = {}
+    for path in sorted(a.keys() & b.keys()):
+        parent, _, name = path.rpartition(".")
+        epoch = f"{parent}.epoch"
+        if _LOADS.search(parent.lower()) and name in _INDEX and epoch in a and epoch in b:
+            found[path] = (a[epoch], a[path]), (b[epoch], b[path])
+    return found
 
 
 # ---- data ----------------------------------------------------------------------------------------------------------

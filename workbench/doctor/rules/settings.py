@@ -15,6 +15,7 @@ from typing import Any
 
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.facts.flat import SWITCHES
+from workbench.doctor.facts.schedule import plan_of
 from workbench.doctor.facts.state import Group, TrainingState
 from workbench.doctor.ledger.rows import Row, Status
 from workbench.doctor.ledger.sign import Rule, Sign, many, register
@@ -42,6 +43,8 @@ STABLE = frozenset(
 )
 SHORT = 0.1  #: share of the steps so far within which an lr does not fall to a third
 FALL = 1 / 3
+SUDDEN = 0.02  #: share of the steps so far within which no smooth decay falls to a third …
+LEFT = 0.15  #: … unless it is below this share of the initial lr, at its end
 #: Options of kernels, and fields that a schedule changes or that name the parameters.
 IGNORED = SWITCHES | frozenset(
     {
@@ -90,7 +93,7 @@ P19 = Rule(
     "pair",
     "within few updates a schedule changes the lr by a small factor, or in proportion to the step (warm-up)",
     f"beyond the ratio of the steps, and ×{STEEP:g} unless it is the initial lr; below a third within {SHORT:.0%} more "
-    "steps; one rate for groups that had several",
+    f"steps ({SUDDEN:.0%} if a schedule without a formula is stored); one rate for groups that had several",
     "warm-up and decay formulas of torch, Megatron, DeepSpeed",
     "warn",
     "cyclic schedules; a learning rate set by hand",
@@ -149,7 +152,10 @@ def settings_kept(pair: Pair) -> list[Sign] | str:
 
 
 def rates_moved(pair: Pair) -> list[Sign] | str:
-    """Compare the lr of two checkpoints if no stored schedule defines it (P19)."""
+    """Compare the lr of two checkpoints if no stored schedule defines it (P19).
+
+    The state of torch's ``LambdaLR``, which transformers uses for every schedule, is a counter without a formula.
+    """
     a, b = pair.a.facts, pair.b.facts
     rates = [(_get(one, "lr"), _get(two, "lr")) for one, two in zip(a.groups, b.groups, strict=False)]
     rates = [(old, new) for old, new in rates if _number(old) and _number(new) and old > 0]
@@ -157,24 +163,39 @@ def rates_moved(pair: Pair) -> list[Sign] | str:
         return "no learning rates are stored on both sides"
     if (level := _levelled(rates)) is not None:
         return [level]
-    if a.schedule is not None and b.schedule is not None:
+    stored = a.schedule is not None and b.schedule is not None
+    if stored and not (_formless(a) and _formless(b)):
         return "a schedule is stored and defines the lr"
     if a.step is None or b.step is None or b.step <= a.step:
         return "the steps are not stored, or do not advance"
+    k = b.step - a.step
     warm = 1.05 * (b.step + 1) / max(a.step, 1)
-    soon = b.step - a.step <= max(SHORT * a.step, 1)
     peaks = {_get(one, "initial_lr") for one in b.groups}
-    steep = {new: warm if new in peaks else max(STEEP, warm) for _, new in rates}
-    off = [(old, new) for old, new in rates if new > steep[new] * old or (soon and new < FALL * old)]
+    if stored:  # a cosine may restart at its peak, and ends near 0
+        top = max((peak for peak in peaks if _number(peak)), default=0.0)
+        soon = k <= max(SUDDEN * a.step, 1)
+        off = [(old, new) for old, new in rates if soon and old > LEFT * top and new < FALL * old]
+    else:
+        soon = k <= max(SHORT * a.step, 1)
+        steep = {new: warm if new in peaks else max(STEEP, warm) for _, new in rates}
+        off = [(old, new) for old, new in rates if new > steep[new] * old or (soon and new < FALL * old)]
     if not off:
         return []
     old, new = off[0]
     words = (
         f"the learning rate of {len(off):,} of {len(rates):,} param groups went from {old:.4g} to {new:.4g} "
-        f"(×{new / old:.3g}) within {many(b.step - a.step, 'step')}, and no schedule is stored"
+        f"(×{new / old:.3g}) within {many(k, 'step')}, and no {'formula of the ' if stored else ''}schedule is stored"
     )
     evidence = {"kind": "lr", "before": old, "after": new, "ratio": new / old}
     return [P19.sign(words, evidence, hit=len(off), of=len(rates))]
+
+
+def _formless(facts: TrainingState) -> bool:
+    """Return whether the stored schedule is torch's, and its state does not say how the lr follows from the counter."""
+    held = facts.schedule
+    if held is None or held.kind != "torch" or held.count is None or "factor" in held.settings:  # ReduceLROnPlateau
+        return False
+    return "lr_lambdas" in held.settings and plan_of(held, facts.args, facts.statements) is None
 
 
 def _levelled(rates: list[tuple[float, float]]) -> Sign | None:
