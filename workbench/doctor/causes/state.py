@@ -406,8 +406,23 @@ def gradients_scaled(case: Case) -> Iterator[Match]:
         )
 
 
+MAXIMA = "max_exp_avg_sq"
+
+
 def compressed(case: Case) -> Iterator[Match]:
+    fell = [one for one in case.fired("P25") if one.evidence.get("roles") == [MAXIMA]]
     for change in case.changes:
+        maxima = frozenset(change.hit((MAXIMA,)))
+        if (maxima or fell) and not change.hit([role for role in MOMENTS if role != MAXIMA]) - _single(change):
+            title = "The largest second moments (max_exp_avg_sq, of AMSGrad) are not those that were stored."
+            yield Match(
+                change.leg,
+                0.97,
+                maxima or frozenset(n for s in fell for n in s.tensors),
+                signs=tuple(fell),
+                title=title,
+            )
+            continue
         packed = ("state1", "state2", STATE)
         names = change.hit(packed) - change.hit(packed, *GONE, "weights") - _single(change)
         names |= change.hit(packed, *GONE) & change.partly(*GONE)

@@ -62,6 +62,7 @@ SETTLED = 20  #: updates
 CLEAR = 0.15  #: excess over what that decay allows
 FARTHER = 3.0  #: times the way of all other averages
 APART = 1e-3  #: share of the weights' size; an average closer to the weights than that shows nothing
+FEW = 3  #: elements that may be damaged one by one
 FELL = 0.02  #: share of the elements of a parameter
 NONE = 1e-3  #: size of gradients, relative to those before, below which there were none: a batch without targets
 SCALED = 0.2  #: share that all elements of squares keep if they were multiplied, and not lost
@@ -113,7 +114,7 @@ P24 = Rule(
 P25 = Rule(
     "P25", "sums or averages of squares that fell", ("B1", "B3", "B4"), "pair",
     "Adagrad's sum and AMSGrad's maximum never fall; averages of squares fall at most by their decay",
-    f"s_B < d·s_A in more than {FELL:.0%} of the elements, d = 1 or decay^k",
+    f"s_B < d·s_A in more than {FELL:.0%} of the elements ({FEW} of AMSGrad's), d = 1 or decay^k",
     "torch.optim: adagrad, adam, rmsprop, adadelta, adamax, adafactor", "error", "none known",
     "restore the optimizer's state"
 )  # fmt: skip
@@ -546,7 +547,8 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
             a, b = both
             seen += 1
             some = a > 0
-            if some.any() and (share := float((b[some] < left * a[some] * (1 - SLACK * update.k)).mean())) > FELL:
+            least = FELL if role != "max_exp_avg_sq" else FEW / max(len(a), 1)  # a largest value never falls
+            if some.any() and (share := float((b[some] < left * a[some] * (1 - SLACK * update.k)).mean())) > least:
                 fell[fqn], roles_of[fqn] = share, role
                 kept.append(float(np.quantile(b[some] / a[some], FELL)) / left)
     if seen:
