@@ -105,10 +105,11 @@ def _unseen(case: Case) -> list[str]:
         of, seen = (case.ledger.count(leg, quantities, *statuses)[0] for statuses in ((), COMPARED))
         # the rules on averages and buffers have no rows for updates
         rule = {"averages": "P23", "buffers": "P24"}.get(group) if leg == "train" else None
+        lawless = leg == "train" and group in case.outcome.not_checked
         held = all(set(quantities) & case.roles(which) for which in ("before", case.resumed))
         if group == "weights" and leg == "train" and case.ledger.count(leg, MASTERS)[0]:
             continue  # those of their masters, by another rule
-        if seen < of or (held and not of and rule not in case.outcome.checked):
+        if seen < of or lawless or (held and not of and rule not in case.outcome.checked):
             found.append(group)
     if leg == "train" and (others := _others(case.later.ckpt)):  # no law of what else a program stores is known
         found.append(many(others, "other tensor"))

@@ -161,7 +161,8 @@ def check_carried(
     _averages(pair, updates, states, found)
     _counters(pair, found)
     _constants(pair, found)
-    _buffers(pair, found)
+    if rest := _buffers(pair, found):
+        found.not_checked["buffers"] = f"no law relates the values of {many(rest, 'buffer')} to the old ones"
     found.not_checked.setdefault("P24", Inapplicable("no buffers and counters are stored in both"))
     if "P24" in found.checked:
         del found.not_checked["P24"]
@@ -442,36 +443,42 @@ def _is_counter(state: State, at: int) -> bool:
     return state.ckpt.catalog.numel[at] == 1 and role in ("buffer", "other") and state.dtype(at) in ("int64", "int32")
 
 
-def _buffers(pair: Pair, found: Outcome) -> None:
-    """Check that one update left most of what buffers held, those of one name together, as some are short."""
-    if passed(pair.a.facts, pair.b.facts) != 1 or (pair.a.facts.step or 0) < SETTLED:
-        return
+def _buffers(pair: Pair, found: Outcome) -> int:
+    """Check that one update left most of what buffers held, those of one name together, as some are short.
+
+    Returns:
+        the number of buffers that could not be judged.
+    """
+    once = passed(pair.a.facts, pair.b.facts) == 1 and (pair.a.facts.step or 0) >= SETTLED
     places: dict[str, list[tuple[str, tuple[int, int]]]] = defaultdict(list)
     for fqn, roles in pair.shared():
         for role in roles.keys() & set(BUFFERS):
-            at = roles[role][1]
-            if pair.b.dtype(at).startswith(("float", "bfloat")) and pair.b.ckpt.catalog.numel[at] <= SAMPLED:
-                places[f"{role} {fqn.rpartition('.')[2]}"].append((fqn, roles[role]))
+            at, last = roles[role][1], fqn.rpartition(".")[2]
+            if pair.b.dtype(at).startswith(("float", "bfloat")) and last not in CONSTANT:
+                places[f"{role} {last}"].append((fqn, roles[role]))
     lost: list[str] = []
-    for what, held in places.items():
+    rest = sum(map(len, places.values()))
+    for what, held in places.items() if once else ():
         both = [one for fqn, at in held[:LOOKED] if (one := _both(pair, fqn, at, "P24", found)) is not None]
-        if not both:
+        if not both or any(pair.b.ckpt.catalog.numel[at[1]] > SAMPLED for _, at in held):
             continue
         a, b = (np.concatenate(side) for side in zip(*both, strict=True))
         size = float(np.dot(a, a))
         if len(a) < LEAST or len(b) != len(a) or not 0 < size < math.inf or not np.isfinite(b).all():
             continue
+        rest -= len(held)
         slope, left = float(np.dot(a, b)) / size, float(np.dot(b, b)) / size
         less = slope < LEFT and left < SMALL**2
         more = slope > MULTIPLIED and what.startswith("buffer ")  # scales of fp8 may double
         if less or more or ((b == b[0]).all() and not (a == a[0]).all()):
             lost += [fqn for fqn, _ in held]
-    if places:
+    if places and not rest:
         found.checked.setdefault("P24", many(len(places), "kind") + " of buffers")
     if lost:
         text = f"buffers of {many(len(lost), 'parameter')} are not one update away from their old values: {lost[0]!r}"
         sign = P24.sign(text, {}, lost[:NAMED], severity="warn", hit=len(lost), of=sum(map(len, places.values())))
         found.signs.append(sign)
+    return rest
 
 
 def _constants(pair: Pair, found: Outcome) -> None:
@@ -556,10 +563,10 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
     else:
         found.not_checked.setdefault("P25", Inapplicable("no squares other than Adam's are stored with their decay"))
     if fell:
-        name = min(fell)
+        name, most = min(fell), max(fell.values())
         text = (
             f"{roles_of[name]} of {many(len(fell), 'parameter')} fell more than the updates allow, "
-            f"in up to {max(fell.values()):.0%} of the examined elements"
+            f"in up to {most:.{0 if most >= 0.01 else 2}%} of the examined elements"
         )
         evidence = {"roles": sorted(set(roles_of.values())), "share": max(fell.values())}
         others = {role for fqn, roles in pair.shared() if fqn in fell for role in roles} & set(FIRST)
