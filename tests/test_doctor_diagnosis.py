@@ -211,6 +211,15 @@ def test_a_later_checkpoint_tells_what_moved_and_what_did_not(fault, layout, cau
         ("q54_weights_repeated", "dcp_sharded", "D3"),  # the masters moved as they should, the weights not
         ("q53_optimizer_repeated", "torch_save", "G6"),  # weights moved by moments that did not
         ("q43_step_zero", "megatron", "C9"),  # the later checkpoint is not the older one
+        ("z05_warmed_up_again", "live", "C1"),  # the lr fell to a 20th under a LambdaLR, whose formula is not stored
+        ("z13_sampler_restarts_epoch", "live", "C6"),  # a position in an epoch went back, in a file of its own
+        ("z14_epoch_not_set", "live", "C6"),  # its epoch fell
+        ("z16_same_batch", "live", "C6"),  # it stays where it was
+        ("z32_prodigy_estimate_lost", "live", "H1"),  # Prodigy's d fell
+        ("z34_amsgrad_maxima_lost", "live", "B11"),  # a largest value fell
+        ("z53_frequencies_in_bf16", "live", "A5"),  # rotary frequencies are constants
+        ("z56_average_twice", "live", "F4"),  # 2 for each update
+        ("z57_mean_counts_anew", "live", "F4"),  # a count of averaged weights fell
     ],
 )
 def test_one_update_tells_which_of_two_states_is_wrong(fault, layout, cause):
@@ -230,12 +239,23 @@ def test_one_update_tells_which_of_two_states_is_wrong(fault, layout, cause):
         ("eih28_epochs", "early"),  # a schedule that is stepped once an epoch
         ("k51_layers_left_out", "early"),  # counters of layers that are left out at random
         ("k08_tiny_lr", "next"),  # weights of 16 bits round to the same values
+        ("z117_rotary_buffer", "early"),  # a cosine that restarts
+        ("z119_mean", "early"),  # a count of averaged weights, of every fourth update
+        ("z108_pruned", "early"),  # half of each matrix became zero, and the rest decays alike
     ],
 )
 def test_what_healthy_training_does_has_no_cause(variant, way):
     made = draw(catalogue.EVERY[variant], 2, k=None, near=way == "next")
     found = wb.doctor(made.before, **{"echo" if way == "echo" else "after": getattr(made, way)})
     assert not [one for one in found.causes if one.severity != "info"], str(found)
+
+
+@pytest.mark.parametrize("deliberate", ["z201_higher_rate", "z204_all_layers_trained", "z208_larger_batches"])
+def test_what_was_changed_on_purpose_is_a_question_about_that(deliberate):
+    """Every learning rate, in groups and schedule, multiplied by one factor; a group of parameters added."""
+    made = draw(catalogue.EVERY[deliberate], 1, k=None, near=False)
+    for found in (wb.doctor(made.before, echo=made.echo), wb.doctor(made.before, after=made.early)):
+        assert not {"B8", "C4"} & {one.cause for one in found.causes} and found.exit_code < 2
 
 
 @pytest.mark.parametrize("fault", ["q92_teacher_copied", "ei62_target_copied", "j23_teacher_anew"])
