@@ -140,13 +140,20 @@ def uneven(case: Case) -> Iterator[Match]:
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
 
+ONE_MORE = 0.2  #: distance of a factor from 2 within which 1 may have been added to norms
+
+
 def scaled(case: Case) -> Iterator[Match]:
     for change in case.changes:
         near = change.hit(change.weights, "near")
         norms = {name for name in near if kinds([name]) == {"norm"} and case.numel(name) > 1}
         scales = [float(change.detail(change.weights, name).get("scale", 1)) for name in norms]
         if norms and norms == change.hit(change.weights) and all(abs(one - 1) > FAR for one in scales):
-            yield Match(change.leg, 0.93, frozenset(norms), False)
+            one_more = all(abs(one - 2) < ONE_MORE for one in scales)  # norms are about 1
+            title = (
+                "The norms were doubled, or 1 was added, as for a model that stores them about 0." if one_more else ""
+            )
+            yield Match(change.leg, 0.93, frozenset(norms), False, title=title)
         for quantities in ((*change.weights, *MASTERS), MOMENTS):
             names, every = frozenset(change.hit(quantities, "ratio")), change.hit(quantities)
             factors = sorted({float(change.detail(quantities, n).get("ratio", 0)) for n in names})
