@@ -315,3 +315,62 @@ def test_the_counters_tell_how_many_updates_lie_between_where_no_step_is_stored(
     assert later.exit_code == 0 and "cannot prove that the resume is right" in later.verdict
     late = wb.doctor(one, run.train(115).save(tmp_path / "c.pt"))
     assert late.exit_code == 0 and "With 123 updates in between, a load is no longer visible" in late.verdict
+
+
+# ---- counters, positions and rates ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cause"),
+    [
+        ({"remaining_steps": 90}, {"remaining_steps": 85}, None),  # "ema" is no word of it
+        ({"swap": {"count": 9}}, {"swap": {"count": 1}}, None),
+        ({"schema": {"version": 9}}, {"schema": {"version": 1}}, None),
+        ({"ema": {"num_updates": 10}}, {"ema": {"num_updates": 15}}, None),
+        ({"ema": {"num_updates": 10}}, {"ema": {"num_updates": 20}}, "F4"),  # twice in each update
+        ({"ema": {"num_updates": 10}}, {"ema": {"num_updates": 5}}, "F4"),
+        ({"swa": {"n_averaged": 4}}, {"swa": {"n_averaged": 6}}, None),  # every other update
+        ({"swa": {"n_averaged": 4}}, {"swa": {"n_averaged": 2}}, "F4"),
+        ({"sampler": {"epoch": 1, "index": 40}}, {"sampler": {"epoch": 2, "index": 3}}, None),
+        ({"sampler": {"epoch": 1, "index": 0}}, {"sampler": {"epoch": 1, "index": 0}}, None),  # saved once an epoch
+        ({"sampler": {"epoch": 1, "index": 40}}, {"sampler": {"epoch": 1, "index": 40}}, "C6"),
+        ({"sampler": {"epoch": 1, "index": 40}}, {"sampler": {"epoch": 1, "index": 5}}, "C6"),
+        ({"sampler": {"epoch": 1, "index": 40}}, {"sampler": {"epoch": 0, "index": 45}}, "C6"),
+    ],
+)
+def test_counters_of_averages_and_positions_in_an_epoch(tmp_path, before, after, cause):
+    run = Run().train(10)
+    one = run.save(tmp_path / "a.pt", step=10, **before)
+    two = run.train(5).save(tmp_path / "b.pt", step=15, **after)
+    assert [found.cause for found in wb.doctor(one, two).causes] == ([cause] if cause else [])
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        (lambda step: 1.0 if step < 60 else 0.1, True),  # a tenth at once
+        (lambda step: max(0.0, 1 - step / 61), False),  # linear to 0: a third of little
+        (lambda step: 1.0 if step % 20 else 0.9, False),
+        (lambda step: 0.01 if step < 60 else 1.0, False),  # a cosine with restarts rises to its peak
+    ],
+)
+def test_a_rate_that_falls_at_once_under_a_schedule_without_a_formula(tmp_path, shape, told):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, shape)
+    run.train(59)
+    one = run.save(tmp_path / "a.pt", step=59)
+    two = run.train(1).save(tmp_path / "b.pt", step=60)
+    found = wb.doctor(one, two)
+    assert bool(severities(found, "P19")) == told and found.exit_code == int(told)
+
+
+def test_frequencies_are_constants_and_statistics_are_not(tmp_path):
+    run = Run().train(30)
+    run.model.register_buffer("inv_freq", 1e4 ** -(torch.arange(0, 16, 2) / 16))
+    run.model.register_buffer("running_mean", torch.randn(16))
+    one = run.save(tmp_path / "a.pt", step=30)
+    run.train(1).model.running_mean += 0.01
+    assert wb.doctor(one, run.save(tmp_path / "b.pt", step=31)).causes == ()
+    run.model.inv_freq = run.model.inv_freq.bfloat16().float()
+    (found,) = wb.doctor(one, run.save(tmp_path / "c.pt", step=31)).causes
+    assert (found.cause, found.severity) == ("A5", "warn") and "inv_freq" in found.tensors

@@ -20,6 +20,7 @@ from workbench.names.weights import kinds
 MANY_TAGS = 4  #: number of kinds of moves that only a flat line cut at other places explains
 FARTHER = 2.0  #: times the reach of the updates: about how far Lookahead, clipping or projection move weights
 SOME = 0.7  #: share of the weights
+ONE_MORE = 0.2  #: distance of a factor from 2 within which 1 may have been added to norms
 FAR = 0.1  #: distance of a factor of norms from 1 that updates do not reach
 OUTER = {"embed", "head"}  #: kinds with one row per token
 ECHO = "an echo, saved right after the load and before any update"
@@ -138,9 +139,6 @@ def uneven(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 0.97, names, False)
     if signs := case.fired("N18"):
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
-
-
-ONE_MORE = 0.2  #: distance of a factor from 2 within which 1 may have been added to norms
 
 
 def scaled(case: Case) -> Iterator[Match]:

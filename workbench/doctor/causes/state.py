@@ -22,6 +22,7 @@ FELL = 0.02  #: share of the elements of a second moment below their floor, from
 #: Forms of moments that another tensor's are.
 OF_OTHERS = ("moved", "moved.name", "moved.layer", "moved.stack", "moved.expert", "moved.gate_up")
 ADAM = ("exp_avg", "exp_avg_sq")
+MAXIMA = "max_exp_avg_sq"  #: of AMSGrad
 RELATED = 0.5  #: cosine similarity from which a weight counts as related to the old one
 SECOND_LOST = "The second moments were lost; other state was kept."  #: for optimizers that use other names
 PART_LOST = "A part of the second moments was lost."
@@ -406,22 +407,14 @@ def gradients_scaled(case: Case) -> Iterator[Match]:
         )
 
 
-MAXIMA = "max_exp_avg_sq"
-
-
 def compressed(case: Case) -> Iterator[Match]:
     fell = [one for one in case.fired("P25") if one.evidence.get("roles") == [MAXIMA]]
     for change in case.changes:
         maxima = frozenset(change.hit((MAXIMA,)))
         if (maxima or fell) and not change.hit([role for role in MOMENTS if role != MAXIMA]) - _single(change):
             title = "The largest second moments (max_exp_avg_sq, of AMSGrad) are not those that were stored."
-            yield Match(
-                change.leg,
-                0.97,
-                maxima or frozenset(n for s in fell for n in s.tensors),
-                signs=tuple(fell),
-                title=title,
-            )
+            maxima |= {name for sign in fell for name in sign.tensors}
+            yield Match(change.leg, 0.97, maxima, signs=tuple(fell), title=title)
             continue
         packed = ("state1", "state2", STATE)
         names = change.hit(packed) - change.hit(packed, *GONE, "weights") - _single(change)

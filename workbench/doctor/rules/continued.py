@@ -133,7 +133,11 @@ _ADVANCING = frozenset(
     }
 )
 #: Kind of a counter → words in its path. A position in a cycle is one of a schedule.
-_COUNTING = {"groups": ("param_groups",), "schedule": ("sched",), "average": ("ema", "average", "swa")}
+_COUNTING = {
+    "groups": re.compile(r"param_groups"),
+    "schedule": re.compile(r"sched"),
+    "average": re.compile(r"(?:^|[._])(?:ema|swa|average[ds]?)(?:$|[._])"),  # whole words: "remaining" is none
+}
 _OF_DATA = re.compile(r"loader|sampler|epoch(?!$)|batch|scaler|growth|bad_epochs|cooldown|_dim|size|length")
 _LOADS = re.compile(r"loader|sampler|dataset")
 _INDEX = frozenset(
@@ -382,7 +386,7 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
     restarted: dict[str, list[str]] = {}
     for path in both:
         old, new = counts[0][path], counts[1][path]
-        kind = next((kind for kind, words in _COUNTING.items() if any(word in path.lower() for word in words)), "")
+        kind = next((kind for kind, words in _COUNTING.items() if words.search(path.lower())), "")
         if kind == "average":  # one that was at the step counts every update; others count some
             fell = new < old and old > 1
             if (fell or (old == step >= SURELY and new > old + k)) and not _OF_DATA.search(path.lower()):
