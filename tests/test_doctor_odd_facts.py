@@ -374,3 +374,27 @@ def test_frequencies_are_constants_and_statistics_are_not(tmp_path):
     run.model.inv_freq = run.model.inv_freq.bfloat16().float()
     (found,) = wb.doctor(one, run.save(tmp_path / "c.pt", step=31)).causes
     assert (found.cause, found.severity) == ("A5", "warn") and "inv_freq" in found.tensors
+
+
+def scaler(tracker: int, scale: float = 2.0**16, interval: int = 2000) -> dict[str, Any]:
+    held = {"scale": scale, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": interval}
+    return {"scaler": {**held, "_growth_tracker": tracker}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cause"),
+    [
+        (scaler(100), scaler(105), None),
+        (scaler(100), scaler(5), "D8"),  # neither skipped nor grown: the scale is the same
+        (scaler(100), scaler(5, scale=2.0**15), None),  # the first of five updates was skipped
+        (scaler(7, interval=10), scaler(2, scale=2.0**17, interval=10), None),
+        ({"consumed_samples": 40}, {"consumed_samples": 60}, None),
+        ({"consumed_samples": 40}, {"consumed_samples": 64}, None),  # one update's data is counted elsewhere
+        ({"consumed_samples": 40}, {"consumed_samples": 50}, "C6"),  # half of the ranks went on
+    ],
+)
+def test_a_scaler_and_samples_go_on(tmp_path, before, after, cause):
+    run = Run().train(10)
+    one = run.save(tmp_path / "a.pt", step=10, **before)
+    two = run.train(5).save(tmp_path / "b.pt", step=15, **after)
+    assert [found.cause for found in wb.doctor(one, two).causes] == ([cause] if cause else [])

@@ -191,6 +191,11 @@ def data_again(case: Case) -> Iterator[Match]:
         stands = all(one.evidence.get("stands") for one in signs)
         title = "The position in the data did not advance." if stands else ""
         question = "the data starts over: was a new epoch or a restart intended?"
+        if all(one.evidence.get("fewer") for one in signs):
+            title, question = (
+                "The data advanced less than the updates.",
+                "did the batch size or the number of ranks change?",
+            )
         if stands:
             question = "the position stored with the data stayed the same: is it stored once an epoch?"
         yield Match(case.resumed, 0.95, signs=tuple(signs), question=question, title=title)

@@ -42,7 +42,8 @@ register(
          "load both from one save"),
     Rule("N14", "the loss scale restarted", ("D8",), "one",
          "a dynamic scale doubles about every thousand steps and halves at each skipped update",
-         f"{SHRUNK:g} times an earlier checkpoint's, and a common initial value; or halved more than {SKIPPED} times",
+         f"{SHRUNK:g} times an earlier checkpoint's, and a common initial value; halved more than {SKIPPED} times; or its "
+         "count of good updates began anew, and it did not change",
          "transformers 34053", "warn", "a scale that really grew that much", "restore the gradient scaler's state"),
     Rule("N15", "fp8 scales that were never set", ("D9",), "one", "after a step, the largest magnitudes are known",
          f"all histories 0, or all scales 1; fp8 weights {STALE:g} times below the type's largest number",
@@ -135,7 +136,28 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
         words = f"the loss scale fell from {before:,.0f} to {scale:,.0f} in {many(k, 'update')}: was it reset, or were "
         words += f"{halved:.0f} more updates skipped? Each skipped update halves it"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
+    if not signs and k and earlier is not None and scale == before:
+        for path, (old, new) in sorted(_good_updates(earlier, state, k).items()):
+            words = f"{path!r} went from {old:,} to {new:,} in {many(k, 'update')}: it counts only those since the load"
+            signs.append(RULES["N14"].sign(words, {"before": old, "after": new, "k": k}, hit=1, of=1))
     return "loss scales", signs
+
+
+def _good_updates(earlier: State, later: State, k: int) -> dict[str, tuple[int, int]]:
+    """Return the counts of updates since the scale last changed that began anew, although the scale did not change.
+
+    Such a count goes on until it reaches ``growth_interval``, or until an update is skipped; both change the scale.
+    Source: torch 2.13 ``aten/src/ATen/native/cuda/AmpKernels.cu`` (``amp_update_scale_cuda_kernel``).
+    """
+    a, b = earlier.counts, later.counts
+    found = {}
+    for path in a.keys() & b.keys():
+        parent, _, name = path.rpartition(".")
+        interval = b.get(f"{parent}.growth_interval")
+        counts = name == "_growth_tracker" and interval is not None and a[path] + k < interval
+        if counts and b[path] == k and a[path] > 0:
+            found[path] = a[path], b[path]
+    return found
 
 
 def _skipped(earlier: State, later: State) -> bool:
