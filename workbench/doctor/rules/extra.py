@@ -42,8 +42,8 @@ register(
          "load both from one save"),
     Rule("N14", "the loss scale restarted", ("D8",), "one",
          "a dynamic scale doubles about every thousand steps and halves at each skipped update",
-         f"{SHRUNK:g} times an earlier checkpoint's, and a common initial value; halved more than {SKIPPED} times; or its "
-         "count of good updates began anew, and it did not change",
+         f"{SHRUNK:g} times an earlier checkpoint's, and a common initial value; halved more than {SKIPPED} times; or "
+         "unchanged, and its count of good updates began anew",
          "transformers 34053", "warn", "a scale that really grew that much", "restore the gradient scaler's state"),
     Rule("N15", "fp8 scales that were never set", ("D9",), "one", "after a step, the largest magnitudes are known",
          f"all histories 0, or all scales 1; fp8 weights {STALE:g} times below the type's largest number",
