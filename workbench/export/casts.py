@@ -136,7 +136,9 @@ def widened(raw: Array, dtype: DType) -> Array:
     if dtype.bits == 8 and dtype.kind == "f":
         return np.take(fp8_table(dtype.name), raw)
     if dtype.name == "bfloat16":
-        return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        wide = raw.astype(np.uint32)
+        wide <<= np.uint32(16)
+        return wide.view(np.float32)
     if dtype.name == "float16":
         return _converted(raw.view(np.float16), np.float32)
     return raw.view(dtype.numpy)
@@ -152,8 +154,12 @@ def narrowed(single: Array, wanted: DType) -> Array:
         return _converted(single, np.float16).view(wanted.raw)
     bits = single.view(np.uint32)
     nan = np.isnan(single)
-    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    out = (rounded >> np.uint32(16)).astype(np.uint16)
+    rounded = bits >> np.uint32(16)  # in place from here on: pages of new arrays cost more than the arithmetic
+    rounded &= np.uint32(1)
+    rounded += np.uint32(0x7FFF)
+    rounded += bits
+    rounded >>= np.uint32(16)
+    out = rounded.astype(np.uint16)
     if nan.any():  # rounding could carry a NaN over to zero; keep its sign and set the quiet bit
         out[nan] = (bits[nan] >> np.uint32(16)).astype(np.uint16) | np.uint16(0x0040)
     return out
