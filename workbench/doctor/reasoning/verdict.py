@@ -158,7 +158,11 @@ def coverage(case: Case) -> str:
         elif group == "moments" or (group == "weights" and not case.ledger.count(leg, MASTERS)[0]):
             parts.append(f"no {group}")
     known = {row.quantity for row in case.ledger if row.leg == leg and row.status is not Status.SKIPPED}
+    lawless = _moved(case, "group.lr") and not {"P15", "P19"} & case.outcome.checked.keys()
+    if leg == "train" and lawless:
+        known.discard("group.lr")  # no stored schedule says what it should be
     missed = [words for quantity, words in SETTINGS.items() if quantity not in known]
+    missed += ["learning rate of the updates"] if leg == "load" and lawless else []
     missed += [one for one in _unseen(case) if one not in GROUPS or not case.ledger.count(leg, GROUPS[one])[0]]
     if "step" not in known:
         missed.insert(0, "optimizer's counters")
@@ -169,6 +173,11 @@ def coverage(case: Case) -> str:
         done += f"; {', '.join(missed)} not compared"
     lacking = weak(case)
     return f"{done}. {lacking}" if lacking else done
+
+
+def _moved(case: Case, quantity: str) -> bool:
+    rows = [row for row in case.ledger if row.leg == "train" and row.quantity == quantity]
+    return any(row.detail.get("before") != row.detail.get("after") for row in rows)
 
 
 def weak(case: Case) -> str:

@@ -173,8 +173,9 @@ def rates_moved(pair: Pair) -> list[Sign] | str:
     peaks = {_get(one, "initial_lr") for one in b.groups}
     if stored:  # a cosine may restart at its peak, and ends near 0
         top = max((peak for peak in peaks if _number(peak)), default=0.0)
-        soon = k <= max(SUDDEN * a.step, 1)
-        off = [(old, new) for old, new in rates if soon and old > LEFT * top and new < FALL * old]
+        if k > max(SUDDEN * a.step, 1):
+            return "no formula of the schedule is stored, and it may have decayed that far in so many steps"
+        off = [(old, new) for old, new in rates if old > LEFT * top and new < FALL * old]
     else:
         soon = k <= max(SHORT * a.step, 1)
         steep = {new: warm if new in peaks else max(STEEP, warm) for _, new in rates}
