@@ -387,13 +387,14 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
     for path in both:
         old, new = counts[0][path], counts[1][path]
         kind = next((kind for kind, words in _COUNTING.items() if words.search(path.lower())), "")
+        if _OF_DATA.search(path.lower()):
+            continue
         if kind == "average":  # one that was at the step counts every update; others count some
-            fell = new < old and old > 1
-            if (fell or (old == step >= SURELY and new > old + k)) and not _OF_DATA.search(path.lower()):
+            if 1 < old > new or (old == step >= SURELY and new > old + k):
                 restarted.setdefault(kind, []).append(path)
             continue
         tracks = abs(old - step) <= 1 or kind == "schedule"
-        if old < SURELY - 5 * (kind == "schedule") or not tracks or _OF_DATA.search(path.lower()):
+        if old < SURELY - 5 * (kind == "schedule") or not tracks:
             continue
         due = {old, old + k, old + k + 1, old + k - 1}
         if new in (k, k + 1) and new < old + k - 1 and new not in due and not (whole and kind == "schedule"):
@@ -645,12 +646,16 @@ def same_constants(pair: Pair) -> list[Sign] | str:
     if a.cycled or b.cycled:
         for field in CYCLED:  # a schedule changes beta1 at every update
             off.pop(field, None)
-    off |= {field: both for field, both in _estimates(a, b).items() if both[1] < both[0]}
-    if not off:
-        return []
-    words = ", ".join(f"{fact} {one} → {two}" for fact, (one, two) in off.items())
-    evidence = {"changed": {fact: [_plain(one), _plain(two)] for fact, (one, two) in off.items()}}
-    return [P16.sign(f"the optimizer's constants changed: {words}", evidence)]
+    signs = []
+    if off:
+        words = ", ".join(f"{fact} {one} → {two}" for fact, (one, two) in off.items())
+        evidence = {"changed": {fact: [_plain(one), _plain(two)] for fact, (one, two) in off.items()}}
+        signs.append(P16.sign(f"the optimizer's constants changed: {words}", evidence))
+    if fell := {field: both for field, both in _estimates(a, b).items() if both[1] < both[0]}:
+        words = " and ".join(f"{field} fell from {one:.4g} to {two:.4g}" for field, (one, two) in fell.items())
+        evidence = {"changed": {field: list(both) for field, both in fell.items()}}
+        signs.append(P16.sign(f"{words}; the optimizer's estimate of its step size only grows", evidence))
+    return signs
 
 
 def _estimates(a: TrainingState, b: TrainingState) -> dict[str, tuple[float, float]]:
