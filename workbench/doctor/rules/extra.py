@@ -137,7 +137,7 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
         words += f"{halved:.0f} more updates skipped? Each skipped update halves it"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     if not signs and k and earlier is not None and scale == before:
-        for path, (old, new) in sorted(_good_updates(earlier, state, k).items()):
+        for path, (old, new) in _good_updates(earlier, state, k).items():
             words = f"{path!r} went from {old:,} to {new:,} in {many(k, 'update')}: it counts only those since the load"
             signs.append(RULES["N14"].sign(words, {"before": old, "after": new, "k": k}, hit=1, of=1))
     return "loss scales", signs
@@ -151,11 +151,10 @@ def _good_updates(earlier: State, later: State, k: int) -> dict[str, tuple[int, 
     """
     a, b = earlier.counts, later.counts
     found = {}
-    for path in a.keys() & b.keys():
+    for path in sorted(a.keys() & b.keys()):
         parent, _, name = path.rpartition(".")
-        interval = b.get(f"{parent}.growth_interval")
-        counts = name == "_growth_tracker" and interval is not None and a[path] + k < interval
-        if counts and b[path] == k and a[path] > 0:
+        interval = b.get(f"{parent}.growth_interval", 0)
+        if name == "_growth_tracker" and a[path] + k < interval and b[path] == k < a[path] + k:
             found[path] = a[path], b[path]
     return found
 
