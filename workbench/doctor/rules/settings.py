@@ -171,10 +171,10 @@ def rates_moved(pair: Pair) -> list[Sign] | str:
     k = b.step - a.step
     warm = 1.05 * (b.step + 1) / max(a.step, 1)
     peaks = {_get(one, "initial_lr") for one in b.groups}
+    if stored and k > max(SUDDEN * a.step, 1):
+        return f"no formula of the schedule is stored, and in {many(k, 'step')} it may have reached any learning rate"
     if stored:  # a cosine may restart at its peak, and ends near 0
         top = max((peak for peak in peaks if _number(peak)), default=0.0)
-        if k > max(SUDDEN * a.step, 1):
-            return "no formula of the schedule is stored, and it may have decayed that far in so many steps"
         off = [(old, new) for old, new in rates if old > LEFT * top and new < FALL * old]
     else:
         soon = k <= max(SHORT * a.step, 1)
@@ -194,9 +194,9 @@ def rates_moved(pair: Pair) -> list[Sign] | str:
 def _formless(facts: TrainingState) -> bool:
     """Return whether the stored schedule is torch's, and its state does not say how the lr follows from the counter."""
     held = facts.schedule
-    if held is None or held.kind != "torch" or held.count is None or "factor" in held.settings:  # ReduceLROnPlateau
+    if held is None or held.kind != "torch" or "lr_lambdas" not in held.settings:
         return False
-    return "lr_lambdas" in held.settings and plan_of(held, facts.args, facts.statements) is None
+    return plan_of(held, facts.args, facts.statements) is None
 
 
 def _levelled(rates: list[tuple[float, float]]) -> Sign | None:
