@@ -21,6 +21,7 @@ MANY_TAGS = 4  #: number of kinds of moves that only a flat line cut at other pl
 FARTHER = 2.0  #: times the reach of the updates: about how far Lookahead, clipping or projection move weights
 SOME = 0.7  #: share of the weights
 ONE_MORE = 0.2  #: distance of a factor from 2 within which 1 may have been added to norms
+ONE_ADDED = "The norms were doubled, or 1 was added, as if they were stored as offsets from 1."
 FAR = 0.1  #: distance of a factor of norms from 1 that updates do not reach
 OUTER = {"embed", "head"}  #: kinds with one row per token
 ECHO = "an echo, saved right after the load and before any update"
@@ -148,10 +149,7 @@ def scaled(case: Case) -> Iterator[Match]:
         scales = [float(change.detail(change.weights, name).get("scale", 1)) for name in norms]
         if norms and norms == change.hit(change.weights) and all(abs(one - 1) > FAR for one in scales):
             one_more = all(abs(one - 2) < ONE_MORE for one in scales)  # norms are about 1
-            title = (
-                "The norms were doubled, or 1 was added, as for a model that stores them about 0." if one_more else ""
-            )
-            yield Match(change.leg, 0.93, frozenset(norms), False, title=title)
+            yield Match(change.leg, 0.93, frozenset(norms), False, title=ONE_ADDED if one_more else "")
         for quantities in ((*change.weights, *MASTERS), MOMENTS):
             names, every = frozenset(change.hit(quantities, "ratio")), change.hit(quantities)
             factors = sorted({float(change.detail(quantities, n).get("ratio", 0)) for n in names})

@@ -162,7 +162,7 @@ def coverage(case: Case) -> str:
     if leg == "train" and lawless:
         known.discard("group.lr")  # no stored schedule says what it should be
     missed = [words for quantity, words in SETTINGS.items() if quantity not in known]
-    missed += ["learning rate of the updates"] if leg == "load" and lawless else []
+    missed += ["learning rate after the load"] if leg == "load" and lawless else []
     missed += [one for one in _unseen(case) if one not in GROUPS or not case.ledger.count(leg, GROUPS[one])[0]]
     if "step" not in known:
         missed.insert(0, "optimizer's counters")
