@@ -323,7 +323,7 @@ def test_the_counters_tell_how_many_updates_lie_between_where_no_step_is_stored(
 @pytest.mark.parametrize(
     ("before", "after", "cause"),
     [
-        ({"remaining_steps": 90}, {"remaining_steps": 85}, None),  # "ema" is no word of it
+        ({"remaining_steps": 90}, {"remaining_steps": 85}, None),  # contains "ema", but not as a word
         ({"swap": {"count": 9}}, {"swap": {"count": 1}}, None),
         ({"schema": {"version": 9}}, {"schema": {"version": 1}}, None),
         ({"ema": {"num_updates": 10}}, {"ema": {"num_updates": 15}}, None),

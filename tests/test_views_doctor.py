@@ -83,7 +83,7 @@ def dropped() -> Diagnosis:
 def evil() -> Diagnosis:
     sign = Sign("S01", "error", f"{EVIL!s} has 3 NaN", {}, (EVIL, EVIL + "2", EVIL + "3"), 3, 40)
     one = suspect("G1", (sign,), title=EVIL, remedy=EVIL, settle=EVIL, damage=(EVIL,), excludes={"A1": EVIL})
-    subjects = (Subject("before", f"/tmp/{EVIL}", "dcp", None),)
+    subjects = (Subject("before", f"/runs/{EVIL}", "dcp", None),)
     facts = {"before": {EVIL: (EVIL, EVIL)}}
     ruled = (Cleared(EVIL, EVIL, ("A1",)),)
     return diagnosis(
