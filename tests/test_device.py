@@ -38,6 +38,7 @@ from workbench.load import device as module
 from workbench.load.device import to_device
 from workbench.load.onto_device import loads as device_loads
 from workbench.load.onto_device import memory as device_memory
+from workbench.load.onto_device import ring
 from workbench.load.onto_device.lane import HostLane, measure_peak
 from workbench.load.onto_device.results import DeviceResults
 
@@ -178,7 +179,7 @@ def test_any_chunks_on_any_mesh_in_any_ring_are_the_dense_slices(tmp_path_factor
     rules = Rules((PlacementRule("t", [of_torch(one) for one in placements]),))
     lane = data.draw(st.sampled_from([HostLane(), LateLane()]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "lane_to", lambda device: lane)
+        patch.setattr(ring, "lane_to", lambda device: lane)
         patch.setattr(module, "SMALLEST", 64)
         patch.setattr(regions, "SPREAD", data.draw(st.sampled_from([1, 2, 100])))
         patch.setattr(device_loads, "RUN", data.draw(st.sampled_from([1, 8, 1 << 20])))
@@ -282,7 +283,7 @@ def rows(folder, count=1024, width=4096):
 def test_long_tensors_take_many_rounds_of_the_ring(tmp_path, tp, late, monkeypatch):
     catalog, dense = rows(tmp_path)
     lane = LateLane() if late else HostLane()
-    monkeypatch.setattr(module, "lane_to", lambda device: lane)
+    monkeypatch.setattr(ring, "lane_to", lambda device: lane)
     rules = Rules((PlacementRule("t", {"tp": Shard(1)}),))
     seen = []
     got = to_device(
@@ -357,7 +358,7 @@ def nothing_stays(monkeypatch):
 def test_an_error_of_a_reader_is_raised_and_nothing_stays(tmp_path, monkeypatch, late):
     catalog, _ = rows(tmp_path)
     lane = LateLane() if late else HostLane()
-    monkeypatch.setattr(module, "lane_to", lambda device: lane)
+    monkeypatch.setattr(ring, "lane_to", lambda device: lane)
     reads, real = [], PreadSource.read_into
 
     def failing(self, buffer, start):

@@ -28,6 +28,7 @@ from workbench.doctor.facts.generators import drawn, is_fresh, seed
 from workbench.export.sharding.rules import PlacementRule, Rules
 from workbench.load import fill
 from workbench.load.device import to_device
+from workbench.load.onto_device import ring
 from workbench.load.onto_device.lane import measure_peak
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -104,12 +105,19 @@ def test_load_fills_tensors_of_the_device(samples: Path, name: str) -> None:
         same_bits(flat[key].cpu(), want, key)
 
 
-def test_load_through_buffers_that_are_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("strided", [False, True])
+def test_load_through_buffers_that_are_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strided: bool
+) -> None:
     monkeypatch.setattr(fill, "STAGE", 1 << 20)
+    monkeypatch.setattr(ring, "BUFFER", 1 << 20)
     state = {f"layer.{n}": torch.randn(1000 + n, 200) for n in range(40)}  # about one a batch
     save_file(state, tmp_path / "model.safetensors")
     for _ in range(3):
-        held = {name: torch.zeros_like(one, device="cuda") for name, one in state.items()}
+        held = {
+            name: torch.zeros(*one.shape, 2, device="cuda")[..., 0] if strided else torch.zeros_like(one, device="cuda")
+            for name, one in state.items()
+        }
         torch.cuda._sleep(100_000_000)  # copies wait, and their buffers are in use
         wb.load(held, tmp_path)
         with torch.cuda.stream(torch.cuda.Stream()):  # filled for every stream

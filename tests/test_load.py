@@ -19,6 +19,7 @@ from tests.properties import examples
 from tests.rank_jobs import cases_of, told_by
 from tests.reader_suite import same_bits
 from workbench import errors
+from workbench.load.asked import Asked
 from workbench.load.boxes import cut_held, held
 from workbench.load.exchange import WISH, share
 from workbench.load.load import load
@@ -222,6 +223,19 @@ def test_names_are_found_by_key_by_meaning_and_by_map(small):
     assert load(other, folder, name_map={"w": "model.a.weight"}, strict=False).missing == {
         "h": "is not in the checkpoint"
     }
+
+
+def test_the_way_onto_a_gpu_fills_tensors_in_place(small):
+    """On the CPU, where copies need no waiting."""
+    folder, tensors = small
+    state = zeros(tensors)
+    asked = Asked.of(state, folder, None)
+    (batch,) = asked.plan(asked.primary)
+    assert not batch.staged
+    seen: list[int] = []
+    assert batch._through_ring(2, seen.append) == batch.nbytes == seen[-1]
+    for name, want in tensors.items():
+        same_bits(state[name], want, name)
 
 
 def test_what_is_refused_leaves_every_tensor_as_it_was(small):

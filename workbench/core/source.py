@@ -53,9 +53,6 @@ class Source:
         """Bytes of the file."""
         return self.stat.size
 
-    def check(self) -> None:
-        """Raise ChangedError unless the file is still the one that was opened."""
-
     def read_into(self, buffer: Array, start: int) -> None:
         """Fill a contiguous ``uint8`` buffer from byte ``start`` on."""
         raise NotImplementedError

@@ -127,9 +127,6 @@ class _MemberSource(Source):
         self.block, self.span, self.gap = source.block, source.span, source.gap
         self.stat = FileStat(member.stop - member.start, source.stat.mtime_ns, source.stat.tag)
 
-    def check(self) -> None:
-        self._source.check()
-
     def _inside(self, stop: int) -> None:
         if stop > self.size:
             raise too_short(self._name, self.size, stop)

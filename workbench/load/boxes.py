@@ -67,8 +67,8 @@ class HeldTensor:
 
     @property
     def straight(self) -> bool:
-        """Whether files can be read directly into it: host memory, in row-major order."""
-        return self.local.device.type == "cpu" and self.local.is_contiguous()
+        """Whether files can be read directly into it: memory of the host or of a GPU, in row-major order."""
+        return self.local.device.type in ("cpu", "cuda") and self.local.is_contiguous()
 
     def differs(self, dtype: DType, shape: tuple[int, ...]) -> str | None:
         """Describe how a stored tensor differs in type or shape; ``None`` if it does not."""

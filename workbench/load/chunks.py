@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from workbench.core import codecs
 from workbench.core.arrays import Array, Ints
 from workbench.core.catalog import Catalog
 from workbench.core.mesh.cut import Locals
@@ -28,12 +27,6 @@ from workbench.core.transfer.arrays import planned
 from workbench.load.boxes import HeldTensor, boxes_of
 from workbench.load.exchange import WISH, exchange, share
 from workbench.load.fill import STAGE, batches
-
-
-def undone_whole(catalog: Catalog) -> Array:
-    """Return ``(T,)``: whether reading a part of a tensor requires decoding whole chunks."""
-    parts = catalog.tensor[~codecs.UNDONE_WHOLE[catalog.codec]]
-    return (np.diff(catalog.row_ptr) > 0) & (np.bincount(parts, minlength=len(catalog)) == 0)
 
 
 class Handing:

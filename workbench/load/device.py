@@ -32,19 +32,14 @@ from workbench.export.casts import cast_codes
 from workbench.export.selection import ExportSelection, choose
 from workbench.export.sharding.rules import Rules
 from workbench.export.sharding.target import Target
-from workbench.load.onto_device.lane import device_of, lane_to
-from workbench.load.onto_device.loads import loads
+from workbench.load.onto_device.lane import device_of
 from workbench.load.onto_device.memory import check_room, reserve
 from workbench.load.onto_device.results import DeviceResults
-from workbench.load.onto_device.ring import run
-from workbench.load.onto_device.windows import BufferWindow, windows
+from workbench.load.onto_device.ring import BUFFER, PARTS, fill
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-BUFFER = 32 << 20  #: bytes of a buffer: long copies, and four buffers are small compared with the tensors
-BUFFERS = 4
-PARTS = 4  #: fewest loads that fill a buffer: its end stays empty if the next load does not fit
 SMALLEST = 4 << 10  #: bytes of a buffer
 
 
@@ -62,7 +57,7 @@ def to_device(
     dtype: object | None = None,
     threads: int | None = None,
     buffer: int = BUFFER,
-    buffers: int = BUFFERS,
+    buffers: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, torch.Tensor]:
     """Read tensors onto a device: by stored name, in the checkpoint's order, bit for bit as stored.
@@ -83,7 +78,8 @@ def to_device(
         dtype: cast 16, 32 and 64-bit floats to this type on the device, as torch does.
         threads: number of reading threads; by default the cores available to this process, up to 8.
         buffer: bytes per host buffer, 4 KiB or more.
-        buffers: number of host buffers; they take ``buffer · buffers`` bytes of host memory.
+        buffers: number of host buffers, by default four more than threads; they take ``buffer · buffers`` bytes of host
+            memory.
         progress: called with the fraction of bytes done, in the caller's thread; raise an exception to cancel.
 
     Returns:
@@ -98,9 +94,10 @@ def to_device(
         OpenError: a chunk cannot be read, or chunks contradict each other; all memory is freed.
     """
     where = device_of(device)
-    if buffer < SMALLEST or buffers < 1:
+    if buffer < SMALLEST or (buffers is not None and buffers < 1):
+        count = "" if buffers is None else f"{buffers} "
         raise UsageError(
-            f"{buffers} buffers of {buffer:,} bytes: one or more buffers of {SMALLEST:,} bytes or more are needed"
+            f"{count}buffers of {buffer:,} bytes: one or more buffers of {SMALLEST:,} bytes or more are needed"
         )
     mesh, number = _rank(None if mesh is None else Mesh.of(mesh), rules, rank, mesh_coord, device_mesh)
     chosen = choose(ckpt, select=select, role=role, mesh=mesh, rules=rules)
@@ -183,29 +180,31 @@ class _Work:
         return cls(target, ckpt.payloads.over(catalog), found, boxes, regions, old, new)
 
     def carry_out(
-        self, device: torch.device, *, threads: int, buffer: int, buffers: int, progress: Progress | None
+        self, device: torch.device, *, threads: int, buffer: int, buffers: int | None, progress: Progress | None
     ) -> list[torch.Tensor]:
         """Return the local tensors, in the order of the plan."""
-        most = buffer // PARTS
-        parts = loads(self.payloads, self.boxes, self.regions, most)
         results = DeviceResults([self._shape(at) for at in range(len(self.old))], self.old, self.new)
-        reserve(device, check_room(device, results.sizes, scratch=most))
-        done, total = 0, max(sum(self._stored(at) for at in range(len(self.old))), 1)
+        scratch = buffer // PARTS
+        reserve(device, check_room(device, results.sizes, scratch=scratch))
+        total = max(sum(self._stored(at) for at in range(len(self.old))), 1)
 
-        def send(window: BufferWindow, host: torch.Tensor) -> None:
-            nonlocal done
-            for at, load in window.loads:
-                results.put(load, host[at : at + load.nbytes])
-                done += load.wanted
+        def report(done: int) -> None:
             if progress is not None and done < total:
                 progress(done / total)
 
         try:
-            results.allocate(device, scratch=most)
-            lane = lane_to(device)
-            lane.begin()
-            filled = windows(parts, buffer)
-            run(filled, self.payloads.pool, send, lane, nbytes=buffer, count=buffers, threads=threads)
+            results.allocate(device, scratch=scratch)
+            fill(
+                results,
+                self.payloads,
+                self.boxes,
+                self.regions,
+                device,
+                buffer=buffer,
+                buffers=buffers,
+                threads=threads,
+                progress=report,
+            )
             if progress is not None:
                 progress(1.0)
             return results.take()

@@ -3,8 +3,9 @@
 ::
 
     host, contiguous        file ──pread──▶ tensor
+    GPU, contiguous         file ──▶ tensor, as :mod:`workbench.load.device` reads
     strided                 file ──pread──▶ buffer of the host ──copy_──▶ tensor          up to STAGE bytes at a time
-    GPU                     file ──pread──▶ pinned buffer ──copy_──▶ tensor               the same; it copies meanwhile
+    strided, GPU            file ──pread──▶ pinned buffer ──copy_──▶ tensor               the same; it copies meanwhile
     tied to another tensor  file ──pread──▶ buffer … compared with the other one's values
 """
 
@@ -16,12 +17,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workbench.core import memory
-from workbench.core.arrays import Ints
+from workbench.core import codecs, memory
+from workbench.core.arrays import Array, Ints
+from workbench.core.catalog import Catalog
 from workbench.core.mesh.cut import Locals
 from workbench.core.payload import Payloads
 from workbench.core.transfer.arrays import planned, transfer
-from workbench.core.transfer.regions import Regions
+from workbench.core.transfer.regions import BoxRequests, Regions
 from workbench.errors import UsageError
 from workbench.load.boxes import HeldTensor, boxes_of
 
@@ -37,12 +39,14 @@ class Batch:
     """Tensors that are read together; planned, not read.
 
     Attributes:
-        staged: whether they are read through separate buffers.
+        staged: whether they are read through separate buffers; otherwise directly, all of them in host memory or all on
+            one GPU.
         compare: instead of copying out of the buffers, check that the tensors already have these values.
     """
 
     tensors: tuple[HeldTensor, ...]
     payloads: Payloads
+    boxes: BoxRequests
     regions: Regions
     staged: bool
     compare: bool
@@ -58,6 +62,8 @@ class Batch:
         Raises:
             UsageError: tied tensors are stored with different values; otherwise as :func:`transfer`.
         """
+        if not self.staged and self.tensors[0].local.is_cuda:
+            return self._through_ring(threads, progress)
         if not self.staged:
             buffers = [flat(one.local).numpy() for one in self.tensors]
             return transfer(self.payloads, self.regions, buffers, threads=threads, progress=progress)
@@ -78,6 +84,23 @@ class Batch:
                     "load into a model that does not tie them, or leave one of them out"
                 )
         return count
+
+    def _through_ring(self, threads: int, progress: Callable[[int], None] | None) -> int:
+        from workbench.load.onto_device import ring
+        from workbench.load.onto_device.results import DeviceResults
+
+        local = [one.local for one in self.tensors]
+        results = DeviceResults.over(local, ring.BUFFER // ring.PARTS)
+        return ring.fill(
+            results,
+            self.payloads,
+            self.boxes,
+            self.regions,
+            local[0].device,
+            threads=threads,
+            buffer=ring.BUFFER,
+            progress=progress,
+        )
 
     def _buffers(self) -> list[torch.Tensor]:
         """Return host memory for each tensor; pinned, if a GPU is to copy from it.
@@ -114,28 +137,33 @@ def batches(
     Raises:
         HoleError: an element is not stored.
     """
-    groups: list[tuple[bool, list[int]]] = []
-    if straight := [at for at in members if tensors[at].straight and not compare]:
-        groups.append((False, straight))
+    whole = undone_whole(payloads.catalog)  # decoded by the host
+    direct: dict[torch.device, list[int]] = {}
+    staged: list[list[int]] = []
     filled = STAGE + 1
     for at in members:
-        if tensors[at].straight and not compare:
+        one = tensors[at]
+        if one.straight and not compare and not (one.local.is_cuda and whole[positions[at]]):
+            direct.setdefault(one.local.device, []).append(at)
             continue
-        if filled + tensors[at].nbytes > STAGE:
-            groups.append((True, []))
+        if filled + one.nbytes > STAGE:
+            staged.append([])
             filled = 0
-        groups[-1][1].append(at)
-        filled += tensors[at].nbytes
-    return [
-        Batch(
-            tuple(tensors[at] for at in group),
-            payloads,
-            planned(payloads, boxes_of(found, group, positions)),
-            staged,
-            compare,
-        )
-        for staged, group in groups
-    ]
+        staged[-1].append(at)
+        filled += one.nbytes
+    made = []
+    for groups, through_buffers in ((direct.values(), False), (staged, True)):
+        for group in groups:
+            boxes = boxes_of(found, group, positions)
+            some = tuple(tensors[at] for at in group)
+            made.append(Batch(some, payloads, boxes, planned(payloads, boxes), through_buffers, compare))
+    return made
+
+
+def undone_whole(catalog: Catalog) -> Array:
+    """Return ``(T,)``: whether reading a part of a tensor requires decoding whole chunks."""
+    parts = catalog.tensor[~codecs.UNDONE_WHOLE[catalog.codec]]
+    return (np.diff(catalog.row_ptr) > 0) & (np.bincount(parts, minlength=len(catalog)) == 0)
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

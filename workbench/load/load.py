@@ -27,9 +27,9 @@ from workbench.core.scan import Progress
 from workbench.export.writers.plain import plain
 from workbench.load.asked import Asked
 from workbench.load.check import RankSummary, agree
-from workbench.load.chunks import Handing, undone_whole
+from workbench.load.chunks import Handing
 from workbench.load.exchange import describe, exchange, share
-from workbench.load.fill import Batch
+from workbench.load.fill import Batch, undone_whole
 from workbench.load.names import Renaming
 from workbench.load.report import LoadReport
 

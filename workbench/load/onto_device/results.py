@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -38,6 +38,16 @@ class DeviceResults:
         self._bytes: list[torch.Tensor] = []
         self._elements: list[torch.Tensor] = []
         self._scratch: torch.Tensor | None = None
+
+    @classmethod
+    def over(cls, tensors: Sequence[torch.Tensor], scratch: int) -> Self:
+        """Return results that are in contiguous tensors already; ``scratch`` as in :meth:`allocate`."""
+        made = cls([], [], [])
+        made._cast = [None] * len(tensors)
+        made._scratch = torch.empty(scratch, dtype=torch.uint8, device=tensors[0].device)
+        made._bytes = [one.view(-1).view(torch.uint8) for one in tensors]
+        made._elements = [one.view(CARRIERS[one.itemsize]) for one in tensors]
+        return made
 
     def allocate(self, device: torch.device, *, scratch: int) -> None:
         """Allocate the memory, and ``scratch`` bytes on the device for loads that are not a run of bytes.

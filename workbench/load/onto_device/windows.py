@@ -1,30 +1,27 @@
-"""Windows: loads packed into buffers, and the parts that each thread reads.
+"""Windows: loads packed into a buffer, which one thread fills.
 
 ::
 
     file      ┊ t0 ████████ t1 ███ (64 bytes of a header) t2 ██████ ┊       … another place ┊ t3 ███ ┊
     buffer      t0 ████████ t1 ███ ······················ t2 ██████    ▏a   t3 ███
-    reads       ├────── thread 1 ──────┤├────── thread 2 ──────────┤        ├────┤
+    reads       ├──────────────────── 1 ───────────────────────────┤        ├─ 2 ─┤
 
 Loads that follow each other in a file are read as one, across small gaps, regardless of their tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from workbench.core.arrays import Array
 from workbench.core.storage import SourcePool
-from workbench.core.transfer.regions import portions
 from workbench.load.onto_device.loads import Fetch, Load
 
 GAP = 16 << 10  #: bytes that cost less to read than another request
 ALIGN = 512  #: alignment of loads that do not follow in the file: a multiple of every element size and of a DMA's step
-MIN_PART = 1 << 20  #: bytes below which handing a part to a thread costs more than reading it
 
 
 class _Read(NamedTuple):
@@ -70,15 +67,19 @@ class BufferWindow:
         self.loads.append((at, load))
         return True
 
-    def tasks(self, pool: SourcePool, part: int) -> Iterator[Callable[[Array], None]]:
-        """Yield tasks that read about ``part`` bytes each into a given buffer, for one thread each."""
-        reads = []
-        for read in self._reads:
-            for low in range(read.low, read.high, part if read.fetch is None else read.high - read.low):
-                high = min(low + part, read.high) if read.fetch is None else read.high
-                reads.append(read._replace(low=low, high=high, start=read.start + low - read.low))
-        for group in portions(np.array([read.high - read.low for read in reads]), part):
-            yield partial(_carry_out, reads[group.start : group.stop], pool)
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are read for it."""
+        return sum(read.high - read.low for read in self._reads)
+
+    def fill(self, pool: SourcePool, array: Array) -> None:
+        """Read it into a buffer."""
+        # a single read is requested as it is: fetching it ahead would cut it in more requests
+        some = [read for read in self._reads if read.fetch is None and len(self._reads) > 1]
+        spans = [(read.file, read.start, read.start + read.high - read.low) for read in some]
+        with pool.ahead(*np.array(spans, np.int64).reshape(-1, 3).T):
+            for read in self._reads:
+                read(pool, array)
 
 
 def windows(loads: Iterable[Load], nbytes: int) -> Iterator[BufferWindow]:
@@ -91,12 +92,3 @@ def windows(loads: Iterable[Load], nbytes: int) -> Iterator[BufferWindow]:
             window.add(load, nbytes)
     if window.loads:
         yield window
-
-
-def _carry_out(reads: list[_Read], pool: SourcePool, array: Array) -> None:
-    # a single read is requested as it is: fetching it ahead would cut it in more requests
-    some = [read for read in reads if read.fetch is None and len(reads) > 1]
-    spans = [(read.file, read.start, read.start + read.high - read.low) for read in some]
-    with pool.ahead(*np.array(spans, np.int64).reshape(-1, 3).T):
-        for read in reads:
-            read(pool, array)
