@@ -39,6 +39,7 @@ from tests.lab.opened9_live import OPENED9_LIVE
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
+from tests.lab.sealed10_live import SEALED10
 from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
@@ -63,7 +64,7 @@ _OPENED = (
     *OPENED9_LIVE,
 )
 #: Faults whose results are printed only as counts.
-SEALED: tuple[Fault, ...] = ()
+SEALED: tuple[Fault, ...] = SEALED10
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},
