@@ -133,6 +133,13 @@ BUFFERS = {
     "expert_bias",
     "tokens_per_expert",
     "relative_position_index",
+    "e_score_correction_bias",
+    # of codebooks and queues (vector-quantize-pytorch, MoCo)
+    "cluster_size",
+    "embed_avg",
+    "embed_sum",
+    "queue",
+    "queue_ptr",
 }
 
 _OPTIMIZER = re.compile(r"(?:(?:app|app_state|checkpoint|trainer)\.)?(?:\w*optim\w*|opt)(?:\.\d+)?\.(.+)", re.S)

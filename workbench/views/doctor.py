@@ -154,6 +154,8 @@ def _first(one: Suspect) -> Iterator[str]:
     rows += [("proof", _plain(sign)) for sign in proof[:PROOFS]]
     if len(proof) > PROOFS:
         rows.append(("proof", f"… and {plural(len(proof) - PROOFS, 'further measurement')}"))
+    if (one.affected or one.tensors) and not _named(one, proof[:PROOFS]):
+        rows.append(("affected", _affected(one)))
     rows += [("expect", safe(sentence)) for sentence in one.damage[:1]]
     rows.append(("do", safe(one.remedy)))
     rows.append(("sure", _sure(one)))
@@ -161,6 +163,12 @@ def _first(one: Suspect) -> Iterator[str]:
     for name, words in rows:
         yield from wrap(f"  {pad('' if name == before else name, 9)} ", words, most=4 if name == "do" else 3)
         before = name
+
+
+def _named(one: Suspect, proof: Sequence[Sign]) -> bool:
+    """Return whether the proof names the tensors, or all that were examined are affected."""
+    every = any(0 < sign.hit == sign.of for sign in proof)
+    return every or any(name in sign.message for sign in proof for name in one.tensors)
 
 
 def _sure(one: Suspect) -> str:

@@ -10,7 +10,7 @@ from workbench.doctor.causes.case import Case, Match, where_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
 from workbench.doctor.facts.counted import began_anew
-from workbench.doctor.ledger.roles import MASTERS, MOMENTS, WEIGHTS, quantity
+from workbench.doctor.ledger.roles import AVERAGES, MASTERS, MOMENTS, WEIGHTS, quantity
 from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import Sign
 from workbench.names.weights import kinds
@@ -208,11 +208,13 @@ def another_order(case: Case) -> Iterator[Match]:
 
 
 def random_states(case: Case) -> Iterator[Match]:
-    if signs := case.fired("P51"):
+    equal = [one for one in case.fired("P51") if one.evidence.get("kind") == "equal"]
+    if signs := [one for one in case.fired("P51") if one not in equal]:
         title = "A random generator was seeded again."
         question = "was the seed set again on purpose?"
         yield Match(case.resumed, 0.9, signs=tuple(signs), title=title, question=question)
     signs = [
+        *equal,
         *case.fired("N11"),
         *(one for one in case.fired("P29", "R11") if "C8" in one.causes or one.evidence.get("kind") == "generators"),
     ]
@@ -371,7 +373,9 @@ def moments_rounded(case: Case) -> Iterator[Match]:
 
 def weights_cast(case: Case) -> Iterator[Match]:
     if signs := _narrower(case, "D7"):
-        yield Match("train", 0.9, signs=tuple(signs))
+        averages = all(one in AVERAGES for sign in signs for one in map(quantity, sign.evidence["rounded"]))
+        title = "The averaged weights were cast to a narrower type." if averages else ""
+        yield Match("train", 0.9, signs=tuple(signs), title=title)
     if signs := case.fired("P31"):
         rest = case.fired("P05", "P12", where=where_of(signs[0]))  # what the rounding moved
         yield Match("train", 1.0, frozenset(n for s in signs for n in s.tensors), signs=(*signs, *rest))

@@ -500,7 +500,7 @@ NAMES = (
         "FlagScale 411",
         megatron="keep expert_bias and _extra_state in the state dict; --dist-ckpt-strictness raise_all",
         explains="N4 R01 R09 R03 P24",
-        losses="the first losses are wrong; they recover over 10² to 10³ updates",
+        losses="normalisation, routing or whatever reads these buffers is off until they have filled again",
         pattern=buffers_lost,
     ),
 )

@@ -110,6 +110,8 @@ class Names:
         for at, (fqn, role) in enumerate(zip(self.fqns, self.roles, strict=True)):
             if fqn is not None and (role in ADAPTERS or "lora_" in fqn):
                 self.fqns[at], self.roles[at] = listed_alone(fqn, role)
+            elif role == "param" and str(ckpt.catalog.dtype_of(at)) in ("int64", "bool"):
+                self.roles[at] = "buffer"  # no optimizer trains it, and no quantised weight is stored as it
         self.owner: dict[str, str] = {}
         self.state: dict[str, set[str]] = defaultdict(set)
         self.shapes: dict[str, tuple[int, ...]] = {}

@@ -52,6 +52,8 @@ GROWN = 2.0  #: least v_B/v_A over all elements of a parameter from which its pr
 SHARP = 0.05  #: standard deviation of log v_B about a line over log v_A below which no gradient blurred it
 #: Words in the keys of integers that count updates.
 _COUNTS = re.compile(r"batch|count|step|averaged|updates|iter")
+#: Last parts of keys of integers that begin anew when a ring is full.
+_WRAPS = re.compile(r".*(?:ptr|pointer|cursor|position|pos|index|idx|head)")
 LEVEL = 0.2  #: standard deviation of log v_B over that of log v_A from which the old profile is lost
 STRAIGHT = 0.02  #: distance of the line's slope from 1 within which it is a factor
 ENOUGH = 64  #: elements
@@ -406,7 +408,7 @@ def _counters(pair: Pair, found: Outcome) -> None:
     """Check that integers stored as tensors, as of running statistics and averages, did not fall or restart."""
     sides = (pair.stored, pair.b)
     a, b = ({key: at for key, at in one.ckpt.catalog.index.items() if _is_counter(one, at)} for one in sides)
-    held = [key for key in a if key in b]
+    held = [key for key in a if key in b and not _WRAPS.fullmatch(key.rpartition(".")[2].lower())]
     k, step = passed(pair.a.facts, pair.b.facts), pair.a.facts.step
     fell: dict[str, tuple[int, int]] = {}
     seen = 0

@@ -6,7 +6,7 @@ Changes that the stored arguments declare are reported as such (R12, P15, P16), 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -106,7 +106,8 @@ P37 = Rule(
 )  # fmt: skip
 P51 = Rule(
     "P51", "a random generator was seeded again", ("C8",), "pair",
-    "a generator keeps its seed, and the numbers that it has drawn never become fewer", "exact",
+    "a generator keeps its seed, the numbers that it has drawn never become fewer, and the generators of ranks stay "
+    "different", "exact",
     "torch 2.13 CPUGeneratorImpl, CUDAGeneratorImpl", "warn", "a program that sets a seed in each launch or epoch",
     "restore the generators after all seeds are set"
 )  # fmt: skip
@@ -141,7 +142,10 @@ _COUNTING = {
 _OF_DATA = re.compile(r"loader|sampler|epoch(?!$)|batch|scaler|growth|bad_epochs|cooldown|_dim|size|length")
 _LOADS = re.compile(r"loader|sampler|dataset")
 _INDEX = frozenset(
-    ["index", "start_index", "batch_index", "batch_idx", "sample_index", "sample_idx", "position", "offset"]
+    {
+        *("index", "start_index", "batch_index", "batch_idx", "sample_index", "sample_idx", "position", "offset"),
+        *("batches_yielded", "samples_yielded"),
+    }
 )
 SCHEDULED = ("lr", "weight_decay")  #: fields that a schedule changes, or that other rules compare
 CYCLED = ("betas", "momentum")
@@ -310,7 +314,21 @@ def generators_continue(pair: Pair) -> list[Sign] | str:
         evidence = {"kind": "seed", "names": list(other)[:NAMED]}
         severity = "warn" if pair.a.facts.step == pair.b.facts.step else "info"  # later, a new epoch may have its own
         found.append(P51.sign(words, evidence, hit=len(other), of=len(seen), severity=severity))
+    for form, names in _ranks(pair.a.facts.generators.keys() & pair.b.facts.generators.keys()).items():
+        digests = [{side.facts.generators[name].digest for name in names} for side in (pair.a, pair.b)]
+        if list(map(len, digests)) == [len(names), 1]:
+            words = f"the {many(len(names), 'generator')} {form!r} had different states and are equal now"
+            found.append(P51.sign(words, {"kind": "equal", "names": names[:NAMED]}, hit=len(names), of=len(names)))
     return found
+
+
+def _ranks(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of generators that differ only in a number, by the name with ``*`` in its place."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if not _OF_DATA.search(name):
+            found.setdefault(re.sub(r"\d+", "*", name), []).append(name)
+    return {form: some for form, some in found.items() if len(some) > 1}
 
 
 def parts_stored(pair: Pair) -> list[Sign] | str:
@@ -675,11 +693,12 @@ def data_advances(pair: Pair) -> list[Sign] | str:
     first, last = _step(a), _step(b)
     if not first or last is None or last <= first:
         return "the steps are not stored, or do not advance"
-    found = []
+    found, judged = [], False
     for kind, fact in (("loader", "loader"), ("samples", "consumed_samples")):
         old, new = a.value(fact), b.value(fact)
         if not old or new is None or old % first or a.value("global_batch") != b.value("global_batch"):
             continue  # an epoch or batch size of its own: the data per update is unknown
+        judged = True
         each = old // first
         due = each * (last - first)
         if abs(new - old - due) > each or (new - old) % each or new == old:  # one update may be counted elsewhere
@@ -698,7 +717,9 @@ def data_advances(pair: Pair) -> list[Sign] | str:
             before, after = (then[0], now[0]) if then[0] != now[0] else (then[1], now[1])
             evidence = {"kind": "loader", "before": before, "loader": after, "stands": then == now}
             found.append(P20.sign(words, evidence))
-    return found if known or within else "no position of the data is stored"
+    if judged or within:
+        return found
+    return "the data of an update is unknown" if known else "no position of the data is stored"
 
 
 def _in_epochs(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:

@@ -201,7 +201,8 @@ def _cosines(looks: Sequence[AtomLook]) -> str:
     found = [one.cosine for one in looks if one.cosine is not None and one.row.numel > 1]  # of a number it is ±1
     if not found:
         return ""
-    span = f"{min(found):.3g} to {max(found):.3g}" if min(found) < ALIKE else f"above {ALIKE:g}"
+    low, high = f"{min(found):.3g}", f"{max(found):.3g}"
+    span = f"above {ALIKE:g}" if min(found) >= ALIKE else low if low == high else f"{low} to {high}"
     return f" (cosine similarity to the old values: {span})"
 
 
@@ -220,7 +221,9 @@ def _sign(
     roles = sorted({one.atom.role for one in looks})
     of = len({owner for atom in atoms.rows if atom.role in roles for owner in atom.owners})
     found = {"in": "before → echo", "roles": roles, **evidence}
-    text = f"{_called(roles)} of {len(owners):,} of {of:,} parameters {words}"
+    text = f"{len(owners):,} of {of:,} buffers {words}"
+    if roles != ["buffer"]:
+        text = f"{_called(roles)} of {len(owners):,} of {of:,} parameters {words}"
     form = str(evidence.get("form", looks[0].kind))
     causes = causes_of(max(roles, key=lambda role: sum(one.row.numel for one in looks if one.atom.role == role)), form)
     return ECHO[rule].sign(text, found, owners, severity=severity, hit=len(owners), of=of, causes=causes)

@@ -212,7 +212,7 @@ def _stored(state: State) -> dict[tuple[str, str], tuple[int, int, int]]:
     found: dict[tuple[str, str], tuple[int, int, int]] = {}
     catalog = state.ckpt.catalog
     for position, (key, fqn, role) in enumerate(zip(catalog.keys, state.ckpt.fqns, state.ckpt.roles, strict=True)):
-        if role in _STEPPED:
+        if role in _STEPPED or role in AVERAGES:
             each, numel = catalog.dtype_of(position).bits, int(catalog.numel[position])
             size, many, _ = found.get((fqn or key, role), _NONE)
             found[fqn or key, role] = size + (each * numel + 7) // 8, many + numel, each
