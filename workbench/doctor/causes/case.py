@@ -49,6 +49,7 @@ class Match:
         reasons: cause → a measured sentence that speaks against it.
         signs: the signs that it is based on, if these are not rows of the ledger.
         title: replaces the cause's title.
+        remedy: replaces the cause's remedy, and what the cause does to the run is then not stated.
     """
 
     leg: str
@@ -59,6 +60,7 @@ class Match:
     reasons: Mapping[str, str] = field(default_factory=dict)
     signs: tuple[Sign, ...] = ()
     title: str = ""
+    remedy: str = ""
 
 
 @dataclass(frozen=True)

@@ -375,7 +375,8 @@ def weights_cast(case: Case) -> Iterator[Match]:
     if signs := _narrower(case, "D7"):
         averages = all(one in AVERAGES for sign in signs for one in map(quantity, sign.evidence["rounded"]))
         title = "The averaged weights were cast to a narrower type." if averages else ""
-        yield Match("train", 0.9, signs=tuple(signs), title=title)
+        remedy = "restore the averages in the type in which they were saved; small steps are lost in 16 bits"
+        yield Match("train", 0.9, signs=tuple(signs), title=title, remedy=remedy if averages else "")
     if signs := case.fired("P31"):
         rest = case.fired("P05", "P12", where=where_of(signs[0]))  # what the rounding moved
         yield Match("train", 1.0, frozenset(n for s in signs for n in s.tensors), signs=(*signs, *rest))

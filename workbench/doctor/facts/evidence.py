@@ -215,11 +215,12 @@ class Pair:
 
     @cached_property
     def renumbered(self) -> bool:
-        """Whether the optimizers hold different numbers of parameters, so a number may mean another parameter."""
-        counts = [
-            sum(group.count or 0 for group in state.facts.groups) if state.numbered else 0 for state in (self.a, self.b)
-        ]
-        return all(counts) and counts[0] != counts[1]
+        """Whether the param groups have other sizes, so a number may mean another parameter.
+
+        torch numbers parameters through all groups.
+        """
+        sizes = [[group.count or 0 for group in state.facts.groups if state.numbered] for state in (self.a, self.b)]
+        return all(map(sum, sizes)) and sizes[0] != sizes[1]
 
     @cached_property
     def newly_trained(self) -> frozenset[str]:

@@ -100,7 +100,8 @@ def _named(case: Case, sign: Sign) -> CauseExplanation:
     match = None
     if sign.rule in CHANGED:  # what changed is known, why is not
         names, title = frozenset(sign.tensors), f"{sign.message[0].upper()}{sign.message[1:]}."
-        match = Match(leg_of(sign), UNNAMED, names, signs=(sign,), title=title)
+        remedy = RULES[sign.rule].remedy
+        match = Match(leg_of(sign), UNNAMED, names, signs=(sign,), title=title, remedy=remedy)
     return CauseExplanation(causes[0], match, [], [], UNNAMED * weight(sign), 0.0, causes[1] if len(causes) > 1 else "")
 
 
@@ -243,7 +244,9 @@ def _remarks(case: Case, found: list[CauseExplanation], every: Sequence[tuple[st
         known = causes[0] != "H1" and sign.evidence.get("kind") not in ("groups", "schedule")  # which arguments declare
         if home is None and sign.rule in ("R11", "R17") and known:
             title = f"In the load, {sign.message}."
-            home = CauseExplanation(causes[0], Match(leg_of(sign), UNNAMED, signs=(sign,), title=title))
+            remedy = RULES[sign.rule].remedy
+            match = Match(leg_of(sign), UNNAMED, signs=(sign,), title=title, remedy=remedy)
+            home = CauseExplanation(causes[0], match)
             found.append(home)
         if home is not None and sign not in home.proof:
             home.proof.append(sign)

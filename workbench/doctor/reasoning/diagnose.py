@@ -116,6 +116,7 @@ def _suspect(one: CauseExplanation, case: Case) -> Suspect:
         severity = "warn"
     certainty = _certainty(one, severity)
     title = match.title if match is not None and match.title else cause.title
+    own = match.remedy if match is not None else ""
     runner = CAUSES[one.second].title if one.second and one.rival > DOUBT * one.score and certainty != "certain" else ""
     return Suspect(
         one.cause,
@@ -128,8 +129,8 @@ def _suspect(one: CauseExplanation, case: Case) -> Suspect:
         tuple(names[:LIST]),
         len(names),
         share,
-        cause.expected(known),
-        cause.remedy(case.later.ckpt.format),
+        () if own else cause.expected(known),
+        own or cause.remedy(case.later.ckpt.format),
         "" if certainty == "certain" else _settles(cause.settles, case),
         match.question if match is not None else "",
         runner,

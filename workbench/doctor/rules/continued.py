@@ -503,6 +503,9 @@ def _decays(pair: Pair, changed: Mapping[str, Any]) -> list[Sign]:
     what = "parameters" if named else "param groups"
     words = f"weight decay changed for {len(off):,} of {of:,} {what}, and no argument records it"
     tensors = sorted(off)[:NAMED] if named else []
+    if pair.renumbered and any(map(is_numbered, off)):  # the numbers are of other parameters
+        sizes = [" and ".join(str(group.count) for group in side.groups) for side in (a, b)]
+        words, tensors = f"the param groups held {sizes[0]} parameters, and hold {sizes[1]} now", []
     kind, severity = "decay" if whole else "groups", "info" if slight else "warn"
     return [R12.sign(words, {"kind": kind}, tensors, severity=severity, hit=len(off), of=of)]
 

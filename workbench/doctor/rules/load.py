@@ -257,7 +257,9 @@ def without_state(pair: Pair) -> tuple[list[str], list[str]]:
 
 
 def _absent(pair: Pair) -> bool:
-    """Return whether the echo lacks a state that the checkpoint holds."""
+    """Return whether the echo lacks a state that the checkpoint holds, or holds it under names that mean others."""
+    if any(not pair.comparable(fqn) for fqn in pair.a.numbered):
+        return True
     if pair.mapped:
         return False  # another format may not store it
     there = pair.b.params

@@ -121,7 +121,7 @@ def renamed(pair: Pair) -> list[Sign] | str:
 def same_size(pair: Pair) -> list[Sign] | str:
     if pair.mapped or pair.a.ckpt.format != pair.b.ckpt.format:
         return "the formats differ, and so does what is stored"
-    a, b = _stored(pair.a), _stored(pair.b)
+    a, b = (_stored(side, together=pair.renumbered) for side in (pair.a, pair.b))
     off = {key: (a.get(key), b.get(key)) for key in {**a, **b} if a.get(key, _NONE)[0] != b.get(key, _NONE)[0]}
     if not off:
         return []
@@ -207,15 +207,20 @@ def _roles(keys: list[tuple[str, str]]) -> str:
 _NONE = (0, 0, 0)
 
 
-def _stored(state: State) -> dict[tuple[str, str], tuple[int, int, int]]:
-    """Return (fqn or key, role) → bytes, elements, bits per element; copies and parts are added up."""
+def _stored(state: State, *, together: bool) -> dict[tuple[str, str], tuple[int, int, int]]:
+    """Return (fqn or key, role) → bytes, elements, bits per element; copies and parts are added up.
+
+    Args:
+        together: add up the optimizer's state, the numbers of which mean other parameters on the other side.
+    """
     found: dict[tuple[str, str], tuple[int, int, int]] = {}
     catalog = state.ckpt.catalog
     for position, (key, fqn, role) in enumerate(zip(catalog.keys, state.ckpt.fqns, state.ckpt.roles, strict=True)):
         if role in _STEPPED or role in AVERAGES:
             each, numel = catalog.dtype_of(position).bits, int(catalog.numel[position])
-            size, many, _ = found.get((fqn or key, role), _NONE)
-            found[fqn or key, role] = size + (each * numel + 7) // 8, many + numel, each
+            name = "" if together and role in MOMENTS else fqn or key
+            size, many, _ = found.get((name, role), _NONE)
+            found[name, role] = size + (each * numel + 7) // 8, many + numel, each
     return found
 
 

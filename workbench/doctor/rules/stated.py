@@ -10,7 +10,7 @@ from collections.abc import Callable
 from workbench.doctor.facts.counted import accumulated, stated, whole_ratio
 from workbench.doctor.facts.evidence import State
 from workbench.doctor.facts.schedule import plan_of
-from workbench.doctor.facts.state import NAME, TrainingState
+from workbench.doctor.facts.state import NAME, Schedule, TrainingState
 from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register
 
 NAMED = 20  #: tensors named in a sign
@@ -238,8 +238,32 @@ def schedule_multiple(state: State) -> list[Sign] | str:
     return found if isinstance(found, str) else [sign for sign in found if sign.rule == "N9"]
 
 
+def _in_cycle(schedule: Schedule) -> list[Sign]:
+    """Compare the position of warm restarts in their cycle with the updates that they count.
+
+    Source: torch 2.13 ``CosineAnnealingWarmRestarts.step``.
+    """
+    count, held = schedule.count, schedule.settings
+    first, times, cycle, at = (held.get(name) for name in ("T_0", "T_mult", "T_i", "T_cur"))
+    if count is None or not isinstance(cycle, (int, float)) or not isinstance(at, (int, float)):
+        return []
+    if not isinstance(first, int) or not isinstance(times, int) or first < 1 or times < 1 or count < 0:
+        return []
+    length, left = first, count
+    if times == 1:
+        left %= first
+    while left >= length:
+        left, length = left - length, length * times
+    if (length, left) == (cycle, int(at)):
+        return []
+    words = f"the schedule ({schedule.source}) is at {at:,g} of a cycle of {cycle:,g}; its count, {count:,}, is at "
+    return [S17.sign(f"{words}{left:,} of a cycle of {length:,}", {"kind": "cycle", "count": count})]
+
+
 def _position(facts: TrainingState) -> list[Sign] | str:
     schedule, step = facts.schedule, facts.step
+    if schedule is not None and (found := _in_cycle(schedule)):
+        return found
     if schedule is None or schedule.count is None or step is None:
         return "no schedule's position is stored" if step is not None else "no step is stored"
     count, unit = schedule.count, 1
