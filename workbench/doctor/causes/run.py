@@ -13,6 +13,7 @@ from workbench.doctor.facts.counted import began_anew
 from workbench.doctor.ledger.roles import AVERAGES, MASTERS, MOMENTS, WEIGHTS, quantity
 from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import Sign
+from workbench.doctor.passes.updates import counted_several, passed
 from workbench.names.weights import kinds
 
 ECHO = "an echo, saved right after the load and before any update"
@@ -98,8 +99,15 @@ def _declared(case: Case, signs: list[Sign]) -> bool:
     return bool(case.declared) or any(one.evidence.get("declared") for one in signs)
 
 
+def _stands(case: Case) -> bool:
+    """Return whether the schedule is where it was, however many updates were made."""
+    sides = (case.evidence.before, case.evidence.after)
+    counts = [side.facts.schedule.count if side is not None and side.facts.schedule else None for side in sides]
+    return counts[0] is not None and counts[0] == counts[1]
+
+
 def schedule_restarted(case: Case) -> Iterator[Match]:
-    behind = [sign for sign, ratio in _positions(case) if ratio is None or ratio < EARLY]
+    behind = [sign for sign, ratio in _positions(case) if ratio is None or (ratio < EARLY and not _stands(case))]
     slow = [sign for sign, ratio in _rates(case) if ratio is not None and ratio < 1]
     question = "the learning-rate schedule restarted: was that intended?"
     leg = "load" if any(one.rule in ("R11", "R14") for one in (*behind, *slow)) else case.resumed
@@ -151,7 +159,8 @@ def schedule_lost(case: Case) -> Iterator[Match]:
 
 
 def stepped_twice(case: Case) -> Iterator[Match]:
-    ahead = [(sign, ratio) for sign, ratio in _positions(case) if ratio is not None and ratio >= EARLY]
+    stands = _stands(case)
+    ahead = [(sign, ratio) for sign, ratio in _positions(case) if ratio is not None and (ratio >= EARLY or stands)]
     if ahead:
         strength = 1.0 if any(ratio >= LATE for _, ratio in ahead) else 0.8
         leg = "load" if any(sign.rule == "R11" for sign, _ in ahead) else case.resumed
@@ -159,6 +168,7 @@ def stepped_twice(case: Case) -> Iterator[Match]:
         question = "the schedule's position does not match the updates: was it moved on purpose?"
         less = all(ratio < 1 for _, ratio in ahead)
         title = "The schedule was stepped less often than the optimizer." if less else ""
+        title = "The schedule was not stepped." if stands else title
         yield Match(leg, strength, question=question, signs=(*(sign for sign, _ in ahead), *more), title=title)
 
 
@@ -240,6 +250,13 @@ def another_step(case: Case) -> Iterator[Match]:
             continue
         words = case.equal(change, MOMENTS, "moments")
         reasons = case.against(("B1 B3", words), ("G7 G6", case.equal(change, change.weights, "weights")))
+        before, after = case.evidence.before.facts, case.evidence.after.facts if case.evidence.after else None
+        trainer = passed(before, after) if after is not None and change.leg == "train" else None
+        if after is not None and trainer and (several := counted_several(before, after, trainer)):
+            title = f"The optimizer counted {several // trainer} updates for each step of the trainer."
+            remedy = "find what calls optimizer.step() a second time, or what the trainer's step counts"
+            yield Match("train", 0.95, frozenset(names), reasons=reasons, title=title, remedy=remedy)
+            continue
         yield Match(
             change.leg,
             0.95 if words else 0.6,

@@ -31,6 +31,7 @@ _LAWS = {"moments": ("floor", "transition"), "reach": ("reach",), "replay": ("re
 _UNTRAINED = tuple((law, "the optimizer has no state for it") for law in ("reach", "replay", "ruler"))
 _ANEW = (("ruler", "the optimizer's state began anew in between"),)
 NAMED = ("weight", "bias")  #: last words of the names of what optimizers train
+TIMES = 8  #: most updates that a trainer may make in what it counts as one step
 EXTRA = 3  #: most updates that a load itself makes, to create the optimizer's state
 MOST = 1e300  #: most updates that a float holds
 
@@ -43,10 +44,11 @@ def between(pair: Pair) -> dict[str, Update]:
     cycled = a.cycled or b.cycled
     found = {}
     surplus = _surplus(pair)
+    several = counted_several(a, b, trainer)
     for fqn in pair.b.params:
         first, second = _counter(a, fqn), _counter(b, fqn)
         own = None if first is None or second is None else second - first
-        most = math.inf if trainer is None else trainer + EXTRA
+        most = math.inf if trainer is None else several if own == several else trainer + EXTRA
         advanced = own is not None and 0 <= own <= most and (second != trainer or own == trainer)
         if trainer is not None and not (_own(a, fqn) and _own(b, fqn)):
             advanced = False  # counters of others differ, and it may have had every update
@@ -80,6 +82,15 @@ def between(pair: Pair) -> dict[str, Update]:
             *way,
         )
     return found
+
+
+def counted_several(a: TrainingState, b: TrainingState, trainer: int | None) -> int:
+    """Return the updates that the optimizer counted where it counts two or more for each of the trainer's; else 0."""
+    first, second = a.steps.usual, b.steps.usual
+    if not trainer or first is None or second is None:
+        return 0
+    counted = int(second - first)
+    return counted if counted % trainer == 0 and 2 <= counted // trainer <= TIMES else 0  # more: it was changed
 
 
 def _way(group: Group | None) -> tuple[float | None, str]:
