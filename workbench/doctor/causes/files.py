@@ -8,7 +8,7 @@ from typing import Any
 from workbench.doctor.causes.case import NEARLY_ALL, Case, Match, leg_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.facts.evidence import is_numbered
-from workbench.doctor.ledger.roles import BUFFERS, FIRST, MASTERS, MOMENTS, SECOND, WEIGHTS
+from workbench.doctor.ledger.roles import BUFFERS, FIRST, MASTERS, MOMENTS, SECOND, STATE, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg, Status
 from workbench.doctor.ledger.sign import many
 from workbench.names.weights import kinds
@@ -121,6 +121,15 @@ def zeroed(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 0.85, whole, False, title="Weights became zero.")
     if signs := case.fired("S11"):
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def misread(case: Case) -> Iterator[Match]:
+    """In a load, a part of a single tensor has other values, and all else is equal."""
+    change = case.change("load")
+    alone = change.hit((*_all(change), STATE, *BUFFERS))
+    part = frozenset(alone & change.hit(_all(change), "part"))
+    if len(alone) == 1 and part and change.exact and not kinds(part) <= {"embed", "head"}:  # not rows of a vocabulary
+        yield Match("load", 0.95, part, False, title="A small part of one tensor was not loaded as it is stored.")
 
 
 def truncated(case: Case) -> Iterator[Match]:
@@ -349,7 +358,8 @@ CORRUPTION = (
     made("G10", "The data that was read differs from the data that is stored.", "a damaged read was broadcast",
          "as for flipped bits", "read again; compare with hashes made before the upload", HASHES, "catalogue G10",
          explains="R06 R08 R09 V02 V03 S08 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18",
-         losses="damaged weights show in the first loss; damaged masters and moments show from the second on"),
+         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
+         pattern=misread),
 )  # fmt: skip
 
 CHANGES = (

@@ -167,9 +167,11 @@ def stepped_twice(case: Case) -> Iterator[Match]:
         more = [sign for sign, ratio in _rates(case)]
         question = "the schedule's position does not match the updates: was it moved on purpose?"
         less = all(ratio < 1 for _, ratio in ahead)
-        title = "The schedule was stepped less often than the optimizer." if less else ""
+        title = f"The schedule was stepped {'less' if less else 'more'} often than the optimizer."
         title = "The schedule was not stepped." if stands else title
-        yield Match(leg, strength, question=question, signs=(*(sign for sign, _ in ahead), *more), title=title)
+        remedy = "call the schedule's step() after each update" if stands else ""
+        signs = (*(sign for sign, _ in ahead), *more)
+        yield Match(leg, strength, question=question, signs=signs, title=title, remedy=remedy)
 
 
 def another_length(case: Case) -> Iterator[Match]:
@@ -457,7 +459,7 @@ SCHEDULES = (
          losses="the first loss is right; after that, the loss follows the learning rate",
          everywhere=True,
          pattern=schedule_lost),
-    made("C3", "The schedule was stepped more often than the optimizer.",
+    made("C3", "The schedule was stepped more often, or less often, than the optimizer.",
          "it was stepped once more on load or once per rank, or a count was used as an increment",
          "the learning rate is too low (or decays too soon)", "set the schedule to the trainer's step after the load",
          ECHO, "slime 1547, miles 1627",

@@ -135,9 +135,13 @@ def _exchanged(atoms: Atoms, looks: list[AtomLook]) -> list[AtomLook]:
 
 
 def _alike(one: LazyTensor, two: LazyTensor) -> bool:
-    """Return whether two tensors have the same bits."""
-    if one.element != two.element or one.shape != two.shape:
+    """Return whether two tensors have the same bits; a row may be a column."""
+    if one.element != two.element:
         return False
+    if one.shape != two.shape:
+        vectors = one.numel() == two.numel() == max(one.shape, default=0) == max(two.shape, default=0)
+        sides = [bits(side, (slice(None),) * side.ndim).reshape(-1) for side in (one, two)] if vectors else []
+        return vectors and bool((sides[0] == sides[1]).all())
     runs = runs_of(one.shape, one.element.itemsize).ends_first()
     return all((bits(one, run.key) == bits(two, run.key)).all() for run in runs)
 

@@ -78,6 +78,7 @@ FORMS = {
 #: see all changes together, take precedence.
 CAUSES: tuple[tuple[tuple[str, ...], dict[str, tuple[str, ...]]], ...] = (
     (WEIGHTS, {"rounded": ("D7",), "ratio": ("E12",), "nan": ("G1",), "flip": ("G2", "G1"), "zeros": ("G5",),
+               "part": ("G6", "G10", "A2"),
                "moved": ("E1", "E9"), "moved.followed": ("F4", "A2"), "flat": ("E7", "E13"), "": ("A2", "G6")}),
     (MASTERS, {"rounded": ("D1",), "nan": ("G1",), "flip": ("G2", "G1"), "zeros": ("G5", "D2"), "": ("D2", "G6")}),
     (SECOND, {"zero": ("B4", "B3"), "fill": ("B4", "B3"), "flip": ("G3",)}),

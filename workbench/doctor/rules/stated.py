@@ -57,7 +57,7 @@ N6 = Rule(
     "N6", "the optimizer's learning rate differs from its schedule's", ("B8", "C1"), "one",
     "after a scheduler's step the groups hold its last lr", "1e-6, or off the plan at the schedule's own position",
     "torch 2.13 LRScheduler.step; rat-sql 45, apex LARC 766", "warn", "an lr set by hand after the schedule's step",
-    "create the scheduler after loading the optimizer, with optimizer.param_groups"
+    "create both, load the optimizer and then the scheduler, and keep no param groups from before the load"
 )  # fmt: skip
 N9 = Rule(
     "N9", "the schedule counts a multiple of the updates", ("C3",), "one",
