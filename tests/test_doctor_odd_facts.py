@@ -398,3 +398,140 @@ def test_a_scaler_and_samples_go_on(tmp_path, before, after, cause):
     one = run.save(tmp_path / "a.pt", step=10, **before)
     two = run.train(5).save(tmp_path / "b.pt", step=15, **after)
     assert [found.cause for found in wb.doctor(one, two).causes] == ([cause] if cause else [])
+
+
+def generators(seeds: Iterable[int], drawn: int) -> dict[str, Any]:
+    """What four ranks would have drawn since their seeds."""
+    states = []
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        torch.rand(drawn, generator=generator)
+        states.append({"torch": generator.get_state()})
+    return {"rng_states": states}
+
+
+def loader(epoch: int, batches: int) -> dict[str, Any]:
+    return {"dataloader": {"epoch": epoch, "batches_yielded": batches, "seed": 1}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cause"),
+    [
+        (generators(range(4), 30), generators(range(4), 45), None),
+        (generators([7] * 4, 30), generators([7] * 4, 45), None),  # GPUs of one process, seeded alike
+        (generators(range(4), 30), generators([0] * 4, 45), "C8"),  # rank 0's were loaded everywhere
+        (loader(1, 10), loader(1, 15), None),
+        (loader(1, 10), loader(2, 3), None),
+        (loader(1, 10), loader(1, 10), "C6"),
+        (loader(4, 10), loader(0, 15), "C6"),
+    ],
+)
+def test_generators_of_ranks_and_positions_of_loaders_go_on(tmp_path, before, after, cause):
+    run = Run().train(10)
+    one = run.save(tmp_path / "a.pt", step=10, **before)
+    two = run.train(5).save(tmp_path / "b.pt", step=15, **after)
+    assert [found.cause for found in wb.doctor(one, two).causes if found.severity != "info"] == (
+        [cause] if cause else []
+    )
+
+
+def test_a_position_without_the_data_of_an_update_is_not_compared(tmp_path):
+    run = Run().train(10)
+    one = run.save(tmp_path / "a.pt", step=10, consumed_samples=43)  # not a multiple of the steps
+    two = run.train(1).save(tmp_path / "b.pt", step=11, consumed_samples=43)
+    assert "data position not compared" in wb.doctor(one, two).verdict
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_averages_that_became_narrower(tmp_path, dtype):
+    run = Run().train(20)
+    average = {name: one.clone() for name, one in run.model.state_dict().items()}
+    one = run.train(10).save(tmp_path / "a.pt", step=30, ema=average)
+    run.train(1)
+    later = {name: average[name].lerp(one, 0.01).to(dtype) for name, one in run.model.state_dict().items()}
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=31, ema=later)).causes
+    assert [(one.cause, one.title) for one in found] == (
+        [] if dtype == torch.float32 else [("D7", "The averaged weights were cast to a narrower type.")]
+    )
+
+
+def test_a_pointer_into_a_ring_begins_anew_and_is_a_buffer(tmp_path):
+    run = Run().train(30)
+    run.model.register_buffer("queue_ptr", torch.tensor([60]))
+    one = run.save(tmp_path / "a.pt", step=30)
+    run.model.queue_ptr.zero_()
+    echo = run.save(tmp_path / "echo.pt", step=30)
+    (found,) = wb.doctor(one, echo=echo).causes
+    assert (found.cause, found.tensors) == ("A5", ("queue_ptr",))
+    assert wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=31)).causes == ()  # the ring may have been full
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_warm_restarts_count_their_cycles(tmp_path, lost):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(run.optimizer, 9, T_mult=2)
+    one = run.train(25).save(tmp_path / "a.pt", step=25)
+    if lost:
+        run.schedule.T_cur, run.schedule.T_i = 0, 9
+    found = wb.doctor(one, run.train(5).save(tmp_path / "b.pt", step=30)).causes
+    assert [one.cause for one in found] == (["C1"] if lost else [])
+
+
+def test_two_updates_for_each_step_of_the_trainer(tmp_path):
+    run = Run().train(10)
+    one = run.save(tmp_path / "a.pt", step=10)
+    (found,) = wb.doctor(one, run.train(10).save(tmp_path / "b.pt", step=15)).causes
+    assert (found.cause, found.title) == ("C9", "The optimizer counted 2 updates for each step of the trainer.")
+    assert {sign.rule for sign in found.signs} <= {"P01", "S07"}  # moments and weights obey the laws of ten updates
+
+
+def test_a_schedule_that_is_not_stepped_did_not_restart(tmp_path):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(run.optimizer, 200)
+    one = run.train(14).save(tmp_path / "a.pt", step=14)
+    held, run.schedule = run.schedule, None
+    run.train(20).schedule = held
+    (found,) = wb.doctor(one, run.save(tmp_path / "b.pt", step=34)).causes
+    assert (found.cause, found.title) == ("C3", "The schedule was not stepped.")
+
+
+def test_state_is_numbered_anew_where_param_groups_have_other_sizes(tmp_path):
+    """torch numbers parameters through all groups; each one's state is right, under another number."""
+    run = Run()
+    run.model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16))
+    biases, matrices = ([one for one in run.model.parameters() if one.ndim == n] for n in (1, 2))
+
+    def grouped(decayed: list[Any], rest: list[Any]) -> None:
+        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+        held = getattr(run, "optimizer", None)
+        run.optimizer = torch.optim.AdamW(groups, lr=1e-3)
+        if held is not None:
+            run.optimizer.state.update(held.state)
+
+    del run.optimizer
+    grouped(matrices, biases)
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    grouped([matrices[0], biases[0], matrices[1]], biases[1:])
+    echo = run.save(tmp_path / "echo.pt", step=20)
+    for later in ({"echo": echo}, {"after": run.train(1).save(tmp_path / "b.pt", step=21)}):
+        found = wb.doctor(one, later.get("after"), echo=later.get("echo"))
+        assert [cause.cause for cause in found.causes] == ["B7"] and found.causes[0].certainty != "certain"
+        assert "every weight" not in str(found)  # of the moments, few could be compared
+
+
+def test_a_part_of_one_tensor_that_was_misread(tmp_path):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    with torch.no_grad():
+        run.model[0].weight[6:12] = torch.randn(6, 16) * run.model[0].weight.std()
+    (found,) = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20)).causes
+    assert (found.cause, found.tensors) == ("G10", ("0.weight",))
+
+
+def test_the_first_screen_names_what_is_affected(tmp_path):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    with torch.no_grad():
+        run.model[2].weight.zero_()
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    assert "are zero now" in str(found) and "2.weight" in str(found)

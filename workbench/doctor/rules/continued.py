@@ -697,10 +697,14 @@ def data_advances(pair: Pair) -> list[Sign] | str:
     if not first or last is None or last <= first:
         return "the steps are not stored, or do not advance"
     found, judged = [], False
+    within = _in_epochs(pair.a.counts, pair.b.counts)
+    anew = any(then[0] != now[0] for then, now in within.values())  # positions that are counted in an epoch
     for kind, fact in (("loader", "loader"), ("samples", "consumed_samples")):
         old, new = a.value(fact), b.value(fact)
         if not old or new is None or old % first or a.value("global_batch") != b.value("global_batch"):
             continue  # an epoch or batch size of its own: the data per update is unknown
+        if kind == "loader" and anew:
+            continue
         judged = True
         each = old // first
         due = each * (last - first)
@@ -711,7 +715,6 @@ def data_advances(pair: Pair) -> list[Sign] | str:
             evidence |= {"stands": new == old, "fewer": old < new < old + due}
             found.append(P20.sign(words, evidence))
     known = any(side.value(fact) is not None for side in (a, b) for fact in ("loader", "consumed_samples"))
-    within = _in_epochs(pair.a.counts, pair.b.counts)
     for path, (then, now) in within.items():
         if now <= then and (now < then or then[1] > 0):  # a sampler that is saved when an epoch begins stays at 0
             old, new = (f"{index:,} of epoch {epoch:,}" for epoch, index in (then, now))
