@@ -124,7 +124,7 @@ def zeroed(case: Case) -> Iterator[Match]:
 
 
 def misread(case: Case) -> Iterator[Match]:
-    """In a load, a part of a single tensor has other values, and all else is equal."""
+    """Match loads in which a part of a single tensor has other values, and all else is equal."""
     change = case.change("load")
     alone = change.hit((*_all(change), STATE, *BUFFERS))
     part = frozenset(alone & change.hit(_all(change), "part"))

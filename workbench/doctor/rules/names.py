@@ -211,7 +211,7 @@ def _stored(state: State, *, together: bool) -> dict[tuple[str, str], tuple[int,
     """Return (fqn or key, role) → bytes, elements, bits per element; copies and parts are added up.
 
     Args:
-        together: add up the optimizer's state, the numbers of which mean other parameters on the other side.
+        together: add up the optimizer's state, because its numbers mean other parameters on the other side.
     """
     found: dict[tuple[str, str], tuple[int, int, int]] = {}
     catalog = state.ckpt.catalog
