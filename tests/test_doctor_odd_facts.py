@@ -398,3 +398,71 @@ def test_a_scaler_and_samples_go_on(tmp_path, before, after, cause):
     one = run.save(tmp_path / "a.pt", step=10, **before)
     two = run.train(5).save(tmp_path / "b.pt", step=15, **after)
     assert [found.cause for found in wb.doctor(one, two).causes] == ([cause] if cause else [])
+
+
+# ---- trainers that change weights and moments themselves, and layers without a gradient ----------------------------
+
+
+class Table(Run):
+    """With a table in which no gradient reaches the last rows; ``then`` is called after each update."""
+
+    def __init__(self, then: Callable[[Table, int], None] | None = None) -> None:
+        super().__init__()
+        self.model = torch.nn.Sequential(torch.nn.Embedding(48, 16), *self.model)
+        self.then, self.step = then, 0
+        self.fresh()
+
+    def fresh(self) -> None:
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1)
+        self.optimizer.param_groups[0]["initial_lr"] = 1e-3  # as schedules store it: no rate was higher
+
+    def train(self, updates: int) -> Table:
+        for _ in range(updates):
+            self.optimizer.zero_grad()
+            tokens = torch.arange(self.step, self.step + 8) % 32
+            (self.model(tokens) - torch.sin(tokens[:, None] * torch.arange(1.0, 17))).square().mean().backward()
+            self.optimizer.step()
+            self.step += 1
+            if self.then is not None:
+                with torch.no_grad():
+                    self.then(self, self.step)
+        return self
+
+    def saved(self, path: Path) -> Path:
+        return self.save(path, step=self.step)
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        return list(self.model.parameters())
+
+
+class Rare(Table):
+    """A layer has no gradient in the updates of ``without``."""
+
+    def __init__(self, without: Iterable[int]) -> None:
+        super().__init__()
+        self.without = frozenset(without)
+        self.optimizer.register_step_pre_hook(self.drop)
+
+    def drop(self, *_: Any) -> None:
+        if self.step in self.without:
+            for weight in self.model[1].parameters():
+                weight.grad = None
+
+
+def test_counters_that_lag_on_are_no_reset_where_they_reach_the_updates_in_between(tmp_path):
+    run = Rare([*range(0, 22, 2), *range(28, 62, 2)]).train(28)
+    one, two = run.saved(tmp_path / "a.pt"), run.train(40).saved(tmp_path / "b.pt")
+    assert [wb.open(path)["optimizer.state.1.step"].numpy() for path in (one, two)] == [17, 40]
+    found = wb.doctor(one, two)
+    assert grave(found) == [] and severities(found, "P01") == ["info"]
+
+
+@pytest.mark.parametrize("without", [(), (3,)])
+def test_counters_of_a_layer_that_were_reset_are_found(tmp_path, without):
+    run = Rare(without).train(28)
+    one = run.saved(tmp_path / "a.pt")
+    for weight in run.model[1].parameters():
+        run.optimizer.state[weight]["step"].zero_()
+    found = wb.doctor(one, run.train(40).saved(tmp_path / "b.pt"))
+    assert (found.causes[0].cause, found.causes[0].severity) == ("B2", "error")
