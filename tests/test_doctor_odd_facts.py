@@ -436,6 +436,41 @@ class Table(Run):
         return list(self.model.parameters())
 
 
+def centred(run: Table, step: int) -> None:
+    run.weights[0].sub_(run.weights[0].mean(0))
+
+
+@pytest.mark.parametrize("updates", [1, 10])
+def test_a_table_that_is_centred_after_each_update_is_asked_about(tmp_path, updates):
+    run = Table(centred).train(30)
+    one, two = run.saved(tmp_path / "a.pt"), run.train(updates).saved(tmp_path / "b.pt")
+    found = wb.doctor(one, two)
+    assert found.exit_code == 1 and "outside the optimizer's update" in found.causes[0].question
+
+
+def _by_rows(weight: torch.Tensor) -> torch.Tensor:
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    return (weight / scale).round() * scale
+
+
+@pytest.mark.parametrize(
+    ("rounded", "through"),
+    [
+        (lambda weight: weight.bfloat16().float(), "bfloat16"),
+        (lambda weight: weight.to(torch.float8_e4m3fn).float(), "float8_e4m3fn"),
+        (_by_rows, "int8"),
+    ],
+)
+def test_a_table_that_was_rounded_in_the_load_stays_an_error(tmp_path, rounded, through):
+    run = Table().train(30)
+    one = run.saved(tmp_path / "a.pt")
+    with torch.no_grad():
+        run.weights[0].copy_(rounded(run.weights[0]))
+    found = wb.doctor(one, run.train(10).saved(tmp_path / "b.pt"))
+    assert (found.causes[0].cause, found.causes[0].severity) == ("D7", "error")
+    assert through in next(one.message for one in found if one.rule == "P11")
+
+
 class Rare(Table):
     """A layer has no gradient in the updates of ``without``."""
 

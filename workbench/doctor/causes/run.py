@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from workbench.analysis.patterns.rounding import FLOATS
-from workbench.doctor.causes.case import Case, Match, where_of
+from workbench.doctor.causes.case import OUTSIDE, Case, Match, where_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
 from workbench.doctor.facts.counted import began_anew
@@ -280,12 +280,25 @@ def masters_rebuilt(case: Case) -> Iterator[Match]:
             words = f"they are the old masters rounded to {_through(change, names)}"
             yield Match(change.leg, 1.0, names, _typed(change, MASTERS, names), reasons=case.against(("D2", words)))
     slight = frozenset(case.change("train").hit(MASTERS, "slight"))
-    uneven = [one for one in case.fired("P11") if not one.evidence.get("even")]
+    uneven = _uneven(case)
     if case.mastered and (slight or uneven):
-        yield Match("train", 0.85, slight, signs=tuple(uneven))
+        question, title = ("", "") if slight else _outside(uneven)
+        yield Match("train", 0.85, slight, False, question, signs=tuple(uneven), title=title)
     if signs := case.fired("S09"):
         strength = 0.9 if case.resumed == "before" or not case.change("load").rows else 0.4
         yield Match(case.resumed, strength, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def _uneven(case: Case) -> list[Sign]:
+    """Return weights that no gradient reached and that did not all shrink by the same factor."""
+    return [one for one in case.fired("P11") if not one.evidence.get("even")]
+
+
+def _outside(uneven: list[Sign]) -> tuple[str, str]:
+    """Return a question and a title for such weights, both empty if they were rounded to a narrower type."""
+    if any(one.evidence["through"] for one in uneven):
+        return "", ""
+    return OUTSIDE, "Weights that no gradient reached changed, and not by weight decay."
 
 
 def _stale_rows(case: Case) -> list[Sign]:
@@ -375,9 +388,11 @@ def weights_cast(case: Case) -> Iterator[Match]:
     if signs := case.fired("P31"):
         rest = case.fired("P05", "P12", where=where_of(signs[0]))  # what the rounding moved
         yield Match("train", 1.0, frozenset(n for s in signs for n in s.tensors), signs=(*signs, *rest))
-    uneven = [one for one in case.fired("P11") if not one.evidence.get("even")]
+    uneven = _uneven(case)
     if uneven and not case.mastered:
-        yield Match("train", 0.4, frozenset(n for s in uneven for n in s.tensors), signs=tuple(uneven))
+        question, title = _outside(uneven)
+        names = frozenset(n for s in uneven for n in s.tensors)
+        yield Match("train", 0.4, names, False, question, signs=tuple(uneven), title=title)
     for change in case.changes:
         names = frozenset(change.hit(change.weights, "rounded"))
         if names and not change.hit(MASTERS) - change.hit(MASTERS, "rounded"):
