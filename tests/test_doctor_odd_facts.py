@@ -471,6 +471,45 @@ def test_a_table_that_was_rounded_in_the_load_stays_an_error(tmp_path, rounded, 
     assert through in next(one.message for one in found if one.rule == "P11")
 
 
+class Outer:
+    """Every fourth update, an outer Nesterov step from the anchor."""
+
+    def __init__(self) -> None:
+        self.anchor: list[torch.Tensor] = []
+
+    def __call__(self, run: Table, step: int) -> None:
+        if not self.anchor:
+            self.anchor = [weight.clone() for weight in run.weights]
+            self.speed = [torch.zeros_like(weight) for weight in run.weights]
+        if step % 4 == 0:
+            for weight, anchor, speed in zip(run.weights, self.anchor, self.speed, strict=True):
+                delta = anchor - weight
+                speed.mul_(0.9).add_(delta)
+                weight.copy_(anchor.sub_(delta + 0.9 * speed, alpha=0.7))
+
+
+def test_outer_steps_that_lengthen_updates_and_decay_alike_are_asked_about(tmp_path):
+    run = Table(Outer()).train(20)
+    one, two = run.saved(tmp_path / "a.pt"), run.train(40).saved(tmp_path / "b.pt")
+    found = wb.doctor(one, two)
+    assert {"P05", "P11"} <= {one.rule for one in found} and found.exit_code == 1
+    assert [one.cause for one in found.causes] == ["C2"] and "outside the optimizer" in found.causes[0].question
+
+
+@pytest.mark.parametrize(("fault", "cause"), [("fresh", "A2"), ("decay", "B7")])
+def test_a_fresh_weight_and_another_decay_stay_errors(tmp_path, fault, cause):
+    run = Table().train(20)
+    one = run.saved(tmp_path / "a.pt")
+    if fault == "fresh":
+        torch.nn.init.normal_(run.weights[0])
+    else:
+        run.optimizer.param_groups[0]["weight_decay"] = 0.3
+    run.train(40)
+    run.optimizer.param_groups[0]["weight_decay"] = 0.1  # as stated in the files
+    found = wb.doctor(one, run.saved(tmp_path / "b.pt"))
+    assert (found.causes[0].cause, found.causes[0].severity) == (cause, "error")
+
+
 class Rare(Table):
     """A layer has no gradient in the updates of ``without``."""
 

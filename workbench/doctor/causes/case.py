@@ -34,6 +34,7 @@ GROWN = 2.0  #: growth of a weight's norm that shows steps divided by far too sm
 SUNK = 30.0  #: factor by which second moments fell below what updates leave; those of an older save do not
 SAME = 1e-4  #: relative difference up to which two factors of a learning rate are one
 GONE = ("zero", "absent")  #: forms of a lost state
+RELATED = 0.5  #: cosine similarity from which a weight counts as related to the old one
 OUTSIDE = "does the trainer change weights outside the optimizer's update?"
 
 

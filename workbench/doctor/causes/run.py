@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from workbench.analysis.patterns.rounding import FLOATS
-from workbench.doctor.causes.case import OUTSIDE, Case, Match, where_of
+from workbench.doctor.causes.case import OUTSIDE, RELATED, Case, Match, where_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
 from workbench.doctor.facts.counted import began_anew
@@ -141,13 +141,26 @@ def schedule_lost(case: Case) -> Iterator[Match]:
     worst = [float(train.detail(train.weights, name).get("worst") or math.inf) for name in far]
     like = set(train.hit(train.weights, "near", "slight", "part"))
     length = bool(far) and far <= like and max(worst) < LONGER and train.whole(train.weights, far, SOME)
+    if shrank := _shrank_more(case):  # the decay was larger too, so few weights need be beyond reach
+        related = {n for n in far if float(train.detail(train.weights, n).get("cosine", 0)) > RELATED}
+        length = length or (far <= related and max(worst, default=math.inf) < LONGER)
+        like |= related
     if case.start == "echo":
         length = bool(far & like) and train.whole(train.weights, train.hit(train.weights, "near", "slight"))
     if length and not train.hit(MOMENTS):
         title = "The updates were larger than any stated learning rate allows."
         question = "was the learning rate raised without a record in the files?"
+        if shrank:
+            question = f"{question[:-1]}, or {OUTSIDE}"
         strength = 0.7 if case.start == "echo" else 0.92
-        yield Match("train", strength, frozenset(far & like), question=question, title=title)
+        names = frozenset((far & like).union(*(one.tensors for one in shrank)))
+        yield Match("train", strength, names, question=question, signs=tuple(shrank), title=title)
+
+
+def _shrank_more(case: Case) -> list[Sign]:
+    """Return weights that no gradient reached and that shrank by more than any stated weight decay."""
+    even = [one for one in case.fired("P11") if one.evidence.get("even")]
+    return [one for one in even if 0 < one.evidence["allowed"][1] < float(one.evidence["shrink"])]
 
 
 def stepped_twice(case: Case) -> Iterator[Match]:
