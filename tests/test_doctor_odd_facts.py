@@ -510,6 +510,30 @@ def test_a_fresh_weight_and_another_decay_stay_errors(tmp_path, fault, cause):
     assert (found.causes[0].cause, found.causes[0].severity) == (cause, "error")
 
 
+def pruned(run: Table, step: int) -> None:
+    if step % 12 == 0:
+        for state in run.optimizer.state.values():
+            for key in ("exp_avg", "exp_avg_sq"):
+                size = state[key].abs()
+                state[key].mul_(size >= size.flatten().kthvalue(int(0.9 * size.numel()))[0])
+
+
+def test_moments_that_are_pruned_now_and_then_are_asked_about(tmp_path):
+    run = Table(pruned).train(26)
+    one, two = run.saved(tmp_path / "a.pt"), run.train(36).saved(tmp_path / "b.pt")
+    found = wb.doctor(one, two)
+    assert "P03" in {one.rule for one in found} and found.exit_code == 1
+    assert "before the resume too" in found.causes[0].question
+
+
+def test_moments_that_are_pruned_once_stay_an_error(tmp_path):
+    run = Table().train(26)
+    one = run.saved(tmp_path / "a.pt")
+    pruned(run, 12)
+    found = wb.doctor(one, run.train(4).saved(tmp_path / "b.pt"))
+    assert found.exit_code == 2 and found.causes[0].cause in ("B3", "B4", "B6")
+
+
 class Rare(Table):
     """A layer has no gradient in the updates of ``without``."""
 
