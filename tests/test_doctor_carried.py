@@ -520,7 +520,12 @@ def test_a_step_in_which_nothing_was_trained_is_a_warning(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("strides", "cause", "words"),
-    [((1, 1), None, ""), ((2, 1), "C3", "more often"), ((0, 1), "C3", "not stepped"), ((1, 0), "C6", "did not advance")],
+    [
+        ((1, 1), None, ""),
+        ((2, 1), "C3", "more often"),
+        ((0, 1), "C3", "not stepped"),
+        ((1, 0), "C6", "did not advance"),
+    ],
 )
 def test_a_schedule_and_data_that_leave_the_step_show_after_one_update(
     tmp_path: Path, strides: tuple[int, int], cause: str | None, words: str

@@ -535,3 +535,169 @@ def test_the_first_screen_names_what_is_affected(tmp_path):
         run.model[2].weight.zero_()
     found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
     assert "are zero now" in str(found) and "2.weight" in str(found)
+
+
+# ---- trainers that change weights and moments themselves, and layers without a gradient ----------------------------
+
+
+class Table(Run):
+    """With a table in which no gradient reaches the last rows; ``then`` is called after each update."""
+
+    def __init__(self, then: Callable[[Table, int], None] | None = None) -> None:
+        super().__init__()
+        self.model = torch.nn.Sequential(torch.nn.Embedding(48, 16), *self.model)
+        self.then, self.step = then, 0
+        self.fresh()
+
+    def fresh(self) -> None:
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1)
+        self.optimizer.param_groups[0]["initial_lr"] = 1e-3  # as schedules store it: no rate was higher
+
+    def train(self, updates: int) -> Table:
+        for _ in range(updates):
+            self.optimizer.zero_grad()
+            tokens = torch.arange(self.step, self.step + 8) % 32
+            (self.model(tokens) - torch.sin(tokens[:, None] * torch.arange(1.0, 17))).square().mean().backward()
+            self.optimizer.step()
+            self.step += 1
+            if self.then is not None:
+                with torch.no_grad():
+                    self.then(self, self.step)
+        return self
+
+    def saved(self, path: Path) -> Path:
+        return self.save(path, step=self.step)
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        return list(self.model.parameters())
+
+
+def centred(run: Table, step: int) -> None:
+    run.weights[0].sub_(run.weights[0].mean(0))
+
+
+@pytest.mark.parametrize("updates", [1, 10])
+def test_a_table_that_is_centred_after_each_update_is_asked_about(tmp_path, updates):
+    run = Table(centred).train(30)
+    one, two = run.saved(tmp_path / "a.pt"), run.train(updates).saved(tmp_path / "b.pt")
+    found = wb.doctor(one, two)
+    assert found.exit_code == 1 and "outside the optimizer's update" in found.causes[0].question
+
+
+def _by_rows(weight: torch.Tensor) -> torch.Tensor:
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    return (weight / scale).round() * scale
+
+
+@pytest.mark.parametrize(
+    ("rounded", "through"),
+    [
+        (lambda weight: weight.bfloat16().float(), "bfloat16"),
+        (lambda weight: weight.to(torch.float8_e4m3fn).float(), "float8_e4m3fn"),
+        (_by_rows, "int8"),
+    ],
+)
+def test_a_table_that_was_rounded_in_the_load_stays_an_error(tmp_path, rounded, through):
+    run = Table().train(30)
+    one = run.saved(tmp_path / "a.pt")
+    with torch.no_grad():
+        run.weights[0].copy_(rounded(run.weights[0]))
+    found = wb.doctor(one, run.train(10).saved(tmp_path / "b.pt"))
+    assert (found.causes[0].cause, found.causes[0].severity) == ("D7", "error")
+    assert through in next(one.message for one in found if one.rule == "P11")
+
+
+class Outer:
+    """Every fourth update, an outer Nesterov step from the anchor."""
+
+    def __init__(self) -> None:
+        self.anchor: list[torch.Tensor] = []
+
+    def __call__(self, run: Table, step: int) -> None:
+        if not self.anchor:
+            self.anchor = [weight.clone() for weight in run.weights]
+            self.speed = [torch.zeros_like(weight) for weight in run.weights]
+        if step % 4 == 0:
+            for weight, anchor, speed in zip(run.weights, self.anchor, self.speed, strict=True):
+                delta = anchor - weight
+                speed.mul_(0.9).add_(delta)
+                weight.copy_(anchor.sub_(delta + 0.9 * speed, alpha=0.7))
+
+
+def test_outer_steps_that_lengthen_updates_and_decay_alike_are_asked_about(tmp_path):
+    run = Table(Outer()).train(20)
+    one, two = run.saved(tmp_path / "a.pt"), run.train(40).saved(tmp_path / "b.pt")
+    found = wb.doctor(one, two)
+    assert {"P05", "P11"} <= {one.rule for one in found} and found.exit_code == 1
+    assert [one.cause for one in found.causes] == ["C2"] and "outside the optimizer" in found.causes[0].question
+
+
+@pytest.mark.parametrize(("fault", "cause"), [("fresh", "A2"), ("decay", "B7")])
+def test_a_fresh_weight_and_another_decay_stay_errors(tmp_path, fault, cause):
+    run = Table().train(20)
+    one = run.saved(tmp_path / "a.pt")
+    if fault == "fresh":
+        torch.nn.init.normal_(run.weights[0])
+    else:
+        run.optimizer.param_groups[0]["weight_decay"] = 0.3
+    run.train(40)
+    run.optimizer.param_groups[0]["weight_decay"] = 0.1  # as stated in the files
+    found = wb.doctor(one, run.saved(tmp_path / "b.pt"))
+    assert (found.causes[0].cause, found.causes[0].severity) == (cause, "error")
+
+
+def pruned(run: Table, step: int) -> None:
+    if step % 12 == 0:
+        for state in run.optimizer.state.values():
+            for key in ("exp_avg", "exp_avg_sq"):
+                size = state[key].abs()
+                state[key].mul_(size >= size.flatten().kthvalue(int(0.9 * size.numel()))[0])
+
+
+def test_moments_that_are_pruned_now_and_then_are_asked_about(tmp_path):
+    run = Table(pruned).train(26)
+    one, two = run.saved(tmp_path / "a.pt"), run.train(36).saved(tmp_path / "b.pt")
+    found = wb.doctor(one, two)
+    assert "P03" in {one.rule for one in found} and found.exit_code == 1
+    assert "before the resume too" in found.causes[0].question
+
+
+def test_moments_that_are_pruned_once_stay_an_error(tmp_path):
+    run = Table().train(26)
+    one = run.saved(tmp_path / "a.pt")
+    pruned(run, 12)
+    found = wb.doctor(one, run.train(4).saved(tmp_path / "b.pt"))
+    assert found.exit_code == 2 and found.causes[0].cause in ("B3", "B4", "B6")
+
+
+class Rare(Table):
+    """A layer has no gradient in the updates of ``without``."""
+
+    def __init__(self, without: Iterable[int]) -> None:
+        super().__init__()
+        self.without = frozenset(without)
+        self.optimizer.register_step_pre_hook(self.drop)
+
+    def drop(self, *_: Any) -> None:
+        if self.step in self.without:
+            for weight in self.model[1].parameters():
+                weight.grad = None
+
+
+def test_counters_that_lag_on_are_no_reset_where_they_reach_the_updates_in_between(tmp_path):
+    run = Rare([*range(0, 22, 2), *range(28, 62, 2)]).train(28)
+    one, two = run.saved(tmp_path / "a.pt"), run.train(40).saved(tmp_path / "b.pt")
+    assert [wb.open(path)["optimizer.state.1.step"].numpy() for path in (one, two)] == [17, 40]
+    found = wb.doctor(one, two)
+    assert grave(found) == [] and severities(found, "P01") == ["info"]
+
+
+@pytest.mark.parametrize("without", [(), (3,)])
+def test_counters_of_a_layer_that_were_reset_are_found(tmp_path, without):
+    run = Rare(without).train(28)
+    one = run.saved(tmp_path / "a.pt")
+    for weight in run.model[1].parameters():
+        run.optimizer.state[weight]["step"].zero_()
+    found = wb.doctor(one, run.train(40).saved(tmp_path / "b.pt"))
+    assert (found.causes[0].cause, found.causes[0].severity) == ("B2", "error")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,6 +34,11 @@ GROWN = 2.0  #: growth of a weight's norm that shows steps divided by far too sm
 SUNK = 30.0  #: factor by which second moments fell below what updates leave; those of an older save do not
 SAME = 1e-4  #: relative difference up to which two factors of a learning rate are one
 GONE = ("zero", "absent")  #: forms of a lost state
+RELATED = 0.5  #: cosine similarity from which a weight counts as related to the old one
+FLIPS, FLIPPED = 8, 2  #: most elements and most tensors that an accident damages
+OF_MOMENTS = frozenset({"S04", "P03", "P04", "P05", "P06", "P08", "P11"})  #: rules that moments of one run obey
+UNRULY = "the moments broke Adam's law before the resume too: does the trainer change them outside of updates?"
+OUTSIDE = "does the trainer change weights outside the optimizer's update?"
 
 
 @dataclass(frozen=True)
@@ -241,6 +246,12 @@ class Case:
         return any({"exp_avg", "exp_avg_sq"} <= self.roles(which) for which in ALONE)
 
     @cached_property
+    def unruly(self) -> bool:
+        """Whether moments broke Adam's law in the checkpoint that was resumed from, and do so in the later one."""
+        sides = [self.fired("S04", where=which, info=True) for which in ("before", "after")]
+        return all(any(one.evidence["elements"] > FLIPS and one.hit > FLIPPED for one in side) for side in sides)
+
+    @cached_property
     def saved(self) -> bool:
         """Whether what was loaded is known to be what the trainer held when it was saved."""
         return any(one.what == f"{SAVED} (before)" for one in self.outcome.cleared)
@@ -325,4 +336,14 @@ def matches(case: Case, causes: Mapping[str, Any]) -> Iterator[tuple[str, Match]
     for cause in causes.values():
         if cause.pattern is not None:
             for match in cause.pattern(case):
+                if case.unruly and _of_moments(case, match) and not match.question:
+                    match = replace(match, exact=False, question=UNRULY)
                 yield cause.id, match
+
+
+def _of_moments(case: Case, match: Match) -> bool:
+    """Return whether a match is based on laws of moments, or on how far these can move weights."""
+    train = case.change("train")
+    if match.signs:
+        return all(one.rule in OF_MOMENTS for one in match.signs)
+    return match.leg == "train" and bool(match.names & train.hit((*train.weights, *MOMENTS)))

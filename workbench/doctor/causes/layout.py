@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from workbench.doctor.causes.case import NEARLY_ALL, Case, Match
+from workbench.doctor.causes.case import NEARLY_ALL, OUTSIDE, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
@@ -292,7 +292,7 @@ def averaged(case: Case) -> Iterator[Match]:
                 near,
                 False,
                 reasons=reasons,
-                question="does the trainer change weights outside the optimizer's update?" if barely else "",
+                question=OUTSIDE if barely else "",
                 title="Averaged weights, or weights of another step, were loaded.",
             )
     rows = [one for one in case.fired("P11") if one.evidence.get("even")]

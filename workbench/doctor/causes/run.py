@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from workbench.analysis.patterns.rounding import FLOATS
-from workbench.doctor.causes.case import Case, Match, where_of
+from workbench.doctor.causes.case import OUTSIDE, RELATED, Case, Match, where_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
 from workbench.doctor.facts.counted import began_anew
@@ -149,13 +149,26 @@ def schedule_lost(case: Case) -> Iterator[Match]:
     worst = [float(train.detail(train.weights, name).get("worst") or math.inf) for name in far]
     like = set(train.hit(train.weights, "near", "slight", "part"))
     length = bool(far) and far <= like and max(worst) < LONGER and train.whole(train.weights, far, SOME)
+    if shrank := _shrank_more(case):  # the decay was larger too, so few weights need be beyond reach
+        related = {n for n in far if float(train.detail(train.weights, n).get("cosine", 0)) > RELATED}
+        length = length or (far <= related and max(worst, default=math.inf) < LONGER)
+        like |= related
     if case.start == "echo":
         length = bool(far & like) and train.whole(train.weights, train.hit(train.weights, "near", "slight"))
     if length and not train.hit(MOMENTS):
         title = "The updates were larger than any stated learning rate allows."
         question = "was the learning rate raised without a record in the files?"
+        if shrank:
+            question = f"{question[:-1]}, or {OUTSIDE}"
         strength = 0.7 if case.start == "echo" else 0.92
-        yield Match("train", strength, frozenset(far & like), question=question, title=title)
+        names = frozenset((far & like).union(*(one.tensors for one in shrank)))
+        yield Match("train", strength, names, question=question, signs=tuple(shrank), title=title)
+
+
+def _shrank_more(case: Case) -> list[Sign]:
+    """Return weights that no gradient reached and that shrank by more than any stated weight decay."""
+    even = [one for one in case.fired("P11") if one.evidence.get("even")]
+    return [one for one in even if 0 < one.evidence["allowed"][1] < float(one.evidence["shrink"])]
 
 
 def stepped_twice(case: Case) -> Iterator[Match]:
@@ -301,12 +314,25 @@ def masters_rebuilt(case: Case) -> Iterator[Match]:
             words = f"they are the old masters rounded to {_through(change, names)}"
             yield Match(change.leg, 1.0, names, _typed(change, MASTERS, names), reasons=case.against(("D2", words)))
     slight = frozenset(case.change("train").hit(MASTERS, "slight"))
-    uneven = [one for one in case.fired("P11") if not one.evidence.get("even")]
+    uneven = _uneven(case)
     if case.mastered and (slight or uneven):
-        yield Match("train", 0.85, slight, signs=tuple(uneven))
+        question, title = ("", "") if slight else _outside(uneven)
+        yield Match("train", 0.85, slight, False, question, signs=tuple(uneven), title=title)
     if signs := case.fired("S09"):
         strength = 0.9 if case.resumed == "before" or not case.change("load").rows else 0.4
         yield Match(case.resumed, strength, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def _uneven(case: Case) -> list[Sign]:
+    """Return weights that no gradient reached and that did not all shrink by the same factor."""
+    return [one for one in case.fired("P11") if not one.evidence.get("even")]
+
+
+def _outside(uneven: list[Sign]) -> tuple[str, str]:
+    """Return a question and a title for such weights, both empty if they were rounded to a narrower type."""
+    if any(one.evidence["through"] for one in uneven):
+        return "", ""
+    return OUTSIDE, "Weights that no gradient reached changed, and not by weight decay."
 
 
 def _stale_rows(case: Case) -> list[Sign]:
@@ -399,9 +425,11 @@ def weights_cast(case: Case) -> Iterator[Match]:
     if signs := case.fired("P31"):
         rest = case.fired("P05", "P12", where=where_of(signs[0]))  # what the rounding moved
         yield Match("train", 1.0, frozenset(n for s in signs for n in s.tensors), signs=(*signs, *rest))
-    uneven = [one for one in case.fired("P11") if not one.evidence.get("even")]
+    uneven = _uneven(case)
     if uneven and not case.mastered:
-        yield Match("train", 0.4, frozenset(n for s in uneven for n in s.tensors), signs=tuple(uneven))
+        question, title = _outside(uneven)
+        names = frozenset(n for s in uneven for n in s.tensors)
+        yield Match("train", 0.4, names, False, question, signs=tuple(uneven), title=title)
     for change in case.changes:
         names = frozenset(change.hit(change.weights, "rounded"))
         if names and not change.hit(MASTERS) - change.hit(MASTERS, "rounded"):

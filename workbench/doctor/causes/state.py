@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from workbench.doctor.causes.case import GONE, NEARLY_ALL, Case, Match
+from workbench.doctor.causes.case import GONE, NEARLY_ALL, RELATED, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import counters_restarted, fresh, moments_lost, second_lost, wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
@@ -23,7 +23,6 @@ FELL = 0.02  #: share of the elements of a second moment below their floor, from
 OF_OTHERS = ("moved", "moved.name", "moved.layer", "moved.stack", "moved.expert", "moved.gate_up")
 ADAM = ("exp_avg", "exp_avg_sq")
 MAXIMA = "max_exp_avg_sq"  #: of AMSGrad
-RELATED = 0.5  #: cosine similarity from which a weight counts as related to the old one
 SECOND_LOST = "The second moments were lost; other state was kept."  #: for optimizers that use other names
 PART_LOST = "A part of the second moments was lost."
 UNLIKE = ("other", "fill", "zero")  #: forms of weights that keep nothing of the old ones

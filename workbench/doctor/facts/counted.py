@@ -11,18 +11,38 @@ One file cannot distinguish 4 micro-batches per update from a reset that long ag
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 from workbench.doctor.facts.state import NAME, TrainingState
 
 MOST = 128  #: most micro-batches per update that a single file makes likely
 LEAST = 3  #: updates from which an integer ratio is not a coincidence
+SIGMAS = 3.0  #: standard deviations within which a parameter has its updates as often as before
 
 
 def began_anew(before: TrainingState, after: TrainingState) -> bool:
     """Return whether the optimizer's counter agreed with the trainer's step, and counts only the steps since then."""
     first, last = before.step, after.step
     return None not in (first, last) and first == before.steps.usual and after.steps.usual == last - first  # type: ignore[operator]
+
+
+def lagging(before: TrainingState, after: TrainingState, k: int | None) -> frozenset[str]:
+    """Return the parameters that had updates about as rarely as before, while others had all ``k``.
+
+    As those of a layer that is left out of some updates; a counter that happens to be at ``k`` was then not reset.
+    """
+    first, last = before.steps.by_name, after.steps.by_name
+    most = max(first.values(), default=0.0)
+    if not k or most <= 0 or not any(last.get(name) == value + k for name, value in first.items() if value == most):
+        return frozenset()
+    found = set()
+    for name, value in first.items():
+        by, share = last.get(name, 0.0) - value, value / most
+        deviation = math.sqrt(share * (1 - share) * (k + k * k / most))  # of k draws, by the share of earlier ones
+        if 0 < value < most and 0 <= by < k and abs(by - share * k) <= SIGMAS * deviation:
+            found.add(name)
+    return frozenset(found)
 
 
 def of_epochs(a: TrainingState, b: TrainingState) -> bool:

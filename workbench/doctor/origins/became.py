@@ -445,6 +445,11 @@ def on_grid(before: LazyTensor, after: LazyTensor) -> str | None:
     if after.numel() < GRID:
         return None
     width = row_shape(after.shape)[1] if len(after.shape) > 1 else after.numel()
+    return grid_of(a, b, width)
+
+
+def grid_of(a: Array, b: Array, width: int) -> str | None:
+    """Return what :func:`on_grid` does, of rows of ``width`` elements, one after the other."""
     ways = list(zip(_groups(a, width), _groups(b, width), strict=True))
     whole = next((f"int{bits}" for bits in (8, 4) for old, new in ways if _rounded_to(new, old, bits)), None)
     floats = ((name, _scaled_to(new, old, *form)) for name, form in SCALED_TO.items() for old, new in ways)

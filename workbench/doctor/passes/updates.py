@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from workbench.doctor.facts.counted import began_anew, per_step
+from workbench.doctor.facts.counted import began_anew, lagging, per_step
 from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.optimizer import UNKNOWN, Optimizer
 from workbench.doctor.facts.schedule import plan_of
@@ -44,12 +44,12 @@ def between(pair: Pair) -> dict[str, Update]:
     cycled = a.cycled or b.cycled
     found = {}
     surplus = _surplus(pair)
-    several = counted_several(a, b, trainer)
+    several, rare = counted_several(a, b, trainer), lagging(a, b, trainer)
     for fqn in pair.b.params:
         first, second = _counter(a, fqn), _counter(b, fqn)
         own = None if first is None or second is None else second - first
         most = math.inf if trainer is None else several if own == several else trainer + EXTRA
-        advanced = own is not None and 0 <= own <= most and (second != trainer or own == trainer)
+        advanced = own is not None and 0 <= own <= most and (second != trainer or own == trainer or fqn in rare)
         if trainer is not None and not (_own(a, fqn) and _own(b, fqn)):
             advanced = False  # counters of others differ, and it may have had every update
         k = own if advanced else trainer  # a counter equal to the updates in between restarted

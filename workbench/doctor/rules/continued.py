@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from workbench.checkpoint import Checkpoint
-from workbench.doctor.facts.counted import of_epochs, per_step
+from workbench.doctor.facts.counted import lagging, of_epochs, per_step
 from workbench.doctor.facts.evidence import Pair, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.generators import Generator, drawn, is_fresh, seed
@@ -195,8 +195,9 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
     off = [name for name, by in moved.items() if by != k]
     if not off:
         return []
+    rare = lagging(a, b, k)
     new = bool(k) and all(
-        b.steps.by_name.get(name, b.steps.usual) == k for name in off
+        b.steps.by_name.get(name, b.steps.usual) == k and name not in rare for name in off
     )  # as many updates as since the load
     behind = not new and all(0 <= moved[name] < k for name in off)  # no gradient, or updates that the trainer skipped
     named = bool(k) and NAME in (a.source("step"), b.source("step"))  # a file name may be arbitrary

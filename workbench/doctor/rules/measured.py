@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from workbench.doctor.facts.counted import lagging
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.laws.bounds import Hits
 from workbench.doctor.ledger.roles import MASTERS, MOMENTS, STATE, WEIGHTS, quantity
@@ -447,11 +448,12 @@ def counter_rows(pair: Pair, leg: str, k: int | None) -> Iterator[Row]:
             yield Row(leg, "step", Status.BEYOND, form, tuple(names), detail={"by": fell})
         return
     moved = {name: b[name] - a[name] for name in names}
+    rare = lagging(pair.a.facts, pair.b.facts, k)
     common = Counter(moved.values()).most_common(1)[0][0]
     for name, by in moved.items():
         fresh = b[name] <= k + COUNTED and a[name] > COUNTED
         if by == k or (
-            leg == "train" and 0 <= by < k and b[name] != k
+            leg == "train" and 0 <= by < k and (b[name] != k or name in rare)
         ):  # a counter does not advance without a gradient or in a skipped update
             status = Status.EQUAL if leg == "load" else Status.WITHIN
             found.put("step", status, name)

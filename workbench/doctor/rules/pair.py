@@ -6,12 +6,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
+import numpy as np
+
+from workbench.analysis.patterns.rounding import rounded
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
+from workbench.doctor.laws.exact import ruler
 from workbench.doctor.ledger.sign import RULES, Rule, Sign, many, register
+from workbench.doctor.origins.became import CASTS, grid_of
+from workbench.doctor.origins.index import row_shape
+from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.blocks import TensorSlot
 from workbench.doctor.passes.pair import PairState, Update, weight_role
 from workbench.doctor.rules.stated import scaled
+from workbench.errors import WorkbenchError
 
 LAWS = "workbench.doctor.laws"
 REST = 1e-3  #: share of a replayed update's norm, 15 times the worst in healthy runs (catalogue, I5)
@@ -67,7 +75,8 @@ register(
          "keep fp32 masters, or round stochastically"),
     Rule("P11", "untouched rows disagree", ("B7", "C1", "D2", "G5"), "pair",
          "without a gradient, W_B = W_A·Π(1−lr·λ) with one factor for all", "exact, with rounding", LAWS, "error",
-         "rows that other code writes", "compare weight decay and its groups with the older checkpoint's",
+         "code that changes weights outside the updates (a question, unless they were rounded)",
+         "compare weight decay and its groups with the older checkpoint's",
          looked=lambda one: one.ruler.count),
     Rule("P12", "the update cannot be replayed", ("A2", "D2", "B7", "C5", "E1"), "pair",
          "k = 1: W_A − W_B = lr·(m̂/(√v̂+ε) + λ·W_A)", f"rest > max({REST:g}, 4u·‖W‖/‖ΔW‖)", LAWS, "error",
@@ -108,7 +117,7 @@ def judge_pair(
     rates = [state.facts.lr for state in (pair.a, pair.b)]
     yield from _counts(pair, updates, found, types, all(lr is not None and lr > 0 for lr in rates))
     yield from _sizes(updates, {f: sums for f, sums in found.items() if f not in right}, adams(updates, slots) - right)
-    yield from _rulers(updates, found)
+    yield from _rulers(updates, found, slots)
     yield from _replays(updates, {f: sums for f, sums in found.items() if f not in pair.newly_trained}, types)
 
 
@@ -310,7 +319,9 @@ def _may_turn(update: Update, sums: PairState) -> bool:
     return update.most is not None and update.most / 2 > size * math.sqrt(1 - TURNED**2)
 
 
-def _rulers(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> Iterator[Sign]:
+def _rulers(
+    updates: Mapping[str, Update], found: Mapping[str, PairState], slots: Sequence[TensorSlot]
+) -> Iterator[Sign]:
     uneven, outside, measured, of = [], [], {}, 0
     for fqn, sums in found.items():
         slope, update = sums.ruler.slope, updates[fqn]
@@ -327,7 +338,12 @@ def _rulers(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> It
             outside.append(fqn)
     if uneven:
         text = f"weights of {_names(uneven)} that no gradient reached did not all shrink by the same factor"
-        yield _sign("P11", uneven, text, of, even=False)
+        held = {slot.fqn: slot for slot in slots}
+        through = {fqn: kind for fqn in uneven[:LIST] if (kind := _through(held[fqn], updates[fqn].k))}
+        kinds = sorted(set(through.values()))
+        if through:
+            text += f"; those of {_names(list(through))} were rounded to {' or '.join(kinds)} before they shrank"
+        yield _sign("P11", uneven, text, of, even=False, through=kinds)
     if outside:
         shrink, (low, high) = measured[outside[0]], updates[outside[0]].factors
         change = f"shrank by {shrink:.3e}" if shrink >= 0 else f"grew by {-shrink:.3e}"
@@ -340,6 +356,30 @@ def _rulers(updates: Mapping[str, Update], found: Mapping[str, PairState]) -> It
         paces = [found[fqn].moved / most for fqn, most in reaches.items() if most > 0]
         slow = bool(paces) and 0 < shrink < 1 - high and 2 * median(paces) <= shrink / (1 - high)
         yield _sign("P11", outside, text, of, even=True, shrink=shrink, allowed=[1 - high, 1 - low], slow=slow)
+
+
+@np.errstate(all="ignore")  # wide numbers overflow in narrow types
+def _through(slot: TensorSlot, k: int) -> str:
+    """Return the type to which all weights that no gradient reached were rounded before they shrank; empty if none."""
+    states = [(side, role) for side in (0, 1) for role in ("exp_avg", "exp_avg_sq")]
+    weights = [(side, weight_role(slot) or "") for side in (0, 1)]
+    try:
+        shape = slot.tensors[weights[0]].shape
+        rows = spread(shape)
+        silent = np.all([sampled(slot.tensors[name], rows) == 0 for name in states], axis=0)
+        a, b = (sampled(slot.tensors[name], rows) for name in weights)
+    except WorkbenchError:
+        return ""
+    slack = ROUNDINGS * UNITS["float32"] * k + 1e-7
+    for kind in CASTS:
+        line = ruler(rounded(a, kind), b, silent)
+        if line.count >= RULERS and line.slope is not None and line.rest <= slack:
+            return kind
+    slope, width = ruler(a, b, silent).slope, row_shape(shape)[1]
+    if not slope or width < RULERS or len(a) % width:
+        return ""
+    whole = np.repeat(silent.reshape(-1, width).all(1), width)  # rows with a scale of their own
+    return (grid_of(a[whole], b[whole] / slope, width) if whole.any() else None) or ""
 
 
 def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], types: Mapping[str, str]) -> Iterator[Sign]:
