@@ -79,7 +79,9 @@ LARGER = (
 )
 #: Factored second moments of torch.optim.Adafactor and transformers' Adafactor.
 FACTORED = ("row_var", "col_var", "variance", "exp_avg_sq_row", "exp_avg_sq_col")
-SQUARES = frozenset({"sum", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", *FACTORED})
+#: Of 8-bit Adam, the largest second moment of a block: it is stored exactly, as the code 1.0 times ``absmax2``.
+BLOCK_MAXIMA = "absmax2"
+SQUARES = frozenset({"sum", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", BLOCK_MAXIMA, *FACTORED})
 SLACK = 1e-5  #: rounding tolerance per update
 DECAYS = ("alpha", "rho", "momentum", "betas", "beta2_decay", "decay_rate")  #: fields of param groups
 LONG = 100_000  #: updates
@@ -526,7 +528,7 @@ def _left(role: str, settings: Mapping[str, Any], update: Update) -> float | Non
         return power("alpha") or power("rho")
     if role == "acc_delta":
         return power("rho")
-    if role == "exp_inf":
+    if role in ("exp_inf", BLOCK_MAXIMA):
         return None if update.betas is None else update.betas[1] ** update.k
     if role in FACTORED and update.before is not None:  # an update t keeps 1 - t^-0.8
         rate = settings.get("beta2_decay", settings.get("decay_rate"))
