@@ -701,3 +701,35 @@ def test_counters_of_a_layer_that_were_reset_are_found(tmp_path, without):
         run.optimizer.state[weight]["step"].zero_()
     found = wb.doctor(one, run.train(40).saved(tmp_path / "b.pt"))
     assert (found.causes[0].cause, found.causes[0].severity) == ("B2", "error")
+
+
+@pytest.mark.parametrize(("kept", "lost"), [(0.95, False), (1.3, False), (0.2, True)])
+def test_the_largest_of_a_block_falls_by_no_more_than_its_decay(tmp_path, kept, lost):
+    """8-bit Adam: bitsandbytes stores the largest second moment of each block of 256 exactly."""
+
+    def saved(path: Path, step: int, factor: float) -> Path:
+        held = run.optimizer.state_dict()
+        for number, one in held["state"].items():
+            codes = torch.full(one["exp_avg"].shape, 200, dtype=torch.uint8)
+            maxima = {"absmax1": torch.full((2,), 1e-3), "absmax2": torch.full((2,), 1e-5) * factor}
+            tables = {"qmap1": torch.linspace(-1, 1, 256), "qmap2": torch.linspace(0, 1, 256)}
+            held["state"][number] = {"step": step, "state1": codes, "state2": codes, **maxima, **tables}
+        torch.save({"model": run.model.state_dict(), "optimizer": held, "step": step}, path)
+        return path
+
+    run = Run().train(30)
+    one = saved(tmp_path / "a.pt", 30, 1.0)
+    run.train(1)  # β2 is 0.95
+    found = wb.doctor(one, saved(tmp_path / "b.pt", 31, kept))
+    assert bool(severities(found, "P25")) == lost
+    assert not lost or found.causes[0].title == "The second moments were lost; other state was kept."
+
+
+@pytest.mark.parametrize(("times", "told"), [(1, False), (3, False), (100, True)])
+def test_gradients_of_another_scale_early_in_a_run(tmp_path, times, told):
+    run = Run().train(10)
+    one = run.save(tmp_path / "a.pt", step=10)
+    for weight in run.model.parameters():
+        weight.register_hook(lambda gradient: gradient * times)
+    found = wb.doctor(one, run.train(10).save(tmp_path / "b.pt", step=20))
+    assert bool(severities(found, "P30")) == told

@@ -267,6 +267,8 @@ def second_gone(case: Case) -> Iterator[Match]:
         first, second = case.lost(change)
         names = frozenset(second - first)
         held, part = names & change.seen(*FIRST), names & change.partly(*GONE)
+        if len(change.hit(SECOND, "moved.", "moved")) > len(names):
+            part, held = frozenset(), frozenset()  # zeros of other parameters, which moved with the rest
         if names and (held or part):
             words = f"the first moments of {len(held):,} of {many(len(names), 'parameter')} are not zero"
             reasons = case.against(("B1 B3", words if held else ""))

@@ -61,6 +61,7 @@ KEPT = 0.05  #: β2^k below which new gradients are an average themselves
 OUTSIDE = 0.05  #: share of the elements of an average
 DECAY = 0.95  #: least decay of an average; decays in use are 0.99 and more, and first rise as (1+n)/(10+n)
 SETTLED = 20  #: updates
+EARLY, EARLIER = 5, 2.0  #: updates before which gradients are not compared; factor of the limit before they settle
 CLEAR = 0.15  #: excess over what that decay allows
 FARTHER = 3.0  #: times the way of all other averages
 APART = 1e-3  #: share of the weights' size; an average closer to the weights than that shows nothing
@@ -142,7 +143,8 @@ P30 = Rule(
     "P30", "gradients of another scale", ("B10", "C10", "D8"), "pair",
     "the mean square of the gradients since then, (v_B − β2^k·v_A)/(1 − β2^k), is about that of those before",
     f"more than {LARGER:g} times, or less than 1/{LARGER:g}, in the median parameter, and half that in "
-    f"{MOST:.0%} of them; after {SETTLED} updates", "definition of exp_avg_sq", "warn",
+    f"{MOST:.0%} of them; {EARLIER:g} times that after fewer than {SETTLED} updates, and nothing before {EARLY}",
+    "definition of exp_avg_sq", "warn",
     "other data, another loss or batch on purpose; a spike in the loss itself",
     "compare how the loss is scaled and averaged, and the clipping, before and after the resume"
 )  # fmt: skip
@@ -231,6 +233,7 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
         if "exp_avg_sq" in roles and fqn in states and states[fqn].floor.of and not states[fqn].floor.broken
     }
     others: dict[str, tuple[str, float | None]] = {}
+    least: float = SETTLED
     only = _only(pair.b.facts.groups)
     for fqn, roles in pair.shared():
         group = pair.b.facts.group_of(fqn) or only
@@ -244,8 +247,9 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
         update = updates[fqn]
         before = update.before if update.before is not None else pair.a.facts.step or 0
         role, decay = others.get(fqn, ("exp_avg_sq", None if update.betas is None else update.betas[1]))
-        if decay is None or update.k < 1 or before < SETTLED:
+        if decay is None or update.k < 1 or before < EARLY:
             continue
+        least = min(least, before)
         both = _both(pair, fqn, held[fqn], "P30", found)
         if both is None or len(both[0]) != len(both[1]) or not all(np.isfinite(one).all() for one in both):
             continue
@@ -274,8 +278,9 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
         found.signs.append(P21.sign(text, {"kind": "level"}, level[:NAMED], hit=len(level), of=len(sizes)))
         return
     middle = median(sizes.values())
-    large, small = middle > LARGER, NONE < middle < 1 / LARGER
-    agree = [fqn for fqn, size in sizes.items() if (size > LARGER / 2 if large else size < 2 / LARGER)]
+    most = LARGER if least >= SETTLED else LARGER * EARLIER
+    large, small = middle > most, NONE < middle < 1 / most and least >= SETTLED  # the first gradients are the largest
+    agree = [fqn for fqn, size in sizes.items() if (size > most / 2 if large else size < 2 / most)]
     if not (large or small) or len(agree) < MOST * len(sizes):
         return
     kind = "larger" if large else "smaller"
