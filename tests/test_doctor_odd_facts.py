@@ -709,11 +709,11 @@ def test_the_largest_of_a_block_falls_by_no_more_than_its_decay(tmp_path, kept, 
 
     def saved(path: Path, step: int, factor: float) -> Path:
         held = run.optimizer.state_dict()
-        for number, one in held["state"].items():
+        for at, one in held["state"].items():
             codes = torch.full(one["exp_avg"].shape, 200, dtype=torch.uint8)
             maxima = {"absmax1": torch.full((2,), 1e-3), "absmax2": torch.full((2,), 1e-5) * factor}
             tables = {"qmap1": torch.linspace(-1, 1, 256), "qmap2": torch.linspace(0, 1, 256)}
-            held["state"][number] = {"step": step, "state1": codes, "state2": codes, **maxima, **tables}
+            held["state"][at] = {"step": step, "state1": codes, "state2": codes, **maxima, **tables}
         torch.save({"model": run.model.state_dict(), "optimizer": held, "step": step}, path)
         return path
 
@@ -721,8 +721,7 @@ def test_the_largest_of_a_block_falls_by_no_more_than_its_decay(tmp_path, kept, 
     one = saved(tmp_path / "a.pt", 30, 1.0)
     run.train(1)  # β2 is 0.95
     found = wb.doctor(one, saved(tmp_path / "b.pt", 31, kept))
-    assert bool(severities(found, "P25")) == lost
-    assert not lost or found.causes[0].title == "The second moments were lost; other state was kept."
+    assert severities(found, "P25") == (["error"] if lost else [])
 
 
 @pytest.mark.parametrize(("times", "told"), [(1, False), (3, False), (100, True)])
