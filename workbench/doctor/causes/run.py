@@ -451,7 +451,11 @@ def _meant(change: LedgerLeg, quantities: tuple[str, ...], names: frozenset[str]
 def loss_scale(case: Case) -> Iterator[Match]:
     signs = [*case.fired("N14"), *(one for one in case.fired("R11") if one.evidence.get("kind") == "loss_scale")]
     signs += [one for one in case.fired("R11", "P29") if one.evidence.get("part") == "loss scale"]
-    if signs:
+    if signs and (still := case.fired("N25")):
+        title = "No update was applied: the loss scale fell, as it does when gradients overflow."
+        remedy = "find where gradients become infinite or NaN; at no scale were they finite"
+        yield Match("train", 1.0, signs=(*signs, *still), title=title, remedy=remedy)
+    elif signs:
         yield Match(case.resumed, 0.95, signs=tuple(signs))
 
 
@@ -612,7 +616,7 @@ PRECISION = (
          pattern=weights_cast),
     made("D8", "The loss scale was reset.", "the scaler's state was not restored", "skipped steps, then normal",
          "save and load the scaler's state", ECHO, "transformers 34053, composer 1376, Lightning 10766",
-         explains="P29 N14 R11 P01",
+         explains="P29 N14 N25 R11 P01",
          pattern=loss_scale),
     made("D9", "fp8 scales or amax histories were lost.", "_extra_state is missing, empty or in another layout",
          "NaN or an explosion at the first step", "restore _extra_state of every module, or recompute the scales first",

@@ -102,7 +102,7 @@ def tag_of(facts: Geometry, one: Move) -> str:
         return "shift"
     if "axes" in one.form or one.form.get("form") == "transposed":
         return "transposed"
-    if kind == "qkv" and own(one) and _thirds(one):
+    if kind == "qkv" and own(one) and (_thirds(one) or _by_head(one)):
         return "qkv"
     if one.columns:
         if kind == "qkv":  # GPT-2 stores [in, out]
@@ -158,6 +158,14 @@ def _thirds(one: Move) -> bool:
     width = one.shape[-1] if one.columns else one.shape[0]
     sizes = [one.form[name] for name in ("first", "second", "size") if name in one.form]
     return bool(sizes) and width % 3 == 0 and all(int(size) % (width // 3) == 0 for size in sizes)
+
+
+def _by_head(one: Move) -> bool:
+    """Return whether query, key and value are grouped by head on one side, and contiguous on the other."""
+    form = one.form
+    if form.get("form") == "regroup":
+        return len(form["parts"]) == 3
+    return form.get("form") == "interleave" and form["outer"] == 1 and 3 in (form["groups"], form["each"])
 
 
 def _even(one: Move) -> bool:

@@ -133,7 +133,7 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
     halved = math.log2(before / scale) if 0 < scale < before < math.inf else 0.0
     anew = earlier is not None and scale in DEFAULTS and halved >= AT_ONCE and not _skipped(earlier, state)
     if not signs and k is not None and (halved > SKIPPED + k / OFTEN or anew):
-        words = f"the loss scale fell from {before:,.0f} to {scale:,.0f} in {many(k, 'update')}: was it reset, or were "
+        words = f"the loss scale fell from {before:,g} to {scale:,g} in {many(k, 'update')}: was it reset, or were "
         words += f"{halved:.0f} more updates skipped? Each skipped update halves it"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     if not signs and k and earlier is not None and scale == before:
