@@ -732,3 +732,12 @@ def test_gradients_of_another_scale_early_in_a_run(tmp_path, times, told):
         weight.register_hook(lambda gradient: gradient * times)
     found = wb.doctor(one, run.train(10).save(tmp_path / "b.pt", step=20))
     assert bool(severities(found, "P30")) == told
+
+
+@pytest.mark.parametrize(("name", "told"), [("output_path", False), ("data_path", True), ("tokenizer_file", True)])
+def test_paths_of_this_launch_and_of_the_data(tmp_path, name, told):
+    run = Run().train(10)
+    one = run.save(tmp_path / "a.pt", step=10, args={name: "/one"})
+    echo = run.save(tmp_path / "echo.pt", step=10, args={name: "/two"})
+    found = wb.doctor(one, echo=echo)
+    assert found.exit_code == 0 and (f"{name} '/one' → '/two'" in found.verdict) == told

@@ -55,6 +55,8 @@ _PASSING = re.compile(
     r"(?:^|[._/])(?:\w*time\w*|clock|date|\w*path|\w*dir|\w*file\w*|host\w*|\w*version|rank|world_size|device|verbose"
     r"|uuid|pid|run_id|job_id|save_log|should_\w+)(?:$|[._/\[])"
 )
+#: Paths that are not of this launch alone: what is trained on.
+_INPUTS = re.compile(r"(?:data|corpus|blend|tokenizer|vocab)\w*(?:$|\[)")
 _OTHERS = re.compile(r"manifest|echo|tfevents|\.(?:log|lock|tmp|md)$")  #: files that no trainer loads
 OF_TENSORS = ("tensors", "moments")  #: topics of tensors in files that no reader opens
 #: Kind of an R11 sign → topic. Other rules → topic: they compare the same values.
@@ -88,7 +90,8 @@ def values_kept(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
         source = file + change.path
         topic = change.kind if change.kind in OF_TENSORS else topic_of(source.lower())
         name = re.sub(r"\[[^\]]*\]", "", change.path).rpartition(".")[2]
-        passing = _PASSING.search(change.path.lower()) or (topic == "groups" and name in UNCOMPARED)
+        passing = _PASSING.search(change.path.lower()) and not _INPUTS.search(change.path.lower())
+        passing = passing or (topic == "groups" and name in UNCOMPARED)
         came = change.kind in CAME_OR_WENT
         same = came and (part or {} in (change.before, change.after))
         same |= not came and change.before is not None and change.before == change.after  # a list for a tuple
