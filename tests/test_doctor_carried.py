@@ -450,7 +450,7 @@ def test_shards_that_were_joined_along_the_other_axis_are_named(tmp_path: Path) 
 def test_weights_that_shrank_without_a_learning_rate_are_a_finding() -> None:
     update = Update(1, (0.9, 0.95), lr=(0.0, 0.0), certain=True, decays=(0.1,), decoupled=True)
     sums = PairState(count=4096, ruler=Line(4096, 1.0, 0.9, 0.81), aa=1.0, bb=0.81, ab=0.9, dd=0.01)
-    (sign,) = pair._rulers({"wte": update}, {"wte": sums})
+    (sign,) = pair._rulers({"wte": update}, {"wte": sums}, [])
     assert sign.rule == "P11" and not sign.evidence["slow"]
 
 

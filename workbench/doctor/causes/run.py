@@ -330,7 +330,7 @@ def _uneven(case: Case) -> list[Sign]:
 
 def _outside(uneven: list[Sign]) -> tuple[str, str]:
     """Return a question and a title for such weights, both empty if they were rounded to a narrower type."""
-    if any(one.evidence["through"] for one in uneven):
+    if any(one.evidence.get("through") for one in uneven):
         return "", ""
     return OUTSIDE, "Weights that no gradient reached changed, and not by weight decay."
 
