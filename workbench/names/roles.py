@@ -138,7 +138,6 @@ BUFFERS = {
     "cluster_size",
     "embed_avg",
     "embed_sum",
-    "queue",
     "queue_ptr",
 }
 

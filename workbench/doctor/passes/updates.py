@@ -90,6 +90,8 @@ def counted_several(a: TrainingState, b: TrainingState, trainer: int | None) -> 
     if not trainer or first is None or second is None:
         return 0
     counted = int(second - first)
+    if any(b.steps.by_name.get(name, value + counted) != value + counted for name, value in a.steps.by_name.items()):
+        return 0  # of a part of them
     return counted if counted % trainer == 0 and 2 <= counted // trainer <= TIMES else 0  # more: it was changed
 
 
