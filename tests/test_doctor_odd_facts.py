@@ -741,3 +741,14 @@ def test_paths_of_this_launch_and_of_the_data(tmp_path, name, told):
     echo = run.save(tmp_path / "echo.pt", step=10, args={name: "/two"})
     found = wb.doctor(one, echo=echo)
     assert found.exit_code == 0 and (f"{name} '/one' → '/two'" in found.verdict) == told
+
+
+@pytest.mark.parametrize(("name", "told"), [("target", False), ("last_stage", True)])
+def test_tables_of_a_network_that_follows_another_may_differ(tmp_path, name, told):
+    torch.manual_seed(0)
+    table = torch.randn(12, 8)
+    held = {"model.embed_tokens.weight": table.clone(), f"{name}.embed_tokens.weight": table.clone()}
+    torch.save({"model": held, "step": 4}, tmp_path / "a.pt")
+    held["model.embed_tokens.weight"] += 0.01 * torch.randn(12, 8)
+    torch.save({"model": held, "step": 5}, tmp_path / "b.pt")
+    assert bool(severities(wb.doctor(tmp_path / "a.pt", tmp_path / "b.pt"), "P50")) == told

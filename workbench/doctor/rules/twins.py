@@ -9,6 +9,7 @@ import numpy as np
 from workbench.analysis.patterns.read import bits, runs_of
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, register
+from workbench.doctor.origins.tags import is_follower
 from workbench.errors import WorkbenchError
 from workbench.names.weights import kinds
 from workbench.tensor import LazyTensor
@@ -24,12 +25,18 @@ MOST = 8  #: tables that are compared with each other
 
 
 def check_twins(pair: Pair) -> Outcome:
-    """Compare embeddings and heads of one shape with each other, in both checkpoints."""
+    """Compare embeddings and heads of one shape with each other, in both checkpoints.
+
+    A network that follows another one (a target, a teacher) is left out: it is made equal now and then.
+    """
     found = Outcome()
     held = [
         (fqn, roles["param"])
         for fqn, roles in pair.shared()
-        if "param" in roles and kinds([fqn]) <= TABLES and len(pair.b.shape(roles["param"][1])) > 1
+        if "param" in roles
+        and kinds([fqn]) <= TABLES
+        and len(pair.b.shape(roles["param"][1])) > 1
+        and not is_follower(fqn)
     ][:MOST]
     seen = 0
     for (one, (a1, b1)), (two, (a2, b2)) in combinations(held, 2):
