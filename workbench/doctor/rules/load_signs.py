@@ -210,6 +210,7 @@ def _cosines(looks: Sequence[AtomLook]) -> str:
 def _called(roles: Sequence[str]) -> str:
     """Return the names of roles, like ``the weights`` or ``exp_avg and exp_avg_sq``."""
     names = {"param": "the weights", "master": "the masters", "ema": "the averages", "momentum": "the momentum"}
+    names["buffer"] = "the buffers"
     known = [names.get(role, role) for role in roles]
     return known[0] if len(known) == 1 else f"{', '.join(known[:-1])} and {known[-1]}"
 
