@@ -752,3 +752,24 @@ def test_tables_of_a_network_that_follows_another_may_differ(tmp_path, name, tol
     held["model.embed_tokens.weight"] += 0.01 * torch.randn(12, 8)
     torch.save({"model": held, "step": 5}, tmp_path / "b.pt")
     assert bool(severities(wb.doctor(tmp_path / "a.pt", tmp_path / "b.pt"), "P50")) == told
+
+
+def test_rows_that_a_trainer_keeps_at_one_length(tmp_path):
+    def put_back() -> None:
+        with torch.no_grad():
+            for weight, length in lengths.items():
+                weight *= length / weight.norm(dim=1, keepdim=True)
+
+    run = Run()
+    lengths = {one: one.detach().norm(dim=1, keepdim=True) for one in run.model.parameters() if one.ndim == 2}
+    for _ in range(20):
+        run.train(1)
+        put_back()
+    one = run.save(tmp_path / "a.pt", step=20)
+    run.train(1)
+    put_back()
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=21))
+    assert found.causes == () and "of 4 weights" in found.verdict
+    with torch.no_grad():
+        run.model[0].weight += 0.1 * torch.randn(32, 16)  # of another step: longer, too
+    assert wb.doctor(one, run.save(tmp_path / "c.pt", step=21)).exit_code == 2

@@ -30,6 +30,9 @@ from workbench.errors import WorkbenchError
 
 #: Of a decaying maximum: tensors and elements that are looked at, distance from β2^k·v, change of exp_avg, share.
 MAXIMA, SAMPLED, EXACT, CHANGED, SHARE = 8, 1 << 13, 5e-7, 0.01, 0.05
+#: Of rows that keep their length: rows, tensors that are looked at first and at most, change of length per step.
+ROWS, TABLES, MOST, LENGTH = 8, 8, 512, 1e-2
+STEPS = ("reach", "replay", "ruler")  #: laws of what an update does to a weight
 LAWS = ("floor", "transition", "reach", "replay")
 ROLES = ("param", "master", "exp_avg", "exp_avg_sq")
 ALONE = (*ROLES, "max_exp_avg_sq", "ema")  #: roles that are read from a single checkpoint
@@ -135,6 +138,35 @@ def _without_maxima(pair: Pair, updates: Mapping[str, Update]) -> dict[str, Upda
     return {f: replace(one, barred=(*barred, *one.barred)) if f in names else one for f, one in updates.items()}
 
 
+def _without_projected(pair: Pair, updates: Mapping[str, Update]) -> dict[str, Update]:
+    """Bar the laws of steps for weights whose rows turn but keep their length, as a trainer keeps it after each update.
+
+    An update alone changes the length of a row by about its share of the direction of the row: of 100 columns, a tenth.
+    """
+    held = [
+        (fqn, places)
+        for fqn, roles in pair.shared()
+        if fqn in updates and (places := roles.get("master") or roles.get("param"))
+    ]
+    held = [(fqn, places) for fqn, places in held if len(shape := pair.b.shape(places[1])) == 2 and min(shape) >= ROWS]
+    if not any(_keeps_length(pair, places) for _, places in held[:: max(len(held) // TABLES, 1)]):
+        return dict(updates)
+    names = {fqn for fqn, places in held[:MOST] if _keeps_length(pair, places)}
+    barred = tuple((law, "rows keep their length, which an update alone changes") for law in STEPS)
+    return {f: replace(one, barred=(*barred, *one.barred)) if f in names else one for f, one in updates.items()}
+
+
+def _keeps_length(pair: Pair, places: tuple[int, int]) -> bool:
+    try:
+        a, b = (side.tensor(at)[:ROWS].numpy() for side, at in zip((pair.a, pair.b), places, strict=True))
+    except WorkbenchError:
+        return False
+    a, b = (np.asarray(one, np.float64) for one in (a, b))
+    lengths = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1)
+    turned = np.linalg.norm(b - a, axis=1)
+    return bool((turned > 0).all() and (np.abs(lengths[1] - lengths[0]) < LENGTH * turned).all())
+
+
 def check_pair(
     pair: Pair, *, threads: int | None = None, progress: Progress | None = None, fast: bool | None = None
 ) -> PassValues:
@@ -146,7 +178,7 @@ def check_pair(
     Raises:
         MissingExtraError: ``fast`` is requested but numba is not installed.
     """
-    updates = _without_maxima(pair, between(pair))
+    updates = _without_projected(pair, _without_maxima(pair, between(pair)))
     slots, apart = [], Counter[str]()
     for fqn, roles in pair.shared():
         if fqn not in updates:
