@@ -1,4 +1,6 @@
-"""The eleventh sealed half, by a stranger: faults as public reports tell them, odd healthy runs, changes on purpose."""
+"""The eleventh half, sealed until 2026-11-27, by a stranger to the rules: faults as public reports tell them, odd healthy
+runs, and changes on purpose.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ from tests.lab import optimizers as other
 from tests.lab.data import batch
 from tests.lab.fault import Fault, Lab, masters, seen
 from tests.lab.live import Decoder, Groups, Loop, fault, variant
-from tests.lab.live_healthy import Experts, Frozen, Tied, muon, optim, plain
+from tests.lab.live_healthy import Frozen, Tied, muon, optim, plain
 from tests.lab.model import LORA_SCALE, is_norm
 from tests.lab.state import State
 
-__all__ = ["SEALED11_LIVE"]
+__all__ = ["OPENED11_LIVE"]
 
 TORCH = torch.optim
 FILES = ("torch_save", "folder", "lightning")
@@ -234,8 +236,10 @@ class Layered(Loop):
         for name, weight in self.module.named_parameters():
             depth = 0 if "embed" in name else 1 + int(name.split(".")[2]) if ".layers." in name else 3
             sets.setdefault(depth, []).append(weight)
-        return [{"params": ws, "lr": self.config.lr * 0.5 ** (3 - depth), "lr_scale": 0.5 ** (3 - depth)}
-                for depth, ws in sorted(sets.items())]
+        return [
+            {"params": ws, "lr": self.config.lr * 0.5 ** (3 - depth), "lr_scale": 0.5 ** (3 - depth)}
+            for depth, ws in sorted(sets.items())
+        ]
 
 
 class Mup(Loop):
@@ -388,8 +392,10 @@ def states(self: Loop, change: Callable[[str, str, Any], Any]) -> None:
 
 def takes(keep: Callable[[str], bool]) -> Any:
     """For `Loop.take`: only tensors whose names are kept are loaded."""
+
     def take(self: Loop, weights: dict[str, Any]) -> None:
         self.module.load_state_dict({n: w for n, w in weights.items() if keep(n)}, strict=False)
+
     return take
 
 
@@ -402,6 +408,7 @@ def exchanged(*pairs: tuple[str, str]) -> Any:
                     a, b = held[name], held[name.replace(one, two)]
                     table = self.optimizers[0].state
                     table[a], table[b] = table[b], table[a]
+
     return loaded
 
 
@@ -464,15 +471,22 @@ def one_group(self: Loop) -> None:
     lr = self.optimizers[0].param_groups[0]["lr"]
     c = self.config
     weights = [w for group in self.optimizers[0].param_groups for w in group["params"]]
-    made = TORCH.AdamW([{"params": weights, "weight_decay": c.weight_decay, "initial_lr": c.lr}],
-                       lr=c.lr, betas=c.betas, eps=c.eps)
+    made = TORCH.AdamW(
+        [{"params": weights, "weight_decay": c.weight_decay, "initial_lr": c.lr}], lr=c.lr, betas=c.betas, eps=c.eps
+    )
     made.param_groups[0]["lr"] = lr
     made.state.update(kept)
     self.optimizers = [made]
     told = self.schedules[0].state_dict()
     self.schedules = [self.schedule(made)]
-    self.schedules[0].load_state_dict({**told, "base_lrs": told["base_lrs"][:1], "_last_lr": told["_last_lr"][:1],
-                                       "lr_lambdas": told["lr_lambdas"][:1]})
+    self.schedules[0].load_state_dict(
+        {
+            **told,
+            "base_lrs": told["base_lrs"][:1],
+            "_last_lr": told["_last_lr"][:1],
+            "lr_lambdas": told["lr_lambdas"][:1],
+        }
+    )
     made.param_groups[0]["lr"] = lr
 
 
@@ -524,6 +538,7 @@ def remaining(self: Any) -> None:
 def wsd(self: Loop, optimizer: torch.optim.Optimizer) -> Any:
     def at(done: int) -> float:
         return min(1.0, (done + 1) / 6) if done < 40 else max(0.02, 1 - (done - 40) / 60)
+
     return TORCH.lr_scheduler.LambdaLR(optimizer, at)
 
 
@@ -580,10 +595,12 @@ def rounded(self: Loop) -> None:
 
 def interleaved(self: Loop) -> None:
     c = self.config
+
     def change(name: str, w: torch.Tensor) -> torch.Tensor | None:
         if "q_proj" not in name and "k_proj" not in name:
             return None
         return w.view(-1, 2, c.head_dim // 2, w.shape[1]).transpose(1, 2).reshape(w.shape)
+
     write(self, change)
 
 
@@ -603,42 +620,50 @@ def experts_rotated(self: Loop) -> None:
 
 def experts_one(self: Loop) -> None:
     held = {n: w.detach().clone() for n, w in self.module.named_parameters()}
+
     def change(name: str, w: torch.Tensor) -> torch.Tensor | None:
         if ".experts." not in name:
             return None
         head, _, rest = name.partition(".experts.")
         return held[f"{head}.experts.0.{rest.split('.', 1)[1]}"]
+
     write(self, change)
 
 
 def gate_up_joined(self: Loop) -> None:
     """Two ranks hold [gate; up] each; joined as [g0 u0 g1 u1] and read as [gate; up]."""
+
     def change(name: str, w: torch.Tensor) -> torch.Tensor | None:
         if "gate_up" not in name:
             return None
         g, u = w.chunk(2)
         (g0, g1), (u0, u1) = g.chunk(2), u.chunk(2)
         return torch.cat([g0, u0, g1, u1])
+
     write(self, change)
 
 
 def qkv_by_head(self: Loop) -> None:
     """The fused rows are written per head [q k v] and read as [Q; K; V]."""
     heads = self.config.heads
+
     def change(name: str, w: torch.Tensor) -> torch.Tensor | None:
         if "qkv_proj" not in name:
             return None
         return w.unflatten(0, (3, heads, -1)).transpose(0, 1).reshape(w.shape)
+
     write(self, change)
 
 
 def gru_gates(self: Loop) -> None:
     """Keras keeps the gates as z r n, torch as r z n."""
+
     def change(name: str, w: torch.Tensor) -> torch.Tensor | None:
         if "rnn" not in name:
             return None
         r, z, n = w.chunk(3)
         return torch.cat([z, r, n])
+
     write(self, change)
 
 
@@ -649,12 +674,14 @@ def token_added(self: Loop) -> None:
 def padding_by_rank(self: Loop) -> None:
     """Padding of each of two ranks is put behind its own rows."""
     c = self.config
+
     def change(name: str, w: torch.Tensor) -> torch.Tensor | None:
         if "embed" not in name and "lm_head" not in name:
             return None
         rows, pad = w[: c.vocab], w[c.vocab :]
         half, cut = c.vocab // 2, len(pad) // 2
         return torch.cat([rows[:half], pad[:cut], rows[half:], pad[cut:]])
+
     write(self, change)
 
 
@@ -680,11 +707,13 @@ def flat_shift(self: Loop) -> None:
 def tail_rows(self: Loop) -> None:
     """The last, uneven shard of the vocabulary is not read: rows stay as they were made."""
     made = torch.Generator().manual_seed(11)
+
     def change(name: str, w: torch.Tensor) -> torch.Tensor | None:
         if "embed" not in name:
             return None
         w[-len(w) // 4 :] = torch.randn(w[-len(w) // 4 :].shape, generator=made) * 0.02
         return w
+
     write(self, change)
 
 
@@ -696,11 +725,13 @@ def untied(self: Loop) -> None:
 
 def merged_again(self: Loop) -> None:
     held = named(self)
+
     def change(name: str, w: torch.Tensor) -> torch.Tensor | None:
         stem = name.removesuffix("weight")
         if f"{stem}lora_B.weight" not in held:
             return None
         return w + LORA_SCALE * held[f"{stem}lora_B.weight"].detach() @ held[f"{stem}lora_A.weight"].detach()
+
     write(self, change)
 
 
@@ -730,6 +761,7 @@ def page_zero(self: Loop) -> None:
         flat = w.flatten()
         flat[512 : 512 + 1024] = 0
         return flat.view_as(w)
+
     write(self, change)
 
 
@@ -780,8 +812,13 @@ class Told(Loop):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.extra["config"] = {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "hidden_size": config.hidden,
-                                "num_attention_heads": config.heads, "num_hidden_layers": config.layers}
+        self.extra["config"] = {
+            "rope_theta": 10000.0,
+            "rms_norm_eps": 1e-6,
+            "hidden_size": config.hidden,
+            "num_attention_heads": config.heads,
+            "num_hidden_layers": config.layers,
+        }
 
 
 def theta(self: Any) -> None:
@@ -845,12 +882,14 @@ def copy_kept(self: Any) -> None:
     """The saver's wrapper holds a second copy of the model as a submodule."""
     self.module.add_module("teacher", Decoder(self.config.but(seed=1)))
     self.module.get_submodule("teacher").load_state_dict(
-        {n: w for n, w in self.module.state_dict().items() if not n.startswith("teacher")})
+        {n: w for n, w in self.module.state_dict().items() if not n.startswith("teacher")}
+    )
     self.module.get_submodule("teacher").requires_grad_(False)
 
 
 def teacher_out(self: Any, tokens: torch.Tensor) -> torch.Tensor:
     from tests.lab.model import loss_and_load
+
     weights = {n: w for n, w in self.module.named_parameters() if not n.startswith("teacher")}
     return loss_and_load(self.config, weights, {}, tokens)[0]
 
@@ -875,6 +914,7 @@ def swaps(found: State, fields: tuple[str, ...], one: str, two: str) -> State:
             if one in name and name.replace(one, two) in table:
                 mate = name.replace(one, two)
                 table[name], table[mate] = table[mate], table[name]
+
     return over(found, fields, change)
 
 
@@ -883,6 +923,7 @@ def each(found: State, fields: tuple[str, ...], match: Callable[[str], bool], ma
         for name in table:
             if match(name):
                 table[name] = make(table[name]).contiguous().clone()
+
     return over(found, fields, change)
 
 
@@ -892,8 +933,12 @@ def bare(name: str) -> bool:
 
 def kv_heads(found: State, lab: Lab) -> State:
     size = found.config.head_dim
-    return each(found, ALL_STATES, lambda n: "k_proj" in n or "v_proj" in n,
-                lambda t: t.unflatten(0, (-1, size)).flip(0).flatten(0, 1))
+    return each(
+        found,
+        ALL_STATES,
+        lambda n: "k_proj" in n or "v_proj" in n,
+        lambda t: t.unflatten(0, (-1, size)).flip(0).flatten(0, 1),
+    )
 
 
 def flat(found: State, lab: Lab) -> State:
@@ -901,6 +946,7 @@ def flat(found: State, lab: Lab) -> State:
         whole = torch.cat([t.flatten() for t in table.values()]).roll(2)
         for (name, t), part in zip(list(table.items()), whole.split([t.numel() for t in table.values()]), strict=True):
             table[name] = part.view_as(t).clone()
+
     return over(found, OPT, change)
 
 
@@ -953,7 +999,7 @@ def st(id: str, cause: str, text: str, where: str, why: str, **more: Any) -> Fau
 
 RATED = "echo next early"
 
-SEALED11_LIVE: list[Fault] = [
+OPENED11_LIVE: list[Fault] = [
     # ---- A
     fault("yy01_adapters_not_loaded", "F5", "PEFT prefix differs: adapters stay new, their optimizer is loaded", RATED,
           base=Lora, also=("A1", "A2"), take=takes(lambda n: "lora_" not in n),
@@ -1342,7 +1388,7 @@ def bf16(self: Loop) -> nn.Module:
     return Decoder(self.config).to(torch.bfloat16)
 
 
-SEALED11_LIVE += [
+OPENED11_LIVE += [
     variant("yyh01_gru_rmsprop", "a GRU by RMSprop", base=Gru, optimizer=optim(TORCH.RMSprop, factor=0.3, momentum=0.9)),
     variant("yyh02_batch_norm", "a convolutional net with running statistics, SGD", base=Conv,
             optimizer=optim(TORCH.SGD, factor=20.0, momentum=0.9)),
@@ -1439,7 +1485,7 @@ def average_begun(self: Any) -> None:
     self.extra["ema"] = {n: w.detach().clone() for n, w in self.module.named_parameters()}
 
 
-SEALED11_LIVE += [
+OPENED11_LIVE += [
     variant("yyd01_rate_tripled", "the operator triples the rate", kind="deliberate", loaded=rate_up,
             true=("H1", "C2"), why="true: the rate is three times as large"),
     variant("yyd02_layer_frozen", "embedding and a layer are frozen from now on", kind="deliberate",
