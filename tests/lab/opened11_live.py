@@ -1,6 +1,8 @@
-"""The eleventh half, sealed until 2026-11-27, by a stranger to the rules: faults as public reports tell them, odd healthy
-runs, and changes on purpose.
+"""The eleventh half, sealed until 2026-11-27, by a stranger to the rules: faults as public reports tell them, odd
+healthy runs, and changes on purpose.
 """
+
+# ruff: noqa: E501
 
 from __future__ import annotations
 

@@ -174,7 +174,9 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
             )
             question = "the optimizer started fresh: was that intended?" if whole else ""
             yield Match(change.leg, 1.0, names, False, question, reasons)
-        elif counters.reset and (not change.seen(*MOMENTS) & counters.reset or _forgotten(case, change)):
+        elif counters.reset and (
+            2 * len(_measured(change) & counters.reset) < len(counters.reset) or _forgotten(case, change)
+        ):
             question = "the optimizer's counters restarted: was that intended?"
             yield Match(change.leg, 0.6, counters.reset, False, question if _whole(case, change) else "")
     absent = [one for one in case.fired("S06") if one.evidence.get("kind") in ("absent", "never", "gone")]
@@ -196,6 +198,17 @@ def _forgotten(case: Case, change: LedgerLeg) -> bool:
     return change.leg == "train" and betas is not None and count is not None and betas[1] ** count < FORGOTTEN
 
 
+def _measured(change: LedgerLeg) -> set[str]:
+    """Return the parameters whose moments were compared, all that are stored, by their values or the laws of Adam.
+
+    That other squares have the profile of the old ones proves little: a fresh state soon has it, too.
+    """
+    rows = [row for row in change.rows if row.quantity in MOMENTS and row.status is Status.SKIPPED]
+    return change.seen(*(MOMENTS if change.exact else (*FIRST, "exp_avg_sq"))) - {
+        name for row in rows for name in row.names
+    }
+
+
 def counters_reset(case: Case) -> Iterator[Match]:
     if signs := _of_groups(case):
         yield Match("train", 0.9, signs=(*signs, *case.fired("P01", "S07")))
@@ -203,12 +216,11 @@ def counters_reset(case: Case) -> Iterator[Match]:
         if single := _single(change):
             yield Match(change.leg, 0.95, single, title="A number with which the optimizer counts its updates changed.")
         counters = case.counters(change.leg)
-        seen = change.seen(*MOMENTS)
         broken = change.hit(MOMENTS) & counters.reset
         names = frozenset(counters.reset - change.hit(MOMENTS, *GONE, "fallen"))
         if not names or (broken and change.leg == "train"):
             continue
-        measured = set() if _forgotten(case, change) else names & seen
+        measured = set() if _forgotten(case, change) else names & _measured(change)
         measured = measured if 2 * len(measured) >= len(names) else set()
         words = case.equal(change, MOMENTS, "moments", measured) if measured else ""
         reasons = case.against(("B1 B3 B4", words), ("G6", case.equal(change, change.weights, "weights", names)))

@@ -72,6 +72,8 @@ _POSITION = (
     "_num_batches_fetched",
     "samples_yielded",
     "batches_yielded",
+    "samples_seen",
+    "batches_seen",
     "sample_idx",
     "_snapshot_step",
     "batch_idx",

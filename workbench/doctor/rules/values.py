@@ -27,11 +27,13 @@ from workbench.doctor.passes.updates import between, limit_of
 from workbench.doctor.rules.one import judge_one
 from workbench.doctor.rules.pair import adams, judge_pair
 from workbench.errors import WorkbenchError
+from workbench.names.weights import kinds
 
 #: Of a decaying maximum: tensors and elements that are looked at, distance from β2^k·v, change of exp_avg, share.
 MAXIMA, SAMPLED, EXACT, CHANGED, SHARE = 8, 1 << 13, 5e-7, 0.01, 0.05
 #: Of rows that keep their length: rows, tensors that are looked at first and at most, change of length per step.
 ROWS, TABLES, MOST, LENGTH = 8, 8, 512, 1e-2
+TOKENS = 1 << 12  #: rows of an embedding
 STEPS = ("reach", "replay", "ruler")  #: laws of what an update does to a weight
 LAWS = ("floor", "transition", "reach", "replay")
 ROLES = ("param", "master", "exp_avg", "exp_avg_sq")
@@ -158,13 +160,50 @@ def _without_projected(pair: Pair, updates: Mapping[str, Update]) -> dict[str, U
 
 def _keeps_length(pair: Pair, places: tuple[int, int]) -> bool:
     try:
-        a, b = (side.tensor(at)[:ROWS].numpy() for side, at in zip((pair.a, pair.b), places, strict=True))
+        a, b = (
+            sampled(side.tensor(at), np.arange(ROWS)).reshape(ROWS, -1)
+            for side, at in zip((pair.a, pair.b), places, strict=True)
+        )
     except WorkbenchError:
         return False
-    a, b = (np.asarray(one, np.float64) for one in (a, b))
     lengths = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1)
     turned = np.linalg.norm(b - a, axis=1)
     return bool((turned > 0).all() and (np.abs(lengths[1] - lengths[0]) < LENGTH * turned).all())
+
+
+def _without_idle(pair: Pair, updates: Mapping[str, Update]) -> dict[str, Update]:
+    """Bar Adam's laws for embeddings whose optimizer leaves the rows of absent tokens as they are.
+
+    Adam moves every row in every update, by its momentum. Such rows are between rows that were updated; what was not
+    saved is one run of rows.
+    """
+    barred = tuple((law, "rows without a gradient are left as they are") for law in (*LAWS, "ruler"))
+    found = dict(updates)
+    for fqn, roles in pair.shared():
+        known = fqn in updates and updates[fqn].k > 0 and kinds([fqn]) <= {"embed"}
+        if known and {"exp_avg", "exp_avg_sq"} <= roles.keys() and _rests(pair, roles):
+            found[fqn] = replace(found[fqn], barred=(*barred, *found[fqn].barred))
+    return found
+
+
+def _rests(pair: Pair, roles: Mapping[str, tuple[int, int]]) -> bool:
+    alike = []
+    for role in ("exp_avg", "exp_avg_sq"):
+        one, two = (side.tensor(at) for side, at in zip((pair.a, pair.b), roles[role], strict=True))
+        if (
+            one.ndim != 2
+            or one.shape != two.shape
+            or {pair.a.dtype(roles[role][0]), pair.b.dtype(roles[role][1])} != {"float32"}
+        ):
+            return False  # in 16 bits, a decay of 1 - 0.999 is rounded away
+        rows = np.arange(min(TOKENS, one.shape[0]))
+        try:
+            a, b = (sampled(side, rows).reshape(len(rows), -1) for side in (one, two))
+        except WorkbenchError:
+            return False
+        alike.append(((a == b) & (a != 0)).all(axis=1))
+    idle = np.flatnonzero(alike[0] & alike[1])
+    return len(idle) > 2 and int(idle[-1] - idle[0]) >= len(idle) + 2  # others are between them
 
 
 def check_pair(
@@ -178,7 +217,7 @@ def check_pair(
     Raises:
         MissingExtraError: ``fast`` is requested but numba is not installed.
     """
-    updates = _without_projected(pair, _without_maxima(pair, between(pair)))
+    updates = _without_idle(pair, _without_projected(pair, _without_maxima(pair, between(pair))))
     slots, apart = [], Counter[str]()
     for fqn, roles in pair.shared():
         if fqn not in updates:
