@@ -239,6 +239,11 @@ def computation(case: Case) -> Iterator[Match]:
 def settings(case: Case) -> Iterator[Match]:
     signs = [*case.fired("R12", info=True), *case.fired("P16", "R14", "P19", "N12", info=True)]
     signs = [one for one in signs if one.evidence.get("kind") not in ("groups", "lr")]
+    if fell := [one for one in signs if one.rule == "P16" and one.evidence.get("kind") == "estimate"]:
+        title = "The optimizer's estimate of its step size fell, which it never does."
+        remedy = "restore d and d_max of the param groups together with the optimizer's state"
+        yield Match("train", 0.95, signs=tuple(fell), title=title, remedy=remedy)
+        signs = [one for one in signs if one not in fell]
     if any(one.evidence.get("kind") == "decay" for one in signs):
         signs += [one for one in case.fired("P12") if "old" in one.evidence]
     if case.declared:
@@ -253,7 +258,8 @@ def settings(case: Case) -> Iterator[Match]:
     if thawed := [one for one in case.fired("S06", "S07", info=True) if "H1" in one.causes]:
         question = "these parameters had no optimizer state before: were they unfrozen on purpose?"
         title = "Parameters train that did not train before."
-        yield Match("train", 0.9, signs=tuple(thawed), question=question, title=title)
+        remedy = "if this was not intended, freeze them again"
+        yield Match("train", 0.9, signs=tuple(thawed), question=question, title=title, remedy=remedy)
     train = case.change("train")
     idle = [one for one in case.fired("P01") if one.evidence.get("kind") == "still"]
     idle += [one for one in case.fired("P36") if one.evidence["kind"] == "frozen"]

@@ -310,7 +310,12 @@ def averaged(case: Case) -> Iterator[Match]:
             title="Averaged weights, or weights of another step, were loaded.",
         )
     if signs := case.fired("N21"):
-        yield Match(case.resumed, 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        names = frozenset(n for s in signs for n in s.tensors)
+        change = case.change("train")
+        right = change.seen(*change.weights) and not change.hit(change.weights)  # it is the average that is not
+        title = "The averaged weights are the weights themselves." if right else ""
+        remedy = "restore the average, as a copy: one that shares the weights' memory is always equal" if right else ""
+        yield Match(case.resumed, 0.7, names, signs=tuple(signs), title=title, remedy=remedy)
 
 
 def _stem(fqn: str) -> str:
@@ -396,7 +401,10 @@ def vocabulary(case: Case) -> Iterator[Match]:
             words = f"only some rows changed ({rows['rows']:,} of {rows['of']:,})" if "rows" in rows else ""
             numbered = {name for name in change.hit(MOMENTS) if is_numbered(name)}
             part |= numbered if len(numbered) <= len(part) else set()  # as many as belong to those weights
-            yield Match(change.leg, 0.96, part, False, reasons=case.against(("A2 G6 F4", words)))
+            reasons = case.against(("A2 G6 F4", words))
+            title = "Rows of the vocabulary have other values."
+            remedy = "check that every shard of the table was read; with another tokenizer, map rows by token"
+            yield Match(change.leg, 0.96, part, False, reasons=reasons, title=title, remedy=remedy)
     shaped = [
         one
         for one in case.fired("R01", "P02")

@@ -95,8 +95,8 @@ def _rates(case: Case) -> Iterator[tuple[Sign, float | None]]:
 
 
 def _declared(case: Case, signs: list[Sign]) -> bool:
-    """Return whether a changed argument may be the reason."""
-    return bool(case.declared) or any(one.evidence.get("declared") for one in signs)
+    """Return whether a changed argument, or setting of the schedule, may be the reason."""
+    return bool(case.declared or case.fired("P37")) or any(one.evidence.get("declared") for one in signs)
 
 
 def _stands(case: Case) -> bool:
@@ -189,11 +189,16 @@ def stepped_twice(case: Case) -> Iterator[Match]:
 
 def another_length(case: Case) -> Iterator[Match]:
     signs = [sign for sign, _ in (*_rates(case), *_positions(case)) if sign.evidence.get("declared")]
-    signs += case.fired("P37")
-    if signs:
-        yield Match(
-            case.resumed, 0.5, signs=tuple(signs), question="the schedule's length was changed: was that intended?"
+    changed = case.fired("P37")
+    rates = [sign for sign, _ in _rates(case)] if changed else []
+    if signs or changed:
+        question = (
+            "the schedule's settings were changed: was that intended?"
+            if changed
+            else ("the schedule's length was changed: was that intended?")
         )
+        signs += [one for one in rates if one not in signs]
+        yield Match(case.resumed, 0.9 if changed else 0.5, signs=(*changed, *signs), question=question)
 
 
 def _data(case: Case) -> Iterator[tuple[Sign, bool]]:

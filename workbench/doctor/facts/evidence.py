@@ -217,10 +217,11 @@ class Pair:
     def renumbered(self) -> bool:
         """Whether the param groups have other sizes, so a number may mean another parameter.
 
-        torch numbers parameters through all groups.
+        torch numbers parameters through all groups; a group that was added last changes no other number.
         """
         sizes = [[group.count or 0 for group in state.facts.groups if state.numbered] for state in (self.a, self.b)]
-        return all(map(sum, sizes)) and sizes[0] != sizes[1]
+        first, second = sorted(sizes, key=len)
+        return all(map(sum, sizes)) and first != second[: len(first)]
 
     @cached_property
     def newly_trained(self) -> frozenset[str]:
@@ -229,7 +230,8 @@ class Pair:
         new: set[str] = set()
         for fqn, theirs in self.b.params.items():
             mine = self.a.params.get(fqn, {})
-            if _WHOLE & mine.keys() and _MOVING & theirs.keys():
+            known = _WHOLE & mine.keys() or (is_numbered(fqn) and not self.renumbered)
+            if known and _MOVING & theirs.keys():
                 (held if _MOVING & mine.keys() else new).add(fqn)
         return frozenset(new) if held else frozenset()
 

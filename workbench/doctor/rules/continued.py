@@ -216,13 +216,14 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
     still = still if behind and len(off) < len(moved) else []
     severity = "warn" if named or still else "info" if reset_meant(b) or behind else "error"
     first = moved[off[0]]
-    words = f"advanced by {first:,.0f} instead of {k:,}" if k else f"changed by {first:,.0f} in the load"
+    words = f"advanced by {first:,.0f} instead of {k:,}" if k else f"changed by {first:+,.0f}"
     if first < 0 or new:
         was, now = (
             one.get(off[0], usual) or 0.0
             for one, usual in ((dict(a.steps.by_name), a.steps.usual), (dict(b.steps.by_name), b.steps.usual))
         )
-        words = f"went from {was:,.0f} to {now:,.0f}; they should be at {was + k:,.0f}"
+        if now != was + k:  # of some files, the usual counter may be right
+            words = f"went from {was:,.0f} to {now:,.0f}; they should be at {was + k:,.0f}"
     if still and not reset_meant(b):
         words = f"did not advance in {many(k, 'update')}: were these parameters frozen?"
     elif behind:
@@ -569,7 +570,7 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
     ratio = b.lr / due if due else float("inf")
     wanted = f"the earlier schedule gives {due:.4g}" if plan is not None else f"before, it was {due:.4g}"
     words = f"lr {b.lr:.4g} at step {last:,}, but {wanted} (×{ratio:.3g})"
-    words += f"; changed arguments: {', '.join(declared[:4])}" if declared else "; no argument changed"
+    words += f"; changed arguments: {', '.join(declared[:4])}" if declared else ""
     far = not 1 / NEAR <= ratio <= NEAR
     if not far and plan is None:
         return []
@@ -591,7 +592,7 @@ def _off_its_form(a: TrainingState, b: TrainingState, steps: int, declared: list
         return []
     lr, wanted = off[0]
     words = f"lr {lr:.4g} {many(steps, 'step')} later, but the formula of the stored schedule gives {wanted:.4g}"
-    words += f"; changed arguments: {', '.join(declared[:4])}" if declared else "; no argument changed"
+    words += f"; changed arguments: {', '.join(declared[:4])}" if declared else ""
     evidence = {"lr": lr, "planned": wanted, "ratio": lr / wanted if wanted else None, "declared": declared}
     return [P15.sign(words, evidence, severity="warn", hit=len(off), of=len(due))]
 
@@ -675,8 +676,8 @@ def same_constants(pair: Pair) -> list[Sign] | str:
         signs.append(P16.sign(f"the optimizer's constants changed: {words}", evidence))
     if fell := {field: both for field, both in _estimates(a, b).items() if both[1] < both[0]}:
         words = " and ".join(f"{field} fell from {one:.4g} to {two:.4g}" for field, (one, two) in fell.items())
-        evidence = {"changed": {field: list(both) for field, both in fell.items()}}
-        signs.append(P16.sign(f"{words}; the optimizer's estimate of its step size only grows", evidence))
+        estimate = {"kind": "estimate", "changed": {field: list(both) for field, both in fell.items()}}
+        signs.append(P16.sign(f"{words}; the optimizer's estimate of its step size only grows", estimate))
     return signs
 
 
