@@ -66,7 +66,9 @@ def _remarks(suspects: tuple[Suspect, ...], case: Case) -> str:
     heads = [f"{suspects[0].title} {_why(suspects[0])}"] if suspects else []
     named = [sign for one in suspects for sign in one.signs]
     differing = [
-        one for one in case.fired("N1", "R11", "R16", "R17", where="before → echo", info=True) if one not in named
+        one
+        for one in case.fired("N1", "R01", "R11", "R16", "R17", where="before → echo", info=True)
+        if one not in named
     ]
     differing = [one for one in differing if one.evidence.get("kind") != "drawn"]  # as in any launch
     if differing:

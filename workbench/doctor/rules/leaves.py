@@ -119,7 +119,10 @@ def _files(pair: Pair) -> Iterator[tuple[str, ObjectChange]]:
         one, two = a.beside.get(name), b.beside.get(name)
         if one is not None and two is not None:
             yield from ((f"{name}/", change) for change in object_changes(one.objects, two.objects))
-            for row in diff(one, two, patterns=False, evidence="none").rows:
+            compared = diff(one, two, patterns=False, evidence="none")
+            for keys, kind, side in ((compared.removed, "removed", "before"), (compared.added, "added", "the echo")):
+                yield from ((f"{name}/{key}", ObjectChange("", kind, f"is in {side} only")) for key in keys)
+            for row in compared.rows:
                 if row.status in ("changed", "type", "shape"):
                     source = f"{name}/{row.key_b}"
                     kind = {"other": "tensors", "state": "moments"}.get(topic_of(source.lower()), "changed")

@@ -48,7 +48,8 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
     if pair.mapped or pair.a.ckpt.format != pair.b.ckpt.format:
         return "the two use different names or shardings, so the expected set of tensors is not exact"
     a, b = ({key: shape for key, shape in _meant(s).items() if pair.comparable(key[0])} for s in (pair.a, pair.b))
-    gone, new = [key for key in a if key not in b], [key for key in b if key not in a and key[1] in _STEPPED]
+    gone = [key for key in a if key not in b]
+    new = [key for key in b if key not in a and (key[1] in _STEPPED or key[1] in AVERAGES)]
     if pair.crossed:  # by numbers on one side: which of them these are is unknown
         gone, new = ([key for key in keys if quantity(key[1]) not in (*MOMENTS, STATE)] for keys in (gone, new))
     shaped = [key for key in a if key in b and a[key] != b[key]]
@@ -65,7 +66,10 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
                 causes = ("E8", "E1")  # of a vocabulary: F7
             evidence = {"kind": words, "roles": roles}
             # an average may be left out on purpose, and an optimizer may make some of its tensors anew
-            grave = "warn" if {quantity(role) for _, role in keys} <= {*AVERAGES, STATE} else None
+            held = {quantity(role) for _, role in keys}
+            grave = "warn" if held <= {*AVERAGES, STATE} else None
+            if words == "are new" and held <= set(AVERAGES):  # begun now, or in a file that was not copied before
+                grave = "info"
             found.append(R01.sign(message, evidence, names, severity=grave, hit=len(keys), of=len(a), causes=causes))
     return found
 
