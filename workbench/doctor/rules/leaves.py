@@ -37,6 +37,14 @@ register(R17)
 #: Topic → words in a path, and the causes if a value of it changed; the first that fits.
 TOPICS: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = (
     ("groups", re.compile(r"param_groups"), ("H1",)),
+    (
+        "model",
+        re.compile(
+            r"(?:^|[._/])(?:rope_theta|rope_scaling|hidden_size|num_(?:attention_heads|key_value_heads|hidden_layers)|head_dim"
+            r"|(?:rms|layer)_norm_eps\w*|layer_norm_epsilon|hidden_act|tie_word_embeddings)$"
+        ),
+        ("H2",),
+    ),
     ("arguments", re.compile(r"(?:^|[._/])\w*(?:args|config)(?:$|[._/\[])"), ("H1",)),
     ("generators", re.compile(r"rng|random|generator"), ("C8",)),  # in many programs they advance in every launch
     ("state", re.compile(r"optim.*\bstate\b|^state\b"), ("B2", "B11")),
