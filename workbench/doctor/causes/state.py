@@ -18,11 +18,13 @@ ECHO = "an echo, saved right after the load and before any update"
 NEXT = "a checkpoint one update after the resume, because that update can be replayed exactly"
 FORGOTTEN = 0.2  #: β2^k below which fresh moments and old ones look alike
 WILD = 5.0  #: times the reach of the updates; reached if steps are divided by far too small second moments
+SOON = 3  #: updates
 FELL = 0.02  #: share of the elements of a second moment below their floor, from which it was lost
 #: Forms of moments that another tensor's are.
 OF_OTHERS = ("moved", "moved.name", "moved.layer", "moved.stack", "moved.expert", "moved.gate_up")
 ADAM = ("exp_avg", "exp_avg_sq")
 MAXIMA = "max_exp_avg_sq"  #: of AMSGrad
+BLOCK_MAXIMA = "absmax2"  #: of 8-bit Adam
 SECOND_LOST = "The second moments were lost; other state was kept."  #: for optimizers that use other names
 PART_LOST = "A part of the second moments was lost."
 UNLIKE = ("other", "fill", "zero")  #: forms of weights that keep nothing of the old ones
@@ -175,7 +177,7 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
             question = "the optimizer started fresh: was that intended?" if whole else ""
             yield Match(change.leg, 1.0, names, False, question, reasons)
         elif counters.reset and (
-            2 * len(_measured(change) & counters.reset) < len(counters.reset) or _forgotten(case, change)
+            2 * len(_measured(case, change) & counters.reset) < len(counters.reset) or _forgotten(case, change)
         ):
             question = "the optimizer's counters restarted: was that intended?"
             yield Match(change.leg, 0.6, counters.reset, False, question if _whole(case, change) else "")
@@ -198,15 +200,16 @@ def _forgotten(case: Case, change: LedgerLeg) -> bool:
     return change.leg == "train" and betas is not None and count is not None and betas[1] ** count < FORGOTTEN
 
 
-def _measured(change: LedgerLeg) -> set[str]:
-    """Return the parameters whose moments were compared, all that are stored, by their values or the laws of Adam.
+def _measured(case: Case, change: LedgerLeg) -> set[str]:
+    """Return the parameters whose moments were compared, all that are stored.
 
-    That other squares have the profile of the old ones proves little: a fresh state soon has it, too.
+    That other squares than Adam's have the profile of the old ones proves little after some updates: a fresh state has
+    it, too.
     """
+    count = passed(case.evidence.before.facts, case.later.facts)
+    soon = change.exact or (count is not None and count <= SOON)
     rows = [row for row in change.rows if row.quantity in MOMENTS and row.status is Status.SKIPPED]
-    return change.seen(*(MOMENTS if change.exact else (*FIRST, "exp_avg_sq"))) - {
-        name for row in rows for name in row.names
-    }
+    return change.seen(*(MOMENTS if soon else (*FIRST, "exp_avg_sq"))) - {name for row in rows for name in row.names}
 
 
 def counters_reset(case: Case) -> Iterator[Match]:
@@ -220,7 +223,7 @@ def counters_reset(case: Case) -> Iterator[Match]:
         names = frozenset(counters.reset - change.hit(MOMENTS, *GONE, "fallen"))
         if not names or (broken and change.leg == "train"):
             continue
-        measured = set() if _forgotten(case, change) else names & _measured(change)
+        measured = set() if _forgotten(case, change) else names & _measured(case, change)
         measured = measured if 2 * len(measured) >= len(names) else set()
         words = case.equal(change, MOMENTS, "moments", measured) if measured else ""
         reasons = case.against(("B1 B3 B4", words), ("G6", case.equal(change, change.weights, "weights", names)))
@@ -422,6 +425,8 @@ def gradients_scaled(case: Case) -> Iterator[Match]:
 
 def compressed(case: Case) -> Iterator[Match]:
     fell = [one for one in case.fired("P25") if one.evidence.get("roles") == [MAXIMA]]
+    if scales := [one for one in case.fired("P25") if one.evidence.get("roles") == [BLOCK_MAXIMA]]:
+        yield Match("train", 0.97, frozenset(n for s in scales for n in s.tensors), signs=tuple(scales))
     for change in case.changes:
         maxima = frozenset(change.hit((MAXIMA,)))
         if (maxima or fell) and not change.hit([role for role in MOMENTS if role != MAXIMA]) - _single(change):

@@ -582,6 +582,8 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
         scaled = min(kept) > SCALED and len(fell) > 1  # fresh state would be far smaller where gradients are
         if set(roles_of.values()) == {"max_exp_avg_sq"}:
             causes: tuple[str, ...] = ("B11",)
+        elif set(roles_of.values()) == {BLOCK_MAXIMA}:  # beside its codes, which may be right
+            causes = ("B11", "B4")
         else:
             causes = ("B6", "E12", "B4") if scaled else ("B4",) if others else ("B1", "B3")
             found.forms |= dict.fromkeys(roles_of.items(), "ratio" if scaled else "fallen")
