@@ -773,3 +773,13 @@ def test_rows_that_a_trainer_keeps_at_one_length(tmp_path):
     with torch.no_grad():
         run.model[0].weight += 0.1 * torch.randn(32, 16)  # of another step: longer, too
     assert wb.doctor(one, run.save(tmp_path / "c.pt", step=21)).exit_code == 2
+
+
+@pytest.mark.parametrize(("name", "value"), [("T_cur", NAN), ("T_i", HUGE), ("T_0", 0), ("T_mult", -2), ("T_0", 0.5)])
+def test_an_odd_cycle_of_a_schedule_is_no_traceback(tmp_path, name, value):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(run.optimizer, 9, T_mult=2)
+    one = run.train(5).save(tmp_path / "a.pt", step=5)
+    run.train(5)
+    setattr(run.schedule, name, value)
+    assert "S17" not in {sign.rule for sign in wb.doctor(one, run.save(tmp_path / "b.pt", step=10))}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from workbench.doctor.facts.counted import accumulated, stated, whole_ratio
 from workbench.doctor.facts.evidence import State
+from workbench.doctor.facts.numbers import number
 from workbench.doctor.facts.schedule import plan_of
 from workbench.doctor.facts.state import NAME, Schedule, TrainingState
 from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register
@@ -243,17 +244,17 @@ def _in_cycle(schedule: Schedule) -> list[Sign]:
 
     Source: torch 2.13 ``CosineAnnealingWarmRestarts.step``.
     """
-    count, held = schedule.count, schedule.settings
-    first, times, cycle, at = (held.get(name) for name in ("T_0", "T_mult", "T_i", "T_cur"))
-    if count is None or not isinstance(cycle, (int, float)) or not isinstance(at, (int, float)):
+    count = schedule.count
+    first, times, cycle, at = (number(schedule.settings.get(name)) for name in ("T_0", "T_mult", "T_i", "T_cur"))
+    if count is None or first is None or times is None or cycle is None or at is None:
         return []
-    if not isinstance(first, int) or not isinstance(times, int) or first < 1 or times < 1 or count < 0:
+    if first != int(first) or times != int(times) or first < 1 or times < 1 or count < 0:
         return []
-    length, left = first, count
+    length, left = int(first), count
     if times == 1:
-        left %= first
+        left %= length
     while left >= length:
-        left, length = left - length, length * times
+        left, length = left - length, length * int(times)
     if (length, left) == (cycle, int(at)):
         return []
     words = f"the schedule ({schedule.source}) is at {at:,g} of a cycle of {cycle:,g}; its count, {count:,}, is at "
