@@ -33,7 +33,6 @@ from workbench.names.weights import kinds
 MAXIMA, SAMPLED, EXACT, CHANGED, SHARE = 8, 1 << 13, 5e-7, 0.01, 0.05
 #: Of rows that keep their length: rows, tensors that are looked at first and at most, change of length per step.
 ROWS, TABLES, MOST, LENGTH = 8, 8, 512, 1e-2
-TOKENS = 1 << 12  #: rows of an embedding
 STEPS = ("reach", "replay", "ruler")  #: laws of what an update does to a weight
 LAWS = ("floor", "transition", "reach", "replay")
 ROLES = ("param", "master", "exp_avg", "exp_avg_sq")
@@ -196,9 +195,9 @@ def _rests(pair: Pair, roles: Mapping[str, tuple[int, int]]) -> bool:
             or {pair.a.dtype(roles[role][0]), pair.b.dtype(roles[role][1])} != {"float32"}
         ):
             return False  # in 16 bits, a decay of 1 - 0.999 is rounded away
-        rows = np.arange(min(TOKENS, one.shape[0]))
+        rows = spread(one.shape)
         try:
-            a, b = (sampled(side, rows).reshape(len(rows), -1) for side in (one, two))
+            a, b = (sampled(side, rows).reshape(-1, one.shape[1]) for side in (one, two))
         except WorkbenchError:
             return False
         alike.append(((a == b) & (a != 0)).all(axis=1))
