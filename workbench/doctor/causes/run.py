@@ -192,11 +192,8 @@ def another_length(case: Case) -> Iterator[Match]:
     changed = case.fired("P37")
     rates = [sign for sign, _ in _rates(case)] if changed else []
     if signs or changed:
-        question = (
-            "the schedule's settings were changed: was that intended?"
-            if changed
-            else ("the schedule's length was changed: was that intended?")
-        )
+        what = "settings were" if changed else "length was"
+        question = f"the schedule's {what} changed: was that intended?"
         signs += [one for one in rates if one not in signs]
         yield Match(case.resumed, 0.9 if changed else 0.5, signs=(*changed, *signs), question=question)
 
@@ -456,7 +453,8 @@ def _meant(change: LedgerLeg, quantities: tuple[str, ...], names: frozenset[str]
 def loss_scale(case: Case) -> Iterator[Match]:
     signs = [*case.fired("N14"), *(one for one in case.fired("R11") if one.evidence.get("kind") == "loss_scale")]
     signs += [one for one in case.fired("R11", "P29") if one.evidence.get("part") == "loss scale"]
-    if signs and (still := case.fired("N25")):
+    fell = any(one.rule == "N14" and one.evidence.get("scale", 0) < one.evidence.get("before", 0) for one in signs)
+    if fell and (still := case.fired("N25")):
         title = "No update was applied: the loss scale fell, as it does when gradients overflow."
         remedy = "find where gradients become infinite or NaN; at no scale were they finite"
         yield Match("train", 1.0, signs=(*signs, *still), title=title, remedy=remedy)
