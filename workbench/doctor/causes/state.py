@@ -8,7 +8,7 @@ from workbench.doctor.causes.case import GONE, NEARLY_ALL, RELATED, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import counters_restarted, fresh, moments_lost, second_lost, wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
-from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, STATE, WEIGHTS
+from workbench.doctor.ledger.roles import BLOCK_MAXIMA, FIRST, MASTERS, MOMENTS, SECOND, STATE, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg, Status
 from workbench.doctor.ledger.sign import Sign, many
 from workbench.doctor.passes.updates import passed
@@ -18,13 +18,12 @@ ECHO = "an echo, saved right after the load and before any update"
 NEXT = "a checkpoint one update after the resume, because that update can be replayed exactly"
 FORGOTTEN = 0.2  #: β2^k below which fresh moments and old ones look alike
 WILD = 5.0  #: times the reach of the updates; reached if steps are divided by far too small second moments
-SOON = 3  #: updates
+SOON = 3  #: updates after which a fresh state may have the profile of the old one
 FELL = 0.02  #: share of the elements of a second moment below their floor, from which it was lost
 #: Forms of moments that another tensor's are.
 OF_OTHERS = ("moved", "moved.name", "moved.layer", "moved.stack", "moved.expert", "moved.gate_up")
 ADAM = ("exp_avg", "exp_avg_sq")
 MAXIMA = "max_exp_avg_sq"  #: of AMSGrad
-BLOCK_MAXIMA = "absmax2"  #: of 8-bit Adam
 SECOND_LOST = "The second moments were lost; other state was kept."  #: for optimizers that use other names
 PART_LOST = "A part of the second moments was lost."
 UNLIKE = ("other", "fill", "zero")  #: forms of weights that keep nothing of the old ones
@@ -282,9 +281,8 @@ def second_gone(case: Case) -> Iterator[Match]:
         first, second = case.lost(change)
         names = frozenset(second - first)
         held, part = names & change.seen(*FIRST), names & change.partly(*GONE)
-        if len(change.hit(SECOND, "moved.", "moved")) > len(names):
-            part, held = frozenset(), frozenset()  # zeros of other parameters, which moved with the rest
-        if names and (held or part):
+        moved = len(change.hit(SECOND, "moved.", "moved")) > len(names)  # these zeros are of other parameters, too
+        if names and (held or part) and not moved:
             words = f"the first moments of {len(held):,} of {many(len(names), 'parameter')} are not zero"
             reasons = case.against(("B1 B3", words if held else ""))
             title = "" if names & change.hit(("exp_avg_sq",)) else SECOND_LOST if held else PART_LOST

@@ -38,9 +38,11 @@ def lagging(before: TrainingState, after: TrainingState, k: int | None) -> froze
         return frozenset()
     found = set()
     for name, value in first.items():
+        if not 0 < value < most:
+            continue
         by, share = last.get(name, 0.0) - value, value / most
         deviation = math.sqrt(share * (1 - share) * (k + k * k / most))  # of k draws, by the share of earlier ones
-        if 0 < value < most and 0 <= by < k and abs(by - share * k) <= SIGMAS * deviation:
+        if 0 <= by < k and abs(by - share * k) <= SIGMAS * deviation:
             found.add(name)
     return frozenset(found)
 

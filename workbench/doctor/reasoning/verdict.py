@@ -164,7 +164,7 @@ def coverage(case: Case) -> str:
     if leg == "train" and lawless:
         known.discard("group.lr")  # no stored schedule says what it should be
     if leg == "train":  # a position that is stored on both sides may not be comparable
-        known = known - {"loader"} | ({"loader"} if "P20" in case.outcome.checked else set())
+        (known.add if "P20" in case.outcome.checked else known.discard)("loader")
     missed = [words for quantity, words in SETTINGS.items() if quantity not in known]
     missed += ["learning rate after the load"] if leg == "load" and lawless else []
     missed += [one for one in _unseen(case) if one not in GROUPS or not case.ledger.count(leg, GROUPS[one])[0]]
