@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -783,3 +784,98 @@ def test_an_odd_cycle_of_a_schedule_is_no_traceback(tmp_path, name, value):
     run.train(5)
     setattr(run.schedule, name, value)
     assert "S17" not in {sign.rule for sign in wb.doctor(one, run.save(tmp_path / "b.pt", step=10))}
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_averages_that_were_taken_show_after_one_update(tmp_path, taken):
+    run = Table()
+    average = {name: one.clone() for name, one in run.model.state_dict().items()}
+
+    def follow() -> None:
+        for name, one in run.model.state_dict().items():
+            average[name].lerp_(one, 0.3)
+
+    for _ in range(30):
+        run.train(1)
+        follow()
+    one = run.save(tmp_path / "a.pt", step=30, ema={name: one.clone() for name, one in average.items()})
+    if taken:
+        run.model.load_state_dict(average)
+    run.train(1)
+    follow()
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=31, ema=average))
+    assert [one.cause for one in found.causes] == (["F4"] if taken else [])
+
+
+@pytest.mark.parametrize(("times", "told"), [(1, False), (30, False), (1e4, True)])
+def test_gradients_of_one_parameter_alone(tmp_path, times, told):
+    run = Run().train(30)
+    one = run.save(tmp_path / "a.pt", step=30)
+    run.model[2].weight.register_hook(lambda gradient: gradient * times)
+    found = wb.doctor(one, run.train(4).save(tmp_path / "b.pt", step=34))
+    assert severities(found, "P30") == (["warn"] if told else [])
+    if told:
+        assert found.causes[0].tensors == ("2.weight",) and "grew far beyond" in found.causes[0].title
+
+
+def test_gradients_that_begin_in_one_parameter_are_as_large_as_others(tmp_path):
+    run = Run(frozen=True)
+    run.freeze(False)
+    run.model[0].weight.register_hook(lambda gradient: gradient * small)
+    small = 1e-6  # an expert that is hardly ever chosen
+    one = run.train(30).save(tmp_path / "a.pt", step=30)
+    small = 1.0
+    found = wb.doctor(one, run.train(4).save(tmp_path / "b.pt", step=34))
+    assert severities(found, "P30") == []
+
+
+@pytest.mark.parametrize(("rate", "told"), [(1e-3, True), (0.0, False)])
+def test_weights_of_a_layer_that_stand_while_their_moments_move(tmp_path, rate, told):
+    run = Table()
+    layer = list(run.model[1].parameters())
+    rest = [one for one in run.model.parameters() if all(one is not other for other in layer)]
+    groups = [{"params": layer, "lr": rate}, {"params": rest}]
+    run.optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1)
+    one = run.train(30).saved(tmp_path / "a.pt")
+    old = [weight.detach().clone() for weight in layer]
+    run.train(20)
+    with torch.no_grad():
+        for weight, kept in zip(layer, old, strict=True):
+            weight.copy_(kept)
+    found = wb.doctor(one, run.saved(tmp_path / "b.pt"))
+    assert [one.cause for one in found.causes] == (["G6"] if told else [])
+
+
+def test_what_an_adam_does_is_not_expected_of_another_optimizer(tmp_path):
+    run = Run()
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=1e-2, momentum=0.9)
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    for state in run.optimizer.state.values():
+        state["momentum_buffer"].zero_()
+    (found,) = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20)).causes
+    assert found.cause in ("B1", "B3") and not any("bias" in words or "lr itself" in words for words in found.damage)
+
+
+def test_experts_that_are_all_copies_of_one(tmp_path):
+    torch.manual_seed(0)
+    held = {
+        f"model.layers.0.mlp.experts.{n}.{kind}.weight": torch.randn(16, 8)
+        for n in range(4)
+        for kind in ("up_proj", "gate_proj")
+    }
+    held["model.layers.0.mlp.gate.weight"] = torch.randn(4, 8)
+    torch.save({"model": held, "step": 4}, tmp_path / "a.pt")
+    held |= {name: held[re.sub(r"experts\.\d", "experts.0", name)] for name in held if "experts" in name}
+    torch.save({"model": {name: one.clone() for name, one in held.items()}, "step": 4}, tmp_path / "echo.pt")
+    found = wb.doctor(tmp_path / "a.pt", echo=tmp_path / "echo.pt").causes[0]
+    assert found.cause == "E10" and "duplicated" in found.title
+    assert "6 tensors hold the values of 2" in found.signs[0].message
+
+
+def test_a_loader_whose_state_the_load_kept_was_compared(tmp_path):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20, **loader(1, 20))
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20, **loader(1, 20)))
+    assert "data position" not in found.verdict
+    plain = run.save(tmp_path / "c.pt", step=20)
+    assert "data position not compared" in wb.doctor(plain, echo=run.save(tmp_path / "d.pt", step=20)).verdict

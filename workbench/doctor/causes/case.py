@@ -55,6 +55,7 @@ class Match:
         signs: the signs that it is based on, if these are not rows of the ledger.
         title: replaces the cause's title.
         remedy: replaces the cause's remedy, and what the cause does to the run is then not stated.
+        losses: replaces what the cause does to the losses.
     """
 
     leg: str
@@ -66,6 +67,7 @@ class Match:
     signs: tuple[Sign, ...] = ()
     title: str = ""
     remedy: str = ""
+    losses: str = ""
 
 
 @dataclass(frozen=True)
@@ -244,6 +246,15 @@ class Case:
     def adam(self) -> bool:
         """Whether any file holds Adam's moments."""
         return any({"exp_avg", "exp_avg_sq"} <= self.roles(which) for which in ALONE)
+
+    @cached_property
+    def by_adam(self) -> frozenset[str]:
+        """The parameters that any file holds both of Adam's moments of, also as 8-bit codes."""
+        states = [state for which in ALONE if (state := getattr(self.evidence, which)) is not None]
+        both = [{"exp_avg", "exp_avg_sq"}, {"state1", "state2"}]
+        return frozenset(
+            name for state in states for name, roles in state.params.items() if any(two <= roles.keys() for two in both)
+        )
 
     @cached_property
     def unruly(self) -> bool:

@@ -56,10 +56,10 @@ class Cause:
         """Return what to do, in the terms of the framework that writes ``format``."""
         return self.remedies.get(record(format).framework or format, self.remedies[""])
 
-    def expected(self, facts: TrainingState) -> tuple[str, ...]:
-        """Return what to expect of the run, one sentence each; ``facts`` provide its betas and lr."""
+    def expected(self, facts: TrainingState, losses: str = "") -> tuple[str, ...]:
+        """Return what to expect of the run, one sentence each; ``facts`` provide its betas and lr, if Adam's."""
         words = list(self.damage(facts)) if self.damage is not None else []
-        return (*words, self.losses) if self.losses else tuple(words)
+        return (*words, *filter(None, [losses or self.losses]))
 
 
 def made(

@@ -200,6 +200,7 @@ def untied(case: Case) -> Iterator[Match]:
         )
 
 
+AVERAGES_ONLY = "the training loss does not show it; evaluations of the averaged weights do"
 AVERAGE = "was training meant to go on from the averaged weights?"
 
 
@@ -221,6 +222,7 @@ def averaged(case: Case) -> Iterator[Match]:
             frozenset(n for s in stored for n in s.tensors),
             signs=tuple(stored),
             title="The averaged weights differ from the stored ones.",
+            losses=AVERAGES_ONLY,
         )
     if signs := case.fired("P22", "P23"):
         question = "" if case.fired("P22") else "the averages restarted from the weights: was that intended?"
@@ -231,9 +233,10 @@ def averaged(case: Case) -> Iterator[Match]:
             signs=tuple(signs),
             question=question,
             title="The averaged weights did not continue from the stored ones.",
+            losses=AVERAGES_ONLY,
         )
     if signs := [one for one in case.fired("P24") if "F4" in one.causes[:1]]:
-        yield Match("train", 0.9, signs=tuple(signs), title="The averaged weights restarted.")
+        yield Match("train", 0.9, signs=tuple(signs), title="The averaged weights restarted.", losses=AVERAGES_ONLY)
     if signs := case.fired("P28"):
         yield Match(
             "train",
@@ -242,6 +245,7 @@ def averaged(case: Case) -> Iterator[Match]:
             signs=tuple(signs),
             question="the averaged weights do not change: are they updated less often?",
             title="The averaged weights are not updated.",
+            losses=AVERAGES_ONLY,
         )
     for change in case.changes:
         count = case.traits.get("averaged") if change.leg == "load" else None
@@ -260,6 +264,7 @@ def averaged(case: Case) -> Iterator[Match]:
                 False,
                 "the averages begin at the weights: were they started anew on purpose?" if anew else "",
                 title="The averaged weights differ from the stored ones.",
+                losses=AVERAGES_ONLY,
             )
         taken = frozenset(change.hit((*change.weights, *MASTERS), "average"))
         if taken:
@@ -433,7 +438,7 @@ LAYOUTS = (
          deepspeed="universal checkpoint: check the patterns for row- and column-parallel tensors",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P32 P18 R02 R04 R05 R09 R13 N5 N17",
          expects="P17 P32 R02 R04 R05 R13 N17 N20",
-         losses="the first losses are wrong; they recover over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over hundreds of updates",
          pattern=_moved("E1")),
     made("E2", "The [gate; up] blocks of several ranks were joined as if they were one.",
          "each rank holds its own [gate; up]; a plain concatenation interleaves them", "a jump of 1 to 4 nats",
@@ -442,14 +447,14 @@ LAYOUTS = (
          megatron="with --swiglu resharding must use the chunk order [0, 2, 4, …, 1, 3, 5, …]",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P32 P18 R02 R04 R05 R09 R13 N5 N17",
          expects="P17 P32 R02 R04 R05 R13 N17 N20",
-         losses="the first losses are wrong; they recover over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over hundreds of updates",
          pattern=_moved("E2")),
     made("E3", "gate and up were swapped.", "a fused tensor has the two in the other order", "a jump of 1.5 to 3 nats",
          "swap them in the conversion; codebases differ in which of the two comes first", ECHO,
          "catalogue E3",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P32 P18 R02 R04 R05 R09 R13 N5 N17",
          expects="P17 P32 R02 R04 R05 R13 N17 N20",
-         losses="the first losses are wrong; they recover over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over hundreds of updates",
          pattern=_moved("E3")),
     made("E4", "Fused QKV was read in a different layout.",
          "a grouped layout (q q k v per group) was read as contiguous [Q; K; V]",
@@ -457,7 +462,7 @@ LAYOUTS = (
          "catalogue E4", megatron="linear_qkv is ordered by query group; pass --num-query-groups as in training",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P32 P18 R02 R04 R05 R09 R13 N5 N17",
          expects="P17 P32 R02 R04 R05 R13 N17 N20",
-         losses="the first losses are wrong; they recover over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over hundreds of updates",
          pattern=_moved("E4")),
     made("E5", "Rows of q and k are in the order of a different rotary embedding.",
          "half-split rows were read as interleaved ones, or the reverse", "fluent garbage; a jump of 1 to 3 nats",
@@ -466,14 +471,14 @@ LAYOUTS = (
          megatron="--rotary-interleaved must be as in training",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P32 P18 R02 R04 R05 R09 R13 N5 N17",
          expects="P17 P32 R02 R04 R05 R13 N17 N20",
-         losses="the first losses are wrong; they recover over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over hundreds of updates",
          pattern=_moved("E5")),
     made("E6", "Query heads are in the wrong key groups.", "heads were permuted without their groups",
          "a jump of 1 to 3 nats", "permute q, k, v and the output projection by the same order of heads", ECHO,
          "catalogue E6",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P32 P18 R02 R04 R05 R09 R13 N5 N17",
          expects="P17 P32 R02 R04 R05 R13 N17 N20",
-         losses="the first losses are wrong; they recover over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over hundreds of updates",
          pattern=_moved("E6")),
     made("E7", "Flat partitions are shifted relative to the parameters.",
          "alignment padding or a different wrap policy was not taken into account", "garbage from one tensor on",
@@ -487,35 +492,37 @@ LAYOUTS = (
          "a small gap", "check the sizes of the last rank's shard; save and load with the same padding", ECHO,
          "torchtitan 1136",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P32 P18 R02 R04 R05 R09 R13 N5 N17",
-         losses="the first losses are wrong; they recover over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over hundreds of updates",
          pattern=uneven),
     made("E9", "Layers are duplicated, swapped or shifted.", "pipeline stages map to the wrong layers",
          "a jump of 1 to 3 nats", "check the offset of each pipeline (and virtual) stage", ECHO,
          "Megatron-LM 1584, transformers 24381",
          megatron="resume with the --num-layers-per-virtual-pipeline-stage of the save, or from a dist checkpoint",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P32 P18 R02 R04 R05 R09 R13 N5 N17 S14 N19 S08 S19 N29 N28",
-         losses="the first losses are wrong; they recover over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over hundreds of updates",
          pattern=_moved("E9")),
-    made("E10", "Experts were permuted without their router.", "the placement of experts on ranks changed",
-         "a moderate jump", "move router rows, expert biases and optimizer state with the experts", ECHO,
+    made("E10", "Experts were permuted or duplicated, but the router was left as it was.",
+         "the placement of experts on ranks changed, or every rank loaded the same ones",
+         "a moderate jump",
+         "load each expert from its own place; move router rows, expert biases and optimizer state with it", ECHO,
          "catalogue E10",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P32 P18 R02 R04 R05 R09 R13 N5 N17",
          expects="P17 P32 R02 R04 R05 R13 N17 N20",
-         losses="the first losses are wrong; they recover over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over hundreds of updates",
          pattern=_moved("E10")),
     made("E11", "Trained rows are in the padding of the vocabulary.",
          "the table was padded rank by rank, or at another end",
          "loss at rare tokens, NaN in the logits", "remove the padding before resharding, and pad again", ECHO,
          "catalogue E11", megatron="--make-vocab-size-divisible-by as in training",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P32 P18 R02 R04 R05 R09 R13 N5 N17 N20",
-         losses="the first losses are wrong; they recover over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over hundreds of updates",
          pattern=_moved("E11")),
     made("E12", "Replicas were averaged or summed instead of taking one of them.",
          "a replicated tensor was merged like a sharded one", "weights scaled by 1/n",
          "mark the tensor as replicated in the conversion", ECHO, "catalogue E12",
          deepspeed="universal checkpoint: list the tensor in the patterns for replicated or averaged parameters",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P25 P32 P33 P18 R09 S04 S15 S19",
-         losses="the first losses are wrong; they recover over 10² to 10³ updates",
+         losses="the first losses are wrong; they recover over hundreds of updates",
          pattern=scaled),
     made("E13", "The optimizer's state was resharded with a different map than the weights.",
          "the flat partitions use another order of parameters", "right at first, slow damage",

@@ -361,9 +361,11 @@ def other_masters(case: Case) -> Iterator[Match]:
             if change.hit(WEIGHTS) & names:
                 continue
             words = case.equal(change, WEIGHTS, "weights", names)
-            alone = names == change.hit((*MASTERS, *MOMENTS)) and not change.hit(MASTERS, "moved.")
+            moved = change.hit(MASTERS, "moved.") & names  # the partitions of the optimizer were read at other places
+            alone = names == change.hit((*MASTERS, *MOMENTS)) and not moved
             exact = bool(words) and alone and change.whole(MASTERS, names)  # a part may be of another save
-            yield Match("load", 0.95, names, exact, reasons=case.against(("D3 E1 A2", words)))
+            strength = 0.6 if 2 * len(moved) > len(names) else 0.95
+            yield Match("load", strength, names, exact, reasons=case.against(("D3 E1 A2", words)))
         elif change.leg == "train" and not change.hit(MASTERS, "moved."):
             kept = case.equal(change, MOMENTS, "moments", names)
             large = {name for name in change.seen(*MASTERS) if kinds([name]) != {"norm"}}
@@ -515,7 +517,7 @@ SCHEDULES = (
          "not visible", "step the scheduler (or set the decay) before the first update",
          "a checkpoint one update after the resume", "Megatron-LM 7468, 5213; Automodel 3882",
          explains="P11 P12",
-         losses="the first loss is right; after that, the loss follows the learning rate",
+         losses="no loss shows it",
          everywhere=True),
     made("C6", "The data restarted from the beginning.", "the data loader's position was not restored",
          "the loss drops on data seen before, then returns", "restore the loader's state, or skip consumed samples",
@@ -532,14 +534,14 @@ SCHEDULES = (
          "repeated or missing samples; the loss changes within its noise", "restore the sampler's seed and epoch",
          "the sampler's state in the checkpoint", "catalogue C7",
          explains="N10 R11",
-         losses="the first loss is right; after that, the loss follows the learning rate",
+         losses="the loss changes only within its noise",
          everywhere=True,
          pattern=another_order),
     made("C8", "Random-generator states are missing, or equal on all ranks.", "one rank's state was loaded everywhere",
          "not visible in the loss; dropout is correlated", "save and restore one generator state per rank",
          "the generator state of each rank", "catalogue C8", megatron="resume without --no-load-rng",
          explains="N11 R11 P29 P51",
-         losses="the first loss is right; after that, the loss follows the learning rate",
+         losses="no loss shows it",
          everywhere=True,
          pattern=random_states),
     made("C9", "The trainer's step is not the step of the stored state.",
@@ -549,7 +551,7 @@ SCHEDULES = (
          "the trainer's log of the last saves", "Megatron-Bridge 3267, 5738",
          explains="S06 S07 S16 S17 S18 R10 R11 P01 P15 P05 P12 P20",
          expects="S07",
-         losses="the first loss is right; after that, the loss follows the learning rate",
+         losses="the first loss is that of the stored state, logged under another step",
          everywhere=True,
          pattern=another_step),
     made("C10", "The batch size changed.", "the global batch size or the gradient accumulation changed",
@@ -557,7 +559,7 @@ SCHEDULES = (
          ARGS,
          "catalogue C10",
          explains="N12 R12 S18 R11 S17",
-         losses="the first loss is right; after that, the loss follows the learning rate",
+         losses="the first loss is right; after that, the loss is more or less noisy",
          everywhere=True,
          pattern=another_batch),
 )  # fmt: skip

@@ -410,6 +410,16 @@ def gradients_scaled(case: Case) -> Iterator[Match]:
     signs = case.fired("P30")
     if signs and not case.change("train").hit(MOMENTS) and not case.declared:  # otherwise ask about those (H1)
         times = float(signs[0].evidence["times"])
+        if signs[0].evidence["kind"] == "alone":
+            yield Match(
+                "train",
+                0.6,
+                frozenset(signs[0].tensors),
+                signs=tuple(signs),
+                title=f"The gradients of {many(len(signs[0].tensors), 'parameter')} grew far beyond those before.",
+                remedy="look for what made them, such as a bad batch, an overflow or a defective device",
+            )
+            return
         words = f"{times:.3g} times larger" if times > 1 else f"{1 / max(times, 1e-30):.3g} times smaller"
         yield Match(
             "train",
@@ -462,7 +472,7 @@ NAMES = (
         deepspeed="load_checkpoint(load_module_strict=True); save the module inside the compile wrapper, if any",
         lightning="load_from_checkpoint(strict=True); save the module inside torch.compile",
         explains="P05 P06 P08 P11 P12 P13 P17 P18 N1 N29 R01 R09 P02 S13 S15 S08 N4",
-        losses="the first losses are wrong; they recover over 10² to 10³ updates",
+        losses="the first losses are wrong; they recover over hundreds of updates",
         everywhere=True,
         pattern=renamed,
     ),
@@ -478,7 +488,7 @@ NAMES = (
         megatron="--dist-ckpt-strictness raise_all",
         hf="check missing_keys of from_pretrained's loading info",
         explains="P05 P06 P08 P11 P12 P13 P17 P18 N29 R01 R03 R09 P02 N3 P01 P03 P04 R10 S06 S07",
-        losses="the first losses are wrong; they recover over 10² to 10³ updates",
+        losses="the first losses are wrong; they recover over hundreds of updates",
         pattern=not_loaded,
     ),
     made(
@@ -491,7 +501,7 @@ NAMES = (
         "catalogue A3; Model-Optimizer 2322",
         explains="P05 P06 P08 P11 P12 P13 P17 P18 S15 R09 N29 R08",
         expects="S15",
-        losses="the first losses are wrong; they recover over 10² to 10³ updates",
+        losses="the first losses are wrong; they recover over hundreds of updates",
         pattern=norms_at_one,
     ),
     made(
@@ -503,7 +513,7 @@ NAMES = (
         "the trainer's arguments of both saves",
         "diffusers 6366",
         explains="R01 P02 N3 S14 S06 R10 P01",
-        losses="the first losses are wrong; they recover over 10² to 10³ updates",
+        losses="no loss shows it",
         pattern=added,
     ),
     made(
@@ -597,7 +607,7 @@ OPTIMIZER = (
          megatron="check the rule that selects no-decay parameters (biases and 1-D tensors) in both versions",
          explains="P05 P11 P12 P13 R12",
          expects="R12 P11 P12",
-         losses="the first loss is right, then a slow bump",
+         losses="the first loss is right; the effect is slow",
          pattern=other_groups),
     made("B8", "The optimizer's learning rate is not the one that its schedule set.",
          "it was overwritten after the load, or the scheduler refers to groups that load_state_dict replaced",
@@ -605,7 +615,7 @@ OPTIMIZER = (
          "create both, load the optimizer and then the scheduler, and keep no param groups from before the load", NEXT,
          "rat-sql 45, apex LARC 766",
          explains="N6 S16 P13 P15 P11 P12",
-         losses="the first loss is right, then a slow bump",
+         losses="the first loss is right; after that, the loss follows the learning rate",
          everywhere=True,
          pattern=orphan_groups),
     made("B9", "Two optimizers share storage.", "a state dict was loaded without a copy",
@@ -618,13 +628,13 @@ OPTIMIZER = (
          "the data, lower β2 (.95) and clip updates",
          "checkpoints closer to the spike", "catalogue B10",
          explains="P30 P06 P08",
-         losses="the first loss is right, then a slow bump",
+         losses="the first loss is right; a spike several updates after the gradients grew",
          everywhere=True,
          pattern=gradients_scaled),
     made("B11", "The optimizer's compressed state is inconsistent.",
          "codes, scales or factors of 8-bit, factored or AMSGrad states come from different saves", "a bump or NaN",
          "restore all parts of the state from one save", ECHO, "catalogue B11",
          explains="P32 P33 R02 R09 R03 P25 N8 S04",
-         losses="the first loss is right, then a slow bump",
+         losses="the first loss is right, then a bump or NaN",
          pattern=compressed),
 )  # fmt: skip

@@ -268,6 +268,9 @@ def weights_became(
     loaded, slack = (b, room) if back is None else (back, 4e-6)
     cosine = _cosine(a, loaded)
     broken = sums.reach.broken
+    mean = None if average is None or average.shape != before.shape else sampled(average, rows)
+    if back is not None and mean is not None and _nearer(mean, a, loaded, EXACTLY):
+        return Became("average", cosine=cosine, looked=len(b))
     if 0 < broken <= FEW and broken < 0.05 * max(sums.reach.of, 1) and _rest_stays(a, b, room):
         return Became("flip", cosine=cosine, looked=len(b), detail={"elements": broken, "worst": sums.reach.worst})
     if slack is not None:
@@ -284,8 +287,7 @@ def weights_became(
                 return Became("rounded", True, cosine, len(b), {"through": kind})
     if room is not None and broken > FEW and (through := _cast(a, b, room)):
         return Became("rounded", False, cosine, len(b), {"through": through})
-    near = NEARER if back is None else EXACTLY
-    if average is not None and average.shape == before.shape and _nearer(sampled(average, rows), a, loaded, near):
+    if back is None and mean is not None and _nearer(mean, a, loaded, NEARER):
         return Became("average", cosine=cosine, looked=len(b))
     part = _part(before, a, loaded, slack)
     if part is not None and part.pop("zero"):

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -218,7 +218,15 @@ def own(one: Move) -> bool:
     return not one.sources or one.sources == (one.fqn,)
 
 
+def shared_sources(moves: Iterable[Move]) -> str:
+    """Return ``; 18 tensors hold the values of 6``, or "" if each of them holds another one's."""
+    held = {one.fqn: one.sources[0] for one in moves if whole(one)}
+    count = len(set(held.values()))
+    return "" if count == len(held) else f"; {len(held):,} tensors hold the values of {count:,}"
+
+
 def move_text(one: Move) -> str:
+    """Return where the rows of a weight come from."""
     if whole(one):
         return f"{one.fqn!r} holds {one.sources[0]!r}"
     words = one.text or blocks_text(one.blocks, [repr(name) for name in one.sources])

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from workbench.analysis.report import SEVERITIES
-from workbench.doctor.causes.case import ALONE, Case, leg_of, where_of
+from workbench.doctor.causes.case import ALONE, Case, Match, leg_of, where_of
+from workbench.doctor.causes.cause import Cause
 from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.facts.counted import of_epochs
+from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.ledger.sign import Sign
 from workbench.doctor.reasoning.cover import CauseExplanation, cover, places
 from workbench.doctor.reasoning.diagnosis import Suspect
@@ -109,8 +111,6 @@ def _suspect(one: CauseExplanation, case: Case) -> Suspect:
     signs = _ordered(one)
     names = _tensors(one)
     share = _share(names, case)
-    facts = case.later.facts
-    known = facts if facts.betas is not None else case.evidence.before.facts
     severity = min((sign.severity for sign in one.proof), key=SEVERITIES.index, default="info")
     if severity == "info" and any(sign.severity != "info" for sign in one.follows):
         severity = "warn"
@@ -129,12 +129,20 @@ def _suspect(one: CauseExplanation, case: Case) -> Suspect:
         tuple(names[:LIST]),
         len(names),
         share,
-        () if own else cause.expected(known),
+        () if own else _expected(cause, match, names, case),
         own or cause.remedy(case.later.ckpt.format),
         "" if certainty == "certain" else _settles(cause.settles, case),
         match.question if match is not None else "",
         runner,
     )
+
+
+def _expected(cause: Cause, match: Match | None, names: Sequence[str], case: Case) -> tuple[str, ...]:
+    """Return what to expect of the run; the size of updates only of parameters that Adam updates."""
+    facts = case.later.facts if case.later.facts.betas is not None else case.evidence.before.facts
+    adam = {name for name in case.by_adam if not names or name in names}
+    losses = match.losses if match is not None else ""
+    return cause.expected(facts if adam else TrainingState(), losses)
 
 
 def _settles(words: str, case: Case) -> str:

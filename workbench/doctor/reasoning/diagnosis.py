@@ -56,7 +56,7 @@ class Suspect:
         excludes: other causes that these signs speak against, each with the reason.
         since: step of the first checkpoint that shows it; ``None`` if unknown.
         tensors: fqns of the affected parameters, up to a hundred; ``affected`` counts all of them.
-        share: their share of the elements of the trained weights, if known.
+        share: their share of the elements of the stored weights, if known.
         damage: what to expect of the run, with its numbers, one sentence each.
         remedy: what to do, in the user's framework if it is known.
         settle: the further file or fact that would settle doubts; empty if there are none.

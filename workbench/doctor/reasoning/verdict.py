@@ -19,10 +19,12 @@ from workbench.checkpoint import Checkpoint
 from workbench.doctor.causes.case import Case
 from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.facts.evidence import is_numbered
+from workbench.doctor.facts.flat import leaves
 from workbench.doctor.ledger.roles import MASTERS
 from workbench.doctor.ledger.rows import GROUPS, Status
 from workbench.doctor.ledger.sign import many
 from workbench.doctor.reasoning.diagnosis import Suspect
+from workbench.doctor.rules.leaves import topic_of
 
 FORGOTTEN = 0.05  #: β2^k below which a later checkpoint no longer shows the load
 SOON = 3  #: updates up to which the laws of Adam are nearly equalities
@@ -163,6 +165,8 @@ def coverage(case: Case) -> str:
     lawless = _moved(case, "group.lr") and not {"P15", "P19"} & case.outcome.checked.keys()
     if leg == "train" and lawless:
         known.discard("group.lr")  # no stored schedule says what it should be
+    if "samples" in known or (leg == "load" and _data_compared(case)):
+        known.add("loader")
     if leg == "train":  # a position that is stored on both sides may not be comparable
         (known.add if "P20" in case.outcome.checked else known.discard)("loader")
     missed = [words for quantity, words in SETTINGS.items() if quantity not in known]
@@ -177,6 +181,14 @@ def coverage(case: Case) -> str:
         done += f"; {', '.join(missed)} not compared"
     lacking = weak(case)
     return f"{done}. {lacking}" if lacking else done
+
+
+def _data_compared(case: Case) -> bool:
+    """Return whether both sides of a load store values of a data loader or sampler, which R17 compared."""
+    if "R17" not in case.outcome.checked:
+        return False
+    sides = [{leaf.source for leaf in leaves(one.ckpt.objects)[0]} for one in (case.evidence.before, case.later)]
+    return any(topic_of(source.lower()) == "data" for source in sides[0] & sides[1])
 
 
 def _moved(case: Case, quantity: str) -> bool:

@@ -78,6 +78,7 @@ RANKED = 8  #: matrices
 LARGER = (
     4.0  #: root mean square of gradients over that of earlier ones; healthy runs of the lab stay within 0.3 and 2.5
 )
+WILD, LONE = 10.0, 2  #: times that limit; most parameters whose gradients alone may be that large
 #: Factored second moments of torch.optim.Adafactor and transformers' Adafactor.
 FACTORED = ("row_var", "col_var", "variance", "exp_avg_sq_row", "exp_avg_sq_col")
 SQUARES = frozenset({"sum", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", BLOCK_MAXIMA, *FACTORED})
@@ -141,7 +142,8 @@ P30 = Rule(
     "P30", "gradients of another scale", ("B10", "C10", "D8"), "pair",
     "the mean square of the gradients since then, (v_B − β2^k·v_A)/(1 − β2^k), is about that of those before",
     f"more than {LARGER:g} times, or less than 1/{LARGER:g}, in the median parameter, and half that in "
-    f"{MOST:.0%} of them; {EARLIER:g} times that after fewer than {SETTLED} updates, and nothing before {EARLY}",
+    f"{MOST:.0%} of them, or {WILD:g} times that limit in one or {LONE}; {EARLIER:g} times that after fewer than "
+    f"{SETTLED} updates, and nothing before {EARLY}",
     "definition of exp_avg_sq", "warn",
     "other data, another loss or batch on purpose; a spike in the loss itself",
     "compare how the loss is scaled and averaged, and the clipping, before and after the resume"
@@ -224,6 +226,7 @@ def _line(v_a: Array, v_b: Array) -> tuple[float, float] | None:
 def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Outcome) -> None:
     """Check the size of the gradients since the earlier state against its own second moments."""
     sizes: dict[str, float] = {}
+    squares: dict[str, tuple[float, float]] = {}
     level: list[str] = []
     held = {
         fqn: roles["exp_avg_sq"]
@@ -267,6 +270,7 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
         if old > 0 and v_b >= fade * v_a:
             size = math.sqrt(max(v_b - fade * v_a, 0.0) / (1 - fade) / old)
             sizes[fqn] = size if role == "exp_avg_sq" else max(size, 1.0)  # others may have begun with larger ones
+            squares[fqn] = old, size * size * old
     if not sizes:
         found.not_checked.setdefault("P30", Inapplicable("no second moments of earlier gradients can be compared"))
         return
@@ -280,6 +284,12 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
     large, small = middle > most, NONE < middle < 1 / most and least >= SETTLED  # the first gradients are the largest
     agree = [fqn for fqn, size in sizes.items() if (size > most / 2 if large else size < 2 / most)]
     if not (large or small) or len(agree) < MOST * len(sizes):
+        highest = max((old for old, _ in squares.values()), default=0.0)
+        wild = [fqn for fqn, (_, new) in squares.items() if min(sizes[fqn], math.sqrt(new / highest)) > WILD * most]
+        if 0 < len(wild) <= LONE and 0 < middle < most:
+            text = f"the gradients of {wild[0]!r} are {sizes[wild[0]]:.3g} times larger than those before"
+            text += f", and those of {wild[1]!r}" if len(wild) > 1 else ""
+            found.signs.append(P30.sign(text, {"kind": "alone", "times": sizes[wild[0]]}, wild, hit=len(wild)))
         return
     kind = "larger" if large else "smaller"
     times = middle if large else 1 / max(middle, 1e-30)

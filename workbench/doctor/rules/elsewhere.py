@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from workbench.doctor.origins.index import MovedRows, row_shape
 from workbench.doctor.origins.line import WINDOW, stood
 from workbench.doctor.origins.moments import Descent, descends
 from workbench.doctor.origins.seen import GAP, SELF, SURE, SeenWeight, others_stay, out_of_reach, see, see_vector
-from workbench.doctor.origins.tags import TAGS, Move, gathered, move_text, tag_of
+from workbench.doctor.origins.tags import TAGS, Move, gathered, move_text, shared_sources, tag_of
 from workbench.doctor.passes.pair import Update
 from workbench.doctor.passes.updates import between
 from workbench.errors import WorkbenchError
@@ -177,8 +178,9 @@ def _weights(atoms: Atoms, seen: Sequence[SeenWeight]) -> Iterator[Sign]:
         first = some[0]
         assert first.move is not None
         share = min(one.share for one in some)
-        text = f"{_count(some)} {words}: {move_text(first.move)} (at least {share:.0%} of the rows match)"
+        text = f"{_count(some)} {words}: {move_text(first.move)} ({_share(share)} of the rows match)"
         every = first.move.form.get("sampled")
+        text += shared_sources(one.move for one in some if one.move is not None)
         text += f"; one in {every} was examined, so edges are exact to {every}" if every else ""
         blocks = [[b.start, b.stop, first.move.sources[b.source], b.first] for b in first.move.blocks[:16]]
         grave = None if sum(one.sure for one in some) > len(some) / 2 else "warn"
@@ -277,6 +279,10 @@ def _moments(atoms: Atoms, moved: Sequence[Descent]) -> Iterator[Sign]:
         )
     pairs = [[one.atom.fqn, one.parent.fqn] for one in moved[:LIST]]
     yield _sign(P17, [one.atom for one in moved], text, ("B5", "E13"), None, {"in": "before → after", "from": pairs})
+
+
+def _share(found: float) -> str:
+    return "all" if found == 1 else f"at least {math.floor(100 * found)}%"
 
 
 def _count(seen: Sequence[SeenWeight]) -> str:

@@ -18,7 +18,7 @@ from workbench.doctor.ledger.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, S
 from workbench.doctor.ledger.sign import Rule, Sign, register
 from workbench.doctor.origins.atoms import Atoms
 from workbench.doctor.origins.look import AtomLook
-from workbench.doctor.origins.tags import TAGS, gathered, move_text, own, tag_of, whole
+from workbench.doctor.origins.tags import TAGS, gathered, move_text, own, shared_sources, tag_of, whole
 from workbench.doctor.origins.where import where
 from workbench.names.weights import parse
 
@@ -174,7 +174,7 @@ def _moved(atoms: Atoms, moved: Sequence[AtomLook]) -> Iterator[Sign]:
                 words = TAGS[tag]
                 if moments and tag == "name":
                     words = "belong to other parameters"
-                text = f"{words}: {move_text(some[0].move)}"
+                text = f"{words}: {move_text(some[0].move)}{shared_sources(one.move for one in some)}"
                 if tag == "expert":
                     text += _routers(atoms, some, looks)
                 form = {name: value for name, value in some[0].form.items() if name not in ("order", "moves")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median
 
 import numpy as np
@@ -33,6 +33,7 @@ LATE = 20  #: updates before, from which one update does not turn weights that f
 SCALED = 1.25  #: factor of a weight's size that no few updates change it by
 BY_RATE = 0.8  #: share of the weights that a fresh optimizer's update moves by the learning rate itself, at least
 LEAST, MOVES = 8, 1e-5  #: elements; relative size of an update that is more than rounding
+LITTLE = 0.01  #: least share of the learning rate by which updates move a weight, in the root mean square
 STILL = 0.95  #: cosine of most weights below which a turned weight is not unusual
 YOUNG = 3  #: least ratio of the updates before to those in between; younger weights may still turn far
 APART = 4.0  #: times the median parameter's change (catalogue, 3.2)
@@ -230,7 +231,8 @@ def _still(
 ) -> Iterator[Sign]:
     """Yield signs of parameters that did not move at all, although the updates reached others."""
     # their moments say how far the update moves them
-    kept = [fqn for fqn, sums in trained.items() if types[fqn] == "float32" and _should_move(updates[fqn], sums)]
+    rates = {updates[fqn].lr for fqn, sums in trained.items() if 2 * sums.unchanged < sums.count}
+    kept = [f for f, sums in trained.items() if types[f] == "float32" and _should_move(updates[f], sums, rates)]
     if kept and 2 * len(kept) < len(trained):
         text = f"weights of {_names(kept)} are equal bit for bit, although their optimizer state changed"
         yield _sign("P36", kept, text, len(trained), None, kind="kept")
@@ -246,10 +248,19 @@ def _still(
     yield _sign("P36", stood, text, len(wide), None if sure else "warn", kind="counted" if sure else "frozen")
 
 
-def _should_move(update: Update, sums: PairState) -> bool:
-    """Return whether no element moved, although by its moments a single update moves them by more than rounding."""
+def _should_move(update: Update, sums: PairState, rates: Collection[object]) -> bool:
+    """Return whether no element moved, although updates move them by more than rounding.
+
+    How far a single update moves them follows from its moments. Several updates whose gradients changed the second
+    moments are assumed to move them by :data:`LITTLE` of the learning rate or more.
+
+    Args:
+        rates: bounds of the learning rates of parameters that did move.
+    """
     if sums.unchanged < sums.count or sums.count < LEAST or update.lr is None:
         return False
+    if update.k > 1 and sums.floor.of and sums.ratio != 1:
+        return update.lr in rates and update.lr[1] * LITTLE * math.sqrt(sums.count) > MOVES * math.sqrt(sums.aa)
     return update.lr[0] * math.sqrt(sums.replay.uu) > MOVES * math.sqrt(sums.replay.ww)
 
 
