@@ -20,7 +20,6 @@ VALUES = ("near", "other", "part", "slight", "fill", "zero")
 STATES = ("near", "other", "part", "fallen")  #: the same for moments
 BEGINNINGS = ("zero", "swapped", "moved.", "zeros", "flip")  #: forms of moments that make later values explode
 BORN_ZERO = ("bias", "lora_B.weight")  #: parameters that are zero when they are made
-TOP = {"float32": 30, "bfloat16": 14, "float16": 14, "float64": 62}  #: highest exponent bit
 
 
 def _all(change: LedgerLeg) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -501,6 +501,3 @@ def state_rows(state: State, which: str, sums: Mapping[str, Any]) -> Iterator[Ro
 def _empty(one: Any, role: str) -> bool:
     numbers = one.numbers.get(role)
     return numbers is not None and numbers.zeros == numbers.count
-
-
-Maker = Callable[..., Iterator[Row]]
