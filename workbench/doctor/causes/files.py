@@ -271,7 +271,7 @@ def settings(case: Case) -> Iterator[Match]:
     rates = [one for one in case.fired("P15", "S16", "P13", "P19", "R14") if one.evidence.get("kind") in (None, "lr")]
     if rates and (case.declared or case.rescaled or any(one.evidence.get("declared") for one in rates)):
         rates += case.fired("N6") if case.rescaled else []
-        yield Match(case.resumed, 0.9, signs=tuple(rates), question="the learning rate was changed: was that intended?")
+        yield Match(case.resumed, 0.9, signs=tuple(rates), question="was the learning rate changed on purpose?")
     kinds_of_data = ("samples", "loader", "consumed_samples")
     moved = [one for one in case.fired("S18", "R11", "P20") if one.evidence.get("kind") in kinds_of_data]
     ahead = [one for one in moved if _later(one.evidence)]
@@ -280,7 +280,7 @@ def settings(case: Case) -> Iterator[Match]:
             case.resumed,
             0.9,
             signs=tuple(ahead),
-            question="data was skipped: was that intended?",
+            question="was data skipped on purpose?",
             title="Data was skipped.",
         )
     clip = case.fired("S19")

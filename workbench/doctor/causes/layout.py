@@ -225,7 +225,7 @@ def averaged(case: Case) -> Iterator[Match]:
             losses=AVERAGES_ONLY,
         )
     if signs := case.fired("P22", "P23"):
-        question = "" if case.fired("P22") else "the averages restarted from the weights: was that intended?"
+        question = "" if case.fired("P22") else "were the averages restarted from the weights on purpose?"
         yield Match(
             "train",
             0.9,

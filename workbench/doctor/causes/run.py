@@ -109,7 +109,7 @@ def _stands(case: Case) -> bool:
 def schedule_restarted(case: Case) -> Iterator[Match]:
     behind = [sign for sign, ratio in _positions(case) if ratio is None or (ratio < EARLY and not _stands(case))]
     slow = [sign for sign, ratio in _rates(case) if ratio is not None and ratio < 1]
-    question = "the learning-rate schedule restarted: was that intended?"
+    question = "was the learning-rate schedule restarted on purpose?"
     leg = "load" if any(one.rule in ("R11", "R14") for one in (*behind, *slow)) else case.resumed
     if behind:
         more = [sign for sign, _ in _rates(case)]
@@ -124,7 +124,7 @@ def schedule_restarted(case: Case) -> Iterator[Match]:
             0.5 if declared else 0.85,
             signs=tuple(slow),
             title=title,
-            question="the learning rate is lower than before: was that intended?",
+            question="was the learning rate lowered on purpose?",
         )
 
 
@@ -142,7 +142,7 @@ def schedule_lost(case: Case) -> Iterator[Match]:
             leg,
             0.4 if doubt else 0.85,
             signs=tuple(fast),
-            question="the learning rate is higher than before: was that intended?",
+            question="was the learning rate raised on purpose?",
         )
     train = case.change("train")
     far = train.hit(train.weights)
@@ -178,7 +178,7 @@ def stepped_twice(case: Case) -> Iterator[Match]:
         strength = 1.0 if any(ratio >= LATE for _, ratio in ahead) else 0.8
         leg = "load" if any(sign.rule == "R11" for sign, _ in ahead) else case.resumed
         more = [sign for sign, ratio in _rates(case)]
-        question = "the schedule's position does not match the updates: was it moved on purpose?"
+        question = "was the position of the schedule changed on purpose?"
         less = all(ratio < 1 for _, ratio in ahead)
         title = f"The schedule was stepped {'less' if less else 'more'} often than the optimizer."
         title = "The schedule was not stepped." if stands else title
@@ -192,8 +192,8 @@ def another_length(case: Case) -> Iterator[Match]:
     changed = case.fired("P37")
     rates = [sign for sign, _ in _rates(case)] if changed else []
     if signs or changed:
-        what = "settings were" if changed else "length was"
-        question = f"the schedule's {what} changed: was that intended?"
+        what = "were the settings" if changed else "was the length"
+        question = f"{what} of the schedule changed on purpose?"
         signs += [one for one in rates if one not in signs]
         yield Match(case.resumed, 0.9 if changed else 0.5, signs=(*changed, *signs), question=question)
 
@@ -217,7 +217,7 @@ def data_again(case: Case) -> Iterator[Match]:
     if signs:
         stands = all(one.evidence.get("stands") for one in signs)
         title = "The position in the data did not advance." if stands else ""
-        question = "the data starts over: was a new epoch or a restart intended?"
+        question = "was a new epoch or a restart intended?"
         if all(one.evidence.get("fewer") for one in signs):
             title, question = (
                 "The data advanced less than the updates.",
@@ -231,7 +231,7 @@ def data_again(case: Case) -> Iterator[Match]:
 def another_order(case: Case) -> Iterator[Match]:
     if signs := case.fired("N10"):
         what = "order" if any(one.evidence.get("kind") == "order" for one in signs) else "seed"
-        yield Match(case.resumed, 0.9, signs=tuple(signs), question=f"the data's {what} changed: was that intended?")
+        yield Match(case.resumed, 0.9, signs=tuple(signs), question=f"was the {what} of the data changed on purpose?")
 
 
 def random_states(case: Case) -> Iterator[Match]:
@@ -301,7 +301,7 @@ def another_step(case: Case) -> Iterator[Match]:
 
 def another_batch(case: Case) -> Iterator[Match]:
     if signs := case.fired("N12"):
-        yield Match(case.resumed, 0.5, signs=tuple(signs), question="the batch changed: was that intended?")
+        yield Match(case.resumed, 0.5, signs=tuple(signs), question="was the batch changed on purpose?")
 
 
 # ---- D: precision and masters ----------------------------------------------------------------------------------------

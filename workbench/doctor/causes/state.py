@@ -134,7 +134,7 @@ def added(case: Case) -> Iterator[Match]:
     new = [one for one in case.fired("R01", "P02", "N3") if one.evidence.get("kind") in ("are new", "appeared")]
     heads = [one for one in new if kinds(one.tensors) <= {"head"}]
     if new and not heads:
-        question = "tensors were added to the model: was that intended?"
+        question = "were tensors added to the model on purpose?"
         yield Match("load" if case.change("load").rows else "train", 0.8, question=question, signs=tuple(new))
 
 
@@ -173,12 +173,12 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
                 ("B2", f"the moments of {many(len(names), 'parameter')} are lost too"),
                 ("E13 B5 E1", case.equal(change, change.weights, "weights")),
             )
-            question = "the optimizer started fresh: was that intended?" if whole else ""
+            question = "was the optimizer started fresh on purpose?" if whole else ""
             yield Match(change.leg, 1.0, names, False, question, reasons)
         elif counters.reset and (
             2 * len(_measured(case, change) & counters.reset) < len(counters.reset) or _forgotten(case, change)
         ):
-            question = "the optimizer's counters restarted: was that intended?"
+            question = "were the optimizer's counters reset on purpose?"
             yield Match(change.leg, 0.6, counters.reset, False, question if _whole(case, change) else "")
     absent = [one for one in case.fired("S06") if one.evidence.get("kind") in ("absent", "never", "gone")]
     for one in case.fired("R03", "R01", "N3", "V05", "P33"):
@@ -226,9 +226,7 @@ def counters_reset(case: Case) -> Iterator[Match]:
         measured = measured if 2 * len(measured) >= len(names) else set()
         words = case.equal(change, MOMENTS, "moments", measured) if measured else ""
         reasons = case.against(("B1 B3 B4", words), ("G6", case.equal(change, change.weights, "weights", names)))
-        question = (
-            "the optimizer's counters restarted: was that intended?" if not measured and _whole(case, change) else ""
-        )
+        question = "were the optimizer's counters reset on purpose?" if not measured and _whole(case, change) else ""
         exact = bool(words) and change.exact
         title = "The optimizer's step counters were reset; the moments were kept." if words else ""
         yield Match(change.leg, 1.0 if words else 0.45, names, exact, question, reasons, title=title)
@@ -380,7 +378,7 @@ def other_groups(case: Case) -> Iterator[Match]:
             "train",
             1.0,
             names,
-            question="the weight decay of these parameters changed: was that intended?",
+            question="was the weight decay of these parameters changed on purpose?",
             signs=(*signs, *_untouched(case)),
         )
     elif rows := _untouched(case):

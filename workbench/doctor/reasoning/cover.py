@@ -99,10 +99,15 @@ def _named(case: Case, sign: Sign) -> CauseExplanation:
     causes = causes or list(sign.causes or RULES[sign.rule].causes)
     match = None
     if sign.rule in CHANGED:  # what changed is known, why is not
-        names, title = frozenset(sign.tensors), f"{sign.message[0].upper()}{sign.message[1:]}."
+        names, title = frozenset(sign.tensors), f"{_capital(sign.message)}."
         remedy = RULES[sign.rule].remedy
         match = Match(leg_of(sign), UNNAMED, names, signs=(sign,), title=title, remedy=remedy)
     return CauseExplanation(causes[0], match, [], [], UNNAMED * weight(sign), 0.0, causes[1] if len(causes) > 1 else "")
+
+
+def _capital(words: str) -> str:
+    """Begin a sentence with a capital letter, unless it begins with a name in code: ``exp_avg``."""
+    return words if "_" in words.partition(" ")[0] else f"{words[0].upper()}{words[1:]}"
 
 
 def _possible(case: Case, cause: str) -> bool:

@@ -6,7 +6,7 @@
     unproved   These checkpoints cannot prove that the resume is right. Nothing is wrong in: 26 of 26 weights, …
     a remark   Settings were changed on purpose. (possible) Nothing else was found in what was compared: …
     a fault    The optimizer's step counters were reset; the moments were kept. (certain: the moments of 52 of 52 …)
-    a question The learning-rate schedule restarted. (likely) … was that intended? If so, nothing is wrong.
+    a question The learning-rate schedule restarted. (likely) Was it restarted on purpose? If so, nothing is wrong.
 
 Every number is a count of rows of the ledger.
 """
