@@ -1,7 +1,9 @@
-"""The twelfth sealed half, loops: faults, healthy runs and deliberate changes by somebody who had not seen the doctor.
+"""The twelfth half, sealed until 2026-11-27, loops: faults, healthy runs and deliberate changes by somebody who had not seen the doctor.
 
 ``why`` of a fault begins with the words that a right diagnosis must say, whatever cause it names.
 """
+
+# ruff: noqa: E501
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ from tests.lab.hugging import made, trained
 from tests.lab.live import Decoder, Loop, fault, variant
 from tests.lab.live_healthy import Experts, Sheltered, Tied, muon, only, optim
 from tests.lab.model import LORA_SCALE
-from tests.lab.sealed12_state import SEALED12_STATE
+from tests.lab.opened12_state import OPENED12_STATE
 
-__all__ = ["SEALED12"]
+__all__ = ["OPENED12"]
 
 TORCH = torch.optim
 PLAIN = ("torch_save", "folder", "lightning")
@@ -1473,4 +1475,4 @@ DELIBERATE: list[Fault] = [
             needs={"tied": True}, layouts=("torch_save", "lightning"), loaded=untied, true=("H1", "F2")),
 ]  # fmt: skip
 
-SEALED12: tuple[Fault, ...] = (*FAULTS, *SEALED12_STATE, *HEALTHY, *DELIBERATE)
+OPENED12: tuple[Fault, ...] = (*FAULTS, *OPENED12_STATE, *HEALTHY, *DELIBERATE)
