@@ -38,8 +38,8 @@ class ObjectChange:
 
     Attributes:
         path: the object's name, then keys and positions: ``args.lr``, ``state['betas'][1]``.
-        kind: ``added``, ``removed``, ``changed``, ``unreadable`` or ``unlooked`` (too many, too deep, or bytes of a
-            storage that are not decoded).
+        kind: ``added``, ``removed``, ``changed``, ``unreadable``, ``unlooked`` (too many, too deep, or bytes of a
+            storage that are not decoded) or ``entries`` (how many of a list differ, before the first ones).
         text: both values, in one line or less.
         before, after: the values as plain JSON, bounded; ``None`` if absent or summarized.
     """
@@ -115,7 +115,7 @@ class _Walk:
         found = list(self._entries(path, a, b, entries, depth))
         if len(found) > ENTRIES and all(isinstance(key, _At) for key in entries):
             many = len({change.path[len(path) :].split("]")[0] for change in found})
-            yield ObjectChange(path, "changed", f"differs in {many:,} of {len(entries):,} entries; the first:")
+            yield ObjectChange(path, "entries", f"differs in {many:,} of {len(entries):,} entries; the first:")
             found = found[:2]
         yield from found
 

@@ -151,7 +151,7 @@ def _first(one: Suspect) -> Iterator[str]:
     if one.since is not None:
         rows.append(("since", f"step {one.since:,}"))
     proof = [sign for sign in one.signs if sign.severity != "info"] or list(one.signs)
-    rows += [("proof", _plain(sign)) for sign in proof[:PROOFS]]
+    rows += [("proof", _plain(sign)) for sign in proof[:PROOFS] if sign.message not in one.title]
     if len(proof) > PROOFS:
         rows.append(("proof", f"… and {plural(len(proof) - PROOFS, 'further measurement')}"))
     if (one.affected or one.tensors) and not _named(one, proof[:PROOFS]):

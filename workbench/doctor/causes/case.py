@@ -54,7 +54,7 @@ class Match:
         reasons: cause → a measured sentence that speaks against it.
         signs: the signs that it is based on, if these are not rows of the ledger.
         title: replaces the cause's title.
-        remedy: replaces the cause's remedy, and what the cause does to the run is then not stated.
+        remedy: replaces the cause's remedy; of what the cause does to the run, only ``losses`` is then stated.
         losses: replaces what the cause does to the losses.
     """
 

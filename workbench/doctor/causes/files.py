@@ -243,6 +243,13 @@ def settings(case: Case) -> Iterator[Match]:
         remedy = "restore d and d_max of the param groups together with the optimizer's state"
         yield Match("train", 0.95, signs=tuple(fell), title=title, remedy=remedy)
         signs = [one for one in signs if one not in fell]
+    if sizes := [one for one in signs if one.evidence.get("kind") == "sizes"]:
+        title, question = (
+            "The optimizer holds other parameters.",
+            "were parameters added, frozen or unfrozen on purpose?",
+        )
+        yield Match(case.resumed, 0.9, signs=tuple(sizes), title=title, question=question)
+        signs = [one for one in signs if one not in sizes]
     if any(one.evidence.get("kind") == "decay" for one in signs):
         signs += [one for one in case.fired("P12") if "old" in one.evidence]
     if case.declared:

@@ -13,7 +13,7 @@ from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.ledger.roles import AVERAGES, MASTERS, MOMENTS, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import many
-from workbench.doctor.origins.tags import is_follower
+from workbench.doctor.origins.tags import is_follower, is_reference
 from workbench.names.roles import adapter_of
 from workbench.names.weights import kinds
 
@@ -30,6 +30,8 @@ TAGS = {
     "layer": {"E9": 1.0},
     "stack": {"E9": 0.95},
     "followed": {"F4": 1.0, "A2": 0.5},
+    "reference": {"F6": 1.0},
+    "trained": {"A2": 1.0},
     "expert": {"E10": 1.0},
     "gate_up": {"E3": 1.0, "E2": 0.5},
     "gate_up_mixed": {"E2": 1.0},
@@ -192,15 +194,19 @@ def untied(case: Case) -> Iterator[Match]:
     ]
     if new or gone:
         names = frozenset(n for s in (*new, *gone) for n in s.tensors)
-        yield Match(
-            "load" if case.change("load").rows else "train",
-            1.0,
-            names,
-            signs=(*new, *gone),
-        )
+        leg = "load" if case.change("load").rows else "train"
+        copied = leg == "load" and not case.change(leg).hit(WEIGHTS) & names
+        trained = leg == "train" and all(case.later.params.get(name, {}).keys() & {*MOMENTS} for name in names)
+        apart = bool(new) and all(one.rule == "R15" for one in new) and not gone
+        question = "were they untied on purpose?" if apart and (copied or trained) else ""
+        yield Match(leg, 1.0, names, question=question, signs=(*new, *gone))
 
 
 AVERAGES_ONLY = "the training loss does not show it; evaluations of the averaged weights do"
+RENEWED = "A copy that is not trained, such as a reference model, holds the trained weights."
+FROM_ITS_OWN = "load the copy from where it is stored; do not fill it from the trained weights"
+WAS_RENEWED = "was the copy renewed on purpose?"
+RESTORE = "load the averages and their counter from the checkpoint that the weights are from"
 AVERAGE = "was training meant to go on from the averaged weights?"
 
 
@@ -222,6 +228,7 @@ def averaged(case: Case) -> Iterator[Match]:
             frozenset(n for s in stored for n in s.tensors),
             signs=tuple(stored),
             title="The averaged weights differ from the stored ones.",
+            remedy=RESTORE,
             losses=AVERAGES_ONLY,
         )
     if signs := case.fired("P22", "P23"):
@@ -233,10 +240,18 @@ def averaged(case: Case) -> Iterator[Match]:
             signs=tuple(signs),
             question=question,
             title="The averaged weights did not continue from the stored ones.",
+            remedy=RESTORE,
             losses=AVERAGES_ONLY,
         )
     if signs := [one for one in case.fired("P24") if "F4" in one.causes[:1]]:
-        yield Match("train", 0.9, signs=tuple(signs), title="The averaged weights restarted.", losses=AVERAGES_ONLY)
+        yield Match(
+            "train",
+            0.9,
+            signs=tuple(signs),
+            title="The averaged weights restarted.",
+            remedy=RESTORE,
+            losses=AVERAGES_ONLY,
+        )
     if signs := case.fired("P28"):
         yield Match(
             "train",
@@ -245,6 +260,7 @@ def averaged(case: Case) -> Iterator[Match]:
             signs=tuple(signs),
             question="the averaged weights do not change: are they updated less often?",
             title="The averaged weights are not updated.",
+            remedy=RESTORE,
             losses=AVERAGES_ONLY,
         )
     for change in case.changes:
@@ -264,6 +280,7 @@ def averaged(case: Case) -> Iterator[Match]:
                 False,
                 "the averages begin at the weights: were they started anew on purpose?" if anew else "",
                 title="The averaged weights differ from the stored ones.",
+                remedy=RESTORE,
                 losses=AVERAGES_ONLY,
             )
         taken = frozenset(change.hit((*change.weights, *MASTERS), "average"))
@@ -357,6 +374,9 @@ def merged(case: Case) -> Iterator[Match]:
             question="were they merged into the weights on purpose?",
         )
         return
+    if anew := _begun_anew(case):
+        yield anew
+        return
     for change in case.changes:
         names = frozenset(change.hit((*change.weights, *MASTERS)))
         adapters = frozenset(name for name in names if "lora" in name.lower() or "adapter" in name.lower())
@@ -380,9 +400,30 @@ def merged(case: Case) -> Iterator[Match]:
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
 
+def _begun_anew(case: Case) -> Match | None:
+    """Return a match if only weights with adapters changed beside these, and the adapters' own state began anew."""
+    bases = [one for one in case.fired("P27") if one.evidence["kind"] == "adapted"]
+    train = case.change("train")
+    lost = train.hit(MOMENTS)
+    if not bases or not lost or not all(adapter_of(name) or is_numbered(name) for name in lost):
+        return None
+    return Match(
+        "train",
+        1.0,
+        frozenset(lost | train.hit((*WEIGHTS, *MASTERS)) | {name for one in bases for name in one.tensors}),
+        title="Adapters were merged into the weights, and began anew.",
+        question="does the trainer do so now and then, as ReLoRA does?",
+        remedy="if this was not intended, load base, adapters and their optimizer state from one save",
+    )
+
+
 def other_base(case: Case) -> Iterator[Match]:
     """Match if weights under unchanged adapters changed, and not only those that have adapters."""
     for change in case.changes:
+        if change.hit(WEIGHTS, "moved.reference"):
+            names = frozenset(name for name in change.hit(WEIGHTS) if is_reference(name))
+            yield Match(change.leg, 1.0, names, title=RENEWED, remedy=FROM_ITS_OWN, question=WAS_RENEWED)
+            continue
         adapters = {name for name in change.seen(*WEIGHTS) if adapter_of(name)}
         base, names = change.seen(*WEIGHTS) - adapters, frozenset(change.hit(WEIGHTS, "near"))
         stems = {_stem(fqn.partition(".lora_A")[0]) for fqn in case.evidence.before.params if ".lora_A" in fqn}
@@ -391,6 +432,10 @@ def other_base(case: Case) -> Iterator[Match]:
         if adapters and apart and (whole or change.exact) and not set(map(_stem, names)) <= stems:
             words = f"{len(names):,} of {many(len(base), 'weight')} under the adapters changed; the adapters did not"
             yield Match(change.leg, 0.97 if whole else 0.9, names, reasons=case.against(("A2 F5 G6", words)))
+
+    if signs := [one for one in case.fired("P35") if one.tensors and all(map(is_reference, one.tensors))]:
+        names = frozenset(n for s in signs for n in s.tensors)
+        yield Match("train", 0.9, names, signs=tuple(signs), title=RENEWED, remedy=FROM_ITS_OWN, question=WAS_RENEWED)
 
 
 def vocabulary(case: Case) -> Iterator[Match]:
@@ -566,11 +611,11 @@ COPIES = (
          "wrapped twice, merged but still active, or scaled differently", "the loss of the start, or a jump",
          "load base and adapter once each; merge at most once", ECHO,
          "lerobot 3459, alpaca-lora 322, peft 859",
-         explains="P05 P06 P08 P11 P12 P13 P17 P32 P18 N22 R01 R09 P02",
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P27 P32 P18 N22 R01 R09 P02 S04 S05 S06",
          pattern=merged),
     made("F6", "The base model is a different revision.", "adapters were trained on other weights", "a small jump",
          "pin the base model's revision", "the base model's hash at training", "catalogue F6",
-         explains="P27 R09", pattern=other_base),
+         explains="P05 P08 P12 P17 P18 P27 P35 R02 R09 R13 N3", pattern=other_base),
     made("F7", "Rows of the vocabulary were shifted or added.", "the tokenizer changed",
          "a jump of 1.5 to 5 nats", "map rows by token, not by number; resize with the tokenizer of the run", ECHO,
          "unsloth-zoo 923, swiss-ai 115, Megatron-Bridge 469",

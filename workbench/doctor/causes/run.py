@@ -214,6 +214,7 @@ def _data(case: Case) -> Iterator[tuple[Sign, bool]]:
 
 def data_again(case: Case) -> Iterator[Match]:
     signs = [sign for sign, behind in _data(case) if behind and not _step_is_off(case)]
+    signs += [one for one in case.fired("P34") if one.evidence["kind"] == "data"]
     if signs:
         stands = all(one.evidence.get("stands") for one in signs)
         title = "The position in the data did not advance." if stands else ""
@@ -526,7 +527,7 @@ SCHEDULES = (
          megatron="args.consumed_train_samples must be restored: resume without --finetune",
          hf="ignore_data_skip=False", deepspeed="pass the loader's position through client_state",
          lightning="save the loader's position with a StatefulDataLoader",
-         explains="P29 S18 R11 N10",
+         explains="P29 P34 S18 R11 N10",
          losses="the loss drops on data seen before",
          everywhere=True,
          pattern=data_again),

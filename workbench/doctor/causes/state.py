@@ -75,6 +75,11 @@ def renamed(case: Case) -> Iterator[Match]:
 
 def not_loaded(case: Case) -> Iterator[Match]:
     for change in case.changes:
+        if change.hit(change.weights, "moved.trained"):
+            title = "The weights are those of the copy that is not trained, such as a reference model."
+            remedy = "load the trained weights, not those of the copy"
+            yield Match(change.leg, 1.0, frozenset(change.hit(change.weights)), title=title, remedy=remedy)
+            continue
         if anew := _anew(case, change):
             yield Match(
                 change.leg,
@@ -84,8 +89,8 @@ def not_loaded(case: Case) -> Iterator[Match]:
                 title="Some weights and their optimizer state are new.",
             )
         names = _unlike(case, change)
-        if not names and not case.mastered:
-            names = _changed_some(change)
+        if not case.mastered and names <= change.hit(change.weights, "fill"):
+            names |= _changed_some(change)  # initial values that are not constant
         whole = change.whole(change.weights, names)
         if not names or (kinds(names) == {"norm"} and _ones(change, names)):
             continue
@@ -370,6 +375,10 @@ def mixed_moments(case: Case) -> Iterator[Match]:
 def other_groups(case: Case) -> Iterator[Match]:
     stated = [one for one in case.fired("R12", info=True) if one.evidence.get("kind") == "groups"]
     whole = any(one.evidence.get("kind") == "decay" for one in case.fired("R12", info=True))  # another setting (H1)
+    if exchanged := [one for one in case.fired("R14") if one.evidence.get("kind") == "groups"]:
+        names = frozenset(n for s in exchanged for n in s.tensors)
+        found = (*exchanged, *(one for one in case.fired("R12") if set(one.tensors) & names))
+        yield Match("load", 1.0, names, question="was the weight decay exchanged on purpose?", signs=found)
     played = [one for one in case.fired("P12") if "old" in one.evidence and not whole]
     signs = [*stated, *played, *case.fired("N27")]
     if signs and not any("weight_decay" in name for name in case.declared):
@@ -485,7 +494,7 @@ NAMES = (
         dcp="dcp.load with a planner that refuses missing keys (DefaultLoadPlanner(allow_partial_load=False))",
         megatron="--dist-ckpt-strictness raise_all",
         hf="check missing_keys of from_pretrained's loading info",
-        explains="P05 P06 P08 P11 P12 P13 P17 P18 N29 R01 R03 R09 P02 N3 P01 P03 P04 R10 S06 S07",
+        explains="P05 P06 P08 P11 P12 P13 P17 P18 N29 R01 R02 R03 R09 R13 P02 N3 P01 P03 P04 R10 S06 S07",
         losses="the first losses are wrong; they recover over hundreds of updates",
         pattern=not_loaded,
     ),

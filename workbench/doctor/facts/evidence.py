@@ -23,6 +23,7 @@ from workbench.checkpoint import Checkpoint, open_place
 from workbench.core.place import stat_or_absent
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.gather import counts_of
+from workbench.doctor.facts.generators import Generator, generators
 from workbench.doctor.facts.groups import Names, is_numbered, number_of
 from workbench.doctor.facts.state import TrainingState
 from workbench.errors import WorkbenchError
@@ -163,6 +164,16 @@ class State:
         for name, ckpt in self.beside.items():
             stem = name.rpartition(".")[0]
             found |= {f"{stem}.{path}": value for path, value in counts_of(leaves(ckpt.objects)[0]).items()}
+        return found
+
+    @cached_property
+    def generators(self) -> Mapping[str, Generator]:
+        """The states of random generators by name, those of further files included."""
+        found = dict(self.facts.generators)
+        for name, ckpt in self.beside.items():
+            if re.search(r"rng|random_state", name):
+                stem = name.rpartition(".")[0]
+                found |= {f"{stem}.{inner}": one for inner, one in generators(ckpt, every=True).items()}
         return found
 
     def under(self, names: Mapping[str, str]) -> State:

@@ -44,19 +44,23 @@ class Generator:
     engines: Mapping[str, bytes]
 
 
-def generators(ckpt: Checkpoint) -> dict[str, Generator]:
-    """Return the stored generators by the names of their tensors or objects."""
+def generators(ckpt: Checkpoint, *, every: bool = False) -> dict[str, Generator]:
+    """Return the stored generators by the names of their tensors or objects.
+
+    Args:
+        every: whether all tensors and objects are states of generators, as in a file with nothing else.
+    """
     found: dict[str, Generator] = {}
     for position, key in enumerate(ckpt.catalog.keys):
         small = int(ckpt.catalog.numel[position]) <= LARGEST
-        if "rng" in key and ckpt.roles[position] == "other" and small and len(found) < MANY:
+        if (every or ("rng" in key and ckpt.roles[position] == "other")) and small and len(found) < MANY:
             try:
                 state = ckpt[key].numpy().tobytes()
             except WorkbenchError:  # verify reports the reason
                 continue
             found[key] = Generator(hashlib.sha256(state).hexdigest(), dict(_engines(state)))
     for name in ckpt.objects:
-        if not re.search(r"rng_state|random_states|extra_state_rank", name) or len(found) >= MANY:
+        if not (every or re.search(r"rng_state|random_states|extra_state_rank", name)) or len(found) >= MANY:
             continue
         try:
             value = ckpt.objects[name]
@@ -64,8 +68,8 @@ def generators(ckpt: Checkpoint) -> dict[str, Generator]:
             continue
         if isinstance(value, Mapping) and "extra_state" in name:
             value = {key: one for key, one in value.items() if "rng" in str(key)} or None
-        if value is not None:
-            plain = _plain(value)
+        plain = _plain(value)
+        if plain not in (None, []):
             found[name] = Generator(hashlib.sha256(repr(plain).encode()).hexdigest(), dict(_engines(plain)))
     return found
 

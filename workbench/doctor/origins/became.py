@@ -40,6 +40,8 @@ BEGAN = 0.5  #: correlation of log v with its past from which v kept its profile
 NEAR, LIKE = 0.9, 0.5  #: cosines: the same weights, changed; and weights that still contain some of the old ones
 NEARER = 0.7  #: ratio of the distance to the stored average to that to the old weights
 EXACTLY = 0.1  #: the same if the update was undone
+LEAST, APART = 8, 6.0  #: elements of a constant; spread of the old weights, in reaches of the updates
+VALUES = 8  #: different numbers that a cast leaves
 RANKS = 65  #: numbers of shards to try
 ROW_LIKE = 0.5  #: cosine of a row with itself below which it is another row
 GRID = 256  #: elements from which a grid is searched
@@ -352,15 +354,21 @@ def _nearer(average: Array, a: Array, b: Array, most: float) -> bool:
 
 def _cast(a: Array, b: Array, room: float) -> str:
     """Return the type so that the updates reach all weights from the old ones rounded to it, but not from these."""
-    return next((kind for kind in CASTS if (np.abs(b - rounded(a, kind)) <= room * 1.001).all()), "")
+    for kind in CASTS:
+        cast = rounded(a, kind)
+        if (np.abs(b - cast) <= room * 1.001).all() and len(np.unique(cast)) >= min(VALUES, len(a)):
+            return kind  # few values are also those of other weights, as of a constant
+    return ""
 
 
 def _constant(a: Array, b: Array, slack: float) -> tuple[str, dict[str, Any]] | None:
-    """Return the form of weights that became all 0 or all 1, to within the updates."""
+    """Return the form of weights that became all one number, to within the updates."""
     for form, value in (("zero", 0.0), ("fill", 1.0)):
         off = np.abs(a - value)
         if np.abs(b - value).max() <= slack * 1.001 and off.max() > 1.5 * slack and off.mean() > 0.5 * slack:
             return form, {"value": value}
+    if len(b) >= LEAST and np.ptp(b) <= 2.002 * slack and np.ptp(a) > APART * slack:
+        return "fill", {"value": float(f"{np.median(b):.3g}")}
     return None
 
 

@@ -32,7 +32,7 @@ from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.became import on_grid, one_factor, power
 from workbench.doctor.origins.flat import FoundWindow, find_windows
 from workbench.doctor.origins.index import MovedRows, RowIndex, row_keys, row_shape
-from workbench.doctor.origins.tags import Move, is_follower
+from workbench.doctor.origins.tags import Move, has_copy, is_follower
 from workbench.errors import WorkbenchError
 from workbench.names.roles import adapter_of
 from workbench.tensor import LazyTensor
@@ -167,11 +167,13 @@ def _plainly(atom: Atom, row: TensorDiff) -> AtomLook:
 def _moved(atoms: Atoms, looks: list[AtomLook], not_checked: dict[str, str]) -> list[AtomLook]:
     """Search rows in all tensors of before of the same role and row length."""
     wanted: dict[tuple[str, str, int, bool], list[int]] = {}
+    names = {atom.fqn for atom in atoms.rows if is_follower(atom.fqn)}
     for at, one in enumerate(looks):
         before, after = atoms.tensors(one.atom)
         vector = len(before.shape) < 2
         alike = one.kind == "near" and not vector and (one.cosine or 0) >= PLAIN
-        sure = alike and not is_follower(one.atom.fqn)  # which is like itself and like the one that it follows
+        # which is like itself and like the one that it follows
+        sure = alike and not is_follower(one.atom.fqn) and not has_copy(one.atom.fqn, names)
         if one.kind in ("near", "other") and not sure and readable(before) and before.element == after.element:
             width = row_shape(before.shape)[1]
             if width * before.element.itemsize >= LEAST:

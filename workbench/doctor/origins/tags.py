@@ -23,12 +23,16 @@ RANKS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)  #: numbers of shards of a voca
 ATTENTION = {"q", "k", "v", "qkv", "o"}
 #: A part of the names of a network that follows another one: a target, a teacher, an average, a momentum encoder.
 FOLLOWER = re.compile(r"(?:\w*_)?(?:target|teacher|ema|swa|averaged?|shadow|momentum)(?:_\w*)?")
+#: The same of one that was copied from another one, and is not trained.
+REFERENCE = re.compile(r"(?:\w*_)?(?:reference|ref)(?:_\w*)?")
 WITHIN = {"interleave", "regroup"}  #: forms of rows that change between the two layouts of rotary embeddings
 #: Tag → words about such a move.
 TAGS: Mapping[str, str] = {
     "layer": "hold another layer's values",
     "stack": "hold another stack's values",  # an encoder's in the decoder
     "followed": "hold the values of the network that they follow",  # a student's in its teacher
+    "reference": "hold the values of the network that was trained",  # a policy's in its reference
+    "trained": "hold the values of the copy that is not trained",  # a reference's in its policy
     "expert": "hold another expert's values",
     "gate_up": "have gate and up swapped",
     "gate_up_mixed": "mix rows of gate and up",
@@ -74,6 +78,8 @@ TOGETHER: Mapping[str, tuple[str, ...]] = {
     "gate_up_mixed": ("gate_up",),
     "ranks": ("heads", "vocab", "padding", "rope"),
     "followed": ("layer", "stack", "name"),
+    "reference": ("layer", "stack", "name"),
+    "trained": ("layer", "stack", "name"),
     "layer": ("name", "stack"),
     "stack": ("name",),
     "flat": ("mixed",),
@@ -94,8 +100,14 @@ def tag_of(facts: Geometry, one: Move) -> str:
     kind = mine.kind
     others = set(one.sources) - {one.fqn}  # rows that are equal in both networks are found at their own place
     in_place = not one.columns and all(block.start == block.first for block in one.blocks)
-    if in_place and len(others) == 1 and _follows(one.fqn, *others):
-        return "followed"
+    if in_place and len(others) == 1:
+        for tag, pattern, names in (
+            ("followed", FOLLOWER, (one.fqn, *others)),
+            ("reference", REFERENCE, (one.fqn, *others)),
+            ("trained", REFERENCE, (*others, one.fqn)),
+        ):
+            if _follows(pattern, *names):
+                return tag
     if one.form.get("form") == "axis":
         return "axis"
     if one.form.get("form") == "shift":
@@ -131,14 +143,24 @@ def tag_of(facts: Geometry, one: Move) -> str:
 
 def is_follower(name: str) -> bool:
     """Return whether a weight is one of a network that follows another one."""
-    return any(map(FOLLOWER.fullmatch, name.split(".")))
+    return is_reference(name) or any(map(FOLLOWER.fullmatch, name.split(".")))
 
 
-def _follows(name: str, source: str) -> bool:
-    """Return whether ``source`` is the namesake of a weight in the network that its own follows."""
+def is_reference(name: str) -> bool:
+    """Return whether a weight is one of a network that was copied from another one, and is not trained."""
+    return any(map(REFERENCE.fullmatch, name.split(".")))
+
+
+def has_copy(name: str, names: Iterable[str]) -> bool:
+    """Return whether a copy of the weight's network, which is not trained, is stored too."""
+    return any(_follows(REFERENCE, other, name) for other in names)
+
+
+def _follows(pattern: re.Pattern[str], name: str, source: str) -> bool:
+    """Return whether ``source`` is the namesake of a weight of a network that its own follows."""
     mine, theirs = name.split("."), source.split(".")
     parts = [(a, b) for a, b in zip(mine, theirs, strict=False) if a != b]
-    return len(mine) == len(theirs) and len(parts) == 1 and bool(FOLLOWER.fullmatch(parts[0][0]))
+    return len(mine) == len(theirs) and len(parts) == 1 and bool(pattern.fullmatch(parts[0][0]))
 
 
 def _own_tag(facts: Geometry, one: Move, kind: str) -> str:

@@ -21,7 +21,9 @@ from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.sign import RULES, Sign
 
 UNNAMED = 0.3  #: strength of a cause that only a rule names
-CHANGED = ("R09", "R16", "R17", "P34")  #: rules whose signs name a change that no pattern explains
+CHANGED = ("R09", "R16", "R17", "P34", "P52")  #: rules whose signs name a change that no pattern explains
+#: Where a sign was observed → how a sentence about it begins.
+PLACES = {"before → echo": "In the load", "before → after": "Since the resume", "echo → after": "After the load"}
 SILENT = 0.5  #: factor if a rule that should have fired did not
 REST = 0.2  #: share of a sign's names that may remain unexplained
 SIDE = 0.25  #: weight of a sign that may follow from a cause, relative to one that proves it
@@ -99,15 +101,16 @@ def _named(case: Case, sign: Sign) -> CauseExplanation:
     causes = causes or list(sign.causes or RULES[sign.rule].causes)
     match = None
     if sign.rule in CHANGED:  # what changed is known, why is not
-        names, title = frozenset(sign.tensors), f"{_capital(sign.message)}."
+        names, title = frozenset(sign.tensors), _sentence(sign)
         remedy = RULES[sign.rule].remedy
         match = Match(leg_of(sign), UNNAMED, names, signs=(sign,), title=title, remedy=remedy)
     return CauseExplanation(causes[0], match, [], [], UNNAMED * weight(sign), 0.0, causes[1] if len(causes) > 1 else "")
 
 
-def _capital(words: str) -> str:
-    """Begin a sentence with a capital letter, unless it begins with a name in code: ``exp_avg``."""
-    return words if "_" in words.partition(" ")[0] else f"{words[0].upper()}{words[1:]}"
+def _sentence(sign: Sign) -> str:
+    """Return what a sign reports as a title."""
+    place = PLACES.get(where_of(sign), "")
+    return f"{place}, {sign.message}." if place else f"{sign.message[0].upper()}{sign.message[1:]}."
 
 
 def _possible(case: Case, cause: str) -> bool:
@@ -246,11 +249,10 @@ def _remarks(case: Case, found: list[CauseExplanation], every: Sequence[tuple[st
             match = next((one for one in of_settings if sign in one.signs), None)
             home = CauseExplanation("H1", match or next(iter(of_settings), None))
             found.append(home)
-        known = causes[0] != "H1" and sign.evidence.get("kind") not in ("groups", "schedule")  # which arguments declare
-        if home is None and sign.rule in ("R11", "R17") and known:
-            title = f"In the load, {sign.message}."
+        known = sign.evidence.get("kind") not in ("groups", "schedule")  # which arguments declare
+        if home is None and sign.rule in ("R11", "R17", "P34", "P52") and known:
             remedy = RULES[sign.rule].remedy
-            match = Match(leg_of(sign), UNNAMED, signs=(sign,), title=title, remedy=remedy)
+            match = Match(leg_of(sign), UNNAMED, signs=(sign,), title=_sentence(sign), remedy=remedy)
             home = CauseExplanation(causes[0], match)
             found.append(home)
         if home is not None and sign not in home.proof:

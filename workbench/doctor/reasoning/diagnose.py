@@ -129,7 +129,7 @@ def _suspect(one: CauseExplanation, case: Case) -> Suspect:
         tuple(names[:LIST]),
         len(names),
         share,
-        () if own else _expected(cause, match, names, case),
+        _expected(cause, match, names, case),
         own or cause.remedy(case.later.ckpt.format),
         "" if certainty == "certain" else _settles(cause.settles, case),
         match.question if match is not None else "",
@@ -139,6 +139,8 @@ def _suspect(one: CauseExplanation, case: Case) -> Suspect:
 
 def _expected(cause: Cause, match: Match | None, names: Sequence[str], case: Case) -> tuple[str, ...]:
     """Return what to expect of the run; the size of updates only of parameters that Adam updates."""
+    if match is not None and match.remedy:
+        return (match.losses,) if match.losses else ()
     facts = case.later.facts if case.later.facts.betas is not None else case.evidence.before.facts
     adam = {name for name in case.by_adam if not names or name in names}
     losses = match.losses if match is not None else ""

@@ -24,12 +24,12 @@ from workbench.doctor.ledger.roles import MASTERS
 from workbench.doctor.ledger.rows import GROUPS, Status
 from workbench.doctor.ledger.sign import many
 from workbench.doctor.reasoning.diagnosis import Suspect
-from workbench.doctor.rules.leaves import topic_of
+from workbench.doctor.rules.leaves import SETTINGS, topic_of
 
 FORGOTTEN = 0.05  #: β2^k below which a later checkpoint no longer shows the load
 SOON = 3  #: updates up to which the laws of Adam are nearly equalities
 COMPARED = (Status.EQUAL, Status.WITHIN, Status.BEYOND)
-SETTINGS = {"group.lr": "learning rate", "schedule": "schedule", "loader": "data position"}
+FIELDS = {"group.lr": "learning rate", "schedule": "schedule", "loader": "data position"}
 
 
 def verdict(suspects: tuple[Suspect, ...], case: Case) -> str:
@@ -37,7 +37,7 @@ def verdict(suspects: tuple[Suspect, ...], case: Case) -> str:
     real = [one for one in suspects if one.severity in ("error", "warn")]
     if real:
         first = real[0]
-        words = f"{first.title} {_why(first)}"
+        words = f"{_headline(first)} {_why(first)}"
         others = [one for one in real[1:] if one.severity == first.severity and one.cause != first.cause]
         if others:
             words += " Also: " + " ".join(one.title for one in others[:2])
@@ -65,7 +65,7 @@ def _joined(remarks: str, limits: str, words: str) -> str:
 
 def _remarks(suspects: tuple[Suspect, ...], case: Case) -> str:
     """Return the most likely cause among the remarks, and the differences that no cause explains."""
-    heads = [f"{suspects[0].title} {_why(suspects[0])}"] if suspects else []
+    heads = [_remark(suspects[0])] if suspects else []
     named = [sign for one in suspects for sign in one.signs]
     differing = [
         one
@@ -78,6 +78,19 @@ def _remarks(suspects: tuple[Suspect, ...], case: Case) -> str:
     if beyond := _unexplained(case):
         heads.append(f"{beyond}, and no known cause explains it.")
     return " ".join(heads)
+
+
+def _headline(one: Suspect) -> str:
+    """Return the title; of changed settings also which."""
+    if one.title != CAUSES["H1"].title or not one.signs:
+        return one.title
+    return f"{one.title.removesuffix('.')}: {one.signs[0].message}."
+
+
+def _remark(one: Suspect) -> str:
+    """Return what was seen, and a question about it."""
+    asked = f"{one.question[0].upper()}{one.question[1:]} If so, nothing is wrong." if one.question else ""
+    return f"{_headline(one)} {asked or 'Is that expected?'}"
 
 
 def _unexplained(case: Case) -> str:
@@ -121,7 +134,13 @@ def _unseen(case: Case) -> list[str]:
         both = [(set(one.loose or ()), set(one.opened)) for one in (case.evidence.before, case.later)]
         more = len((both[0][0] & both[1][0]) - (both[0][1] & both[1][1]))
         return found + ([many(more, "further file")] if more > 0 else [])
-    return found + [repr(name) for name in case.later.unread]
+    return found + [repr(name) for name in case.later.unread if not _judged(name, case)]
+
+
+def _judged(file: str, case: Case) -> bool:
+    """Return whether rules on pairs compared what a file beside the checkpoint holds: settings, or generators."""
+    rules = case.outcome.checked
+    return (topic_of(file.lower()) in SETTINGS and "P52" in rules) or ("rng" in file and "P51" in rules)
 
 
 def _others(ckpt: Checkpoint) -> int:
@@ -169,7 +188,7 @@ def coverage(case: Case) -> str:
         known.add("loader")
     if leg == "train":  # a position that is stored on both sides may not be comparable
         (known.add if "P20" in case.outcome.checked else known.discard)("loader")
-    missed = [words for quantity, words in SETTINGS.items() if quantity not in known]
+    missed = [words for quantity, words in FIELDS.items() if quantity not in known]
     missed += ["learning rate after the load"] if leg == "load" and lawless else []
     missed += [one for one in _unseen(case) if one not in GROUPS or not case.ledger.count(leg, GROUPS[one])[0]]
     if "step" not in known:

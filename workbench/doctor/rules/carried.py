@@ -686,7 +686,8 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
         if merged:
             text += f"; the changes have rank {max(filter(None, ranks))} or less, as merged adapters do"
         causes = ("F5",) if merged else ("F6",)
-        found.signs.append(P27.sign(text, {}, moved[:NAMED], hit=len(moved), of=len(bases), causes=causes))
+        kind = "adapted" if all(_module(fqn) in under for fqn in moved) else "base"
+        found.signs.append(P27.sign(text, {"kind": kind}, moved[:NAMED], hit=len(moved), of=len(bases), causes=causes))
 
 
 def _module(fqn: str) -> str:

@@ -138,9 +138,16 @@ _COUNTING = {
     "groups": re.compile(r"param_groups"),
     "schedule": re.compile(r"sched"),
     "average": re.compile(r"(?:^|[._])(?:ema|swa|average[ds]?)(?:$|[._])"),  # whole words: "remaining" is none
+    "data": re.compile(r"(?:^|[._])workers?(?:$|[._])"),
 }
 _OF_DATA = re.compile(r"loader|sampler|epoch(?!$)|batch|scaler|growth|bad_epochs|cooldown|_dim|size|length")
 _LOADS = re.compile(r"loader|sampler|dataset")
+#: Integers that begin anew in any run, are measured, or name something.
+_RETURNS = re.compile(
+    r"ptr|pointer|cursor|position|pos$|index|idx|offset|head$|queue|since|left|remaining|patience|wait|micro|accum|cycle"
+    r"|current|seed|rank|world|version|time|loss|metric|score|best|norm|grad|length|tokens|memory|bytes|_id$|pid|epoch"
+)
+SOME = 3  #: of such numbers in a message
 _INDEX = frozenset(
     {
         *("index", "start_index", "batch_index", "batch_idx", "sample_index", "sample_idx", "position", "offset"),
@@ -288,8 +295,8 @@ def generators_continue(pair: Pair) -> list[Sign] | str:
     """Compare the seeds of torch's generators, and how far they have come (P51)."""
     seen: list[str] = []
     again, other = {}, {}
-    for name, held in pair.a.facts.generators.items():
-        later = pair.b.facts.generators.get(name)
+    for name, held in pair.a.generators.items():
+        later = pair.b.generators.get(name)
         if later is None or _OF_DATA.search(name):
             continue
         for path in held.engines.keys() & later.engines.keys():
@@ -316,8 +323,8 @@ def generators_continue(pair: Pair) -> list[Sign] | str:
         evidence = {"kind": "seed", "names": list(other)[:NAMED]}
         severity = "warn" if pair.a.facts.step == pair.b.facts.step else "info"  # later, a new epoch may have its own
         found.append(P51.sign(words, evidence, hit=len(other), of=len(seen), severity=severity))
-    for form, names in _ranks(pair.a.facts.generators.keys() & pair.b.facts.generators.keys()).items():
-        digests = [{side.facts.generators[name].digest for name in names} for side in (pair.a, pair.b)]
+    for form, names in _ranks(pair.a.generators.keys() & pair.b.generators.keys()).items():
+        digests = [{side.generators[name].digest for name in names} for side in (pair.a, pair.b)]
         if list(map(len, digests)) == [len(names), 1]:
             words = f"the {many(len(names), 'generator')} {form!r} had different states and are equal now"
             found.append(P51.sign(words, {"kind": "equal", "names": names[:NAMED]}, hit=len(names), of=len(names)))
@@ -334,7 +341,7 @@ def _ranks(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def parts_stored(pair: Pair) -> list[Sign] | str:
-    held = pair.a.facts.generators or pair.a.facts.parts or pair.a.facts.value("consumed_samples") is not None
+    held = pair.a.generators or pair.a.facts.parts or pair.a.facts.value("consumed_samples") is not None
     if not held and not any("master" in roles for roles in pair.a.params.values()):
         return Inapplicable("no states of generators, schedules, scales, loaders or averages are stored")
     return _unstored(pair, P29)
@@ -360,10 +367,11 @@ def _unstored(pair: Pair, rule: Rule) -> list[Sign]:
         if old is not None and new is None and rule is P29:
             words = f"{part} {'are' if part == 'masters' else 'is'} no longer stored: does the run not use it any more?"
             found.append(rule.sign(words, {"kind": "unstored", "part": part}, severity="warn", causes=(cause,)))
-    if not a.generators or b.generators or len(one.catalog.files) != len(two.catalog.files):
+    held_states, left_states = pair.a.generators, pair.b.generators
+    if not held_states or left_states or len(one.catalog.files) != len(two.catalog.files):
         return found  # other ranks' generators start fresh
-    words = f"the states of {many(len(a.generators), 'random generator')} are no longer stored"
-    evidence = {"kind": "unstored", "names": list(a.generators)[:NAMED]}
+    words = f"the states of {many(len(held_states), 'random generator')} are no longer stored"
+    evidence = {"kind": "unstored", "names": list(held_states)[:NAMED]}
     return [*found, rule.sign(words, evidence, severity="warn", causes=("C8",))]
 
 
@@ -404,27 +412,37 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
     moved = _moved(a, b)
     whole = moved is not None and abs(moved - k) > 1  # the schedule as a whole: P15
     restarted: dict[str, list[str]] = {}
+    fell = []
     for path in both:
         old, new = counts[0][path], counts[1][path]
         kind = next((kind for kind, words in _COUNTING.items() if words.search(path.lower())), "")
-        if _OF_DATA.search(path.lower()):
-            continue
+        parent, _, name = path.rpartition(".")
+        if _OF_DATA.search(path.lower()) or (name == "_step_count" and f"{parent}.last_epoch" in both):
+            continue  # torch warns by the one, and sets rates by the other
         if kind == "average":  # one that was at the step counts every update; others count some
             if 1 < old > new or (old == step >= SURELY and new > old + k):
                 restarted.setdefault(kind, []).append(path)
             continue
         tracks = abs(old - step) <= 1 or kind == "schedule"
+        if not kind and 1 < old > new >= 0 and not tracks and not _RETURNS.search(path.lower()):
+            fell.append(path)
         if old < SURELY - 5 * (kind == "schedule") or not tracks:
             continue
         due = {old, old + k, old + k + 1, old + k - 1}
         if new in (k, k + 1) and new < old + k - 1 and new not in due and not (whole and kind == "schedule"):
             restarted.setdefault(kind, []).append(path)
     found = []
+    if fell:
+        words = ", ".join(f"{path!r} from {counts[0][path]:,} to {counts[1][path]:,}" for path in fell[:SOME])
+        words = f"{many(len(fell), 'stored number')} fell: {words}"
+        words += f" and {len(fell) - SOME:,} more" if len(fell) > SOME else ""
+        names = {"kind": "fell", "names": fell[:NAMED]}
+        found.append(P34.sign(words, names, hit=len(fell), of=len(both), severity="info", causes=("H1",)))
     for kind, paths in restarted.items():
         old, new = (side[paths[0]] for side in counts)
         words = f"{paths[0]!r} went from {old:,} to {new:,} in {many(k, 'update')}"
         words += ": it counts only those since the load" if new in (k, k + 1) else ""
-        causes = {"groups": ("B2", "B1"), "schedule": ("C1",), "average": ("F4",)}.get(kind, ("C9",))
+        causes = {"groups": ("B2", "B1"), "schedule": ("C1",), "average": ("F4",), "data": ("C6",)}.get(kind, ("C9",))
         evidence = {"kind": kind or "other", "before": old, "after": new, "k": k}
         found.append(P34.sign(words, evidence, hit=len(paths), of=len(both), causes=causes))
     return found
@@ -508,6 +526,8 @@ def _decays(pair: Pair, changed: Mapping[str, Any]) -> list[Sign]:
     if pair.renumbered and any(map(is_numbered, off)):  # the numbers are of other parameters
         sizes = [" and ".join(str(group.count) for group in side.groups) for side in (a, b)]
         words, tensors = f"the param groups held {sizes[0]} parameters, and hold {sizes[1]} now", []
+        if len({sum(group.count or 0 for group in side.groups) for side in (a, b)}) > 1:
+            return [R12.sign(words, {"kind": "sizes"}, hit=len(off), of=of)]  # whose decay changed is unknown
     kind, severity = "decay" if whole else "groups", "info" if slight else "warn"
     return [R12.sign(words, {"kind": kind}, tensors, severity=severity, hit=len(off), of=of)]
 

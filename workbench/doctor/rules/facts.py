@@ -22,7 +22,7 @@ from workbench.doctor.facts.state import NAME
 from workbench.doctor.ledger.sign import RULES, Outcome, Sign
 from workbench.doctor.rules import continued as facts_two
 from workbench.doctor.rules import stated as facts_one
-from workbench.doctor.rules.leaves import values_kept
+from workbench.doctor.rules.leaves import settings_stay, values_kept
 from workbench.doctor.rules.stated import reset_meant, scaled
 
 _ONE: Mapping[str, Callable[[State], list[Sign] | str]] = facts_one.CHECKS
@@ -45,7 +45,10 @@ def check_facts(evidence: Evidence) -> Outcome:
         ran.add(_run({"R17": lambda pair: values_kept(pair, ran.signs)}, pair, "before → echo"))
         found.add(_declared(ran))
     if evidence.after is not None:
-        found.add(_declared(_run(_PAIR, evidence.pair("before", "after"), "before → after")))
+        pair = evidence.pair("before", "after")
+        later = _run(_PAIR, pair, "before → after")
+        later.add(_run({"P52": lambda pair: settings_stay(pair, later.signs)}, pair, "before → after"))
+        found.add(_declared(later))
     return found
 
 

@@ -32,7 +32,13 @@ R17 = Rule(
     "a save right after the load holds what was loaded", "exact; files that no reader opens: byte by byte",
     "round trip", "warn", "values that a launch sets itself: times, paths, versions", "restore the named value"
 )  # fmt: skip
-register(R17)
+P52 = Rule(
+    "P52", "a setting beside the tensors changed", ("H1", "H2"), "pair",
+    "arguments and configs that are stored with a checkpoint do not change by themselves", "exact",
+    "PEFT adapter_config.json, transformers config.json and training_args.bin", "warn",
+    "settings that were changed on purpose", "restore the named value"
+)  # fmt: skip
+register(R17, P52)
 
 #: Topic → words in a path, and the causes if a value of it changed; the first that fits.
 TOPICS: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = (
@@ -45,13 +51,17 @@ TOPICS: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = (
         ),
         ("H2",),
     ),
-    ("arguments", re.compile(r"(?:^|[._/])\w*(?:args|config)(?:$|[._/\[])"), ("H1",)),
+    (
+        "arguments",
+        re.compile(r"(?:^|[._/])\w*(?:args|config)(?:$|[._/\[])|(?:^|[._/])num_(?:replicas|ranks)$"),
+        ("H1",),
+    ),
     ("generators", re.compile(r"rng|random|generator"), ("C8",)),  # in many programs they advance in every launch
     ("state", re.compile(r"optim.*\bstate\b|^state\b"), ("B2", "B11")),
     ("loss scale", re.compile(r"scaler|loss_scale|growth_tracker"), ("D8",)),
     ("schedule", re.compile(r"sched"), ("C1", "C3", "C4")),
     ("seed", re.compile(r"(?:loader|sampler|data).*seed"), ("C7",)),
-    ("data", re.compile(r"loader|sampler|dataset|consumed"), ("C6",)),
+    ("data", re.compile(r"loader|sampler|dataset|consumed|(?:^|[._/])workers?(?:$|[._/\[])"), ("C6",)),
     ("tensors", re.compile(r"^$"), ("A5", "A2")),
     ("moments", re.compile(r"^$"), ("B1", "B6")),
     ("average", re.compile(r"(?:^|[._])(?:ema|swa|averag\w*|shadow)(?:$|[._])"), ("F4",)),
@@ -61,11 +71,12 @@ REMARKS = ("other", "generators", "arguments")  #: topics whose change may mean 
 #: Values that identify a launch or a save, or that are measured.
 _PASSING = re.compile(
     r"(?:^|[._/])(?:\w*time\w*|clock|date|\w*path|\w*dir|\w*file\w*|host\w*|\w*version|rank|world_size|device|verbose"
-    r"|uuid|pid|run_id|job_id|save_log|should_\w+)(?:$|[._/\[])"
+    r"|uuid|pid|run_id|job_id|save_log|should_\w+|_step_count)(?:$|[._/\[])"
 )
 #: Paths that are not of this launch alone: what is trained on.
 _INPUTS = re.compile(r"(?:data|corpus|blend|tokenizer|vocab)\w*(?:$|\[)")
 _OTHERS = re.compile(r"manifest|echo|tfevents|\.(?:log|lock|tmp|md)$")  #: files that no trainer loads
+SETTINGS = ("model", "arguments")  #: topics that no update changes
 OF_TENSORS = ("tensors", "moments")  #: topics of tensors in files that no reader opens
 #: Kind of an R11 sign → topic. Other rules → topic: they compare the same values.
 _FACTS = {
@@ -88,6 +99,20 @@ def values_kept(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
     Args:
         signs: those of this pair so far; their topics are not reported again.
     """
+    found = _changed(pair, signs)
+    return found if isinstance(found, str) else [_sign(R17, topic, off) for topic, off in found.items()]
+
+
+def settings_stay(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
+    """Compare the settings in objects and further files of two checkpoints (P52); arguments as :func:`values_kept`."""
+    found = _changed(pair, signs)
+    if isinstance(found, str):
+        return found
+    return [_sign(P52, topic, off) for topic, off in found.items() if topic in SETTINGS]
+
+
+def _changed(pair: Pair, signs: Iterable[Sign]) -> dict[str, dict[str, ObjectChange]] | str:
+    """Return topic → path → change, or why nothing can be compared."""
     a, b = pair.stored.ckpt, pair.b.ckpt
     if pair.mapped or a.format != b.format:
         return "the two checkpoints are stored in different formats"
@@ -103,9 +128,9 @@ def values_kept(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
         came = change.kind in CAME_OR_WENT
         same = came and (part or {} in (change.before, change.after))
         same |= not came and change.before is not None and change.before == change.after  # a list for a tuple
-        if topic not in known and not passing and not same and change.kind not in ("unreadable", "unlooked"):
+        if topic not in known and not passing and not same and change.kind not in ("unreadable", "unlooked", "entries"):
             found.setdefault(topic, {})[source] = change
-    return [_sign(topic, off) for topic, off in found.items()]
+    return found
 
 
 def _files(pair: Pair) -> Iterator[tuple[str, ObjectChange]]:
@@ -184,7 +209,7 @@ def causes_of_topic(topic: str) -> tuple[str, ...]:
     return next((causes for one, _, causes in TOPICS if one == topic), ("H1",))
 
 
-def _sign(topic: str, off: dict[str, ObjectChange]) -> Sign:
+def _sign(rule: Rule, topic: str, off: dict[str, ObjectChange]) -> Sign:
     causes = causes_of_topic(topic)
     if topic == "schedule":
         causes = (_of_schedule(off), *causes)
@@ -195,7 +220,7 @@ def _sign(topic: str, off: dict[str, ObjectChange]) -> Sign:
     evidence = {"kind": topic, "changed": dict(list(words_of.items())[:100])}
     remark = topic in REMARKS or all(map(_by_version, off.values()))
     severity = "info" if remark else "warn"
-    return R17.sign(words, evidence, hit=len(off), severity=severity, causes=tuple(dict.fromkeys(causes)))
+    return rule.sign(words, evidence, hit=len(off), severity=severity, causes=tuple(dict.fromkeys(causes)))
 
 
 def _text(change: ObjectChange) -> str:

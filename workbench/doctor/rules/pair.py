@@ -432,7 +432,12 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
         yield _sign("P12", list(failed), text, of, rest=most)
     if changed:
         old, new = next(iter(changed.values()))
-        text = f"the replayed update shows that {_names(list(changed))} decayed by {new} and not by {old} as before"
+        by_change: dict[tuple[float, float], list[str]] = {}
+        for fqn, change in changed.items():
+            by_change.setdefault(change, []).append(fqn)
+        parts = [f"{_names(names)} decayed by {b} and not by {a} as before" for (a, b), names in by_change.items()]
+        text = f"the replayed update shows that {'; '.join(parts[:2])}"
+        text += f"; {many(len(parts) - 2, 'further change')}" if len(parts) > 2 else ""
         yield _sign("P12", list(changed), text, of, "warn", old=old, new=new)
     if off:
         value = median(off.values())

@@ -10,7 +10,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from workbench.doctor.facts.evidence import Pair
@@ -20,6 +21,7 @@ from workbench.doctor.facts.state import Group, TrainingState
 from workbench.doctor.ledger.rows import Row, Status
 from workbench.doctor.ledger.sign import Rule, Sign, many, register
 
+SHOWN = 2  #: changes of a field in a message
 STEEP = 1.5  #: factor by which any schedule may change an lr
 #: Fields that no schedule and no optimizer changes by itself.
 STABLE = frozenset(
@@ -136,8 +138,15 @@ def settings_kept(pair: Pair) -> list[Sign] | str:
         if not off:
             continue
         old, new = off[0]
-        words = f"{field} changed from {_said(old)} to {_said(new)} in {len(off):,} of {same + len(off):,} param groups"
+        changes = list(dict.fromkeys(f"from {_said(one)} to {_said(other)}" for one, other in off))
+        of = f"in {len(off):,} of {same + len(off):,} param groups"
+        more = f" and {len(changes) - SHOWN:,} more" if len(changes) > SHOWN else ""
+        words = f"{field} changed {changes[0]} {of}"
+        if len(changes) > 1:
+            words = f"{field} changed {of}: {', '.join(changes[:SHOWN])}{more}"
         kind = "lr" if field in ("lr", "initial_lr") else "setting"
+        if field == "weight_decay" and len(changes) > 1 and _exchanged(off):
+            kind = "groups"  # each value belongs to other parameters now
         evidence: dict[str, Any] = {"kind": kind, "field": field, "before": _plain(old), "after": _plain(new)}
         if kind == "lr" and _number(old) and _number(new):
             evidence["ratio"] = new / old if old else math.inf
@@ -149,6 +158,10 @@ def settings_kept(pair: Pair) -> list[Sign] | str:
         ]
         signs.append(R14.sign(words, evidence, names, hit=len(off), of=same + len(off)))
     return signs
+
+
+def _exchanged(off: Sequence[tuple[Any, Any]]) -> bool:
+    return Counter(map(repr, (old for old, _ in off))) == Counter(map(repr, (new for _, new in off)))
 
 
 def rates_moved(pair: Pair) -> list[Sign] | str:

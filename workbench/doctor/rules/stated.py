@@ -351,7 +351,7 @@ def data_follows(state: State) -> list[Sign] | str:
 
 
 def generators_differ(state: State) -> list[Sign] | str:
-    digests = state.facts.generators
+    digests = state.generators
     if len(digests) < 2:
         return "fewer than two ranks' generators are stored"
     if len({one.digest for one in digests.values()}) > 1:
