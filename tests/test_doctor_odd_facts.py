@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import workbench as wb
 from workbench.cli import main
@@ -879,3 +881,151 @@ def test_a_loader_whose_state_the_load_kept_was_compared(tmp_path):
     assert "data position" not in found.verdict
     plain = run.save(tmp_path / "c.pt", step=20)
     assert "data position not compared" in wb.doctor(plain, echo=run.save(tmp_path / "d.pt", step=20)).verdict
+
+
+# ---- what trainers keep beside the checkpoint, and copies of networks ------------------------------------------------
+
+
+def folder(run: Run, path: Path, step: int, **files: Any) -> Path:
+    """A folder as transformers' Trainer writes it, and files of a trainer's own."""
+    path.mkdir()
+    save_file(run.model.state_dict(), path / "model.safetensors")
+    torch.save(run.optimizer.state_dict(), path / "optimizer.pt")
+    (path / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    for name, held in files.items():
+        torch.save(held, path / f"{name}.pt")
+    return path
+
+
+def states(seeds: Iterable[int], drawn: int) -> list[torch.Tensor]:
+    return [one["torch"] for one in generators(seeds, drawn)["rng_states"]]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ({"args": {"batch_size": 4}}, {"args": {"batch_size": 4}}, None),
+        ({"args": {"batch_size": 4}}, {"args": {"batch_size": 8}}, ("H1", "args.pt/batch_size 4 → 8")),
+        ({"args": {"iteration": 20}}, {"args": {"iteration": 25}}, None),
+        ({"rng_states": states(range(4), 3)}, {"rng_states": states(range(4), 9)}, None),
+        ({"rng_states": states(range(4), 3)}, {"rng_states": states([0] * 4, 9)}, ("C8", "are equal now")),
+        ({"rng_states": states(range(4), 3)}, {"rng_states": []}, ("C8", "no longer stored")),
+        ({"workers": [{"offset": 20}] * 2}, {"workers": [{"offset": 25}] * 2}, None),
+        ({"workers": [{"offset": 20}] * 2}, {"workers": [{"offset": 5}] * 2}, ("C6", "since the load")),
+        ({"curriculum": {"stage": 6}}, {"curriculum": {"stage": 7}}, None),
+        ({"curriculum": {"stage": 6}}, {"curriculum": {"stage": 0}}, ("H1", "curriculum.stage' from 6 to 0")),
+        ({"sampler": {"num_replicas": 4}}, {"sampler": {"num_replicas": 2}}, None),
+    ],
+)
+def test_what_is_kept_beside_the_checkpoint(tmp_path, before, after, told):
+    run = Run().train(20)
+    one = folder(run, tmp_path / "a", 20, **before)
+    two = folder(run.train(5), tmp_path / "b", 25, **after)
+    found = wb.doctor(one, two)
+    if told is None:
+        assert [cause for cause in found.causes if cause.severity != "info"] == []
+    else:
+        cause, words = told
+        assert found.causes[0].cause == cause and any(words in sign.message for sign in found.causes[0].signs)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cause", "title"),
+    [
+        ("policy", "reference", "F6", "A copy that is not trained"),
+        ("reference", "policy", "A2", "The weights are those of the copy"),
+    ],
+)
+def test_a_network_and_the_copy_that_it_began_from(tmp_path, before, after, cause, title):
+    run = Run().train(20)
+    reference = {name: weight + 0.02 * torch.randn_like(weight) for name, weight in run.model.state_dict().items()}
+    nets = {"policy": run.model.state_dict(), "reference": reference}
+
+    def saved(path: Path) -> Path:
+        held = {f"{net}.{name}": weight.clone() for net, some in nets.items() for name, weight in some.items()}
+        torch.save({"model": held, "step": 20}, path)
+        return path
+
+    one = saved(tmp_path / "a.pt")
+    nets[after] = nets[before]
+    found = wb.doctor(one, echo=saved(tmp_path / "echo.pt"))
+    assert found.causes[0].cause == cause and found.causes[0].title.startswith(title)
+    assert len([found for found in found.causes if found.severity == "error"]) <= 1
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_decays_of_groups_that_were_exchanged(tmp_path, exchanged):
+    run = Run()
+    groups = [[one for one in run.model.parameters() if one.ndim == n] for n in (2, 1)]
+    decays = [0.1, 0.0]
+    run.optimizer = torch.optim.AdamW(
+        [{"params": some, "weight_decay": decay} for some, decay in zip(groups, decays, strict=True)], lr=1e-3
+    )
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    for group, decay in zip(run.optimizer.param_groups, decays[::-1] if exchanged else (0.2, 0.0), strict=True):
+        group["weight_decay"] = decay
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    assert found.causes[0].cause == ("B7" if exchanged else "H1")
+    words = "from 0.1 to 0, from 0 to 0.1" if exchanged else "from 0.1 to 0.2 in 1 of 2"
+    assert any(words in sign.message for sign in found.causes[0].signs)
+
+
+def test_parameters_that_are_frozen_are_not_a_matter_of_decay(tmp_path):
+    run = Run()
+    matrices, biases = ([one for one in run.model.parameters() if one.ndim == n] for n in (2, 1))
+
+    def optimizer(*groups: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        settings = zip(groups, (0.1, 0.0), strict=True)
+        return torch.optim.AdamW([{"params": some, "weight_decay": decay} for some, decay in settings], lr=1e-3)
+
+    run.optimizer = optimizer(matrices, biases)
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    held = run.optimizer.state
+    run.optimizer = optimizer(matrices[1:], biases)
+    run.optimizer.state.update({weight: state for weight, state in held.items() if weight is not matrices[0]})
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    assert found.causes[0].title == "The optimizer holds other parameters." and found.exit_code == 1
+
+
+def test_a_count_by_which_a_schedule_only_warns(tmp_path):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(run.optimizer, 200)
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    run.schedule._step_count = 1
+    echo = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    assert echo.exit_code == 0 and "_step_count 21 → 1" in echo.verdict
+    assert grave(wb.doctor(one, run.train(5).save(tmp_path / "b.pt", step=25))) == []
+
+
+def test_adapters_that_are_merged_and_begin_anew(tmp_path):
+    torch.manual_seed(0)
+    base = torch.nn.Linear(16, 16, bias=False)
+    low, high = torch.nn.Linear(16, 2, bias=False), torch.nn.Linear(2, 16, bias=False)
+    torch.nn.init.zeros_(high.weight)
+    base.weight.requires_grad_(False)
+    optimizer = torch.optim.AdamW([low.weight, high.weight], lr=1e-3, betas=(0.9, 0.99))
+
+    def train(updates: int) -> None:
+        for _ in range(updates):
+            optimizer.zero_grad()
+            x = torch.randn(8, 16)
+            (base(x) + high(low(x)) - x.roll(1, 1)).square().mean().backward()
+            optimizer.step()
+
+    def saved(path: Path, step: int) -> Path:
+        held = {"base_layer": base.weight, "lora_A": low.weight, "lora_B": high.weight}
+        model = {f"model.q_proj.{name}.weight": weight.detach().clone() for name, weight in held.items()}
+        torch.save({"model": model, "optimizer": optimizer.state_dict(), "step": step}, path)
+        return path
+
+    train(30)
+    one = saved(tmp_path / "a.pt", 30)
+    with torch.no_grad():
+        base.weight += high.weight @ low.weight
+        torch.nn.init.normal_(low.weight, std=0.2)
+        high.weight.zero_()
+        for state in optimizer.state.values():
+            state["exp_avg"].zero_(), state["exp_avg_sq"].zero_()
+    train(4)
+    found = wb.doctor(one, saved(tmp_path / "b.pt", 34))
+    assert found.exit_code == 1 and found.causes[0].title == "Adapters were merged into the weights, and began anew."

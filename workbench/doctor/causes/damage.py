@@ -77,7 +77,7 @@ def fresh(facts: TrainingState) -> list[str]:
     if facts.betas is None:
         return []
     return [
-        "the first update changes every weight by the lr itself, about 3 to 5 times the usual amount",
+        "the first update changes each of these weights by the lr itself, about 3 to 5 times the usual amount",
         f"updates are too large for about 3/(1−β2) = {recovery(facts.betas):,} updates",
     ]
 

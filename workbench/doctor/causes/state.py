@@ -16,6 +16,7 @@ from workbench.names.weights import kinds
 
 ECHO = "an echo, saved right after the load and before any update"
 NEXT = "a checkpoint one update after the resume, because that update can be replayed exactly"
+WHOLE = "load all of the optimizer's state, and its param groups, from one checkpoint"
 FORGOTTEN = 0.2  #: β2^k below which fresh moments and old ones look alike
 WILD = 5.0  #: times the reach of the updates; reached if steps are divided by far too small second moments
 SOON = 3  #: updates after which a fresh state may have the profile of the old one
@@ -66,11 +67,13 @@ def renamed(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = _unlike(case, change)
         if names and change.hit(change.weights, "other") and change.whole(change.weights, names):
-            prefix = bool(case.fired("N1", info=True))
+            prefix = case.fired("N1", info=True)
             reasons = case.against(
-                ("A3", "not all of them are norms"), ("G7 G6 B1", case.equal(change, MOMENTS, "moments"))
+                ("A2", prefix[0].message if prefix else ""),
+                ("G7 G6 B1", case.equal(change, MOMENTS, "moments")),
+                ("A3", "not all of them are norms"),
             )
-            yield Match(change.leg, 1.0 if prefix else 0.8, names, prefix, reasons=reasons)
+            yield Match(change.leg, 1.0 if prefix else 0.8, names, bool(prefix), reasons=reasons)
 
 
 def not_loaded(case: Case) -> Iterator[Match]:
@@ -218,10 +221,11 @@ def _measured(case: Case, change: LedgerLeg) -> set[str]:
 
 def counters_reset(case: Case) -> Iterator[Match]:
     if signs := _of_groups(case):
-        yield Match("train", 0.9, signs=(*signs, *case.fired("P01", "S07")))
+        yield Match("train", 0.9, signs=(*signs, *case.fired("P01", "S07")), remedy=WHOLE)
     for change in case.changes:
         if single := _single(change):
-            yield Match(change.leg, 0.95, single, title="A number with which the optimizer counts its updates changed.")
+            title = "A number with which the optimizer counts its updates changed."
+            yield Match(change.leg, 0.95, single, title=title, remedy=WHOLE)
         counters = case.counters(change.leg)
         broken = change.hit(MOMENTS) & counters.reset
         names = frozenset(counters.reset - change.hit(MOMENTS, *GONE, "fallen"))
@@ -533,7 +537,7 @@ NAMES = (
         "FlagScale 411",
         megatron="keep expert_bias and _extra_state in the state dict; --dist-ckpt-strictness raise_all",
         explains="N4 R01 R09 R03 P24",
-        losses="normalisation, routing or whatever reads these buffers is off until they have filled again",
+        losses="whatever reads these buffers is off until they have filled again; constants stay wrong",
         pattern=buffers_lost,
     ),
 )

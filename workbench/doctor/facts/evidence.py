@@ -235,6 +235,14 @@ class Pair:
         return all(map(sum, sizes)) and first != second[: len(first)]
 
     @cached_property
+    def left_out(self) -> int:
+        """How many parameters fewer the param groups of ``b`` hold, as if some were frozen; 0 if that is unknown."""
+        one, two = ([group.count for group in state.facts.groups] for state in (self.a, self.b))
+        if self.mapped or None in one or None in two or not one or not two:
+            return 0
+        return max(sum(count or 0 for count in one) - sum(count or 0 for count in two), 0)
+
+    @cached_property
     def newly_trained(self) -> frozenset[str]:
         """Weights that have optimizer state in ``b`` only, although other weights have it in both."""
         held: set[str] = set()

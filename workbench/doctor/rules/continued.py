@@ -494,7 +494,13 @@ def arguments(pair: Pair) -> list[Sign] | str:
         more = f" and {len(changed) - 6:,} more" if len(changed) > 6 else ""
         evidence = {"kind": "declared", "changed": {name: list(two) for name, two in list(changed.items())[:50]}}
         found.append(R12.sign(f"arguments changed: {listed}{more}", evidence, hit=len(changed), severity="info"))
-    return found + _decays(pair, changed)
+    return found + (_sizes(pair) if pair.left_out else _decays(pair, changed))
+
+
+def _sizes(pair: Pair) -> list[Sign]:
+    """Report that the param groups hold other numbers of parameters; whose weight decay changed is then unknown."""
+    a, b = (" and ".join(str(group.count) for group in side.facts.groups) for side in (pair.a, pair.b))
+    return [R12.sign(f"the param groups held {a} parameters, and hold {b} now", {"kind": "sizes"})]
 
 
 def _decays(pair: Pair, changed: Mapping[str, Any]) -> list[Sign]:
@@ -524,10 +530,9 @@ def _decays(pair: Pair, changed: Mapping[str, Any]) -> list[Sign]:
     words = f"weight decay changed for {len(off):,} of {of:,} {what}, and no argument records it"
     tensors = sorted(off)[:NAMED] if named else []
     if pair.renumbered and any(map(is_numbered, off)):  # the numbers are of other parameters
-        sizes = [" and ".join(str(group.count) for group in side.groups) for side in (a, b)]
-        words, tensors = f"the param groups held {sizes[0]} parameters, and hold {sizes[1]} now", []
         if len({sum(group.count or 0 for group in side.groups) for side in (a, b)}) > 1:
-            return [R12.sign(words, {"kind": "sizes"}, hit=len(off), of=of)]  # whose decay changed is unknown
+            return _sizes(pair)
+        words, tensors = _sizes(pair)[0].message, []
     kind, severity = "decay" if whole else "groups", "info" if slight else "warn"
     return [R12.sign(words, {"kind": kind}, tensors, severity=severity, hit=len(off), of=of)]
 

@@ -422,7 +422,8 @@ def _signs(forms: Mapping[Key, str]) -> Iterator[Sign]:
         roles = sorted({role for _, role in keys})
         of = sum(role in roles for _, role in forms)
         what = ", ".join(role.replace("absmax", "codes or scales of state") for role in roles[:3])
-        what = f"{what} of {many(len(names), 'parameter')}"
+        what = f"the state ({what}) of {many(len(names), 'parameter')}"
+        lost = "it is new, or was set to 0" if 2 * len(keys) > of else "it is new, was set to 0, or is another one's"
         evidence: dict[str, Any] = {"roles": roles, "kind": form}
         if form.startswith("moved."):
             words = {
@@ -433,7 +434,7 @@ def _signs(forms: Mapping[Key, str]) -> Iterator[Sign]:
             yield P32.sign(f"{what} {words}: {names[0]!r}", evidence, names[:NAMED], hit=len(keys), of=of)
             continue
         words = {
-            "zero": "does not continue its old values: it is new, or was set to 0",
+            "zero": f"does not continue its old values: {lost}",
             "zeros": "does not continue its old values in a part of the rows",
             "other": "is as large as before, and does not continue its old values",
             "fill": "is one number in all elements",
@@ -461,7 +462,7 @@ def _gone(pair: Pair) -> list[Sign]:
         names = list(dict.fromkeys(fqn for fqn, _ in lost))[:NAMED]
         evidence = {"kind": "absent", "gone": True}
         return [P33.sign(words, evidence, names, hit=len(lost), of=len(tensors), causes=("B1",))]
-    if not gone:
+    if len(gone) <= pair.left_out:  # the optimizer does not hold them (R12)
         return []
     words = f"the optimizer state of {len(gone):,} of {many(len(had), 'parameter')} is no longer stored"
     return [P33.sign(words, {"kind": "absent", "gone": True}, gone[:NAMED], hit=len(gone), of=len(had), causes=("B1",))]

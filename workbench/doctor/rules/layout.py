@@ -285,8 +285,9 @@ def _padding(profiles: Mapping[str, MatrixProfile], facts: TrainingState) -> Sai
         causes, proved = _where(profile, int(vocab), pad, trained)
         first = int(np.flatnonzero(~idle[int(vocab) :])[0]) + int(vocab)
         words = (
-            f"{trained:,} of the {pad:,} rows beyond the vocabulary ({int(vocab):,}) of {fqn!r} were trained (the "
-            f"first is row {first:,}), and {below:,} rows below it were not (rows {_spans(profile.idle)})"
+            f"{many(trained, 'row')} of {fqn!r} beyond the vocabulary of {int(vocab):,} {_were(trained)} trained (the "
+            f"first is row {first:,}), and {many(below, 'row')} within it {_were(below)} not (rows not trained: "
+            f"{_spans(profile.idle)})"
         )
         evidence = {
             "vocabulary": int(vocab),
@@ -350,4 +351,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _spans(runs: Sequence[tuple[int, int]]) -> str:
-    return ", ".join(f"{a:,} to {b - 1:,}" for a, b in runs[:4]) + (" …" if len(runs) > 4 else "")
+    spans = ", ".join(f"{a:,} to {b - 1:,}" if b - a > 1 else f"{a:,}" for a, b in runs[:4])
+    return spans + (" …" if len(runs) > 4 else "")
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"

@@ -71,10 +71,14 @@ REMARKS = ("other", "generators", "arguments")  #: topics whose change may mean 
 #: Values that identify a launch or a save, or that are measured.
 _PASSING = re.compile(
     r"(?:^|[._/])(?:\w*time\w*|clock|date|\w*path|\w*dir|\w*file\w*|host\w*|\w*version|rank|world_size|device|verbose"
-    r"|uuid|pid|run_id|job_id|save_log|should_\w+|_step_count)(?:$|[._/\[])"
+    r"|uuid|pid|run_id|job_id|save_log|should_\w+)(?:$|[._/\[])"
 )
 #: Paths that are not of this launch alone: what is trained on.
 _INPUTS = re.compile(r"(?:data|corpus|blend|tokenizer|vocab)\w*(?:$|\[)")
+#: Counts among arguments: Megatron's ``args.iteration`` and ``args.consumed_train_samples``.
+_COUNTS = re.compile(
+    r"(?:^|[._])(?:(?:cur\w*_)?iteration|(?:global_)?step|epoch|consumed\w*|skipped\w*|num_floating\w*)$"
+)
 _OTHERS = re.compile(r"manifest|echo|tfevents|\.(?:log|lock|tmp|md)$")  #: files that no trainer loads
 SETTINGS = ("model", "arguments")  #: topics that no update changes
 OF_TENSORS = ("tensors", "moments")  #: topics of tensors in files that no reader opens
@@ -108,7 +112,12 @@ def settings_stay(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
     found = _changed(pair, signs)
     if isinstance(found, str):
         return found
-    return [_sign(P52, topic, off) for topic, off in found.items() if topic in SETTINGS]
+    signs = []
+    for topic in SETTINGS:
+        off = {source: one for source, one in found.get(topic, {}).items() if not _COUNTS.search(source.lower())}
+        if off:
+            signs.append(_sign(P52, topic, off))
+    return signs
 
 
 def _changed(pair: Pair, signs: Iterable[Sign]) -> dict[str, dict[str, ObjectChange]] | str:
@@ -123,6 +132,8 @@ def _changed(pair: Pair, signs: Iterable[Sign]) -> dict[str, dict[str, ObjectCha
         source = file + change.path
         topic = change.kind if change.kind in OF_TENSORS else topic_of(source.lower())
         name = re.sub(r"\[[^\]]*\]", "", change.path).rpartition(".")[2]
+        if name == "_step_count":  # torch only warns by it
+            topic = "other"
         passing = _PASSING.search(change.path.lower()) and not _INPUTS.search(change.path.lower())
         passing = passing or (topic == "groups" and name in UNCOMPARED)
         came = change.kind in CAME_OR_WENT

@@ -222,7 +222,7 @@ def _others(pair: Pair, found: EchoValues) -> list[Sign]:
         found.cleared.append(Cleared("other tensors", f"{equal:,} of {len(rows):,} are equal bit for bit"))
     return [
         R16.sign(
-            f"{len(names):,} of {len(rows):,} tensors that belong to no parameter changed: {names[0]!r}",
+            f"{len(names):,} of {len(rows):,} tensors beside the weights and their state changed: {names[0]!r}",
             {"in": IN, "kind": "other"},
             names,
             hit=len(names),
@@ -236,7 +236,7 @@ def _others(pair: Pair, found: EchoValues) -> list[Sign]:
 def _gone(pair: Pair) -> list[Sign]:
     """Report parameters whose optimizer state the echo does not hold."""
     had, gone = without_state(pair)
-    if not gone:
+    if len(gone) <= pair.left_out:  # the optimizer does not hold them (R12)
         return []
     text = f"the optimizer state of {len(gone):,} of {many(len(had), 'parameter')} is not in the echo"
     return [ECHO["R03"].sign(text, {"in": IN, "gone": True}, gone[:100], hit=len(gone), of=len(had), causes=("B1",))]

@@ -119,6 +119,9 @@ def renamed(pair: Pair) -> list[Sign] | str:
         return []
     plain, bare = shares
     message = f"the names of {1 - plain:.0%} of the weights changed by a prefix, as of a wrapper"
+    one, two = map(_weights, (pair.stored, pair.b))
+    if like := next((key for key in two if stripped(key) == stripped(one[0])), None):
+        message += f": {one[0]!r} → {like!r}"
     return [N1.sign(message, {"shared": plain, "without_prefixes": bare}, severity="info")]
 
 
@@ -146,7 +149,7 @@ def same_size(pair: Pair) -> list[Sign] | str:
     evidence = {"bytes": roles, "held": len(both), "rounded": rounded, "gone": gone, "late": late}
     names = list(dict.fromkeys(fqn for fqn, _ in off))[:NAMED] if both else []
     severity, causes = "info" if late or wider else "warn", causes_of(role for _, role in off)
-    return [N3.sign(f"bytes by role changed: {words}", evidence, names, severity=severity, causes=causes)]
+    return [N3.sign(f"the stored bytes of roles changed: {words}", evidence, names, severity=severity, causes=causes)]
 
 
 def same_buffers(pair: Pair) -> list[Sign] | str:
@@ -228,12 +231,14 @@ def _stored(state: State, *, together: bool) -> dict[tuple[str, str], tuple[int,
     return found
 
 
+def _weights(state: State) -> list[str]:
+    """Return the keys of the weights, as stored."""
+    return [key for key, role in zip(state.ckpt.catalog.keys, state.ckpt.roles, strict=True) if role == "param"]
+
+
 def _renamed(pair: Pair) -> tuple[float, float] | None:
     """Return the shares of common names, as stored and without prefixes; ``None`` if they were not renamed."""
-    sides = []
-    for state in (pair.stored, pair.b):
-        keys = zip(state.ckpt.catalog.keys, state.ckpt.roles, strict=True)
-        sides.append([key for key, role in keys if role == "param"])
+    sides = [_weights(state) for state in (pair.stored, pair.b)]
     many = max(1, min(map(len, sides)))
     plain = len(set(sides[0]) & set(sides[1])) / many
     bare = len({stripped(key) for key in sides[0]} & {stripped(key) for key in sides[1]}) / many

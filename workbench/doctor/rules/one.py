@@ -135,7 +135,8 @@ def _numbers(found: Mapping[str, OneState], earlier: State | None) -> Iterator[S
         )
     if negative:
         count = sum(one[2] for one in negative)
-        yield _sign("S03", negative, f"{count:,} second moments are negative in {_names(negative)}", count=count)
+        text = f"{many(count, 'second moment')} {'is' if count == 1 else 'are'} negative in {_names(negative)}"
+        yield _sign("S03", negative, text, count=count)
 
 
 def _squares(found: Mapping[str, OneState]) -> bool:
@@ -288,7 +289,8 @@ def _copies(state: State, found: Mapping[str, OneState], shapes: Mapping[str, tu
     groups = [list(names.values()) for names in alike.values()]
     twice = [group for group in groups if len(group) > 1 and frozenset(group) not in heads]
     if twice:
-        text = f"{twice[0][0]!r} and {twice[0][1]!r} are equal bit for bit; there are {len(twice):,} such groups"
+        text = f"{twice[0][0]!r} and {twice[0][1]!r} are equal bit for bit"
+        text += f"; there are {len(twice):,} such groups" if len(twice) > 1 else ""
         names = [fqn for group in twice for fqn in group][:LIST]
         severity = None if held else "warn"  # it is unknown whether they are trained separately
         yield RULES["S14"].sign(text, {"groups": twice[:LIST]}, names, severity=severity, hit=len(twice), of=len(found))

@@ -353,7 +353,8 @@ def _rulers(
         through = {fqn: kind for fqn in uneven[:LIST] if (kind := _through(held[fqn], updates[fqn].k))}
         kinds = sorted(set(through.values()))
         if through:
-            text += f"; those of {_names(list(through))} were rounded to {' or '.join(kinds)} before they shrank"
+            which = "they" if len(through) == len(uneven) else f"those of {_names(list(through))}"
+            text += f"; {which} were rounded to {' or '.join(kinds)} before they shrank"
         yield _sign("P11", uneven, text, of, even=False, through=kinds)
     if outside:
         shrink, (low, high) = measured[outside[0]], updates[outside[0]].factors

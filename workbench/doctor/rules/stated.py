@@ -115,7 +115,7 @@ def fresh_state(state: State) -> list[Sign] | str:
         if not any(group.betas is not None for group in facts.groups):
             return Inapplicable("the optimizer is not Adam")
         what = "param groups" if facts.groups else "masters"
-        words = f"no moments are stored at step {step:,}, although {what} are"
+        words = f"{what} are stored at step {step:,}, but no moments"
         return [S06.sign(words, {"kind": "absent", "step": step}, hit=params, of=params, severity=_grave(facts))]
     if "exp_avg" not in roles:
         return Inapplicable("the optimizer is not Adam")
@@ -288,7 +288,7 @@ def _position(facts: TrainingState) -> list[Sign] | str:
         if times and times > 1 and abs(count - step * unit * times) <= unit * times:
             words = f"the schedule is at {count:,}: it counts {times} per update, equal to the {fact.replace('_', ' ')}"
             return [N9.sign(words, evidence)]
-    ratio = f", {count / (step * unit):.3g} times the position expected after {many(step, 'step')}" if step else ""
+    ratio = f"; after {many(step, 'step')}, it should be at {step * unit:,}" if step else ""
     words = f"the schedule ({schedule.source}) is at {count:,}{' samples' if unit > 1 else ''}{ratio}"
     return [S17.sign(words, evidence)]
 
