@@ -42,6 +42,7 @@ from tests.lab.opened12_live import OPENED12
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
+from tests.lab.sealed13_live import SEALED13
 from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
@@ -69,7 +70,7 @@ _OPENED = (
     *OPENED12,
 )
 #: Faults whose results are printed only as counts.
-SEALED: tuple[Fault, ...] = ()
+SEALED: tuple[Fault, ...] = (*SEALED13,)
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},
