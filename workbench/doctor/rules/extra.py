@@ -121,7 +121,7 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
     if not scale or not before:
         return "needs the loss scale of this checkpoint and of an earlier one"
     signs = []
-    if scale >= SHRUNK * before and scale in DEFAULTS:
+    if scale >= SHRUNK * before and scale in DEFAULTS and not _grown(earlier, state):
         words = f"the loss scale is {scale:,.0f}, a common initial value; before, it was {before:,.0f}"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     k = None if earlier is None else passed(earlier.facts, state.facts)
@@ -141,6 +141,15 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
             words = f"{path!r} went from {old:,} to {new:,} in {many(k, 'update')}: it counts only those since the load"
             signs.append(RULES["N14"].sign(words, {"before": old, "after": new, "k": k}, hit=1, of=1))
     return "loss scales", signs
+
+
+def _grown(earlier: State | None, later: State) -> bool:
+    """Return whether the scale can have doubled as often in between, once in each stored interval."""
+    if earlier is None:
+        return False
+    interval, k = _growth_interval(later), passed(earlier.facts, later.facts)
+    one, two = (side.facts.value("loss_scale") for side in (earlier, later))
+    return interval > 1 and k is not None and one is not None and two <= one * DOUBLED ** min(k // interval + 1, 1000)
 
 
 def _growth_interval(state: State) -> int:
@@ -252,7 +261,7 @@ def _balance(state: State, step: float) -> Said:
         return "the step is unknown" if values else "the balance of the routers cannot be read"
     signs = []
     if len(values) == len(rows) and not any(one.any() for one in values):
-        words = f"the balance of all {many(len(rows), 'router')} is 0 at step {step:,.0f}"
+        words = f"the balance of {many(len(rows), 'router')} is 0 at step {step:,.0f}"
         signs.append(RULES["N26"].sign(words, {"step": step}, _fqns(state, rows), hit=len(rows), of=len(rows)))
     return f"{many(len(rows), 'router')}", signs
 
