@@ -281,6 +281,7 @@ def another_step(case: Case) -> Iterator[Match]:
             frozenset(names),
             reasons=reasons,
             title=f"The optimizer's step counters were changed{'; the moments were kept' if words else ''}.",
+            remedy="load the step counters together with the moments; nothing else counts the optimizer's updates",
         )
     if _step_is_off(case) and not case.counters("train").reset:
         off = case.fired("S07", "S16", "S17", "S18", "P01", "P15", "P20", "R11")

@@ -405,8 +405,13 @@ def other_groups(case: Case) -> Iterator[Match]:
             "train",
             1.0,
             names,
-            question="was the weight decay of these parameters changed on purpose?",
+            question=(
+                "was the weight decay of these parameters changed on purpose?"
+                if names
+                else "were parameters moved to other groups on purpose?"
+            ),
             signs=(*signs, *_untouched(case)),
+            title="" if names else "Parameters moved to other param groups.",
         )
     elif rows := _untouched(case):
         yield Match("train", 0.5, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows))
@@ -531,7 +536,7 @@ NAMES = (
     ),
     made(
         "A4",
-        "Tensors that do not belong to the model were added.",
+        "The checkpoint holds tensors that it did not hold before.",
         "a second adapter, an average or a copied head was saved as well",
         "none; the file grows",
         "find the new keys and leave them out of the save",

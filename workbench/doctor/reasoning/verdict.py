@@ -229,9 +229,7 @@ def weak(case: Case) -> str:
     betas = facts.betas or evidence.before.facts.betas
     if not case.change("train").seen(*GROUPS["moments"]):
         return "Without moments, a later checkpoint shows little: save an echo right after the load"
-    sides = (evidence.before.facts, facts)
-    counters = [one.steps.usual for one in sides]
-    first, second = counters if None not in counters else [one.step for one in sides]
+    first, second = _ends(case)
     if first is None or second is None:
         return "The number of updates in between is not stored: save an echo right after the load"
     if betas is None:
@@ -255,13 +253,21 @@ def weak(case: Case) -> str:
     return ""
 
 
+def _ends(case: Case) -> tuple[float | None, float | None]:
+    """Return the updates that both checkpoints have made: the optimizer's count, or the trainer's if that is wrong."""
+    sides = (case.evidence.before.facts, case.state("after").facts)
+    counters, steps = ([one.steps.usual for one in sides], [one.step for one in sides])
+    wrong = None in counters or (bool(case.fired("P01")) and None not in steps)
+    first, second = steps if wrong else counters
+    return first, second
+
+
 def _forgotten(case: Case) -> bool:
     """Return whether so many updates came in between that nothing of the loaded state is visible."""
     before, after = case.evidence.before.facts, case.evidence.after
     if after is None:
         return False
-    betas, counters = after.facts.betas or before.betas, (before.steps.usual, after.facts.steps.usual)
-    first, second = counters if None not in counters else (before.step, after.facts.step)
+    betas, (first, second) = after.facts.betas or before.betas, _ends(case)
     if betas is None or first is None or second is None:
         return bool(weak(case))
     return bool(betas[1] ** max(second - first, 0) < FORGOTTEN)

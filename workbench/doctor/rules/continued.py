@@ -494,13 +494,13 @@ def arguments(pair: Pair) -> list[Sign] | str:
         more = f" and {len(changed) - 6:,} more" if len(changed) > 6 else ""
         evidence = {"kind": "declared", "changed": {name: list(two) for name, two in list(changed.items())[:50]}}
         found.append(R12.sign(f"arguments changed: {listed}{more}", evidence, hit=len(changed), severity="info"))
-    return found + (_sizes(pair) if pair.left_out else _decays(pair, changed))
+    return [*found, _sizes(pair)] if pair.left_out else found + _decays(pair, changed)
 
 
-def _sizes(pair: Pair) -> list[Sign]:
+def _sizes(pair: Pair, kind: str = "sizes") -> Sign:
     """Report that the param groups hold other numbers of parameters; whose weight decay changed is then unknown."""
     a, b = (" and ".join(str(group.count) for group in side.facts.groups) for side in (pair.a, pair.b))
-    return [R12.sign(f"the param groups held {a} parameters, and hold {b} now", {"kind": "sizes"})]
+    return R12.sign(f"the param groups held {a} parameters, and hold {b} now", {"kind": kind})
 
 
 def _decays(pair: Pair, changed: Mapping[str, Any]) -> list[Sign]:
@@ -521,7 +521,9 @@ def _decays(pair: Pair, changed: Mapping[str, Any]) -> list[Sign]:
         off = [two.source for one, two in pairs if one.weight_decay != two.weight_decay]
         of = len(b.groups)
     if not off:
-        return []
+        sizes = [[group.count or 0 for group in side.groups] for side in (a, b)]
+        alike = len(sizes[0]) == len(sizes[1]) and sum(sizes[0]) == sum(sizes[1]) and all(map(all, sizes))
+        return [_sizes(pair, "groups")] if alike and sizes[0] != sizes[1] else []
     old, new = ({group.weight_decay for group in side.groups if group.weight_decay} for side in (a, b))
     whole = not old & new  # none of the old values is in use: another setting, not another grouping
     some = [*old, *new]
@@ -531,8 +533,8 @@ def _decays(pair: Pair, changed: Mapping[str, Any]) -> list[Sign]:
     tensors = sorted(off)[:NAMED] if named else []
     if pair.renumbered and any(map(is_numbered, off)):  # the numbers are of other parameters
         if len({sum(group.count or 0 for group in side.groups) for side in (a, b)}) > 1:
-            return _sizes(pair)
-        words, tensors = _sizes(pair)[0].message, []
+            return [_sizes(pair)]
+        words, tensors = _sizes(pair).message, []
     kind, severity = "decay" if whole else "groups", "info" if slight else "warn"
     return [R12.sign(words, {"kind": kind}, tensors, severity=severity, hit=len(off), of=of)]
 
