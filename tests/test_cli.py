@@ -261,6 +261,45 @@ def test_wrong_usage_is_64(call, one: Path) -> None:
     assert "required: b;" in one_line(call("diff", one), 64)  # not the patterns, which may be left out
 
 
+LOCAL: list[tuple[str, ...]] = [
+    ("ls", "CKPT", "w"),
+    ("show", "CKPT", "w"),
+    ("objects", "CKPT"),
+    ("stats", "CKPT", "--by", "module"),
+    ("verify", "CKPT"),
+    ("manifest", "write", "CKPT", "--output", "m.json"),
+    ("diff", "CKPT", "CKPT"),
+    ("layout", "CKPT"),
+    ("export", "CKPT", "out", "--dry-run"),
+    ("report", "CKPT", "-o", "page.html"),
+    ("watch", "CKPT", "--once", "--interval", "0.01"),
+]
+
+
+@pytest.mark.parametrize("words", LOCAL, ids=lambda words: words[0])
+def test_storage_options_are_for_the_paths_of_a_command_and_a_cache_is_for_its_urls(
+    call, one: Path, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [str(one) if word == "CKPT" else word for word in words]
+    assert call(*given, "--cache-dir", tmp_path / "cache")[0] == 0 and not (tmp_path / "cache").exists()
+    assert f"--storage-option is for URLs, and {str(one)!r} is a local path" in one_line(
+        call(*given, "--storage-option", "region=x"), 64
+    )
+
+
+def test_storage_options_reach_the_urls_of_any_argument(call, one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from workbench.core.remote.url import current_options
+
+    monkeypatch.setattr("workbench.cli.diff.diff", lambda options: seen.append(dict(current_options())) or 0)
+    monkeypatch.setattr("workbench.cli.export.export", lambda options: seen.append(dict(current_options())) or 0)
+    seen: list[dict[str, object]] = []
+    for words in (("diff", one, "s3://b/k"), ("export", one, "s3://b/k"), ("export", "s3://b/k", "out", "--lora", one)):
+        assert call(*words, "--storage-option", "region=x", "--cache-dir", "c")[0] == 0
+    assert seen == [{"region": "x", "cache_dir": "c"}] * 3
+    assert call("diff", one, one, "s3://is-a-pattern", "--storage-option", "region=x")[0] == 64
+
+
 def test_help_and_version_are_0(call) -> None:
     code, out, _ = call("--version")
     assert (code, out) == (0, f"workbench {wb.__version__}\n")
