@@ -23,10 +23,13 @@ import pytest
 
 import workbench as wb
 from tests.range_server import RangeServer
+from tests.test_stores import S3, SECRET, s3, server, upload
 from workbench.analysis import manifest
 from workbench.cli import main
 from workbench.core import blocks, checksums, executors, work
 from workbench.errors import ChangedError, UsageError, WorkbenchError, WorkerError
+
+__all__ = ["s3", "server"]  # fixtures
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = ROOT / "sample_ckpts"
@@ -478,11 +481,62 @@ def test_parts_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest.M
     assert "one of 1 parts and one of 3" in refused(one, other)
     assert run(capsys, "stats", "sample", "--by", "shard", "--part", "2/3", "--part-file", "shard.part")[0] == 0
     assert "parts of different calls: options differ" in refused(one, "shard.part", three)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    above = [f"../{part}" for part in (one, two, three)]
+    assert "the parts name it relative to the folder in which they ran" in refused(*above)
+    assert run(capsys, "merge", *above, "--checkpoint", "../sample")[0] == 0
+    monkeypatch.chdir(tmp_path)
+    assert "--storage-option is for URLs, and 'sample' is a local path" in refused(
+        one, two, three, "--storage-option", "region=x"
+    )
     shard = sorted(Path("sample").glob("*.distcp"))[0]
     shard.write_bytes(shard.read_bytes()[:-1] + b"\0")
     assert "changed after its parts were computed" in refused(one, two, three)
     assert run(capsys, "stats", "sample", "--part", "2/3", "--part-file", "new.part")[0] == 0
     assert "parts of different contents" in refused(one, "new.part", three)
+
+
+def test_parts_hold_no_storage_options_and_merge_with_other_credentials(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    upload(s3, SAMPLES / "hf_llama_bf16_sharded", "st")
+    named = [f"{name}={s3.options[name]}" for name in ("endpoint", "access_key_id", "secret_access_key", "region")]
+    options = [word for one in named for word in ("--storage-option", one)]
+    words = ("verify", "s3://bucket/st", "--deep")
+    alone = run(capsys, *words, *options, "--json")
+    assert run(capsys, *words, *options, "--part", "1/2", "--part-file", "1.part")[0] == 0
+    with monkeypatch.context() as patch:
+        for name in ("endpoint_url", "access_key_id", "secret_access_key", "region"):
+            patch.setenv(f"AWS_{name.upper()}", s3.options[name.removesuffix("_url")])
+        assert run(capsys, *words, "--part", "2/2", "--part-file", "2.part")[0] == 0
+        assert run(capsys, "merge", "1.part", "2.part", "--json") == alone
+    assert run(capsys, "merge", "1.part", "2.part", "--json", *options) == alone
+    for part in map(Path, ("1.part", "2.part")):
+        assert SECRET not in part.read_text() and "storage_option" not in part.read_text()
+
+
+@pytest.mark.parametrize("words", [("stats", "URL"), ("manifest", "write", "URL", "--output", "m.json")], ids=" ".join)
+def test_parts_of_differently_signed_urls_hold_no_signature_and_merge(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(SAMPLES / "hf_peft_lora" / "adapter_model.safetensors", "one.safetensors")
+    with RangeServer(tmp_path) as server:
+        host = server.url.removeprefix("http://")
+        for number in (1, 2):
+            url = f"http://usr:s3cret{number}@{host}/one.safetensors?sig=s3cret{number}"
+            given = [url if word == "URL" else word for word in words]
+            assert run(capsys, *given, "--part", f"{number}/2", "--part-file", f"{number}.part")[0] == 0
+        assert not [part for part in ("1.part", "2.part") if "s3cret" in Path(part).read_text()]
+        for words in ((), ("--checkpoint", f"http://usr:s3cret3@{host}/one.safetensors?sig=s3cret3")):
+            code, out, error = run(capsys, "merge", "1.part", "2.part", *words)
+            assert code == 0 and out and "s3cret" not in out + error
+        shutil.copy("one.safetensors", "two.safetensors")
+        Path("two.safetensors").touch()
+        code, _, error = run(capsys, "merge", "1.part", "2.part", "--checkpoint", f"{server.url}/two.safetensors")
+        assert code == 3 and "changed after its parts were computed" in error
 
 
 def test_wrong_uses_of_the_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

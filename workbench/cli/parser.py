@@ -277,6 +277,12 @@ def parser() -> argparse.ArgumentParser:
 
     merge = _command(commands, "merge", "merge", "combine the parts of a command that ran with --part")
     merge.add_argument("parts", nargs="+", metavar="PART", help="all part files")
+    merge.add_argument(
+        "--checkpoint",
+        metavar="PATH",
+        help="path or URL of the checkpoint, if the one in the parts cannot be opened: they contain no passwords or "
+        "signatures",
+    )
     _threads(merge)
 
     watch = _command(

@@ -14,7 +14,7 @@ from typing import Any
 
 from workbench.analysis.folder import files_of
 from workbench.checkpoint import Checkpoint
-from workbench.cli.common import note, print_json, say
+from workbench.cli.common import PLACES, note, print_json, say, shown
 from workbench.core.executors import using
 from workbench.core.parts import PartialRun, write_part
 from workbench.core.place import stat_or_absent
@@ -22,8 +22,9 @@ from workbench.errors import ChangedError, MissingExtraError, UsageError, Worker
 from workbench.views.names import safe
 
 CONNECT = 10  #: seconds to wait for a scheduler
-#: Options that determine where and how a command runs, not its result.
-_HOW = {"run", "workers", "dask", "part", "part_file", "threads", "json", "merged", "no_cache", "cache_dir"}
+#: Options that determine where and how a command runs, not its result. Those of the storage may also be secret.
+_HOW = {"run", "workers", "dask", "part", "part_file", "threads", "json", "merged"}
+_HOW |= {"no_cache", "cache_dir", "storage_option"}
 
 
 @contextmanager
@@ -105,6 +106,8 @@ def check_pins(options: argparse.Namespace, ckpt: Checkpoint) -> None:
 def run_part(options: argparse.Namespace, ckpt: Checkpoint, call: Callable[[], object]) -> int:
     """Run one part of a command, write its states to a file, and print the file's name.
 
+    The file names URLs without their secrets: others may read it, and the merge has credentials of its own.
+
     Raises:
         UsageError: the file would be in the checkpoint's folder, or an executor is named too.
         WriteError: the file cannot be written.
@@ -120,7 +123,8 @@ def run_part(options: argparse.Namespace, ckpt: Checkpoint, call: Callable[[], o
         raise UsageError(f"{path!r} is inside the checkpoint and would change it; name another file with --part-file")
     if not os.path.isdir(os.path.dirname(inside)):
         raise UsageError(f"the folder of {path!r} does not exist")
-    what = {name: value for name, value in vars(options).items() if name not in _HOW}
+    what = {name: _public(value) if name in PLACES else value for name, value in vars(options).items()}
+    what = {name: value for name, value in what.items() if name not in _HOW}
     header: dict[str, Any] = {"command": command, "options": what, "pins": _identity(ckpt)}
     part = PartialRun(number, count)
     with using(part):
@@ -131,3 +135,9 @@ def run_part(options: argparse.Namespace, ckpt: Checkpoint, call: Callable[[], o
     else:
         say(safe(path))
     return 0
+
+
+def _public(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_public(one) for one in value]
+    return shown(value) if isinstance(value, str) else value
