@@ -26,6 +26,7 @@ import torch
 from safetensors.torch import save_file
 
 import workbench as wb
+from tests.range_server import RangeServer
 from tests.test_run import save, spiky
 from tests.test_stores import S3, s3, server, upload
 from workbench.analysis.health import StepHealth
@@ -536,6 +537,42 @@ def test_a_command_gets_the_event_but_not_on_its_command_line(tmp_path, capfd):
     assert main(["watch", str(bad), *AT_ONCE, "--on-finding", "false"]) == 2
     assert "note: --on-finding: 'false' ended with exit code 1" in capfd.readouterr().err
     assert main(["watch", str(bad), *AT_ONCE, "--on-finding", "no-such-command-here x"]) == 64
+
+
+def test_no_event_contains_the_secrets_of_a_url(tmp_path, capfd):
+    run = tmp_path / "run"
+    for step in (10, 20):
+        save(run, step)
+    (run / "step-20.pt").write_bytes(torch_bytes(20, float("nan")))
+    (run / "log.csv").write_text("step,loss\n1,3.0\n2,nan\n")
+    (run / "empty.csv").touch()
+    script = tmp_path / "told.py"
+    script.write_text("import os, sys; print(os.environ['WORKBENCH_PATH'], sys.stdin.read(), file=sys.stderr)\n")
+    got: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with RangeServer(tmp_path) as server, HTTPServer(("127.0.0.1", 0), Handler) as hook:
+        threading.Thread(target=hook.serve_forever, daemon=True).start()
+        url = server.url.replace("://", "://usr:s3cret@") + "/run"
+        words = ["watch", url, *AT_ONCE, "--check", "deep", "--check", "doctor", "--webhook"]
+        words += [f"http://127.0.0.1:{hook.server_port}", "--on-finding", f"{sys.executable} {script}"]
+        printed = []
+        for logs in ([], ["--json", "--logs", f"{url}/log.csv"]):
+            assert main([*words, *logs]) == 2
+            printed.append(capfd.readouterr())
+        hook.shutdown()
+    paths = {json.loads(line)["path"] for line in printed[-1].out.splitlines()}
+    assert paths >= {f"{server.url}/run"} and len(got) > 3
+    assert f"{server.url}/run " in printed[0].err and f"watched {server.url}/run: " in printed[0].err
+    assert "s3cret" not in str(printed) and "usr" not in str(got)
 
 
 def test_a_webhook_is_tried_again_and_its_url_is_not_shown(tmp_path, capsys, monkeypatch):
