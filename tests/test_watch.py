@@ -5,6 +5,7 @@ A script of writes runs in lockstep with the looks: the watcher's ``sleep`` runs
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -580,11 +581,12 @@ def test_a_webhook_is_tried_again_and_its_url_is_not_shown(tmp_path, capsys, mon
 
     monkeypatch.setattr(watch, "PAUSE", 0.0)
     (tmp_path / "log.csv").write_text("step,loss\n1,3.0\n2,nan\n")
-    answers, got = [500, 503, 200], []
+    answers, got, users = [500, 503, 200], [], []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            users.append((self.path, self.headers["Authorization"]))
             self.send_response(answers[len(got) - 1])
             self.send_header("Location", "http://127.0.0.1:9/elsewhere")
             self.end_headers()
@@ -600,6 +602,17 @@ def test_a_webhook_is_tried_again_and_its_url_is_not_shown(tmp_path, capsys, mon
         answers += [302]
         assert main(["watch", str(tmp_path), *AT_ONCE, "--webhook", url]) == 2
         assert len(got) == 4 and "'127.0.0.1' did not accept the event: HTTP status 302" in capsys.readouterr().err
+        answers += [200, 401]
+        named = url.replace("://", "://us%40er:s3%3acr%C3%A9t@")
+        for _ in range(2):
+            assert main(["watch", str(tmp_path), *AT_ONCE, "--webhook", named]) == 2
+        basic = f"Basic {base64.b64encode('us@er:s3:crét'.encode()).decode()}"
+        assert users == [("/hook?token=s3cret", None)] * 4 + [("/hook?token=s3cret", basic)] * 2
+        printed = capsys.readouterr()
+        assert (
+            printed.err.count("note: ") == 1 and "'127.0.0.1' did not accept the event: HTTP status 401" in printed.err
+        )
+        assert not [secret for secret in ("us@er", "us%40er", "s3:", "s3%3a", "s3cret") if secret in str(printed)]
         listening.shutdown()
     assert main(["watch", str(tmp_path), *AT_ONCE, "--webhook", url]) == 2
     err = capsys.readouterr().err
