@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import multiprocessing
 import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -558,11 +560,26 @@ def test_wrong_uses_of_the_options_are_refused(tmp_path: Path, monkeypatch: pyte
     assert code == 3 and "pip install 'ckpt-workbench[dask]'" in error
 
 
-def test_no_scheduler_is_one_line(capsys: Any, monkeypatch: pytest.MonkeyPatch, free_port: Callable[[], int]) -> None:
-    monkeypatch.setattr("workbench.cli.workers.CONNECT", 0.5)
-    address = f"tcp://127.0.0.1:{free_port()}"
-    code, out, error = run(capsys, "stats", SAMPLES / "dcp_fsdp2", "--no-cache", "--dask", address)
-    assert (code, out) == (3, "") and f"no Dask scheduler answers at '{address}'" in error.splitlines()[-1]
+def test_no_scheduler_is_one_line_in_time(
+    capfd: Any, monkeypatch: pytest.MonkeyPatch, free_port: Callable[[], int]
+) -> None:
+    monkeypatch.setattr("workbench.cli.workers.CONNECT", 0.3)
+    with RangeServer(SAMPLES) as web, socket.create_server(("127.0.0.1", 0)) as silent:
+        for address, why in [
+            (f"tcp://127.0.0.1:{free_port()}", "Connection refused"),
+            (web.url.replace("http", "tcp"), "what listens there does not answer as a scheduler does"),
+            (f"tcp://127.0.0.1:{silent.getsockname()[1]}", "what listens there does not answer as a scheduler does"),
+            ("nonsense", "missing port number"),
+            ("", "missing port number"),
+            (web.url, "unknown address scheme 'http'"),
+            ("tls://127.0.0.1:1", "TLS"),
+        ]:
+            began = time.monotonic()
+            code, out, error = run(capfd, "stats", SAMPLES / "dcp_fsdp2", "--no-cache", "--dask", address)
+            gc.collect()  # of what is left of a client, nothing may be printed later
+            late = capfd.readouterr()
+            assert (code, out, late.out, late.err) == (3, "", "", "") and error.count("\n") == 1
+            assert f"no Dask scheduler answers at '{address}': {why}" in error and time.monotonic() - began < 5
 
 
 def test_a_command_runs_on_a_scheduler_and_in_processes(capsys: Any, client: Any) -> None:
