@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -238,6 +239,28 @@ def test_a_lost_process_is_one_error() -> None:
             wb.verify(SAMPLES / "dcp_fsdp2", deep=True, executor=pool)
     with pytest.raises(WorkerError, match="executor did not finish"):
         wb.stats(wb.open(SAMPLES / "dcp_fsdp2"), cache=False, executor=pool)
+
+
+def test_what_is_no_executor_is_refused_with_what_to_pass(client: Any, tmp_path: Path) -> None:
+    sample = SAMPLES / "dcp_fsdp2"
+    for given, words in [
+        (client, "not Client: pass client.get_executor()"),
+        (client.cluster, "not LocalCluster: pass distributed.Client(cluster).get_executor()"),
+        (4, "not int: pass a ProcessPoolExecutor, or get_executor() of a Dask client"),
+        (ProcessPoolExecutor, "not type: pass a ProcessPoolExecutor"),
+    ]:
+        calls: list[Callable[[Any], object]] = [
+            lambda one: wb.stats(sample, cache=False, executor=one),
+            lambda one: wb.verify(sample, deep=True, executor=one),
+            lambda one: wb.diff(sample, sample, executor=one),
+            lambda one: wb.doctor(sample, sample, executor=one),
+            lambda one: wb.export(sample, tmp_path / "out", executor=one),
+            lambda one: manifest.write(wb.open(sample), tmp_path / "m.json", executor=one),
+        ]
+        for call in calls:
+            with pytest.raises(UsageError, match=re.escape(words)):
+                call(given)
+    assert not list(tmp_path.iterdir())
 
 
 def test_other_versions_are_refused(pool: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
