@@ -570,7 +570,10 @@ def test_wrong_uses_of_the_options_are_refused(tmp_path: Path, monkeypatch: pyte
     for words, why in [
         (("stats", "sample", "--workers", "2", "--dask", "tcp://127.0.0.1:1"), "either --workers or --dask"),
         (("stats", "sample", "--part", "1/2", "--workers", "2"), "leave out --workers"),
-        (("stats", "sample", "--part", "3/2"), "write 3/8 for the third of eight"),
+        *(
+            (("stats", "sample", "--part", part), f"'{part}' is not a part: write 3/8 for the third of eight")
+            for part in ("3/2", "0/3", "1/0", "3", "/3", "a/3", "1/100001", "1/1234567")
+        ),
         (("stats", "sample", "--part", "1/2", "--part-file", "sample/x.part"), "is inside the checkpoint"),
         (("verify", "sample", "--part", "1/2"), "give --deep as well"),
         (("manifest", "check", "sample", "--part", "1/2"), "--part is for manifest write"),
