@@ -558,6 +558,10 @@ def test_parts_of_differently_signed_urls_hold_no_signature_and_merge(
         for words in ((), ("--checkpoint", f"http://usr:s3cret3@{host}/one.safetensors?sig=s3cret3")):
             code, out, error = run(capsys, "merge", "1.part", "2.part", *words)
             assert code == 0 and out and "s3cret" not in out + error
+        server.fault = lambda request: 403
+        code, _, error = run(capsys, "merge", "1.part", "2.part")
+        assert code == 3 and "no permission" in error and "give it again with --checkpoint" in error
+        server.fault = None
         shutil.copy("one.safetensors", "two.safetensors")
         Path("two.safetensors").touch()
         code, _, error = run(capsys, "merge", "1.part", "2.part", "--checkpoint", f"{server.url}/two.safetensors")

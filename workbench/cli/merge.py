@@ -11,7 +11,7 @@ from workbench.cli.stats import stats
 from workbench.cli.verify import verify
 from workbench.core.parts import read_parts
 from workbench.core.remote.url import is_url
-from workbench.errors import MissingFileError, UsageError
+from workbench.errors import MissingFileError, NotACheckpointError, UsageError
 
 _COMMANDS = {"manifest": manifest, "stats": stats, "verify": verify}
 
@@ -35,8 +35,16 @@ def merge(options: argparse.Namespace) -> int:
     paths = places(whole)
     for path in paths[:1]:
         _check_there(path)
-    with storage(options, paths):
-        code = _COMMANDS[command](whole)
+    try:
+        with storage(options, paths):
+            code = _COMMANDS[command](whole)
+    except (MissingFileError, NotACheckpointError):
+        if options.checkpoint is None and any(map(is_url, paths)):
+            note(
+                "parts contain no credentials: set them in the environment or with --storage-option; if the URL itself "
+                "has a password or a signature, give it again with --checkpoint"
+            )
+        raise
     if merged.again:
         note(f"{merged.again:,} tasks depend on the results of other parts, so they ran in the merge")
     return code
