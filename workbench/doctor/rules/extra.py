@@ -125,10 +125,10 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
         words = f"the loss scale is {scale:,.0f}, a common initial value; before, it was {before:,.0f}"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     k = None if earlier is None else passed(earlier.facts, state.facts)
-    if not signs and k and scale > before * DOUBLED ** min(k + 1, 1000):
-        words = (
-            f"the loss scale went from {before:,.0f} to {scale:,.0f} in {many(k, 'update')}; each at most doubles it"
-        )
+    interval = _growth_interval(state)
+    if not signs and k and scale > before * DOUBLED ** min(k // interval + 1, 1000):
+        words = f"the loss scale went from {before:,.0f} to {scale:,.0f} in {many(k, 'update')}; "
+        words += "each at most doubles it" if interval == 1 else f"it doubles once in {interval:,} updates"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     halved = math.log2(before / scale) if 0 < scale < before < math.inf else 0.0
     anew = earlier is not None and scale in DEFAULTS and halved >= AT_ONCE and not _skipped(earlier, state)
@@ -141,6 +141,12 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
             words = f"{path!r} went from {old:,} to {new:,} in {many(k, 'update')}: it counts only those since the load"
             signs.append(RULES["N14"].sign(words, {"before": old, "after": new, "k": k}, hit=1, of=1))
     return "loss scales", signs
+
+
+def _growth_interval(state: State) -> int:
+    """Return the number of good updates after which the scale doubles, if one is stored; otherwise 1."""
+    found = {value for path, value in state.counts.items() if path.rpartition(".")[2] == "growth_interval"}
+    return max(found.pop(), 1) if len(found) == 1 else 1
 
 
 def _good_updates(earlier: State, later: State, k: int) -> dict[str, tuple[int, int]]:
