@@ -593,12 +593,14 @@ def test_wrong_uses_of_the_options_are_refused(tmp_path: Path, monkeypatch: pyte
 def test_no_scheduler_is_one_line_in_time(
     capfd: Any, monkeypatch: pytest.MonkeyPatch, free_port: Callable[[], int]
 ) -> None:
-    monkeypatch.setattr("workbench.cli.workers.CONNECT", 0.3)
+    monkeypatch.setattr("workbench.cli.workers.CONNECT", 0.4)
+    late = "|Timed out"  # on a busy machine, before anything is known
+    other = f"(what listens there does not answer as a scheduler does{late})"
     with RangeServer(SAMPLES) as web, socket.create_server(("127.0.0.1", 0)) as silent:
         for address, why in [
-            (f"tcp://127.0.0.1:{free_port()}", "Connection refused"),
-            (web.url.replace("http", "tcp"), "what listens there does not answer as a scheduler does"),
-            (f"tcp://127.0.0.1:{silent.getsockname()[1]}", "what listens there does not answer as a scheduler does"),
+            (f"tcp://127.0.0.1:{free_port()}", f"(Connection refused{late})"),
+            (web.url.replace("http", "tcp"), other),
+            (f"tcp://127.0.0.1:{silent.getsockname()[1]}", other),
             ("nonsense", "missing port number"),
             ("", "missing port number"),
             (web.url, "unknown address scheme 'http'"),
@@ -607,9 +609,9 @@ def test_no_scheduler_is_one_line_in_time(
             began = time.monotonic()
             code, out, error = run(capfd, "stats", SAMPLES / "dcp_fsdp2", "--no-cache", "--dask", address)
             gc.collect()  # of what is left of a client, nothing may be printed later
-            late = capfd.readouterr()
-            assert (code, out, late.out, late.err) == (3, "", "", "") and error.count("\n") == 1
-            assert f"no Dask scheduler answers at '{address}': {why}" in error and time.monotonic() - began < 5
+            assert (code, out, *capfd.readouterr()) == (3, "", "", "") and error.count("\n") == 1
+            assert re.search(f"no Dask scheduler answers at '{re.escape(address)}': {why}", error)
+            assert time.monotonic() - began < 5
 
 
 def test_a_command_runs_on_a_scheduler_and_in_processes(capsys: Any, client: Any) -> None:
