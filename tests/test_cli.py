@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import workbench as wb
+from tests.range_server import RangeServer
 from workbench import checkpoint
 from workbench.cli import main
 from workbench.cli.show import locate, parse_slice
@@ -259,6 +262,76 @@ def test_wrong_usage_is_64(call, one: Path) -> None:
     ):
         one_line(call(*words), 64)
     assert "required: b;" in one_line(call("diff", one), 64)  # not the patterns, which may be left out
+
+
+LOCAL: list[tuple[str, ...]] = [
+    ("ls", "CKPT", "w"),
+    ("show", "CKPT", "w"),
+    ("objects", "CKPT"),
+    ("stats", "CKPT", "--by", "module"),
+    ("verify", "CKPT"),
+    ("manifest", "write", "CKPT", "--output", "m.json"),
+    ("diff", "CKPT", "CKPT"),
+    ("layout", "CKPT"),
+    ("export", "CKPT", "out", "--dry-run"),
+    ("report", "CKPT", "-o", "page.html"),
+    ("watch", "CKPT", "--once", "--interval", "0.01"),
+]
+
+
+@pytest.mark.parametrize("words", LOCAL, ids=lambda words: words[0])
+def test_storage_options_are_for_the_paths_of_a_command_and_a_cache_is_for_its_urls(
+    call, one: Path, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [str(one) if word == "CKPT" else word for word in words]
+    assert call(*given, "--cache-dir", tmp_path / "cache")[0] == 0 and not (tmp_path / "cache").exists()
+    assert f"--storage-option is for URLs, and {str(one)!r} is a local path" in one_line(
+        call(*given, "--storage-option", "region=x"), 64
+    )
+
+
+def test_a_url_is_shown_without_its_secrets(call, samples: Path, tmp_path: Path, monkeypatch) -> None:
+    titles: list[str] = []
+
+    @contextmanager
+    def titled(title: str) -> Iterator[object]:
+        titles.append(title)
+        yield lambda share: None
+
+    for module in ("verify", "seal", "manifest"):
+        monkeypatch.setattr(f"workbench.cli.{module}.progress_bar", titled)
+    with RangeServer(samples) as server:
+        at = server.url.replace("://", "://usr:s3cret@") + "/titan_run"
+        results = [
+            call("ls", at, "--json"),
+            call("diff", f"{at}/step-4", f"{at}/step-2"),
+            call("verify", at + "/step-4"),
+        ]
+        assert json.loads(results[0][1])["root"] == f"{server.url}/titan_run"
+        assert f"note: a is '{server.url}/titan_run/step-2'" in results[1][2]
+        one, manifest = f"{at}/step-4/__0_0.distcp?sig=s3cret", tmp_path / "m.json"
+        results += [call("seal", f"{at}/step-4"), call("manifest", "write", f"{at}/step-4", "--output", manifest)]
+        results += [call("manifest", "check", one, manifest)]
+    assert titles == [
+        f"verify {server.url}/titan_run/step-4",
+        f"seal {server.url}/titan_run/step-4",
+        "manifest step-4",
+        "check __0_0.distcp",
+    ]
+    assert "s3cret" not in str(results)
+
+
+def test_storage_options_reach_the_urls_of_any_argument(call, one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from workbench.core.remote.url import current_options
+
+    monkeypatch.setattr("workbench.cli.diff.diff", lambda options: seen.append(dict(current_options())) or 0)
+    monkeypatch.setattr("workbench.cli.export.export", lambda options: seen.append(dict(current_options())) or 0)
+    seen: list[dict[str, object]] = []
+    for words in (("diff", one, "s3://b/k"), ("export", one, "s3://b/k"), ("export", "s3://b/k", "out", "--lora", one)):
+        assert call(*words, "--storage-option", "region=x", "--cache-dir", "c")[0] == 0
+    assert seen == [{"region": "x", "cache_dir": "c"}] * 3
+    assert call("diff", one, one, "s3://is-a-pattern", "--storage-option", "region=x")[0] == 64
 
 
 def test_help_and_version_are_0(call) -> None:

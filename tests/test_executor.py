@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -23,10 +26,13 @@ import pytest
 
 import workbench as wb
 from tests.range_server import RangeServer
+from tests.test_stores import S3, SECRET, s3, server, upload
 from workbench.analysis import manifest
 from workbench.cli import main
 from workbench.core import blocks, checksums, executors, work
 from workbench.errors import ChangedError, UsageError, WorkbenchError, WorkerError
+
+__all__ = ["s3", "server"]  # fixtures
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = ROOT / "sample_ckpts"
@@ -233,6 +239,28 @@ def test_a_lost_process_is_one_error() -> None:
             wb.verify(SAMPLES / "dcp_fsdp2", deep=True, executor=pool)
     with pytest.raises(WorkerError, match="executor did not finish"):
         wb.stats(wb.open(SAMPLES / "dcp_fsdp2"), cache=False, executor=pool)
+
+
+def test_what_is_no_executor_is_refused_with_what_to_pass(client: Any, tmp_path: Path) -> None:
+    sample = SAMPLES / "dcp_fsdp2"
+    for given, words in [
+        (client, "not Client: pass client.get_executor()"),
+        (client.cluster, "not LocalCluster: pass distributed.Client(cluster).get_executor()"),
+        (4, "not int: pass a ProcessPoolExecutor, or get_executor() of a Dask client"),
+        (ProcessPoolExecutor, "not type: pass a ProcessPoolExecutor"),
+    ]:
+        calls: list[Callable[[Any], object]] = [
+            lambda one: wb.stats(sample, cache=False, executor=one),
+            lambda one: wb.verify(sample, deep=True, executor=one),
+            lambda one: wb.diff(sample, sample, executor=one),
+            lambda one: wb.doctor(sample, sample, executor=one),
+            lambda one: wb.export(sample, tmp_path / "out", executor=one),
+            lambda one: manifest.write(wb.open(sample), tmp_path / "m.json", executor=one),
+        ]
+        for call in calls:
+            with pytest.raises(UsageError, match=re.escape(words)):
+                call(given)
+    assert not list(tmp_path.iterdir())
 
 
 def test_other_versions_are_refused(pool: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -478,11 +506,66 @@ def test_parts_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest.M
     assert "one of 1 parts and one of 3" in refused(one, other)
     assert run(capsys, "stats", "sample", "--by", "shard", "--part", "2/3", "--part-file", "shard.part")[0] == 0
     assert "parts of different calls: options differ" in refused(one, "shard.part", three)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    above = [f"../{part}" for part in (one, two, three)]
+    assert "the parts name it relative to the folder in which they ran" in refused(*above)
+    assert run(capsys, "merge", *above, "--checkpoint", "../sample")[0] == 0
+    monkeypatch.chdir(tmp_path)
+    assert "--storage-option is for URLs, and 'sample' is a local path" in refused(
+        one, two, three, "--storage-option", "region=x"
+    )
     shard = sorted(Path("sample").glob("*.distcp"))[0]
     shard.write_bytes(shard.read_bytes()[:-1] + b"\0")
     assert "changed after its parts were computed" in refused(one, two, three)
     assert run(capsys, "stats", "sample", "--part", "2/3", "--part-file", "new.part")[0] == 0
     assert "parts of different contents" in refused(one, "new.part", three)
+
+
+def test_parts_hold_no_storage_options_and_merge_with_other_credentials(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    upload(s3, SAMPLES / "hf_llama_bf16_sharded", "st")
+    named = [f"{name}={s3.options[name]}" for name in ("endpoint", "access_key_id", "secret_access_key", "region")]
+    options = [word for one in named for word in ("--storage-option", one)]
+    words = ("verify", "s3://bucket/st", "--deep")
+    alone = run(capsys, *words, *options, "--json")
+    assert run(capsys, *words, *options, "--part", "1/2", "--part-file", "1.part")[0] == 0
+    with monkeypatch.context() as patch:
+        for name in ("endpoint_url", "access_key_id", "secret_access_key", "region"):
+            patch.setenv(f"AWS_{name.upper()}", s3.options[name.removesuffix("_url")])
+        assert run(capsys, *words, "--part", "2/2", "--part-file", "2.part")[0] == 0
+        assert run(capsys, "merge", "1.part", "2.part", "--json") == alone
+    assert run(capsys, "merge", "1.part", "2.part", "--json", *options) == alone
+    for part in map(Path, ("1.part", "2.part")):
+        assert SECRET not in part.read_text() and "storage_option" not in part.read_text()
+
+
+@pytest.mark.parametrize("words", [("stats", "URL"), ("manifest", "write", "URL", "--output", "m.json")], ids=" ".join)
+def test_parts_of_differently_signed_urls_hold_no_signature_and_merge(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(SAMPLES / "hf_peft_lora" / "adapter_model.safetensors", "one.safetensors")
+    with RangeServer(tmp_path) as server:
+        host = server.url.removeprefix("http://")
+        for number in (1, 2):
+            url = f"http://usr:s3cret{number}@{host}/one.safetensors?sig=s3cret{number}"
+            given = [url if word == "URL" else word for word in words]
+            assert run(capsys, *given, "--part", f"{number}/2", "--part-file", f"{number}.part")[0] == 0
+        assert not [part for part in ("1.part", "2.part") if "s3cret" in Path(part).read_text()]
+        for words in ((), ("--checkpoint", f"http://usr:s3cret3@{host}/one.safetensors?sig=s3cret3")):
+            code, out, error = run(capsys, "merge", "1.part", "2.part", *words)
+            assert code == 0 and out and "s3cret" not in out + error
+        server.fault = lambda request: 403
+        code, _, error = run(capsys, "merge", "1.part", "2.part")
+        assert code == 3 and "no permission" in error and "give it again with --checkpoint" in error
+        server.fault = None
+        shutil.copy("one.safetensors", "two.safetensors")
+        Path("two.safetensors").touch()
+        code, _, error = run(capsys, "merge", "1.part", "2.part", "--checkpoint", f"{server.url}/two.safetensors")
+        assert code == 3 and "changed after its parts were computed" in error
 
 
 def test_wrong_uses_of_the_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -491,7 +574,10 @@ def test_wrong_uses_of_the_options_are_refused(tmp_path: Path, monkeypatch: pyte
     for words, why in [
         (("stats", "sample", "--workers", "2", "--dask", "tcp://127.0.0.1:1"), "either --workers or --dask"),
         (("stats", "sample", "--part", "1/2", "--workers", "2"), "leave out --workers"),
-        (("stats", "sample", "--part", "3/2"), "write 3/8 for the third of eight"),
+        *(
+            (("stats", "sample", "--part", part), f"'{part}' is not a part: write 3/8 for the third of eight")
+            for part in ("3/2", "0/3", "1/0", "3", "/3", "a/3", "1/100001", "1/1234567")
+        ),
         (("stats", "sample", "--part", "1/2", "--part-file", "sample/x.part"), "is inside the checkpoint"),
         (("verify", "sample", "--part", "1/2"), "give --deep as well"),
         (("manifest", "check", "sample", "--part", "1/2"), "--part is for manifest write"),
@@ -504,11 +590,28 @@ def test_wrong_uses_of_the_options_are_refused(tmp_path: Path, monkeypatch: pyte
     assert code == 3 and "pip install 'ckpt-workbench[dask]'" in error
 
 
-def test_no_scheduler_is_one_line(capsys: Any, monkeypatch: pytest.MonkeyPatch, free_port: Callable[[], int]) -> None:
-    monkeypatch.setattr("workbench.cli.workers.CONNECT", 0.5)
-    address = f"tcp://127.0.0.1:{free_port()}"
-    code, out, error = run(capsys, "stats", SAMPLES / "dcp_fsdp2", "--no-cache", "--dask", address)
-    assert (code, out) == (3, "") and f"no Dask scheduler answers at '{address}'" in error.splitlines()[-1]
+def test_no_scheduler_is_one_line_in_time(
+    capfd: Any, monkeypatch: pytest.MonkeyPatch, free_port: Callable[[], int]
+) -> None:
+    monkeypatch.setattr("workbench.cli.workers.CONNECT", 0.4)
+    late = "|Timed out"  # on a busy machine, before anything is known
+    other = f"(what listens there does not answer as a scheduler does{late})"
+    with RangeServer(SAMPLES) as web, socket.create_server(("127.0.0.1", 0)) as silent:
+        for address, why in [
+            (f"tcp://127.0.0.1:{free_port()}", f"(Connection refused{late})"),
+            (web.url.replace("http", "tcp"), other),
+            (f"tcp://127.0.0.1:{silent.getsockname()[1]}", other),
+            ("nonsense", "missing port number"),
+            ("", "missing port number"),
+            (web.url, "unknown address scheme 'http'"),
+            ("tls://127.0.0.1:1", "TLS"),
+        ]:
+            began = time.monotonic()
+            code, out, error = run(capfd, "stats", SAMPLES / "dcp_fsdp2", "--no-cache", "--dask", address)
+            gc.collect()  # of what is left of a client, nothing may be printed later
+            assert (code, out, *capfd.readouterr()) == (3, "", "", "") and error.count("\n") == 1
+            assert re.search(f"no Dask scheduler answers at '{re.escape(address)}': {why}", error)
+            assert time.monotonic() - began < 5
 
 
 def test_a_command_runs_on_a_scheduler_and_in_processes(capsys: Any, client: Any) -> None:

@@ -175,4 +175,5 @@ def test_the_command_line_keeps_what_it_fetched(cache, capsys):
             shown.append((capsys.readouterr().out, sum(one.sent for one in server.log)))
         assert shown[0][0] == shown[1][0] and files(cache)
         assert shown[1][1] - shown[0][1] < shown[0][1] / 10  # names and identities only
-    assert main(["show", str(ROOT / "dcp_fsdp2"), "--cache-dir", str(cache)]) == 64
+    kept = files(cache)
+    assert main(["ls", str(ROOT / "dcp_fsdp2"), "--cache-dir", str(cache)]) == 0 and files(cache) == kept

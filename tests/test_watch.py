@@ -5,6 +5,7 @@ A script of writes runs in lockstep with the looks: the watcher's ``sleep`` runs
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -26,6 +27,7 @@ import torch
 from safetensors.torch import save_file
 
 import workbench as wb
+from tests.range_server import RangeServer
 from tests.test_run import save, spiky
 from tests.test_stores import S3, s3, server, upload
 from workbench.analysis.health import StepHealth
@@ -538,16 +540,53 @@ def test_a_command_gets_the_event_but_not_on_its_command_line(tmp_path, capfd):
     assert main(["watch", str(bad), *AT_ONCE, "--on-finding", "no-such-command-here x"]) == 64
 
 
+def test_no_event_contains_the_secrets_of_a_url(tmp_path, capfd):
+    run = tmp_path / "run"
+    for step in (10, 20):
+        save(run, step)
+    (run / "step-20.pt").write_bytes(torch_bytes(20, float("nan")))
+    (run / "log.csv").write_text("step,loss\n1,3.0\n2,nan\n")
+    (run / "empty.csv").touch()
+    script = tmp_path / "told.py"
+    script.write_text("import os, sys; print(os.environ['WORKBENCH_PATH'], sys.stdin.read(), file=sys.stderr)\n")
+    got: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with RangeServer(tmp_path) as server, HTTPServer(("127.0.0.1", 0), Handler) as hook:
+        threading.Thread(target=hook.serve_forever, daemon=True).start()
+        url = server.url.replace("://", "://usr:s3cret@") + "/run"
+        words = ["watch", url, *AT_ONCE, "--check", "deep", "--check", "doctor", "--webhook"]
+        words += [f"http://127.0.0.1:{hook.server_port}", "--on-finding", f"{sys.executable} {script}"]
+        printed = []
+        for logs in ([], ["--json", "--logs", f"{url}/log.csv"]):
+            assert main([*words, *logs]) == 2
+            printed.append(capfd.readouterr())
+        hook.shutdown()
+    paths = {json.loads(line)["path"] for line in printed[-1].out.splitlines()}
+    assert paths >= {f"{server.url}/run"} and len(got) > 3
+    assert f"{server.url}/run " in printed[0].err and f"watched {server.url}/run: " in printed[0].err
+    assert "s3cret" not in str(printed) and "usr" not in str(got)
+
+
 def test_a_webhook_is_tried_again_and_its_url_is_not_shown(tmp_path, capsys, monkeypatch):
     from workbench.cli import watch
 
     monkeypatch.setattr(watch, "PAUSE", 0.0)
     (tmp_path / "log.csv").write_text("step,loss\n1,3.0\n2,nan\n")
-    answers, got = [500, 503, 200], []
+    answers, got, users = [500, 503, 200], [], []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            users.append((self.path, self.headers["Authorization"]))
             self.send_response(answers[len(got) - 1])
             self.send_header("Location", "http://127.0.0.1:9/elsewhere")
             self.end_headers()
@@ -563,6 +602,17 @@ def test_a_webhook_is_tried_again_and_its_url_is_not_shown(tmp_path, capsys, mon
         answers += [302]
         assert main(["watch", str(tmp_path), *AT_ONCE, "--webhook", url]) == 2
         assert len(got) == 4 and "'127.0.0.1' did not accept the event: HTTP status 302" in capsys.readouterr().err
+        answers += [200, 401]
+        named = url.replace("://", "://us%40er:s3%3acr%C3%A9t@")
+        for _ in range(2):
+            assert main(["watch", str(tmp_path), *AT_ONCE, "--webhook", named]) == 2
+        basic = f"Basic {base64.b64encode('us@er:s3:crét'.encode()).decode()}"
+        assert users == [("/hook?token=s3cret", None)] * 4 + [("/hook?token=s3cret", basic)] * 2
+        printed = capsys.readouterr()
+        assert (
+            printed.err.count("note: ") == 1 and "'127.0.0.1' did not accept the event: HTTP status 401" in printed.err
+        )
+        assert not [secret for secret in ("us@er", "us%40er", "s3:", "s3%3a", "s3cret") if secret in str(printed)]
         listening.shutdown()
     assert main(["watch", str(tmp_path), *AT_ONCE, "--webhook", url]) == 2
     err = capsys.readouterr().err

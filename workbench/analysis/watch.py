@@ -25,9 +25,9 @@ from typing import Any
 from workbench import checkpoint, formats
 from workbench.analysis.health import StepHealth, check_step, unseen
 from workbench.analysis.manifest_file import INSIDE
-from workbench.analysis.run import Run, after_resume, is_echo_save, open_run, records
+from workbench.analysis.run import after_resume, is_echo_save, open_run, records
 from workbench.core.place import Place
-from workbench.core.remote.url import is_url, with_options
+from workbench.core.remote.url import is_url, parse, with_options
 from workbench.core.scan import Progress
 from workbench.core.shown import above
 from workbench.core.source import FileStat
@@ -72,7 +72,7 @@ class WatchEvent:
     Attributes:
         kind: one of :data:`KINDS`.
         time: seconds since the epoch at which it was seen.
-        path: path or URL of the step; of the run's folder for ``resume`` and ``spike``.
+        path: path or URL of the step, without secrets; of the run's folder for ``resume`` and ``spike``.
         step: the training step; for ``spike`` and ``resume``, the logged one. ``None`` if unknown.
         severity: ``error``, ``warn``, or empty if it is not an alarm.
         words: a sentence.
@@ -149,7 +149,7 @@ class Watcher:
     Attributes:
         exit_code: 0 if nothing was found so far, 1 for warnings, 2 for errors.
         steps: how many steps were reported.
-        path: the folder's path or URL, as in events.
+        path: the folder's path, or its URL without user, password and signature, as in events.
     """
 
     def __init__(
@@ -196,12 +196,13 @@ class Watcher:
                 raise UsageError(f"{what} {value:g}: must be positive and finite")
         # the structure is part of a deep verification
         self._checks = [name for name in CHECKS if name in checks and not (name == "verify" and "deep" in checks)]
-        self.path = os.fsdecode(root)
-        if not is_url(self.path):
-            self.path = os.path.realpath(os.path.expanduser(self.path))
+        self._root = os.fsdecode(root)
+        if not is_url(self._root):
+            self._root = os.path.realpath(os.path.expanduser(self._root))
+        self.path = self._shown(".")
         self._logs = None if logs is None else [logs] if isinstance(logs, str | os.PathLike) else list(logs)
         self._above = above
-        limits = FAR if is_url(self.path) else NEAR
+        limits = FAR if is_url(self._root) else NEAR
         self._least, self._most = limits if interval is None else (interval, interval)
         self._patience, self._from_now = patience, from_now
         self._options, self._threads, self._progress = storage_options, threads, progress
@@ -279,7 +280,7 @@ class Watcher:
         return len(self._unchecked)
 
     def _opening(self) -> Any:
-        return with_options(self._options, self.path)
+        return with_options(self._options, self._root)
 
     def _listing(self, below: str = ".") -> tuple[Listing, Listing]:
         """List the files of the tree, or of a part of it, by path below the root, with logs listed separately."""
@@ -294,8 +295,8 @@ class Watcher:
 
     def _discovered(self) -> list[Found]:
         """Return the checkpoints under permanent names. A link to a file (``latest.pt``) is another name."""
-        place = Place(self.path)
-        found = (one for one in discover(self.path) if one.format != "unreadable" and not _TEMPORARY.search(one.path))
+        place = Place(self._root)
+        found = (one for one in discover(self._root) if one.format != "unreadable" and not _TEMPORARY.search(one.path))
         return [one for one in found if one.path == "." or not place.is_link(one.path)]
 
     def _remember(self, files: Listing) -> None:
@@ -434,10 +435,14 @@ class Watcher:
         before, echo = self._before(found)
         if before is None:
             return None
-        pair = {"before": self._at(before.path), "echo": None if echo is None else self._at(echo.path)}
+        pair = {"before": self._shown(before.path), "echo": None if echo is None else self._shown(echo.path)}
         try:
             diagnosis = above(self, "doctor")(
-                pair["before"], place, echo=pair["echo"], threads=self._threads, progress=self._progress
+                self._at(before.path),
+                place,
+                echo=None if echo is None else self._at(echo.path),
+                threads=self._threads,
+                progress=self._progress,
             )
         except WorkbenchError as error:
             return StepHealth("finding", "error", str(error)), {**pair, "causes": []}
@@ -508,7 +513,7 @@ class Watcher:
                 continue
             yield from self._noted_logs(run.log_notes)
             silent = self._from_now and not self._looks
-            for event in self._logged(run, state, resumes, spikes):
+            for event in self._logged(folder, state, resumes, spikes):
                 self._busy = True
                 if not silent:
                     yield self._counted(event)
@@ -533,8 +538,8 @@ class Watcher:
                 found[path] = None
         return found
 
-    def _logged(self, run: Run, state: WatchedRun, resumes: Any, spikes: Any) -> Iterator[WatchEvent]:
-        now = self._clock()
+    def _logged(self, folder: str, state: WatchedRun, resumes: Any, spikes: Any) -> Iterator[WatchEvent]:
+        now, path = self._clock(), self._shown(folder)
         for row in resumes:
             step = row["step"]
             if step in state.resumes:
@@ -544,7 +549,7 @@ class Watcher:
                 state.spikes = [one for one in state.spikes if one[0] < step]
             source = "" if row["from_step"] is None else f" from step {row['from_step']:,}"
             words = f"resumed before step {step:,}{source}: {row['why']}"
-            yield WatchEvent("resume", now, run.path, step, "", words, details=row)
+            yield WatchEvent("resume", now, path, step, "", words, details=row)
         for row in spikes:
             first, end = row["step"], max(row["end_step"] or 0, row["peak_step"])
             same = [one for one in state.spikes if one[0] <= end and first <= one[1]]
@@ -553,12 +558,20 @@ class Watcher:
                 state.spikes = [one for one in state.spikes if one not in same] + [(low, high)]
                 continue
             state.spikes.append((first, end))
-            yield WatchEvent("spike", now, run.path, first, _alarm(row), _spike_words(row), details=row)
+            yield WatchEvent("spike", now, path, first, _alarm(row), _spike_words(row), details=row)
 
     # ---- events -------------------------------------------------------------------------------------------------
 
     def _at(self, path: str) -> str:
-        return self.path if path == "." else f"{self.path.rstrip('/')}/{path}"
+        """Return the path or URL of what is below the root, to open it."""
+        return self._root if path == "." else f"{self._root.rstrip('/')}/{path}"
+
+    def _shown(self, path: str) -> str:
+        """Return the same without secrets: events are sent, printed and stored."""
+        if not is_url(self._root):
+            return self._at(path)
+        root = parse(self._root)
+        return (root if path == "." else root.at(path)).shown
 
     def _event(
         self,
@@ -571,7 +584,7 @@ class Watcher:
         health: StepHealth | None = None,
     ) -> WatchEvent:
         about = {"format": found.format, "nbytes": found.nbytes, "mtime": found.mtime} if details is None else details
-        at = self._at(found.path)
+        at = self._shown(found.path)
         event = WatchEvent(kind, self._clock(), at, found.step, severity, words, check, about, health, found)
         return self._counted(event)
 

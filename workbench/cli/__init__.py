@@ -16,11 +16,9 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
 
-from workbench.cli.common import tell
+from workbench.cli.common import places, storage, tell
 from workbench.cli.parser import USAGE, parser
-from workbench.core.remote.url import with_options
 from workbench.core.source import needs_descriptors
 from workbench.errors import SelectionError, UsageError, WorkbenchError
 from workbench.views.lines import printing_to
@@ -44,8 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             options = parser().parse_args(argv)
             module, name = options.run
-            given = dict(options.storage_option or ()) | ({"cache_dir": options.cache_dir} if options.cache_dir else {})
-            with needs_descriptors(), with_options(given or None, *_values(options)), printing_to(sys.stdout):
+            with needs_descriptors(), storage(options, places(options)), printing_to(sys.stdout):
                 code = int(getattr(import_module(module), name)(options) or 0)
         except SystemExit as done:  # argparse: --help, --version, wrong usage
             code = done.code if isinstance(done.code, int) else USAGE
@@ -65,10 +62,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{where}: {error.strerror or error}", CANNOT_READ)
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def _values(options: Any) -> list[Any]:
-    return [value for name, value in vars(options).items() if name not in ("storage_option", "cache_dir")]
 
 
 def _fail(message: str, code: int) -> int:

@@ -7,17 +7,53 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import workbench
 from workbench.checkpoint import Checkpoint
+from workbench.core.remote.url import is_url, parse, with_options
 from workbench.core.words import plural
 from workbench.errors import UsageError
 from workbench.views.lines import fold
 from workbench.views.names import safe
 
 _COLOURS = {"bad": "31", "head": "1"}
+#: Arguments that name a checkpoint, a run, logs, a manifest or a destination; each is a path or a URL.
+PLACES = ("path", "paths", "a", "b", "before", "after", "echo", "root", "dest", "logs", "manifest", "output", "lora")
+
+
+def places(options: argparse.Namespace) -> list[str]:
+    """Return the arguments of a command that may be URLs."""
+    found: list[str] = []
+    for name in PLACES:
+        value = getattr(options, name, None)
+        found += [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+    return found
+
+
+def shown(path: str) -> str:
+    """Return a path, or a URL without its user, password and signature, as it may be printed and stored."""
+    return parse(path).shown if is_url(path) else path
+
+
+@contextmanager
+def storage(options: argparse.Namespace, paths: Sequence[str]) -> Iterator[None]:
+    """Open the URLs with ``--storage-option`` and ``--cache-dir`` while the block runs.
+
+    Args:
+        paths: the paths and URLs that the command reads and writes. Without a URL, there is nothing to cache.
+
+    Raises:
+        UsageError: ``--storage-option`` is given, and all of them are local.
+    """
+    local = not any(map(is_url, paths))
+    if local and paths and options.storage_option:
+        raise UsageError(f"--storage-option is for URLs, and {paths[0]!r} is a local path; leave the option out")
+    given = dict(options.storage_option or ()) | ({"cache_dir": options.cache_dir} if options.cache_dir else {})
+    with with_options(None if local else given or None, *paths):
+        yield
 
 
 def open_as(options: argparse.Namespace, path: str) -> Checkpoint:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from workbench.analysis.diff import diff as compute
-from workbench.cli.common import narrow, note, open_as, print_json, say
+from workbench.cli.common import narrow, note, open_as, print_json, say, shown
 from workbench.cli.workers import workers
 from workbench.errors import UsageError
 from workbench.views.diff import SHOWN, diff_lines, tensor_text
@@ -25,7 +25,7 @@ def diff(options: argparse.Namespace) -> int:
         raise UsageError(f"no tensor of either checkpoint matches {patterns}; `workbench show` lists their names")
     replicas = tuple(options.replicas or (0, 0))
     if a.step is not None and b.step is not None and a.step > b.step:
-        note(f"a is {options.b!r} (step {b.step:,}), the older of the two: changes are shown from old to new")
+        note(f"a is {shown(options.b)!r} (step {b.step:,}), the older of the two: changes are shown from old to new")
         a, b, replicas = b, a, replicas[::-1]
     with workers(options) as executor, progress_bar("diff") as progress:
         found = compute(

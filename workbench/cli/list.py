@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from workbench.checkpoint import Checkpoint
-from workbench.cli.common import narrow, note, open_as, paint, print_json, say
+from workbench.cli.common import narrow, note, open_as, paint, print_json, say, shown
 from workbench.core.place import Place
 from workbench.core.words import plural
 from workbench.errors import OpenError, WorkbenchError
@@ -84,7 +84,7 @@ def _list_beside(options: argparse.Namespace) -> bool:
 
 def _print_found(options: argparse.Namespace, found: Sequence[Found]) -> None:
     if options.json:
-        print_json({"root": options.path, "checkpoints": [asdict(item) for item in found]})
+        print_json({"root": shown(options.path), "checkpoints": [asdict(item) for item in found]})
         return
     now = time.time()
     _table(

@@ -17,7 +17,7 @@ from workbench.analysis.manifest_check import check
 from workbench.analysis.manifest_diff import ManifestDiff, compare
 from workbench.analysis.manifest_entries import Manifest
 from workbench.analysis.manifest_file import read
-from workbench.cli.common import open_as, print_json, print_result, say
+from workbench.cli.common import open_as, print_json, print_result, say, shown
 from workbench.cli.workers import check_pins, run_part, workers
 from workbench.core.executors import using
 from workbench.core.words import plural
@@ -82,7 +82,7 @@ def _check(options: argparse.Namespace) -> int:
         given = load(options.paths[1])
     else:
         path, given = _with_manifest(options, path)
-    title = f"check {os.path.basename(os.path.abspath(path))}"
+    title = f"check {os.path.basename(os.path.abspath(shown(path)))}"
     with workers(options) as executor, using(executor), progress_bar(title) as progress:
         report = check(path, given, threads=options.threads, progress=progress)
     print_result(options, report, report_text)

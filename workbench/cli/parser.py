@@ -277,6 +277,12 @@ def parser() -> argparse.ArgumentParser:
 
     merge = _command(commands, "merge", "merge", "combine the parts of a command that ran with --part")
     merge.add_argument("parts", nargs="+", metavar="PART", help="all part files")
+    merge.add_argument(
+        "--checkpoint",
+        metavar="PATH",
+        help="path or URL of the checkpoint, if the one in the parts cannot be opened: they contain no passwords or "
+        "signatures",
+    )
     _threads(merge)
 
     watch = _command(
@@ -470,10 +476,13 @@ def _workers(command: argparse.ArgumentParser, *, threads: bool = False, parts: 
 
 
 def _part(text: str) -> tuple[int, int]:
-    number, slash, count = text.partition("/")
-    if not slash or not 1 <= _positive(number) <= _positive(count) <= 100_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a part; write 3/8 for the third of eight")
-    return int(number), int(count)
+    number, _, count = text.partition("/")
+    given = [int(one) if one.isascii() and one.isdecimal() and len(one) < 7 else 0 for one in (number, count)]
+    if not 1 <= given[0] <= given[1] <= 100_000:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a part: write 3/8 for the third of eight; parts are numbered from 1 to at most 100,000"
+        )
+    return given[0], given[1]
 
 
 def _positive(text: str) -> int:

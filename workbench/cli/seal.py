@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from workbench.analysis.seal import seal as seal_checkpoint
-from workbench.cli.common import open_as, print_json, say
+from workbench.cli.common import open_as, print_json, say, shown
 from workbench.cli.workers import workers
 from workbench.core.words import plural
 from workbench.errors import CorruptError
@@ -19,7 +19,7 @@ def seal(options: argparse.Namespace) -> int:
     """Seal a checkpoint and print where the manifest is."""
     ckpt = open_as(options, options.path)
     try:
-        with workers(options) as executor, progress_bar(f"seal {options.path}") as progress:
+        with workers(options) as executor, progress_bar(f"seal {shown(options.path)}") as progress:
             made = seal_checkpoint(
                 ckpt,
                 deep=not options.quick,

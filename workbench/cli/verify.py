@@ -8,7 +8,7 @@ import workbench
 from workbench.analysis.report import Report
 from workbench.analysis.verify import verify as check
 from workbench.checkpoint import Checkpoint
-from workbench.cli.common import print_result
+from workbench.cli.common import print_result, shown
 from workbench.cli.workers import check_pins, run_part, workers
 from workbench.errors import UsageError
 from workbench.views.progress import progress_bar
@@ -37,7 +37,7 @@ def _opened(options: argparse.Namespace) -> Checkpoint:
 
 
 def _checked(options: argparse.Namespace) -> Report:
-    with workers(options) as executor, progress_bar(f"verify {options.path}") as progress:
+    with workers(options) as executor, progress_bar(f"verify {shown(options.path)}") as progress:
         return check(
             options.path,
             options.deep,

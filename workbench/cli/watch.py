@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import os
 import shlex
@@ -208,9 +209,17 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _post(url: str, host: str, event: WatchEvent) -> None:
-    """Send an event; a failure is a note that names the host, for the rest of the URL may be a secret."""
+    """Send an event, with Basic authentication if the URL has a user.
+
+    A failure is a note that names the host, for the rest of the URL may be a secret.
+    """
     opener = urllib.request.build_opener(_NoRedirect)
-    request = urllib.request.Request(url, _json(event), {"Content-Type": "application/json"}, method="POST")
+    parts, headers = urllib.parse.urlsplit(url), {"Content-Type": "application/json"}
+    user, at, where = parts.netloc.rpartition("@")
+    if at:  # urllib takes all of it for the name of the host
+        url = parts._replace(netloc=where).geturl()
+        headers["Authorization"] = f"Basic {base64.b64encode(urllib.parse.unquote_to_bytes(user)).decode()}"
+    request = urllib.request.Request(url, _json(event), headers, method="POST")
     why = ""
     for attempt in range(RETRIES + 1):
         if attempt:

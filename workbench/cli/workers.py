@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hashlib
 import multiprocessing
 import os
@@ -14,16 +15,17 @@ from typing import Any
 
 from workbench.analysis.folder import files_of
 from workbench.checkpoint import Checkpoint
-from workbench.cli.common import note, print_json, say
+from workbench.cli.common import PLACES, note, print_json, say, shown
 from workbench.core.executors import using
 from workbench.core.parts import PartialRun, write_part
 from workbench.core.place import stat_or_absent
 from workbench.errors import ChangedError, MissingExtraError, UsageError, WorkerError
 from workbench.views.names import safe
 
-CONNECT = 10  #: seconds to wait for a scheduler
-#: Options that determine where and how a command runs, not its result.
-_HOW = {"run", "workers", "dask", "part", "part_file", "threads", "json", "merged", "no_cache", "cache_dir"}
+CONNECT = 10.0  #: seconds to wait for a scheduler
+#: Options that determine where and how a command runs, not its result. Those of the storage may also be secret.
+_HOW = {"run", "workers", "dask", "part", "part_file", "threads", "json", "merged"}
+_HOW |= {"no_cache", "cache_dir", "storage_option"}
 
 
 @contextmanager
@@ -75,12 +77,35 @@ def _cluster(address: str) -> Iterator[Executor]:
     except ImportError:
         raise MissingExtraError("--dask needs the package distributed: pip install 'ckpt-workbench[dask]'") from None
     try:
-        client = Client(address, timeout=CONNECT, set_as_default=False)
-    except (OSError, ValueError, TypeError) as error:
-        raise WorkerError(f"no Dask scheduler answers at {address!r}: {' '.join(str(error).split())}") from None
-    with client:
+        asyncio.run(_scheduler_answers(Client, address))
+    except Exception as error:  # what an address may lead to is anything: garbage ends in a MemoryError
+        raise WorkerError(
+            f"no Dask scheduler answers at {address!r}: {_reason(error)}; give the address that the scheduler prints "
+            "when it starts"
+        ) from None
+    with Client(address, timeout=CONNECT, set_as_default=False) as client:
         note(f"Dask dashboard: {client.dashboard_link}")
         yield client.get_executor()
+
+
+async def _scheduler_answers(client_class: Any, address: str) -> None:
+    """Connect once and disconnect: unlike a client that has threads of its own, this one can be stopped in time."""
+    client = client_class(address, asynchronous=True, timeout=0.9 * CONNECT, set_as_default=False)
+    try:
+        await asyncio.wait_for(client, CONNECT)
+    finally:
+        await client.close()
+
+
+def _reason(error: BaseException) -> str:
+    """Return why there is no connection, if possible in the operating system's words."""
+    first = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    words = getattr(first, "strerror", None) or " ".join(str(error).split())
+    if not words or not isinstance(error, (OSError, ValueError, TypeError)):
+        return "what listens there does not answer as a scheduler does"
+    return str(words)
 
 
 def _identity(ckpt: Checkpoint) -> str:
@@ -105,6 +130,8 @@ def check_pins(options: argparse.Namespace, ckpt: Checkpoint) -> None:
 def run_part(options: argparse.Namespace, ckpt: Checkpoint, call: Callable[[], object]) -> int:
     """Run one part of a command, write its states to a file, and print the file's name.
 
+    The file names URLs without their secrets: others may read it, and the merge has credentials of its own.
+
     Raises:
         UsageError: the file would be in the checkpoint's folder, or an executor is named too.
         WriteError: the file cannot be written.
@@ -120,7 +147,8 @@ def run_part(options: argparse.Namespace, ckpt: Checkpoint, call: Callable[[], o
         raise UsageError(f"{path!r} is inside the checkpoint and would change it; name another file with --part-file")
     if not os.path.isdir(os.path.dirname(inside)):
         raise UsageError(f"the folder of {path!r} does not exist")
-    what = {name: value for name, value in vars(options).items() if name not in _HOW}
+    what = {name: _public(value) if name in PLACES else value for name, value in vars(options).items()}
+    what = {name: value for name, value in what.items() if name not in _HOW}
     header: dict[str, Any] = {"command": command, "options": what, "pins": _identity(ckpt)}
     part = PartialRun(number, count)
     with using(part):
@@ -131,3 +159,9 @@ def run_part(options: argparse.Namespace, ckpt: Checkpoint, call: Callable[[], o
     else:
         say(safe(path))
     return 0
+
+
+def _public(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_public(one) for one in value]
+    return shown(value) if isinstance(value, str) else value

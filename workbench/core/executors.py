@@ -87,12 +87,27 @@ _executor: ContextVar[Executor | None] = ContextVar("workbench_executor", defaul
 
 @contextmanager
 def using(executor: Executor | None) -> Iterator[None]:
-    """Run the passes that are made inside this block on an executor; ``None`` changes nothing."""
+    """Run the passes that are made inside this block on an executor; ``None`` changes nothing.
+
+    Raises:
+        UsageError: it is not a ``concurrent.futures.Executor``.
+    """
+    if executor is not None and not isinstance(executor, Executor):
+        given = type(executor).__name__
+        raise UsageError(f"executor= takes a concurrent.futures.Executor, not {given}: pass {_instead_of(executor)}")
     before = _executor.set(_executor.get() if executor is None else executor)
     try:
         yield
     finally:
         _executor.reset(before)
+
+
+def _instead_of(given: Any) -> str:
+    if hasattr(given, "get_executor"):  # of Dask, as are clusters
+        return "client.get_executor()"
+    if hasattr(given, "scheduler_address"):
+        return "distributed.Client(cluster).get_executor()"
+    return "a ProcessPoolExecutor, or get_executor() of a Dask client"
 
 
 def ordered(
