@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,7 +31,7 @@ from workbench.analysis import manifest
 from workbench.core.blocks import FileBlocks, file_digests
 from workbench.core.checksums import check_archives
 from workbench.core.fingerprint import tensor_fingerprints
-from workbench.core.remote import bucket, ranged, requests
+from workbench.core.remote import bucket, objects, ranged, requests
 from workbench.core.remote.url import parse
 from workbench.core.stop import going_on
 from workbench.errors import (
@@ -73,12 +75,9 @@ def one(tmp_path):
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
     """Retries without their pauses."""
-    from datetime import timedelta
-
-    from workbench.core.remote import objects
-
     brief = {"init_backoff": timedelta(milliseconds=1), "max_backoff": timedelta(milliseconds=5), "base": 2}
     monkeypatch.setattr(objects, "BACKOFF", brief)
+    monkeypatch.setattr(objects, "PAUSES", (0.001,))
 
 
 # ---- the same answers ------------------------------------------------------------------------------------------------
@@ -283,6 +282,64 @@ def test_an_interrupt_does_not_wait_for_the_network(tmp_path, read, interruptibl
         assert time.monotonic() - sent[0] < 1
 
 
+@pytest.mark.parametrize("command, first", [("ls", 0), ("stats", 4), ("verify", 2), ("show", 4)])
+def test_an_interrupt_ends_a_command_whose_server_never_answers(one, command, first):
+    count = itertools.count()
+    with RangeServer(one, fault=lambda request: "stall" if next(count) >= first else None) as server:
+        line = [command, server.url, *(["w"] if command == "show" else [])]
+        with subprocess.Popen(
+            [sys.executable, "-m", "workbench", *line],
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            stdout=subprocess.DEVNULL,
+        ) as process:
+            assert server.stalls.wait(20)
+            time.sleep(0.2)
+            process.send_signal(signal.SIGINT)
+            sent = time.monotonic()
+            assert process.wait(20) == 130
+            assert time.monotonic() - sent < 5  # a request takes 20 s at least
+
+
+def test_what_was_left_behind_takes_no_place(interruptible):
+    """After Ctrl-C, other calls are not in line behind those whose answer never comes."""
+    end, begun = threading.Event(), threading.Barrier(requests.IN_FLIGHT + 1)
+
+    def stuck(_: int) -> None:
+        begun.wait(10)
+        end.wait(20)
+
+    def interrupt() -> None:
+        begun.wait(10)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        requests.together(stuck, range(requests.IN_FLIGHT))
+    assert requests.together(lambda item: item, range(100)) == list(range(100))
+    end.set()
+
+
+@pytest.mark.parametrize("read", [lambda ckpt: ckpt["w"].torch(), wb.Checkpoint.state_dict])
+def test_a_server_that_never_answers_is_one_error_by_the_deadline(one, read, monkeypatch):
+    monkeypatch.setattr(objects, "DEADLINE", timedelta(seconds=0.5))
+    stalling = []
+    with RangeServer(one, fault=lambda request: "stall" if stalling else None) as server:
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
+        stalling.append(True)
+        before = time.monotonic()
+        with pytest.raises(OpenError, match=r"model\.safetensors.*(sent nothing for 0\.5 s|not answer in time); try"):
+            read(ckpt)
+        assert time.monotonic() - before < 1.5
+
+
+def test_a_slow_answer_is_not_a_missing_one(tmp_path, monkeypatch):
+    save_file({"w": torch.zeros(2 << 20, dtype=torch.uint8)}, tmp_path / "model.safetensors")
+    with RangeServer(tmp_path, bandwidth=2e6) as server:
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
+        monkeypatch.setattr(ckpt.place._files._connection.objects, "_deadline", 0.4)
+        assert not ckpt["w"].torch().any()
+
+
 def test_a_checkpoint_opens_in_few_requests(server):
     """What a reader looks at is fetched at once: no request for each small field, none twice."""
     for sample in ("hf_llama_bf16_sharded", "dcp_fsdp2", "titan_run", "paddlenlp_legacy"):
@@ -428,9 +485,9 @@ def test_what_goes_over_is_tried_again(one):
         (404, MissingFileError, "does not exist"),
         (412, ChangedError, "rewritten"),
         (416, ChangedError, "shorter"),
-        (429, OpenError, "answered 429 5 times"),
-        (500, OpenError, "answered 500 5 times"),
-        ("reset", OpenError, "could not be reached"),
+        (429, OpenError, "answered 429 10 times"),
+        (500, OpenError, "answered 500 10 times"),
+        ("reset", OpenError, "cut the connection"),
         ("short", OpenError, "model.safetensors"),
     ],
 )

@@ -6,8 +6,10 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -33,6 +35,7 @@ from workbench.app.registry import Registry
 from workbench.app.serve import start
 from workbench.app.state import WorkbenchState
 from workbench.app.tabs.run import siblings
+from workbench.cli import main as cli
 from workbench.core.place import UNFINISHED
 from workbench.core.remote import destination, objects
 from workbench.core.remote.destination import Destination
@@ -48,6 +51,7 @@ from workbench.errors import (
     WriteError,
 )
 from workbench.export.atomic import owners, store
+from workbench.export.atomic.signals import Signals
 from workbench.export.moving import sending
 
 ROOT = Path(__file__).resolve().parents[1] / "sample_ckpts"
@@ -765,6 +769,70 @@ def test_a_failure_without_resume_leaves_nothing(memory, small):
     assert "commit.incomplete" in {one.rule for one in wb.verify("memory://b/out")}
     gone = cleaned(Destination("memory://b/out"))
     assert not memory.store and any(key.endswith("model-00001-of-00004.safetensors") for key in gone)
+
+
+def test_an_export_that_has_just_begun_is_unfinished(memory, small, capsys):
+    memory.pipe_file("/b/run/step-7/.workbench-unfinished", b"{}")
+    cli(["ls", "memory://b/run/step-7"])
+    assert "is under way or was interrupted" in capsys.readouterr().out
+    with pytest.raises(IncompleteError, match="run it again with resume"):
+        wb.open("memory://b/run/step-7")
+    assert {one.rule for one in wb.verify("memory://b/run/step-7")} == {"open.incomplete"}
+    assert wb.discover("memory://b/run")["complete"].tolist() == [False]
+    wb.export(small[0], "memory://b/run/step-6")
+    assert wb.open("memory://b/run", cache=False).path.endswith("step-6")
+
+
+def test_an_interrupt_does_not_wait_for_an_upload(memory, small, monkeypatch):
+    """What was being sent is left behind, with the mark; the next export waits for it, and goes on from there."""
+    begun, end, real = threading.Event(), threading.Event(), objects._Memory.send
+    sent: list[float] = []
+
+    def send(*given: Any) -> None:
+        begun.set()
+        end.wait(10)
+        real(*given)
+
+    def interrupt() -> None:
+        begun.wait(10)
+        time.sleep(0.1)
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(objects._Memory, "send", send)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt) as caught:
+            wb.export(small[1], "memory://b/out", max_shard_size=3000)
+        assert time.monotonic() - sent[0] < 2
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "still in the store" in caught.value.__notes__[0]
+    with pytest.raises(IncompleteError):
+        wb.open("memory://b/out")
+    threading.Timer(0.3, end.set).start()
+    wb.export(small[0], "memory://b/out", max_shard_size=3000)
+    assert equal("memory://b/out", small[0], None) and not [key for key in memory.store if "tmp-export" in key]
+
+
+def test_a_second_signal_ends_what_is_deferred():
+    with Signals() as signals, pytest.raises(KeyboardInterrupt), signals.deferred(limited=True):
+        signals._handle(signal.SIGINT, None)
+        with suppress(KeyboardInterrupt):
+            signals._handle(signal.SIGINT, None)
+            pytest.fail("the second one raises")
+        signals._handle(signal.SIGINT, None)
+
+
+def test_what_cannot_be_removed_after_a_failure_is_said(memory, small, monkeypatch):
+    def fail(*_: Any) -> None:
+        raise WriteError("no")
+
+    monkeypatch.setattr(objects._Memory, "send", fail)
+    monkeypatch.setattr(objects._Memory, "remove", fail)
+    with pytest.raises(WriteError, match=r"no; what was sent is still in the store, with '.workbench-unf.*resume"):
+        wb.export(small[1], "memory://b/out", max_shard_size=3000)
 
 
 def cleaned(to: Destination) -> list[str]:

@@ -13,7 +13,7 @@ A folder of more than :data:`MANY` objects, or of many folders on a web server, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any
 
@@ -22,10 +22,10 @@ import numpy as np
 from workbench.core.remote.connection import Connection
 from workbench.core.remote.objects import TooManyFolders
 from workbench.core.remote.ranged import BLOCK, RangedSource
-from workbench.core.remote.requests import together
+from workbench.core.remote.requests import together, unless_unanswered
 from workbench.core.remote.url import Location, current_options, parse
 from workbench.core.source import FileStat, Source
-from workbench.errors import MissingFileError, NotACheckpointError, OpenError, UnsafeError
+from workbench.errors import MissingFileError, NotACheckpointError, UnsafeError
 
 MANY = 20_000  #: objects up to which a folder is listed with everything below it
 AHEAD = 512  #: files up to which a checkpoint's ends are fetched in advance
@@ -82,7 +82,7 @@ class Bucket:
         if stat is not None:
             self._become(connection, at.above(), Tree({at.name: stat}), at.name)
             return
-        listing.result()
+        listing.wanted()
         if not (tree.files or tree.folders):
             listed = ", or is a folder that the server does not list: give the URL of a file" if at.web else ""
             raise NotACheckpointError(f"{at.shown!r} does not exist{listed}")
@@ -165,7 +165,8 @@ class Bucket:
         """Fetch, in one round, what a reader is about to examine: small files, and the ends of large ones.
 
         A safetensors file begins with its header, and a zip archive ends with its directory. Of many files (a run's
-        steps), only the smallest are fetched: markers and trackers. Errors are left to the reads themselves.
+        steps), only the smallest are fetched: markers and trackers. Errors are left to the reads themselves, unless the
+        store does not answer.
         """
         tree = self._folder([])
         assert tree is not None
@@ -202,14 +203,13 @@ class Bucket:
         return self._with(self._connection, folder, Tree(listed=False))
 
     def _quietly(self, relative: str) -> FileStat | None:
-        try:
+        with unless_unanswered():
             return self._head(relative)
-        except OpenError:
-            return None
+        return None
 
     def _fetch(self, relative: str, start: int, stop: int) -> None:
         key = self._at.at(relative).key
-        with suppress(OpenError):
+        with unless_unanswered():
             data = self._connection.get(key, relative, start, stop, self.stat(relative))
             self._connection.blocks.keep(key, start, np.frombuffer(data, np.uint8))
 
