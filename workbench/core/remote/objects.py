@@ -58,7 +58,7 @@ ENCODED = ("gzip", "br", "zstd", "deflate")  #: encodings of a server under whic
 PARTS, PARTS_AT_ONCE = 9_000, 8  #: parts of an object (S3 takes 10,000), and how many are sent at the same time
 DENIED = ("UnauthenticatedError", "PermissionDeniedError")  #: obstore's errors
 #: obstore's reasons for which an answer is not the byte range that was asked for.
-NO_RANGES = ("MissingContentLength", "UnexpectedRange", "ParseContentRange", "NoContentRange")
+NO_RANGES = ("MissingContentLength", "UnexpectedRange", "ParseContentRange", "NoContentRange", "Wanted range")
 AGAIN = "try again later"
 #: What obstore's description of a failed request contains → what the store did, and what to do.
 REASONS = {
@@ -488,7 +488,8 @@ class _Web(_Cloud):
     def listing(self, folder: str) -> tuple[dict[str, FileStat | None], list[str]]:
         if self._only is not None:
             raise NotACheckpointError(
-                f"{self._at.shown!r}: a URL with a query is of one file; to open a folder, leave the query out"
+                f"{self._at.shown!r}: the server has no such file, or sent an HTML page instead (a login page? or a "
+                "folder: leave the query out to open that)"
             )
 
         def fetch() -> str:
