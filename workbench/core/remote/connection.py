@@ -15,7 +15,7 @@ import numpy as np
 from workbench.core.arrays import Array
 from workbench.core.remote.objects import ObjectStore, complete, connect
 from workbench.core.remote.payload_cache import PayloadCache, cache_of
-from workbench.core.remote.requests import Call, Traffic, alone
+from workbench.core.remote.requests import StoreCall, Traffic, alone
 from workbench.core.remote.url import Location
 from workbench.core.source import FileStat
 
@@ -119,7 +119,7 @@ class Connection:
         """Make a call, not in the caller's thread."""
         return self.begin(call, *given).wanted()
 
-    def begin(self, call: Callable[..., R], *given: Any) -> Call[R]:
+    def begin(self, call: Callable[..., R], *given: Any) -> StoreCall[R]:
         """Begin a call, not in the caller's thread."""
         return alone(lambda: call(*given))
 

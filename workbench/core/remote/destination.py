@@ -27,13 +27,13 @@ from workbench.core.remote.objects import (
     listing_of,
     mapping,
 )
-from workbench.core.remote.requests import GRACE, POLL, Call, UnansweredError, alone, together
+from workbench.core.remote.requests import GRACE, POLL, StoreCall, UnansweredError, alone, together
 from workbench.core.remote.url import current_options, parse
 from workbench.core.source import FileStat
 from workbench.errors import ChangedError, MissingFileError, NotACheckpointError, OpenError, UsageError, WriteError
 
 R = TypeVar("R")
-_behind: dict[str, list[Call[Any]]] = {}  # by store
+_behind: dict[str, list[StoreCall[Any]]] = {}  # by store
 #: Time limit of a request: a part is answered after all of it was sent, a copy after it was made.
 PATIENCE = timedelta(minutes=5)
 
@@ -205,7 +205,7 @@ class Destination:
 
     def copy(self, pairs: Sequence[tuple[str, str, FileStat]]) -> None:
         """Copy objects inside the store, several at a time: ``(key, new key, identity)``."""
-        self._asked(lambda: together(lambda one: self._objects.copy(*one), pairs))
+        self._asked(lambda: together(lambda one: self._objects.copy(*one), pairs), sends=True)
 
     def remove(self, keys: Sequence[str]) -> None:
         """Remove those of the objects that exist."""
@@ -227,14 +227,18 @@ class Destination:
         made._become(connection, at, Tree(listed=False) if file is None else Tree({file: held[file][0]}), file)
         return made
 
-    def _asked(self, call: Callable[[], R]) -> R:
+    def _asked(self, call: Callable[[], R], *, sends: bool = False) -> R:
         self._connection.traffic.count(requests=1)
         try:
             try:
                 asked = alone(call)
             except RuntimeError:  # the interpreter is shutting down and starts no threads
                 return call()
-            return asked.wanted(self.within)
+            try:
+                return asked.wanted(self.within)
+            finally:
+                if sends and not asked.done():
+                    self.behind.append(asked)
         except WriteError:
             raise
         except NotACheckpointError as error:  # as a reader sees a missing bucket

@@ -46,7 +46,7 @@ RETRIES = 4  #: of obstore's, in 1 to 2 s
 PAUSES = (1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0)
 BUSY = ("408", "429", "500", "502", "503", "504")  #: answers after which a request is made again
 #: Retries of each request of an upload, and the time for all: a failure would lose what was sent before.
-RETRIES_SENT, LONG = 12, timedelta(minutes=15)
+RETRIES_SENT, LONG = 20, timedelta(minutes=15)
 ARRIVED = 256 << 10  #: bytes of a body that are copied at a time
 BACKOFF: dict[str, Any] = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2}
 PAGE = 1000  #: objects that a listing requests at a time
@@ -808,7 +808,7 @@ def _answer(error: BaseException, rounds: int = 1) -> tuple[str, str, str]:
     if status:
         tries = (int(next(iter(re.findall(r"after (\d+) retries", text)), 0)) + 1) * (rounds if status in BUSY else 1)
         again = f" {tries} times" if tries > 1 else ""
-        answer = f"answered {status}{again}; {AGAIN if status in BUSY else 'check the URL'}"
+        answer = f"answered {status}{again}; {AGAIN if status in BUSY else 'check the URL and the storage options'}"
     else:
         unknown = f"could not be reached: {text.rpartition(' - ')[2]}; {AGAIN}"
         answer = next((said for sign, said in REASONS.items() if sign in str(error)), unknown)

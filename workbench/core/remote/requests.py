@@ -70,7 +70,7 @@ class UnansweredError(OpenError):
 _own = threading.local()  # .call: the call that a thread makes
 
 
-class Call(Future[R], Generic[R]):
+class StoreCall(Future[R], Generic[R]):
     """A call in a thread that may wait for a store, and may be left behind.
 
     Attributes:
@@ -78,7 +78,7 @@ class Call(Future[R], Generic[R]):
         due: the time (``time.monotonic()``) by which an answer has to come, and the error if not; if it waits for one.
     """
 
-    def __init__(self, pool: _Pool, call: Callable[[], R], stop: Stop) -> None:
+    def __init__(self, pool: _StoreThreads, call: Callable[[], R], stop: Stop) -> None:
         super().__init__()
         self._pool, self._call, self.stop, self._left = pool, call, stop, False
         self.due: tuple[float, str] | None = None
@@ -102,7 +102,7 @@ class Call(Future[R], Generic[R]):
         """Wait for the result, unless this thread's own result is no longer needed: then the call is left behind.
 
         Args:
-            within: seconds to wait at most.
+            within: maximum seconds to wait.
 
         Raises:
             UnansweredError: the store does not answer in time.
@@ -132,7 +132,7 @@ class Call(Future[R], Generic[R]):
             self._pool.replace(self)
 
 
-class _Pool:
+class _StoreThreads:
     """Threads that wait for stores, up to ``count`` of them besides those that were left behind.
 
     They are daemons: a call into obstore cannot be interrupted, and the end of the process does not wait for it.
@@ -140,19 +140,19 @@ class _Pool:
 
     def __init__(self, count: int) -> None:
         self._count, self._threads, self._open = count, 0, 0  # threads wanted and started, calls not ended
-        self._calls: SimpleQueue[Call[Any]] = SimpleQueue()
+        self._calls: SimpleQueue[StoreCall[Any]] = SimpleQueue()
         self._lock = threading.Lock()
 
-    def submit(self, stop: Stop, call: Callable[..., R], *given: Any) -> Call[R]:
+    def submit(self, stop: Stop, call: Callable[..., R], *given: Any) -> StoreCall[R]:
         """Begin a call that ``stop`` ends."""
-        made = Call(self, partial(call, *given), stop)
+        made = StoreCall(self, partial(call, *given), stop)
         with self._lock:
             self._start(self._open + 1)
             self._open += 1
             self._calls.put(made)
         return made
 
-    def replace(self, left: Call[Any]) -> None:
+    def replace(self, left: StoreCall[Any]) -> None:
         """Have one thread more until this call has ended."""
         with self._lock:
             self._count += 1
@@ -188,11 +188,11 @@ class _Threads:
     """
 
     def __init__(self) -> None:
-        self._pools: dict[int, _Pool] = {}
+        self._pools: dict[int, _StoreThreads] = {}
         self._process = 0
         self._lock = threading.Lock()
 
-    def pool(self, count: int) -> _Pool:
+    def pool(self, count: int) -> _StoreThreads:
         with self._lock:
             if not self._pools:
                 self._process = os.getpid()
@@ -202,7 +202,7 @@ class _Threads:
                     "multiprocessing's 'spawn' or 'forkserver' method (for DataLoader: multiprocessing_context='spawn')"
                 )
             if count not in self._pools:
-                self._pools[count] = _Pool(count)
+                self._pools[count] = _StoreThreads(count)
             return self._pools[count]
 
 
@@ -219,10 +219,10 @@ def unless_unanswered() -> Iterator[None]:
 
 @contextmanager
 def answered(within: float | None, error: str) -> Iterator[None]:
-    """Let whoever waits for this thread's call raise ``error`` unless the block ends, or comes to :func:`arrived`, in
-    that many seconds.
+    """Bound the time of a request: the thread that waits for this thread's call raises ``error`` unless the block ends,
+    or comes to :func:`arrived`, in that many seconds.
     """
-    call: Call[Any] | None = getattr(_own, "call", None)
+    call: StoreCall[Any] | None = getattr(_own, "call", None)
     if call is None or within is None:
         yield
         return
@@ -237,7 +237,7 @@ def answered(within: float | None, error: str) -> Iterator[None]:
 def arrived() -> None:
     """Note that a part of an answer has come; raise GivenUp if it is no longer needed."""
     going_on()
-    call: Call[Any] | None = getattr(_own, "call", None)
+    call: StoreCall[Any] | None = getattr(_own, "call", None)
     if call is not None and (due := call.due) is not None:
         call.due = time.monotonic() + _own.within, due[1]
 
@@ -263,7 +263,7 @@ class Arriving:
         # any buffer for a request of full size will do
         self.cost = BUFFER if BUFFER // 2 <= stop - start <= BUFFER else stop - start
         self.buffer: Array | None = None
-        self.job: Call[object]
+        self.job: StoreCall[object]
         self.begun, self.needed = threading.Event(), False
         self._read = start
 
@@ -303,7 +303,7 @@ class _Ahead:
     def __init__(self) -> None:
         self.free, self._lock, self._own = AHEAD, threading.Lock(), threading.local()
         self._turns: dict[int, int] = {}  # of threads that hold or want memory: for how many files
-        self._waiting: list[tuple[int, int, Arriving, Callable[[Array], Call[object]]]] = []
+        self._waiting: list[tuple[int, int, Arriving, Callable[[Array], StoreCall[object]]]] = []
         self._spare: list[Array] = []
         self._count = count()
 
@@ -324,7 +324,7 @@ class _Ahead:
                     self._own.turn = None
                 self._begin()
 
-    def add(self, one: Arriving, begin: Callable[[Array], Call[object]]) -> None:
+    def add(self, one: Arriving, begin: Callable[[Array], StoreCall[object]]) -> None:
         """Call ``begin`` with a buffer of ``one.cost`` bytes once there is room for it."""
         with self._lock:
             insort(self._waiting, (one.turn, next(self._count), one, begin))
@@ -388,7 +388,7 @@ def ahead(call: Callable[[int, int, Array], object], parts: Sequence[tuple[int, 
     """
     pool, over = _threads.pool(IN_FLIGHT), Stop()
 
-    def begin(one: Arriving, buffer: Array) -> Call[object]:
+    def begin(one: Arriving, buffer: Array) -> StoreCall[object]:
         return pool.submit(over, call, one.start, one.stop, buffer[: one.stop - one.start])
 
     with _ahead.turn() as turn:
@@ -410,7 +410,7 @@ def together(call: Callable[[T], R], items: Iterable[T]) -> list[R]:
     have not begun are dropped.
     """
     pool, stop = _threads.pool(IN_FLIGHT), Stop()
-    calls: list[Call[R]] = [pool.submit(stop, call, item) for item in items]
+    calls: list[StoreCall[R]] = [pool.submit(stop, call, item) for item in items]
     try:
         return [one.wanted() for one in calls]
     except BaseException as error:
@@ -424,6 +424,6 @@ def together(call: Callable[[T], R], items: Iterable[T]) -> list[R]:
         raise
 
 
-def alone(call: Callable[[], R]) -> Call[R]:
+def alone(call: Callable[[], R]) -> StoreCall[R]:
     """Begin a call that may itself make calls :func:`together`: it waits in a thread of another pool."""
     return _threads.pool(ASKING).submit(Stop(), call)

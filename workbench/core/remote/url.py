@@ -164,7 +164,7 @@ def parse(text: str) -> Location:
         host, _, key = rest.partition("/")
     user, at, host = host.rpartition("@")
     if scheme == "file":
-        raise NotACheckpointError("a file:// URL of another machine, or with '?' or '#', is not read; name a path")
+        raise NotACheckpointError("a file:// URL names a path of this machine, without '?' and '#'; write the path")
     if scheme in ("http", "https"):
         port = _HOST.fullmatch(host)
         if port is None or int(port[1] or 0) > 65_535:
