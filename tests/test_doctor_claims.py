@@ -65,9 +65,14 @@ def equal_tensors(before: Stored, echo: Stored, got: re.Match[str]) -> None:
         assert number(got[4]) == sum(a.numel() for a, _ in pairs)
 
 
+def roles_of(words: str) -> list[str]:
+    """``exp_avg and exp_avg_sq``, ``the exp_avg tensors``, ``the weights``."""
+    return [re.sub(r"^the (\w+) tensors$", r"\1", one) for one in re.split(r", | and ", words)]
+
+
 def zero_now(before: Stored, echo: Stored, got: re.Match[str]) -> None:
     """``exp_avg and exp_avg_sq of 52 of 52 parameters are zero now``."""
-    roles = re.split(r", | and ", got[1])
+    roles = roles_of(got[1])
     lost = {
         name
         for role in roles
@@ -78,8 +83,8 @@ def zero_now(before: Stored, echo: Stored, got: re.Match[str]) -> None:
 
 
 def changed(before: Stored, echo: Stored, got: re.Match[str]) -> None:
-    """``exp_avg of 3 of 52 parameters have different values``: at least so many are not equal."""
-    roles = re.split(r", | and ", got[1])
+    """``the exp_avg tensors of 3 of 52 parameters have different values``: at least so many are not equal."""
+    roles = roles_of(got[1])
     if not set(roles) <= {"the weights", "the masters", "exp_avg", "exp_avg_sq"}:
         return
     off = {(name) for role in roles for name, t in before.role(role).items() if not same(t, echo.role(role)[name])}

@@ -775,7 +775,8 @@ def test_rows_that_a_trainer_keeps_at_one_length(tmp_path):
     assert found.causes == () and "of 4 weights" in found.verdict
     with torch.no_grad():
         run.model[0].weight += 0.1 * torch.randn(32, 16)  # of another step: longer, too
-    assert wb.doctor(one, run.save(tmp_path / "c.pt", step=21)).exit_code == 2
+    found = wb.doctor(one, run.save(tmp_path / "c.pt", step=21))
+    assert found.exit_code == 1 and "outside the optimizer" in found.causes[0].question
 
 
 @pytest.mark.parametrize(("name", "value"), [("T_cur", NAN), ("T_i", HUGE), ("T_0", 0), ("T_mult", -2), ("T_0", 0.5)])
@@ -1029,3 +1030,55 @@ def test_adapters_that_are_merged_and_begin_anew(tmp_path):
     train(4)
     found = wb.doctor(one, saved(tmp_path / "b.pt", 34))
     assert found.exit_code == 1 and found.causes[0].title == "Adapters were merged into the weights, and began anew."
+
+
+@pytest.mark.parametrize("zero", [True, False])
+def test_a_sector_of_zeros_shows_after_some_updates(tmp_path, zero):
+    run = Run()
+    run.optimizer.param_groups[0]["initial_lr"] = 1e-3
+    one = run.train(10).save(tmp_path / "a.pt", step=10)
+    with torch.no_grad():
+        run.model[0].weight.view(-1)[128:256] = torch.zeros(128) if zero else 0.2 * torch.randn(128)
+    found = wb.doctor(one, run.train(10).save(tmp_path / "b.pt", step=20))
+    assert (found.causes[0].cause == "G5") == zero
+
+
+@pytest.mark.parametrize(("scale", "told"), [(2.0**15, False), (2.0**16, False), (2.0**20, True)])
+def test_a_loss_scale_doubles_once_in_an_interval(tmp_path, scale, told):
+    run = Run().train(60)
+    one = run.save(tmp_path / "a.pt", step=60, scaler=scaler(1, 2.0**14, 10))
+    found = wb.doctor(one, run.train(18).save(tmp_path / "b.pt", step=78, scaler=scaler(9, scale, 10)))
+    assert bool(severities(found, "N14")) == told
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_average_that_began_anew_may_be_as_large_after_some_updates(tmp_path, lost):
+    """Lion's: its only state. Another save's would be as large after one update."""
+    run = Run()
+    run.model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4)))
+    run.fresh()
+    state = {weight: torch.zeros_like(weight) for weight in run.model.parameters()}
+
+    def train(updates: int) -> None:
+        for _ in range(updates):
+            for weight, average in state.items():
+                gradient = torch.randn_like(weight)
+                with torch.no_grad():
+                    weight -= 1e-4 * (0.9 * average + 0.1 * gradient).sign()
+                average.lerp_(gradient, 0.01)
+
+    def saved(path: Path, step: int) -> Path:
+        held = run.optimizer.state_dict()
+        held["state"] = {at: {"exp_avg": one.clone()} for at, one in enumerate(state.values())}
+        held["param_groups"] = [{"params": [*held["state"]], "lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0}]
+        torch.save({"model": run.model.state_dict(), "optimizer": held, "step": step}, path)
+        return path
+
+    train(60)
+    one = saved(tmp_path / "a.pt", 60)
+    if lost:
+        for average in state.values():
+            average.zero_()
+    train(20)
+    found = wb.doctor(one, saved(tmp_path / "b.pt", 80))
+    assert [one.cause for one in found.causes] == (["B1"] if lost else [])

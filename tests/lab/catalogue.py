@@ -39,6 +39,7 @@ from tests.lab.opened9_live import OPENED9_LIVE
 from tests.lab.opened10_live import OPENED10_LIVE
 from tests.lab.opened11_live import OPENED11_LIVE
 from tests.lab.opened12_live import OPENED12
+from tests.lab.opened13_live import OPENED13
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
@@ -67,6 +68,7 @@ _OPENED = (
     *OPENED10_LIVE,
     *OPENED11_LIVE,
     *OPENED12,
+    *OPENED13,
 )
 #: Faults whose results are printed only as counts.
 SEALED: tuple[Fault, ...] = ()

@@ -156,6 +156,8 @@ _SCALE = re.compile(
     r"|(.*\.weight)\._?scale",  # torchao, quanto: parts of a tensor of a special class
     re.S,
 )
+#: Last parts of running statistics, as of observations and returns in reinforcement learning.
+_STATISTICS = re.compile(r"(?:moving|return|reward|obs|ret)_(?:mean|var|std|count)")
 #: The singular vectors that ``torch.nn.utils.parametrizations.spectral_norm`` keeps as buffers.
 _SPECTRAL = re.compile(r"(?:.*\.)?parametrizations\.\w+\.\d+\._[uv]", re.S)
 _QUANTISED = re.compile(r"(.*\.)(?:qweight|weight_packed)|(.*_proj)_blocks", re.S)
@@ -334,7 +336,9 @@ def _ema(name: str, known: set[str]) -> str | None:
 @lru_cache(4096)
 def _is_plain(leaf: str) -> bool:
     """Return whether the last part of a name is one of a parameter as trained, whatever is before it."""
-    return leaf in ("weight", "bias") or not (leaf in BUFFERS or leaf in ("_u", "_v") or _ODD_LEAF.search(leaf))
+    if leaf in ("weight", "bias"):
+        return True
+    return not (leaf in BUFFERS or leaf in ("_u", "_v") or _STATISTICS.fullmatch(leaf) or _ODD_LEAF.search(leaf))
 
 
 def _tensor(name: str) -> tuple[str | None, str]:
@@ -344,7 +348,7 @@ def _tensor(name: str) -> tuple[str | None, str]:
     leaf = name[name.rfind(".") + 1 :]
     if _is_plain(leaf):
         return name, "param"
-    if leaf in BUFFERS or (leaf in ("_u", "_v") and _SPECTRAL.fullmatch(name)):
+    if leaf in BUFFERS or _STATISTICS.fullmatch(leaf) or (leaf in ("_u", "_v") and _SPECTRAL.fullmatch(name)):
         return name, "buffer"
     if leaf in _QTENSOR and leaf != name:
         return name[: -len(leaf) - 1], _QTENSOR[leaf]

@@ -241,7 +241,8 @@ def _affected(one: Suspect) -> str:
     share = "" if one.share is None else f", {units.percent(one.share, 1)} of the stored weights"
     names = [shorten(safe(name), room() and 40) for name in one.tensors[:2]]
     listed = f": {', '.join(names)}{', …' if one.affected > len(names) else ''}" if names else ""
-    return f"{plural(one.affected or len(one.tensors), 'parameter')}{share}{listed}"
+    what = "tensor" if one.share is None else "parameter"
+    return f"{plural(one.affected or len(one.tensors), what)}{share}{listed}"
 
 
 def _ids(causes: Iterable[str]) -> str:

@@ -18,7 +18,6 @@ from workbench.names.roles import adapter_of
 from workbench.names.weights import kinds
 
 MANY_TAGS = 4  #: number of kinds of moves that only a flat line cut at other places explains
-FARTHER = 2.0  #: times the reach of the updates: about how far Lookahead, clipping or projection move weights
 SOME = 0.7  #: share of the weights
 ONE_MORE = 0.2  #: distance of a factor from 2 within which 1 may have been added to norms
 ONE_ADDED = "The norms were doubled, or 1 was added, as if they were stored as offsets from 1."
@@ -52,6 +51,8 @@ TAGS = {
     "tied": {"F2": 0.95},
 }
 
+TOGETHER = "Experts and their router changed places."
+REBALANCED = "does the trainer place experts anew, together with all that belongs to them?"
 #: Tags of moves that no conversion on purpose makes, unlike those of gates, heads or experts to another layout.
 SURE = {"layer", "axis"}
 
@@ -81,9 +82,12 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
                     ("A1 A2 F4 D2 G6", _placed(change, weights)),
                     ("B5 E13", words),
                 )
+                router = {name for name in change.hit(change.weights) if kinds([name]) == {"router"}}
+                title, question = (TOGETHER, REBALANCED) if tag == "expert" and router else ("", "")
                 # after updates, rows are only more like others than like their own old ones
                 exact = change.exact and strength == 1.0 and tag in SURE
-                yield Match(change.leg, strength, frozenset(names), exact, reasons=reasons)
+                names |= router if title else set()
+                yield Match(change.leg, strength, frozenset(names), exact, question, reasons, title=title)
 
     return pattern
 
@@ -202,6 +206,8 @@ def untied(case: Case) -> Iterator[Match]:
         yield Match(leg, 1.0, names, question=question, signs=(*new, *gone))
 
 
+ASTRAY = "The weights are not where the updates lead, as if averaged weights or those of another step were loaded."
+OF_ONE_SAVE = "load weights and optimizer state from one save, and the weights themselves, not an average"
 AVERAGES_ONLY = "the training loss does not show it; evaluations of the averaged weights do"
 RENEWED = "A copy that is not trained, such as a reference model, holds the trained weights."
 FROM_ITS_OWN = "load the copy from where it is stored; do not fill it from the trained weights"
@@ -306,16 +312,16 @@ def averaged(case: Case) -> Iterator[Match]:
         if low > 0.5 and (whole or not change.exact):  # an average covers everything that is trained
             words = f"their cosine similarity to before is at least {low:.3f}"
             reasons = case.against(("A1 A2", words), ("G7 B1", kept))
-            worst = max(float(change.detail(change.weights, name).get("worst") or 0) for name in near)
-            barely = change.leg == "train" and worst < FARTHER  # as of trainers that change weights in other ways too
+            later = change.leg == "train"  # noise, pruning and clipping by the trainer leave the same traces
             yield Match(
                 change.leg,
                 0.9 if whole else 0.4,
                 near,
                 False,
                 reasons=reasons,
-                question=OUTSIDE if barely else "",
-                title="Averaged weights, or weights of another step, were loaded.",
+                question=OUTSIDE if later else "",
+                title=ASTRAY if later else "Averaged weights, or weights of another step, were loaded.",
+                remedy=OF_ONE_SAVE if later else "",
             )
     rows = [one for one in case.fired("P11") if one.evidence.get("even")]
     rows = [
@@ -329,7 +335,8 @@ def averaged(case: Case) -> Iterator[Match]:
             0.75,
             frozenset(n for s in rows for n in s.tensors),
             signs=tuple(rows),
-            title="Averaged weights, or weights of another step, were loaded.",
+            title=ASTRAY,
+            remedy=OF_ONE_SAVE,
         )
     if signs := case.fired("N21"):
         names = frozenset(n for s in signs for n in s.tensors)
@@ -425,7 +432,8 @@ def other_base(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 1.0, names, title=RENEWED, remedy=FROM_ITS_OWN, question=WAS_RENEWED)
             continue
         adapters = {name for name in change.seen(*WEIGHTS) if adapter_of(name)}
-        base, names = change.seen(*WEIGHTS) - adapters, frozenset(change.hit(WEIGHTS, "near"))
+        forms = ("near", "other", "fill") if change.exact else ("near",)
+        base, names = change.seen(*WEIGHTS) - adapters, frozenset(change.hit(WEIGHTS, *forms))
         stems = {_stem(fqn.partition(".lora_A")[0]) for fqn in case.evidence.before.params if ".lora_A" in fqn}
         apart = names == change.hit((*WEIGHTS, *MASTERS, *MOMENTS)) and not names & adapters
         whole = change.whole(WEIGHTS, names | adapters, SOME)

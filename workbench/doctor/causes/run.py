@@ -466,12 +466,22 @@ def loss_scale(case: Case) -> Iterator[Match]:
 
 
 def fp8_scales(case: Case) -> Iterator[Match]:
+    new = [one for one in case.fired("R01") if one.evidence["kind"] == "are new" and _of_scales(one)]
+    if new:
+        question, title = "does training in fp8 begin here?", "fp8 scales were added, and are not set yet."
+        yield Match("load", 1.0, signs=(*new, *case.fired("N15")), question=question, title=title)
+        return
     for change in case.changes:
         names = frozenset(change.hit(OF_SCALES))
         if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
             yield Match(change.leg, 0.95, names)  # scales may be recomputed on purpose
     if signs := case.fired("N15"):
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def _of_scales(sign: Sign) -> bool:
+    """Return whether a sign on tensors is about those of fp8 alone."""
+    return {part.rpartition(" ")[2] for part in str(sign.evidence["roles"]).split(", ")} <= set(OF_SCALES)
 
 
 # ---- the catalogue ---------------------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 
-from workbench.doctor.causes.case import GONE, NEARLY_ALL, RELATED, Case, Match
+from workbench.doctor.causes.case import GONE, NEARLY_ALL, OUTSIDE, RELATED, Case, Match, where_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import counters_restarted, fresh, moments_lost, second_lost, wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
@@ -19,6 +20,7 @@ NEXT = "a checkpoint one update after the resume, because that update can be rep
 WHOLE = "load all of the optimizer's state, and its param groups, from one checkpoint"
 FORGOTTEN = 0.2  #: β2^k below which fresh moments and old ones look alike
 WILD = 5.0  #: times the reach of the updates; reached if steps are divided by far too small second moments
+KIN = 0.2  #: cosine similarity to the old weights from which new ones did not begin at random
 SOON = 3  #: updates after which a fresh state may have the profile of the old one
 FELL = 0.02  #: share of the elements of a second moment below their floor, from which it was lost
 #: Forms of moments that another tensor's are.
@@ -104,8 +106,13 @@ def not_loaded(case: Case) -> Iterator[Match]:
             ("B1 G6 G7 B6", case.equal(change, MOMENTS, "moments", names)), ("E1 E9 F4", _cosines(change, names))
         )
         strength = 0.7 if whole else 0.95 if change.hit(change.weights, "other") & names else 0.8
-        title = "" if names & _unlike(case, change) else "Some weights differ from the saved ones."
-        yield Match(change.leg, strength, names, False, reasons=reasons, title=title)  # may be a deliberate new head
+        title = question = ""
+        if not names & _unlike(case, change):
+            title = "Some weights differ from the saved ones."
+            question = OUTSIDE if change.leg == "train" else ""
+        elif change.leg == "train" and (found := _cosines_of(change, names)) and median(found) > KIN:
+            title, question = "Weights moved far, and are still like the old ones.", OUTSIDE
+        yield Match(change.leg, strength, names, False, question, reasons, title=title)  # may be a deliberate new head
 
 
 def _changed_some(change: LedgerLeg) -> frozenset[str]:
@@ -133,8 +140,12 @@ def _ones(change: LedgerLeg, names: frozenset[str]) -> bool:
     return all(str(value) in ("1", "1.0") for value in found)
 
 
+def _cosines_of(change: LedgerLeg, names: frozenset[str]) -> list[float]:
+    return [c for name in names if (c := change.detail(change.weights, name).get("cosine")) is not None]
+
+
 def _cosines(change: LedgerLeg, names: frozenset[str]) -> str:
-    found = [c for name in names if (c := change.detail(change.weights, name).get("cosine")) is not None]
+    found = _cosines_of(change, names)
     return f"their cosine similarity to before is at most {max(found):.2f}" if found and max(found) < 0.5 else ""
 
 
@@ -195,8 +206,11 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
             absent.append(one)
     if absent:
         never = any(one.evidence.get("kind") == "never" for one in absent)
-        question = "" if any(one.severity == "error" for one in absent) else "was the optimizer left out on purpose?"
-        title = "No checkpoint holds the optimizer's state, so it starts fresh." if never else ""
+        saved = any(where_of(one) != "before" for one in absent)  # otherwise the load had nothing to restore
+        grave = any(one.severity == "error" for one in absent) and saved
+        question = "" if grave else "was the optimizer left out, or emptied, on purpose?"
+        title = "" if saved else "The checkpoint holds the optimizer's param groups, but not its state."
+        title = "No checkpoint holds the optimizer's state, so it starts fresh." if never else title
         yield Match(case.resumed, 0.9, signs=tuple(absent), question=question, title=title)
 
 

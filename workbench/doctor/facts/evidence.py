@@ -238,7 +238,8 @@ class Pair:
     def left_out(self) -> int:
         """How many parameters fewer the param groups of ``b`` hold, as if some were frozen; 0 if that is unknown."""
         one, two = ([group.count for group in state.facts.groups] for state in (self.a, self.b))
-        if self.mapped or None in one or None in two or not one or not two:
+        alike = not self.mapped and self.a.ckpt.format == self.b.ckpt.format
+        if not alike or None in one or None in two or not one or not two:
             return 0
         return max(sum(count or 0 for count in one) - sum(count or 0 for count in two), 0)
 

@@ -33,7 +33,7 @@ FEW = 8  #: most elements with flipped bits
 PAGE = 512  #: elements from which zeros are a lost write, not a coincidence
 PARTLY = 0.98  #: share of elements that either follow or started from zero
 EXACT = 0.995  #: share of the elements in which a hypothesis about the moments holds
-CHANCE = 20.0  #: e-folds of improbability that the other elements stay above their floor by chance
+CHANCE = 20.0  #: e-folds of improbability that elements keep a law by chance
 ENOUGH = 24  #: fewest elements to examine
 ALIKE = 0.5  #: correlation of log v with its past, for one parameter several saves apart
 BEGAN = 0.5  #: correlation of log v with its past from which v kept its profile
@@ -291,6 +291,8 @@ def weights_became(
         return Became("rounded", False, cosine, len(b), {"through": through})
     if back is None and mean is not None and _nearer(mean, a, loaded, NEARER):
         return Became("average", cosine=cosine, looked=len(b))
+    if back is None and room is not None and rows is None and (run := _near_zero(a, b, room)) is not None:
+        return Became("zeros", cosine=cosine, looked=len(b), detail=run)
     part = _part(before, a, loaded, slack)
     if part is not None and part.pop("zero"):
         return Became("zeros", cosine=cosine, looked=len(b), detail={"rows": part["rows"], "of": part["of"]})
@@ -385,6 +387,20 @@ def _gone(a: Array, b: Array, slack: float) -> tuple[str, dict[str, Any]] | None
     at = int(edges[::2][(edges[1::2] - edges[::2]).argmax()])
     changed = np.count_nonzero(lost[at : at + longest])
     return ("zeros", {"elements": longest, "first": at}) if changed >= 0.5 * longest else None
+
+
+def _near_zero(a: Array, b: Array, room: float) -> dict[str, Any] | None:
+    """Return the run of elements that holds all that moved too far, if all of it is within the updates of 0."""
+    far = np.flatnonzero(np.abs(b - a) > room * 1.001)
+    if len(far) < LEAST or 2 * (far[-1] + 1 - far[0]) > len(b):
+        return None
+    first, stop = int(far[0]), int(far[-1]) + 1
+    near = np.abs(b) <= room
+    rest = np.count_nonzero(near) - np.count_nonzero(near[first:stop])
+    share = rest / (len(b) - (stop - first))  # of the other elements: how often that happens by chance
+    if not near[first:stop].all() or (stop - first) * -math.log(max(share, 1e-9)) < CHANCE:
+        return None
+    return {"elements": stop - first, "first": first}
 
 
 def _factor(a: Array, b: Array, slack: float | None, dims: int) -> float | None:

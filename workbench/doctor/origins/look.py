@@ -130,7 +130,7 @@ def _exchanged(atoms: Atoms, looks: list[AtomLook]) -> list[AtomLook]:
         if one.kind in ("other", "near") and quantity(one.atom.role) == STATE and one.row.numel > FEW:
             mine = atoms.tensors(one.atom)[1]
             if any(_alike(w, mine) for w in weights):
-                looks[at] = replace(one, kind="weights", text=f"{one.atom.role} of {one.atom.fqn!r}")
+                looks[at] = replace(one, kind="weights")
     return looks
 
 

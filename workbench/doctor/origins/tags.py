@@ -53,6 +53,9 @@ TAGS: Mapping[str, str] = {
 }
 
 
+_SINGULAR = {"hold": "holds", "have": "has", "mix": "mixes", "are": "is", "consist": "consists"}
+
+
 @dataclass(frozen=True, eq=False)
 class Move:
     """The old places of the rows or columns of a weight.
@@ -238,6 +241,12 @@ def whole(one: Move) -> bool:
 
 def own(one: Move) -> bool:
     return not one.sources or one.sources == (one.fqn,)
+
+
+def singular(words: str) -> str:
+    """Return the words of a tag about one tensor: ``holds another layer's values``."""
+    verb, _, rest = words.partition(" ")
+    return f"{_SINGULAR[verb]} {rest}"
 
 
 def shared_sources(moves: Iterable[Move]) -> str:

@@ -117,7 +117,9 @@ def _suspect(one: CauseExplanation, case: Case) -> Suspect:
     certainty = _certainty(one, severity)
     title = match.title if match is not None and match.title else cause.title
     own = match.remedy if match is not None else ""
-    runner = CAUSES[one.second].title if one.second and one.rival > DOUBT * one.score and certainty != "certain" else ""
+    bits = {one.cause, one.second} <= {"G1", "G2", "G3"}  # one accident
+    close = bool(one.second) and one.rival > DOUBT * one.score and certainty != "certain" and not bits
+    runner = CAUSES[one.second].title if close else ""
     return Suspect(
         one.cause,
         title,

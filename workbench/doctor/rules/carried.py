@@ -606,10 +606,12 @@ def _only(groups: Sequence[Group]) -> Group | None:
     return groups[0] if len(alike) == 1 else None
 
 
-def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
+def _firsts(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> None:
     """Check how much of the momentum of SGD, Muon and Lion is left after k updates."""
     kept: dict[str, float] = {}
     sizes: list[float] = []
+    fresh: list[float] = []
+    roles_of: dict[str, str] = {}
     stored = {fqn: roles for fqn, roles in pair.shared() if roles.keys() & {"momentum", "momentum_buffer", "exp_avg"}}
     only = _only(pair.b.facts.groups)
     for fqn in _spread(list(stored)):
@@ -630,12 +632,15 @@ def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
         if len(a) < ENOUGH or not 0 < size < math.inf or not np.isfinite(b).all():
             continue
         kept[fqn] = float(np.dot(a, b)) / size / float(decay) ** update.k
+        roles_of[fqn] = role
         sizes.append(math.sqrt(float(np.dot(b, b)) / size))
+        fresh.append(math.sqrt(1 - float(decay) ** (2 * update.k)))  # of random gradients since it began anew
     if not kept:
         found.not_checked.setdefault("P26", Inapplicable("no momentum with a known decay is few enough updates apart"))
         return
     found.checked["P26"] = f"{len(kept):,} of {many(len(stored), 'parameter')}"
     lost = [fqn for fqn, part in kept.items() if part < 0.5]
+    found.forms |= {(fqn, roles_of[fqn]): "" for fqn in kept.keys() - set(lost)}
     if len(kept) >= 3 and len(lost) >= MOST * len(kept):
         middle = sorted(kept.values())[len(kept) // 2]
         text = (
@@ -643,7 +648,9 @@ def _firsts(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
             f"leave of its old value (median: {middle:.0%})"
         )
         # one that began anew is smaller, because gradients partly cancel
-        causes = ("G6", "B6", "B1") if median(sizes) > FULL else ()
+        another = median(sizes) > FULL and median(fresh) < HALF
+        causes = ("G6", "B6", "B1") if another else ()
+        found.forms |= {(fqn, roles_of[fqn]): "other" if another else "zero" for fqn in lost}
         found.signs.append(P26.sign(text, {"kept": middle}, lost[:NAMED], hit=len(lost), of=len(kept), causes=causes))
 
 

@@ -26,7 +26,7 @@ from workbench.doctor.origins.index import MovedRows, row_shape
 from workbench.doctor.origins.line import WINDOW, stood
 from workbench.doctor.origins.moments import Descent, descends
 from workbench.doctor.origins.seen import GAP, SELF, SURE, SeenWeight, others_stay, out_of_reach, see, see_vector
-from workbench.doctor.origins.tags import TAGS, Move, gathered, move_text, shared_sources, tag_of
+from workbench.doctor.origins.tags import TAGS, Move, gathered, move_text, shared_sources, singular, tag_of
 from workbench.doctor.passes.pair import Update
 from workbench.doctor.passes.updates import between
 from workbench.errors import WorkbenchError
@@ -178,6 +178,7 @@ def _weights(atoms: Atoms, seen: Sequence[SeenWeight]) -> Iterator[Sign]:
         first = some[0]
         assert first.move is not None
         share = min(one.share for one in some)
+        words = words if len(some) > 1 else singular(words)
         text = f"{_count(some)} {words}: {move_text(first.move)} ({_share(share)} of the rows match)"
         every = first.move.form.get("sampled")
         text += shared_sources(one.move for one in some if one.move is not None)

@@ -121,14 +121,14 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
     if not scale or not before:
         return "needs the loss scale of this checkpoint and of an earlier one"
     signs = []
-    if scale >= SHRUNK * before and scale in DEFAULTS:
+    if scale >= SHRUNK * before and scale in DEFAULTS and not _grown(earlier, state):
         words = f"the loss scale is {scale:,.0f}, a common initial value; before, it was {before:,.0f}"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     k = None if earlier is None else passed(earlier.facts, state.facts)
-    if not signs and k and scale > before * DOUBLED ** min(k + 1, 1000):
-        words = (
-            f"the loss scale went from {before:,.0f} to {scale:,.0f} in {many(k, 'update')}; each at most doubles it"
-        )
+    interval = _growth_interval(state)
+    if not signs and k and scale > before * DOUBLED ** min(k // interval + 1, 1000):
+        words = f"the loss scale went from {before:,.0f} to {scale:,.0f} in {many(k, 'update')}; "
+        words += "each at most doubles it" if interval == 1 else f"it doubles once in {interval:,} updates"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     halved = math.log2(before / scale) if 0 < scale < before < math.inf else 0.0
     anew = earlier is not None and scale in DEFAULTS and halved >= AT_ONCE and not _skipped(earlier, state)
@@ -141,6 +141,21 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
             words = f"{path!r} went from {old:,} to {new:,} in {many(k, 'update')}: it counts only those since the load"
             signs.append(RULES["N14"].sign(words, {"before": old, "after": new, "k": k}, hit=1, of=1))
     return "loss scales", signs
+
+
+def _grown(earlier: State | None, later: State) -> bool:
+    """Return whether the scale can have doubled as often in between, once in each stored interval."""
+    if earlier is None:
+        return False
+    interval, k = _growth_interval(later), passed(earlier.facts, later.facts)
+    one, two = (side.facts.value("loss_scale") for side in (earlier, later))
+    return interval > 1 and k is not None and one is not None and two <= one * DOUBLED ** min(k // interval + 1, 1000)
+
+
+def _growth_interval(state: State) -> int:
+    """Return the number of good updates after which the scale doubles, if one is stored; otherwise 1."""
+    found = {value for path, value in state.counts.items() if path.rpartition(".")[2] == "growth_interval"}
+    return max(found.pop(), 1) if len(found) == 1 else 1
 
 
 def _good_updates(earlier: State, later: State, k: int) -> dict[str, tuple[int, int]]:
@@ -246,7 +261,7 @@ def _balance(state: State, step: float) -> Said:
         return "the step is unknown" if values else "the balance of the routers cannot be read"
     signs = []
     if len(values) == len(rows) and not any(one.any() for one in values):
-        words = f"the balance of all {many(len(rows), 'router')} is 0 at step {step:,.0f}"
+        words = f"the balance of {many(len(rows), 'router')} is 0 at step {step:,.0f}"
         signs.append(RULES["N26"].sign(words, {"step": step}, _fqns(state, rows), hit=len(rows), of=len(rows)))
     return f"{many(len(rows), 'router')}", signs
 

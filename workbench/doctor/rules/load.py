@@ -218,11 +218,11 @@ def _others(pair: Pair, found: EchoValues) -> list[Sign]:
         if row.status not in ("equal", "unread", "unknown"):
             off.setdefault(topic_of(row.key_b.lower()), []).append(row.key_b)
     equal = sum(row.status == "equal" for row in rows)
-    if equal:
+    if equal and not off:
         found.cleared.append(Cleared("other tensors", f"{equal:,} of {len(rows):,} are equal bit for bit"))
     return [
         R16.sign(
-            f"{len(names):,} of {len(rows):,} tensors beside the weights and their state changed: {names[0]!r}",
+            f"{len(names):,} of {len(rows):,} further tensors changed: {names[0]!r}",
             {"in": IN, "kind": "other"},
             names,
             hit=len(names),
@@ -296,4 +296,6 @@ def _checked(found: EchoValues, rows: Mapping[tuple[str, str], TensorDiff], coun
     held = {what for what, (roles, _) in CLEARS.items() if any(role in roles for _, role in rows)}
     causes = OF_ALL if counted else tuple(cause for cause in OF_ALL if cause != "G6")
     if "weights" in whole and held <= set(whole) and not lost and all(row.status == "equal" for row in rows.values()):
-        found.cleared.append(Cleared("echo", "every weight, master, moment and buffer is equal bit for bit", causes))
+        found.cleared.append(
+            Cleared("echo", "every weight, master, moment and buffer that was read is equal bit for bit", causes)
+        )

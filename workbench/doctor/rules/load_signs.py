@@ -69,7 +69,7 @@ FORMS = {
     "power": ("R09", "are a power of the old values: {text}"),
     "near": ("R09", "have different values"),
     "swapped": ("R02", "are swapped: {text}"),
-    "weights": ("R03", "are copies of the weights: {text}"),
+    "weights": ("R03", "are copies of the weights, such as that of {text}"),
     "other": ("R09", "are unlike the old values"),
     "part": ("R09", "differ only in a part{text}"),
 }
@@ -119,7 +119,9 @@ def _plain(atoms: Atoms, kind: str, some: Sequence[AtomLook]) -> Sign:
     text = some[0].text
     if kind in ("zeros", "part"):
         text = f", in {some[0].atom.fqn!r} {text}" if text else ""
-    elif kind in ("flip", "nan", "fill", "ratio", "power", "weights"):
+    elif kind == "weights":
+        text = repr(some[0].atom.fqn)
+    elif kind in ("flip", "nan", "fill", "ratio", "power"):
         text = f"in {some[0].atom.fqn!r}, {text}"
     evidence: dict[str, Any] = {"form": kind}
     tail = ""
@@ -209,10 +211,11 @@ def _cosines(looks: Sequence[AtomLook]) -> str:
 
 def _called(roles: Sequence[str]) -> str:
     """Return the names of roles, like ``the weights`` or ``exp_avg and exp_avg_sq``."""
-    names = {"param": "the weights", "master": "the masters", "ema": "the averages", "momentum": "the momentum"}
-    names["buffer"] = "the buffers"
+    names = {"param": "the weights", "master": "the masters", "ema": "the averages", "buffer": "the buffers"}
     known = [names.get(role, role) for role in roles]
-    return known[0] if len(known) == 1 else f"{', '.join(known[:-1])} and {known[-1]}"
+    if len(known) == 1:
+        return names.get(roles[0], f"the {roles[0]} tensors")
+    return f"{', '.join(known[:-1])} and {known[-1]}"
 
 
 def _sign(

@@ -30,6 +30,7 @@ from workbench.names.roles import adapter_of
 from workbench.names.weights import kinds
 from workbench.tensor import LazyTensor
 
+ADAM = {"exp_avg", "exp_avg_sq"}  #: state whose updates obey laws, if a parameter has both
 COUNTED = 2  #: most updates of a fresh optimizer between a load and an immediate save
 RENUMBERED = "it is stored by number, and which parameter a number means is unknown"
 FEW = 2  #: parameters
@@ -263,7 +264,7 @@ def train_rows(
             else:
                 why = sums.skipped.get("reach", "no law of its updates is known")
                 found.put(weight, Status.SKIPPED, fqn, why=why)
-        if "exp_avg" in places and "exp_avg_sq" in places:
+        if places.keys() >= ADAM:
             measured, numbers = _moment_rows(pair, fqn, places, update, sums, moved, looked <= MANY)
             for quantity, status, form, why, exact in measured:
                 if status is Status.SKIPPED and (fqn, quantity) in kept:
@@ -402,17 +403,16 @@ def _untouched(pair: Pair, states: Mapping[str, PairState], kept: Mapping[tuple[
             listed = role in (*WEIGHTS, *MASTERS, *MOMENTS, STATE) or (fqn, stored) in kept
             if role is None or not listed:
                 continue
+            lawful = stored in ADAM and there.keys() >= ADAM
             if not pair.comparable(fqn):
                 found.put(role, Status.SKIPPED, fqn, why=RENUMBERED)
             elif stored not in there:
                 if role in MOMENTS or role == STATE or adapter_of(fqn):
                     found.put(role, Status.ABSENT, fqn)
-            elif (fqn, stored) in kept and not (
-                fqn in states and {"exp_avg", "exp_avg_sq"} <= there.keys() and stored in ("exp_avg", "exp_avg_sq")
-            ):
+            elif (fqn, stored) in kept and not (fqn in states and lawful):
                 status, form, exact = _continued(kept[fqn, stored])
                 found.put(role, status, fqn, form=form, exact=exact)
-            elif role == STATE or (role in MOMENTS and role not in ("exp_avg", "exp_avg_sq")):
+            elif role == STATE or (role in MOMENTS and not lawful):
                 found.put(role, Status.SKIPPED, fqn, why="no law of its updates is known")
             elif pair.a.shape(roles[stored]) != pair.b.shape(there[stored]):
                 found.put(role, Status.SKIPPED, fqn, why="the two have different shapes")
