@@ -333,6 +333,17 @@ def test_a_server_that_never_answers_is_one_error_by_the_deadline(one, read, mon
         assert time.monotonic() - before < 1.5
 
 
+def test_every_tensor_of_a_pass_has_the_error_of_a_server_that_never_answers(one, monkeypatch):
+    """Requests made together end one by one: the error of the first is not that of the second."""
+    monkeypatch.setattr(objects, "DEADLINE", timedelta(seconds=0.5))
+    stalling = []
+    with RangeServer(one, fault=lambda request: "stall" if stalling else None) as server:
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
+        stalling.append(True)
+        errors = wb.stats(ckpt)["error"].tolist()
+        assert len(errors) == 2 and all("try again later" in error for error in errors), errors
+
+
 def test_a_slow_answer_is_not_a_missing_one(tmp_path, monkeypatch):
     save_file({"w": torch.zeros(2 << 20, dtype=torch.uint8)}, tmp_path / "model.safetensors")
     with RangeServer(tmp_path, bandwidth=2e6) as server:

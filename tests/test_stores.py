@@ -14,6 +14,8 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -39,7 +41,7 @@ from workbench.cli import main as cli
 from workbench.core.place import UNFINISHED
 from workbench.core.remote import destination, objects
 from workbench.core.remote.destination import Destination
-from workbench.core.remote.url import keep_options, with_options
+from workbench.core.remote.url import keep_options, parse, with_options
 from workbench.errors import (
     IncompleteError,
     MissingExtraError,
@@ -473,6 +475,31 @@ def test_objects_that_s3_does_not_copy_are_copied_through_this_machine(s3, small
     copied = {path for _, path, given in s3.log if "HTTP_X_AMZ_COPY_SOURCE" in given}
     assert copied == {"/bucket/out/.workbench-manifest.json"}
     assert equal(f"{s3.url}/out", large, s3.options)
+
+
+def test_an_upload_outlasts_a_store_that_asks_to_slow_down(monkeypatch):
+    brief = {"init_backoff": timedelta(milliseconds=1), "max_backoff": timedelta(milliseconds=5), "base": 2}
+    monkeypatch.setattr(objects, "BACKOFF", brief)
+    statuses = [503] * 12 + [200]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(statuses.pop(0))
+            self.send_header("ETag", '"1"')
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as slow:
+        threading.Thread(target=slow.serve_forever, args=(0.02,), daemon=True).start()
+        options = {"endpoint": f"http://127.0.0.1:{slow.server_port}", "access_key_id": "a", "secret_access_key": "b"}
+        made: Any = objects.connect(parse("s3://bucket/x"), options | {"region": "us-east-1"})
+        made.send("x", 3, [b"abc"])
+        slow.shutdown()
+    assert not statuses
 
 
 def test_a_checksum_may_be_another_or_none(s3, small):

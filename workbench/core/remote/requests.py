@@ -80,7 +80,7 @@ class StoreCall(Future[R], Generic[R]):
 
     def __init__(self, pool: _StoreThreads, call: Callable[[], R], stop: Stop) -> None:
         super().__init__()
-        self._pool, self._call, self.stop, self._left = pool, call, stop, False
+        self._pool, self._call, self.stop, self._left = pool, call, Stop(stop), False
         self.due: tuple[float, str] | None = None
 
     def run(self) -> None:
