@@ -333,15 +333,23 @@ def test_a_server_that_never_answers_is_one_error_by_the_deadline(one, read, mon
         assert time.monotonic() - before < 1.5
 
 
-def test_every_tensor_of_a_pass_has_the_error_of_a_server_that_never_answers(one, monkeypatch):
-    """Requests made together end one by one: the error of the first is not that of the second."""
-    monkeypatch.setattr(objects, "DEADLINE", timedelta(seconds=0.5))
-    stalling = []
-    with RangeServer(one, fault=lambda request: "stall" if stalling else None) as server:
-        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
-        stalling.append(True)
-        errors = wb.stats(ckpt)["error"].tolist()
-        assert len(errors) == 2 and all("try again later" in error for error in errors), errors
+def test_a_request_without_an_answer_does_not_end_those_beside_it():
+    end = threading.Event()
+
+    def call(start: int, stop: int, into: np.ndarray) -> None:
+        if not start:
+            with requests.answered(0.1, "late"):
+                end.wait(10)
+        time.sleep(0.4)
+        requests.arrived()
+        into[...] = 1
+
+    out = np.zeros(10, np.uint8)
+    with requests.ahead(call, [(0, 10), (10, 20)]) as (first, second):
+        with pytest.raises(OpenError, match="late"):
+            first.copy(0, 10, out)
+        assert second.copy(10, 20, out) and out.all()
+    end.set()
 
 
 def test_a_slow_answer_is_not_a_missing_one(tmp_path, monkeypatch):
