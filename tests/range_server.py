@@ -39,7 +39,8 @@ class Request:
 
 
 #: Looks at a request and returns what to do instead of answering: a status; "reset"; "short" (half of the bytes);
-#: "whole" (the range is ignored); "shifted" (the bytes after those asked for, and said to be); "page" (an HTML page).
+#: "whole" (the range is ignored); "shifted" (the bytes after those asked for, and said to be); "page" (an HTML page);
+#: "stall" (no answer until the server ends).
 #: ``None``: it is answered.
 Fault = Callable[[Request], "int | str | None"]
 
@@ -75,6 +76,7 @@ class RangeServer:
         self.total, self._line, self._sent_by = total, threading.Lock(), 0.0
         self.pages = pages or {}
         self.log: list[Request] = []
+        self.stalls, self._ends = threading.Event(), threading.Event()  # a request stalls; the server ends
 
     def __enter__(self) -> RangeServer:
         outer = self
@@ -106,6 +108,7 @@ class RangeServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ends.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -134,7 +137,10 @@ class RangeServer:
     def _answer(self, handler: BaseHTTPRequestHandler, request: Request, body: bool) -> None:
         fault = self.fault(request) if self.fault is not None else None
         file = self.folder / request.path
-        if fault == "reset":
+        if fault == "stall":
+            self.stalls.set()
+            self._ends.wait()
+        if fault in ("reset", "stall"):
             handler.close_connection = True
             handler.connection.close()
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,7 +31,7 @@ from workbench.analysis import manifest
 from workbench.core.blocks import FileBlocks, file_digests
 from workbench.core.checksums import check_archives
 from workbench.core.fingerprint import tensor_fingerprints
-from workbench.core.remote import bucket, ranged, requests
+from workbench.core.remote import bucket, objects, ranged, requests
 from workbench.core.remote.url import parse
 from workbench.core.stop import going_on
 from workbench.errors import (
@@ -51,6 +53,7 @@ def same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
 
 
 ROOT = Path(__file__).resolve().parents[1] / "sample_ckpts"
+PAUSES = objects.PAUSES
 SAMPLES = sorted(
     path.stem for path in (ROOT.parent / "tests/truth").glob("*.safetensors") if (ROOT / path.stem).exists()
 )
@@ -73,12 +76,9 @@ def one(tmp_path):
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
     """Retries without their pauses."""
-    from datetime import timedelta
-
-    from workbench.core.remote import objects
-
     brief = {"init_backoff": timedelta(milliseconds=1), "max_backoff": timedelta(milliseconds=5), "base": 2}
     monkeypatch.setattr(objects, "BACKOFF", brief)
+    monkeypatch.setattr(objects, "PAUSES", (0.001,))
 
 
 # ---- the same answers ------------------------------------------------------------------------------------------------
@@ -283,6 +283,83 @@ def test_an_interrupt_does_not_wait_for_the_network(tmp_path, read, interruptibl
         assert time.monotonic() - sent[0] < 1
 
 
+@pytest.mark.parametrize("command, first", [("ls", 0), ("stats", 4), ("verify", 2), ("show", 4)])
+def test_an_interrupt_ends_a_command_whose_server_never_answers(one, command, first):
+    count = itertools.count()
+    with RangeServer(one, fault=lambda request: "stall" if next(count) >= first else None) as server:
+        line = [command, server.url, *(["w"] if command == "show" else [])]
+        with subprocess.Popen(
+            [sys.executable, "-m", "workbench", *line],
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            stdout=subprocess.DEVNULL,
+        ) as process:
+            assert server.stalls.wait(20)
+            time.sleep(0.2)
+            process.send_signal(signal.SIGINT)
+            sent = time.monotonic()
+            assert process.wait(20) == 130
+            assert time.monotonic() - sent < 5  # a request takes 20 s at least
+
+
+def test_what_was_left_behind_takes_no_place(interruptible):
+    """After Ctrl-C, other calls are not in line behind those whose answer never comes."""
+    end, begun = threading.Event(), threading.Barrier(requests.IN_FLIGHT + 1)
+
+    def stuck(_: int) -> None:
+        begun.wait(10)
+        end.wait(20)
+
+    def interrupt() -> None:
+        begun.wait(10)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        requests.together(stuck, range(requests.IN_FLIGHT))
+    assert requests.together(lambda item: item, range(100)) == list(range(100))
+    end.set()
+
+
+@pytest.mark.parametrize("read", [lambda ckpt: ckpt["w"].torch(), wb.Checkpoint.state_dict])
+def test_a_server_that_never_answers_is_one_error_by_the_deadline(one, read, monkeypatch):
+    monkeypatch.setattr(objects, "DEADLINE", timedelta(seconds=0.5))
+    stalling = []
+    with RangeServer(one, fault=lambda request: "stall" if stalling else None) as server:
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
+        stalling.append(True)
+        before = time.monotonic()
+        with pytest.raises(OpenError, match=r"model\.safetensors.*(sent nothing for 0\.5 s|not answer in time); try"):
+            read(ckpt)
+        assert time.monotonic() - before < 1.5
+
+
+def test_a_request_without_an_answer_does_not_end_those_beside_it():
+    end = threading.Event()
+
+    def call(start: int, stop: int, into: np.ndarray) -> None:
+        if not start:
+            with requests.answered(0.1, "late"):
+                end.wait(10)
+        time.sleep(0.4)
+        requests.arrived()
+        into[...] = 1
+
+    out = np.zeros(10, np.uint8)
+    with requests.ahead(call, [(0, 10), (10, 20)]) as (first, second):
+        with pytest.raises(OpenError, match="late"):
+            first.copy(0, 10, out)
+        assert second.copy(10, 20, out) and out.all()
+    end.set()
+
+
+def test_a_slow_answer_is_not_a_missing_one(tmp_path, monkeypatch):
+    save_file({"w": torch.zeros(2 << 20, dtype=torch.uint8)}, tmp_path / "model.safetensors")
+    with RangeServer(tmp_path, bandwidth=2e6) as server:
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
+        monkeypatch.setattr(ckpt.place._files._connection.objects, "_deadline", 0.4)
+        assert not ckpt["w"].torch().any()
+
+
 def test_a_checkpoint_opens_in_few_requests(server):
     """What a reader looks at is fetched at once: no request for each small field, none twice."""
     for sample in ("hf_llama_bf16_sharded", "dcp_fsdp2", "titan_run", "paddlenlp_legacy"):
@@ -428,9 +505,9 @@ def test_what_goes_over_is_tried_again(one):
         (404, MissingFileError, "does not exist"),
         (412, ChangedError, "rewritten"),
         (416, ChangedError, "shorter"),
-        (429, OpenError, "answered 429 5 times"),
-        (500, OpenError, "answered 500 5 times"),
-        ("reset", OpenError, "could not be reached"),
+        (429, OpenError, "answered 429 10 times"),
+        (500, OpenError, "answered 500 10 times"),
+        ("reset", OpenError, "cut the connection"),
         ("short", OpenError, "model.safetensors"),
     ],
 )
@@ -588,3 +665,225 @@ def test_the_command_line_takes_urls(server, tmp_path):
     shutil.rmtree(tmp_path / "out")
     refused = run("manifest", "write", f"{url}/step-4")
     assert refused.returncode == 64 and "name one of these or a local path" in refused.stderr
+
+
+# ---- what servers get wrong ------------------------------------------------------------------------------------------
+
+
+def changed_headers(server, **headers):
+    """Have a server send other headers with its files; ``None`` leaves one out."""
+
+    def answer(handler, request, body, answered=RangeServer._answer):
+        send = handler.send_header
+
+        def send_header(name, value):
+            value = headers.get(name.replace("-", "_"), value)
+            if value is not None:
+                send(name, value)
+
+        handler.send_header = send_header
+        return answered(server, handler, request, body)
+
+    server._answer = answer
+
+
+def test_two_saves_are_told_apart_without_an_etag(one):
+    path = one / "model.safetensors"
+    with RangeServer(one) as server:
+        changed_headers(server, ETag=None)
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
+        assert ckpt["w"][:10].shape == (10, 1000)
+        save_file({"w": torch.zeros(1000, 1000), "b": torch.zeros(500_000)}, path)
+        os.utime(path, (0, path.stat().st_mtime + 2))
+        with pytest.raises(ChangedError, match="rewritten after the checkpoint was opened"):
+            ckpt["w"].torch()
+
+
+def test_user_and_password_are_sent(one):
+    seen = []
+
+    def answer(handler, request, body, answered=RangeServer._answer):
+        seen.append(handler.headers.get("Authorization"))
+        return answered(server, handler, request, body)
+
+    with RangeServer(one) as server:
+        server._answer = answer
+        url = server.url.replace("http://", "http://ann:p%40ss@")
+        assert wb.open(url, cache=False)["b"][:3].shape == (3,)
+    assert set(seen) == {"Basic YW5uOnBAc3M="}
+    with (
+        RangeServer(one, fault=lambda request: 401) as server,
+        pytest.raises(MissingFileError, match=r"no permission to read.*USER:PASSWORD@HOST"),
+    ):
+        wb.open(f"{server.url}/model.safetensors", cache=False)
+
+
+@pytest.mark.parametrize("content_range", ["bytes 7-9/11", None])
+def test_an_answer_that_is_not_the_range_has_a_reason(one, content_range):
+    with RangeServer(one) as server:
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
+        changed_headers(server, Content_Range=content_range)
+        with pytest.raises(UnsupportedFormatError, match=r"byte range with something else.*download"):
+            ckpt["w"].torch()
+
+
+def test_a_server_that_compresses_is_called_one(one):
+    size = (one / "model.safetensors").stat().st_size
+
+    def answer(handler, request, body):
+        handler.send_response(206)
+        for name, value in (("Range", f"bytes 0-{request.stop - 1}/{size}"), ("Encoding", "gzip"), ("Length", "12")):
+            handler.send_header(f"Content-{name}", value)
+        handler.end_headers()
+        handler.wfile.write(b"x" * 12)
+
+    with RangeServer(one) as server:
+        server._answer = answer
+        with pytest.raises(UnsupportedFormatError, match=r"compresses the file \(Content-Encoding: gzip\)"):
+            wb.open(f"{server.url}/model.safetensors", cache=False)
+
+
+def test_a_login_page_is_called_one(one):
+    pages = []
+    with RangeServer(one, fault=lambda request: "page" if pages else None) as server:
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
+        pages.append(True)
+        with pytest.raises(MissingFileError, match="HTML page instead of the file"):
+            ckpt["w"].torch()
+        for url in ("model.safetensors", "model.safetensors?sig=1", "folder"):
+            with pytest.raises(NotACheckpointError, match=r"HTML page.*login page"):
+                wb.open(f"{server.url}/{url}", cache=False)
+
+
+@pytest.mark.parametrize(
+    "url, words",
+    [
+        ("http://127.0.0.1:1/x", "connection was refused; check host and port"),
+        ("http://no-such-host.invalid/x", "host name is unknown; check the URL"),
+    ],
+)
+def test_a_server_that_is_not_there_is_told_at_once(url, words):
+    with pytest.raises(OpenError, match=words):
+        wb.open(url)
+
+
+def test_a_plain_server_does_not_speak_tls(server):
+    with pytest.raises(OpenError, match="does not speak TLS"):
+        wb.open(server.url.replace("http:", "https:"))
+
+
+def test_one_file_of_a_server_is_never_sent_whole(one):
+    with RangeServer(one) as server:
+        for query in ("", "?token=1"):
+            wb.open(f"{server.url}/model.safetensors{query}", cache=False)
+        assert {one.path for one in server.log} == {"model.safetensors"}
+        assert all(one.start is not None for one in server.log)
+
+
+def test_an_overloaded_server_is_asked_again_for_longer(one, monkeypatch):
+    monkeypatch.setattr(objects, "PAUSES", (0.01, 0.01, 0.01))
+    faults: list[int] = []
+    with RangeServer(one, fault=lambda request: faults.pop() if faults else None) as server:
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
+        faults += [503] * 13
+        assert ckpt["b"][:3].shape == (3,) and not faults
+        options = {"retry_config": {"max_retries": 1}}
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False, storage_options=options)
+        faults += [503] * 13
+        with pytest.raises(OpenError, match="answered 503 2 times; try again later"):
+            ckpt["b"][:3]
+    assert 45 <= sum(PAUSES) + 1.5 * (len(PAUSES) + 1) <= objects.DEADLINE.total_seconds()
+
+
+def test_an_index_names_the_files_beside_it_by_url(server):
+    near = ROOT / "hf_llama_bf16_sharded"
+    name = next(path.name for path in near.glob("*.index.json"))
+    far = wb.open(f"{server.url}/{near.name}/{name}", cache=False)
+    assert list(far) == list(wb.open(near / name, cache=False))
+    key = next(iter(far))
+    assert same_bits(far[key].torch(), wb.open(near, cache=False)[key].torch())
+
+
+# ---- what users get wrong --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "az://container/x?sv=1&sig=s3cret",
+        "abfs://c@acc/x?sig=s3cret",
+        "ftp://127.0.0.1:1/x?token=s3cret",
+        "foo://h/x?token=s3cret",
+        "http://usr:s3cret/pw@127.0.0.1/x",
+        "http:/usr:s3cret@127.0.0.1/x",
+        "memory://h/x?X-Amz-Signature=s3cret",
+    ],
+)
+def test_a_url_that_cannot_be_opened_keeps_its_secret(url):
+    with pytest.raises(OpenError) as caught:
+        wb.open(url)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:99999", "exa mple", "h:8x"])
+def test_a_host_that_is_none_is_named(host):
+    with pytest.raises(NotACheckpointError, match=r"host.*is not a name or a name:port"):
+        wb.open(f"http://{host}/x")
+
+
+def test_a_file_url_is_the_path(one, tmp_path):
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "from").mkdir()
+    one = (one / "model.safetensors").rename(tmp_path / "from" / "model.safetensors").parent
+    for url in (f"file://{one}", f"file:{one}/model.safetensors", f"file://localhost{one}"):
+        assert wb.open(url, cache=False)["b"].shape == (500_000,)
+    ckpt = wb.open(one, cache=False)
+    wb.export(ckpt, f"file://{tmp_path}/a%20b/out")
+    assert wb.diff(ckpt, tmp_path / "a b" / "out").summary["changed"] == 0
+    with pytest.raises(NotACheckpointError, match="write the path"):
+        wb.open("file://h/x")
+
+
+@pytest.mark.parametrize(
+    "url, options, words",
+    [
+        ("s3://b/x", {"endpoint": "minio.local:9000"}, "'minio.local:9000' is not a URL: begin it with http://"),
+        ("https://h/x", {"client_options": "30s"}, "client_options is '30s'; give a dict"),
+        ("s3://b/x", {"retry_config": 3}, "retry_config is 3; give a dict"),
+        ("https://h/x", {"cache_dir": 5}, "cache_dir is 5; give the path"),
+    ],
+)
+def test_an_option_of_the_wrong_type_is_named(url, options, words):
+    with pytest.raises(UsageError, match=words):
+        wb.open(url, storage_options=options)
+
+
+def test_an_endpoint_in_the_environment_is_a_url(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9000")
+    with pytest.raises(UsageError, match="begin it with http://"):
+        wb.open("s3://b/x")
+
+
+def test_a_panic_of_a_library_is_an_error():
+    class PanicException(BaseException):  # as pyo3's
+        pass
+
+    def fail() -> None:
+        raise PanicException("unwrap on\nNone")
+
+    with pytest.raises(OpenError, match="library that talks to the store failed: unwrap on None"):
+        requests.alone(fail).wanted()
+
+
+def test_a_hub_out_of_reach_is_an_error(monkeypatch):
+    import huggingface_hub
+
+    def fail(*_: object, **__: object) -> None:
+        raise Elsewhere("[Errno -2] Name or service not known")
+
+    class Elsewhere(Exception):  # as httpx.ConnectError, which is no OSError
+        pass
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
+    with pytest.raises(OpenError, match=r"the hub could not be reached.*Name or service not known"):
+        wb.open("hf://openai/gpt2")

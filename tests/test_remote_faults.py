@@ -33,6 +33,7 @@ def no_waiting(monkeypatch):
     """Retries without their pauses."""
     brief = {"init_backoff": timedelta(milliseconds=1), "max_backoff": timedelta(milliseconds=5), "base": 2}
     monkeypatch.setattr(objects, "BACKOFF", brief)
+    monkeypatch.setattr(objects, "PAUSES", (0.001,))
 
 
 class Schedule:

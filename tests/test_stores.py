@@ -6,12 +6,16 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -33,10 +37,11 @@ from workbench.app.registry import Registry
 from workbench.app.serve import start
 from workbench.app.state import WorkbenchState
 from workbench.app.tabs.run import siblings
+from workbench.cli import main as cli
 from workbench.core.place import UNFINISHED
 from workbench.core.remote import destination, objects
 from workbench.core.remote.destination import Destination
-from workbench.core.remote.url import keep_options, with_options
+from workbench.core.remote.url import keep_options, parse, with_options
 from workbench.errors import (
     IncompleteError,
     MissingExtraError,
@@ -48,6 +53,7 @@ from workbench.errors import (
     WriteError,
 )
 from workbench.export.atomic import owners, store
+from workbench.export.atomic.signals import Signals
 from workbench.export.moving import sending
 
 ROOT = Path(__file__).resolve().parents[1] / "sample_ckpts"
@@ -471,6 +477,31 @@ def test_objects_that_s3_does_not_copy_are_copied_through_this_machine(s3, small
     assert equal(f"{s3.url}/out", large, s3.options)
 
 
+def test_an_upload_outlasts_a_store_that_asks_to_slow_down(monkeypatch):
+    brief = {"init_backoff": timedelta(milliseconds=1), "max_backoff": timedelta(milliseconds=5), "base": 2}
+    monkeypatch.setattr(objects, "BACKOFF", brief)
+    statuses = [503] * 12 + [200]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(statuses.pop(0))
+            self.send_header("ETag", '"1"')
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as slow:
+        threading.Thread(target=slow.serve_forever, args=(0.02,), daemon=True).start()
+        options = {"endpoint": f"http://127.0.0.1:{slow.server_port}", "access_key_id": "a", "secret_access_key": "b"}
+        made: Any = objects.connect(parse("s3://bucket/x"), options | {"region": "us-east-1"})
+        made.send("x", 3, [b"abc"])
+        slow.shutdown()
+    assert not statuses
+
+
 def test_a_checksum_may_be_another_or_none(s3, small):
     for name, header in (("crc64nvme", "HTTP_X_AMZ_CHECKSUM_CRC64NVME"), (None, None)):
         s3.clear()
@@ -765,6 +796,70 @@ def test_a_failure_without_resume_leaves_nothing(memory, small):
     assert "commit.incomplete" in {one.rule for one in wb.verify("memory://b/out")}
     gone = cleaned(Destination("memory://b/out"))
     assert not memory.store and any(key.endswith("model-00001-of-00004.safetensors") for key in gone)
+
+
+def test_an_export_that_has_just_begun_is_unfinished(memory, small, capsys):
+    memory.pipe_file("/b/run/step-7/.workbench-unfinished", b"{}")
+    cli(["ls", "memory://b/run/step-7"])
+    assert "is under way or was interrupted" in capsys.readouterr().out
+    with pytest.raises(IncompleteError, match="run it again with resume"):
+        wb.open("memory://b/run/step-7")
+    assert {one.rule for one in wb.verify("memory://b/run/step-7")} == {"open.incomplete"}
+    assert wb.discover("memory://b/run")["complete"].tolist() == [False]
+    wb.export(small[0], "memory://b/run/step-6")
+    assert wb.open("memory://b/run", cache=False).path.endswith("step-6")
+
+
+def test_an_interrupt_does_not_wait_for_an_upload(memory, small, monkeypatch):
+    """What was being sent is left behind, with the mark; the next export waits for it, and goes on from there."""
+    begun, end, real = threading.Event(), threading.Event(), objects._Memory.send
+    sent: list[float] = []
+
+    def send(*given: Any) -> None:
+        begun.set()
+        end.wait(10)
+        real(*given)
+
+    def interrupt() -> None:
+        begun.wait(10)
+        time.sleep(0.1)
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(objects._Memory, "send", send)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt) as caught:
+            wb.export(small[1], "memory://b/out", max_shard_size=3000)
+        assert time.monotonic() - sent[0] < 2
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "still in the store" in caught.value.__notes__[0]
+    with pytest.raises(IncompleteError):
+        wb.open("memory://b/out")
+    threading.Timer(0.3, end.set).start()
+    wb.export(small[0], "memory://b/out", max_shard_size=3000)
+    assert equal("memory://b/out", small[0], None) and not [key for key in memory.store if "tmp-export" in key]
+
+
+def test_a_second_signal_ends_what_is_deferred():
+    with Signals() as signals, pytest.raises(KeyboardInterrupt), signals.deferred(limited=True):
+        signals._handle(signal.SIGINT, None)
+        with suppress(KeyboardInterrupt):
+            signals._handle(signal.SIGINT, None)
+            pytest.fail("the second one raises")
+        signals._handle(signal.SIGINT, None)
+
+
+def test_what_cannot_be_removed_after_a_failure_is_said(memory, small, monkeypatch):
+    def fail(*_: Any) -> None:
+        raise WriteError("no")
+
+    monkeypatch.setattr(objects._Memory, "send", fail)
+    monkeypatch.setattr(objects._Memory, "remove", fail)
+    with pytest.raises(WriteError, match=r"no; what was sent is still in the store, with '.workbench-unf.*resume"):
+        wb.export(small[1], "memory://b/out", max_shard_size=3000)
 
 
 def cleaned(to: Destination) -> list[str]:

@@ -34,7 +34,7 @@ from workbench.core.executors import using
 from workbench.core.fingerprint import combine, tensor_fingerprints
 from workbench.core.place import Place, stat_or_absent
 from workbench.core.remote.destination import Destination
-from workbench.core.remote.url import is_url, parse
+from workbench.core.remote.url import is_url, on_disk, parse
 from workbench.core.scan import Progress
 from workbench.core.source import needs_descriptors
 from workbench.errors import ChangedError, MissingFileError, UsageError
@@ -74,7 +74,7 @@ def load(path: str | os.PathLike[str] | Place) -> Manifest:
     """Load a manifest from its file, or the manifest of a checkpoint: a path, a URL, or a checkpoint's place."""
     if isinstance(path, Place):
         return read(find(path) if path.local else _found(path))
-    name = os.fsdecode(path)
+    name = on_disk(os.fsdecode(path))
     if is_url(name):
         return read(name) if name.endswith(".json") else read(_found(Place(name)))
     if os.path.isdir(name) or not name.endswith(".json"):
@@ -164,7 +164,8 @@ def computed(
     place = ckpt.place.again()
     if inside and place.file is not None:
         raise UsageError(f"{ckpt.path!r} is one file and has no folder of its own; put its manifest next to it")
-    path = os.fsdecode(dest) if dest is not None else f"{place.root}/{_inside(place)}" if inside else beside(ckpt.path)
+    default = f"{place.root}/{_inside(place)}" if inside else beside(ckpt.path)
+    path = default if dest is None else on_disk(os.fsdecode(dest))
     if is_url(path):
         Destination(path, None, "a manifest")  # a store that is not written to is refused before anything is read
     if holds_other(path, FORMAT.encode()):

@@ -18,6 +18,7 @@ import numpy as np
 
 from workbench.core import codecs
 from workbench.core.dtypes import nbytes_of
+from workbench.core.executors import in_order
 from workbench.core.objects import OBJECT_LIMIT
 from workbench.core.payload import PART_LIMIT, ZIP_OVERHEAD, Payloads
 from workbench.core.place import Place, stat_or_absent
@@ -140,7 +141,8 @@ def fetch_headers(place: Place) -> None:
 
     names = [name for name in place.files if not name.endswith(NOT_ONE)][:FILES]
     with ThreadPoolExecutor(place.at_once, thread_name_prefix="workbench-headers") as pool:
-        list(pool.map(fetch, names))
+        for _ in in_order(pool, fetch, names):
+            pass
 
 
 def looks_like_one(archive: ArchiveRange) -> bool:

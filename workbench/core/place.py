@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from workbench.core import jsonsafe
 from workbench.core.disk import Disk
-from workbench.core.remote.url import is_url
+from workbench.core.remote.url import is_url, on_disk
 from workbench.core.source import FileStat, LazyBytes, Source, compared
 from workbench.errors import MissingFileError, OpenError, TruncatedError, UnsafeError, UsageError
 
@@ -89,7 +89,7 @@ class Place:
 
     def __init__(self, path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
         """Look at a path or URL; ``storage_options`` are passed to the library that reads the URL."""
-        text = os.fsdecode(path)
+        text = on_disk(os.fsdecode(path))
         if not is_url(text):
             if storage_options:
                 raise UsageError(f"storage_options are for URLs, and {text!r} is a path")

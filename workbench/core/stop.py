@@ -26,8 +26,9 @@ class GivenUp(BaseException):  # not an Exception: no handler should report it
 class Stop:
     """Stops the calls that are made through it, and those through stops that they make themselves."""
 
-    def __init__(self) -> None:
-        self._above: Stop | None = getattr(_own, "stop", None)
+    def __init__(self, above: Stop | None = None) -> None:
+        """Create a stop below ``above``, by default below that of this thread's call."""
+        self._above: Stop | None = above or getattr(_own, "stop", None)
         self._set = False
 
     def set(self) -> None:

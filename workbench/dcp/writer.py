@@ -41,7 +41,7 @@ from torch.futures import Future
 
 from workbench.core.fingerprint import BLOCK
 from workbench.core.remote.objects import WRITABLE
-from workbench.core.remote.url import current_options, is_url, parse
+from workbench.core.remote.url import current_options, is_url, on_disk, parse
 from workbench.dcp.balance import spread
 from workbench.dcp.commit import METADATA, DiskFolder, SaveFolder, data_file
 from workbench.dcp.datafile import TENSOR, DataFile, WrittenItem, archive_of
@@ -170,7 +170,7 @@ class Writer(FileSystemWriter):
 
     def _to(self, path: str | os.PathLike[str]) -> None:
         """Save to this path from now on."""
-        self._given = os.fspath(path)
+        self._given = on_disk(os.fspath(path))
         if is_url(self._given):
             if self._commit == "rename":
                 raise UsageError('nothing can be renamed in a store; use commit="metadata"')
@@ -208,10 +208,10 @@ class Writer(FileSystemWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Return whether a save can go to this path or URL."""
-        text = os.fspath(checkpoint_id)
+        text = on_disk(os.fspath(checkpoint_id))
         if is_url(text):
             return parse(text).scheme in WRITABLE
-        return bool(super().validate_checkpoint_id(checkpoint_id))
+        return bool(super().validate_checkpoint_id(text))
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save; leftovers of an earlier, failed save of this writer are removed."""

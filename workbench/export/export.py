@@ -30,7 +30,7 @@ from workbench.core.fingerprint import BLOCK
 from workbench.core.mesh.mesh import Mesh
 from workbench.core.place import UNFINISHED, Place
 from workbench.core.remote.destination import Destination
-from workbench.core.remote.url import is_url, with_options
+from workbench.core.remote.url import is_url, on_disk, with_options
 from workbench.core.scan import Progress
 from workbench.core.words import some_of
 from workbench.errors import NotACheckpointError, OpenError, UnsupportedFormatError, UsageError, WriteError
@@ -158,7 +158,7 @@ def export(
         WorkerError: the executor lost its workers or its scheduler.
     """
     began = time.perf_counter()
-    ckpt, target, made_by = as_checkpoint(ckpt), os.fsdecode(dest), writer(format)
+    ckpt, target, made_by = as_checkpoint(ckpt), on_disk(os.fsdecode(dest)), writer(format)
     named = _as_hf(ckpt, rename, hf_config)
     with ExitStack() as opened:
         opened.enter_context(using(executor))

@@ -246,13 +246,15 @@ def _leading_out(place: Place, endings: tuple[str, ...]) -> str:
     return ""
 
 
-def not_recognised(place: Place) -> NotACheckpointError:
-    """Return the error for a place that no format recognizes; it lists what was looked for.
+def not_recognised(place: Place) -> OpenError:
+    """Return the error for a place that no format recognizes: an export has just begun there, or what was looked for.
 
     Raises:
         ChangedError: the place was replaced in the meantime, which may be why no format recognized it.
     """
     place.check()
+    if why := unfinished(place):
+        return IncompleteError(why)
     if other := _other(place):
         return NotACheckpointError(f"{place.path!r} is {other}, which is not supported")
     if place.file is not None and not place.stat(place.file).size:

@@ -18,6 +18,7 @@ import numpy as np
 
 from workbench.core.arrays import Array, Ints
 from workbench.core.catalog import Catalog
+from workbench.core.executors import in_order
 from workbench.core.mesh.cut import Locals
 from workbench.core.payload import Payloads
 from workbench.core.ranks import Ranks
@@ -62,7 +63,7 @@ class Handing:
             sharing = share([one[turn[catalog.tensor[one["tensor"]]] == now] for one in wishes], ranks.rank)
             with ranks.together():
                 with ThreadPoolExecutor(threads) as pool:
-                    undone = pool.map(lambda row: np.array(self._payloads.region(row).load()), sharing.read)
+                    undone = in_order(pool, lambda row: np.array(self._payloads.region(row).load()), sharing.read)
                     chunks = dict(zip(sharing.read, undone, strict=True))
                 read += int((catalog.stop - catalog.start)[sharing.read].sum())
                 chunks |= {row: self._room(row) for coming in sharing.receive.values() for row in coming}

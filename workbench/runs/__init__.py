@@ -212,6 +212,8 @@ def _walk(place: Place, relative: str, depth: int, budget: list[int]) -> Iterato
         yield _unreadable(relative or ".", error)
     if name is not None:
         yield _found(place, relative or ".", name, relative or place.name)
+    elif why := formats.unfinished(place):  # an export has just begun
+        yield Found(relative or ".", "unreadable", step_of(relative or place.name), *_size(place), False, why)
     known = formats.record(name or "")
     if known.closed:
         return

@@ -23,6 +23,7 @@ from workbench.analysis.verify.log import Examined, advice
 from workbench.core import catalog as cat
 from workbench.core import codecs
 from workbench.core.arrays import Array
+from workbench.core.executors import in_order
 from workbench.core.pickles.standins import Opaque, StorageRef
 from workbench.core.scan import Progress, workers
 from workbench.core.words import plural, some_of
@@ -46,7 +47,7 @@ def check_headers(subject: Examined, progress: Progress | None = None) -> None:
     batches = [rows[at : at + BATCH] for at in range(0, len(rows), BATCH)]
     done, bad, unread, failed = 0, list[int](), list[int](), set[str]()
     with subject.payloads.pool.keeping(), ThreadPoolExecutor(workers(subject.payloads.pool, subject.threads)) as pool:
-        for found in pool.map(lambda batch: [(row, _judge(subject, row)) for row in batch.tolist()], batches):
+        for found in in_order(pool, lambda batch: [(row, _judge(subject, row)) for row in batch.tolist()], batches):
             for row, verdict in found:
                 if verdict is _UNREAD:
                     unread.append(row)

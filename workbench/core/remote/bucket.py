@@ -13,7 +13,7 @@ A folder of more than :data:`MANY` objects, or of many folders on a web server, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any
 
@@ -22,16 +22,17 @@ import numpy as np
 from workbench.core.remote.connection import Connection
 from workbench.core.remote.objects import TooManyFolders
 from workbench.core.remote.ranged import BLOCK, RangedSource
-from workbench.core.remote.requests import together
+from workbench.core.remote.requests import together, unless_unanswered
 from workbench.core.remote.url import Location, current_options, parse
 from workbench.core.source import FileStat, Source
-from workbench.errors import MissingFileError, NotACheckpointError, OpenError, UnsafeError
+from workbench.errors import MissingFileError, NotACheckpointError, UnsafeError
 
 MANY = 20_000  #: objects up to which a folder is listed with everything below it
 AHEAD = 512  #: files up to which a checkpoint's ends are fetched in advance
 WHOLE = 256 << 10  #: bytes up to which a file is fetched whole
 MARKER = 16 << 10  #: … if there are more files
 BY_HEADER = (".safetensors",)  #: ends of names of files whose directory is at their beginning
+INDEX = ".index.json"  #: end of the name of a file that names the files beside it
 BY_INDEX = (".distcp",)  #: … and in another file
 
 
@@ -71,19 +72,26 @@ class Bucket:
     at_once = 16  #: reads that wait for the store at the same time; each may make several requests
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        at = parse(url)
+        at = parsed = parse(url)
         connection = Connection(at, current_options() if options is None else options)
         at = connection.at = at.public
         tree = Tree(listed=False)
         self._become(connection, at, tree, None)
-        listing = connection.begin(self._list, tree, at)  # file or folder: both requests run at the same time
+        # file or folder: both requests run at the same time; but a server may answer the second with the whole file
+        file = parsed.web and (parsed.query or "." in at.name)
+        listing = None if file else connection.begin(self._list, tree, at)
         # a name with a dot is mostly a file's; servers send no part of a folder's page
         stat = connection.ask(connection.look, at.key, BLOCK if "." in at.name else 0) if at.key else None
         if stat is not None:
             self._become(connection, at.above(), Tree({at.name: stat}), at.name)
             return
-        listing.result()
+        (listing or connection.begin(self._list, tree, at)).wanted()
         if not (tree.files or tree.folders):
+            if getattr(connection.objects, "pages", False):
+                raise NotACheckpointError(
+                    f"{at.shown!r}: the server sent an HTML page without links to files (a login page?); check the "
+                    "credentials, or give the URL of a file"
+                )
             listed = ", or is a folder that the server does not list: give the URL of a file" if at.web else ""
             raise NotACheckpointError(f"{at.shown!r} does not exist{listed}")
 
@@ -148,6 +156,8 @@ class Bucket:
     def stat(self, relative: str) -> FileStat:
         *folders, name = self._parts(relative)
         tree = self._folder(folders)
+        if self.file is not None and self.file.endswith(INDEX) and tree is not None and name not in tree.files:
+            tree.files[name] = None  # a file that an index names, beside it
         if tree is not None and name in tree.files:
             if tree.files[name] is None:
                 tree.files[name] = self._connection.ask(self._head, relative)
@@ -165,7 +175,8 @@ class Bucket:
         """Fetch, in one round, what a reader is about to examine: small files, and the ends of large ones.
 
         A safetensors file begins with its header, and a zip archive ends with its directory. Of many files (a run's
-        steps), only the smallest are fetched: markers and trackers. Errors are left to the reads themselves.
+        steps), only the smallest are fetched: markers and trackers. Errors are left to the reads themselves, unless the
+        store does not answer.
         """
         tree = self._folder([])
         assert tree is not None
@@ -202,14 +213,13 @@ class Bucket:
         return self._with(self._connection, folder, Tree(listed=False))
 
     def _quietly(self, relative: str) -> FileStat | None:
-        try:
+        with unless_unanswered():
             return self._head(relative)
-        except OpenError:
-            return None
+        return None
 
     def _fetch(self, relative: str, start: int, stop: int) -> None:
         key = self._at.at(relative).key
-        with suppress(OpenError):
+        with unless_unanswered():
             data = self._connection.get(key, relative, start, stop, self.stat(relative))
             self._connection.blocks.keep(key, start, np.frombuffer(data, np.uint8))
 

@@ -6,7 +6,6 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -16,7 +15,7 @@ import numpy as np
 from workbench.core.arrays import Array
 from workbench.core.remote.objects import ObjectStore, complete, connect
 from workbench.core.remote.payload_cache import PayloadCache, cache_of
-from workbench.core.remote.requests import Traffic, alone
+from workbench.core.remote.requests import StoreCall, Traffic, alone
 from workbench.core.remote.url import Location
 from workbench.core.source import FileStat
 
@@ -118,9 +117,9 @@ class Connection:
 
     def ask(self, call: Callable[..., R], *given: Any) -> R:
         """Make a call, not in the caller's thread."""
-        return self.begin(call, *given).result()
+        return self.begin(call, *given).wanted()
 
-    def begin(self, call: Callable[..., R], *given: Any) -> Future[R]:
+    def begin(self, call: Callable[..., R], *given: Any) -> StoreCall[R]:
         """Begin a call, not in the caller's thread."""
         return alone(lambda: call(*given))
 

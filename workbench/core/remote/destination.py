@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from datetime import timedelta
 from itertools import chain
@@ -17,13 +18,22 @@ from typing import Any, TypeVar, cast
 from workbench.core.arrays import Array
 from workbench.core.remote.bucket import Bucket, Tree
 from workbench.core.remote.connection import Connection
-from workbench.core.remote.objects import SENT_AT_ONCE, WRITABLE, Version, WritableStore, complete, listing_of
-from workbench.core.remote.requests import alone, together
+from workbench.core.remote.objects import (
+    SENT_AT_ONCE,
+    WRITABLE,
+    Version,
+    WritableStore,
+    complete,
+    listing_of,
+    mapping,
+)
+from workbench.core.remote.requests import GRACE, POLL, StoreCall, UnansweredError, alone, together
 from workbench.core.remote.url import current_options, parse
 from workbench.core.source import FileStat
 from workbench.errors import ChangedError, MissingFileError, NotACheckpointError, OpenError, UsageError, WriteError
 
 R = TypeVar("R")
+_behind: dict[str, list[StoreCall[Any]]] = {}  # by store
 #: Time limit of a request: a part is answered after all of it was sent, a copy after it was made.
 PATIENCE = timedelta(minutes=5)
 
@@ -38,6 +48,8 @@ class Destination:
     Attributes:
         shown: its URL without secrets.
         key: its key in the bucket.
+        within: seconds that a call may take, from the next one on; ``None``: as long as its requests are tried again.
+        behind: calls of this process that send to the same store, for which nobody waits any more.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None, what: str = "an export") -> None:
@@ -57,12 +69,14 @@ class Destination:
             raise UsageError(f"{at.shown!r} names a bucket: name a folder or an object in it")
         given = dict(current_options() if options is None else options)
         if at.scheme != "memory":
-            given["client_options"] = {"timeout": PATIENCE, "read_timeout": PATIENCE} | given.get("client_options", {})
-            given["retry_config"] = {"retry_timeout": 3 * PATIENCE} | given.get("retry_config", {})
+            own = mapping(given, "client_options")
+            given["client_options"] = {"timeout": PATIENCE, "read_timeout": PATIENCE} | own
         self._connection = Connection(at, given)
         self._at = self._connection.at = at.public
         self._objects = cast(WritableStore, self._connection.objects)
         self.shown, self.key, self.name = at.shown, at.key, at.name
+        self.within: float | None = None
+        self.behind = _behind.setdefault(f"{at.scheme}://{at.host}", [])
 
     def beside(self, name: str) -> str:
         """Return the key of another name in the same folder."""
@@ -74,6 +88,12 @@ class Destination:
         skip = len(folder) + 1
         found = self._asked(lambda: list(self._objects.walk(folder)))
         return {key[skip:]: stat for key, stat in found if stat is not None}
+
+    def settle(self) -> None:
+        """Wait for the end of calls that were left behind: they could still make an object visible."""
+        while self.behind:
+            if wait(self.behind[-1:], POLL).done:
+                self.behind.pop()
 
     def stat(self, key: str) -> FileStat | None:
         """Return the identity of an object, or ``None``."""
@@ -160,8 +180,9 @@ class Destination:
                 first.append(part)
                 if size > SENT_AT_ONCE:
                     break
-            self._objects.send(key, max(size, about if size > SENT_AT_ONCE else 0), chain(first, rest))
-            stat = self._objects.head(key)
+            about, whole = max(size, about if size > SENT_AT_ONCE else 0), chain(first, rest)
+            self._watched(lambda: self._objects.send(key, about, whole), stop)
+            stat = self._watched(lambda: self._objects.head(key), stop)
         except BaseException:
             if stop.is_set():
                 raise CanceledError(key) from None
@@ -171,9 +192,20 @@ class Destination:
             raise WriteError(f"{key!r}: {size:,} bytes were sent and the store has {kept}; try again")
         return stat
 
+    def _watched(self, call: Callable[[], R], stop: threading.Event) -> R:
+        """Make a call, and leave it behind if it does not end by itself once ``stop`` is set."""
+        made = alone(call)
+        while not stop.is_set() and not wait([made], POLL).done:
+            pass
+        try:
+            return made.wanted(GRACE if stop.is_set() else None)
+        except UnansweredError:
+            self.behind.append(made)
+            raise
+
     def copy(self, pairs: Sequence[tuple[str, str, FileStat]]) -> None:
         """Copy objects inside the store, several at a time: ``(key, new key, identity)``."""
-        self._asked(lambda: together(lambda one: self._objects.copy(*one), pairs))
+        self._asked(lambda: together(lambda one: self._objects.copy(*one), pairs), sends=True)
 
     def remove(self, keys: Sequence[str]) -> None:
         """Remove those of the objects that exist."""
@@ -195,14 +227,18 @@ class Destination:
         made._become(connection, at, Tree(listed=False) if file is None else Tree({file: held[file][0]}), file)
         return made
 
-    def _asked(self, call: Callable[[], R]) -> R:
+    def _asked(self, call: Callable[[], R], *, sends: bool = False) -> R:
         self._connection.traffic.count(requests=1)
         try:
             try:
                 asked = alone(call)
             except RuntimeError:  # the interpreter is shutting down and starts no threads
                 return call()
-            return asked.result()
+            try:
+                return asked.wanted(self.within)
+            finally:
+                if sends and not asked.done():
+                    self.behind.append(asked)
         except WriteError:
             raise
         except NotACheckpointError as error:  # as a reader sees a missing bucket

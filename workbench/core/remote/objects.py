@@ -7,23 +7,24 @@ other scheme through fsspec. Credentials come from the environment and the profi
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import lru_cache, partial
 from html.parser import HTMLParser
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 import numpy as np
 
 from workbench.core.arrays import Array
-from workbench.core.remote.requests import IN_FLIGHT, together
+from workbench.core.remote.requests import IN_FLIGHT, UnansweredError, answered, arrived, pause, together
 from workbench.core.remote.url import Location, parse
 from workbench.core.source import FileStat, changed, rewritten
-from workbench.core.stop import going_on
 from workbench.errors import (
     ChangedError,
     MissingExtraError,
@@ -37,9 +38,15 @@ from workbench.errors import (
 )
 
 Options = Mapping[str, Any]
-#: Time without a byte after which a request is abandoned, and time for all attempts of one request.
+R = TypeVar("R")
+#: Time without a byte after which an attempt is abandoned, and time in which a request gets an answer, in all attempts.
 STALL, DEADLINE = timedelta(seconds=20), timedelta(seconds=60)
-RETRIES = 4
+RETRIES = 4  #: of obstore's, in 1 to 2 s
+#: Seconds of the pauses between further rounds of attempts while a store answers that it is overloaded.
+PAUSES = (1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0)
+BUSY = ("408", "429", "500", "502", "503", "504")  #: answers after which a request is made again
+#: Retries of each request of an upload, and the time for all: a failure would lose what was sent before.
+RETRIES_SENT, LONG = 20, timedelta(minutes=15)
 ARRIVED = 256 << 10  #: bytes of a body that are copied at a time
 BACKOFF: dict[str, Any] = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2}
 PAGE = 1000  #: objects that a listing requests at a time
@@ -47,9 +54,27 @@ FOLDERS, DEPTH = 256, 8  #: folders of a server, and levels, up to which everyth
 _MEMORY = threading.Lock()  #: fsspec's memory has no conditional writes of its own
 HTML_LIMIT = 4 << 20  #: bytes of the largest page of links that is read
 SENT_AT_ONCE = 8 << 20  #: largest object that is sent in one request; larger ones are sent in parts
+ENCODED = ("gzip", "br", "zstd", "deflate")  #: encodings of a server under which ranges are not those of the file
 PARTS, PARTS_AT_ONCE = 9_000, 8  #: parts of an object (S3 takes 10,000), and how many are sent at the same time
+DENIED = ("UnauthenticatedError", "PermissionDeniedError")  #: obstore's errors
+#: obstore's reasons for which an answer is not the byte range that was asked for.
+NO_RANGES = ("MissingContentLength", "UnexpectedRange", "ParseContentRange", "NoContentRange", "Wanted range")
+AGAIN = "try again later"
+#: What obstore's description of a failed request contains → what the store did, and what to do.
+REASONS = {
+    "dns error": "could not be reached: its host name is unknown; check the URL and the network",
+    "ConnectionRefused": f"could not be reached: the connection was refused; check host and port, or {AGAIN}",
+    "InvalidContentType": "does not speak TLS; check the port, or begin the URL with http://",
+    "InvalidCertificate": "has a TLS certificate that this machine does not trust; check the URL or the certificates",
+    "TooManyRedirects": "redirects in a circle; check the URL",
+    "TimedOut": f"did not answer in time; {AGAIN}",
+    "IncompleteBody": f"cut the connection; {AGAIN}",
+    "ConnectionReset": f"cut the connection; {AGAIN}",
+    "IncompleteMessage": f"cut the connection; {AGAIN}",
+}
 TAKEN = ("AlreadyExistsError", "PreconditionError")  #: obstore's errors when a condition does not hold
 COPIED_AT_ONCE = 5 << 30  #: bytes of the largest object that S3 copies in one request
+ENDPOINTS = ("endpoint", "aws_endpoint", "aws_endpoint_url", "endpoint_url", "azure_storage_endpoint", "azure_endpoint")
 CHECKSUM = "SHA256"  #: what S3 compares each request's body with; AWS_CHECKSUM_ALGORITHM and storage_options override
 WRITABLE = ("s3", "gs", "az", "memory")  #: schemes of stores that show an object only once it is complete
 Version = Mapping[str, Any]  #: a store's version of an object that was sent, to replace exactly this one later
@@ -144,6 +169,7 @@ class _Cloud:
     """S3, Google Cloud Storage and Azure."""
 
     pin = ""
+    _advice = "set the store's credentials in the environment or in storage_options"
 
     def __init__(self, at: Location, options: Options) -> None:
         self._at = at
@@ -155,13 +181,19 @@ class _Cloud:
         self._obstore: Any = obstore
         connect_to: Any = from_url
         given = dict(options)
-        client: dict[str, Any] = {"connect_timeout": STALL, "read_timeout": STALL, "timeout": DEADLINE} | dict(
-            given.pop("client_options", {})
-        )
-        retry = {"max_retries": RETRIES, "retry_timeout": DEADLINE, "backoff": BACKOFF} | dict(
-            given.pop("retry_config", {})
-        )
-        if at.scheme == "http" or any(_plain(value) for value in (*given.values(), os.environ.get("AWS_ENDPOINT_URL"))):
+        own_client, own_retry = (mapping(given, name) for name in ("client_options", "retry_config"))
+        client: dict[str, Any] = {"connect_timeout": STALL, "read_timeout": STALL, "timeout": DEADLINE} | own_client
+        # whoever sets times or retries gets these
+        self._deadline = None if own_retry or "timeout" in own_client else DEADLINE.total_seconds()
+        self._pauses = () if own_retry else PAUSES
+        if at.user and at.web:
+            user = base64.b64encode(unquote(at.user).encode()).decode()
+            client["default_headers"] = {"authorization": f"Basic {user}"} | dict(client.get("default_headers", {}))
+        endpoints = [value for name, value in (*given.items(), *os.environ.items()) if name.lower() in ENDPOINTS]
+        for endpoint in endpoints:
+            if not re.match(r"https?://", str(endpoint)):  # obstore would panic
+                raise UsageError(f"the endpoint {str(endpoint)!r} is not a URL: begin it with http:// or https://")
+        if at.scheme == "http" or any(map(_plain, (*given.values(), *endpoints))):
             client.setdefault("allow_http", True)
         if at.scheme == "s3" and _by_profile(given):
             given["credential_provider"] = _boto3_credentials(at)
@@ -169,10 +201,18 @@ class _Cloud:
             given.setdefault("checksum_algorithm", CHECKSUM)
         if given.get("checksum_algorithm", CHECKSUM) is None:
             del given["checksum_algorithm"]  # for a store that knows none
+
+        def store(retry: dict[str, Any]) -> Any:
+            return connect_to(self._base(at), client_options=client, retry_config=retry | own_retry, **given)
+
+        retry: dict[str, Any] = {"max_retries": RETRIES, "retry_timeout": DEADLINE, "backoff": BACKOFF}
+        sent = retry | {"max_retries": RETRIES_SENT, "retry_timeout": LONG}
+        self._patient = lru_cache(1)(lambda: store(sent))
         try:
-            self._store = connect_to(self._base(at), client_options=client, retry_config=retry, **given)
+            self._store = store(retry)
         except Exception as error:  # of obstore's own family, which has no common base for configuration
-            raise UsageError(f"{at.shown!r} cannot be used with these storage options: {_words(error)}") from None
+            why = "cannot be used with these storage options" if options else "cannot be used"
+            raise UsageError(f"{at.shown!r} {why}: {_words(error)}") from None
 
     def _base(self, at: Location) -> str:
         return f"{at.scheme}://{at.host}"
@@ -180,21 +220,37 @@ class _Cloud:
     def _path(self, key: str) -> str:
         return key
 
+    def _tried(self, name: str, call: Callable[[], R], pauses: Sequence[float] | None = None) -> R:
+        """Make a request, and again while the store answers that it is overloaded."""
+        late = f"{name!r} in {self._at.host!r}: the store sent nothing for {self._deadline or 0:g} s; try again later"
+        with answered(self._deadline, late):
+            for seconds in self._pauses if pauses is None else pauses:
+                try:
+                    return call()
+                except Exception as error:
+                    if _answer(error)[1] not in BUSY:
+                        raise
+                pause(seconds)
+            return call()
+
     def head(self, key: str) -> FileStat | None:
         try:
-            return _stat(self._obstore.head(self._store, key))
+            return _stat(self._tried(key, lambda: self._obstore.head(self._store, key)))
         except FileNotFoundError:
             return None
         except Exception as error:
             self._explain(error, key)
 
     def look(self, key: str, nbytes: int) -> tuple[FileStat | None, Any] | None:
-        try:
+        def look() -> tuple[FileStat | None, Any]:
             reply = self._obstore.get(self._store, self._path(key), options={"range": (0, nbytes)})
-            if _is_page(reply):
+            if self._is_page(reply):
                 return None, b""
             stat = _stat(reply.meta)
-            return stat, complete((reply.bytes(),), 0, min(nbytes, stat.size), key, None)
+            return stat, self._complete(reply, (reply.bytes(),), 0, min(nbytes, stat.size), key, None)
+
+        try:
+            return self._tried(key, look)
         except FileNotFoundError:
             return None, b""
         except Exception as error:
@@ -206,30 +262,60 @@ class _Cloud:
         wanted: dict[str, Any] = {"range": (start, stop)}
         if stat.tag:
             wanted["if_match"] = stat.tag
-        try:
+
+        def get() -> memoryview:
             reply = self._obstore.get(self._store, key, options=wanted)
             now = _stat(reply.meta)
             if now.size != stat.size:  # a store that ignores If-Match
                 raise changed(name, stat.size, now.size)
-            if stat.tag and now.tag and now.tag.strip('"') != stat.tag.strip('"'):
+            if stat.tag and now.tag:
+                if now.tag.strip('"') != stat.tag.strip('"'):
+                    raise rewritten(name)
+            elif stat.mtime_ns and now.mtime_ns != stat.mtime_ns:  # a server without ETags
                 raise rewritten(name)
             # bytes() would hold the pieces of the body and their copy at the same time, both in fresh memory
             whole = into is None or len(into) <= ARRIVED
             pieces = (reply.bytes(),) if whole else reply.stream(min_chunk_size=ARRIVED)
-            return complete(pieces, start, stop, name, into)
+            return self._complete(reply, pieces, start, stop, name, into)
+
+        try:
+            return self._tried(name, get)
         except Exception as error:
             self._explain(error, name, stat)
 
-    def walk(self, folder: str) -> Iterator[tuple[str, FileStat | None]]:
+    def _complete(
+        self, reply: Any, pieces: Iterable[Any], start: int, stop: int, name: str, into: Array | None
+    ) -> memoryview:
         try:
-            for page in self._obstore.list(self._store, _prefix(folder), chunk_size=PAGE):
+            return complete(pieces, start, stop, name, into)
+        except ChangedError:
+            if (encoding := str(reply.attributes.get("Content-Encoding", ""))) not in ENCODED:
+                raise
+            raise UnsupportedFormatError(
+                f"{name!r} in {self._at.host!r}: the server compresses the file (Content-Encoding: {encoding}), so its "
+                "byte ranges are not those of the file; turn this off for checkpoints, or download the file"
+            ) from None
+
+    def _is_page(self, reply: Any) -> bool:
+        """Return whether a reply is a page, as of a folder's links or a missing file; no checkpoint has such a file."""
+        return str(reply.attributes.get("Content-Type", "")).startswith("text/html")
+
+    def walk(self, folder: str) -> Iterator[tuple[str, FileStat | None]]:
+        def first() -> tuple[Any, Any]:
+            pages = self._obstore.list(self._store, _prefix(folder), chunk_size=PAGE)
+            return pages, next(pages, None)
+
+        try:
+            pages, page = self._tried(folder, first)
+            while page is not None:
                 yield from ((one["path"], _stat(one)) for one in page)
+                page = self._tried(folder, lambda: next(pages, None), pauses=())  # an error ends the iterator
         except Exception as error:
             self._explain(error, folder)
 
     def listing(self, folder: str) -> tuple[dict[str, FileStat | None], list[str]]:
         try:
-            found = self._obstore.list_with_delimiter(self._store, _prefix(folder))
+            found = self._tried(folder, lambda: self._obstore.list_with_delimiter(self._store, _prefix(folder)))
         except Exception as error:
             self._explain(error, folder)
         files: dict[str, FileStat | None] = {one["path"].rpartition("/")[2]: _stat(one) for one in found["objects"]}
@@ -239,7 +325,9 @@ class _Cloud:
         known = {name: value for name, value in (only or {}).items() if value is not None}
         mode: Any = "overwrite" if only is None else known or "create"
         try:
-            made: Version = self._obstore.put(self._store, key, data, mode=mode, use_multipart=False)
+            made: Version = self._tried(
+                key, lambda: self._obstore.put(self._store, key, data, mode=mode, use_multipart=False)
+            )
         except Exception as error:
             if only is not None and (type(error).__name__ in TAKEN or _answer(error)[1] in ("409", "412")):
                 raise TakenError(key) from None
@@ -248,7 +336,7 @@ class _Cloud:
 
     def version(self, key: str) -> Version | None:
         try:
-            found = self._obstore.head(self._store, key)
+            found = self._tried(key, lambda: self._obstore.head(self._store, key))
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -258,21 +346,22 @@ class _Cloud:
     def send(self, key: str, size: int, parts: Iterable[bytes]) -> None:
         try:
             if size <= SENT_AT_ONCE:
-                self._obstore.put(self._store, key, b"".join(parts), use_multipart=False)
+                self._obstore.put(self._patient(), key, b"".join(parts), use_multipart=False)
                 return
             part = max(SENT_AT_ONCE, -(-size // PARTS))
-            self._obstore.put(self._store, key, iter(parts), chunk_size=part, max_concurrency=PARTS_AT_ONCE)
+            self._obstore.put(self._patient(), key, iter(parts), chunk_size=part, max_concurrency=PARTS_AT_ONCE)
         except Exception as error:
             self._refused(error, key)
 
     def copy(self, key: str, to: str, stat: FileStat) -> None:
         try:
             if stat.size <= COPIED_AT_ONCE:
-                self._obstore.copy(self._store, key, to)
+                self._obstore.copy(self._patient(), key, to)
                 return
             part = max(SENT_AT_ONCE, -(-stat.size // PARTS))
             # not by an iterator: obstore calls it while no other call into obstore is possible
-            with self._obstore.open_writer(self._store, to, buffer_size=part, max_concurrency=PARTS_AT_ONCE) as into:
+            store = self._patient()
+            with self._obstore.open_writer(store, to, buffer_size=part, max_concurrency=PARTS_AT_ONCE) as into:
                 for at in range(0, stat.size, SENT_AT_ONCE):
                     into.write(self.get(key, key, at, min(at + SENT_AT_ONCE, stat.size), stat))
         except Exception as error:
@@ -281,11 +370,11 @@ class _Cloud:
     def remove(self, keys: Sequence[str]) -> None:
         try:
             if self._at.scheme == "s3":
-                self._obstore.delete(self._store, list(keys))
+                self._tried(keys[0], lambda: self._obstore.delete(self._store, list(keys)))
                 return
             for key in keys:
                 with suppress(FileNotFoundError):
-                    self._obstore.delete(self._store, key)
+                    self._tried(key, partial(self._obstore.delete, self._store, key))
         except Exception as error:
             self._refused(error, next(iter(keys), ""))
 
@@ -293,66 +382,97 @@ class _Cloud:
         """Raise one of our errors for what obstore says of a write."""
         if isinstance(error, (WorkbenchError, KeyboardInterrupt)):
             raise error
-        kind, status, answer = _answer(error)
+        kind, status, answer = _answer(error, len(self._pauses) + 1)
         where = f"{name!r} in {self._at.host!r}"
         if isinstance(error, FileNotFoundError) or status == "404":
             raise WriteError(f"{where} cannot be written: there is no such bucket, or the object is gone") from None
-        if kind in ("UnauthenticatedError", "PermissionDeniedError") or status in ("401", "403"):
-            raise WriteError(
-                f"no permission to write {where}: set the store's credentials in the environment or in storage_options"
-            ) from None
-        raise WriteError(f"{where} was not written: the store {answer}; try again later") from None
+        if kind in DENIED or status in ("401", "403"):
+            raise WriteError(f"no permission to write {where}: {self._advice}") from None
+        raise WriteError(f"{where} was not written: the store {answer}") from None
 
     def _explain(self, error: BaseException, name: str, stat: FileStat | None = None) -> NoReturn:
         """Raise one of our errors for one of obstore's."""
         if isinstance(error, (OpenError, KeyboardInterrupt)):
             raise error
-        kind, status, answer = _answer(error)
-        text = _words(error)
+        kind, status, answer = _answer(error, len(self._pauses) + 1)
         where = f"{name!r} in {self._at.host!r}"
         if (isinstance(error, FileNotFoundError) or status == "404") and stat is None:
             raise NotACheckpointError(f"{self._at.shown!r} does not exist") from None
         if isinstance(error, FileNotFoundError) or status == "404":
             raise MissingFileError(f"file {where} does not exist; restore it or save again") from None
-        if kind in ("UnauthenticatedError", "PermissionDeniedError") or status in ("401", "403"):
-            raise MissingFileError(
-                f"no permission to read {where}: set the store's credentials in the environment or in storage_options"
-            ) from None
+        if kind in DENIED or status in ("401", "403"):
+            raise MissingFileError(f"no permission to read {where}: {self._advice}") from None
         if kind == "PreconditionError" or status == "412":
             raise rewritten(name) from None
         if status == "416" and stat is not None:
             raise ChangedError(f"file {name!r} is shorter than when the checkpoint was opened; open it again") from None
-        if kind == "NotSupportedError" or "non-partial response" in text:
+        if kind == "NotSupportedError" or "non-partial response" in str(error):
             raise UnsupportedFormatError(
                 f"{where}: the server ignores byte ranges and would send the whole file for every tensor; download the "
                 "checkpoint and open the copy"
             ) from None
-        raise OpenError(f"{where} was not read: the store {answer}; try again later") from None
+        if any(sign in str(error) for sign in NO_RANGES):
+            raise UnsupportedFormatError(
+                f"{where}: the server answers a request for a byte range with something else ({_words(error)}); "
+                "download the checkpoint and open the copy"
+            ) from None
+        raise UnansweredError(f"{where} was not read: the store {answer}") from None
 
 
 class _Web(_Cloud):
-    """A server that knows byte ranges. It lists a folder only as a page of links, if at all."""
+    """A server that knows byte ranges. It lists a folder only as a page of links, if at all.
+
+    Attributes:
+        pages: whether it answered with a page that is not a folder's.
+    """
+
+    _advice = "write https://USER:PASSWORD@HOST/… (with %40 for @, %2F for /), or use a signed URL"
 
     def _base(self, at: Location) -> str:
-        user = f"{at.user}@" if at.user else ""
+        self.pages = False
         self._only = at.key if at.query else None  # a signature is of this one object
         if at.query:
-            return f"{at.scheme}://{user}{at.host}/{quote(at.key)}?{at.query}"
-        return f"{at.scheme}://{user}{at.host}"
+            return f"{at.scheme}://{at.host}/{quote(at.key)}?{at.query}"
+        return f"{at.scheme}://{at.host}"
 
     def head(self, key: str) -> FileStat | None:
         # a URL that is signed for GET does not allow HEAD
         wanted = {"head": True} if self._only is None else {"range": (0, 1)}
-        try:
+
+        def head(wanted: Options) -> FileStat | None:
             reply = self._obstore.get(self._store, self._path(key), options=wanted)
+            return None if self._is_page(reply) else _stat(reply.meta)
+
+        try:
+            return self._tried(key, lambda: head(wanted))
         except FileNotFoundError:
             return None
         except Exception as error:
+            if type(error).__name__ == "NotSupportedError" and self._is_page_at(key):
+                return None
             self._explain(error, key)
-        return None if _is_page(reply) else _stat(reply.meta)
 
     def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
-        return super().get(self._path(key), name, start, stop, stat, into)
+        try:
+            return super().get(self._path(key), name, start, stop, stat, into)
+        except UnsupportedFormatError:
+            if not self._is_page_at(key):
+                raise
+            raise MissingFileError(
+                f"{name!r} in {self._at.host!r}: the server sent an HTML page instead of the file (a login page?); "
+                "check the credentials, and open it again"
+            ) from None
+
+    def _is_page(self, reply: Any) -> bool:
+        found = super()._is_page(reply)
+        self.pages = self.pages or found
+        return found
+
+    def _is_page_at(self, key: str) -> bool:
+        """Return whether the server sends a page for any request of a key; its body is left unread."""
+        with suppress(Exception):
+            return self._is_page(self._obstore.get(self._store, self._path(key)))
+        return False
 
     def walk(self, folder: str) -> Iterator[tuple[str, FileStat | None]]:
         level, listed, depth = [folder], 0, 0
@@ -366,11 +486,20 @@ class _Web(_Cloud):
             level = [above + name for above, (_, folders) in zip(paths, found, strict=True) for name in folders]
 
     def listing(self, folder: str) -> tuple[dict[str, FileStat | None], list[str]]:
-        try:
+        if self._only is not None:
+            raise NotACheckpointError(
+                f"{self._at.shown!r}: the server has no such file, or sent an HTML page instead (a login page? or a "
+                "folder: leave the query out to open that)"
+            )
+
+        def fetch() -> str:
             reply = self._obstore.get(self._store, f"{folder}/" if folder else "")
             if reply.meta["size"] > HTML_LIMIT:
                 raise self._unlisted(folder)
-            page = bytes(reply.bytes()).decode("utf-8", "replace")
+            return bytes(reply.bytes()).decode("utf-8", "replace")
+
+        try:
+            page = self._tried(folder, fetch)
         except FileNotFoundError:
             return {}, []
         except Exception as error:
@@ -416,11 +545,6 @@ def listing_of(
     return files, list(folders)
 
 
-def _is_page(reply: Any) -> bool:
-    """Return whether a reply is a page, as of a folder's links or a missing file; no checkpoint has such a file."""
-    return str(reply.attributes.get("Content-Type", "")).startswith("text/html")
-
-
 class _Links(HTMLParser):
     """Targets of a page's links."""
 
@@ -464,13 +588,15 @@ class _Hub:
                 404: "no such revision",
             }.get(status, f"the hub answered {status}")
             raise NotACheckpointError(f"{at.shown!r} cannot be opened: {why}") from None
-        except OSError as error:
+        except ValueError as error:
+            raise NotACheckpointError(f"{at.shown!r} cannot be opened: {_words(error)}") from None
+        except Exception as error:  # of the library that it makes requests with, which is not always the same
             raise OpenError(f"{at.shown!r}: the hub could not be reached: {_words(error)}; try again later") from None
         # a commit never changes, so its files need no tag
         self.pin = str(info.sha or "")
         self._files = {one.rfilename: FileStat(one.size or 0, 0) for one in info.siblings or []}
         headers = {"authorization": f"Bearer {api.token}"} if isinstance(api.token, str) else {}
-        client = dict(given.pop("client_options", {}))
+        client = mapping(given, "client_options")
         client["default_headers"] = headers | dict(client.get("default_headers", {}))
         web = parse(f"{api.endpoint}/{repo}/resolve/{info.sha}")
         self._web, self._above = _Web(web, given | {"client_options": client}), web.key
@@ -658,7 +784,7 @@ def complete(pieces: Iterable[Any], start: int, stop: int, name: str, into: Arra
     """Collect a body that arrives in pieces, into ``into`` if given; raise ChangedError if it is too short."""
     sent, data = 0, memoryview(b"")
     for piece in pieces:
-        going_on()
+        arrived()
         data = memoryview(piece)
         if into is not None and sent + len(data) <= len(into):
             into[sent : sent + len(data)] = np.frombuffer(data, np.uint8)
@@ -671,13 +797,21 @@ def complete(pieces: Iterable[Any], start: int, stop: int, name: str, into: Arra
     return data if into is None else memoryview(into)
 
 
-def _answer(error: BaseException) -> tuple[str, str, str]:
-    """Return the kind and status of an obstore error, and the store's answer in words."""
+def _answer(error: BaseException, rounds: int = 1) -> tuple[str, str, str]:
+    """Return the kind and status of an obstore error, and in words the store's answer and what to do.
+
+    Args:
+        rounds: how often the request was made anew if the store was overloaded.
+    """
     text = _words(error)
     status = next(iter(re.findall(r"status(?: code)?:? (\d{3})", text)), "")
-    tries = next(iter(re.findall(r"after (\d+) retries", text)), "")
-    again = f" {int(tries) + 1} times" if tries else ""
-    answer = f"answered {status}{again}" if status else f"could not be reached{again}: {text}"
+    if status:
+        tries = (int(next(iter(re.findall(r"after (\d+) retries", text)), 0)) + 1) * (rounds if status in BUSY else 1)
+        again = f" {tries} times" if tries > 1 else ""
+        answer = f"answered {status}{again}; {AGAIN if status in BUSY else 'check the URL and the storage options'}"
+    else:
+        unknown = f"could not be reached: {text.rpartition(' - ')[2]}; {AGAIN}"
+        answer = next((said for sign, said in REASONS.items() if sign in str(error)), unknown)
     return type(error).__name__, status, answer
 
 
@@ -694,6 +828,14 @@ def _info_stat(info: Mapping[str, Any]) -> FileStat:
 
 def _prefix(folder: str) -> str | None:
     return f"{folder}/" if folder else None
+
+
+def mapping(given: dict[str, Any], name: str) -> dict[str, Any]:
+    """Take an option that is a mapping itself."""
+    value = given.pop(name, {})
+    if not isinstance(value, Mapping):
+        raise UsageError(f"the storage option {name} is {value!r}; give a dict of options, which only Python code can")
+    return dict(value)
 
 
 def _plain(value: Any) -> bool:

@@ -153,13 +153,16 @@ def cache_of(options: dict[str, Any]) -> PayloadCache | None:
     folder, size = options.pop("cache_dir", None), options.pop("cache_size", DEFAULT_SIZE)
     if not folder:
         return None
+    if not isinstance(folder, str | os.PathLike):
+        raise UsageError(f"cache_dir is {folder!r}; give the path of a folder")
+    folder = os.fsdecode(folder)
     try:
         size = int(size)
     except (TypeError, ValueError):
         raise UsageError(f"cache_size is {size!r}; give a number of bytes") from None
     with _lock:
         if (folder, size) not in _caches:
-            _caches[folder, size] = PayloadCache(os.fspath(folder), size)
+            _caches[folder, size] = PayloadCache(folder, size)
         return _caches[folder, size]
 
 

@@ -15,16 +15,15 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import numpy as np
 
 from workbench.core.arrays import Array
 from workbench.core.box import distinct
 from workbench.core.remote.connection import Connection
-from workbench.core.remote.requests import BUFFER, Arriving, ahead, together
+from workbench.core.remote.requests import BUFFER, Arriving, ahead, together, unless_unanswered
 from workbench.core.source import FileStat, Source, too_short
-from workbench.errors import OpenError
 
 AHEAD_PART = BUFFER  #: bytes of a request made ahead
 AHEAD_MOST = 64 << 20  #: bytes that one announcement fetches; bytes beyond are read when they are needed
@@ -60,7 +59,7 @@ class RangedSource(Source):
         requests = [part for span in _merged(missing, self.size) for part in _split(*span)]
 
         def keep(part: tuple[int, int]) -> None:
-            with suppress(OpenError):  # the read itself meets the error, and knows what it reads
+            with unless_unanswered():  # the read itself meets the error, and knows what it reads
                 blocks.keep(self._key, part[0], np.frombuffer(self._get(*part), np.uint8))
 
         together(keep, requests)

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from workbench.core import memory
 from workbench.core.arrays import Array
-from workbench.core.stop import Stop
-from workbench.errors import UsageError
+from workbench.core.stop import Stop, going_on
+from workbench.errors import OpenError, UsageError
 
 IN_FLIGHT = 32  #: requests that run at the same time
 BUFFER = (5 << 20) + (512 << 10)  #: bytes of the largest request made ahead: a sixth of a task and some headers
 SKIPPED = 64 << 10  #: bytes of headers between two payloads that a reader may skip
 AHEAD = 30 * BUFFER  #: bytes that all passes of the process together fetch before they are read
 ASKING = 8  #: threads in which callers wait for several of them
+POLL = 0.1  #: seconds after which a thread that waits for a store looks whether its result is still needed
+GRACE = 0.5  #: seconds in which a call whose result is not needed may end by itself
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -59,6 +63,123 @@ class Traffic:
         self.__init__(**state)  # type: ignore[misc]
 
 
+class UnansweredError(OpenError):
+    """A store did not answer, or answered only that it is overloaded, for as long as requests are tried again."""
+
+
+_own = threading.local()  # .call: the call that a thread makes
+
+
+class StoreCall(Future[R], Generic[R]):
+    """A call in a thread that may wait for a store, and may be left behind.
+
+    Attributes:
+        stop: ends the call, at its next :func:`~workbench.core.stop.going_on`.
+        due: the time (``time.monotonic()``) by which an answer has to come, and the error if not; if it waits for one.
+    """
+
+    def __init__(self, pool: _StoreThreads, call: Callable[[], R], stop: Stop) -> None:
+        super().__init__()
+        self._pool, self._call, self.stop, self._left = pool, call, Stop(stop), False
+        self.due: tuple[float, str] | None = None
+
+    def run(self) -> None:
+        """Make the call, in this thread."""
+        if not self.set_running_or_notify_cancel():
+            return
+        _own.call = self
+        try:
+            self.set_result(self.stop.run(self._call))
+        except BaseException as error:
+            if type(error).__name__ == "PanicException":  # of a library in Rust: no Exception, so nothing handles it
+                error = OpenError(f"the library that talks to the store failed: {' '.join(str(error).split())[:300]}")
+            self.set_exception(error)
+        finally:
+            _own.call = None
+            del self._call  # and what it holds
+
+    def wanted(self, within: float | None = None) -> R:
+        """Wait for the result, unless this thread's own result is no longer needed: then the call is left behind.
+
+        Args:
+            within: maximum seconds to wait.
+
+        Raises:
+            UnansweredError: the store does not answer in time.
+        """
+        last = None if within is None else time.monotonic() + within
+        try:
+            while not self.done():
+                try:
+                    return self.result(POLL)
+                except TimeoutError:
+                    going_on()
+                now, due = time.monotonic(), self.due
+                if due is not None and now > due[0]:
+                    raise UnansweredError(due[1])
+                if last is not None and now > last and not self.done():
+                    raise UnansweredError(f"the store has not answered for {within:g} s; try again later")
+        except BaseException:
+            self.leave()
+            raise
+        return self.result()
+
+    def leave(self) -> None:
+        """Do not wait for the call any more: another thread takes the place of the one that makes it."""
+        self.stop.set()
+        if not self.cancel() and not self._left:
+            self._left = True
+            self._pool.replace(self)
+
+
+class _StoreThreads:
+    """Threads that wait for stores, up to ``count`` of them besides those that were left behind.
+
+    They are daemons: a call into obstore cannot be interrupted, and the end of the process does not wait for it.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count, self._threads, self._open = count, 0, 0  # threads wanted and started, calls not ended
+        self._calls: SimpleQueue[StoreCall[Any]] = SimpleQueue()
+        self._lock = threading.Lock()
+
+    def submit(self, stop: Stop, call: Callable[..., R], *given: Any) -> StoreCall[R]:
+        """Begin a call that ``stop`` ends."""
+        made = StoreCall(self, partial(call, *given), stop)
+        with self._lock:
+            self._start(self._open + 1)
+            self._open += 1
+            self._calls.put(made)
+        return made
+
+    def replace(self, left: StoreCall[Any]) -> None:
+        """Have one thread more until this call has ended."""
+        with self._lock:
+            self._count += 1
+            self._start(self._open)
+        left.add_done_callback(self._replaced)
+
+    def _replaced(self, _: object) -> None:
+        with self._lock:
+            self._count -= 1
+
+    def _start(self, calls: int) -> None:
+        if self._threads < min(calls, self._count):
+            threading.Thread(target=self._work, name="workbench-store", daemon=True).start()
+            self._threads += 1
+
+    def _work(self) -> None:
+        while True:
+            call = self._calls.get()
+            call.run()
+            del call  # and its result, while this thread waits for the next one
+            with self._lock:
+                self._open -= 1
+                if self._threads > self._count:
+                    self._threads -= 1
+                    return
+
+
 class _Threads:
     """The threads of this process that wait for stores.
 
@@ -67,11 +188,11 @@ class _Threads:
     """
 
     def __init__(self) -> None:
-        self._pools: dict[int, ThreadPoolExecutor] = {}
+        self._pools: dict[int, _StoreThreads] = {}
         self._process = 0
         self._lock = threading.Lock()
 
-    def pool(self, count: int) -> ThreadPoolExecutor:
+    def pool(self, count: int) -> _StoreThreads:
         with self._lock:
             if not self._pools:
                 self._process = os.getpid()
@@ -81,8 +202,52 @@ class _Threads:
                     "multiprocessing's 'spawn' or 'forkserver' method (for DataLoader: multiprocessing_context='spawn')"
                 )
             if count not in self._pools:
-                self._pools[count] = ThreadPoolExecutor(count, thread_name_prefix="workbench-store")
+                self._pools[count] = _StoreThreads(count)
             return self._pools[count]
+
+
+@contextmanager
+def unless_unanswered() -> Iterator[None]:
+    """Leave errors to a later read; only that of a store that does not answer is raised, as that takes long."""
+    try:
+        yield
+    except UnansweredError:
+        raise
+    except OpenError:
+        pass
+
+
+@contextmanager
+def answered(within: float | None, error: str) -> Iterator[None]:
+    """Bound the time of a request: the thread that waits for this thread's call raises ``error`` unless the block ends,
+    or comes to :func:`arrived`, in that many seconds.
+    """
+    call: StoreCall[Any] | None = getattr(_own, "call", None)
+    if call is None or within is None:
+        yield
+        return
+    before, call.due = call.due, (time.monotonic() + within, error)
+    _own.within = within
+    try:
+        yield
+    finally:
+        call.due = before
+
+
+def arrived() -> None:
+    """Note that a part of an answer has come; raise GivenUp if it is no longer needed."""
+    going_on()
+    call: StoreCall[Any] | None = getattr(_own, "call", None)
+    if call is not None and (due := call.due) is not None:
+        call.due = time.monotonic() + _own.within, due[1]
+
+
+def pause(seconds: float) -> None:
+    """Wait; raise GivenUp as soon as the result of this thread's call is no longer needed."""
+    last = time.monotonic() + seconds
+    while (left := last - time.monotonic()) > 0:
+        going_on()
+        time.sleep(min(left, POLL))
 
 
 class Arriving:
@@ -98,7 +263,7 @@ class Arriving:
         # any buffer for a request of full size will do
         self.cost = BUFFER if BUFFER // 2 <= stop - start <= BUFFER else stop - start
         self.buffer: Array | None = None
-        self.job: Future[object]
+        self.job: StoreCall[object]
         self.begun, self.needed = threading.Event(), False
         self._read = start
 
@@ -106,9 +271,16 @@ class Arriving:
         """Copy bytes ``[begin, end)`` once they have arrived; ``False`` if they were not fetched, or were dropped."""
         if not self.begun.is_set():
             _ahead.need(self)
-            self.begun.wait()
-        if self.buffer is None or self.job.exception() is not None:
+            while not self.begun.wait(POLL):
+                going_on()
+        if self.buffer is None:
             return False
+        try:
+            self.job.wanted()
+        except UnansweredError:
+            raise  # asking again would take as long again
+        except Exception:
+            return False  # the read itself meets the error
         into[...] = self.buffer[begin - self.start : end - self.start]
         return True
 
@@ -131,7 +303,7 @@ class _Ahead:
     def __init__(self) -> None:
         self.free, self._lock, self._own = AHEAD, threading.Lock(), threading.local()
         self._turns: dict[int, int] = {}  # of threads that hold or want memory: for how many files
-        self._waiting: list[tuple[int, int, Arriving, Callable[[Array], Future[object]]]] = []
+        self._waiting: list[tuple[int, int, Arriving, Callable[[Array], StoreCall[object]]]] = []
         self._spare: list[Array] = []
         self._count = count()
 
@@ -152,7 +324,7 @@ class _Ahead:
                     self._own.turn = None
                 self._begin()
 
-    def add(self, one: Arriving, begin: Callable[[Array], Future[object]]) -> None:
+    def add(self, one: Arriving, begin: Callable[[Array], StoreCall[object]]) -> None:
         """Call ``begin`` with a buffer of ``one.cost`` bytes once there is room for it."""
         with self._lock:
             insort(self._waiting, (one.turn, next(self._count), one, begin))
@@ -173,6 +345,8 @@ class _Ahead:
             elif one.buffer is not None:
                 if (one.job.cancel() or one.job.done()) and one.cost == BUFFER:  # otherwise it is still written to
                     self._spare.append(one.buffer)
+                if not one.job.done():
+                    one.job.leave()
                 one.buffer = None
                 self.free += one.cost
                 self._begin()
@@ -214,8 +388,8 @@ def ahead(call: Callable[[int, int, Array], object], parts: Sequence[tuple[int, 
     """
     pool, over = _threads.pool(IN_FLIGHT), Stop()
 
-    def begin(one: Arriving, buffer: Array) -> Future[object]:
-        return pool.submit(over.run, call, one.start, one.stop, buffer[: one.stop - one.start])
+    def begin(one: Arriving, buffer: Array) -> StoreCall[object]:
+        return pool.submit(over, call, one.start, one.stop, buffer[: one.stop - one.start])
 
     with _ahead.turn() as turn:
         found = [Arriving(turn, start, stop) for start, stop in parts]
@@ -232,20 +406,24 @@ def ahead(call: Callable[[int, int, Array], object], parts: Sequence[tuple[int, 
 def together(call: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Call a function for each item, up to :data:`IN_FLIGHT` at a time, and return the results in order.
 
-    The first error is raised once all running calls have ended or given up; calls that have not begun are dropped.
+    The first error is raised once all running calls have ended or given up, or after :data:`GRACE` seconds; calls that
+    have not begun are dropped.
     """
     pool, stop = _threads.pool(IN_FLIGHT), Stop()
-    futures: list[Future[R]] = [pool.submit(stop.run, call, item) for item in items]
+    calls: list[StoreCall[R]] = [pool.submit(stop, call, item) for item in items]
     try:
-        return [future.result() for future in futures]
+        return [one.wanted() for one in calls]
     except BaseException as error:
         stop.set()
-        begun = [future for future in futures if not future.cancel()]
+        begun = [one for one in calls if not one.cancel()]
         if isinstance(error, Exception):  # Ctrl-C does not wait
-            wait(begun)
+            wait(begun, GRACE)
+        for one in begun:
+            if not one.done():
+                one.leave()
         raise
 
 
-def alone(call: Callable[[], R]) -> Future[R]:
+def alone(call: Callable[[], R]) -> StoreCall[R]:
     """Begin a call that may itself make calls :func:`together`: it waits in a thread of another pool."""
-    return _threads.pool(ASKING).submit(call)
+    return _threads.pool(ASKING).submit(Stop(), call)

@@ -12,7 +12,13 @@ from urllib.parse import quote, unquote
 
 from workbench.errors import NotACheckpointError, UsageError
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+#: ``http:/host`` is a slip, and may hold a password as a URL does.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)|(https?|file):/.*", re.DOTALL | re.IGNORECASE)
+_FILE = re.compile(r"file:(?://(?:localhost)?)?(/(?!/)[^?#]*)", re.DOTALL | re.IGNORECASE)
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:\[\]@]*)(?::(\d{0,5}))?")
+#: What follows ``?`` in the name of an object, if it looks like a signature or a token.
+_SECRET = re.compile(r"\?(?=[^?]*(?:sig|token|secret|password|credential|key)[^?=]*=).*", re.DOTALL | re.IGNORECASE)
+NAMES = ("s3", "gs", "hf", "memory", "file")  #: schemes in which ``?`` is a character of a name
 #: Aliases of stores → the name used here.
 ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "azure": "az"}
 
@@ -37,7 +43,7 @@ class Location(NamedTuple):
     @property
     def shown(self) -> str:
         """The URL without anything secret."""
-        key = quote(self.key, safe="/+,:=@~!$&'()*;-._") if self.web else self.key
+        key = quote(self.key, safe="/+,:=@~!$&'()*;-._") if self.web else _SECRET.sub("?(query)", self.key)
         return f"{self.scheme}://{self.host}" + (f"/{key}" if key else "")
 
     @property
@@ -67,6 +73,12 @@ class Location(NamedTuple):
 def is_url(text: str) -> bool:
     """Return whether a path is a URL rather than a path on disk."""
     return _URL.match(text) is not None
+
+
+def on_disk(path: str) -> str:
+    """Return the path that a ``file:`` URL names; any other path or URL as it is."""
+    match = _FILE.fullmatch(path)
+    return path if match is None else unquote(match[1])
 
 
 def local_only(path: str, what: str) -> str:
@@ -133,10 +145,14 @@ def parse(text: str) -> Location:
     """Split a URL.
 
     Raises:
-        NotACheckpointError: it names no host, contains a NUL byte, or leaves its host with ``..``.
+        NotACheckpointError: it names no host or not a valid one, contains a NUL byte, leaves its host with ``..``, or
+            has a query that its scheme does not know.
     """
     match = _URL.fullmatch(text)
     assert match is not None, "is_url() is asked first"
+    if match[3]:
+        slip = f"{match[3].lower()}:/…"
+        raise NotACheckpointError(f"{slip!r} has one slash after the scheme; write {match[3].lower()}://")
     scheme, rest = match[1].lower(), match[2]
     scheme = ALIASES.get(scheme, scheme)
     query = ""
@@ -147,6 +163,21 @@ def parse(text: str) -> Location:
     else:
         host, _, key = rest.partition("/")
     user, at, host = host.rpartition("@")
+    if scheme == "file":
+        raise NotACheckpointError("a file:// URL names a path of this machine, without '?' and '#'; write the path")
+    if scheme in ("http", "https"):
+        port = _HOST.fullmatch(host)
+        if port is None or int(port[1] or 0) > 65_535:
+            shown = "its host" if "@" in text else f"its host {host!r}"
+            raise NotACheckpointError(
+                f"'{scheme}://…': {shown} is not a name or a name:port (in a password, write %2F for '/', %40 for '@')"
+            )
+    elif scheme not in NAMES and "=" in key.partition("?")[2]:
+        key = key.partition("?")[0]
+        raise NotACheckpointError(
+            f"{Location(scheme, host, key).shown!r} is followed by a query, which only http:// and https:// URLs have; "
+            "set the credentials in the environment or in storage_options"
+        )
     location = Location(scheme, host, "/".join(part for part in key.split("/") if part), query, user if at else "")
     if "\0" in key or ".." in location.key.split("/"):
         raise NotACheckpointError(f"{location.shown!r} contains '..' or a NUL byte")

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+LAST = 0.5  #: seconds to wait for the last sign of life
 BEAT = 60  #: seconds between two signs of life
 QUIET = 600  #: seconds without one after which an unfinished export of an invisible process may be resumed
 DAY = 86_400  #: … after which it may be removed
@@ -131,7 +132,7 @@ def every_minute(call: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join()
+        thread.join(LAST)  # a store may not answer
 
 
 def silence(path: str) -> float:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+GRACE = 1.0  #: seconds that work which is not to be interrupted gets once a signal has arrived, if it is limited
 
 
 class Signals:
@@ -16,7 +19,7 @@ class Signals:
     def __init__(self) -> None:
         self._before: dict[int, Any] = {}
         self._waiting: int | None = None
-        self._deferred = False
+        self._deferred = self._limited = False
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
@@ -33,9 +36,13 @@ class Signals:
         self._before = {}
 
     @contextmanager
-    def deferred(self) -> Iterator[None]:
-        """Defer signals until the end of the block, then raise."""
-        self._deferred = True
+    def deferred(self, *, limited: bool = False) -> Iterator[None]:
+        """Defer signals until the end of the block, then raise.
+
+        Args:
+            limited: raise in the block after :data:`GRACE` seconds, or at a second signal: it waits for a store.
+        """
+        self._deferred, self._limited = True, limited
         try:
             yield
         finally:
@@ -45,10 +52,18 @@ class Signals:
             self._raise(number)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._deferred:
-            self._waiting = number
-        else:
+        if not self._deferred or (self._limited and self._waiting is not None):
+            self._deferred, self._waiting = False, None
             self._raise(number)
+        if self._limited and self._waiting is None:
+            timer = threading.Timer(GRACE, self._again, (number,))
+            timer.daemon = True
+            timer.start()
+        self._waiting = number
+
+    def _again(self, number: int) -> None:
+        if self._deferred and self._waiting is not None:
+            os.kill(os.getpid(), number)
 
     def _raise(self, number: int) -> None:
         if number == signal.SIGINT:

@@ -43,6 +43,11 @@ from workbench.export.atomic.transaction import GO_ON, add_note, exists
 from workbench.export.casts import CastError
 
 QUIET = 1800  #: seconds without a sign of life after which an invisible run counts as gone; clocks may differ
+INTERRUPTED, FAILED = 1.0, 20.0  #: seconds for each call of the clean-up after a signal, and after an error
+LEFT = (
+    f"; what was sent is still in the store, with {UNFINISHED!r} beside it: the same export with resume continues from "
+    "there, and any other export to this target removes it"
+)
 RECORD = 64 << 20  #: bytes of the largest record of a file that is read
 
 
@@ -115,6 +120,7 @@ class StoreStaging:
         Raises:
             WriteError: another run has it, the target exists, or the store refuses.
         """
+        self.destination.settle()
         dead = self._own()
         left = self.destination.files(self._temp)
         left.pop("owner", None)
@@ -301,17 +307,21 @@ class StoreStaging:
             self.destination.remove([mark])
         self.destination.remove([f"{self._temp}/complete"])
 
-    def discard(self) -> None:
-        """Remove what was sent; the next run removes what cannot be removed now."""
+    def discard(self) -> bool:
+        """Remove what was sent; ``False`` if it cannot be removed now: the next run does that."""
         if self._version is None or not self._settled or self._done:
-            return
+            return True
+        if self.destination.behind:  # it may become visible after everything else was removed, even the mark
+            return False
         with suppress(WorkbenchError):
             left = self.destination.files(self._temp)
             if "complete" in left:  # the old files are being replaced: the next run finishes that
-                return
+                return True
             if self.folder and not self.aside:
                 self._forget(self.destination.files(self.destination.key))
             self._sweep(left, owner_first=False)
+            return True
+        return False
 
     def _forget(self, existing: Mapping[str, FileStat]) -> None:
         """Remove this run's files from the target, and the mark last."""
@@ -362,17 +372,17 @@ def staging_in_store(
             made.take()
             with owners.every_minute(made.beat):
                 yield made
-            with signals.deferred():
+            with signals.deferred(limited=True):
                 made.commit()
         except BaseException as error:
+            destination.within = FAILED if isinstance(error, Exception) else INTERRUPTED
             if made.resumable and not made._done:
                 add_note(error, GO_ON)
+            elif not made.discard():  # a second signal skips it
+                add_note(error, LEFT)
             raise
         finally:
-            with signals.deferred():
-                if not made.resumable:
-                    made.discard()
-                owners.ACTIVE.discard(made._token)
+            owners.ACTIVE.discard(made._token)
 
 
 def _json(data: bytes) -> Any:

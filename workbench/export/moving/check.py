@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from workbench.checkpoint import open_place
+from workbench.core.executors import in_order
 from workbench.core.fingerprint import combine, range_digests
 from workbench.core.place import Place
 from workbench.core.plan import plan_reads
@@ -47,7 +48,7 @@ def check_pieces(
             )
 
     with ThreadPoolExecutor(workers(pool, threads), thread_name_prefix="workbench-check") as tasks:
-        for _ in tasks.map(check, range(len(one.pieces))):
+        for _ in in_order(tasks, check, range(len(one.pieces))):
             pass
 
 

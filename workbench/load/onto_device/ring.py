@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from workbench.core.payload import Payloads
+from workbench.core.stop import Stop
 from workbench.core.storage import SourcePool
 from workbench.core.transfer.regions import BoxRequests, Regions
 from workbench.load.onto_device.lane import Lane, Mark, lane_to
@@ -124,7 +125,7 @@ def run(
     Raises:
         the first error of a read or of ``send``, in the order of windows.
     """
-    ring = _Ring(lane, nbytes, count)
+    ring, stop = _Ring(lane, nbytes, count), Stop()
     under_way: deque[tuple[BufferWindow, torch.Tensor, Future[None]]] = deque()
 
     def send_first() -> None:
@@ -140,11 +141,12 @@ def run(
                 if len(under_way) == max(count - COPYING, 1):
                     send_first()
                 host = ring.take()
-                under_way.append((window, host, workers.submit(window.fill, pool, host.numpy())))
+                under_way.append((window, host, workers.submit(stop.run, window.fill, pool, host.numpy())))
             while under_way:
                 send_first()
             lane.join()
         except BaseException:
+            stop.set()
             workers.shutdown(wait=True, cancel_futures=True)
             lane.drain()
             raise
