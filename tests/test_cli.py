@@ -313,6 +313,10 @@ def test_a_url_is_shown_without_its_secrets(call, samples: Path, tmp_path: Path,
         one, manifest = f"{at}/step-4/__0_0.distcp?sig=s3cret", tmp_path / "m.json"
         results += [call("seal", f"{at}/step-4"), call("manifest", "write", f"{at}/step-4", "--output", manifest)]
         results += [call("manifest", "check", one, manifest)]
+        page = tmp_path / "run.html"
+        results += [call("report", at, "-o", page), call("doctor", at, "--json"), call("doctor", at)]
+        assert [code for code, _, _ in results[-3:]] == [0, 0, 0]
+        results += [(0, page.read_text("utf-8"), "")]
     assert titles == [
         f"verify {server.url}/titan_run/step-4",
         f"seal {server.url}/titan_run/step-4",

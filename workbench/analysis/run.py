@@ -26,6 +26,7 @@ import numpy as np
 from workbench.analysis.spikes import Spike, find_spikes
 from workbench.core.jsonable import finite
 from workbench.core.place import Place
+from workbench.core.remote.url import shown
 from workbench.core.scan import Progress
 from workbench.core.shown import Shown, above
 from workbench.core.words import some_of
@@ -153,7 +154,7 @@ def open_run(
         read = find_logs(place, skip=[one.path for one in found], above=above, growing=growing, known=known)
     if not found and not read.logs:
         error = NotACheckpointError(
-            f"{path!r} holds neither checkpoints with steps in their names nor a log"
+            f"{shown(path)!r} holds neither checkpoints with steps in their names nor a log"
             + (f" ({'; '.join(read.notes[:2])})" if read.notes else "")
         )
         for note in read.notes:
@@ -244,7 +245,8 @@ class Run(Shown):
     """A run's checkpoints and logs.
 
     Attributes:
-        path: as given.
+        path: as given; of a URL, without its user, password and signature.
+        root: as given, to open it.
         found: its checkpoints, by step.
         notes: what was not read, and anything unusual, one sentence each.
         log_notes: the notes about reading logs.
@@ -252,7 +254,7 @@ class Run(Shown):
     """
 
     def __init__(self, path: str, found: Sequence[Found], read: FoundLogs) -> None:
-        self.path = path
+        self.root, self.path = path, shown(path)
         self.found = tuple(found)
         self._starts_only = read.starts_only
         steps = {one.path: one.step for one in found}
@@ -517,7 +519,7 @@ class Run(Shown):
 
     def place_of(self, found: Found) -> str:
         """Return the path or URL of a checkpoint of the run."""
-        return self.path if found.path == "." else f"{self.path.rstrip('/')}/{found.path}"
+        return self.root if found.path == "." else f"{self.root.rstrip('/')}/{found.path}"
 
     def _rank(self, one: JoinedLog) -> tuple[Any, ...]:
         steps = [found.step for found in self.found if found.step is not None]

@@ -71,7 +71,7 @@ class RunCell(pn.viewable.Viewer):
         held = RunCache()
         paths = []
         for run in comparison.runs:
-            place = run.path if is_url(run.path) else os.path.realpath(run.path)
+            place = run.root if is_url(run.root) else os.path.realpath(run.root)
             held.keep_run(place, run)
             paths.append(place)
         self.state = WorkbenchState(_AnyPlace(), None, schedule)

@@ -13,7 +13,7 @@ from typing import Any
 
 import workbench
 from workbench.checkpoint import Checkpoint
-from workbench.core.remote.url import is_url, parse, with_options
+from workbench.core.remote.url import is_url, with_options
 from workbench.core.words import plural
 from workbench.errors import UsageError
 from workbench.views.lines import fold
@@ -31,11 +31,6 @@ def places(options: argparse.Namespace) -> list[str]:
         value = getattr(options, name, None)
         found += [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
     return found
-
-
-def shown(path: str) -> str:
-    """Return a path, or a URL without its user, password and signature, as it may be printed and stored."""
-    return parse(path).shown if is_url(path) else path
 
 
 @contextmanager

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from workbench.analysis.diff import diff as compute
-from workbench.cli.common import narrow, note, open_as, print_json, say, shown
+from workbench.cli.common import narrow, note, open_as, print_json, say
 from workbench.cli.workers import workers
+from workbench.core.remote.url import shown
 from workbench.errors import UsageError
 from workbench.views.diff import SHOWN, diff_lines, tensor_text
 from workbench.views.progress import progress_bar

@@ -10,8 +10,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from workbench.checkpoint import Checkpoint
-from workbench.cli.common import narrow, note, open_as, paint, print_json, say, shown
+from workbench.cli.common import narrow, note, open_as, paint, print_json, say
 from workbench.core.place import Place
+from workbench.core.remote.url import shown
 from workbench.core.words import plural
 from workbench.errors import OpenError, WorkbenchError
 from workbench.formats import FORMATS, detect, not_recognised

@@ -17,9 +17,10 @@ from workbench.analysis.manifest_check import check
 from workbench.analysis.manifest_diff import ManifestDiff, compare
 from workbench.analysis.manifest_entries import Manifest
 from workbench.analysis.manifest_file import read
-from workbench.cli.common import open_as, print_json, print_result, say, shown
+from workbench.cli.common import open_as, print_json, print_result, say
 from workbench.cli.workers import check_pins, run_part, workers
 from workbench.core.executors import using
+from workbench.core.remote.url import shown
 from workbench.core.words import plural
 from workbench.errors import MissingFileError, UsageError, WorkbenchError
 from workbench.views import units

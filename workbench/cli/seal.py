@@ -6,8 +6,9 @@ import argparse
 import sys
 
 from workbench.analysis.seal import seal as seal_checkpoint
-from workbench.cli.common import open_as, print_json, say, shown
+from workbench.cli.common import open_as, print_json, say
 from workbench.cli.workers import workers
+from workbench.core.remote.url import shown
 from workbench.core.words import plural
 from workbench.errors import CorruptError
 from workbench.views import units

@@ -8,8 +8,9 @@ import workbench
 from workbench.analysis.report import Report
 from workbench.analysis.verify import verify as check
 from workbench.checkpoint import Checkpoint
-from workbench.cli.common import print_result, shown
+from workbench.cli.common import print_result
 from workbench.cli.workers import check_pins, run_part, workers
+from workbench.core.remote.url import shown
 from workbench.errors import UsageError
 from workbench.views.progress import progress_bar
 from workbench.views.report import report_text

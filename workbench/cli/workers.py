@@ -15,10 +15,11 @@ from typing import Any
 
 from workbench.analysis.folder import files_of
 from workbench.checkpoint import Checkpoint
-from workbench.cli.common import PLACES, note, print_json, say, shown
+from workbench.cli.common import PLACES, note, print_json, say
 from workbench.core.executors import using
 from workbench.core.parts import PartialRun, write_part
 from workbench.core.place import stat_or_absent
+from workbench.core.remote.url import shown
 from workbench.errors import ChangedError, MissingExtraError, UsageError, WorkerError
 from workbench.views.names import safe
 

@@ -22,6 +22,7 @@ from workbench.analysis.echo_file import Echo, is_echo, read_echo
 from workbench.checkpoint import Checkpoint, open, open_place
 from workbench.core.dtypes import PACKED
 from workbench.core.place import Place
+from workbench.core.remote.url import shown
 from workbench.doctor.facts.evidence import Evidence, State, stripped
 from workbench.doctor.facts.gather import gather
 from workbench.doctor.facts.numbers import usable
@@ -84,7 +85,7 @@ def choose(
     for which, source in (("before", before), ("echo", echo), ("after", after)):
         if source is None:
             continue
-        paths[which] = source.path if isinstance(source, Checkpoint) else os.fsdecode(source)
+        paths[which] = source.path if isinstance(source, Checkpoint) else shown(os.fsdecode(source))
         if which == "echo" and prints is not None:
             opened[which] = echo_state(prints)
             continue
@@ -267,7 +268,7 @@ def _of_run(
             distinct.append((one, state))
     at, words = _first_bad(distinct, twins, look) if len(distinct) > 1 else (0, "")
     one, first = distinct[at]
-    paths = {"before": os.path.join(root, one.path)}
+    paths = {"before": os.path.join(shown(root), one.path)}
     prints, middle, last = _prints(echo), None, None
     if prints is not None:
         middle = echo_state(prints)
@@ -278,11 +279,11 @@ def _of_run(
             broken["echo"] = str(error)
     elif one.path in twins:
         (twin, middle) = twins[one.path]
-        paths["echo"] = os.path.join(root, twin.path)
+        paths["echo"] = os.path.join(shown(root), twin.path)
         words += f"; {twin.path!r} is from the same step and was used as its echo"
     if at + 1 < len(distinct):
         two, last = distinct[at + 1]
-        paths["after"] = os.path.join(root, two.path)
+        paths["after"] = os.path.join(shown(root), two.path)
     if len(whole) > SCANNED:
         words += f"; the {len(whole) - SCANNED:,} oldest checkpoints were not read"
     words = words.removeprefix("; ")

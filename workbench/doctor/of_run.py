@@ -34,7 +34,7 @@ def diagnose_run(run: Run, step: int | None = None, **options: Any) -> Diagnosis
     if chosen is None:
         chosen, why = _worst(run)
     if chosen is None:
-        return _each_resume(run, options) if len(run.resumes) else doctor(run.path, **options)
+        return _each_resume(run, options) if len(run.resumes) else doctor(run.root, **options)
     pair = run.pair(chosen)
     if pair.before is None and pair.after is None:
         raise UsageError(f"{why}; {pair.advice}")

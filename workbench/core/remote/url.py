@@ -75,6 +75,11 @@ def is_url(text: str) -> bool:
     return _URL.match(text) is not None
 
 
+def shown(path: str) -> str:
+    """Return a path, or a URL without its user, password and signature, as it may be printed and stored."""
+    return parse(path).shown if is_url(path) else path
+
+
 def on_disk(path: str) -> str:
     """Return the path that a ``file:`` URL names; any other path or URL as it is."""
     match = _FILE.fullmatch(path)
