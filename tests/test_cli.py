@@ -483,11 +483,14 @@ def test_recursion_memory_and_interrupt_end_in_order(call, monkeypatch: pytest.M
     for error, code in ((RecursionError, 3), (MemoryError, 3), (KeyboardInterrupt, 130)):
 
         def fail(*_, error=error):
-            raise error()
+            interrupted = error()
+            interrupted.add_note("the store holds a part of it")
+            raise interrupted
 
         monkeypatch.setattr("workbench.cli.list.ls", fail)
         got = call("ls", one)
         assert got[0] == code and "Traceback" not in got[2]
+        assert error is not KeyboardInterrupt or got[2] == "workbench: the store holds a part of it\n"
     monkeypatch.setattr("workbench.cli.list.ls", lambda _: {}["a bug"])
     with pytest.raises(KeyError):  # a bug of ours is not dressed up as bad input
         call("ls", one)

@@ -60,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         where = f"{os.fsdecode(error.filename)!r}" if error.filename is not None else "cannot read or write"
         return _fail(f"{where}: {error.strerror or error}", CANNOT_READ)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        for words in getattr(error, "__notes__", ()):  # what an interrupted export left behind, and how to resume it
+            tell(f"workbench: {safe(words)}")
         return INTERRUPTED
 
 

@@ -145,8 +145,9 @@ def in_order(pool: ThreadPoolExecutor, run: Callable[[T], R], tasks: Iterable[T]
     """Yield results in the order of the tasks; only a few run at a time so that finished states do not pile up."""
     ahead, stop = 2 * pool._max_workers, Stop()
     rest = iter(tasks)
-    under_way: deque[Future[R]] = deque(pool.submit(stop.run, run, task) for task in islice(rest, ahead))
+    under_way: deque[Future[R]] = deque()
     try:
+        under_way.extend(pool.submit(stop.run, run, task) for task in islice(rest, ahead))
         while under_way:
             result = under_way.popleft().result()
             under_way.extend(pool.submit(stop.run, run, task) for task in islice(rest, 1))
