@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import importlib
 import json
@@ -619,6 +620,11 @@ def test_a_command_runs_on_a_scheduler_and_in_processes(capsys: Any, client: Any
     alone = run(capsys, *words)
     on_dask = run(capsys, *words, "--dask", client.scheduler.address)
     assert on_dask[:2] == alone[:2] and "Dask dashboard" in on_dask[2]
+
+    async def in_a_loop() -> tuple[int, str, str]:  # as in a notebook
+        return run(capsys, *words, "--dask", client.scheduler.address)
+
+    assert asyncio.run(in_a_loop())[:2] == alone[:2]
     assert run(capsys, *words, "--workers", "1") == alone
     assert json.loads(alone[1])["rows"]
 

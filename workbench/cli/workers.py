@@ -8,8 +8,9 @@ import hashlib
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,7 +79,7 @@ def _cluster(address: str) -> Iterator[Executor]:
     except ImportError:
         raise MissingExtraError("--dask needs the package distributed: pip install 'ckpt-workbench[dask]'") from None
     try:
-        asyncio.run(_scheduler_answers(Client, address))
+        _in_a_thread(lambda: asyncio.run(_scheduler_answers(Client, address)))
     except Exception as error:  # what an address may lead to is anything: garbage ends in a MemoryError
         raise WorkerError(
             f"no Dask scheduler answers at {address!r}: {_reason(error)}; give the address that the scheduler prints "
@@ -87,6 +88,21 @@ def _cluster(address: str) -> Iterator[Executor]:
     with Client(address, timeout=CONNECT, set_as_default=False) as client:
         note(f"Dask dashboard: {client.dashboard_link}")
         yield client.get_executor()
+
+
+def _in_a_thread(call: Callable[[], None]) -> None:
+    """Make a call in a thread of its own: in this one an event loop may run, as in a notebook."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            call()
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="workbench-dask", daemon=True).start()
+    done.result()
 
 
 async def _scheduler_answers(client_class: Any, address: str) -> None:
