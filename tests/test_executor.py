@@ -624,7 +624,8 @@ def test_a_command_runs_on_a_scheduler_and_in_processes(capsys: Any, client: Any
     async def in_a_loop() -> tuple[int, str, str]:  # as in a notebook
         return run(capsys, *words, "--dask", client.scheduler.address)
 
-    assert asyncio.run(in_a_loop())[:2] == alone[:2]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(asyncio.run, in_a_loop()).result()[:2] == alone[:2]
     assert run(capsys, *words, "--workers", "1") == alone
     assert json.loads(alone[1])["rows"]
 
