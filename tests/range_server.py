@@ -92,6 +92,12 @@ class RangeServer:
             def do_HEAD(self) -> None:
                 outer.answer(self, body=False)
 
+            def finish(self) -> None:
+                try:
+                    super().finish()
+                finally:  # what is left to write to a client that went away is an error, and rfile would stay open
+                    self.rfile.close()
+
             def log_message(self, *_: Any) -> None:
                 pass
 

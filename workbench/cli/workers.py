@@ -101,7 +101,9 @@ def _in_a_thread(call: Callable[[], None]) -> None:
         except BaseException as error:
             done.set_exception(error)
 
-    threading.Thread(target=run, name="workbench-dask", daemon=True).start()
+    thread = threading.Thread(target=run, name="workbench-dask", daemon=True)
+    thread.start()
+    thread.join()  # an interrupt ends the wait, not the thread
     done.result()
 
 
