@@ -323,6 +323,15 @@ def test_what_is_not_there_or_not_allowed_is_one_clear_error(s3, monkeypatch):
         wb.open("s3://bucket/out", storage_options=s3.options | {"endpoint": f"http://127.0.0.1:{port}"})
 
 
+def test_an_upload_that_fails_says_how_often_it_was_tried(s3, monkeypatch):
+    monkeypatch.setattr(objects, "RETRIES_SENT", 2)
+    with refusing(503, reads=False) as port:
+        options = {name: value for name, value in s3.options.items() if name != "retry_config"}
+        store = objects.connect(parse("s3://bucket"), options | {"endpoint": f"http://127.0.0.1:{port}"})
+        with pytest.raises(WriteError, match="answered 503 3 times"):  # not once more for each pause of a read
+            store.send("out", 5, [b"bytes"])
+
+
 class refusing:
     """A server that answers every write with a status, and lists nothing, or answers every request with it."""
 

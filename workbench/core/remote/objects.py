@@ -183,7 +183,7 @@ class _Cloud:
         given = dict(options)
         own_client, own_retry = (mapping(given, name) for name in ("client_options", "retry_config"))
         client: dict[str, Any] = {"connect_timeout": STALL, "read_timeout": STALL, "timeout": DEADLINE} | own_client
-        # whoever sets times or retries gets these
+        # times and retries that the caller sets replace these
         self._deadline = None if own_retry or "timeout" in own_client else DEADLINE.total_seconds()
         self._pauses = () if own_retry else PAUSES
         if at.user and at.web:
@@ -351,7 +351,7 @@ class _Cloud:
             part = max(SENT_AT_ONCE, -(-size // PARTS))
             self._obstore.put(self._patient(), key, iter(parts), chunk_size=part, max_concurrency=PARTS_AT_ONCE)
         except Exception as error:
-            self._refused(error, key)
+            self._refused(error, key, rounds=1)
 
     def copy(self, key: str, to: str, stat: FileStat) -> None:
         try:
@@ -365,7 +365,7 @@ class _Cloud:
                 for at in range(0, stat.size, SENT_AT_ONCE):
                     into.write(self.get(key, key, at, min(at + SENT_AT_ONCE, stat.size), stat))
         except Exception as error:
-            self._refused(error, to)
+            self._refused(error, to, rounds=1)
 
     def remove(self, keys: Sequence[str]) -> None:
         try:
@@ -378,11 +378,15 @@ class _Cloud:
         except Exception as error:
             self._refused(error, next(iter(keys), ""))
 
-    def _refused(self, error: BaseException, name: str) -> NoReturn:
-        """Raise one of our errors for what obstore says of a write."""
+    def _refused(self, error: BaseException, name: str, *, rounds: int | None = None) -> NoReturn:
+        """Raise one of our errors for what obstore says of a write.
+
+        Args:
+            rounds: how often obstore was asked; by default once, and once after each pause.
+        """
         if isinstance(error, (WorkbenchError, KeyboardInterrupt)):
             raise error
-        kind, status, answer = _answer(error, len(self._pauses) + 1)
+        kind, status, answer = _answer(error, rounds or len(self._pauses) + 1)
         where = f"{name!r} in {self._at.host!r}"
         if isinstance(error, FileNotFoundError) or status == "404":
             raise WriteError(f"{where} cannot be written: there is no such bucket, or the object is gone") from None
