@@ -19,7 +19,6 @@ from workbench.checkpoint import Checkpoint
 from workbench.doctor.causes.case import Case
 from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.facts.evidence import is_numbered
-from workbench.doctor.facts.flat import leaves
 from workbench.doctor.ledger.roles import MASTERS
 from workbench.doctor.ledger.rows import GROUPS, Status
 from workbench.doctor.ledger.sign import many
@@ -204,10 +203,8 @@ def coverage(case: Case) -> str:
 
 def _data_compared(case: Case) -> bool:
     """Return whether both sides of a load store values of a data loader or sampler, which R17 compared."""
-    if "R17" not in case.outcome.checked:
-        return False
-    sides = [{leaf.source for leaf in leaves(one.ckpt.objects)[0]} for one in (case.evidence.before, case.later)]
-    return any(topic_of(source.lower()) == "data" for source in sides[0] & sides[1])
+    sides = (case.evidence.before.facts.parts, case.later.facts.parts)
+    return "R17" in case.outcome.checked and all("data loader" in parts for parts in sides)
 
 
 def _moved(case: Case, quantity: str) -> bool:
