@@ -43,6 +43,9 @@ from tests.lab.opened13_live import OPENED13
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
+from tests.lab.sealed14_healthy import HEALTHY14
+from tests.lab.sealed14_live import FAULTS14
+from tests.lab.sealed14_state import STATE14
 from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
@@ -71,7 +74,7 @@ _OPENED = (
     *OPENED13,
 )
 #: Faults whose results are printed only as counts.
-SEALED: tuple[Fault, ...] = ()
+SEALED: tuple[Fault, ...] = (*FAULTS14, *STATE14, *HEALTHY14)
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},
