@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 import workbench as wb
 from tests.range_server import RangeServer
 from workbench.analysis import manifest
+from workbench.cli import main
 from workbench.core.blocks import FileBlocks, file_digests
 from workbench.core.checksums import check_archives
 from workbench.core.fingerprint import tensor_fingerprints
@@ -333,6 +334,31 @@ def test_a_server_that_never_answers_is_one_error_by_the_deadline(one, read, mon
         assert time.monotonic() - before < 1.5
 
 
+def test_a_store_that_stays_silent_is_not_waited_for_again_by_each_tensor(tmp_path, monkeypatch):
+    """A pass ends soon after; a request that tries again now and then finds out when the store is back."""
+    monkeypatch.setattr(objects, "GONE", 0.3)
+    monkeypatch.setattr(objects, "PROBE", 0.2)
+    save_file({f"w{k}": torch.zeros(1 << 18) for k in range(60)}, tmp_path / "model.safetensors")
+    gone = []
+    with RangeServer(tmp_path, fault=lambda request: "reset" if gone else None) as server:
+        how = {"retry_config": {"max_retries": 0}}
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False, storage_options=how)
+        gone.append(True)
+        asked, errors, begin = len(server.log), [], time.monotonic()
+        while time.monotonic() - begin < 1.5:
+            with pytest.raises(OpenError) as caught:
+                ckpt["w7"].torch()
+            errors.append(str(caught.value))
+            time.sleep(0.01)
+        silent = [error for error in errors if "has not answered for" in error]
+        assert len(silent) > len(errors) // 3 and "model.safetensors" in silent[0]
+        tries = len(server.log) - asked
+        assert 2 < tries <= len(errors) - len(silent)
+        gone.clear()
+        time.sleep(0.25)
+        assert not ckpt["w7"].torch().any() and not ckpt["w8"].torch().any()  # it is back
+
+
 def test_a_request_without_an_answer_does_not_end_those_beside_it():
     end = threading.Event()
 
@@ -365,6 +391,14 @@ def test_a_checkpoint_opens_in_few_requests(server):
     for sample in ("hf_llama_bf16_sharded", "dcp_fsdp2", "titan_run", "paddlenlp_legacy"):
         server.log.clear()
         wb.open(f"{server.url}/{sample}", cache=False)
+        asked = [(one.method, one.path, one.start, one.stop) for one in server.log]
+        assert len(asked) == len(set(asked)), sorted(asked)
+
+
+def test_the_command_ls_asks_for_nothing_twice(server, capsys):
+    for path in ("/dcp_fsdp2", "/trainer_run", ""):
+        server.log.clear()
+        assert main(["ls", f"{server.url}{path}"]) in (0, None)
         asked = [(one.method, one.path, one.start, one.stop) for one in server.log]
         assert len(asked) == len(set(asked)), sorted(asked)
 

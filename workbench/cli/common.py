@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import workbench
-from workbench.checkpoint import Checkpoint
+from workbench.checkpoint import Checkpoint, open_place
+from workbench.core.place import Place
 from workbench.core.remote.url import is_url, with_options
 from workbench.core.words import plural
 from workbench.errors import UsageError
@@ -51,9 +51,10 @@ def storage(options: argparse.Namespace, paths: Sequence[str]) -> Iterator[None]
         yield
 
 
-def open_as(options: argparse.Namespace, path: str) -> Checkpoint:
+def open_as(options: argparse.Namespace, path: str | Place) -> Checkpoint:
     """Open a checkpoint with the common options; notes about choices made on opening go to stderr."""
-    ckpt = workbench.open(path, format=options.format, cache=not options.no_cache, partial=options.partial)
+    place = path if isinstance(path, Place) else Place(path)
+    ckpt = open_place(place, format=options.format, cache=not options.no_cache, partial=options.partial)
     for sentence in ckpt.notes:
         note(sentence)
     return ckpt

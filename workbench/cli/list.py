@@ -37,12 +37,13 @@ def formats(options: argparse.Namespace) -> None:
 def ls(options: argparse.Namespace) -> None:
     """Print a checkpoint's modules, or the checkpoints under a folder that is not a checkpoint itself."""
     plain = options.format is None and not (options.pattern or options.flat or options.role)
-    if plain and _listed(options):
+    place = Place(options.path)
+    if plain and _listed(options, place):
         return
     try:
-        ckpt = narrow(open_as(options, options.path), options)
+        ckpt = narrow(open_as(options, place), options)
     except OpenError as error:  # one planted or damaged file must not hide the checkpoints next to it
-        if not plain or not _list_beside(options):
+        if not plain or not _list_beside(options, place):
             raise
         note(str(error))
         return
@@ -55,28 +56,27 @@ def ls(options: argparse.Namespace) -> None:
         _tree(ckpt, options.depth)
 
 
-def _listed(options: argparse.Namespace) -> bool:
+def _listed(options: argparse.Namespace, place: Place) -> bool:
     """Print the checkpoints under a folder; return false if the folder is a checkpoint itself."""
     from workbench.runs import discover
 
-    place = Place(options.path)
     try:
         if detect(place) is not None:
             return False
     except WorkbenchError:  # opening it reports the error
         return False
-    found = discover(options.path)
+    found = discover(place)
     if not found:
         raise not_recognised(place)
     _print_found(options, found)
     return True
 
 
-def _list_beside(options: argparse.Namespace) -> bool:
+def _list_beside(options: argparse.Namespace, place: Place) -> bool:
     """Print the checkpoints under a folder that cannot be opened itself; return false if none is complete."""
     from workbench.runs import discover
 
-    found = discover(options.path)
+    found = discover(place)
     if not any(item.complete and item.path != "." for item in found):
         return False
     _print_found(options, found)

@@ -224,7 +224,7 @@ def _run(root: str, format: str | None) -> list[Found]:
     loose = its.loose and (any(name in place.files for name in TRACKERS) or bool(its.beside))
     if found is not None and not loose:
         return []
-    listed = [one for one in discover(root, depth=2) if one.path != "."]
+    listed = [one for one in discover(place, depth=2) if one.path != "."]
     return listed if len(listed) > 1 else []
 
 

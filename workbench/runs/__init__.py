@@ -80,7 +80,7 @@ class RunFolder:
 
 
 def discover(
-    root: str | os.PathLike[str], *, depth: int = DEPTH, storage_options: Mapping[str, Any] | None = None
+    root: str | os.PathLike[str] | Place, *, depth: int = DEPTH, storage_options: Mapping[str, Any] | None = None
 ) -> list[Found]:
     """Find the checkpoints in a folder and in the folders below it, ``depth`` levels deep, sorted by path and step.
 
@@ -90,7 +90,7 @@ def discover(
         NotACheckpointError: the root does not exist.
         MissingFileError: it cannot be listed.
     """
-    place = Place(root, storage_options)
+    place = root if isinstance(root, Place) else Place(root, storage_options)
     place.ahead()
     if place.file is not None:
         name = formats.detect(place)

@@ -11,8 +11,9 @@ import base64
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import lru_cache, partial
 from html.parser import HTMLParser
@@ -45,6 +46,8 @@ RETRIES = 4  #: of obstore's, in 1 to 2 s
 #: Seconds of the pauses between further rounds of attempts while a store answers that it is overloaded.
 PAUSES = (1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0)
 BUSY = ("408", "429", "500", "502", "503", "504")  #: answers after which a request is made again
+#: Seconds of silence after which a store counts as gone: from then on, only one request every :data:`PROBE` s waits.
+GONE, PROBE = 120.0, 5.0
 #: Retries of each request of an upload, and the time for all: a failure would lose what was sent before.
 RETRIES_SENT, LONG = 20, timedelta(minutes=15)
 ARRIVED = 256 << 10  #: bytes of a body that are copied at a time
@@ -165,6 +168,44 @@ def connect(at: Location, options: Options) -> ObjectStore:
 # ---- obstore ---------------------------------------------------------------------------------------------------------
 
 
+class _Silence:
+    """How long a store has not answered; a pass over thousands of tensors does not wait the whole deadline for each."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._answer = 0.0  # when the last answer came
+        self._since: float | None = None  # when the first request began that had none after that
+        self._probe = 0.0  # when the next request may wait for one
+
+    @contextmanager
+    def watched(self, where: str) -> Iterator[None]:
+        """Note whether the block, a request, was answered.
+
+        Raises:
+            UnansweredError: the store has been silent for :data:`GONE` seconds, and another request has just tried.
+        """
+        began = time.monotonic()
+        with self._lock:
+            silent = 0.0 if self._since is None else began - self._since
+            if silent > GONE and began < self._probe:
+                raise UnansweredError(f"{where}: the store has not answered for {silent:,.0f} s; try again later")
+            self._probe = began + PROBE
+        try:
+            yield
+        except Exception as error:
+            if _is_answer(error):
+                self._answered()
+            else:
+                with self._lock:
+                    self._since = self._since or max(began, self._answer)
+            raise
+        self._answered()
+
+    def _answered(self) -> None:
+        with self._lock:
+            self._answer, self._since = time.monotonic(), None
+
+
 class _Cloud:
     """S3, Google Cloud Storage and Azure."""
 
@@ -186,6 +227,7 @@ class _Cloud:
         # times and retries that the caller sets replace these
         self._deadline = None if own_retry or "timeout" in own_client else DEADLINE.total_seconds()
         self._pauses = () if own_retry else PAUSES
+        self._silence = _Silence()
         if at.user and at.web:
             user = base64.b64encode(unquote(at.user).encode()).decode()
             client["default_headers"] = {"authorization": f"Basic {user}"} | dict(client.get("default_headers", {}))
@@ -222,8 +264,9 @@ class _Cloud:
 
     def _tried(self, name: str, call: Callable[[], R], pauses: Sequence[float] | None = None) -> R:
         """Make a request, and again while the store answers that it is overloaded."""
-        late = f"{name!r} in {self._at.host!r}: the store sent nothing for {self._deadline or 0:g} s; try again later"
-        with answered(self._deadline, late):
+        where = f"{name!r} in {self._at.host!r}"
+        late = f"{where}: the store sent nothing for {self._deadline or 0:g} s; try again later"
+        with self._silence.watched(where), answered(self._deadline, late):
             for seconds in self._pauses if pauses is None else pauses:
                 try:
                     return call()
@@ -817,6 +860,14 @@ def _answer(error: BaseException, rounds: int = 1) -> tuple[str, str, str]:
         unknown = f"could not be reached: {text.rpartition(' - ')[2]}; {AGAIN}"
         answer = next((said for sign, said in REASONS.items() if sign in str(error)), unknown)
     return type(error).__name__, status, answer
+
+
+def _is_answer(error: Exception) -> bool:
+    """Return whether an error says what a store answered, not that it did not, or only that it is overloaded."""
+    status = _answer(error)[1]
+    if status or type(error).__name__ != "GenericError":
+        return status not in BUSY
+    return any(sign in str(error) for sign in NO_RANGES)
 
 
 def _stat(meta: Mapping[str, Any]) -> FileStat:
