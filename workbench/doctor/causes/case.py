@@ -20,6 +20,7 @@ from workbench.doctor.facts.evidence import Evidence, State, is_numbered
 from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, WEIGHTS
 from workbench.doctor.ledger.rows import Ledger, LedgerLeg
 from workbench.doctor.ledger.sign import SAVED, Outcome, Sign, many
+from workbench.names.weights import parse
 
 ALONE = ("before", "echo", "after")
 #: A sign's ``evidence["in"]`` → leg of the ledger.
@@ -261,6 +262,20 @@ class Case:
         """Whether moments broke Adam's law in the checkpoint that was resumed from, and do so in the later one."""
         sides = [self.fired("S04", where=which, info=True) for which in ("before", "after")]
         return all(any(one.evidence["elements"] > FLIPS and one.hit > FLIPPED for one in side) for side in sides)
+
+    @cached_property
+    def deeper(self) -> int:
+        """How many layers more the later model has, negative if fewer; 0 if it differs outside of its layers, too."""
+        held = [
+            {fqn for fqn, roles in state.params.items() if "param" in roles}
+            for state in (self.evidence.before, self.later)
+        ]
+        before, later = ({fqn: parse(fqn) for fqn in names} for names in held)
+        outer = [{fqn for fqn, one in names.items() if one.layer is None} for names in (before, later)]
+        depths = [
+            {(one.stack, one.layer) for one in names.values() if one.layer is not None} for names in (before, later)
+        ]
+        return len(depths[1]) - len(depths[0]) if outer[0] == outer[1] and all(depths) else 0
 
     @cached_property
     def saved(self) -> bool:

@@ -235,6 +235,23 @@ def computation(case: Case) -> Iterator[Match]:
 # ---- H: on purpose ---------------------------------------------------------------------------------------------------
 
 
+def another_depth(case: Case) -> Iterator[Match]:
+    words = ("are new", "appeared") if case.deeper > 0 else ("are gone", "vanished")
+    signs = [one for one in case.fired("R01", "P02", "N3") if one.evidence.get("kind") in words]
+    leg = "load" if case.change("load").rows else "train"
+    change = case.change(leg)
+    copies = change.hit((*change.weights, *MASTERS), "moved.layer") if case.deeper > 0 else set()
+    if case.deeper and (signs or copies):
+        yield Match(
+            leg,
+            1.0,
+            frozenset({name for one in signs for name in one.tensors} | copies),
+            question="was the number of layers changed on purpose?",
+            signs=tuple(signs),
+            title=f"The model has {many(abs(case.deeper), 'more layer' if case.deeper > 0 else 'fewer layer')} than before.",
+        )
+
+
 def settings(case: Case) -> Iterator[Match]:
     signs = [*case.fired("R12", info=True), *case.fired("P16", "R14", "P19", "N12", info=True)]
     signs = [one for one in signs if one.evidence.get("kind") not in ("groups", "lr")]
@@ -396,7 +413,9 @@ CHANGES = (
         "compare the model's config files",
         "both config.json files",
         "catalogue H2",
+        explains="R01 P02 N3 N30 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 P32 R02 R04 R05 R09 R13 N5 N17 N28",
         losses="the loss depends on the setting",
+        pattern=another_depth,
     ),
     made(
         "H3",

@@ -72,7 +72,7 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
                 continue
             for tag, names in by_tag.items():
                 strength = TAGS.get(tag, {}).get(cause, 0.0)
-                if not strength:
+                if not strength or (tag == "layer" and case.deeper > 0):  # copies of layers make a model deeper
                     continue
                 moments = change.hit(MOMENTS, "moved.", "moved") & names
                 weights = set(names)

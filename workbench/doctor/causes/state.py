@@ -42,6 +42,9 @@ def _unlike(case: Case, change: LedgerLeg) -> frozenset[str]:
         names -= change.hit(change.weights, "other")  # all weights changed: an average, or another step's
     if names and change.leg == "train":  # only a part of a fused weight
         names |= {name for name in change.hit(change.weights, "part") if not kinds([name]) <= {"embed", "head"}}
+    lost = change.hit(MOMENTS, *GONE)
+    if change.whole(MOMENTS, lost):
+        return frozenset(names - (change.hit(MOMENTS) - lost))  # a fresh optimizer says nothing of single weights
     return frozenset(names - change.hit(MOMENTS))
 
 
@@ -110,6 +113,8 @@ def not_loaded(case: Case) -> Iterator[Match]:
         if not names & _unlike(case, change):
             title = "Some weights differ from the saved ones."
             question = OUTSIDE if change.leg == "train" else ""
+        elif kinds(names) == {"head"} and change.whole(MOMENTS, change.hit(MOMENTS, *GONE)):
+            title, question = "The head is new.", "was it started anew on purpose, with a fresh optimizer?"
         elif change.leg == "train" and (found := _cosines_of(change, names)) and median(found) > KIN:
             title, question = "Weights moved far, and are still like the old ones.", OUTSIDE
         yield Match(change.leg, strength, names, False, question, reasons, title=title)  # may be a deliberate new head
@@ -152,7 +157,7 @@ def _cosines(change: LedgerLeg, names: frozenset[str]) -> str:
 def added(case: Case) -> Iterator[Match]:
     new = [one for one in case.fired("R01", "P02", "N3") if one.evidence.get("kind") in ("are new", "appeared")]
     heads = [one for one in new if kinds(one.tensors) <= {"head"}]
-    if new and not heads:
+    if new and not heads and case.deeper <= 0:
         question = "were tensors added to the model on purpose?"
         yield Match("load" if case.change("load").rows else "train", 0.8, question=question, signs=tuple(new))
 

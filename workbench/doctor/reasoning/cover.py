@@ -21,7 +21,7 @@ from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.sign import RULES, Sign
 
 UNNAMED = 0.3  #: strength of a cause that only a rule names
-CHANGED = ("R09", "R16", "R17", "P34", "P52")  #: rules whose signs name a change that no pattern explains
+CHANGED = ("R09", "P02", "R16", "R17", "P34", "P52")  #: rules whose signs name a change that no pattern explains
 #: Where a sign was observed → how a sentence about it begins.
 PLACES = {"before → echo": "In the load", "before → after": "Since the resume", "echo → after": "After the load"}
 SILENT = 0.5  #: factor if a rule that should have fired did not

@@ -8,6 +8,7 @@ from workbench.doctor.facts.evidence import Pair, State, stripped
 from workbench.doctor.ledger.roles import AVERAGES, FIRST, MASTERS, MOMENTS, SECOND, STATE, quantity
 from workbench.doctor.ledger.sign import Rule, Sign, many, register
 from workbench.doctor.rules.stated import NAMED
+from workbench.names.weights import kinds
 
 SAME_NAMES, RENAMED = 0.5, 0.95  #: shares of common names: below as stored, above without prefixes (catalogue A1)
 
@@ -106,7 +107,10 @@ def same_parameters(pair: Pair) -> list[Sign] | str:
         if names:
             severity = "info" if None not in tied and tied[0] != tied[1] else "warn" if pair.mapped else "error"
             message = f"{many(len(names), 'parameter')} {words}: {', '.join(map(repr, names[:4]))}"
-            sign = P02.sign(message, {"kind": words}, names[:NAMED], hit=len(names), of=len(a), severity=severity)
+            causes = ("H2", "A2") if words == "vanished" and not kinds(names) <= {"embed", "head"} else P02.causes
+            sign = P02.sign(
+                message, {"kind": words}, names[:NAMED], hit=len(names), of=len(a), severity=severity, causes=causes
+            )
             found.append(sign)
     return found
 

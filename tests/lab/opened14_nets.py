@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """Nets, trainers and optimizers of the fourteenth set that no other set has."""
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from tests.lab.data import batch
 from tests.lab.fault import Fault
 from tests.lab.live import Decoder, Groups, Loop, variant
 from tests.lab.live_healthy import only, optim
-from tests.lab.sealed14_live import (
+from tests.lab.opened14_live import (
     PLAIN,
     Averaged,
     Balanced,
@@ -33,7 +33,7 @@ from tests.lab.sealed14_live import (
     Zoomed,
     named,
 )
-from tests.lab.sealed14_nets import (
+from tests.lab.opened14_nets import (
     Adan,
     AdEMAMix,
     Agent,

@@ -22,7 +22,7 @@ from tests.lab.data import batch
 from tests.lab.fault import Fault
 from tests.lab.live import Decoder, Groups, Loop, fault
 from tests.lab.live_healthy import muon, only, optim
-from tests.lab.sealed14_nets import (
+from tests.lab.opened14_nets import (
     Adan,
     AdEMAMix,
     Agent,
