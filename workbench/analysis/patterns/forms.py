@@ -208,7 +208,8 @@ def _regroup(before: Array, after: Array) -> Form | None:
                 row: str, rows: str, g: int = groups, s: list[int] = sizes, u: int = unit, gathered: bool = gathered
             ) -> str:
                 each = " + ".join(str(k) for k in s)
-                one, two = f"{g:,} groups of {each} blocks of {u:,} {rows}", f"{len(s)} contiguous parts"
+                blocks = rows if u == 1 else f"blocks of {u:,} {rows}"
+                one, two = f"{g:,} groups of {each} {blocks}", f"{len(s)} contiguous parts"
                 return f"{one} became {two}" if gathered else f"{two} became {one}"
 
             made = (blocks[:, None] * unit + np.arange(unit)).reshape(-1)

@@ -97,7 +97,7 @@ def axis_words(ndim: int, axis: int) -> tuple[str, str]:
         return "element", "elements"
     if ndim == 2:
         return ("row", "rows") if axis == 0 else ("column", "columns")
-    return f"index of axis {axis}", f"indices of axis {axis}"
+    return f"axis-{axis} slice", f"axis-{axis} slices"
 
 
 def box_text(low: tuple[int, ...], high: tuple[int, ...], shape: tuple[int, ...]) -> str:

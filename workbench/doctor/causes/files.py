@@ -117,7 +117,9 @@ def zeroed(case: Case) -> Iterator[Match]:
         whole = frozenset(change.hit((*change.weights, *MASTERS), "zero"))
         whole = frozenset(name for name in whole if not name.endswith(BORN_ZERO))
         if whole and not kinds(whole) <= {"norm"}:
-            yield Match(change.leg, 0.85, whole, False, title="Weights became zero.")
+            # the updates after a start at zero are known, why it was zero is not: initial values often are
+            title = "Weights became zero." if change.exact else "Weights are where updates from zero lead."
+            yield Match(change.leg, 0.85 if change.exact else 0.7, whole, False, title=title)
     if signs := case.fired("S11"):
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -242,13 +244,14 @@ def another_depth(case: Case) -> Iterator[Match]:
     change = case.change(leg)
     copies = change.hit((*change.weights, *MASTERS), "moved.layer") if case.deeper > 0 else set()
     if case.deeper and (signs or copies):
+        layers = many(abs(case.deeper), "more layer" if case.deeper > 0 else "fewer layer")
         yield Match(
             leg,
             1.0,
             frozenset({name for one in signs for name in one.tensors} | copies),
             question="was the number of layers changed on purpose?",
             signs=tuple(signs),
-            title=f"The model has {many(abs(case.deeper), 'more layer' if case.deeper > 0 else 'fewer layer')} than before.",
+            title=f"The model has {layers} than before.",
         )
 
 

@@ -181,7 +181,13 @@ def replicas(case: Case) -> Iterator[Match]:
 
 
 def untied(case: Case) -> Iterator[Match]:
-    yield from _moved("F2")(case)  # an untied head that holds the embedding's values
+    for match in _moved("F2")(case):  # an untied head that holds the embedding's values, or the reverse
+        yield replace(
+            match,
+            title="The head and the embedding, which are two tensors, hold the same values.",
+            remedy="load each from its own tensor; tie them only if they were tied before",
+            losses="the first losses are wrong; they recover over hundreds of updates",
+        )
     new = [
         one
         for one in case.fired("R01", "P02", "N3", "S13", "R15")
@@ -211,6 +217,7 @@ OF_ONE_SAVE = "load weights and optimizer state from one save, and the weights t
 AVERAGES_ONLY = "the training loss does not show it; evaluations of the averaged weights do"
 RENEWED = "A copy that is not trained, such as a reference model, holds the trained weights."
 FROM_ITS_OWN = "load the copy from where it is stored; do not fill it from the trained weights"
+MERGED = "does the trainer merge the adapters into the weights as it goes on, and begin new ones?"
 WAS_RENEWED = "was the copy renewed on purpose?"
 RESTORE = "load the averages and their counter from the checkpoint that the weights are from"
 AVERAGE = "was training meant to go on from the averaged weights?"
@@ -400,9 +407,13 @@ def merged(case: Case) -> Iterator[Match]:
             )
             # a few rows that changed have a low rank too
             exact = rank is not None and adapted
-            yield Match(change.leg, 1.0, names - adapters, exact, reasons=case.against(("A2 F4 G6", words)))
+            question = MERGED if change.leg == "train" else ""  # as ReLoRA does while it trains
+            reasons = case.against(("A2 F4 G6", words))
+            yield Match(change.leg, 1.0, names - adapters, exact, question, reasons)
         elif adapters and adapters == names:
-            yield Match(change.leg, 0.97, adapters, False, title="The adapters are not those that were saved.")
+            title = "The adapters are not those that were saved."
+            question = MERGED if change.leg == "train" and case.fired("P27") else ""
+            yield Match(change.leg, 0.97, adapters, False, question, title=title)
     if signs := case.fired("N22"):
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 

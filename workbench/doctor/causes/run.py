@@ -415,6 +415,9 @@ def moments_rounded(case: Case) -> Iterator[Match]:
         yield Match("train", 0.9, signs=tuple(signs))
     for change in case.changes:
         names = frozenset(change.hit(MOMENTS, "rounded"))
+        if change.leg == "train":  # weights that moved far did so by more than rounded moments
+            held = (*change.weights, *MASTERS)
+            names -= change.hit(held) - change.hit(held, "slight")
         if names:
             exact = _typed(change, MOMENTS, names)
             yield Match(change.leg, 1.0, names, exact, _meant(change, MOMENTS, names))

@@ -97,7 +97,7 @@ def not_loaded(case: Case) -> Iterator[Match]:
                 title="Some weights and their optimizer state are new.",
             )
         names = _unlike(case, change)
-        if not case.mastered and names <= change.hit(change.weights, "fill"):
+        if not case.mastered:
             names |= _changed_some(change)  # initial values that are not constant
         whole = change.whole(change.weights, names)
         if not names or (kinds(names) == {"norm"} and _ones(change, names)):
@@ -312,7 +312,8 @@ def second_gone(case: Case) -> Iterator[Match]:
             words = f"the first moments of {len(held):,} of {many(len(names), 'parameter')} are not zero"
             reasons = case.against(("B1 B3", words if held else ""))
             title = "" if names & change.hit(("exp_avg_sq",)) else SECOND_LOST if held else PART_LOST
-            yield Match(change.leg, 1.0, names, reasons=reasons, title=title)
+            question = "was the optimizer replaced by one without second moments?" if _replaced(case, change) else ""
+            yield Match(change.leg, 1.0, names, question=question, reasons=reasons, title=title)
         if sunk := case.sunk(change):
             names = sunk | change.hit((*change.weights, *MASTERS))
             yield Match(change.leg, 0.96, names, title="The second moments were lost, or became far too small.")
@@ -330,6 +331,14 @@ def second_gone(case: Case) -> Iterator[Match]:
         yield Match("train", 0.97 if wild_steps else 0.7, frozenset(fallen))
     elif fallen and train.whole(train.weights, train.hit(train.weights, "other"), NEARLY_ALL) and case.grown(train):
         yield Match("train", 0.97, frozenset(fallen | train.hit(train.weights)))
+
+
+def _replaced(case: Case, change: LedgerLeg) -> bool:
+    """Return whether no second moments are stored any more, nor the ε in the param groups that they need."""
+    gone = change.whole(SECOND, change.hit(SECOND, "absent"))
+    before, later = case.evidence.before.facts.groups, case.later.facts.groups
+    with_eps = [any("eps" in one.settings for one in groups) for groups in (before, later)]
+    return gone and bool(later) and with_eps == [True, False]
 
 
 def other_binding(case: Case) -> Iterator[Match]:

@@ -107,6 +107,11 @@ class Schedule:
     source: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
+    @property
+    def by_metric(self) -> bool:
+        """Whether it waits for a metric to improve (torch's ReduceLROnPlateau): it counts evaluations, not updates."""
+        return "num_bad_epochs" in self.settings
+
 
 @dataclass(frozen=True)
 class Steps:

@@ -261,4 +261,7 @@ def move_text(one: Move) -> str:
     if whole(one):
         return f"{one.fqn!r} holds {one.sources[0]!r}"
     words = one.text or blocks_text(one.blocks, [repr(name) for name in one.sources])
+    if words.startswith("transposed: "):  # which the tag says already
+        before, _, after = words.removeprefix("transposed: ").partition(" became ")
+        return repr(one.fqn) if before == after else f"in {one.fqn!r}, {before} became {after}"
     return f"in {one.fqn!r} {words}"

@@ -100,10 +100,17 @@ def _named(case: Case, sign: Sign) -> CauseExplanation:
     causes = [cause for cause in sign.causes or RULES[sign.rule].causes if _possible(case, cause)]
     causes = causes or list(sign.causes or RULES[sign.rule].causes)
     match = None
-    if sign.rule in CHANGED:  # what changed is known, why is not
-        names, title = frozenset(sign.tensors), _sentence(sign)
-        remedy = RULES[sign.rule].remedy
-        match = Match(leg_of(sign), UNNAMED, names, signs=(sign,), title=title, remedy=remedy)
+    unstored = sign.evidence.get("kind") == "unstored"
+    if sign.rule in CHANGED or unstored:  # what changed is known, why is not
+        match = Match(
+            leg_of(sign),
+            UNNAMED,
+            frozenset(sign.tensors),
+            signs=(sign,),
+            title=_sentence(sign),
+            question="was it left out on purpose?" if unstored else "",
+            remedy="save it and load it, if the run still uses it" if unstored else RULES[sign.rule].remedy,
+        )
     return CauseExplanation(causes[0], match, [], [], UNNAMED * weight(sign), 0.0, causes[1] if len(causes) > 1 else "")
 
 
@@ -114,7 +121,10 @@ def _sentence(sign: Sign) -> str:
 
 
 def _possible(case: Case, cause: str) -> bool:
-    """Return whether the checkpoints have what a cause is about: masters, Adam's moments."""
+    """Return whether the checkpoints have what a cause is about: masters, Adam's moments, counters that restarted."""
+    counters = case.counters("train")
+    if cause == "B1" and counters.kept and counters.kept == counters.known:
+        return False
     return (case.mastered or cause not in ("D1", "D2", "D3")) and (case.adam or cause not in ("B3", "B4", "B5", "B6"))
 
 

@@ -52,6 +52,7 @@ GROWN = 2.0  #: least v_B/v_A over all elements of a parameter from which its pr
 SHARP = 0.05  #: standard deviation of log v_B about a line over log v_A below which no gradient blurred it
 #: Words in the keys of integers that count updates.
 _COUNTS = re.compile(r"batch|count|step|averaged|updates|iter")
+_COUNTED = re.compile(r"(?:^|[._])(?:counts?|num|n|seen|steps?)$")  #: names of counts that are stored as floats
 #: Last parts of keys of integers that begin anew when a ring is full.
 _WRAPS = re.compile(r".*(?:ptr|pointer|cursor|position|pos|index|idx|head)")
 LEVEL = 0.2  #: standard deviation of log v_B over that of log v_A from which the old profile is lost
@@ -429,7 +430,10 @@ def _counters(pair: Pair, found: Outcome) -> None:
     seen = 0
     for key in _spread(held):
         try:
-            old, new = (int(_sample(side.ckpt[key])[0]) for side in (pair.stored, pair.b))
+            values = [float(_sample(side.ckpt[key])[0]) for side in (pair.stored, pair.b)]
+            if not values[0].is_integer():
+                continue  # one that decays
+            old, new = map(int, values)
         except (WorkbenchError, IndexError, ValueError, OverflowError) as error:
             found.not_checked["P24"] = f"{key!r}: {error}"
             continue
@@ -456,8 +460,11 @@ def _counters(pair: Pair, found: Outcome) -> None:
 
 
 def _is_counter(state: State, at: int) -> bool:
-    role = state.names.roles[at]
-    return state.ckpt.catalog.numel[at] == 1 and role in ("buffer", "other") and state.dtype(at) in ("int64", "int32")
+    catalog = state.ckpt.catalog
+    if catalog.numel[at] != 1 or state.names.roles[at] not in ("buffer", "other"):
+        return False
+    integers = state.dtype(at) in ("int64", "int32")
+    return integers or (state.dtype(at).startswith("float") and _COUNTED.search(catalog.keys[at].lower()) is not None)
 
 
 def _buffers(pair: Pair, found: Outcome) -> int:
@@ -682,7 +689,8 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
     found.checked["P27"] = many(len(bases), "weight")
     moved = [fqn for fqn, sums in bases.items() if sums.dd > 0 or sums.nan]  # a NaN that stays is not a change
     if moved:
-        text = f"{len(moved):,} of {many(len(bases), 'weight')} that the optimizer does not train changed"
+        which = "under adapters" if numbered else "that the optimizer does not train"
+        text = f"{len(moved):,} of {many(len(bases), 'weight')} {which} changed"
         adapted = [fqn for fqn in moved if _module(fqn) in under][:RANKED]
         places = {fqn: roles["param"] for fqn, roles in pair.shared() if fqn in adapted}
         try:

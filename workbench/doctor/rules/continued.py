@@ -356,7 +356,7 @@ def _unstored(pair: Pair, rule: Rule) -> list[Sign]:
     found = []
     for part in sorted(a.parts - b.parts):
         causes = {"schedule": ("C1",), "loss scale": ("D8",), "data loader": ("C6",), "average": ("F4",)}[part]
-        words = f"the {part} is no longer stored: does the run not use it any more?"
+        words = f"the {part} is no longer stored"
         found.append(rule.sign(words, {"kind": "unstored", "part": part}, severity="warn", causes=causes))
     held: dict[str, tuple[Any, Any, str]] = {
         "data position": (a.value("consumed_samples"), b.value("consumed_samples"), "C6")
@@ -365,7 +365,9 @@ def _unstored(pair: Pair, rule: Rule) -> list[Sign]:
     held["masters"] = (masters[0], masters[1], "D1")
     for part, (old, new, cause) in held.items():
         if old is not None and new is None and rule is P29:
-            words = f"{part} {'are' if part == 'masters' else 'is'} no longer stored: does the run not use it any more?"
+            words = (
+                f"{'the ' if part == 'masters' else ''}{part} {'are' if part == 'masters' else 'is'} no longer stored"
+            )
             found.append(rule.sign(words, {"kind": "unstored", "part": part}, severity="warn", causes=(cause,)))
     held_states, left_states = pair.a.generators, pair.b.generators
     if not held_states or left_states or len(one.catalog.files) != len(two.catalog.files):
@@ -655,6 +657,8 @@ def _ends(a: TrainingState, b: TrainingState) -> tuple[float, float] | None:
     """Return the positions of both schedules in updates, if both count updates or samples of one batch size."""
     one, two = a.schedule, b.schedule
     if one is None or two is None or one.count is None or two.count is None:
+        return None
+    if one.by_metric and two.count >= one.count:
         return None
     found = []
     for side, schedule, count in ((a, one, one.count), (b, two, two.count)):

@@ -257,7 +257,10 @@ def _strangers(seen: Sequence[SeenWeight], of: int) -> Iterator[Sign]:
         return
     high = max(one.cosine for one in seen)
     causes = ("A1", "A2", "D2") if 2 * len(seen) > of else ("A2", "D2")
-    text = f"no row or column of before is in {_count(seen)}: the cosine of their rows is at most {high:.2g}"
+    hold = "holds" if len(seen) == 1 else "hold"
+    text = (
+        f"{_count(seen)} {hold} no row or column of before: the cosine similarity of their rows is at most {high:.2g}"
+    )
     yield _sign(P18, [one.atom for one in seen], text, causes, None, {"in": "before → after", "cosine": high})
 
 

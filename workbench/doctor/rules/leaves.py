@@ -30,13 +30,14 @@ from workbench.errors import WorkbenchError
 R17 = Rule(
     "R17", "a value beside the tensors changed in the load", ("D8", "C1", "C6", "B2", "F4"), "echo",
     "a save right after the load holds what was loaded", "exact; files that no reader opens: byte by byte",
-    "round trip", "warn", "values that a launch sets itself: times, paths, versions", "restore the named value"
+    "round trip", "warn", "values that a launch sets itself: times, paths, versions",
+    "restore what is named, if it was not intended"
 )  # fmt: skip
 P52 = Rule(
     "P52", "a setting beside the tensors changed", ("H1", "H2"), "pair",
     "arguments and configs that are stored with a checkpoint do not change by themselves", "exact",
     "PEFT adapter_config.json, transformers config.json and training_args.bin", "warn",
-    "settings that were changed on purpose", "restore the named value"
+    "settings that were changed on purpose", "restore what is named, if it was not intended"
 )  # fmt: skip
 register(R17, P52)
 
@@ -70,8 +71,8 @@ UNCOMPARED = SWITCHES | {"params", "param_names"}  #: fields of param groups tha
 REMARKS = ("other", "generators", "arguments")  #: topics whose change may mean nothing
 #: Values that identify a launch or a save, or that are measured.
 _PASSING = re.compile(
-    r"(?:^|[._/])(?:\w*time\w*|clock|date|\w*path|\w*dir|\w*file\w*|host\w*|\w*version|rank|world_size|device|verbose"
-    r"|uuid|pid|run_id|job_id|save_log|should_\w+)(?:$|[._/\[])"
+    r"(?:^|[._/])(?:\w*time\w*|\w*path|\w*dir|\w*file\w*|host\w*|\w*version|should_\w+)(?:$|[._/\[])"
+    r"|(?:^|[./])(?:\w+_)?(?:clock|date|rank|world_size|device|verbose|uuid|pid|run_id|job_id|save_log)(?:$|[./\[])"
 )
 #: Paths that are not of this launch alone: what is trained on.
 _INPUTS = re.compile(r"(?:data|corpus|blend|tokenizer|vocab)\w*(?:$|\[)")

@@ -62,7 +62,7 @@ ALIKE = 0.999  #: cosine from which three digits no longer tell the difference
 FORMS = {
     "nan": ("R03", "are no longer finite: {text}"),
     "zero": ("R03", "are zero now"),
-    "zeros": ("R08", "have a run of elements that became zero{text}"),
+    "zeros": ("R08", "have a run of elements that became zero: {text}"),
     "flip": ("R06", "differ in single bits: {text}"),
     "fill": ("R09", "are constant: {text}"),
     "ratio": ("R09", "are the old values times one factor: {text}"),
@@ -71,7 +71,7 @@ FORMS = {
     "swapped": ("R02", "are swapped: {text}"),
     "weights": ("R03", "are copies of the weights, such as that of {text}"),
     "other": ("R09", "are unlike the old values"),
-    "part": ("R09", "differ only in a part{text}"),
+    "part": ("R09", "differ only in a part: {text}"),
 }
 
 #: Quantities → form → the causes of such a change, likeliest first; "" for all other forms. Patterns of causes, which
@@ -117,11 +117,11 @@ def load_signs(atoms: Atoms, looks: Sequence[AtomLook]) -> Iterator[Sign]:
 def _plain(atoms: Atoms, kind: str, some: Sequence[AtomLook]) -> Sign:
     rule, words = FORMS[kind]
     text = some[0].text
-    if kind in ("zeros", "part"):
-        text = f", in {some[0].atom.fqn!r} {text}" if text else ""
+    if kind == "zeros":
+        text = text.replace(" became zero", f" of {some[0].atom.fqn!r}", 1)
     elif kind == "weights":
         text = repr(some[0].atom.fqn)
-    elif kind in ("flip", "nan", "fill", "ratio", "power"):
+    elif kind in ("flip", "nan", "fill", "ratio", "power", "part"):
         text = f"in {some[0].atom.fqn!r}, {text}"
     evidence: dict[str, Any] = {"form": kind}
     tail = ""
@@ -148,7 +148,8 @@ def _line(atoms: Atoms, flat: Sequence[AtomLook]) -> Iterator[Sign]:
     if not flat:
         return
     one = flat[0]
-    at, source, first = next((w for w in one.windows if w[1] != one.atom.fqn), one.windows[0])
+    far = (w for w in one.windows if w[1] != one.atom.fqn)
+    at, source, first = next(far, next((w for w in one.windows if w[0] != w[2]), one.windows[0]))
     if source == one.atom.fqn:
         words = f"are shifted by {at - first:+,} elements from {source!r} on, across tensors"
     else:
@@ -218,6 +219,15 @@ def _called(roles: Sequence[str]) -> str:
     return f"{', '.join(known[:-1])} and {known[-1]}"
 
 
+_SINGULAR = {"are": "is", "have": "has", "differ": "differs"}
+
+
+def _of_one(words: str) -> str:
+    """Return a predicate in the singular."""
+    verb, _, rest = words.partition(" ")
+    return f"{_SINGULAR.get(verb, verb)} {rest}"
+
+
 def _sign(
     rule: str, atoms: Atoms, looks: Sequence[AtomLook], words: str, severity: str | None = None, **evidence: Any
 ) -> Sign:
@@ -226,7 +236,7 @@ def _sign(
     roles = sorted({one.atom.role for one in looks})
     of = len({owner for atom in atoms.rows if atom.role in roles for owner in atom.owners})
     found = {"in": "before → echo", "roles": roles, **evidence}
-    text = f"{len(owners):,} of {of:,} buffers {words}"
+    text = f"{len(owners):,} of {of:,} buffers {_of_one(words) if len(owners) == 1 else words}"
     if roles != ["buffer"]:
         text = f"{_called(roles)} of {len(owners):,} of {of:,} parameters {words}"
     form = str(evidence.get("form", looks[0].kind))

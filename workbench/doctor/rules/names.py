@@ -106,7 +106,8 @@ def same_parameters(pair: Pair) -> list[Sign] | str:
     for words, names in (("vanished", gone), ("appeared", new)):
         if names:
             severity = "info" if None not in tied and tied[0] != tied[1] else "warn" if pair.mapped else "error"
-            message = f"{many(len(names), 'parameter')} {words}: {', '.join(map(repr, names[:4]))}"
+            more = f" and {len(names) - 4:,} more" if len(names) > 4 else ""
+            message = f"{many(len(names), 'parameter')} {words}: {', '.join(map(repr, names[:4]))}{more}"
             causes = ("H2", "A2") if words == "vanished" and not kinds(names) <= {"embed", "head"} else P02.causes
             sign = P02.sign(
                 message, {"kind": words}, names[:NAMED], hit=len(names), of=len(a), severity=severity, causes=causes

@@ -127,10 +127,11 @@ def _numbers(found: Mapping[str, OneState], earlier: State | None) -> Iterator[S
         yield _sign("S01", broken, words, count=count)
     if large:
         most = max(one[2] for one in large)
+        times = f"{most:,.0f}" if most < 1e9 else f"{most:.3g}"
         yield _sign(
             "S02",
             large,
-            f"the largest element, isolated, is {most:,.0f} times the median magnitude, in {_names(large)}",
+            f"the largest element, isolated, is {times} times the median magnitude, in {_names(large)}",
             most=most,
         )
     if negative:

@@ -48,7 +48,7 @@ register(
          "exact, with rounding", LAWS, "error", "beta2 was lower and no file stores it",
          "load exp_avg_sq of the checkpoint that was resumed from",
          looked=lambda one: one.floor.of),
-    Rule("P04", "moments that did not evolve from the older ones", ("B1", "B5", "B6", "E13", "G6"), "pair",
+    Rule("P04", "moments that did not evolve from the older ones", ("B1", "B6", "B5", "E13", "G6"), "pair",
          "(m_B − β1^k·m_A)² ≤ K_k·(v_B − β2^k·v_A)", "exact, with rounding", LAWS, "error",
          "other betas in between, or a wrong number of updates", "load the optimizer's state of the same parameter",
          looked=lambda one: one.transition.of),
@@ -207,7 +207,8 @@ def _counts(
         skipped = skipped and (any(scaled(state.facts) for state in (pair.a, pair.b)) or _of_batches(pair.a))
         steps = max(due[fqn] for fqn in trained)
         why = "although their moments changed" if moved else f"although the trainer made {many(steps, 'step')}"
-        text = f"all {len(trained):,} trained parameters are equal bit for bit, {why}"
+        equal = sum(sums.unchanged == sums.count for sums in going.values())
+        text = f"{equal:,} of {many(len(going), 'parameter')} are equal bit for bit, {why}"
         due_to_move = going_on and steps >= 1 and all(types[fqn] == "float32" for fqn in trained)
         meant = skipped or (moved and not due_to_move)
         yield _sign("N25", list(trained), text, len(trained), severity="info" if meant else None)
@@ -444,9 +445,8 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
         value = median(off.values())
         low, high = updates[next(iter(off))].lr or (0.0, 0.0)
         sure = all(updates[fqn].certain for fqn in off)
-        text = (
-            f"the update was made with lr {value:.4g} in {_names(list(off))}; the stated lr is {low:.4g} to {high:.4g}"
-        )
+        made = f"with lr {value:.4g}" if value >= 0 else "against the direction of the moments"
+        text = f"the update was made {made} in {_names(list(off))}; the stated lr is {low:.4g} to {high:.4g}"
         yield _sign("P13", list(off), text, of, None if sure else "warn", lr=value, stated=[low, high])
     of_all = {fqn: sums for fqn, sums in found.items() if sums.moved_of and (updates[fqn].before or 0) > 0}
     # steady gradients move weights by lr too, with moments that continue

@@ -149,9 +149,8 @@ def _among(facts: TrainingState) -> list[Sign]:
     of = sum(counts.values())
     names = [name for name, value in facts.steps.by_name.items() if value != usual]
     whole = [file for file, counts_of in facts.steps.by_file.items() if usual not in counts_of]
-    words = f"{off:,} of {of:,} counters are not at {usual:,.0f} but at " + ", ".join(
-        f"{value:,.0f}" for value in sorted(counts) if value != usual
-    )
+    others = ", ".join(f"{counts[value]:,} at {value:,.0f}" for value in sorted(counts) if value != usual)
+    words = f"the optimizer's counters disagree: {of - off:,} are at {usual:,.0f}, {others}"
     words += f"; these are all counters in {whole[0]!r}" if whole else ""
     words += f"; replicas of {len(facts.steps.split):,} disagree" if facts.steps.split else ""
     proved = bool(whole or facts.steps.split) and off < of
@@ -267,6 +266,8 @@ def _position(facts: TrainingState) -> list[Sign] | str:
         return found
     if schedule is None or schedule.count is None or step is None:
         return "no schedule's position is stored" if step is not None else "no step is stored"
+    if schedule.by_metric:
+        return "the schedule counts evaluations, not updates"
     count, unit = schedule.count, 1
     if schedule.kind == "megatron":
         batch = facts.value("global_batch")
