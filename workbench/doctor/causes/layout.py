@@ -224,18 +224,37 @@ FROM_ITS_OWN = "load the copy from where it is stored; do not fill it from the t
 MERGED = "does the trainer merge the adapters into the weights as it goes on, and begin new ones?"
 WAS_RENEWED = "was the copy renewed on purpose?"
 RESTORE = "load the averages and their counter from the checkpoint that the weights are from"
+FOLLOWS = "A network that follows another one holds that one's weights."
+TARGETS = "what is computed from that network, such as targets, jumps once"
+MADE_ANEW = "was it made anew from the weights on purpose?"
 AVERAGE = "was training meant to go on from the averaged weights?"
 
 
 def averaged(case: Case) -> Iterator[Match]:
     for match in _moved("F4")(case):
-        beside = {name for name in case.change(match.leg).hit(("buffer",)) if is_follower(name)}  # its statistics
+        change = case.change(match.leg)  # its other weights, which updates may have changed since, and its statistics
+        beside = {name for name in change.hit((*change.weights, "buffer")) if is_follower(name)}
         yield replace(
             match,
             names=match.names | beside,
             exact=False,
-            title="A network that follows another one holds that one's weights.",
-            question="was it made anew from the weights on purpose?",
+            title=FOLLOWS,
+            question=MADE_ANEW,
+            remedy=FROM_ITS_OWN,
+            losses=TARGETS,
+        )
+    copied = [one for one in case.fired("P35") if one.tensors and all(map(is_follower, one.tensors))]
+    if copied and not all(is_reference(name) for one in copied for name in one.tensors):
+        names = frozenset(name for one in copied for name in one.tensors)
+        yield Match(
+            "train",
+            0.9,
+            names,
+            question=MADE_ANEW,
+            signs=tuple(copied),
+            title=FOLLOWS,
+            remedy=FROM_ITS_OWN,
+            losses=TARGETS,
         )
     stored = [one for one in case.fired("R16") if any(word in one.tensors[0].lower() for word in OF_AVERAGES)]
     if stored:
