@@ -115,6 +115,8 @@ def not_loaded(case: Case) -> Iterator[Match]:
         if not names & _unlike(case, change):
             title = "Some weights differ from the saved ones."
             question = OUTSIDE if change.leg == "train" else ""
+        elif change.leg == "load" and [case.numel(name) for name in names] == [1]:  # such as a temperature
+            question = "was it set to a new value on purpose?"
         elif kinds(names) == {"head"} and change.whole(MOMENTS, change.hit(MOMENTS, *GONE)):
             title, question = "The head is new.", "was it started anew on purpose, with a fresh optimizer?"
         elif change.leg == "train" and (found := _cosines_of(change, names)) and median(found) > KIN:
