@@ -123,7 +123,7 @@ def unrounded(before: Stored, echo: Stored, got: re.Match[str]) -> None:
 KINDS: dict[str, Callable[[Stored, Stored, re.Match[str]], None]] = {
     r"([\d,]+) of ([\d,]+) (weights|masters|moments) \(([\d,]+) elements\) are equal bit for bit": equal_tensors,
     r"([\w, ]+?) of ([\d,]+) of ([\d,]+) parameters are zero now": zero_now,
-    r"([\w, ]+?) of ([\d,]+) of ([\d,]+) parameters (?:have different values|are unlike the old values)": changed,
+    r"([\w, ]+?) of ([\d,]+) of ([\d,]+) parameters have different values": changed,
     r"([\d,]+) of ([\d,]+) of the optimizer's counters went from ([\d,]+) to ([\d,]+)": counters,
     r"([\d,]+) elements? of .*? (?:are|is) NaN or infinite": not_finite,
     r"([\d,]+) of ([\d,]+) optimizer counters are at 0 or 1": fresh,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -1082,3 +1083,156 @@ def test_an_average_that_began_anew_may_be_as_large_after_some_updates(tmp_path,
     train(20)
     found = wb.doctor(one, saved(tmp_path / "b.pt", 80))
     assert [one.cause for one in found.causes] == (["B1"] if lost else [])
+
+
+# ---- another model, optimizer or schedule, on purpose ----------------------------------------------------------------
+
+
+class Deep(Run):
+    """Layers of one shape between an embedding and a head."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = [torch.nn.Linear(16, 16) for _ in range(layers)]
+        self.outer = torch.nn.ModuleDict({"embed_tokens": torch.nn.Linear(16, 16), "lm_head": torch.nn.Linear(16, 16)})
+        self.fresh()
+
+    def fresh(self) -> None:
+        parts = [*getattr(self, "layers", []), *getattr(self, "outer", {}).values()]
+        weights = [weight for part in parts for weight in part.parameters()]
+        self.optimizer = torch.optim.AdamW(weights or self.model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+
+    def train(self, updates: int) -> Deep:
+        for _ in range(updates):
+            self.optimizer.zero_grad()
+            x = torch.randn(8, 16)
+            y = self.outer["embed_tokens"](x)
+            for layer in self.layers:
+                y = y + torch.tanh(layer(y))
+            (self.outer["lm_head"](y) - x.roll(1, 1)).square().mean().backward()
+            self.optimizer.step()
+        return self
+
+    def saved(self, path: Path, step: int) -> Path:
+        held = {
+            f"layers.{at}.mlp.up_proj.{n}": w for at, one in enumerate(self.layers) for n, w in one.state_dict().items()
+        }
+        held |= self.outer.state_dict()
+        torch.save({"model": held, "optimizer": self.optimizer.state_dict(), "step": step}, path)
+        return path
+
+
+@pytest.mark.parametrize(
+    ("order", "title"),
+    [
+        ((0, 0, 1, 1, 2, 2), "The model has 3 more layers than before."),
+        ((0, 1), "The model has 1 fewer layer than before."),
+        ((1, 0, 2), None),
+    ],
+)
+def test_a_model_that_was_made_deeper_or_shallower(tmp_path, order, title):
+    run = Deep(3).train(20)
+    one = run.saved(tmp_path / "a.pt", 20)
+    run.layers = [deepcopy(run.layers[at]) for at in order]
+    run.fresh()
+    echo = run.saved(tmp_path / "echo.pt", 20)
+    two = run.train(3).saved(tmp_path / "b.pt", 23)
+    for found in (wb.doctor(one, two), wb.doctor(one, echo=echo)):
+        told = {cause.title: cause.severity for cause in found.causes}
+        if title is None:
+            assert told["Layers are duplicated, swapped or shifted."] == "error"
+        else:
+            assert "error" not in told.values()
+    if title is not None:
+        assert {cause.title: cause.question for cause in wb.doctor(one, two).causes}[title]
+
+
+def test_parameters_that_vanished_are_named_and_not_called_tied(tmp_path):
+    run = Deep(3).train(20)
+    one = run.saved(tmp_path / "a.pt", 20)
+    two = run.train(1).saved(tmp_path / "b.pt", 21)
+    held = torch.load(two)
+    del held["model"]["layers.1.mlp.up_proj.bias"]
+    torch.save(held, two)
+    found = wb.doctor(one, two)
+    assert "1 parameter vanished: 'layers.1.mlp.up_proj.bias'" in found.causes[0].title and found.exit_code == 2
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_new_head_with_a_fresh_optimizer_is_asked_about(tmp_path, fresh):
+    run = Deep(2).train(20)
+    one = run.saved(tmp_path / "a.pt", 20)
+    run.outer["lm_head"].reset_parameters()
+    if fresh:
+        run.fresh()
+    found = wb.doctor(one, echo=run.saved(tmp_path / "echo.pt", 20))
+    assert ("error" in {cause.severity for cause in found.causes}) != fresh
+    assert "A2" in [cause.cause for cause in found.causes]
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_an_optimizer_without_second_moments_takes_over_the_first(tmp_path, replaced):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    held = torch.load(one)
+    for state in held["optimizer"]["state"].values():
+        del state["exp_avg_sq"]
+    if replaced:
+        held["optimizer"]["param_groups"] = [
+            {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.1, "params": [0, 1, 2, 3]}
+        ]
+    torch.save(held, tmp_path / "echo.pt")
+    found = wb.doctor(one, echo=tmp_path / "echo.pt")
+    assert (found.causes[0].cause, bool(found.causes[0].question)) == ("B4", replaced)
+
+
+def test_a_schedule_that_waits_for_a_metric_counts_no_updates(tmp_path):
+    run = Run()
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(run.optimizer, patience=3)
+
+    def saved(path: Path, updates: int, step: int, *losses: float) -> Path:
+        run.schedule = None
+        run.train(updates)
+        for loss in losses:
+            plateau.step(loss)
+        run.schedule = plateau
+        return run.save(path, step=step)
+
+    one = saved(tmp_path / "a.pt", 30, 30, 3.0, 2.0, 1.0)
+    found = wb.doctor(one, saved(tmp_path / "b.pt", 10, 40, 0.9))
+    assert grave(found) == [] and "schedule" not in found.verdict
+
+
+@pytest.mark.parametrize("left", ["schedule", None])
+def test_what_is_no_longer_stored_is_named(tmp_path, left):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda _: 1.0)
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    run.train(2)
+    if left:
+        run.schedule = None
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=22))
+    assert [cause.title for cause in found.causes] == (
+        ["Since the resume, the schedule is no longer stored."] if left else []
+    )
+    assert found.exit_code == (1 if left else 0) and all(cause.question for cause in found.causes)
+
+
+@pytest.mark.parametrize(("new", "told"), [(3228.0, False), (68.0, True)])
+def test_a_count_that_is_stored_as_a_float(tmp_path, new, told):
+    run = Run().train(20)
+    run.model.register_buffer("obs_count", torch.tensor(3196.0))
+    one = run.save(tmp_path / "a.pt", step=20)
+    run.model.obs_count.fill_(new)
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))
+    assert ([cause.cause for cause in found.causes] == ["A5"]) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("per_device_train_batch_size", True), ("device", False), ("local_rank", False)]
+)
+def test_a_batch_for_each_device_is_no_device(tmp_path, name, told):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20, callbacks={"args": {name: 4}})
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21, callbacks={"args": {name: 2}}))
+    assert (f"{name} 4 → 2. Is that expected?" in found.verdict) == told and grave(found) == []

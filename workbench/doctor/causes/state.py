@@ -110,6 +110,8 @@ def not_loaded(case: Case) -> Iterator[Match]:
         )
         strength = 0.7 if whole else 0.95 if change.hit(change.weights, "other") & names else 0.8
         title = question = ""
+        if len(names) > 1:
+            title = "Tensors were not loaded and kept their initial values."
         if not names & _unlike(case, change):
             title = "Some weights differ from the saved ones."
             question = OUTSIDE if change.leg == "train" else ""

@@ -70,7 +70,7 @@ FORMS = {
     "near": ("R09", "have different values"),
     "swapped": ("R02", "are swapped: {text}"),
     "weights": ("R03", "are copies of the weights, such as that of {text}"),
-    "other": ("R09", "are unlike the old values"),
+    "other": ("R09", "have different values"),
     "part": ("R09", "differ only in a part: {text}"),
 }
 
