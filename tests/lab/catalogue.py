@@ -46,6 +46,8 @@ from tests.lab.opened14_state import STATE14
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
+from tests.lab.sealed15_healthy import HEALTHY15
+from tests.lab.sealed15_live import FAULTS15
 from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
@@ -75,7 +77,7 @@ _OPENED = (
     *(*FAULTS14, *STATE14, *HEALTHY14),
 )
 #: Faults whose results are printed only as counts.
-SEALED: tuple[Fault, ...] = ()
+SEALED: tuple[Fault, ...] = (*FAULTS15, *HEALTHY15)
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},
