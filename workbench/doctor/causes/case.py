@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -20,7 +20,7 @@ from workbench.doctor.facts.evidence import Evidence, State, is_numbered
 from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, WEIGHTS
 from workbench.doctor.ledger.rows import Ledger, LedgerLeg
 from workbench.doctor.ledger.sign import SAVED, Outcome, Sign, many
-from workbench.names.weights import parse
+from workbench.names.weights import Weight, parse
 
 ALONE = ("before", "echo", "after")
 #: A sign's ``evidence["in"]`` → leg of the ledger.
@@ -40,6 +40,17 @@ FLIPS, FLIPPED = 8, 2  #: most elements and most tensors that an accident damage
 OF_MOMENTS = frozenset({"S04", "P03", "P04", "P05", "P06", "P08", "P11"})  #: rules that moments of one run obey
 UNRULY = "the moments broke Adam's law before the resume too: does the trainer change them outside of updates?"
 OUTSIDE = "does the trainer change weights outside the optimizer's update?"
+
+
+OF_OPTIMIZER = frozenset({"B1", "B2", "B3", "B4", "B5", "B11"})
+OF_WEIGHTS = frozenset({"A2", "A3", "D7", "E1", "E7", "E8", "E9", "E10", "E12", "F2", "F4", "F6", "F7", "G6"})
+RESHAPED = "was the state of these tensors begun anew on purpose, with their new shapes?"
+REGROUPED = "were parameters moved between param groups on purpose?"
+RESET = "were the moments reset on purpose, together with the schedule?"
+EXCHANGED = "was the optimizer exchanged on purpose?"
+ANEW = "was a new run started from other weights on purpose, with a fresh optimizer?"
+#: Fields of param groups that some kinds of optimizers have and others lack.
+FIELDS = frozenset({"betas", "eps", "momentum", "nesterov", "dampening", "rho", "alpha", "ns_steps", "beta2_decay"})
 
 
 @dataclass(frozen=True)
@@ -115,6 +126,8 @@ class Case:
     ) -> None:
         self.evidence, self.outcome, self.ledger = evidence, outcome, ledger
         self.alone, self.pairs, self.traits = alone, pairs, dict(traits or {})
+        self.begun: frozenset[str] = frozenset()  # legs on which the whole optimizer began anew
+        self.restarted = False  # the schedule
         self._changes: dict[str, LedgerLeg] = {}
 
     # ---- legs --------------------------------------------------------------------------------------------------------
@@ -266,16 +279,37 @@ class Case:
     @cached_property
     def deeper(self) -> int:
         """How many layers more the later model has, negative if fewer; 0 if it differs outside of its layers, too."""
-        held = [
-            {fqn for fqn, roles in state.params.items() if "param" in roles}
+        return self._more(lambda one: None if one.layer is None else (one.stack, one.layer))
+
+    @cached_property
+    def wider(self) -> int:
+        """How many experts more all layers of the later model have together, as :attr:`deeper`."""
+        return self._more(lambda one: None if one.expert is None else (one.stack, one.layer, one.expert))
+
+    def _more(self, part: Callable[[Weight], object]) -> int:
+        sides = [
+            {fqn: part(parse(fqn)) for fqn, roles in state.params.items() if "param" in roles}
             for state in (self.evidence.before, self.later)
         ]
-        before, later = ({fqn: parse(fqn) for fqn in names} for names in held)
-        outer = [{fqn for fqn, one in names.items() if one.layer is None} for names in (before, later)]
-        depths = [
-            {(one.stack, one.layer) for one in names.values() if one.layer is not None} for names in (before, later)
-        ]
-        return len(depths[1]) - len(depths[0]) if outer[0] == outer[1] and all(depths) else 0
+        outer = [{fqn for fqn, of in names.items() if of is None} for names in sides]
+        counts = [len({of for of in names.values() if of is not None}) for names in sides]
+        return counts[1] - counts[0] if outer[0] == outer[1] and all(counts) else 0
+
+    @cached_property
+    def reshaped(self) -> frozenset[str]:
+        """The parameters that have another shape."""
+        kinds = ("have another shape", "changed shape")
+        signs = [one for one in self.fired("R01", "P02") if one.evidence.get("kind") in kinds]
+        return frozenset(name for one in signs for name in one.tensors)
+
+    @cached_property
+    def exchanged(self) -> bool:
+        """Whether the param groups of the later checkpoint have the fields of another kind of optimizer."""
+        before, later = (
+            {name for group in state.facts.groups for name in group.settings}
+            for state in (self.evidence.before, self.later)
+        )
+        return bool(before and later and (before ^ later) & FIELDS)
 
     @cached_property
     def saved(self) -> bool:
@@ -357,14 +391,33 @@ def leg_of(sign: Sign) -> str:
     return LEG_OF.get(where_of(sign), "")
 
 
-def matches(case: Case, causes: Mapping[str, Any]) -> Iterator[tuple[str, Match]]:
-    """Yield what the pattern of each cause finds."""
-    for cause in causes.values():
-        if cause.pattern is not None:
-            for match in cause.pattern(case):
-                if case.unruly and _of_moments(case, match) and not match.question:
-                    match = replace(match, exact=False, question=UNRULY)
-                yield cause.id, match
+def matches(case: Case, causes: Mapping[str, Any]) -> list[tuple[str, Match]]:
+    """Return what the pattern of each cause finds, as a question where other changes suggest that it was intended."""
+    found = [(one.id, match) for one in causes.values() if one.pattern is not None for match in one.pattern(case)]
+    case.begun = frozenset(match.leg for cause, match in found if cause == "B1" and match.question)
+    case.restarted = any(cause == "C1" for cause, _ in found)
+    return [(cause, match if match.question else _with(match, asked(case, cause, match))) for cause, match in found]
+
+
+def _with(match: Match, question: str) -> Match:
+    return replace(match, exact=False, question=question) if question else match
+
+
+def asked(case: Case, cause: str, match: Match) -> str:
+    """Return the match's question, or one that other changes of the same load suggest; "" if there is none."""
+    if match.question:
+        return match.question
+    if case.unruly and _of_moments(case, match):
+        return UNRULY
+    if cause in OF_OPTIMIZER and case.exchanged:
+        return EXCHANGED
+    if cause == "B1" and match.names and match.names <= case.reshaped:
+        return RESHAPED
+    if cause == "B1" and any(one.evidence.get("kind") in ("sizes", "groups") for one in case.fired("R12")):
+        return REGROUPED
+    if cause == "B3" and case.restarted:
+        return RESET
+    return ANEW if cause in OF_WEIGHTS and match.leg in case.begun else ""
 
 
 def _of_moments(case: Case, match: Match) -> bool:

@@ -11,7 +11,7 @@ from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.roles import BUFFERS, FIRST, MASTERS, MOMENTS, SECOND, STATE, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg, Status
 from workbench.doctor.ledger.sign import many
-from workbench.names.weights import kinds
+from workbench.names.weights import kinds, parse
 
 HASHES = "content hashes of the save (workbench manifest), or an echo"
 RESTORE = "restore the file from a copy, or go back to the previous checkpoint"
@@ -113,7 +113,14 @@ def zeroed(case: Case) -> Iterator[Match]:
         rows = patch & change.hit((*change.weights, *MASTERS), "part")
         patch -= {name for name in rows if kinds([name]) <= {"embed", "head"}}  # complete rows of a vocabulary
         if patch:
-            yield Match(change.leg, 0.97, patch, False, title="A small part of one tensor is damaged.")
+            # damage would be in one of them
+            both = change.leg == "train" and patch <= change.hit(change.weights) & change.hit(MOMENTS)
+            one = "one tensor is" if len(patch) == 1 else f"{len(patch):,} tensors is"
+            title = f"A small part of {one} damaged."
+            if both:
+                title = "A part of a tensor, and of its optimizer state, did not continue."
+            question = "does the trainer begin units anew, with their optimizer state?" if both else ""
+            yield Match(change.leg, 0.97, patch, False, question, title=title)
         whole = frozenset(change.hit((*change.weights, *MASTERS), "zero"))
         whole = frozenset(name for name in whole if not name.endswith(BORN_ZERO))
         if whole and not kinds(whole) <= {"norm"}:
@@ -238,20 +245,28 @@ def computation(case: Case) -> Iterator[Match]:
 
 
 def another_depth(case: Case) -> Iterator[Match]:
-    words = ("are new", "appeared") if case.deeper > 0 else ("are gone", "vanished")
-    signs = [one for one in case.fired("R01", "P02", "N3") if one.evidence.get("kind") in words]
+    more, what = (case.deeper, "layer") if case.deeper else (case.wider, "expert")
+    words = ("are new", "appeared") if more > 0 else ("are gone", "vanished")
+    shaped = ("have another shape", "changed shape") if what == "expert" else ()  # of routers
+    signs = [one for one in case.fired("R01", "P02", "N3") if one.evidence.get("kind") in (*words, *shaped)]
     leg = "load" if case.change("load").rows else "train"
     change = case.change(leg)
-    copies = change.hit((*change.weights, *MASTERS), "moved.layer") if case.deeper > 0 else set()
-    if case.deeper and (signs or copies):
-        layers = many(abs(case.deeper), "more layer" if case.deeper > 0 else "fewer layer")
+    held = (*change.weights, *MASTERS, *MOMENTS)
+    copies = change.hit(held, "moved.layer") if what == "layer" and more > 0 else set()
+    if what == "expert":
+        copies = {name for name in change.hit(held) if parse(name).routed or kinds([name]) == {"router"}}
+    if more > 0:
+        signs += case.fired("S14")
+        copies |= {name for one in case.fired("S14") for name in one.tensors}
+    if more and (signs or copies):
+        number = many(abs(more), f"more {what}" if more > 0 else f"fewer {what}")
         yield Match(
             leg,
             1.0,
             frozenset({name for one in signs for name in one.tensors} | copies),
-            question="was the number of layers changed on purpose?",
+            question=f"was the number of {what}s changed on purpose?",
             signs=tuple(signs),
-            title=f"The model has {layers} than before.",
+            title=f"The model has {number} than before.",
         )
 
 
@@ -416,7 +431,7 @@ CHANGES = (
         "compare the model's config files",
         "both config.json files",
         "catalogue H2",
-        explains="R01 P02 N3 N30 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 P32 R02 R04 R05 R09 R13 N5 N17 N28",
+        explains="R01 P02 N3 N30 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 P32 R02 R03 R04 R05 R09 R13 N5 N17 N28 S14",
         losses="the loss depends on the setting",
         pattern=another_depth,
     ),

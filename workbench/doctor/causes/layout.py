@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from workbench.doctor.causes.case import NEARLY_ALL, OUTSIDE, Case, Match
@@ -21,6 +21,7 @@ MANY_TAGS = 4  #: number of kinds of moves that only a flat line cut at other pl
 SOME = 0.7  #: share of the weights
 ONE_MORE = 0.2  #: distance of a factor from 2 within which 1 may have been added to norms
 ONE_ADDED = "The norms were doubled, or 1 was added, as if they were stored as offsets from 1."
+SCALED = "were they scaled on purpose, together with what they are multiplied with?"
 FAR = 0.1  #: distance of a factor of norms from 1 that updates do not reach
 OUTER = {"embed", "head"}  #: kinds with one row per token
 ECHO = "an echo, saved right after the load and before any update"
@@ -107,6 +108,21 @@ def _placed(change: LedgerLeg, names: set[str]) -> str:
     return f"the rows of {many(len(names), 'weight')} were found elsewhere in before, {law}"
 
 
+def layers(case: Case) -> Iterator[Match]:
+    yield from _moved("E9")(case)
+    apart = [one for one in case.fired("S14", where="after") if one.evidence.get("apart")]
+    if apart and case.evidence.after is not None:  # updates would have made copies of the load differ
+        yield Match(
+            "after",
+            0.9,
+            frozenset(name for one in apart for name in one.tensors),
+            question="does the trainer set them equal, as when it merges branches?",
+            signs=tuple(apart),
+            title="Weights of several layers are equal, although they were trained apart.",
+            remedy="check which layers the saver wrote",
+        )
+
+
 def partition(cause: str) -> Callable[[Case], Iterator[Match]]:
     """Return a pattern: the flat line of the optimizer state (or of everything) is cut at other places."""
 
@@ -168,7 +184,17 @@ def scaled(case: Case) -> Iterator[Match]:
                 strength = 0.98 if quantities is MOMENTS else 0.95
                 most = len(names) >= NEARLY_ALL * len(every)  # in small ones, a factor cannot be proved
                 reasons = case.against(("A2 G6 F4", words))
-                yield Match(change.leg, strength, frozenset(every) if most else names, False, reasons=reasons)
+                of_ranks = quantities is MOMENTS or all(map(_of_ranks, factors))
+                yield Match(
+                    change.leg,
+                    strength,
+                    frozenset(every) if most else names,
+                    False,
+                    SCALED if not of_ranks or all(map(adapter_of, names)) else "",
+                    reasons,
+                    title="" if of_ranks else "Weights were multiplied by a factor.",
+                    remedy="" if of_ranks else "if this was not intended, load them as they are stored",
+                )
 
 
 def _of_ranks(factor: float) -> bool:
@@ -196,7 +222,12 @@ def untied(case: Case) -> Iterator[Match]:
         one
         for one in case.fired("R01", "P02", "N3", "S13", "R15")
         if one.rule in ("S13", "R15")
-        or (one.evidence.get("kind") in ("are new", "appeared") and one.tensors and kinds(one.tensors) <= OUTER)
+        or (
+            one.evidence.get("kind") in ("are new", "appeared")
+            and one.tensors
+            and kinds(one.tensors) <= OUTER
+            and "param" in str(one.evidence.get("roles", "param"))
+        )
     ]
     gone = [
         one
@@ -342,6 +373,12 @@ def averaged(case: Case) -> Iterator[Match]:
         if low > 0.5 and (whole or not change.exact):  # an average covers everything that is trained
             words = f"their cosine similarity to before is at least {low:.3f}"
             reasons = case.against(("A1 A2", words), ("G7 B1", kept))
+            if change.leg == "load" and near <= change.hit(MASTERS, "absent") and _widened(case, near):
+                gone = [one for one in case.fired("R01") if str(one.evidence.get("roles")).split()[1:] == ["master"]]
+                question = "was training continued in the precision of the masters on purpose?"
+                title = "The weights have other values in a wider type, and the masters are gone."
+                yield Match("load", 1.0, near, question=question, signs=tuple(gone), title=title)
+                continue
             later = change.leg == "train"  # noise, pruning and clipping by the trainer leave the same traces
             yield Match(
                 change.leg,
@@ -375,6 +412,13 @@ def averaged(case: Case) -> Iterator[Match]:
         title = "The averaged weights are the weights themselves." if right else ""
         remedy = "restore the average, as a copy: one that shares the weights' memory is always equal" if right else ""
         yield Match(case.resumed, 0.7, names, signs=tuple(signs), title=title, remedy=remedy)
+
+
+def _widened(case: Case, names: Iterable[str]) -> bool:
+    """Return whether weights of 16 bits are float32 now."""
+    before, later = case.evidence.before, case.later
+    types = {(before.dtype(before.params[name]["param"]), later.dtype(later.params[name]["param"])) for name in names}
+    return types <= {("bfloat16", "float32"), ("float16", "float32")}
 
 
 def _stem(fqn: str) -> str:
@@ -504,13 +548,14 @@ def vocabulary(case: Case) -> Iterator[Match]:
         and kinds(name for name in one.tensors if not is_numbered(name)) <= OUTER
     ]
     if shaped:
+        table = kinds(name for one in shaped for name in one.tensors if not is_numbered(name)) != {"head"}
         yield Match(
             "load" if case.change("load").rows else "train",
             0.95,
             frozenset(n for s in shaped for n in s.tensors),
             signs=tuple(shaped),
-            question="the vocabulary has a different size: was it extended on purpose?",
-            title="The vocabulary has a different size.",
+            question="was it changed on purpose?" if table else "was it exchanged on purpose?",
+            title="The vocabulary has a different size." if table else "The head has a different number of outputs.",
         )
 
 
@@ -587,7 +632,7 @@ LAYOUTS = (
          megatron="resume with the --num-layers-per-virtual-pipeline-stage of the save, or from a dist checkpoint",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P32 P18 R02 R04 R05 R09 R13 N5 N17 S14 N19 S08 S19 N29 N28",
          losses=RECOVERS,
-         pattern=_moved("E9")),
+         pattern=layers),
     made("E10", "Experts were permuted or duplicated, but the router was left as it was.",
          "the placement of experts on ranks changed, or every rank loaded the same ones",
          "a moderate jump",

@@ -29,6 +29,8 @@ ADAM = ("exp_avg", "exp_avg_sq")
 MAXIMA = "max_exp_avg_sq"  #: of AMSGrad
 SECOND_LOST = "The second moments were lost; other state was kept."  #: for optimizers that use other names
 PART_LOST = "A part of the second moments was lost."
+RUNNING = ("running_mean", "running_var", "num_batches_tracked")  #: statistics of normalised inputs
+RECALIBRATED = "were the running statistics computed anew on purpose?"
 UNLIKE = ("other", "fill", "zero")  #: forms of weights that keep nothing of the old ones
 
 
@@ -171,11 +173,19 @@ def buffers_lost(case: Case) -> Iterator[Match]:
         names = frozenset(change.hit(("buffer",)))
         if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
             new = names <= change.hit(("buffer",), "zero", "fill")  # as they are made; other values may be copies
-            yield Match(change.leg, 0.9 if new else 0.6, names)  # statistics may be reset on purpose
+            running = all(name.endswith(RUNNING) for name in names)
+            question = RECALIBRATED if running and not names & change.hit(("buffer",), "zero", "fill") else ""
+            yield Match(change.leg, 0.9 if new else 0.6, names, question=question)
     if signs := [*case.fired("N4", "N26"), *(one for one in case.fired("P24") if "F4" not in one.causes[:1])]:
         defined = all(one.evidence.get("kind") == "constant" for one in signs)
         title = "Buffers that the model's config defines changed." if defined else ""
-        yield Match("train", 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=title)
+        k = passed(case.evidence.before.facts, case.later.facts)
+        counted = k is not None and all(
+            one.evidence.get("after", 0) > k + 1 and all(name.endswith(RUNNING) for name in one.tensors)
+            for one in signs
+        )
+        names = frozenset(n for s in signs for n in s.tensors)
+        yield Match("train", 0.7, names, question=RECALIBRATED if counted else "", signs=tuple(signs), title=title)
 
 
 # ---- B: the optimizer's state ----------------------------------------------------------------------------------------

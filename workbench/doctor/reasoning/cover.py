@@ -13,9 +13,9 @@ A sign is explained parameter by parameter: if it names ten and a cause affects 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from workbench.doctor.causes.case import Case, Match, leg_of, matches, where_of
+from workbench.doctor.causes.case import Case, Match, asked, leg_of, matches, where_of
 from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.sign import RULES, Sign
@@ -69,7 +69,7 @@ def weight(sign: Sign) -> float:
 
 def cover(case: Case) -> list[CauseExplanation]:
     """Return causes, best first, until no warning or error is unexplained."""
-    every = list(matches(case, CAUSES))
+    every = matches(case, CAUSES)
     signs = [sign for sign in case.signs if sign.severity != "info"]
     left: dict[int, set[str]] = {id(sign): set(sign.tensors) or {""} for sign in signs}
     found: list[CauseExplanation] = []
@@ -99,19 +99,17 @@ def _named(case: Case, sign: Sign) -> CauseExplanation:
     """Return a cause that a sign's own rule names."""
     causes = [cause for cause in sign.causes or RULES[sign.rule].causes if _possible(case, cause)]
     causes = causes or list(sign.causes or RULES[sign.rule].causes)
-    match = None
+    match = Match(leg_of(sign), UNNAMED, frozenset(sign.tensors), signs=(sign,))
     unstored = sign.evidence.get("kind") == "unstored"
-    if sign.rule in CHANGED or unstored:  # what changed is known, why is not
-        match = Match(
-            leg_of(sign),
-            UNNAMED,
-            frozenset(sign.tensors),
-            signs=(sign,),
-            title=_sentence(sign),
-            question="was it left out on purpose?" if unstored else "",
-            remedy="save it and load it, if the run still uses it" if unstored else RULES[sign.rule].remedy,
-        )
-    return CauseExplanation(causes[0], match, [], [], UNNAMED * weight(sign), 0.0, causes[1] if len(causes) > 1 else "")
+    if unstored:
+        remedy = "save it and load it, if the run still uses it"
+        match = replace(match, title=_sentence(sign), question="was it left out on purpose?", remedy=remedy)
+    elif sign.rule in CHANGED:  # what changed is known, why is not
+        match = replace(match, title=_sentence(sign), remedy=RULES[sign.rule].remedy)
+    question = asked(case, causes[0], match)
+    second = causes[1] if len(causes) > 1 else ""
+    named = replace(match, question=question) if question or match.title else None
+    return CauseExplanation(causes[0], named, [], [], UNNAMED * weight(sign), 0.0, second)
 
 
 def _sentence(sign: Sign) -> str:

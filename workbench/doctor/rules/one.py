@@ -294,7 +294,11 @@ def _copies(state: State, found: Mapping[str, OneState], shapes: Mapping[str, tu
         text += f"; there are {len(twice):,} such groups" if len(twice) > 1 else ""
         names = [fqn for group in twice for fqn in group][:LIST]
         severity = None if held else "warn"  # it is unknown whether they are trained separately
-        yield RULES["S14"].sign(text, {"groups": twice[:LIST]}, names, severity=severity, hit=len(twice), of=len(found))
+        moments = [
+            {found[fqn].numbers["exp_avg"].max for fqn in group if "exp_avg" in found[fqn].numbers} for group in twice
+        ]
+        evidence = {"groups": twice[:LIST], "apart": all(len(values) > 1 for values in moments)}
+        yield RULES["S14"].sign(text, evidence, names, severity=severity, hit=len(twice), of=len(found))
 
 
 def _trained(state: State) -> set[str]:

@@ -20,6 +20,7 @@ from workbench.doctor.passes.blocks import TensorSlot
 from workbench.doctor.passes.pair import PairState, Update, weight_role
 from workbench.doctor.rules.stated import scaled
 from workbench.errors import WorkbenchError
+from workbench.names.roles import adapter_of
 
 LAWS = "workbench.doctor.laws"
 REST = 1e-3  #: share of a replayed update's norm, 15 times the worst in healthy runs (catalogue, I5)
@@ -210,7 +211,8 @@ def _counts(
         equal = sum(sums.unchanged == sums.count for sums in going.values())
         text = f"{equal:,} of {many(len(going), 'parameter')} are equal bit for bit, {why}"
         due_to_move = going_on and steps >= 1 and all(types[fqn] == "float32" for fqn in trained)
-        meant = skipped or (moved and not due_to_move)
+        added = any(adapter_of(fqn) for fqn in pair.b.params.keys() - pair.a.params.keys())  # these are trained instead
+        meant = skipped or added or (moved and not due_to_move)
         yield _sign("N25", list(trained), text, len(trained), severity="info" if meant else None)
         return
     yield from _still(pair, updates, trained, types)

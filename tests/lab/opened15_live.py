@@ -15,7 +15,7 @@ from torch import nn
 from tests.lab.fault import Fault
 from tests.lab.live import Groups, Loop, fault
 from tests.lab.live_healthy import Sheltered, Tied, optim, plain
-from tests.lab.sealed15_nets import (
+from tests.lab.opened15_nets import (
     FILES,
     Adafactor,
     AdamW8bit,
@@ -592,8 +592,10 @@ class Adversary(Rows):
     layouts = ("torch_save", "lightning")
 
     def net(self) -> nn.Module:
-        return nn.ModuleDict({"gen": nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 24)),
-                              "critic": nn.Sequential(nn.Linear(24, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))})  # fmt: skip
+        gen = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 24))
+        return nn.ModuleDict(
+            {"gen": gen, "critic": nn.Sequential(nn.Linear(24, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))}
+        )
 
     def made(self) -> list[torch.optim.Optimizer]:
         lr = self.config.lr

@@ -1,4 +1,4 @@
-"""Modules, optimizers and loops that the fifteenth set shares: small vision, sequence, policy and codebook trainings."""
+"""Modules, optimizers and loops that the fifteenth set shares: small vision, sequence, policy, codebook trainings."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class Told(Loop):
     """Stores its arguments, as launchers do."""
 
     layouts = FILES
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}  # noqa: RUF012
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -209,7 +209,7 @@ class Told(Loop):
 class Remembers(Loop):
     """Keeps its last eight states in memory, for faults that bring an older one back."""
 
-    past: list[dict[str, Any]] = []
+    past: list[dict[str, Any]] = []  # noqa: RUF012
 
     def update(self) -> None:
         type(self).past = [*type(self).past, copy.deepcopy(self.content())][-8:]

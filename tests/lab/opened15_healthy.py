@@ -20,9 +20,8 @@ from tests.lab.fault import Fault
 from tests.lab.live import Decoder, Groups, Loop, variant
 from tests.lab.live_healthy import Experts, Sheltered, Tied, only, optim
 from tests.lab.model import LORA_SCALE
-from tests.lab.optimizers import ScheduleFreeAdamW
-from tests.lab.sealed15_live import Adversary, Fed, Layerwise, Observed, Patient, Quasi, Queue, Targets
-from tests.lab.sealed15_nets import (
+from tests.lab.opened15_live import Adversary, Fed, Layerwise, Observed, Patient, Quasi, Queue, Targets
+from tests.lab.opened15_nets import (
     FILES,
     SM3,
     Adafactor,
@@ -48,6 +47,7 @@ from tests.lab.sealed15_nets import (
     rebuilt,
     states,
 )
+from tests.lab.optimizers import ScheduleFreeAdamW
 
 HEALTHY15: list[Fault] = []
 TORCH = torch.optim
