@@ -20,7 +20,7 @@ from workbench.doctor.facts.evidence import Evidence, State, is_numbered
 from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, WEIGHTS
 from workbench.doctor.ledger.rows import Ledger, LedgerLeg
 from workbench.doctor.ledger.sign import SAVED, Outcome, Sign, many
-from workbench.names.weights import Weight, parse
+from workbench.names.weights import Weight, kinds, parse
 
 ALONE = ("before", "echo", "after")
 #: A sign's ``evidence["in"]`` → leg of the ledger.
@@ -43,7 +43,7 @@ OUTSIDE = "does the trainer change weights outside the optimizer's update?"
 
 
 OF_OPTIMIZER = frozenset({"B1", "B2", "B3", "B4", "B5", "B11"})
-OF_WEIGHTS = frozenset({"A2", "A3", "D7", "E1", "E7", "E8", "E9", "E10", "E12", "F2", "F4", "F6", "F7", "G6"})
+OF_WEIGHTS = frozenset({"A2", "D7", "E12", "F2", "F4", "F6", "F7", "G6"})  # not those of elements at other places
 RESHAPED = "was the state of these tensors begun anew on purpose, with their new shapes?"
 REGROUPED = "were parameters moved between param groups on purpose?"
 RESET = "were the moments reset on purpose, together with the schedule?"
@@ -298,8 +298,8 @@ class Case:
     @cached_property
     def reshaped(self) -> frozenset[str]:
         """The parameters that have another shape."""
-        kinds = ("have another shape", "changed shape")
-        signs = [one for one in self.fired("R01", "P02") if one.evidence.get("kind") in kinds]
+        words = ("have another shape", "changed shape")
+        signs = [one for one in self.fired("R01", "P02") if one.evidence.get("kind") in words]
         return frozenset(name for one in signs for name in one.tensors)
 
     @cached_property
@@ -415,9 +415,11 @@ def asked(case: Case, cause: str, match: Match) -> str:
         return RESHAPED
     if cause == "B1" and any(one.evidence.get("kind") in ("sizes", "groups") for one in case.fired("R12")):
         return REGROUPED
-    if cause == "B3" and case.restarted:
+    if cause in ("B3", "B6") and case.restarted:
         return RESET
-    return ANEW if cause in OF_WEIGHTS and match.leg in case.begun else ""
+    named = [name for name in match.names if not is_numbered(name)]
+    table = bool(named) and kinds(named) <= {"embed", "head"}  # another tokenizer's
+    return ANEW if match.leg in case.begun and (cause in OF_WEIGHTS or (cause[0] == "E" and table)) else ""
 
 
 def _of_moments(case: Case, match: Match) -> bool:

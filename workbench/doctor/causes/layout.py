@@ -545,7 +545,7 @@ def vocabulary(case: Case) -> Iterator[Match]:
         one
         for one in case.fired("R01", "P02")
         if one.evidence.get("kind") in ("have another shape", "changed shape")
-        and kinds(name for name in one.tensors if not is_numbered(name)) <= OUTER
+        and (kinds(name for name in one.tensors if not is_numbered(name)) <= OUTER or _resized(case, one.tensors))
     ]
     if shaped:
         table = kinds(name for one in shaped for name in one.tensors if not is_numbered(name)) != {"head"}
@@ -557,6 +557,14 @@ def vocabulary(case: Case) -> Iterator[Match]:
             question="was it changed on purpose?" if table else "was it exchanged on purpose?",
             title="The vocabulary has a different size." if table else "The head has a different number of outputs.",
         )
+
+
+def _resized(case: Case, names: Iterable[str]) -> bool:
+    """Return whether several weights changed from one size of their first axis to another, as all rows of tokens do."""
+    before, later = case.evidence.before, case.later
+    held = [(before.params[name]["param"], later.params[name]["param"]) for name in names if name in later.params]
+    shapes = [(before.shape(one), later.shape(two)) for one, two in held]
+    return len(shapes) > 1 and len({(a[:1], b[:1]) for a, b in shapes}) == 1 and all(a[1:] == b[1:] for a, b in shapes)
 
 
 # ---- the catalogue ---------------------------------------------------------------------------------------------------
