@@ -1236,3 +1236,82 @@ def test_a_batch_for_each_device_is_no_device(tmp_path, name, told):
     one = run.save(tmp_path / "a.pt", step=20, callbacks={"args": {name: 4}})
     found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21, callbacks={"args": {name: 2}}))
     assert (f"{name} 4 → 2. Is that expected?" in found.verdict) == told and grave(found) == []
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_other_weights_are_asked_about_where_the_whole_optimizer_began_anew(tmp_path, fresh):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    with torch.no_grad():
+        for weight in run.model.parameters():
+            weight.lerp_(torch.randn_like(weight) * weight.std(), 0.2)
+    if fresh:
+        run.fresh()
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    assert {cause.severity for cause in found.causes if cause.cause != "B1"} == {"warn" if fresh else "error"}
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_first_moments_that_are_reset_together_with_the_schedule(tmp_path, restarted):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(run.optimizer, 100)
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    for state in run.optimizer.state.values():
+        state["exp_avg"].zero_()
+    if restarted:
+        run.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(run.optimizer, 100)
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    assert next(one.severity for one in found.causes if one.cause == "B3") == ("warn" if restarted else "error")
+
+
+@pytest.mark.parametrize(("fill", "severity"), [(None, "warn"), (0.0, "error")])
+def test_running_statistics_that_were_computed_anew(tmp_path, fill, severity):
+    run = Run()
+    run.model.insert(1, torch.nn.BatchNorm1d(32))
+    run.fresh()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    norm = run.model[1]
+    with torch.no_grad():
+        for statistic in (norm.running_mean, norm.running_var):
+            statistic.fill_(fill) if fill is not None else statistic.mul_(0.9 + 0.2 * torch.rand_like(statistic))
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    assert [(cause.cause, cause.severity) for cause in found.causes] == [("A5", severity)]
+
+
+def test_tables_that_were_resized_alike_are_asked_about(tmp_path):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    held = torch.load(one)
+    for name in ("2.weight", "2.bias"):
+        held["model"][name] = held["model"][name][:12].clone()
+    for at in (2, 3):
+        for moment in ("exp_avg", "exp_avg_sq"):
+            held["optimizer"]["state"][at][moment] = held["optimizer"]["state"][at][moment][:12].clone()
+    torch.save(held, tmp_path / "echo.pt")
+    found = wb.doctor(one, echo=tmp_path / "echo.pt")
+    assert [cause.severity for cause in found.causes] == ["warn"] and found.causes[0].question
+
+
+@pytest.mark.parametrize("ratio", [1.5, 2.0])
+def test_factors_that_are_no_number_of_ranks_are_asked_about(tmp_path, ratio):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    with torch.no_grad():
+        run.model[0].weight.mul_(ratio)
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    assert (found.causes[0].cause, bool(found.causes[0].question)) == ("E12", ratio == 1.5)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_layers_that_are_equal_although_they_were_trained_apart(tmp_path, apart):
+    run = Deep(3).train(20)
+    one = run.saved(tmp_path / "a.pt", 20)
+    run.train(5)
+    for weight, other in zip(run.layers[1].parameters(), run.layers[0].parameters(), strict=True):
+        with torch.no_grad():
+            weight.copy_(other.lerp_(weight, 0.5) if apart else other)  # merged, or a copy with all its state
+        for name, value in run.optimizer.state[other].items() if not apart else ():
+            run.optimizer.state[weight][name].copy_(value)
+    found = wb.doctor(one, run.saved(tmp_path / "b.pt", 25))
+    told = {cause.cause: cause.severity for cause in found.causes}
+    assert (told["E9"] == "warn") == apart

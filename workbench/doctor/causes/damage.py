@@ -52,7 +52,9 @@ def counters_restarted(facts: TrainingState) -> list[str]:
     words = f"the first update has {first:.2f} times its usual size"
     if at > 1:
         words += f", update {at:,} has {far:.2f} times"
+    then = "then " if at > 1 and (first > 1) != (far > 1) else ""
     kind = "updates are too small: expect a plateau" if far < 1 else "updates are too large: expect a bump"
+    kind = f"{then}{kind}"
     return [f"{words}; {kind} until about update {settled:,}"]
 
 
@@ -87,7 +89,7 @@ def second_lost(facts: TrainingState) -> list[str]:
     if facts.betas is None:
         return []
     most = facts.betas[0] / math.sqrt(1 - facts.betas[1])
-    return [f"the first update is up to {most:.0f} times m/|g| · lr, unbounded where the new gradient is small"]
+    return [f"the first update is about {most:.0f} times its usual size, and larger where the new gradient is small"]
 
 
 def wrong_steps(facts: TrainingState) -> list[str]:

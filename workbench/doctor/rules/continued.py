@@ -599,7 +599,7 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
     ratio = b.lr / due if due else float("inf")
     wanted = f"the earlier schedule gives {due:.4g}" if plan is not None else f"before, it was {due:.4g}"
     words = f"lr {b.lr:.4g} at step {last:,}, but {wanted} (×{ratio:.3g})"
-    words += f"; changed arguments: {', '.join(declared[:4])}" if declared else ""
+    words += f"; changed settings: {', '.join(declared[:4])}" if declared else ""
     far = not 1 / NEAR <= ratio <= NEAR
     if not far and plan is None:
         return []
@@ -621,7 +621,7 @@ def _off_its_form(a: TrainingState, b: TrainingState, steps: int, declared: list
         return []
     lr, wanted = off[0]
     words = f"lr {lr:.4g} {many(steps, 'step')} later, but the formula of the stored schedule gives {wanted:.4g}"
-    words += f"; changed arguments: {', '.join(declared[:4])}" if declared else ""
+    words += f"; changed settings: {', '.join(declared[:4])}" if declared else ""
     evidence = {"lr": lr, "planned": wanted, "ratio": lr / wanted if wanted else None, "declared": declared}
     return [P15.sign(words, evidence, severity="warn", hit=len(off), of=len(due))]
 
