@@ -1315,3 +1315,16 @@ def test_layers_that_are_equal_although_they_were_trained_apart(tmp_path, apart)
     found = wb.doctor(one, run.saved(tmp_path / "b.pt", 25))
     told = {cause.cause: cause.severity for cause in found.causes}
     assert (told["E9"] == "warn") == apart
+
+
+def test_state_that_has_another_shape_and_no_weight(tmp_path):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    held = torch.load(one)
+    del held["model"]["0.bias"], held["model"]["2.bias"]
+    torch.save(held, tmp_path / "b.pt")
+    for at in (1, 3):
+        for moment in ("exp_avg", "exp_avg_sq"):
+            held["optimizer"]["state"][at][moment] = held["optimizer"]["state"][at][moment][:9].clone()
+    torch.save(held, tmp_path / "echo.pt")
+    assert wb.doctor(tmp_path / "b.pt", echo=tmp_path / "echo.pt").exit_code

@@ -411,7 +411,7 @@ def asked(case: Case, cause: str, match: Match) -> str:
         return UNRULY
     if cause in OF_OPTIMIZER and case.exchanged:
         return EXCHANGED
-    if cause == "B1" and match.names and match.names <= case.reshaped:
+    if cause in ("B1", "B2", "B3") and match.names and match.names <= case.reshaped:
         return RESHAPED
     if cause == "B1" and any(one.evidence.get("kind") in ("sizes", "groups") for one in case.fired("R12")):
         return REGROUPED
