@@ -1328,3 +1328,27 @@ def test_state_that_has_another_shape_and_no_weight(tmp_path):
             held["optimizer"]["state"][at][moment] = held["optimizer"]["state"][at][moment][:9].clone()
     torch.save(held, tmp_path / "echo.pt")
     assert wb.doctor(tmp_path / "b.pt", echo=tmp_path / "echo.pt").exit_code
+
+
+@pytest.mark.parametrize("of", ["average", "largest"])
+def test_second_moments_that_decay_are_no_largest_gradient_where_the_first_are_old(tmp_path, of):
+    """Small gradients leave β2·v in an average, too; but a first moment that is old implies larger ones than v."""
+    torch.manual_seed(0)
+    run = Run()
+    run.model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4)))
+    run.fresh()
+    run.train(20)
+    old = [state["exp_avg"].clone() for state in run.optimizer.state.values()]
+    run.train(20)
+    one = run.save(tmp_path / "a.pt", step=40)
+    for (weight, state), first in zip(run.optimizer.state.items(), old, strict=True):
+        gradient = 1e-7 * torch.randn_like(weight)
+        if of == "largest":
+            state["exp_avg"].lerp_(gradient, 0.1)
+            state["exp_avg_sq"] = torch.maximum(0.95 * state["exp_avg_sq"], gradient**2)
+        else:
+            state["exp_avg"] = first.lerp_(gradient, 0.1)
+            state["exp_avg_sq"].mul_(0.95).addcmul_(gradient, gradient, value=0.05)
+        state["step"] += 1
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=41))
+    assert bool(severities(found, "P04")) == (of == "average")

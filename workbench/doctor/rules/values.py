@@ -31,6 +31,7 @@ from workbench.names.weights import kinds
 
 #: Of a decaying maximum: tensors and elements that are looked at, distance from β2^k·v, change of exp_avg, share.
 MAXIMA, SAMPLED, EXACT, CHANGED, SHARE = 8, 1 << 13, 5e-7, 0.01, 0.05
+LARGEST = 0.95  #: share of the elements whose second moment is no smaller than their gradient, if it is the largest one
 #: Of rows that keep their length: rows, tensors that are looked at first and at most, change of length per step.
 ROWS, TABLES, MOST, LENGTH = 8, 8, 512, 1e-2
 STEPS = ("reach", "replay", "ruler")  #: laws of what an update does to a weight
@@ -129,6 +130,10 @@ def _without_maxima(pair: Pair, updates: Mapping[str, Update]) -> dict[str, Upda
             continue
         if len({len(one) for one in (m_a, m_b, v_a, v_b)}) > 1:
             continue
+        if k == 1:  # a gradient, or its square, that is larger would have become the second moment
+            g = np.abs(m_b - betas[0] * m_a) / (1 - betas[0])
+            if max(np.mean(g <= v_b * (1 + CHANGED)), np.mean(g * g <= v_b * (1 + CHANGED))) < LARGEST:
+                continue
         decayed = np.abs(v_b - betas[1] ** k * v_a) <= EXACT * v_a
         hit += int(np.count_nonzero(decayed & (np.abs(m_b - betas[0] ** k * m_a) > CHANGED * np.abs(m_a)) & (v_a > 0)))
         seen += int(np.count_nonzero(v_a > 0))
