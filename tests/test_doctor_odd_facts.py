@@ -917,6 +917,8 @@ def states(seeds: Iterable[int], drawn: int) -> list[torch.Tensor]:
         ({"curriculum": {"stage": 6}}, {"curriculum": {"stage": 7}}, None),
         ({"curriculum": {"stage": 6}}, {"curriculum": {"stage": 0}}, ("H1", "curriculum.stage' from 6 to 0")),
         ({"sampler": {"num_replicas": 4}}, {"sampler": {"num_replicas": 2}}, None),
+        ({"dataloader": {"seed": 4321}}, {"dataloader": {"seed": 4321}}, None),
+        ({"dataloader": {"seed": 4321}}, {"dataloader": {"seed": 99}}, ("C7", "dataloader.pt/seed 4321 → 99")),
     ],
 )
 def test_what_is_kept_beside_the_checkpoint(tmp_path, before, after, told):

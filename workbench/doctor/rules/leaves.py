@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -81,7 +82,7 @@ _COUNTS = re.compile(
     r"(?:^|[._])(?:(?:cur\w*_)?iteration|(?:global_)?step|epoch|consumed\w*|skipped\w*|num_floating\w*)$"
 )
 _OTHERS = re.compile(r"manifest|echo|tfevents|\.(?:log|lock|tmp|md)$")  #: files that no trainer loads
-SETTINGS = ("model", "arguments")  #: topics that no update changes
+SETTINGS = ("model", "arguments", "seed")  #: topics that no update changes
 OF_TENSORS = ("tensors", "moments")  #: topics of tensors in files that no reader opens
 #: Kind of an R11 sign → topic. Other rules → topic: they compare the same values.
 _FACTS = {
@@ -117,7 +118,8 @@ def settings_stay(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
     for topic in SETTINGS:
         off = {source: one for source, one in found.get(topic, {}).items() if not _COUNTS.search(source.lower())}
         if off:
-            signs.append(_sign(P52, topic, off))
+            sign = _sign(P52, topic, off)
+            signs.append(replace(sign, severity="info") if topic == "seed" else sign)  # an epoch may have its own
     return signs
 
 
