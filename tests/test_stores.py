@@ -666,6 +666,7 @@ def sweep(base: str, kind: type, small: Any, options: Any, *, step: int = 1, fir
     """Interrupt an export at every call of it; return how many there are."""
     old, new = small
     url, over = f"{base}/out", how.get("overwrite", False)
+    kept: dict[str, bytes] = {}  # objects of the old one, which is exported once
     with pytest.MonkeyPatch.context() as patch:
         line = Line(patch, kind)
 
@@ -676,8 +677,12 @@ def sweep(base: str, kind: type, small: Any, options: Any, *, step: int = 1, fir
             line.mend()
             to = Destination(f"{base}/x", options)
             to.remove([to.beside(name) for name in everything(base, options)])
-            if over:
+            for name, data in kept.items():
+                to.put(to.beside(name), data)
+            if over and not kept:
                 run(old, overwrite=False)
+                stats = to.files(to.beside("").rstrip("/"))
+                kept.update({name: to.read(to.beside(name), stat) or b"" for name, stat in stats.items()})
             line.count = 0
 
         fresh()
@@ -742,14 +747,14 @@ def equal_or_not(url: str, ckpt: wb.Checkpoint, options: Any) -> bool:
 )
 def test_an_export_may_be_cut_off_at_every_call(memory, small, how):
     """Nothing incomplete opens; the next run resumes; nothing is left behind."""
-    sweep("memory://b/run", objects._Memory, small, None, step=1 if SLOW else 7, first=0, **how)
+    sweep("memory://b/run", objects._Memory, small, None, step=1 if SLOW else 11, first=0, **how)
 
 
 @pytest.mark.parametrize(
     "how", [pytest.param({}, marks=pytest.mark.slow), {"overwrite": True}], ids=["new", "overwrite"]
 )
 def test_an_export_to_s3_may_be_cut_off(s3, small, how):
-    sweep(f"{s3.url}/run", objects._Cloud, small, s3.options, step=1 if SLOW else 29, first=5, **how)
+    sweep(f"{s3.url}/run", objects._Cloud, small, s3.options, step=1 if SLOW else 47, first=5, **how)
 
 
 def test_what_was_sent_is_not_sent_again(s3, small):
