@@ -166,7 +166,7 @@ def test_a_save_may_be_cut_off_at_every_call(kind, request):
         assert calls > 10 and whole == 3
         seen = set()
         for old in (True, False):
-            for at in range(0, calls, 1 if SLOW else 13 if kind == "s3" else 7):
+            for at in range(0, calls, 1 if SLOW else 9 if kind == "s3" else 4):
                 for after in (False, True):
                     fresh(old)
                     line.cut(at, after)
