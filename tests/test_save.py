@@ -380,7 +380,7 @@ def test_diff_needs_no_payload(tmp_path):
     assert "manifest" in found.checked
 
 
-@pytest.mark.parametrize("step", [1 if SLOW else 61])
+@pytest.mark.parametrize("step", [1 if SLOW else 40])
 def test_a_death_at_any_call_leaves_the_old_or_the_new(tmp_path, step):
     """Kills, torn and lost writes, failing calls: what is visible is whole, is one of the two, and has its manifest."""
     told = deaths(tmp_path, step)
