@@ -84,23 +84,27 @@ class Injected:
 
 
 class Case:
-    """A copy of a sample, to be damaged."""
+    """A copy of a sample, to be damaged.
 
-    def __init__(self, sample: Sample, folder: Path) -> None:
+    Args:
+        healthy: another copy, of which this one is made, and which is opened in its place: once for all faults.
+    """
+
+    def __init__(self, sample: Sample, folder: Path, healthy: Case | None = None) -> None:
         self.sample = sample
-        source = SAMPLES_ROOT / sample.copied
+        source = SAMPLES_ROOT / sample.copied if healthy is None else healthy.root
         self.root = folder / source.name
-        if sample.write is not None:
+        if sample.write is not None and healthy is None:
             sample.write(self.root)
-            self.path = self.root
         elif source.is_dir():
             shutil.copytree(source, self.root)
-            self.path = self.root if sample.opened == "." else self.root / sample.opened
         else:
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, self.root)
-            self.path = self.root
+        self.path = self.root if sample.opened == "." else self.root / sample.opened
         self.folder = self.path if self.path.is_dir() else self.path.parent
+        if healthy is not None:
+            self.ckpt = healthy.ckpt
         self.settle()
 
     @cached_property

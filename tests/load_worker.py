@@ -124,45 +124,42 @@ def fails(error: type[Exception], words: str, state: dict[str, Any], path: Any, 
 
 
 def case_every_sample(out: Path) -> dict[str, Any]:
-    return _every_sample(broadcast=False)
-
-
-def case_every_sample_with_broadcast(out: Path) -> dict[str, Any]:
-    return _every_sample(broadcast=True)
-
-
-def _every_sample(*, broadcast: bool) -> dict[str, Any]:
-    """Each tensor in another layout; the bytes that all ranks read, and those that they have to."""
-    told = {}
+    """Each tensor in another layout, without broadcast and with it; the bytes that all ranks read, and those that they
+    have to.
+    """
+    told: dict[str, Any] = {"alone": {}, "broadcast": {}}
     for path, files in samples():
         truth = truth_of(files)
         with wb.open(path) as ckpt:
             keys = {name: key_of(ckpt, name) for name in truth}
             for mesh in meshes():
-                state: dict[str, torch.Tensor] = {}
-                want: dict[str, torch.Tensor] = {}
-                for turn, (name, whole) in enumerate(sorted(truth.items())):
-                    ways = layouts(whole.ndim, mesh.ndim)
-                    if turn % 5 == 4:
-                        state[name], want[name] = empty(tuple(whole.shape), whole.dtype), whole
-                    else:
-                        state[name], want[name] = placed(whole, mesh, ways[turn % len(ways)])
-                report = load(state, ckpt, name_map=keys, strict=False, broadcast=broadcast, threads=2)
-                assert not report.missing and not report.mismatched and set(report.loaded) == set(truth)
-                for name, one in state.items():
-                    local = one.to_local() if isinstance(one, DTensor) else one
-                    assert raw(local) == raw(want[name]), (path.name, name, getattr(one, "placements", None))
-                needed = sum(one.nbytes for one in want.values())
-                once = sum(one.nbytes for one in truth.values())
-                if "zstd" in path.name or path.parent.name in ("zarr", "orbax"):
-                    needed, once = _chunks(ckpt, {keys[name]: one for name, one in state.items()})
-                told[f"{path.parent.name}/{path.name}/{mesh.ndim}"] = [
-                    report.read_nbytes,
-                    report.received_nbytes,
-                    needed,
-                    once,
-                ]
+                name = f"{path.parent.name}/{path.name}/{mesh.ndim}"
+                for how, found in told.items():
+                    found[name] = _sample(name, ckpt, truth, keys, mesh, how)
     return told
+
+
+def _sample(
+    sample: str, ckpt: wb.Checkpoint, truth: dict[str, torch.Tensor], keys: dict[str, str], mesh: Any, how: str
+) -> list[int]:
+    state: dict[str, torch.Tensor] = {}
+    want: dict[str, torch.Tensor] = {}
+    for turn, (name, whole) in enumerate(sorted(truth.items())):
+        ways = layouts(whole.ndim, mesh.ndim)
+        if turn % 5 == 4:
+            state[name], want[name] = empty(tuple(whole.shape), whole.dtype), whole
+        else:
+            state[name], want[name] = placed(whole, mesh, ways[turn % len(ways)])
+    report = load(state, ckpt, name_map=keys, strict=False, broadcast=how == "broadcast", threads=2)
+    assert not report.missing and not report.mismatched and set(report.loaded) == set(truth)
+    for name, one in state.items():
+        local = one.to_local() if isinstance(one, DTensor) else one
+        assert raw(local) == raw(want[name]), (how, sample, name, getattr(one, "placements", None))
+    needed = sum(one.nbytes for one in want.values())
+    once = sum(one.nbytes for one in truth.values())
+    if "zstd" in sample or sample.startswith(("zarr/", "orbax/")):
+        needed, once = _chunks(ckpt, {keys[name]: one for name, one in state.items()})
+    return [report.read_nbytes, report.received_nbytes, needed, once]
 
 
 def _chunks(ckpt: wb.Checkpoint, state: dict[str, torch.Tensor]) -> tuple[int, int]:

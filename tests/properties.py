@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 SLOW = os.environ.get("WORKBENCH_SLOW") == "1"
 
 
-def in_turn(ways: list[Any], cases: list[Any]) -> list[Any]:
-    """Pairs for ``parametrize``: each case in one of the ways, in turn; the other pairs are marked slow."""
+def in_turn(ways: list[Any], cases: list[Any], times: int = 1) -> list[Any]:
+    """Pairs for ``parametrize``: each case in one of the ways (or ``times``), in turn; the other pairs are slow."""
     return [
-        pytest.param(way, case, marks=[] if (number - at) % len(ways) == 0 else [pytest.mark.slow])
+        pytest.param(way, case, marks=[] if (number - at) % len(ways) < times else [pytest.mark.slow])
         for number, case in enumerate(cases)
         for at, way in enumerate(ways)
     ]

@@ -23,9 +23,10 @@ from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
+if TYPE_CHECKING:  # each rank job is a process, which does without it
+    import pytest
 
 __all__ = ["cases_of", "main", "told_by"]
 

@@ -20,7 +20,7 @@ TITAN = {"path": "run/step-2", "other": "run/step-4"}
 SPIKE = {"path": "spike/step-240.pt", "other": "spike/step-245.pt", "echo": "spike/step-240-echo.pt"}
 
 
-@pytest.fixture(params=["ckpts", "öffentlich & 'wahr'"])
+@pytest.fixture(params=[pytest.param("ckpts", marks=pytest.mark.slow), "öffentlich & 'wahr'"])
 def root(request, tmp_path, samples):
     """ROOT under a plain name, and under one that JSON and HTML spell in their own way."""
     root = tmp_path / request.param

@@ -42,7 +42,7 @@ def drawn(data, name, engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", NARROW)
-@examples(40, slow=2000)
+@examples(20, slow=2000)
 @given(data=st.data())
 def test_all_bits_of_narrow_types_are_told_exactly(name, engine, data):
     bits, found, values = drawn(data, name, engine)
@@ -65,7 +65,7 @@ def test_all_bits_of_narrow_types_are_told_exactly(name, engine, data):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", WIDE)
-@examples(40, slow=2000)
+@examples(20, slow=2000)
 @given(data=st.data())
 def test_order_statistics_of_wide_types_are_within_the_bound(name, engine, data):
     _, found, values = drawn(data, name, engine)

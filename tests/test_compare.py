@@ -154,7 +154,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize("fast", ENGINES)
-@examples(100)
+@examples(50)
 @given(st.data())
 def test_a_comparison_is_that_of_the_dense_arrays(small, tmp_path_factory, fast, data):
     shape = data.draw(shapes(min_side=1, max_dims=4))

@@ -47,8 +47,8 @@ from workbench.formats.dcp.lanes.records import match
 from workbench.formats.dcp.lanes.templates import Unlike, derive
 
 SLOW = os.environ.get("WORKBENCH_SLOW") == "1"
-FUZZ = 9000 if SLOW else 600
-EXAMPLES = 500 if SLOW else 100
+FUZZ = 9000 if SLOW else 300
+EXAMPLES = 500 if SLOW else 50
 WIDTHS = [
     0,
     1,

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import workbench as wb
-from tests.properties import chunkings, examples, shapes
+from tests.properties import chunkings, examples, in_turn, shapes
 from tests.reader_suite import same_bits
 from tests.test_export import key_of
 from tests.test_reading import stored
@@ -140,8 +140,7 @@ def test_every_tensor_of_every_format_is_the_truth_in_tiny_buffers(samples, name
         same_bits(one, read[key], key)
 
 
-@pytest.mark.parametrize("text", ["tp=2", "fsdp=4", "pp=2", "fsdp=3,tp=2"])
-@pytest.mark.parametrize("name", TRUTHS)
+@pytest.mark.parametrize("text, name", in_turn(["tp=2", "fsdp=4", "pp=2", "fsdp=3,tp=2"], list(TRUTHS), 2))
 def test_every_rank_of_every_format_gets_its_piece(samples, name, text):
     mesh = Mesh.parse(text)
     with wb.open(samples / name) as ckpt:

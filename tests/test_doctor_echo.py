@@ -180,8 +180,7 @@ def test_shards_joined_along_the_other_axis_are_told_at_any_size(tmp_path, shape
         assert not rejoined(ckpt["w"], ckpt["w"]) and not rejoined(ckpt["w"], ckpt["spoilt"])
 
 
-@pytest.mark.parametrize("control", list(lab.CONTROLS))
-@pytest.mark.parametrize("format", ["dcp", "megatron", "torch_save"])
+@pytest.mark.parametrize("format, control", in_turn(["dcp", "megatron", "torch_save"], list(lab.CONTROLS)))
 def test_a_healthy_load_is_cleared(control, format):
     found = echo(control, SMALL, format)
     assert not found.signs and not found.not_checked

@@ -142,7 +142,7 @@ def same(a: Any, b: Any, where: str = "") -> None:
 
 
 @needs_numba
-@examples(150, slow=3000)
+@examples(60, slow=3000)
 @given(damaged())
 def test_a_pair_gives_the_same_counts(case):
     update, values = case
@@ -213,7 +213,7 @@ def test_rulers_and_first_updates_are_seen_by_both():
 
 
 @needs_numba
-@examples(200, slow=5000)
+@examples(80, slow=5000)
 @given(st.data())
 def test_one_checkpoint_gives_the_same_numbers_bit_for_bit(data):
     random = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
@@ -320,7 +320,7 @@ def test_without_numba_it_says_so(monkeypatch):
     assert not check_one(before).signs
 
 
-@examples(150, slow=3000)
+@examples(60, slow=3000)
 @given(st.data())
 def test_boxes_read_together_are_the_boxes_of_the_dense_array(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("case")

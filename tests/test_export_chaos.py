@@ -21,10 +21,16 @@ ROOT = Path(__file__).resolve().parents[1]
 JOB = [sys.executable, "-m", "tests.chaos_job"]
 
 
-def chaos(folder: Path, format: str, points: int) -> tuple[str, list[dict[str, Any]]]:
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The two checkpoints that are exported, one after the other."""
+    folder = tmp_path_factory.mktemp("chaos") / "sources"
+    subprocess.run([*JOB, "sources", str(folder)], cwd=ROOT, check=True)
+    return folder
+
+
+def chaos(sources: Path, work: Path, format: str, points: int) -> tuple[str, list[dict[str, Any]]]:
     """Its table, and the record of each crash point."""
-    sources, work = folder / "sources", folder / "work"
-    subprocess.run([*JOB, "sources", str(sources)], cwd=ROOT, check=True)
     done = subprocess.run(
         [
             *(sys.executable, "-m", "ckpt_chaos", "run", "--modes", "before,torn,unsynced"),
@@ -48,8 +54,8 @@ def verdict(record: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(("format", "few"), [("safetensors", 3), ("torch", 3)])
-def test_every_crash_point_is_recovered_from(tmp_path, format, few):
-    table, records = chaos(tmp_path, format, 1000 if SLOW else few)
+def test_every_crash_point_is_recovered_from(sources, tmp_path, format, few):
+    table, records = chaos(sources, tmp_path, format, 1000 if SLOW else few)
     crashed = [record for record in records if "point" in record]
     assert len(crashed) == len(records) - 1 and len(crashed) >= (60 if SLOW else few)
     assert {verdict(record) for record in records} == {"PASS"}, table
@@ -61,8 +67,8 @@ def test_every_crash_point_is_recovered_from(tmp_path, format, few):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not SLOW, reason="a minute; WORKBENCH_SLOW=1 runs it")
-def test_a_careless_writer_is_found_out(tmp_path):
+def test_a_careless_writer_is_found_out(sources, tmp_path):
     """The same harness, so that its passes mean something: torn and lost bytes of descriptors are seen."""
-    _, records = chaos(tmp_path, "careless", 1000)
+    _, records = chaos(sources, tmp_path, "careless", 1000)
     failed = {record["point"][1] for record in records if "point" in record and verdict(record) != "PASS"}
     assert failed == {"before", "torn", "unsynced"}

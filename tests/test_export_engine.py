@@ -62,7 +62,7 @@ def cut_pieces(catalog, local: list[tuple[tuple[int, ...], list]], tensor=0) -> 
     )
 
 
-@examples(150)
+@examples(75)
 @given(st.data())
 def test_pieces_of_any_boxes_from_any_chunks_are_the_dense_slices(tmp_path_factory, data):
     shape = data.draw(shapes(max_dims=4))

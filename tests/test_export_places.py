@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import workbench as wb
-from tests.test_export_transaction import fill, put_old, state
+from tests.filling import fill
+from tests.test_export_transaction import put_old, state
 from workbench import errors
 from workbench.export.atomic import leftovers, owners, transaction
 from workbench.export.atomic.journal import Journal

@@ -13,23 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.filling import fill
 from tests.properties import SLOW
 from workbench import errors
 from workbench.export.atomic import transaction
 from workbench.export.atomic.transaction import clean, staging
-from workbench.export.atomic.writing import write_all
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def fill(made, text="new"):
-    """What a writer does: files of some bytes each, synced."""
-    paths = [os.path.join(made.path, name) for name in ("a", "b")] if made.folder else [made.path]
-    for path in paths:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT)
-        write_all(fd, memoryview(text.encode() * 1000), 0)
-        os.fsync(fd)
-        os.close(fd)
 
 
 def state(target: Path) -> str:
@@ -237,7 +227,7 @@ def test_a_death_between_the_two_renames_is_put_right_by_the_next_run(tmp_path, 
     code = f"""
 import os, signal
 from workbench.export.atomic import transaction
-from tests.test_export_transaction import fill
+from tests.filling import fill
 transaction.rename_exchange = lambda *_: False
 real, done = os.rename, []
 def rename(a, b):
@@ -257,7 +247,7 @@ with transaction.staging({str(target)!r}, folder=True, nbytes=1, overwrite=True)
 LOOP = """
 import itertools, sys, time
 from workbench.export.atomic.transaction import staging
-from tests.test_export_transaction import fill
+from tests.filling import fill
 for turn in itertools.count():
     with staging(sys.argv[1], folder=sys.argv[2] == "True", nbytes=1, overwrite=True) as made:
         fill(made, ("old", "new")[turn % 2])

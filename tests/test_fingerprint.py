@@ -55,7 +55,7 @@ def small(monkeypatch):
     monkeypatch.setattr(module, "PLANNED", 3)
 
 
-@examples(400)
+@examples(150)
 @given(st.data())
 def test_the_fingerprint_is_of_the_elements_not_of_how_they_are_stored(small, tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("case")
@@ -65,7 +65,7 @@ def test_the_fingerprint_is_of_the_elements_not_of_how_they_are_stored(small, tm
     assert (found.hex, found.blocks) == defined("int32", dense.shape, dense.tobytes(), 16)
 
 
-@examples(80)
+@examples(40)
 @given(st.data())
 def test_one_flipped_bit_changes_one_block_and_the_fingerprint(small, tmp_path_factory, data):
     shape = data.draw(shapes(min_side=1))

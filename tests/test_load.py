@@ -47,9 +47,10 @@ def test_ranks_that_load_together(told, ranks, case):
 @pytest.mark.parametrize("ranks", RANKS)
 def test_no_byte_is_read_in_vain_and_with_broadcast_none_twice(told, ranks):
     every = told(ranks)
-    for name, first in every[0]["case_every_sample"]["result"].items():
-        alone = [one["case_every_sample"]["result"][name] for one in every]
-        shared = [one["case_every_sample_with_broadcast"]["result"][name] for one in every]
+    for name, first in every[0]["case_every_sample"]["result"]["alone"].items():
+        alone, shared = (
+            [one["case_every_sample"]["result"][how][name] for one in every] for how in ("alone", "broadcast")
+        )
         needed, once = sum(one[2] for one in alone), first[3]
         assert sum(one[0] for one in alone) <= 1.05 * needed, name
         assert sum(one[1] for one in alone) == 0

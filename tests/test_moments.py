@@ -136,7 +136,7 @@ def small(monkeypatch):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", FLOATS + INTEGERS)
-@examples(40, slow=3000)
+@examples(20, slow=3000)
 @given(data=st.data())
 def test_any_bits_in_any_pieces(small, name, engine, data):
     dtype = by_name(name)
@@ -179,7 +179,7 @@ def test_what_checkpoints_hold(name, case, engine):
 
 @pytest.mark.skipif("numba" not in ENGINES, reason="numba is not installed")
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"])
-@examples(40, slow=3000)
+@examples(20, slow=3000)
 @given(data=st.data())
 def test_numba_finds_what_numpy_finds(name, data):
     dtype = by_name(name)
@@ -247,7 +247,7 @@ def test_complex_numbers_are_seen_by_their_magnitude(name):
     assert state.average == pytest.approx(7 / 3) and state.subnormal == 0
 
 
-@examples(150)
+@examples(75)
 @given(st.data())
 def test_a_scan_of_any_chunking_with_any_threads(tmp_path_factory, data):
     shape = data.draw(shapes(min_side=1))

@@ -684,21 +684,24 @@ def test_nothing_is_written_under_the_name_of_a_url(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command_line_takes_urls(server, tmp_path):
+def test_the_command_line_takes_urls(server, tmp_path, monkeypatch, capsys):
+    """In a process of its own once, then here, as a process takes a second to start."""
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+
     def run(*arguments):
-        environment = os.environ | {"WORKBENCH_CACHE": str(tmp_path / "cache")}
-        command = [sys.executable, "-m", "workbench", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+        code = main(list(arguments))
+        return code, *capsys.readouterr()
 
     url = f"{server.url}/titan_run"
-    assert "step-4" in run("ls", url).stdout
-    assert run("verify", f"{url}/step-4").returncode == 0
-    assert run("diff", f"{url}/step-2", str(ROOT / "titan_run" / "step-2")).returncode == 0
-    assert "No fault found" in run("doctor", url).stdout
-    assert run("export", f"{url}/step-4", str(tmp_path / "out")).returncode == 0
+    command = [sys.executable, "-m", "workbench", "ls", url]
+    assert "step-4" in subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
+    assert run("verify", f"{url}/step-4")[0] == 0
+    assert run("diff", f"{url}/step-2", str(ROOT / "titan_run" / "step-2"))[0] == 0
+    assert "No fault found" in run("doctor", url)[1]
+    assert run("export", f"{url}/step-4", str(tmp_path / "out"))[0] == 0
     shutil.rmtree(tmp_path / "out")
-    refused = run("manifest", "write", f"{url}/step-4")
-    assert refused.returncode == 64 and "name one of these or a local path" in refused.stderr
+    code, _, said = run("manifest", "write", f"{url}/step-4")
+    assert code == 64 and "name one of these or a local path" in said
 
 
 # ---- what servers get wrong ------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def small(monkeypatch):
     monkeypatch.setattr(work_module, "BOX_COST", 8)
 
 
-@examples(150)
+@examples(75)
 @given(st.data())
 def test_each_element_is_met_once_at_its_place(small, tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("case")
@@ -84,7 +84,7 @@ def test_each_element_is_met_once_at_its_place(small, tmp_path_factory, data):
     assert (dense_of(dense.shape, found[0], found[0].values) == dense).all()
 
 
-@examples(150)
+@examples(75)
 @given(st.data())
 def test_two_chunkings_meet_element_by_element(small, tmp_path_factory, data):
     shape = data.draw(shapes(min_side=1))
