@@ -114,7 +114,7 @@ def zeroed(case: Case) -> Iterator[Match]:
         patch -= {name for name in rows if kinds([name]) <= {"embed", "head"}}  # complete rows of a vocabulary
         if patch:
             # damage would be in one of them
-            both = change.leg == "train" and patch <= change.hit(change.weights) & change.hit(MOMENTS)
+            both = change.leg == "train" and patch <= change.hit(change.weights, "part", "other") & change.hit(MOMENTS)
             one = "one tensor is" if len(patch) == 1 else f"{len(patch):,} tensors is"
             title = f"A small part of {one} damaged."
             if both:

@@ -190,7 +190,7 @@ def scaled(case: Case) -> Iterator[Match]:
                     strength,
                     frozenset(every) if most else names,
                     False,
-                    SCALED if not of_ranks or all(map(adapter_of, names)) else "",
+                    SCALED if len(factors) == 1 and (not of_ranks or all(map(adapter_of, names))) else "",
                     reasons,
                     title="" if of_ranks else "Weights were multiplied by a factor.",
                     remedy="" if of_ranks else "if this was not intended, load them as they are stored",
