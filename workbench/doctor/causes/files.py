@@ -266,7 +266,7 @@ def another_depth(case: Case) -> Iterator[Match]:
             frozenset({name for one in signs for name in one.tensors} | copies),
             question=f"was the number of {what}s changed on purpose?",
             signs=tuple(signs),
-            title=f"The model has {number} than before.",
+            title=f"The model has {number} than before{', in all layers together' if what == 'expert' else ''}.",
         )
 
 

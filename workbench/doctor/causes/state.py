@@ -326,8 +326,7 @@ def second_gone(case: Case) -> Iterator[Match]:
             words = f"the first moments of {len(held):,} of {many(len(names), 'parameter')} are not zero"
             reasons = case.against(("B1 B3", words if held else ""))
             title = "" if names & change.hit(("exp_avg_sq",)) else SECOND_LOST if held else PART_LOST
-            question = "was the optimizer replaced by one without second moments?" if _replaced(case, change) else ""
-            yield Match(change.leg, 1.0, names, question=question, reasons=reasons, title=title)
+            yield Match(change.leg, 1.0, names, reasons=reasons, title=title)
         if sunk := case.sunk(change):
             names = sunk | change.hit((*change.weights, *MASTERS))
             yield Match(change.leg, 0.96, names, title="The second moments were lost, or became far too small.")
@@ -345,14 +344,6 @@ def second_gone(case: Case) -> Iterator[Match]:
         yield Match("train", 0.97 if wild_steps else 0.7, frozenset(fallen))
     elif fallen and train.whole(train.weights, train.hit(train.weights, "other"), NEARLY_ALL) and case.grown(train):
         yield Match("train", 0.97, frozenset(fallen | train.hit(train.weights)))
-
-
-def _replaced(case: Case, change: LedgerLeg) -> bool:
-    """Return whether no second moments are stored any more, nor the ε in the param groups that they need."""
-    gone = change.whole(SECOND, change.hit(SECOND, "absent"))
-    before, later = case.evidence.before.facts.groups, case.later.facts.groups
-    with_eps = [any("eps" in one.settings for one in groups) for groups in (before, later)]
-    return gone and bool(later) and with_eps == [True, False]
 
 
 def other_binding(case: Case) -> Iterator[Match]:

@@ -365,9 +365,7 @@ def _unstored(pair: Pair, rule: Rule) -> list[Sign]:
     held["masters"] = (masters[0], masters[1], "D1")
     for part, (old, new, cause) in held.items():
         if old is not None and new is None and rule is P29:
-            words = (
-                f"{'the ' if part == 'masters' else ''}{part} {'are' if part == 'masters' else 'is'} no longer stored"
-            )
+            words = f"the {part} {'are' if part == 'masters' else 'is'} no longer stored"
             found.append(rule.sign(words, {"kind": "unstored", "part": part}, severity="warn", causes=(cause,)))
     held_states, left_states = pair.a.generators, pair.b.generators
     if not held_states or left_states or len(one.catalog.files) != len(two.catalog.files):
