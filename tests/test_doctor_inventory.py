@@ -26,7 +26,7 @@ from tests.lab.drawn import draw
 from tests.properties import SLOW
 
 evidence = importlib.import_module("workbench.doctor.facts.evidence")  # wb.doctor is a function, too
-SHARE = 1.0 if SLOW else 0.25  #: of the changes, drawn at random
+SHARE = 1.0 if SLOW else 0.5  #: of the changes, drawn at random
 #: Case → layout of the lab, or the trainer that wrote it.
 QUICK = {"h0_exact": ("torch_save", "folder"), "v40_trainer_llama": ("",)}
 MORE = {"h0_exact": ("lightning", "deepspeed", "torch_masters", "accelerate"), "v46_accelerate": ("",)}
