@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import workbench as wb
-from tests.properties import in_turn
 from workbench.doctor.laws.exact import Line
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.doctor.rules import carried, pair
@@ -234,7 +233,8 @@ def zeroed(name: str) -> Callable[[Run], None]:
     return spoil
 
 
-@pytest.mark.parametrize("k, name", in_turn([1, 7], list(OPTIMIZERS)))
+@pytest.mark.parametrize("k", [1, 7])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_other_optimizers_that_go_on_are_healthy(tmp_path: Path, name: str, k: int) -> None:
     found = resumed(tmp_path, None, k, OPTIMIZERS[name])
     assert not found.causes, found.verdict
