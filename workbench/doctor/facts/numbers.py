@@ -63,3 +63,20 @@ def usable(betas: Sequence[float] | None, lr: float | None, weight_decay: float 
     for name, value in (("lr", lr), ("weight_decay", weight_decay)):
         if value is not None and number(value) is None:
             raise UsageError(f"{name} {value!r} is not a finite number")
+
+
+def in_words(*values: Any) -> list[str]:
+    """Return settings as text, floats with six digits, or with all of them if six do not distinguish the values."""
+    found = [_short(value) for value in values]
+    return (
+        found if len(set(found)) == len({repr(value) for value in values}) else [repr(value)[:60] for value in values]
+    )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, (tuple, list)) and len(value) <= 4:
+        inside = ", ".join(map(_short, value))
+        return f"({inside})" if isinstance(value, tuple) else f"[{inside}]"
+    return repr(value)[:60]

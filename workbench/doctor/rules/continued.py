@@ -16,7 +16,7 @@ from workbench.doctor.facts.counted import lagging, of_epochs, per_step
 from workbench.doctor.facts.evidence import Pair, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.generators import Generator, drawn, is_fresh, seed
-from workbench.doctor.facts.numbers import number
+from workbench.doctor.facts.numbers import in_words, number
 from workbench.doctor.facts.schedule import plan_of, rates_at
 from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register
@@ -700,7 +700,7 @@ def same_constants(pair: Pair) -> list[Sign] | str:
             off.pop(field, None)
     signs = []
     if off:
-        words = ", ".join(f"{fact} {one} → {two}" for fact, (one, two) in off.items())
+        words = ", ".join(f"{fact} {' → '.join(in_words(*both))}" for fact, both in off.items())
         evidence = {"changed": {fact: [_plain(one), _plain(two)] for fact, (one, two) in off.items()}}
         signs.append(P16.sign(f"the optimizer's constants changed: {words}", evidence))
     if fell := {field: both for field, both in _estimates(a, b).items() if both[1] < both[0]}:

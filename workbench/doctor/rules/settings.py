@@ -16,6 +16,7 @@ from typing import Any
 
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.facts.flat import SWITCHES
+from workbench.doctor.facts.numbers import in_words
 from workbench.doctor.facts.schedule import plan_of
 from workbench.doctor.facts.state import Group, TrainingState
 from workbench.doctor.ledger.rows import Row, Status
@@ -138,7 +139,7 @@ def settings_kept(pair: Pair) -> list[Sign] | str:
         if not off:
             continue
         old, new = off[0]
-        changes = list(dict.fromkeys(f"from {_said(one)} to {_said(other)}" for one, other in off))
+        changes = list(dict.fromkeys("from {} to {}".format(*in_words(*both)) for both in off))
         of = f"in {len(off):,} of {same + len(off):,} param groups"
         more = f" and {len(changes) - SHOWN:,} more" if len(changes) > SHOWN else ""
         words = f"{field} changed {changes[0]} {of}"
@@ -304,7 +305,3 @@ def _number(value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _said(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else repr(value)[:60]
