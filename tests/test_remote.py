@@ -350,7 +350,7 @@ def test_a_store_that_stays_silent_is_not_waited_for_again_by_each_tensor(tmp_pa
                 ckpt["w7"].torch()
             errors.append(str(caught.value))
             time.sleep(0.01)
-        silent = [error for error in errors if "has not answered for" in error]
+        silent = [error for error in errors if "has served no request for" in error]
         assert len(silent) > len(errors) // 3 and "model.safetensors" in silent[0]
         tries = len(server.log) - asked
         assert 2 < tries <= len(errors) - len(silent)

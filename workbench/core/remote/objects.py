@@ -46,7 +46,7 @@ RETRIES = 4  #: of obstore's, in 1 to 2 s
 #: Seconds of the pauses between further rounds of attempts while a store answers that it is overloaded.
 PAUSES = (1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0)
 BUSY = ("408", "429", "500", "502", "503", "504")  #: answers after which a request is made again
-#: Seconds of silence after which a store counts as gone: from then on, only one request every :data:`PROBE` s waits.
+#: Seconds in which a store served no request, after which it counts as gone: then one every :data:`PROBE` s waits.
 GONE, PROBE = 120.0, 5.0
 #: Retries of each request of an upload, and the time for all: a failure would lose what was sent before.
 RETRIES_SENT, LONG = 20, timedelta(minutes=15)
@@ -169,7 +169,7 @@ def connect(at: Location, options: Options) -> ObjectStore:
 
 
 class _Silence:
-    """How long a store has not answered; a pass over thousands of tensors does not wait the whole deadline for each."""
+    """How long a store has served no request: a pass over many tensors does not wait the whole deadline for each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -182,13 +182,13 @@ class _Silence:
         """Note whether the block, a request, was answered.
 
         Raises:
-            UnansweredError: the store has been silent for :data:`GONE` seconds, and another request has just tried.
+            UnansweredError: no request was served for :data:`GONE` seconds, and another one has just tried.
         """
         began = time.monotonic()
         with self._lock:
             silent = 0.0 if self._since is None else began - self._since
             if silent > GONE and began < self._probe:
-                raise UnansweredError(f"{where}: the store has not answered for {silent:,.0f} s; try again later")
+                raise UnansweredError(f"{where}: the store has served no request for {silent:,.0f} s; try again later")
             self._probe = began + PROBE
         try:
             yield
