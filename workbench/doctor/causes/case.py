@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -186,6 +186,13 @@ class Case:
         """Return the number of elements of a parameter in the resumed state; 0 if it is not stored."""
         at = self.later.params.get(name, {}).get("param")
         return 0 if at is None else int(self.later.ckpt.catalog.numel[at])
+
+    def both(self, names: Iterable[str]) -> Iterator[tuple[int, int]]:
+        """Yield where each weight is stored in the checkpoint before and in the later one, if it is in both."""
+        before, later = self.evidence.before.params, self.later.params
+        for name in names:
+            if "param" in before.get(name, {}) and "param" in later.get(name, {}):
+                yield before[name]["param"], later[name]["param"]
 
     # ---- signs -------------------------------------------------------------------------------------------------------
 

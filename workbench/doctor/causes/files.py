@@ -244,7 +244,7 @@ def computation(case: Case) -> Iterator[Match]:
 # ---- H: on purpose ---------------------------------------------------------------------------------------------------
 
 
-def another_depth(case: Case) -> Iterator[Match]:
+def another_size(case: Case) -> Iterator[Match]:
     more, what = (case.deeper, "layer") if case.deeper else (case.wider, "expert")
     words = ("are new", "appeared") if more > 0 else ("are gone", "vanished")
     shaped = ("have another shape", "changed shape") if what == "expert" else ()  # of routers
@@ -433,7 +433,7 @@ CHANGES = (
         "catalogue H2",
         explains="R01 P02 N3 N30 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 P32 R02 R03 R04 R05 R09 R13 N5 N17 N28 S14",
         losses="the loss depends on the setting",
-        pattern=another_depth,
+        pattern=another_size,
     ),
     made(
         "H3",

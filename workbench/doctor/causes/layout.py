@@ -417,8 +417,7 @@ def averaged(case: Case) -> Iterator[Match]:
 def _widened(case: Case, names: Iterable[str]) -> bool:
     """Return whether weights of 16 bits are float32 now."""
     before, later = case.evidence.before, case.later
-    held = [(before.params.get(name, {}).get("param"), later.params.get(name, {}).get("param")) for name in names]
-    types = {(before.dtype(one), later.dtype(two)) for one, two in held if one is not None and two is not None}
+    types = {(before.dtype(one), later.dtype(two)) for one, two in case.both(names)}
     return bool(types) and types <= {("bfloat16", "float32"), ("float16", "float32")}
 
 
@@ -563,8 +562,7 @@ def vocabulary(case: Case) -> Iterator[Match]:
 def _resized(case: Case, names: Iterable[str]) -> bool:
     """Return whether several weights changed from one size of their first axis to another, as all rows of tokens do."""
     before, later = case.evidence.before, case.later
-    held = [(before.params.get(name, {}).get("param"), later.params.get(name, {}).get("param")) for name in names]
-    shapes = [(before.shape(one), later.shape(two)) for one, two in held if one is not None and two is not None]
+    shapes = [(before.shape(one), later.shape(two)) for one, two in case.both(names)]
     return len(shapes) > 1 and len({(a[:1], b[:1]) for a, b in shapes}) == 1 and all(a[1:] == b[1:] for a, b in shapes)
 
 

@@ -52,7 +52,7 @@ GROWN = 2.0  #: least v_B/v_A over all elements of a parameter from which its pr
 SHARP = 0.05  #: standard deviation of log v_B about a line over log v_A below which no gradient blurred it
 #: Words in the keys of integers that count updates.
 _COUNTS = re.compile(r"batch|count|step|averaged|updates|iter")
-_COUNTED = re.compile(r"(?:^|[._])(?:counts?|num|n|seen|steps?)$")  #: names of counts that are stored as floats
+_COUNTED = re.compile(r"(?:^|[._])(?:counts?|seen)$")  #: names of counts that are stored as floats
 #: Last parts of keys of integers that begin anew when a ring is full.
 _WRAPS = re.compile(r".*(?:ptr|pointer|cursor|position|pos|index|idx|head)")
 LEVEL = 0.2  #: standard deviation of log v_B over that of log v_A from which the old profile is lost

@@ -117,12 +117,13 @@ def load_signs(atoms: Atoms, looks: Sequence[AtomLook]) -> Iterator[Sign]:
 def _plain(atoms: Atoms, kind: str, some: Sequence[AtomLook]) -> Sign:
     rule, words = FORMS[kind]
     text = some[0].text
+    name = repr(some[0].atom.fqn)
     if kind == "zeros":
-        text = text.replace(" became zero", f" of {some[0].atom.fqn!r}", 1)
+        text = text.replace(" became zero", f" of {name}", 1) or name
     elif kind == "weights":
-        text = repr(some[0].atom.fqn)
+        text = name
     elif kind in ("flip", "nan", "fill", "ratio", "power", "part"):
-        text = f"in {some[0].atom.fqn!r}, {text}"
+        text = f"in {name}, {text}" if text else f"in {name}"
     evidence: dict[str, Any] = {"form": kind}
     tail = ""
     if kind in ("near", "other", "part"):
