@@ -87,7 +87,7 @@ class Case:
     """A copy of a sample, to be damaged.
 
     Args:
-        healthy: another copy, of which this one is made, and which is opened in its place: once for all faults.
+        healthy: an undamaged copy to copy from; its open checkpoint stands for that of this copy.
     """
 
     def __init__(self, sample: Sample, folder: Path, healthy: Case | None = None) -> None:

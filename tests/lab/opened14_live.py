@@ -837,7 +837,7 @@ FAULTS14: list[Fault] = [
         ("ls_1", "ls_2"), net=net(Gpt, scale=0.1), take=initial_again("ls_1", "ls_2"), also=("A3",)),
     bad("va04_norms_initial", "A3", "layer norms under another name, both weight and bias", "echo next",
         ("norm", "ln_"), net=net(Gpt), take=initial_again("ln_"), also=("A2",)),
-    bad("va05_logit_scale_initial", "A2", "a scalar that is no tensor of a layer is left out of the load",
+    bad("va05_logit_scale_initial", "A2", "a scalar outside of the layers is left out of the load",
         "echo next", ("logit_scale",), net=net(Clip), take=initial_again("logit_scale")),
     bad("va06_direction_initial", "A2", "of direction and length of a weight norm only the length is loaded",
         "echo next early", ("original1",), base=Weighed, take=initial_again("original1")),

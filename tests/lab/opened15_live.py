@@ -1,6 +1,6 @@
 """Faults of the fifteenth set: what a load brings back wrong, in small trainings of many kinds.
 
-``WORDS`` has, for each, phrases of which a diagnosis must contain one to be right in a person's eyes.
+``WORDS`` lists phrases for each fault; a diagnosis that contains one of them helps a person.
 """
 
 from __future__ import annotations
