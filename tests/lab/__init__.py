@@ -6,7 +6,8 @@
 
 ``python -m tests.lab.accuracy`` counts how often the doctor is right, in the development half or a sealed one.
 
-The first case of a configuration trains it (some seconds); another one costs its k updates and two saves.
+The first case of a configuration trains it (some seconds); another one costs a save, and
+its k updates where the later checkpoint is asked for.
 """
 
 from tests.lab.case import Case, Facts, case, restored

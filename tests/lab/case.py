@@ -4,7 +4,7 @@
 
     before   the checkpoint that was resumed from, undamaged
     echo     saved again right after the load, before any update; of damaged files: they themselves
-    after    k updates later
+    after    k updates later, made when first asked for: most cases are judged by their echo
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from tests.lab.train import train
 
 __all__ = ["Case", "Facts", "case", "checked", "differs", "opened", "restored", "write_echo"]
 
+LOADED = "loaded.pt"  #: beside an echo: the state that a run goes on from, if the files can be loaded
 ELSEWHERE = {
     "torch_save": "dcp",
     "dcp": "dcp_sharded",
@@ -61,16 +63,43 @@ class Case:
 
     Attributes:
         config: of the run, with what the fault needs.
-        after: ``None`` where the damaged files cannot be loaded at all.
+        after_format: layout in which the resumed run saves.
+        k: updates between ``echo`` and ``after``.
     """
 
     fault: Fault
     config: Config
     format: str
+    after_format: str
+    k: int
+    seed: int
     before: Path
-    echo: Path
-    after: Path | None
-    facts: Facts
+
+    @cached_property
+    def _echo(self) -> Path:
+        """Folder of the echo, and the state that the run goes on from."""
+        return made(f"echo-{self._name(self.seed)}", self._write_echo)
+
+    @cached_property
+    def _after(self) -> Path:
+        """Folder of what follows, and what is true of it."""
+        return made(f"after-{self._name(self.after_format, self.k, self.seed)}", self._write_after)
+
+    @property
+    def echo(self) -> Path:
+        return opened(self._echo / "echo")
+
+    @property
+    def after(self) -> Path | None:
+        """``None`` where the damaged files cannot be loaded at all."""
+        return opened(self._after / "after") if (self._echo / LOADED).exists() else None
+
+    @property
+    def facts(self) -> Facts:
+        facts = json.loads((self._after / "facts.json").read_text())
+        for key in ("rates", "losses", "betas"):
+            facts[key] = tuple(facts[key])
+        return Facts(**facts)
 
     @property
     def cause(self) -> str:
@@ -82,6 +111,31 @@ class Case:
         """Kinds of evidence that can show it: keys of `fault.EVIDENCE`."""
         return self.fault.expected(self.config, self.format)
 
+    def _name(self, *more: object) -> str:
+        return "-".join(map(str, (self.config.digest, self.format, self.fault.id, *more)))
+
+    def _write_echo(self, folder: Path) -> None:
+        found, config = self.fault, self.config
+        loaded = write_echo(folder / "echo", found, config, self.format, self.seed)
+        if loaded is None:
+            return
+        same = found.saver is None and found.formats != ("megatron",) and not differs(loaded, run(config).resumed)
+        assert found.kind != "fault" or not same, f"{found.id} changes nothing in a run like {config}"
+        torch.save(loaded, folder / LOADED)
+
+    def _write_after(self, folder: Path) -> None:
+        found, config, loaded = self.fault, self.config, self._echo / LOADED
+        facts = Facts(config.resume, self.k, (), (), config.betas, config.weight_decay)
+        if loaded.exists():
+            state = torch.load(loaded, weights_only=False)  # the lab's own file
+            after, losses, rates = train(state, self.k, micro=found.micro)
+            if found.saver is not None:
+                after = found.saver(state, after)
+            LAYOUTS[self.after_format].save(folder / "after", after, None)
+            betas, decay = after.config.betas, after.config.weight_decay
+            facts = Facts(config.resume, self.k, tuple(rates), tuple(losses), betas, decay)
+        (folder / "facts.json").write_text(json.dumps(asdict(facts)))
+
 
 def case(
     fault: str,
@@ -92,7 +146,7 @@ def case(
     after_format: str | None = None,
     seed: int = 0,
 ) -> Case:
-    """A resume with that fault or control, made on first use.
+    """A resume with that fault or control; its files are made on first use.
 
     Args:
         fault: an id of the catalogue.
@@ -108,14 +162,8 @@ def case(
         raise ValueError(f"{fault} in {after_format}: {reason}")
     if found.elsewhere and after_format is None:
         after_format = _elsewhere(format, config)
-    name = "-".join([config.digest, format, after_format or format, fault, str(k), str(seed)])
     shared = made(f"before-{config.digest}-{format}", lambda to: _write_before(to, config, format))
-    folder = made(f"case-{name}", lambda to: _write(to, found, config, format, after_format or format, k, seed))
-    facts = json.loads((folder / "facts.json").read_text())
-    for key in ("rates", "losses", "betas"):
-        facts[key] = tuple(facts[key])
-    after = opened(folder / "after") if (folder / "after").exists() else None
-    return Case(found, config, format, opened(shared / "before"), opened(folder / "echo"), after, Facts(**facts))
+    return Case(found, config, format, after_format or format, k, seed, opened(shared / "before"))
 
 
 def checked(fault: str, config: Config | None, format: str) -> tuple[Fault, Config]:
@@ -164,21 +212,6 @@ def _elsewhere(format: str, config: Config) -> str:
 
 def _write_before(folder: Path, config: Config, format: str) -> None:
     LAYOUTS[format].save(folder / "before", run(config).resumed, None)
-
-
-def _write(folder: Path, found: Fault, config: Config, format: str, after_format: str, k: int, seed: int) -> None:
-    loaded = write_echo(folder / "echo", found, config, format, seed)
-    facts = Facts(config.resume, k, (), (), config.betas, config.weight_decay)
-    if loaded is not None:
-        before = run(config).resumed
-        same = found.saver is None and found.formats != ("megatron",) and not differs(loaded, before)
-        assert found.kind != "fault" or not same, f"{found.id} changes nothing in a run like {config}"
-        after, losses, rates = train(loaded, k, micro=found.micro)
-        if found.saver is not None:
-            after = found.saver(loaded, after)
-        LAYOUTS[after_format].save(folder / "after", after, None)
-        facts = Facts(config.resume, k, tuple(rates), tuple(losses), after.config.betas, after.config.weight_decay)
-    (folder / "facts.json").write_text(json.dumps(asdict(facts)))
 
 
 def differs(state: State, other: State) -> bool:
