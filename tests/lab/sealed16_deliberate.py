@@ -133,6 +133,8 @@ def frozen(*parts: str) -> Callable[[Any], None]:
             if "lr_lambdas" in told:
                 told["lr_lambdas"] = told["lr_lambdas"][: len(groups)]
             schedule.load_state_dict(told)
+            for group, lr in zip(new.param_groups, told["_last_lr"], strict=True):
+                group["lr"] = lr  # a new schedule began it at its first rate
             self.schedules = [schedule]
         self.optimizers = [new]
 

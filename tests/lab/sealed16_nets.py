@@ -401,6 +401,8 @@ class Rebuilt(Remember):
             for listed in ("base_lrs", "_last_lr", "lr_lambdas"):
                 values = getattr(told, listed)
                 setattr(told, listed, (values + values[-1:] * wanted)[:wanted])
+            for group, lr in zip(self.optimizers[0].param_groups, told.get_last_lr(), strict=True):
+                group["lr"] = lr  # else the first update would have another rate than the schedule's: a fault
         if self.keep:
             optimizer = self.optimizers[0]
             for group in optimizer.param_groups:
