@@ -48,6 +48,9 @@ from tests.lab.opened15_live import FAULTS15
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
+from tests.lab.sealed16_deliberate import DELIBERATE16
+from tests.lab.sealed16_faults import FAULTS16
+from tests.lab.sealed16_healthy import HEALTHY16
 from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
@@ -78,7 +81,7 @@ _OPENED = (
     *(*FAULTS15, *HEALTHY15),
 )
 #: Faults whose results are printed only as counts.
-SEALED: tuple[Fault, ...] = ()
+SEALED: tuple[Fault, ...] = (*HEALTHY16, *DELIBERATE16, *FAULTS16)
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},
