@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.lab import opened16_healthy as well
 from tests.lab import optimizers as packaged
-from tests.lab import sealed16_healthy as well
 from tests.lab.config import Config
 from tests.lab.data import batch
 from tests.lab.fault import Fault, Lab
 from tests.lab.hugging import made, trained
-from tests.lab.live import Decoder, Loop, variant
+from tests.lab.live import Loop, variant
 from tests.lab.live_healthy import muon
-from tests.lab.sealed16_nets import (
+from tests.lab.opened16_nets import (
     Free,
     Lora,
     Rebuilt,
@@ -35,7 +35,18 @@ from tests.lab.sealed16_nets import (
 )
 from tests.lab.state import State
 
-__all__ = ["DELIBERATE16", "AdaptersOnly", "Regrown", "Renamed", "Told", "Tower", "both", "frozen", "larger", "other_data"]
+__all__ = [
+    "DELIBERATE16",
+    "AdaptersOnly",
+    "Regrown",
+    "Renamed",
+    "Told",
+    "Tower",
+    "both",
+    "frozen",
+    "larger",
+    "other_data",
+]
 
 T = torch.optim
 NEW = ("B1", "C1", "H1", "A4")
@@ -60,7 +71,9 @@ class Regrown(Rebuilt, Free):
 def shared(self: Any, weights: dict[str, Any]) -> None:
     """What fits by name and shape is loaded, the rest is new."""
     own = self.module.state_dict()
-    self.module.load_state_dict({n: w for n, w in weights.items() if n in own and own[n].shape == w.shape}, strict=False)
+    self.module.load_state_dict(
+        {n: w for n, w in weights.items() if n in own and own[n].shape == w.shape}, strict=False
+    )
 
 
 class Tower(Regrown):
@@ -199,8 +212,11 @@ def decay(self: Any) -> None:
 
 
 def average_again(self: Any) -> None:
-    self.extra["ema"] = {"decay": 0.9999, "num_updates": 0,
-                         "shadow_params": {n: w.detach().clone() for n, w in self.module.named_parameters()}}
+    self.extra["ema"] = {
+        "decay": 0.9999,
+        "num_updates": 0,
+        "shadow_params": {n: w.detach().clone() for n, w in self.module.named_parameters()},
+    }
 
 
 def teacher(self: Any) -> None:
@@ -308,7 +324,7 @@ class LongerQueue(well.Moco):
 
 
 class Places(Regrown):
-    """Learned positions, of which there are twice as many after an interpolation; their moments are interpolated too."""
+    """Learned positions, of which there are twice as many after an interpolation, as of their moments."""
 
     count, pad = 8, True
 
@@ -527,7 +543,9 @@ def trimmed(state: State, lab: Lab) -> State:
 
 
 def other_set(state: State, lab: Lab) -> State:
-    return state.told(data_seed=4242, data_index=0, loader=0).declared(lr=state.config.lr / 2, min_lr=state.config.lr / 20)
+    return state.told(data_seed=4242, data_index=0, loader=0).declared(
+        lr=state.config.lr / 2, min_lr=state.config.lr / 20
+    )
 
 
 def ema_reset(state: State, lab: Lab) -> State:
@@ -538,111 +556,299 @@ def ema_reset(state: State, lab: Lab) -> State:
 
 def hugging(id: str, text: str, true: str, name: str = "Llama", **more: Any) -> Fault:
     live = partial(trained, partial(made, name), **more)
-    return Fault(id, "healthy", text, frozenset(), live=live, formats=("live",), kind="deliberate", also=tuple(true.split()))
+    return Fault(
+        id, "healthy", text, frozenset(), live=live, formats=("live",), kind="deliberate", also=tuple(true.split())
+    )
 
 
 D = partial(variant, kind="deliberate")
 OLD = ("torch_save", "folder", "lightning")
 DELIBERATE16: tuple[Fault, ...] = (
-    D("tc01_tokens_padded", "twelve tokens more, the moments padded with zeros", base=Rebuilt, change=vocabulary(12),
-      pad=True, true=("F7", "H1", "A4")),
+    D(
+        "tc01_tokens_padded",
+        "twelve tokens more, the moments padded with zeros",
+        base=Rebuilt,
+        change=vocabulary(12),
+        pad=True,
+        true=("F7", "H1", "A4"),
+    ),
     D("tc02_tokens_cut", "unused tokens cut off, the optimizer anew", base=Fewer, keep=False, true=("F7", *NEW)),
-    D("tc03_head_other_size", "a head of four classes, all else goes on", base=Tower, size=4,
-      true=("A2", "F7", "H1", "B1")),
-    D("tc04_head_drawn_anew", "the head and its moments begin anew", base=Tower, load=Free.load, loaded=last_anew,
-      true=("A2", "B1", "H1")),
+    D(
+        "tc03_head_other_size",
+        "a head of four classes, all else goes on",
+        base=Tower,
+        size=4,
+        true=("A2", "F7", "H1", "B1"),
+    ),
+    D(
+        "tc04_head_drawn_anew",
+        "the head and its moments begin anew",
+        base=Tower,
+        load=Free.load,
+        loaded=last_anew,
+        true=("A2", "B1", "H1"),
+    ),
     D("tc05_head_renamed", "the head has another name, its state moves with it", base=Renamed, true=("A1", "A4", "H1")),
     D("tc06_layer_appended", "the last layer is doubled", base=Rebuilt, change=layers([0, 1, 1]), true=("E9", *NEW)),
-    D("tc07_layer_dropped", "a layer of three is dropped, the state goes on by name", base=Rebuilt,
-      needs={"layers": 3}, change=layers([0, 2]), source=lambda self, n: n.replace("layers.1.", "layers.2."),
-      true=("E9", "H1", "A2")),
-    D("tc08_stack_doubled", "depth up-scaling: the stack is doubled, the optimizer anew", base=Rebuilt,
-      change=layers([0, 1, 0, 1]), keep=False, scheduled=False, true=("E9", *NEW)),
-    D("tc09_quiet_layers", "LLaMA Pro: layers that do nothing at first, alone trained", base=Rebuilt,
-      change=layers([0, 0, 1, 1], (1, 3)), keep=False, trainable=lambda self, n: ".layers.1." in n or ".layers.3." in n,
-      true=("E9", *NEW)),
-    D("tc10_to_lion", "AdamW becomes Lion", layouts=OLD, loaded=replaced(lambda self: packaged.Lion(
-        self.groups(), lr=self.config.lr / 5)), true=NEW),
-    D("tc11_to_sgd", "AdamW becomes SGD with momentum", layouts=OLD, loaded=replaced(lambda self: T.SGD(
-        self.groups(), lr=self.config.lr * 10, momentum=0.9)), true=NEW),
-    D("tc12_to_muon", "AdamW becomes Muon beside AdamW", layouts=("torch_save", "lightning"), loaded=replaced(muon),
-      true=NEW),
-    D("tc13_to_adafactor", "AdamW becomes Adafactor, new schedule", layouts=OLD,
-      loaded=replaced(lambda self: T.Adafactor(self.groups(), lr=self.config.lr)), true=NEW),
-    D("tc14_higher_lr", "three times the learning rate", loaded=settings(lr=lambda lr: 3 * lr), true=("H1", "B8", "C2")),
-    D("tc15_to_constant", "the cosine ends, a constant rate follows", layouts=OLD, loaded=new_schedule(
-        lambda o: T.lr_scheduler.ConstantLR(o, 0.5, 10**6)), true=("C1", "C2", "H1", "C4")),
-    D("tc16_annealing", "a linear annealing to zero begins", layouts=OLD, loaded=new_schedule(
-        lambda o: T.lr_scheduler.LinearLR(o, 0.4, 0.0, 30)), true=("C1", "C2", "C4", "H1")),
-    D("tc17_to_bf16", "the weights become bf16, the optimizer begins anew", loaded=halved, layouts=OLD,
-      true=("D7", *NEW, "D5", "D6")),
-    D("tc18_to_eight_bits", "the weights pass through eight bits, the optimizer begins anew", loaded=integers,
-      layouts=OLD, true=("D7", *NEW)),
+    D(
+        "tc07_layer_dropped",
+        "a layer of three is dropped, the state goes on by name",
+        base=Rebuilt,
+        needs={"layers": 3},
+        change=layers([0, 2]),
+        source=lambda self, n: n.replace("layers.1.", "layers.2."),
+        true=("E9", "H1", "A2"),
+    ),
+    D(
+        "tc08_stack_doubled",
+        "depth up-scaling: the stack is doubled, the optimizer anew",
+        base=Rebuilt,
+        change=layers([0, 1, 0, 1]),
+        keep=False,
+        scheduled=False,
+        true=("E9", *NEW),
+    ),
+    D(
+        "tc09_quiet_layers",
+        "LLaMA Pro: layers that do nothing at first, alone trained",
+        base=Rebuilt,
+        change=layers([0, 0, 1, 1], (1, 3)),
+        keep=False,
+        trainable=lambda self, n: ".layers.1." in n or ".layers.3." in n,
+        true=("E9", *NEW),
+    ),
+    D(
+        "tc10_to_lion",
+        "AdamW becomes Lion",
+        layouts=OLD,
+        loaded=replaced(lambda self: packaged.Lion(self.groups(), lr=self.config.lr / 5)),
+        true=NEW,
+    ),
+    D(
+        "tc11_to_sgd",
+        "AdamW becomes SGD with momentum",
+        layouts=OLD,
+        loaded=replaced(lambda self: T.SGD(self.groups(), lr=self.config.lr * 10, momentum=0.9)),
+        true=NEW,
+    ),
+    D(
+        "tc12_to_muon",
+        "AdamW becomes Muon beside AdamW",
+        layouts=("torch_save", "lightning"),
+        loaded=replaced(muon),
+        true=NEW,
+    ),
+    D(
+        "tc13_to_adafactor",
+        "AdamW becomes Adafactor, new schedule",
+        layouts=OLD,
+        loaded=replaced(lambda self: T.Adafactor(self.groups(), lr=self.config.lr)),
+        true=NEW,
+    ),
+    D(
+        "tc14_higher_lr",
+        "three times the learning rate",
+        loaded=settings(lr=lambda lr: 3 * lr),
+        true=("H1", "B8", "C2"),
+    ),
+    D(
+        "tc15_to_constant",
+        "the cosine ends, a constant rate follows",
+        layouts=OLD,
+        loaded=new_schedule(lambda o: T.lr_scheduler.ConstantLR(o, 0.5, 10**6)),
+        true=("C1", "C2", "H1", "C4"),
+    ),
+    D(
+        "tc16_annealing",
+        "a linear annealing to zero begins",
+        layouts=OLD,
+        loaded=new_schedule(lambda o: T.lr_scheduler.LinearLR(o, 0.4, 0.0, 30)),
+        true=("C1", "C2", "C4", "H1"),
+    ),
+    D(
+        "tc17_to_bf16",
+        "the weights become bf16, the optimizer begins anew",
+        loaded=halved,
+        layouts=OLD,
+        true=("D7", *NEW, "D5", "D6"),
+    ),
+    D(
+        "tc18_to_eight_bits",
+        "the weights pass through eight bits, the optimizer begins anew",
+        loaded=integers,
+        layouts=OLD,
+        true=("D7", *NEW),
+    ),
     D("tc19_adapters_again", "adapters merged, new ones put on", base=AdaptersAgain, true=("F5", *NEW)),
     D("tc20_adapters_put_on", "a full model is frozen, adapters are trained", base=AdaptersOnly, true=NEW),
-    D("tc21_adapters_halfway", "adapters merged at half their strength, the whole model trained", base=Halfway,
-      true=("F5", *NEW)),
+    D(
+        "tc21_adapters_halfway",
+        "adapters merged at half their strength, the whole model trained",
+        base=Halfway,
+        true=("F5", *NEW),
+    ),
     D("tc22_rank_doubled", "adapters of rank 8 from those of rank 4", base=Rank, true=("F5", "H1")),
     D("tc23_larger_batch", "twice the batch, the rate by the root", base=Told, loaded=larger, true=("C10", "H1")),
     D("tc24_dropout", "dropout is turned on in the arguments", base=Told, loaded=dropout, true=("H1",)),
-    D("tc25_weights_alone", "continued pretraining: weights alone, step 0, other data", load=anew, tokens=other_data,
-      loaded=turned, true=(*NEW, "C6", "C7", "C9")),
-    D("tc26_embedding_frozen", "the embedding leaves the optimizer", layouts=OLD, loaded=frozen("embed"),
-      true=("B7", "H1", "B1")),
+    D(
+        "tc25_weights_alone",
+        "continued pretraining: weights alone, step 0, other data",
+        load=anew,
+        tokens=other_data,
+        loaded=turned,
+        true=(*NEW, "C6", "C7", "C9"),
+    ),
+    D(
+        "tc26_embedding_frozen",
+        "the embedding leaves the optimizer",
+        layouts=OLD,
+        loaded=frozen("embed"),
+        true=("B7", "H1", "B1"),
+    ),
     D("tc27_new_head_alone", "a new head alone is trained", base=Probe, keep=False, true=("A2", "F7", *NEW)),
-    D("tc28_upcycled", "every feed-forward becomes four experts", base=Rebuilt, change=upcycled, keep=False,
-      true=NEW),
-    D("tc29_upcycled_kept", "the same, and the rest of the optimizer goes on", base=Rebuilt, change=upcycled,
-      true=NEW),
+    D("tc28_upcycled", "every feed-forward becomes four experts", base=Rebuilt, change=upcycled, keep=False, true=NEW),
+    D("tc29_upcycled_kept", "the same, and the rest of the optimizer goes on", base=Rebuilt, change=upcycled, true=NEW),
     D("tc30_widened", "Net2Net: the feed-forward doubles", base=Rebuilt, change=widened, keep=False, true=NEW),
-    D("tc31_soup_kept", "weights averaged with earlier ones, the optimizer goes on", base=Rebuilt, load=Loop.load,
-      loaded=soup, true=("F4", "H1")),
-    D("tc32_soup_anew", "weights averaged with earlier ones, the optimizer anew", base=Rebuilt, load=Loop.load,
-      loaded=both(soup, begun), true=("F4", *NEW)),
-    D("tc33_from_average", "a new stage begins from the average", base=well.Ema, loaded=from_average, layouts=OLD,
-      true=("F4", *NEW)),
+    D(
+        "tc31_soup_kept",
+        "weights averaged with earlier ones, the optimizer goes on",
+        base=Rebuilt,
+        load=Loop.load,
+        loaded=soup,
+        true=("F4", "H1"),
+    ),
+    D(
+        "tc32_soup_anew",
+        "weights averaged with earlier ones, the optimizer anew",
+        base=Rebuilt,
+        load=Loop.load,
+        loaded=both(soup, begun),
+        true=("F4", *NEW),
+    ),
+    D(
+        "tc33_from_average",
+        "a new stage begins from the average",
+        base=well.Ema,
+        loaded=from_average,
+        layouts=OLD,
+        true=("F4", *NEW),
+    ),
     D("tc34_average_decay", "the average's decay is lowered", base=well.Ema, loaded=decay, true=("H1",)),
-    D("tc35_average_again", "the average begins anew at the weights", base=well.Ema, loaded=average_again,
-      true=("H1", "F4", "A5")),
+    D(
+        "tc35_average_again",
+        "the average begins anew at the weights",
+        base=well.Ema,
+        loaded=average_again,
+        true=("H1", "F4", "A5"),
+    ),
     D("tc36_teacher", "another teacher", base=well.Taught, loaded=teacher, true=("H1", "A2", "F6")),
-    D("tc37_reference", "the reference becomes the policy of now", base=well.Referred, loaded=reference,
-      true=("H1", "F6")),
+    D(
+        "tc37_reference",
+        "the reference becomes the policy of now",
+        base=well.Referred,
+        loaded=reference,
+        true=("H1", "F6"),
+    ),
     D("tc38_weight_decay", "no weight decay from now on", loaded=settings(weight_decay=0.0), true=("H1", "B7")),
-    D("tc39_betas_eps", "beta2 .999 and another epsilon, the rate halved", loaded=settings(
-        betas=(0.9, 0.999), eps=1e-6, lr=lambda lr: lr / 2), true=("H1", "B8", "C2")),
+    D(
+        "tc39_betas_eps",
+        "beta2 .999 and another epsilon, the rate halved",
+        loaded=settings(betas=(0.9, 0.999), eps=1e-6, lr=lambda lr: lr / 2),
+        true=("H1", "B8", "C2"),
+    ),
     D("tc40_longer_context", "a larger rope base and longer rows", base=Told, loaded=longer_rope, true=("H1", "H2")),
-    D("tc41_shrink_and_perturb", "shrink and perturb at the start of a task, the optimizer anew",
-      loaded=both(shrunk, begun), layouts=OLD, true=NEW),
-    D("tc42_task_vector", "a task vector is added, the optimizer anew", loaded=both(tasked, begun), layouts=OLD,
-      true=NEW),
+    D(
+        "tc41_shrink_and_perturb",
+        "shrink and perturb at the start of a task, the optimizer anew",
+        loaded=both(shrunk, begun),
+        layouts=OLD,
+        true=NEW,
+    ),
+    D(
+        "tc42_task_vector",
+        "a task vector is added, the optimizer anew",
+        loaded=both(tasked, begun),
+        layouts=OLD,
+        true=NEW,
+    ),
     D("tc43_codebook_doubled", "the codebook doubles, the optimizer goes on", base=Broader, true=("F7", "H1", "A5")),
     D("tc44_queue_doubled", "the queue doubles, the optimizer goes on", base=LongerQueue, true=("F7", "H1", "A5")),
     D("tc45_positions", "positions interpolated to twice as many", base=Places, true=("F7", "H1", "B1")),
-    D("tc46_untied", "the head is untied, a copy with a state of its own", base=Rebuilt, needs={"tied": True},
-      change=untied, true=("F2", "A4", "H1", "B1")),
-    D("tc47_critic_again", "the critic begins anew, the generator goes on", base=well.Gan, loaded=critic,
-      true=("B1", "A2", "H1")),
-    D("tc48_value_again", "another stage of RL: a new value head, a new optimizer", base=well.Ppo, loaded=valued,
-      layouts=OLD, true=("A2", *NEW)),
+    D(
+        "tc46_untied",
+        "the head is untied, a copy with a state of its own",
+        base=Rebuilt,
+        needs={"tied": True},
+        change=untied,
+        true=("F2", "A4", "H1", "B1"),
+    ),
+    D(
+        "tc47_critic_again",
+        "the critic begins anew, the generator goes on",
+        base=well.Gan,
+        loaded=critic,
+        true=("B1", "A2", "H1"),
+    ),
+    D(
+        "tc48_value_again",
+        "another stage of RL: a new value head, a new optimizer",
+        base=well.Ppo,
+        loaded=valued,
+        layouts=OLD,
+        true=("A2", *NEW),
+    ),
     D("tc49_pruned", "half of the weights become zero, the optimizer anew", loaded=masked, layouts=OLD, true=NEW),
     D("tc50_biases", "biases are added", base=Biased, true=("A4", "H1", "B1")),
     D("tc51_rms", "layer norms lose their biases", base=Rms, true=("A2", "A3", "H1", "B1")),
-    D("tc52_identity_block", "a block that begins as the identity is put in", base=Deeper,
-      true=("A4", "A1", "E9", "H1", "B1")),
-    D("tc53_momentum_cleared", "momentum cleared for a new task, second moments kept", loaded=momentum, layouts=OLD,
-      true=("B3", "H1", "B1", "B6")),
+    D(
+        "tc52_identity_block",
+        "a block that begins as the identity is put in",
+        base=Deeper,
+        true=("A4", "A1", "E9", "H1", "B1"),
+    ),
+    D(
+        "tc53_momentum_cleared",
+        "momentum cleared for a new task, second moments kept",
+        loaded=momentum,
+        layouts=OLD,
+        true=("B3", "H1", "B1", "B6"),
+    ),
     D("tc54_moments_damped", "the moments are damped to a tenth", loaded=milder, layouts=OLD, true=("H1", "B1", "B6")),
-    D("tc55_counters", "counters at zero, so that bias correction warms up again", loaded=counters, layouts=OLD,
-      true=("B2", "H1")),
-    on_purpose("tc56_stage_of_ranks", "a new stage: weights alone, in the layouts of several ranks", trimmed,
-               "B1 B2 B3 C1 C6 C7 C9 H1 D1"),
+    D(
+        "tc55_counters",
+        "counters at zero, so that bias correction warms up again",
+        loaded=counters,
+        layouts=OLD,
+        true=("B2", "H1"),
+    ),
+    on_purpose(
+        "tc56_stage_of_ranks",
+        "a new stage: weights alone, in the layouts of several ranks",
+        trimmed,
+        "B1 B2 B3 C1 C6 C7 C9 H1 D1",
+    ),
     on_purpose("tc57_other_corpus", "another corpus and half the rate", other_set, "H1 C6 C7 C2 C4 C1 B8"),
-    on_purpose("tc58_elsewhere_longer", "another layout, longer schedule", stage(total=900), "C4 H1 C2",
-               elsewhere=True),
-    on_purpose("tc59_elsewhere_batch", "another layout, twice the batch, higher rate", stage(batch=16, lr=6e-3),
-               "C10 H1 C2 B8 C4", elsewhere=True),
-    hugging("tc60_trainer_other_rate", "Trainer: other rate and decay given at the resume", "H1 C2 B8 B7",
-            other_args={"learning_rate": 1e-3, "weight_decay": 0.0}),
-    hugging("tc61_trainer_longer", "Trainer: twice the steps, larger batches", "H1 C4 C10 C6 C7 C2", "Qwen2",
-            other_args={"max_steps": 300, "per_device_train_batch_size": 8}),
-)  # fmt: skip
+    on_purpose(
+        "tc58_elsewhere_longer", "another layout, longer schedule", stage(total=900), "C4 H1 C2", elsewhere=True
+    ),
+    on_purpose(
+        "tc59_elsewhere_batch",
+        "another layout, twice the batch, higher rate",
+        stage(batch=16, lr=6e-3),
+        "C10 H1 C2 B8 C4",
+        elsewhere=True,
+    ),
+    hugging(
+        "tc60_trainer_other_rate",
+        "Trainer: other rate and decay given at the resume",
+        "H1 C2 B8 B7",
+        other_args={"learning_rate": 1e-3, "weight_decay": 0.0},
+    ),
+    hugging(
+        "tc61_trainer_longer",
+        "Trainer: twice the steps, larger batches",
+        "H1 C4 C10 C6 C7 C2",
+        "Qwen2",
+        other_args={"max_steps": 300, "per_device_train_batch_size": 8},
+    ),
+)

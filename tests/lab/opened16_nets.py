@@ -1,8 +1,9 @@
-"""What the sixteenth sealed half trains: optimizers that are almost Adam, small networks of other kinds, and rebuilds."""
+"""What the sixteenth half trains: optimizers that are almost Adam, small networks of other kinds, and rebuilds."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any, ClassVar
 
 import torch
@@ -134,7 +135,7 @@ class AdamMini(torch.optim.Optimizer):
     """One second moment a block: a row of a matrix, or a whole vector (``vmean``)."""
 
     def __init__(self, params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.95)) -> None:
-        super().__init__(params, dict(lr=lr, beta1=betas[0], beta2=betas[1], eps=1e-8, weight_decay=0.0))
+        super().__init__(params, {"lr": lr, "beta1": betas[0], "beta2": betas[1], "eps": 1e-8, "weight_decay": 0.0})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -159,7 +160,7 @@ class Adan(torch.optim.Optimizer):
     """Adan: moments of the gradient, of its difference and of their sum; the counter is the group's."""
 
     def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, dict(lr=lr, betas=(0.98, 0.92, 0.99), eps=1e-8, weight_decay=0.02, step=0))
+        super().__init__(params, {"lr": lr, "betas": (0.98, 0.92, 0.99), "eps": 1e-8, "weight_decay": 0.02, "step": 0})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -189,8 +190,17 @@ class NovoGrad(torch.optim.Optimizer):
     """NovoGrad: ``exp_avg_sq`` is one number a tensor."""
 
     def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, dict(lr=lr, betas=(0.95, 0.98), eps=1e-8, weight_decay=0.001, grad_averaging=False,
-                                      amsgrad=False))
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": (0.95, 0.98),
+                "eps": 1e-8,
+                "weight_decay": 0.001,
+                "grad_averaging": False,
+                "amsgrad": False,
+            },
+        )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -213,8 +223,17 @@ class Sophia(torch.optim.Optimizer):
     """SophiaG: a Hessian's diagonal, renewed every fifth update, bounds the momentum."""
 
     def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, dict(lr=lr, betas=(0.965, 0.99), rho=0.04, weight_decay=0.1, maximize=False,
-                                      capturable=False))
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": (0.965, 0.99),
+                "rho": 0.04,
+                "weight_decay": 0.1,
+                "maximize": False,
+                "capturable": False,
+            },
+        )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -239,7 +258,9 @@ class Galore(torch.optim.Optimizer):
     """GaLore: moments in a subspace of rank 4, whose basis is renewed every tenth update."""
 
     def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, dict(lr=lr, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.0, rank=4, update_proj_gap=10))
+        super().__init__(
+            params, {"lr": lr, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.0, "rank": 4, "update_proj_gap": 10}
+        )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -269,7 +290,7 @@ class Lars(torch.optim.Optimizer):
     """Momentum with a rate of each tensor's own."""
 
     def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, dict(lr=lr, momentum=0.9, weight_decay=1e-4, trust_coefficient=0.001))
+        super().__init__(params, {"lr": lr, "momentum": 0.9, "weight_decay": 1e-4, "trust_coefficient": 0.001})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -305,7 +326,7 @@ class Lookahead(torch.optim.AdamW):
 
 def mlp(*sizes: int, norm: bool = True) -> nn.Sequential:
     found: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in itertools.pairwise(sizes):
         found += [nn.Linear(a, b), nn.GELU()] + ([nn.LayerNorm(b)] if norm and b != sizes[-1] else [])
     return nn.Sequential(*found[:-1])
 

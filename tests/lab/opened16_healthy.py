@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from tests.lab import sealed16_nets as nets
+from tests.lab import opened16_nets as nets
 from tests.lab.data import batch
 from tests.lab.fault import Fault
 from tests.lab.hugging import made, trained
 from tests.lab.live import Decoder, Loop, variant
 from tests.lab.live_healthy import Experts, optim, plain
-from tests.lab.sealed16_nets import Free, Lora, draws, mlp, seeded
+from tests.lab.opened16_nets import Free, Lora, draws, mlp, seeded
 
 __all__ = ["HEALTHY16"]
 
@@ -340,7 +340,9 @@ class Ppo(Free):
         with torch.no_grad():
             n, total = len(x), m.obs_count + len(x)
             delta = x.double().mean(0) - m.obs_mean
-            m.obs_var.copy_((m.obs_var * m.obs_count + x.double().var(0) * n + delta**2 * m.obs_count * n / total) / total)
+            m.obs_var.copy_(
+                (m.obs_var * m.obs_count + x.double().var(0) * n + delta**2 * m.obs_count * n / total) / total
+            )
             m.obs_mean.add_(delta * n / total)
             m.obs_count.copy_(total)
         h = m.body(((x - m.obs_mean.float()) / (m.obs_var.float() + 1e-8).sqrt()).clamp(-5, 5))
@@ -440,8 +442,16 @@ class Conv(Free):
     stop = 20
 
     def build(self) -> nn.Module:
-        return nn.Sequential(nn.Conv1d(1, 8, 3), nn.BatchNorm1d(8), nn.ReLU(), nn.Conv1d(8, 8, 3, groups=8),
-                             nn.BatchNorm1d(8, momentum=None), nn.ReLU(), nn.Flatten(), nn.Linear(96, 16))
+        return nn.Sequential(
+            nn.Conv1d(1, 8, 3),
+            nn.BatchNorm1d(8),
+            nn.ReLU(),
+            nn.Conv1d(8, 8, 3, groups=8),
+            nn.BatchNorm1d(8, momentum=None),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(96, 16),
+        )
 
     def loss(self, x: torch.Tensor) -> torch.Tensor:
         for one in self.module.modules():
@@ -493,7 +503,9 @@ class Swa(Free):
 
     def schedule(self, optimizer: Any) -> Any:
         c = self.config
-        return T.lr_scheduler.CyclicLR(optimizer, c.lr / 20, c.lr, step_size_up=1, step_size_down=4, cycle_momentum=False)
+        return T.lr_scheduler.CyclicLR(
+            optimizer, c.lr / 20, c.lr, step_size_up=1, step_size_down=4, cycle_momentum=False
+        )
 
     def apply(self) -> None:
         super().apply()
@@ -523,7 +535,9 @@ class Pruned(Free):
             for one in self.module:
                 if isinstance(one, nn.Linear):
                     size = one.weight_orig.detach().abs().flatten()
-                    one.weight_mask.copy_((one.weight_orig.abs() > size.kthvalue(max(1, int(share * len(size)))).values).float())
+                    one.weight_mask.copy_(
+                        (one.weight_orig.abs() > size.kthvalue(max(1, int(share * len(size)))).values).float()
+                    )
 
 
 class Rigl(Free):
@@ -590,15 +604,19 @@ class Merged(nn.Module):
 
 
 def beside(kind: str) -> Any:
-    return lambda self: nn.Sequential(Merged(16, 48, kind), nn.GELU(), Merged(48, 48, kind), nn.GELU(), Merged(48, 16, kind))
+    return lambda self: nn.Sequential(
+        Merged(16, 48, kind), nn.GELU(), Merged(48, 48, kind), nn.GELU(), Merged(48, 16, kind)
+    )
 
 
 def plus(self: Any) -> Any:
     """LoRA+: B learns sixteen times as fast."""
     named = [(n, w) for n, w in self.module.named_parameters() if w.requires_grad]
     lr = self.config.lr / 4
-    groups = [{"params": [w for n, w in named if part in n], "lr": lr * factor, "weight_decay": 0.0}
-              for part, factor in (("lora_A", 1), ("lora_B", 16))]
+    groups = [
+        {"params": [w for n, w in named if part in n], "lr": lr * factor, "weight_decay": 0.0}
+        for part, factor in (("lora_A", 1), ("lora_B", 16))
+    ]
     return groups
 
 
@@ -625,7 +643,11 @@ class DiLoCo(Free):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         begin = {n: w.detach().clone() for n, w in self.module.named_parameters()}
-        self.extra["outer"] = {"params": begin, "momentum": {n: torch.zeros_like(w) for n, w in begin.items()}, "round": 0}
+        self.extra["outer"] = {
+            "params": begin,
+            "momentum": {n: torch.zeros_like(w) for n, w in begin.items()},
+            "round": 0,
+        }
 
     def apply(self) -> None:
         super().apply()
@@ -689,7 +711,6 @@ class Warmed(Loop):
         return found
 
     def schedule(self, optimizer: Any) -> Any:
-        c = self.config
         return T.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / 10) * math.sqrt(min(4, 1 + n // 12) / 4))
 
 
@@ -716,8 +737,15 @@ def restarts(self: Any, optimizer: Any) -> Any:
 
 def sequence(self: Any, optimizer: Any) -> Any:
     s = T.lr_scheduler
-    return s.SequentialLR(optimizer, [s.LinearLR(optimizer, 0.1, total_iters=8), s.CosineAnnealingLR(optimizer, 25),
-                                      s.ConstantLR(optimizer, 0.1, total_iters=10**6)], milestones=[8, 33])
+    return s.SequentialLR(
+        optimizer,
+        [
+            s.LinearLR(optimizer, 0.1, total_iters=8),
+            s.CosineAnnealingLR(optimizer, 25),
+            s.ConstantLR(optimizer, 0.1, total_iters=10**6),
+        ],
+        milestones=[8, 33],
+    )
 
 
 def stepped(self: Any, optimizer: Any) -> Any:
@@ -728,8 +756,14 @@ def by_layer(self: Any) -> Any:
     """A group for each parameter, its rate by depth and by width, the names told."""
     found = []
     for n, (name, w) in enumerate(self.module.named_parameters()):
-        found.append({"params": [w], "lr": self.config.lr * 0.9 ** (12 - n % 12), "param_names": [name],
-                      "weight_decay": 0.0 if w.ndim < 2 else self.config.weight_decay * (1 + n % 3)})
+        found.append(
+            {
+                "params": [w],
+                "lr": self.config.lr * 0.9 ** (12 - n % 12),
+                "param_names": [name],
+                "weight_decay": 0.0 if w.ndim < 2 else self.config.weight_decay * (1 + n % 3),
+            }
+        )
     return found
 
 
@@ -862,8 +896,13 @@ class Masters(Loop):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.extra["scaler"] = {"scale": 2.0**14, "_growth_tracker": 0, "growth_factor": 2.0, "backoff_factor": 0.5,
-                                "growth_interval": 8}
+        self.extra["scaler"] = {
+            "scale": 2.0**14,
+            "_growth_tracker": 0,
+            "growth_factor": 2.0,
+            "backoff_factor": 0.5,
+            "growth_interval": 8,
+        }
 
     def net(self) -> nn.Module:
         return Decoder(self.config).to(torch.float16)
@@ -939,7 +978,10 @@ class Tables(Free):
         return nn.ModuleDict({"users": nn.Embedding(200, 8, sparse=True), "top": mlp(8, 32, 1)})
 
     def made(self) -> list[T.Optimizer]:
-        return [T.SparseAdam(list(self.module["users"].parameters()), lr=1e-2), T.AdamW(self.module["top"].parameters())]
+        return [
+            T.SparseAdam(list(self.module["users"].parameters()), lr=1e-2),
+            T.AdamW(self.module["top"].parameters()),
+        ]
 
     def gradients(self) -> None:
         pass
@@ -965,8 +1007,9 @@ class Evolved(Free):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.extra["members"] = [{n: w.detach() + 0.1 * draws(m, *w.shape) for n, w in self.module.named_parameters()}
-                                 for m in range(2)]
+        self.extra["members"] = [
+            {n: w.detach() + 0.1 * draws(m, *w.shape) for n, w in self.module.named_parameters()} for m in range(2)
+        ]
 
     def schedule(self, optimizer: Any) -> Any:
         return None
@@ -1010,23 +1053,22 @@ def hugging(id: str, text: str, name: str = "Llama", **more: Any) -> Fault:
     return Fault(id, "healthy", text, frozenset(), live=live, formats=("live",), kind="healthy")
 
 
-O = nets
 HEALTHY16: tuple[Fault, ...] = (
-    variant("tb01_cautious", "cautious AdamW: masked, scaled up", optimizer=optim(O.Cautious)),
+    variant("tb01_cautious", "cautious AdamW: masked, scaled up", optimizer=optim(nets.Cautious)),
     variant("tb02_sam", "sharpness-aware AdamW", base=Sam),
-    variant("tb03_lookahead", "Lookahead over AdamW", optimizer=optim(O.Lookahead), layouts=NO_DCP),
-    variant("tb04_ademamix", "AdEMAMix: a third moment", optimizer=optim(O.AdEMAMix, factor=0.2), layouts=NO_DCP),
-    variant("tb05_adan", "Adan", optimizer=plain(O.Adan), layouts=NO_DCP),
-    variant("tb06_novograd", "NovoGrad: a second moment a tensor", optimizer=plain(O.NovoGrad), layouts=NO_DCP),
-    variant("tb07_sophia", "Sophia", optimizer=plain(O.Sophia, factor=0.3), layouts=NO_DCP),
-    variant("tb08_galore", "GaLore: projected moments", optimizer=plain(O.Galore), layouts=NO_DCP),
-    variant("tb09_adam_mini", "Adam-mini", optimizer=plain(O.AdamMini), layouts=NO_DCP),
-    variant("tb10_lars", "LARS", optimizer=plain(O.Lars, factor=100.0), layouts=NO_DCP),
+    variant("tb03_lookahead", "Lookahead over AdamW", optimizer=optim(nets.Lookahead), layouts=NO_DCP),
+    variant("tb04_ademamix", "AdEMAMix: a third moment", optimizer=optim(nets.AdEMAMix, factor=0.2), layouts=NO_DCP),
+    variant("tb05_adan", "Adan", optimizer=plain(nets.Adan), layouts=NO_DCP),
+    variant("tb06_novograd", "NovoGrad: a second moment a tensor", optimizer=plain(nets.NovoGrad), layouts=NO_DCP),
+    variant("tb07_sophia", "Sophia", optimizer=plain(nets.Sophia, factor=0.3), layouts=NO_DCP),
+    variant("tb08_galore", "GaLore: projected moments", optimizer=plain(nets.Galore), layouts=NO_DCP),
+    variant("tb09_adam_mini", "Adam-mini", optimizer=plain(nets.AdamMini), layouts=NO_DCP),
+    variant("tb10_lars", "LARS", optimizer=plain(nets.Lars, factor=100.0), layouts=NO_DCP),
     variant("tb11_lbfgs", "L-BFGS", base=Bfgs),
     variant("tb12_tables", "sparse tables by SparseAdam", base=Tables),
-    variant("tb13_kahan", "bf16 with Kahan's compensation", optimizer=optim(O.Kahan), layouts=NO_DCP,
+    variant("tb13_kahan", "bf16 with Kahan's compensation", optimizer=optim(nets.Kahan), layouts=NO_DCP,
             net=lambda self: Decoder(self.config).to(torch.bfloat16), true=("D5", "D6")),
-    variant("tb14_langevin", "noise after each update", optimizer=optim(O.Langevin), layouts=NO_DCP),
+    variant("tb14_langevin", "noise after each update", optimizer=optim(nets.Langevin), layouts=NO_DCP),
     variant("tb15_sphere", "nGPT: rows are normalised after each update", base=Sphere),
     variant("tb16_wgan", "a critic whose weights are clipped, three steps to the generator's one", base=Wgan),
     variant("tb17_gan_average", "a GAN with beta1 = 0 and an averaged generator", base=GanAverage),
@@ -1073,9 +1115,9 @@ HEALTHY16: tuple[Fault, ...] = (
     variant("tb57_shifted", "the loss is a thousand times larger from an update on", base=Shifted, true=("B10",)),
     variant("tb58_evolved", "population-based: weights and rates come from other members", base=Evolved),
     variant("tb59_recurrent", "a hidden state that goes from batch to batch", base=Lstm),
-    variant("tb60_scaled", "steps scaled by the size of the parameter", optimizer=optim(O.Scaled)),
-    variant("tb61_grokfast", "amplified slow gradients", optimizer=optim(O.Grok), layouts=NO_DCP),
-    variant("tb62_mars", "MARS: corrected gradients", optimizer=optim(O.Mars), layouts=NO_DCP),
+    variant("tb60_scaled", "steps scaled by the size of the parameter", optimizer=optim(nets.Scaled)),
+    variant("tb61_grokfast", "amplified slow gradients", optimizer=optim(nets.Grok), layouts=NO_DCP),
+    variant("tb62_mars", "MARS: corrected gradients", optimizer=optim(nets.Mars), layouts=NO_DCP),
     hugging("tb63_trainer_polynomial", "Trainer: polynomial decay, no warm-up, accumulated", "Qwen2",
             lr_scheduler_type="polynomial", warmup_steps=0, gradient_accumulation_steps=3),
     hugging("tb64_trainer_neftune", "Trainer: GPT-2 with noise on embeddings, cosine with restarts", "gpt2",
