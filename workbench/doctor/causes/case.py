@@ -150,21 +150,20 @@ class Case:
 
     @cached_property
     def rescaled(self) -> bool:
-        """Whether the load multiplied every learning rate by one factor: of the groups, and those that they began with,
-        in the groups and in the schedule.
+        """Whether the load multiplied every learning rate by one factor, those of the schedule and those of the groups.
+
+        Those with which the groups began, which only a new schedule reads, may have stayed as they were.
         """
         a, b = self.evidence.before.facts, self.later.facts
         if self.evidence.echo is None or a.schedule is None or b.schedule is None or len(a.groups) != len(b.groups):
             return False
-        rates = [
-            (one, two)
-            for old, new in zip(a.groups, b.groups, strict=True)
-            for one, two in ((old.lr, new.lr), (old.initial_lr, new.initial_lr))
-        ]
+        groups = list(zip(a.groups, b.groups, strict=True))
         bases = a.schedule.base_lrs, b.schedule.base_lrs
         if len(bases[0]) != len(bases[1]) or not bases[0]:
             return False
-        rates += zip(*bases, strict=True)
+        rates = [(one.lr, two.lr) for one, two in groups] + list(zip(*bases, strict=True))
+        begun = [(one.initial_lr, two.initial_lr) for one, two in groups]
+        rates += begun if any(one != two for one, two in begun) else []
         factors = [new / old for old, new in rates if old and new is not None]
         one = len(factors) == len(rates) and max(factors) - min(factors) <= SAME * factors[0]
         return one and abs(factors[0] - 1) > SAME

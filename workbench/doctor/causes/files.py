@@ -312,7 +312,8 @@ def settings(case: Case) -> Iterator[Match]:
         yield Match("train", 1.0, still, signs=tuple(idle), question=question, title=title)
     rates = [one for one in case.fired("P15", "S16", "P13", "P19", "R14") if one.evidence.get("kind") in (None, "lr")]
     if rates and (case.declared or case.rescaled or any(one.evidence.get("declared") for one in rates)):
-        rates += case.fired("N6") if case.rescaled else []
+        if case.rescaled:
+            rates += [one for one in case.fired("N6", "R17") if one.rule == "N6" or _of_base_rates(one)]
         yield Match(case.resumed, 0.9, signs=tuple(rates), question="was the learning rate changed on purpose?")
     kinds_of_data = ("samples", "loader", "consumed_samples")
     moved = [one for one in case.fired("S18", "R11", "P20") if one.evidence.get("kind") in kinds_of_data]
@@ -330,6 +331,11 @@ def settings(case: Case) -> Iterator[Match]:
         yield Match(
             case.resumed, 0.4, signs=tuple(clip), title="The second moments are larger than the stated clip allows."
         )
+
+
+def _of_base_rates(sign: Sign) -> bool:
+    """Return whether only the base rates of a schedule changed."""
+    return all("base_lrs" in path for path in sign.evidence["changed"])
 
 
 def _later(found: Mapping[str, Any]) -> bool:

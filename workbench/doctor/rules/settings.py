@@ -157,7 +157,8 @@ def settings_kept(pair: Pair) -> list[Sign] | str:
             if _get(one, field) != _get(two, field)
             for name in two.params or ()
         ]
-        signs.append(R14.sign(words, evidence, names, hit=len(off), of=same + len(off)))
+        causes = ("B7",) if kind == "groups" else ()
+        signs.append(R14.sign(words, evidence, names, hit=len(off), of=same + len(off), causes=causes))
     return signs
 
 
