@@ -34,6 +34,8 @@ NEARLY_ALL = 0.7  #: share of the parameters; small parameters rarely break laws
 GROWN = 2.0  #: growth of a weight's norm that shows steps divided by far too small second moments
 SUNK = 30.0  #: factor by which second moments fell below what updates leave; those of an older save do not
 SAME = 1e-4  #: relative difference up to which two factors of a learning rate are one
+SHAPED = ("have another shape", "changed shape")  #: kinds of signs
+UNLIKE = ("other", "fill", "zero")  #: forms of weights that keep nothing of the old ones
 GONE = ("zero", "absent")  #: forms of a lost state
 RELATED = 0.5  #: cosine similarity from which a weight counts as related to the old one
 FLIPS, FLIPPED = 8, 2  #: most elements and most tensors that an accident damages
@@ -45,6 +47,11 @@ OUTSIDE = "does the trainer change weights outside the optimizer's update?"
 OF_OPTIMIZER = frozenset({"B1", "B2", "B3", "B4", "B5", "B11"})
 OF_WEIGHTS = frozenset({"A2", "D7", "E12", "F2", "F4", "F6", "F7", "G6"})  # not those of elements at other places
 RESHAPED = "was the state of these tensors begun anew on purpose, with their new shapes?"
+REFILLED = "were these buffers begun anew on purpose, with the new shapes?"
+RESTARTED = "were these tensors started anew on purpose, with new optimizer state?"
+REBUILT = "was the optimizer begun anew on purpose, for the changed model?"
+UNTIED = "was the head untied on purpose? The optimizer holds it, too."
+ELSEWHERE = "no optimizer holds these tensors: were they replaced on purpose?"
 REGROUPED = "were parameters moved between param groups on purpose?"
 RESET = "were the moments reset on purpose, together with the schedule?"
 EXCHANGED = "was the optimizer exchanged on purpose?"
@@ -302,10 +309,20 @@ class Case:
         return counts[1] - counts[0] if outer[0] == outer[1] and all(counts) else 0
 
     @cached_property
+    def upcycled(self) -> bool:
+        """Whether the later model has experts and the one before had none."""
+        sides = [any(parse(fqn).routed for fqn in state.params) for state in (self.evidence.before, self.later)]
+        return sides == [False, True]
+
+    @cached_property
+    def regrouped(self) -> bool:
+        """Whether the param groups hold another number of parameters."""
+        return any(one.evidence.get("kind") == "sizes" for one in self.fired("R12"))
+
+    @cached_property
     def reshaped(self) -> frozenset[str]:
         """The parameters that have another shape."""
-        words = ("have another shape", "changed shape")
-        signs = [one for one in self.fired("R01", "P02") if one.evidence.get("kind") in words]
+        signs = [one for one in self.fired("R01", "P02") if one.evidence.get("kind") in SHAPED]
         return frozenset(name for one in signs for name in one.tensors)
 
     @cached_property
@@ -345,6 +362,37 @@ class Case:
         first, second = change.hit(FIRST, *GONE), change.hit(SECOND, *GONE, "fill")
         part = change.partly(*GONE)
         return first | (second - change.seen(*FIRST) - part), second | (first - change.seen(*SECOND) - part)
+
+    def anew(self, change: LedgerLeg) -> frozenset[str]:
+        """Return the weights that are unlike the old ones and whose optimizer state is new as well, with that state, if
+        the rest continues.
+
+        A new head, or a layer that is trained from scratch, leaves the same files as a load that skipped it altogether.
+        """
+        first, second = self.lost(change)
+        reset = self.counters(change.leg).reset
+        lost = first | second | (reset if change.hit(MOMENTS) & reset else set())
+        names = change.hit(change.weights, *UNLIKE)
+        if any(map(is_numbered, lost)):  # the owners are unknown, but not their sizes
+            if self.sizes(names, "param") != self.sizes(lost, *MOMENTS):
+                return frozenset()
+        else:
+            names &= lost
+            if sum(map(self.numel, names)) < NEARLY_ALL * sum(map(self.numel, lost)):
+                return frozenset()  # the state of others was lost too
+        rest = change.seen(*change.weights) - names
+        return (
+            frozenset(names | lost)
+            if names and 2 * len(change.clean(change.weights, rest)) > len(rest)
+            else frozenset()
+        )
+
+    def sizes(self, names: Iterable[str], *roles: str) -> list[int]:
+        """Return the numbers of elements before, in ascending order, each of the first of these roles that is stored."""
+        before = self.evidence.before
+        held = (before.params.get(name, {}) for name in names)
+        at = [next((one[role] for role in roles if role in one), None) for one in held]
+        return sorted(0 if one is None else int(before.ckpt.catalog.numel[one]) for one in at)
 
     def displaced(self, change: LedgerLeg) -> set[str]:
         """Return weights and masters beyond their law, except where wrong moments explain the first updates.
@@ -419,6 +467,17 @@ def asked(case: Case, cause: str, match: Match) -> str:
         return EXCHANGED
     if cause in ("B1", "B2", "B3") and match.names and match.names <= case.reshaped:
         return RESHAPED
+    if cause == "A5" and match.names and {_parent(n) for n in match.names} <= {_parent(n) for n in case.reshaped}:
+        return REFILLED
+    change = case.change(match.leg)
+    if (cause in OF_OPTIMIZER or cause == "A2") and match.names and match.names <= case.anew(change):
+        return RESTARTED
+    if cause == "B1" and (case.deeper or case.wider or case.upcycled):
+        return REBUILT
+    if cause == "F2" and case.regrouped:
+        return UNTIED
+    if cause == "A2" and change.exact and _apart(case, change, match.names):
+        return ELSEWHERE
     if cause == "B1" and any(one.evidence.get("kind") in ("sizes", "groups") for one in case.fired("R12")):
         return REGROUPED
     if cause in ("B3", "B6") and case.restarted:
@@ -426,6 +485,20 @@ def asked(case: Case, cause: str, match: Match) -> str:
     named = [name for name in match.names if not is_numbered(name)]
     table = bool(named) and kinds(named) <= {"embed", "head"}  # another tokenizer's
     return ANEW if match.leg in case.begun and (cause in OF_WEIGHTS or (cause[0] == "E" and table)) else ""
+
+
+def _apart(case: Case, change: LedgerLeg, names: frozenset[str]) -> bool:
+    """Return whether these weights are whole models beside the one that the optimizer updates, such as a teacher."""
+    held, every = change.seen(*MOMENTS), change.seen(*change.weights)
+    models = {name.partition(".")[0] for name in names}
+    apart = {name for name in every if name.partition(".")[0] in models}
+    if any(map(is_numbered, held)):  # the owners are unknown, but not their sizes
+        return bool(every - apart) and case.sizes(held, *MOMENTS) == case.sizes(every - apart, "param")
+    return bool(held - apart) and not held & apart
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _of_moments(case: Case, match: Match) -> bool:

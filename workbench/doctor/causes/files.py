@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from workbench.doctor.causes.case import NEARLY_ALL, Case, Match, leg_of
+from workbench.doctor.causes.case import NEARLY_ALL, SHAPED, Case, Match, leg_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.roles import BUFFERS, FIRST, MASTERS, MOMENTS, SECOND, STATE, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg, Status
-from workbench.doctor.ledger.sign import many
+from workbench.doctor.ledger.sign import Sign, many
 from workbench.names.weights import kinds, parse
 
 HASHES = "content hashes of the save (workbench manifest), or an echo"
 RESTORE = "restore the file from a copy, or go back to the previous checkpoint"
+MODELS = "compare the definitions of the two models"
 FLIPPED = 2  #: most tensors in which bits flip in one accident
 VALUES = ("near", "other", "part", "slight", "fill", "zero")
 STATES = ("near", "other", "part", "fallen")  #: the same for moments
@@ -245,11 +246,18 @@ def computation(case: Case) -> Iterator[Match]:
 
 
 def another_size(case: Case) -> Iterator[Match]:
-    more, what = (case.deeper, "layer") if case.deeper else (case.wider, "expert")
-    words = ("are new", "appeared") if more > 0 else ("are gone", "vanished")
-    shaped = ("have another shape", "changed shape") if what == "expert" else ()  # of routers
-    signs = [one for one in case.fired("R01", "P02", "N3") if one.evidence.get("kind") in (*words, *shaped)]
     leg = "load" if case.change("load").rows else "train"
+    if case.upcycled:
+        signs = case.fired("R01", "P02", "N3", "S14", "N26")
+        names = frozenset(name for one in signs for name in one.tensors)
+        question = "was the model turned into a mixture of experts on purpose?"
+        title = "The model has experts, and had none before."
+        yield Match(leg, 1.0, names, question=question, signs=tuple(signs), title=title, remedy=MODELS)
+        return
+    more, what = (case.deeper, "layer") if case.deeper else (case.wider, "expert")
+    words = {"are new", "appeared"} if more > 0 else {"are gone", "vanished"}
+    words |= set(SHAPED) if what == "expert" else set()  # routers
+    signs = [one for one in case.fired("R01", "P02", "N3") if one.evidence.get("kind") in words]
     change = case.change(leg)
     held = (*change.weights, *MASTERS, *MOMENTS)
     copies = change.hit(held, "moved.layer") if what == "layer" and more > 0 else set()
@@ -267,7 +275,19 @@ def another_size(case: Case) -> Iterator[Match]:
             question=f"was the number of {what}s changed on purpose?",
             signs=tuple(signs),
             title=f"The model has {number} than before{', in all layers together' if what == 'expert' else ''}.",
+            remedy=MODELS,
         )
+    if shaped := [one for one in case.fired("R01", "P02") if one.evidence.get("kind") in SHAPED]:
+        names = frozenset(name for one in shaped for name in one.tensors)
+        count = len({name for name in names if not is_numbered(name)}) or len(names)
+        title = f"{many(count, 'tensor')} of the model {'have' if count > 1 else 'has'} another shape."
+        question = "was the model changed on purpose?"
+        yield Match(leg, 0.9, names, question=question, signs=tuple(shaped), title=title, remedy=MODELS)
+    gone = [one for one in case.fired("R01", "P02") if one.evidence.get("kind") in ("are gone", "vanished")]
+    if gone and case.regrouped and not case.deeper and not case.wider:
+        names = frozenset(name for one in gone for name in one.tensors)
+        title, question = "The model has fewer parameters than before.", "were parameters removed on purpose?"
+        yield Match(leg, 0.9, names, question=question, signs=tuple(gone), title=title, remedy=MODELS)
 
 
 def settings(case: Case) -> Iterator[Match]:

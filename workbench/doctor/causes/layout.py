@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from workbench.doctor.causes.case import NEARLY_ALL, OUTSIDE, Case, Match
+from workbench.doctor.causes.case import NEARLY_ALL, OUTSIDE, SHAPED, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
@@ -259,6 +259,7 @@ FOLLOWS = "A network that follows another one holds that one's weights."
 TARGETS = "what is computed from that network, such as targets, jumps once"
 MADE_ANEW = "was it made anew from the weights on purpose?"
 AVERAGE = "was training meant to go on from the averaged weights?"
+OTHER_STEP = "were the weights averaged, or taken from another step, on purpose?"
 
 
 def averaged(case: Case) -> Iterator[Match]:
@@ -339,7 +340,8 @@ def averaged(case: Case) -> Iterator[Match]:
             continue
         ema = frozenset(change.hit(AVERAGES))
         if ema and not change.hit((*change.weights, *MASTERS)) & ema:
-            anew = bool(case.fired("N21", where=case.resumed))
+            began = [to for one in case.fired("R17") for to in one.evidence["changed"].values() if to.endswith("→ 0")]
+            anew = bool(case.fired("N21", where=case.resumed) or (began and change.leg == "load"))
             yield Match(
                 change.leg,
                 0.95,
@@ -386,7 +388,7 @@ def averaged(case: Case) -> Iterator[Match]:
                 near,
                 False,
                 reasons=reasons,
-                question=OUTSIDE if later else "",
+                question=OUTSIDE if later else OTHER_STEP,
                 title=ASTRAY if later else "Averaged weights, or weights of another step, were loaded.",
                 remedy=OF_ONE_SAVE if later else "",
             )
@@ -544,7 +546,7 @@ def vocabulary(case: Case) -> Iterator[Match]:
     shaped = [
         one
         for one in case.fired("R01", "P02")
-        if one.evidence.get("kind") in ("have another shape", "changed shape")
+        if one.evidence.get("kind") in SHAPED
         and (kinds(name for name in one.tensors if not is_numbered(name)) <= OUTER or _resized(case, one.tensors))
     ]
     if shaped:

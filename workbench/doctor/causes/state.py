@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from workbench.doctor.causes.case import GONE, NEARLY_ALL, OUTSIDE, RELATED, Case, Match, where_of
+from workbench.doctor.causes.case import GONE, NEARLY_ALL, OUTSIDE, RELATED, RESTARTED, UNLIKE, Case, Match, where_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import counters_restarted, fresh, moments_lost, second_lost, wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
@@ -31,7 +31,6 @@ SECOND_LOST = "The second moments were lost; other state was kept."  #: for opti
 PART_LOST = "A part of the second moments was lost."
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  #: statistics of normalised inputs
 RECALIBRATED = "were the running statistics computed anew on purpose?"
-UNLIKE = ("other", "fill", "zero")  #: forms of weights that keep nothing of the old ones
 
 
 # ---- A: names --------------------------------------------------------------------------------------------------------
@@ -48,20 +47,6 @@ def _unlike(case: Case, change: LedgerLeg) -> frozenset[str]:
     if change.whole(MOMENTS, lost):
         return frozenset(names - (change.hit(MOMENTS) - lost))  # a fresh optimizer says nothing of single weights
     return frozenset(names - change.hit(MOMENTS))
-
-
-def _anew(case: Case, change: LedgerLeg) -> frozenset[str]:
-    """Return the weights that are unlike the old ones and whose optimizer state is new as well, if the rest continues.
-
-    A new head, or a layer that is trained from scratch, leaves the same files as a load that skipped it altogether.
-    """
-    first, second = case.lost(change)
-    lost = first | second | (change.hit(MOMENTS) & case.counters(change.leg).reset)
-    names = change.hit(change.weights, *UNLIKE) & lost
-    rest = change.seen(*change.weights) - names
-    if len(lost - names) > len(names):
-        return frozenset()  # the state of others was lost too
-    return frozenset(names) if names and 2 * len(change.clean(change.weights, rest)) > len(rest) else frozenset()
 
 
 def _related(change: LedgerLeg) -> set[str]:
@@ -90,15 +75,10 @@ def not_loaded(case: Case) -> Iterator[Match]:
             remedy = "load the trained weights, not those of the copy"
             yield Match(change.leg, 1.0, frozenset(change.hit(change.weights)), title=title, remedy=remedy)
             continue
-        if anew := _anew(case, change):
-            yield Match(
-                change.leg,
-                0.99,
-                anew,
-                question="were these tensors started anew on purpose, with new optimizer state?",
-                title="Some weights and their optimizer state are new.",
-            )
-        names = _unlike(case, change)
+        if anew := case.anew(change):
+            title = "Some weights and their optimizer state are new."
+            yield Match(change.leg, 0.99, anew, question=RESTARTED, title=title)
+        names = _unlike(case, change) - anew
         if not case.mastered:
             names |= _changed_some(change)  # initial values that are not constant
         whole = change.whole(change.weights, names)

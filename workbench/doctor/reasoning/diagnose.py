@@ -99,7 +99,7 @@ def _questions(case: Case, found: Sequence[CauseExplanation]) -> None:
 
 def _after(one: Suspect) -> int:
     """Return 1 for what was meant, and 2 for remarks, which come after all faults."""
-    return 2 if one.severity == "info" else int(one.cause == "H1")
+    return 2 if one.severity == "info" else int(one.cause in ("H1", "H2") and bool(one.question))
 
 
 def _rank(one: Suspect) -> int:

@@ -64,7 +64,7 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
             if words == "are gone" and len(keys) < len(a) / 2 and {role for _, role in keys} <= {"param", "master"}:
                 causes = ("A2",)
             if words == "have another shape" and "param" in {role for _, role in keys}:
-                causes = ("E8", "E1")  # of a vocabulary: F7
+                causes = ("H2",)  # of a vocabulary: F7
             evidence = {"kind": words, "roles": roles}
             # an average may be left out on purpose, and an optimizer may make some of its tensors anew
             held = {quantity(role) for _, role in keys}
