@@ -108,9 +108,13 @@ def choose(
         onward = counts[1] > counts[0] == first.facts.step  # the optimizer went on: the trainer's step is another
         onward = onward or (not any(counts) and _goes_on(first, last))
         if last.facts.step < first.facts.step and not onward and middle is None:  # an echo shows which was loaded
-            first, last = last, first
-            paths["before"], paths["after"] = paths["after"], paths["before"]
-            notes.append(f"the second is older (step {first.facts.step:,}): it was used as before")
+            steps = f"step {last.facts.step:,}, after step {first.facts.step:,}"
+            if _written(last) > _written(first):
+                notes.append(f"the second counts its steps anew ({steps}), but was written later: it was used as after")
+            else:
+                first, last = last, first
+                paths["before"], paths["after"] = paths["after"], paths["before"]
+                notes.append(f"the second is older ({steps}): it was used as before")
     if middle is not None and prints is None and (why := _no_echo(first, middle)):
         notes.append(f"{why}: it was {'left out' if last is not None else 'used as a later checkpoint'}")
         last, middle = last if last is not None else middle, None
@@ -126,6 +130,11 @@ def choose(
     middle, last = None if "echo" in strange else middle, None if "after" in strange else last
     prints = None if "echo" in strange else prints
     return Given(Evidence(first, last, middle), tuple(notes), broken, paths, prints, strange)
+
+
+def _written(state: State) -> int:
+    """Return when the newest file of a checkpoint was written, in nanoseconds."""
+    return max((state.ckpt.place.stat(name).mtime_ns for name in state.ckpt.catalog.files), default=0)
 
 
 def _goes_on(first: State, last: State) -> bool:

@@ -45,7 +45,7 @@ OUTSIDE = "does the trainer change weights outside the optimizer's update?"
 
 
 OF_OPTIMIZER = frozenset({"B1", "B2", "B3", "B4", "B5", "B11"})
-OF_WEIGHTS = frozenset({"A2", "D7", "E12", "F2", "F4", "F6", "F7", "G6"})  # not those of elements at other places
+OF_WEIGHTS = frozenset({"A2", "D7", "E12", "F2", "F4", "F5", "F6", "F7", "G6"})  # not those of elements at other places
 RESHAPED = "was the state of these tensors begun anew on purpose, with their new shapes?"
 REFILLED = "were these buffers begun anew on purpose, with the new shapes?"
 RESTARTED = "were these tensors started anew on purpose, with new optimizer state?"
@@ -388,7 +388,7 @@ class Case:
         )
 
     def sizes(self, names: Iterable[str], *roles: str) -> list[int]:
-        """Return the numbers of elements before, in ascending order, each of the first of these roles that is stored."""
+        """Return the numbers of elements before, ascending: each of the first of these roles that is stored."""
         before = self.evidence.before
         held = (before.params.get(name, {}) for name in names)
         at = [next((one[role] for role in roles if role in one), None) for one in held]
@@ -476,7 +476,7 @@ def asked(case: Case, cause: str, match: Match) -> str:
         return REBUILT
     if cause == "F2" and case.regrouped:
         return UNTIED
-    if cause == "A2" and change.exact and _apart(case, change, match.names):
+    if cause == "A2" and _apart(case, change, match.names):
         return ELSEWHERE
     if cause == "B1" and any(one.evidence.get("kind") in ("sizes", "groups") for one in case.fired("R12")):
         return REGROUPED

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from workbench.doctor.causes.case import NEARLY_ALL, SHAPED, Case, Match, leg_of
 from workbench.doctor.causes.cause import made
-from workbench.doctor.facts.evidence import is_numbered
+from workbench.doctor.facts.evidence import State, is_numbered
 from workbench.doctor.ledger.roles import BUFFERS, FIRST, MASTERS, MOMENTS, SECOND, STATE, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg, Status
 from workbench.doctor.ledger.sign import Sign, many
@@ -210,6 +210,7 @@ def repeated(case: Case) -> Iterator[Match]:
             weights & moments
             and change.whole(change.weights, weights)
             and change.whole(MOMENTS, moments)
+            and not counters.reset
             and not update
         ):
             yield Match(change.leg, 0.9, weights, False)
@@ -260,7 +261,7 @@ def another_size(case: Case) -> Iterator[Match]:
     signs = [one for one in case.fired("R01", "P02", "N3") if one.evidence.get("kind") in words]
     change = case.change(leg)
     held = (*change.weights, *MASTERS, *MOMENTS)
-    copies = change.hit(held, "moved.layer") if what == "layer" and more > 0 else set()
+    copies = change.hit(held, "moved.layer") if what == "layer" and more else set()  # or layers that moved down
     if what == "expert":
         copies = {name for name in change.hit(held) if parse(name).routed or kinds([name]) == {"router"}}
     if more > 0:
@@ -284,10 +285,22 @@ def another_size(case: Case) -> Iterator[Match]:
         question = "was the model changed on purpose?"
         yield Match(leg, 0.9, names, question=question, signs=tuple(shaped), title=title, remedy=MODELS)
     gone = [one for one in case.fired("R01", "P02") if one.evidence.get("kind") in ("are gone", "vanished")]
-    if gone and case.regrouped and not case.deeper and not case.wider:
+    new = [one for one in case.fired("R01", "P02") if one.evidence.get("kind") in ("are new", "appeared")]
+    if gone and new and _shapes(case.evidence.before, gone) == _shapes(case.later, new):
+        names = frozenset(name for one in (*gone, *new) for name in one.tensors)
+        title = f"{many(len(names) // 2, 'tensor')} of the model {'have' if len(names) > 2 else 'has'} another name."
+        renamed = (*gone, *new, *case.fired("N3"))
+        yield Match(leg, 1.0, names, question="was it renamed on purpose?", signs=renamed, title=title, remedy=MODELS)
+    elif gone and case.regrouped and not case.deeper and not case.wider:
         names = frozenset(name for one in gone for name in one.tensors)
         title, question = "The model has fewer parameters than before.", "were parameters removed on purpose?"
         yield Match(leg, 0.9, names, question=question, signs=tuple(gone), title=title, remedy=MODELS)
+
+
+def _shapes(state: State, signs: Sequence[Sign]) -> list[tuple[int, ...]]:
+    """Return the shapes of the weights that signs name, sorted."""
+    held = {name: state.params[name]["param"] for one in signs for name in one.tensors if "param" in state.params[name]}
+    return sorted(map(state.shape, held.values()))
 
 
 def settings(case: Case) -> Iterator[Match]:

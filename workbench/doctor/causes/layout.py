@@ -77,7 +77,7 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
                 continue
             for tag, names in by_tag.items():
                 strength = TAGS.get(tag, {}).get(cause, 0.0)
-                if not strength or (tag == "layer" and case.deeper > 0):  # copies of layers make a model deeper
+                if not strength or (tag == "layer" and case.deeper):  # copies make a model deeper, others move down
                     continue
                 moments = change.hit(MOMENTS, "moved.", "moved") & names
                 weights = set(names)
@@ -199,7 +199,13 @@ def scaled(case: Case) -> Iterator[Match]:
 
 def _of_ranks(factor: float) -> bool:
     """Return whether a factor is a number of ranks, or one over it."""
-    return any(abs(one - round(one)) < 1e-3 and round(one) > 1 for one in (factor, 1 / factor if factor else 0.0))
+    for one in (factor, 1 / factor if factor else 0.0):
+        count = round(one)
+        while count and count % 2 == 0:
+            count //= 2
+        if abs(one - round(one)) < 1e-3 and round(one) > 1 and count in (1, 3):  # nodes have 4, 6, 8 … devices
+            return True
+    return False
 
 
 # ---- F: copies, averages, adapters, vocabulary -----------------------------------------------------------------------
@@ -237,6 +243,9 @@ def untied(case: Case) -> Iterator[Match]:
         and kinds(one.tensors) <= {"head"}
         and "param" in str(one.evidence.get("roles", "param"))
     ]
+    tables = [name for state in (case.evidence.before, case.later) for name in state.params]
+    if "embed" not in kinds(tables):
+        return  # nothing that a head could be tied to
     if new or gone:
         names = frozenset(n for s in (*new, *gone) for n in s.tensors)
         leg = "load" if case.change("load").rows else "train"
@@ -478,7 +487,8 @@ def merged(case: Case) -> Iterator[Match]:
             exact = rank is not None and adapted
             question = MERGED if change.leg == "train" else ""  # as ReLoRA does while it trains
             reasons = case.against(("A2 F4 G6", words))
-            yield Match(change.leg, 1.0, names - adapters, exact, question, reasons)
+            title = "" if stems else "The weights changed as by a merged adapter, of which no file holds any."
+            yield Match(change.leg, 1.0, names - adapters, exact, question, reasons, title=title)
         elif adapters and adapters == names:
             title = "The adapters are not those that were saved."
             question = MERGED if change.leg == "train" and case.fired("P27") else ""

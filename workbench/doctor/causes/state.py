@@ -30,6 +30,8 @@ MAXIMA = "max_exp_avg_sq"  #: of AMSGrad
 SECOND_LOST = "The second moments were lost; other state was kept."  #: for optimizers that use other names
 PART_LOST = "A part of the second moments was lost."
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  #: statistics of normalised inputs
+MOMENTUM = "were the first moments reset on purpose?"
+SCALED = "were all moments scaled on purpose?"
 RECALIBRATED = "were the running statistics computed anew on purpose?"
 
 
@@ -293,7 +295,11 @@ def moments_zero(case: Case) -> Iterator[Match]:
                 ("B1", words if names <= counters.kept else ""),
                 ("B4", f"exp_avg of {many(len(names), 'parameter')} is lost" if change.hit(FIRST) else ""),
             )
-            yield Match(change.leg, 1.0, names, reasons=reasons)  # moments may be reset on purpose
+            title = remedy = question = ""
+            if names <= alone:
+                title, remedy = "The first moments were lost.", "restore the first moments together with the second"
+                question = MOMENTUM if names >= change.seen(*FIRST) else ""
+            yield Match(change.leg, 1.0, names, False, question, reasons, title=title, remedy=remedy)
 
 
 def second_gone(case: Case) -> Iterator[Match]:
@@ -379,7 +385,10 @@ def mixed_moments(case: Case) -> Iterator[Match]:
             strength = 0.97 if scaled else 0.85 if whole else 0.7
             power = "raised to a power" if values & change.hit(MOMENTS, "power") else "multiplied by a factor"
             title = f"The moments were {power}." if scaled else ""
-            yield Match(change.leg, strength, values, reasons=case.against(("E1 E9 A2 F4", words)), title=title)
+            alone = not change.hit((*change.weights, *MASTERS)) and values >= change.seen(*MOMENTS)
+            question = SCALED if scaled and alone else ""
+            reasons = case.against(("E1 E9 A2 F4", words))
+            yield Match(change.leg, strength, values, question=question, reasons=reasons, title=title)
     if signs := case.fired("P21"):
         ways = {"factor": "multiplied by a factor", "power": "raised to a power", "level": "set to one number"}
         way = ways.get(str(signs[0].evidence["kind"]), "transformed")

@@ -47,6 +47,7 @@ class Atoms:
     Attributes:
         facts: heads, query groups, rows per head and vocabulary, as far as either side states them.
         rows: every atom, in the order of the second side.
+        gone: atoms of tensors that only the first side holds, whose values may be elsewhere on the second.
     """
 
     def __init__(self, pair: Pair) -> None:
@@ -70,6 +71,15 @@ class Atoms:
                             targets.append(Composition(f"{role}:{atom}", shape, [], fqn=atom, role=role))
                         placed = [ComposedBox(tensor, *piece) for piece in pieces]
                         targets[at] = Composition(f"{role}:{atom}", shape, [*targets[at].pieces, *placed], atom, role)
+        self.gone: list[Atom] = []
+        for fqn, held in pair.a.params.items():
+            for role, at in held.items():
+                if quantity(role) is None or role in pair.b.params.get(fqn, {}) or not pair.comparable(fqn):
+                    continue
+                for atom, shape, pieces in _cut(fqn, pair.a.shape(at), self.facts):
+                    self.gone.append(Atom(atom, role, (fqn,), len(sides[0])))
+                    placed = [ComposedBox(at, *piece) for piece in pieces]
+                    sides[0].append(Composition(f"{role}:{atom}", shape, placed, atom, role))
         self._sides = sides
 
     @cached_property

@@ -180,7 +180,9 @@ def _moved(atoms: Atoms, looks: list[AtomLook], not_checked: dict[str, str]) -> 
                 wanted.setdefault((one.atom.role, before.element.name, width, vector), []).append(at)
     for (role, element, width, vector), group in wanted.items():
         siblings = [
-            atom for atom in atoms.rows if atom.role == role and _fits(atoms.before(atom), element, width, vector)
+            atom
+            for atom in (*atoms.rows, *atoms.gone)
+            if atom.role == role and _fits(atoms.before(atom), element, width, vector)
         ]
         try:
             index = RowIndex(atoms.before(atom) for atom in siblings)

@@ -116,7 +116,7 @@ def see_vector(atoms: Atoms, atom: Atom, update: Update) -> SeenWeight | None:
         return None
     others = (
         one
-        for one in atoms.rows
+        for one in (*atoms.rows, *atoms.gone)
         if one.role == atom.role and one.tensor != atom.tensor and atoms.before(one).shape == after.shape
     )
     fitting = [
@@ -150,7 +150,7 @@ def _family(atoms: Atoms, atom: Atom) -> list[Atom]:
     layer, expert = mine.layer, mine.expert
     groups = ({"gate", "up"}, {"q", "k", "v"})
     ranked = []
-    for one in atoms.rows:
+    for one in (*atoms.rows, *atoms.gone):
         shape = atoms.before(one).shape
         if one.role != atom.role or one.fqn == atom.fqn or len(shape) < 2 or row_shape(shape)[1] != width:
             continue
