@@ -30,6 +30,7 @@ LEG_OF = {
     "echo → after": "train",
     **{which: which for which in ALONE},
 }
+HALF = 0.5
 NEARLY_ALL = 0.7  #: share of the parameters; small parameters rarely break laws
 GROWN = 2.0  #: growth of a weight's norm that shows steps divided by far too small second moments
 SUNK = 30.0  #: factor by which second moments fell below what updates leave; those of an older save do not
@@ -484,6 +485,9 @@ def asked(case: Case, cause: str, match: Match) -> str:
         return RESET
     named = [name for name in match.names if not is_numbered(name)]
     table = bool(named) and kinds(named) <= {"embed", "head"}  # another tokenizer's
+    layered = any(parse(name).layer is not None for name in named)  # heads are outside of the layers
+    if cause == "A2" and change.exact and layered and not change.whole(change.weights, named, HALF):
+        return ""  # most weights are equal to the old ones
     return ANEW if match.leg in case.begun and (cause in OF_WEIGHTS or (cause[0] == "E" and table)) else ""
 
 

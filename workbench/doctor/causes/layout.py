@@ -268,7 +268,6 @@ FOLLOWS = "A network that follows another one holds that one's weights."
 TARGETS = "what is computed from that network, such as targets, jumps once"
 MADE_ANEW = "was it made anew from the weights on purpose?"
 AVERAGE = "was training meant to go on from the averaged weights?"
-OTHER_STEP = "were the weights averaged, or taken from another step, on purpose?"
 
 
 def averaged(case: Case) -> Iterator[Match]:
@@ -397,7 +396,7 @@ def averaged(case: Case) -> Iterator[Match]:
                 near,
                 False,
                 reasons=reasons,
-                question=OUTSIDE if later else OTHER_STEP,
+                question=OUTSIDE if later else "",
                 title=ASTRAY if later else "Averaged weights, or weights of another step, were loaded.",
                 remedy=OF_ONE_SAVE if later else "",
             )
@@ -487,7 +486,7 @@ def merged(case: Case) -> Iterator[Match]:
             exact = rank is not None and adapted
             question = MERGED if change.leg == "train" else ""  # as ReLoRA does while it trains
             reasons = case.against(("A2 F4 G6", words))
-            title = "" if stems else "The weights changed as by a merged adapter, of which no file holds any."
+            title = "" if stems else "The weights changed as by a merged adapter, but no file holds one."
             yield Match(change.leg, 1.0, names - adapters, exact, question, reasons, title=title)
         elif adapters and adapters == names:
             title = "The adapters are not those that were saved."

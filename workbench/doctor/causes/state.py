@@ -30,7 +30,6 @@ MAXIMA = "max_exp_avg_sq"  #: of AMSGrad
 SECOND_LOST = "The second moments were lost; other state was kept."  #: for optimizers that use other names
 PART_LOST = "A part of the second moments was lost."
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  #: statistics of normalised inputs
-MOMENTUM = "were the first moments reset on purpose?"
 SCALED = "were all moments scaled on purpose?"
 RECALIBRATED = "were the running statistics computed anew on purpose?"
 
@@ -295,11 +294,10 @@ def moments_zero(case: Case) -> Iterator[Match]:
                 ("B1", words if names <= counters.kept else ""),
                 ("B4", f"exp_avg of {many(len(names), 'parameter')} is lost" if change.hit(FIRST) else ""),
             )
-            title = remedy = question = ""
+            title = remedy = ""
             if names <= alone:
                 title, remedy = "The first moments were lost.", "restore the first moments together with the second"
-                question = MOMENTUM if names >= change.seen(*FIRST) else ""
-            yield Match(change.leg, 1.0, names, False, question, reasons, title=title, remedy=remedy)
+            yield Match(change.leg, 1.0, names, reasons=reasons, title=title, remedy=remedy)
 
 
 def second_gone(case: Case) -> Iterator[Match]:

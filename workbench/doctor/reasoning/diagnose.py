@@ -29,7 +29,7 @@ def diagnose(case: Case) -> tuple[tuple[Suspect, ...], str]:
     found = cover(case)
     _questions(case, found)
     suspects = [_suspect(one, case) for one in found]
-    order = sorted(range(len(found)), key=lambda n: (_after(suspects[n]), _rank(suspects[n]), -found[n].score))
+    order = sorted(range(len(found)), key=lambda n: (*_order(suspects[n]), -found[n].score))
     ranked = _together(tuple(suspects[number] for number in order))
     return ranked, verdict(ranked, case)
 
@@ -97,9 +97,13 @@ def _questions(case: Case, found: Sequence[CauseExplanation]) -> None:
     case.outcome.signs[:] = [milder.get(id(sign), sign) for sign in case.outcome.signs]
 
 
-def _after(one: Suspect) -> int:
-    """Return 1 for what was meant, and 2 for remarks, which come after all faults."""
-    return 2 if one.severity == "info" else int(one.cause in ("H1", "H2") and bool(one.question))
+def _order(one: Suspect) -> tuple[int, int, bool]:
+    """Return keys by which causes are ordered before their scores: what may have been meant comes after faults.
+
+    Settings and definitions come after all of these, and remarks last.
+    """
+    meant = 2 if one.severity == "info" else int(one.cause in ("H1", "H2") and bool(one.question))
+    return meant, _rank(one), bool(one.question)
 
 
 def _rank(one: Suspect) -> int:
