@@ -497,7 +497,8 @@ def _apart(case: Case, change: LedgerLeg, names: frozenset[str]) -> bool:
     models = {name.partition(".")[0] for name in names}
     apart = {name for name in every if name.partition(".")[0] in models}
     if any(map(is_numbered, held)):  # the owners are unknown, but not their sizes
-        return bool(every - apart) and case.sizes(held, *MOMENTS) == case.sizes(every - apart, "param")
+        sizes = case.sizes(held, *MOMENTS)
+        return sizes == case.sizes(every - apart, "param") != case.sizes(apart, "param")
     return bool(held - apart) and not held & apart
 
 

@@ -15,7 +15,7 @@ from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import many
 from workbench.doctor.origins.tags import is_follower, is_reference
 from workbench.names.roles import adapter_of
-from workbench.names.weights import kinds
+from workbench.names.weights import kinds, parse
 
 MANY_TAGS = 4  #: number of kinds of moves that only a flat line cut at other places explains
 SOME = 0.7  #: share of the weights
@@ -573,6 +573,8 @@ def vocabulary(case: Case) -> Iterator[Match]:
 def _resized(case: Case, names: Iterable[str]) -> bool:
     """Return whether several weights changed from one size of their first axis to another, as all rows of tokens do."""
     before, later = case.evidence.before, case.later
+    if any(parse(name).layer is not None for name in names):
+        return False
     shapes = [(before.shape(one), later.shape(two)) for one, two in case.both(names)]
     return len(shapes) > 1 and len({(a[:1], b[:1]) for a, b in shapes}) == 1 and all(a[1:] == b[1:] for a, b in shapes)
 

@@ -103,7 +103,7 @@ def _order(one: Suspect) -> tuple[int, int, bool]:
     Settings and definitions come after all of these, and remarks last.
     """
     meant = 2 if one.severity == "info" else int(one.cause in ("H1", "H2") and bool(one.question))
-    return meant, _rank(one), bool(one.question) or one.certainty == "possible"
+    return meant, _rank(one), bool(one.question) or one.certainty == "possible" or not one.affected
 
 
 def _rank(one: Suspect) -> int:
