@@ -190,9 +190,12 @@ def _counts(
     # norm vectors alone show little, so shares are over all parameters
     due = {fqn: updates[fqn].k + max(updates[fqn].lag or 0, 0) for fqn in found}  # as the trainer counts
     going = {fqn: sums for fqn, sums in found.items() if due[fqn] > 0 and sums.count}
-    # weights without optimizer state (frozen) are not evidence
+    # weights without optimizer state (frozen), and those made from masters, are not evidence
+    mastered = any("master" in roles for roles in pair.b.params.values())
     half = {
-        fqn: sums for fqn, sums in going.items() if types[fqn] in ("bfloat16", "float16") and math.isfinite(sums.ratio)
+        fqn: sums
+        for fqn, sums in going.items()
+        if types[fqn] in ("bfloat16", "float16") and math.isfinite(sums.ratio) and updates[fqn].k and not mastered
     }
     still, of = sum(sums.unchanged for sums in half.values()), sum(sums.count for sums in half.values())
     if of and still > of / 2:
