@@ -28,8 +28,9 @@ def _all(change: LedgerLeg) -> tuple[str, ...]:
 
 def _flips(case: Case, change: LedgerLeg) -> Iterator[tuple[bool, bool, frozenset[str]]]:
     """Yield flipped bits as ``(in a second moment, in the top exponent bit, names)``."""
+    anew = case.counters(change.leg).reset if change.leg == "train" else frozenset()  # in which laws hold by chance
     for moment, quantities in ((False, (*change.weights, *MASTERS, *FIRST)), (True, SECOND)):
-        names = frozenset(change.hit(quantities, "flip"))
+        names = frozenset(change.hit(quantities, "flip") - anew)
         if names:
             found = [change.detail(quantities, name) for name in names]
             top = any(one.get("top") or float(one.get("worst") or 0) > 1e4 for one in found)

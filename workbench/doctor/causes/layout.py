@@ -258,6 +258,7 @@ RESTORE = "load the averages and their counter from the checkpoint that the weig
 FOLLOWS = "A network that follows another one holds that one's weights."
 TARGETS = "what is computed from that network, such as targets, jumps once"
 MADE_ANEW = "was it made anew from the weights on purpose?"
+TAKEN = "does the trainer take them over on purpose, as from an average or another member?"
 AVERAGE = "was training meant to go on from the averaged weights?"
 
 
@@ -287,6 +288,10 @@ def averaged(case: Case) -> Iterator[Match]:
             remedy=FROM_ITS_OWN,
             losses=TARGETS,
         )
+    if taken := [one for one in case.fired("P35") if one.evidence.get("kind") == "taken"]:
+        title = "The weights are others that lay beside them in the earlier checkpoint."
+        names = frozenset(name for one in taken for name in one.tensors)
+        yield Match("train", 1.0, names, question=TAKEN, signs=tuple(taken), title=title, remedy=OF_ONE_SAVE)
     stored = [one for one in case.fired("R16") if any(word in one.tensors[0].lower() for word in OF_AVERAGES)]
     if stored:
         yield Match(

@@ -149,6 +149,7 @@ def check_continuity(pair: Pair, updates: Mapping[str, Update], states: Mapping[
         *_gone(pair),
         *_rearranged(pair, states, turned, found),
         *_copies(pair, states, found),
+        *_taken(pair, states, found),
     ]
     return found
 
@@ -640,6 +641,32 @@ def _copies(pair: Pair, states: Mapping[str, PairState], found: Continuity) -> I
         average = any(word in key.lower() for word in OF_AVERAGES)
         causes = ("F4", "F6", "A5") if average else ("F6", "F4", "A5")
         yield P35.sign(words, {"from": source}, list(hit)[:NAMED], hit=len(hit), of=len(beside), causes=causes)
+
+
+def _taken(pair: Pair, states: Mapping[str, PairState], found: Continuity) -> Iterator[Sign]:
+    """Search for weights beyond the reach of their updates among the tensors that lay beside them before."""
+    far = [(f, roles["param"]) for f, roles in pair.shared() if "param" in roles and f in states]
+    far = [(f, at) for f, at in far if states[f].reach.broken]
+    catalog = pair.stored.ckpt.catalog
+    beside: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
+    for at, key in enumerate(catalog.keys if far and not pair.mapped else ()):
+        if pair.a.names.roles[at] in ("other", "ema") and catalog.numel[at] >= ENOUGH:
+            beside[_tail(key), tuple(catalog.shape_of(at))].append(at)
+    hit: dict[str, str] = {}
+    for fqn, (_, at) in far[:BESIDE]:
+        sources = beside[_tail(fqn), tuple(pair.b.shape(at))][:SOME]
+        try:
+            now = _sample(pair.b.tensor(at)) if sources else None
+            same = (one for one in sources if np.array_equal(now, _sample(pair.stored.tensor(one))))
+            if (one := next(same, None)) is not None:
+                hit[fqn] = catalog.keys[one]
+        except WorkbenchError as error:
+            found.not_checked["P35"] = f"{fqn!r}: {error}"
+    if hit:
+        fqn, source = next(iter(hit.items()))
+        words = f"{many(len(hit), 'weight')} hold what lay beside them before: {fqn!r} that of {source!r}"
+        evidence = {"kind": "taken", "from": source}
+        yield P35.sign(words, evidence, list(hit)[:NAMED], hit=len(hit), of=len(states), causes=("F4",))
 
 
 def _tail(name: str) -> str:
