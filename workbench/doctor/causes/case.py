@@ -264,6 +264,12 @@ class Case:
         return f"{len(set(names)):,} of {many(len(change.seen(*quantities)), 'parameter')}"
 
     @cached_property
+    def far(self) -> float:
+        """Share of the elements of weights that moved farther than the optimizer can move them."""
+        found = self.fired("P05")
+        return sum(one.evidence["elements"] for one in found) / max(sum(one.evidence["looked_at"] for one in found), 1)
+
+    @cached_property
     def adam(self) -> bool:
         """Whether any file holds Adam's moments."""
         return any({"exp_avg", "exp_avg_sq"} <= self.roles(which) for which in ALONE)

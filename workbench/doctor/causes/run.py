@@ -321,7 +321,7 @@ def masters_rebuilt(case: Case) -> Iterator[Match]:
     uneven = _uneven(case)
     if case.mastered and (slight or uneven):
         question, title = ("", "") if slight else _outside(uneven)
-        yield Match("train", 0.85, slight, False, question, signs=tuple(uneven), title=title)
+        yield Match("train", 0.85, slight, False, question, signs=tuple(uneven), title=title, remedy=ELSE if title else "")
     if signs := case.fired("S09"):
         strength = 0.9 if case.resumed == "before" or not case.change("load").rows else 0.4
         yield Match(case.resumed, strength, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
@@ -330,6 +330,9 @@ def masters_rebuilt(case: Case) -> Iterator[Match]:
 def _uneven(case: Case) -> list[Sign]:
     """Return weights that no gradient reached and that did not all shrink by the same factor."""
     return [one for one in case.fired("P11") if not one.evidence.get("even")]
+
+
+ELSE = "compare with what else moves weights: noise, masks, an outer optimizer, or another load of them"
 
 
 def _outside(uneven: list[Sign]) -> tuple[str, str]:
@@ -442,7 +445,7 @@ def weights_cast(case: Case) -> Iterator[Match]:
     if uneven and not case.mastered:
         question, title = _outside(uneven)
         names = frozenset(n for s in uneven for n in s.tensors)
-        yield Match("train", 0.4, names, False, question, signs=tuple(uneven), title=title)
+        yield Match("train", 0.4, names, False, question, signs=tuple(uneven), title=title, remedy=ELSE if title else "")
     for change in case.changes:
         names = frozenset(change.hit(change.weights, "rounded"))
         if names and not change.hit(MASTERS) - change.hit(MASTERS, "rounded"):

@@ -102,6 +102,8 @@ def not_loaded(case: Case) -> Iterator[Match]:
         if not case.mastered:
             names |= _changed_some(change)  # initial values that are not constant
         whole = change.whole(change.weights, names)
+        if names and change.leg == "train" and not case.mastered:  # rows without a gradient are others, too
+            names |= {n for one in case.fired("P11") if not one.evidence.get("even") for n in one.tensors}
         if not names or (kinds(names) == {"norm"} and _ones(change, names)):
             continue
         large = {name for name in change.seen(*change.weights) if kinds([name]) != {"norm"}}
@@ -134,6 +136,7 @@ def _changed_some(change: LedgerLeg) -> frozenset[str]:
     if change.whole(change.weights, change.hit(change.weights), 0.9 if change.exact else NEARLY_ALL):
         return frozenset()
     alone = near and not change.hit(MOMENTS) and not change.hit(change.weights, "moved.", "part", "ratio", "zeros")
+    alone = alone and len(change.hit(change.weights, "slight")) <= len(near)  # otherwise all moved a little too far
     return frozenset(near) if alone and not change.whole(change.weights, near) else frozenset()
 
 

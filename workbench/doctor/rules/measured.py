@@ -328,7 +328,6 @@ def _weight_form(
     if cosine is not None:
         detail["cosine"] = cosine
     detail.setdefault("worst", sums.reach.worst)
-    detail["share"] = sums.reach.broken / max(sums.reach.of, 1)
     detail["size"] = math.sqrt(sums.bb / sums.aa) if sums.aa > 0 else 1.0
     detail["scale"] = sums.ab / sums.aa if sums.aa > 0 else 1.0
     if tag := moved.get(f"param:{fqn}"):

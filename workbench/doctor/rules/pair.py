@@ -33,6 +33,7 @@ FEW = 5  #: least ratio of the updates before to those in between from which ste
 LATE = 20  #: updates before, from which one update does not turn weights that far
 SCALED = 1.25  #: factor of a weight's size that no few updates change it by
 BY_RATE = 0.8  #: share of the weights that a fresh optimizer's update moves by the learning rate itself, at least
+ENOUGH = 4  #: parameters
 LEAST, MOVES = 8, 1e-5  #: elements; relative size of an update that is more than rounding
 LITTLE = 0.01  #: least share of the learning rate by which updates move a weight, in the root mean square
 STILL = 0.95  #: cosine of most weights below which a turned weight is not unusual
@@ -418,6 +419,9 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
         best = min(fits, key=lambda decay: fits[decay][2])
         lr, _, rest = fits[best]
         free = sums.replay.fit(None) if update.decoupled is not False else None
+        if rest > max(REST, noise) and free is not None and _of_own_size(update, free, noise):
+            off[fqn] = free[0]
+            continue
         if rest > max(REST, noise) and free is not None and free[2] <= max(REST, noise) and -REST <= free[1] < 1:
             changed[fqn] = (decays[0] or 0.0, max(float(f"{free[1]:.3g}"), 0.0))  # with a decay that is not stated
             continue
@@ -452,7 +456,10 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
         sure = all(updates[fqn].certain for fqn in off)
         made = f"with lr {value:.4g}" if value >= 0 else "against the direction of the moments"
         text = f"the update was made {made} in {_names(list(off))}; the stated lr is {low:.4g} to {high:.4g}"
-        yield _sign("P13", list(off), text, of, None if sure else "warn", lr=value, stated=[low, high])
+        # where each parameter has its own, the optimizer scales its steps
+        own = 2 * len(off) > of >= ENOUGH and max(off.values()) > SLIGHT * sorted(off.values())[len(off) // 4] > 0
+        severity = "info" if own else None if sure else "warn"
+        yield _sign("P13", list(off), text, of, severity, lr=value, stated=[low, high])
     of_all = {fqn: sums for fqn, sums in found.items() if sums.moved_of and (updates[fqn].before or 0) > 0}
     # steady gradients move weights by lr too, with moments that continue
     of_all = {f: one for f, one in of_all.items() if not one.transition.of or one.transition.broken or one.floor.broken}
@@ -471,7 +478,19 @@ def replayed(update: Update, sums: PairState, kind: str) -> bool:
     if not sums.replay.count or noise > BLUNT:
         return False
     fits = [sums.replay.fit(decay) for decay in {*update.decays, 0.0}]
-    return any(fit is not None and fit[0] > 0 and fit[2] <= max(REST, noise) for fit in fits)
+    free = sums.replay.fit(None)
+    own = free is not None and _of_own_size(update, free, noise)
+    return own or any(fit is not None and fit[0] > 0 and fit[2] <= max(REST, noise) for fit in fits)
+
+
+def _of_own_size(update: Update, free: tuple[float, float, float], noise: float) -> bool:
+    """Return whether a free fit is a step of another size along the moments, with the decay that is stated."""
+    step, decay, rest = free
+    if update.lr is None or not update.decays or update.decoupled is False or step <= 0 or rest > max(REST, noise):
+        return False
+    slack = REST + 3 * rest
+    low, high = update.lr[0] * min(update.decays), update.lr[1] * max(update.decays)
+    return high > 0 and low * (1 - slack) <= step * decay <= high * (1 + slack)
 
 
 def _sign(rule: str, names: Sequence[str], text: str, of: int, severity: str | None = None, **evidence: object) -> Sign:
