@@ -264,6 +264,11 @@ class Case:
         return f"{len(set(names)):,} of {many(len(change.seen(*quantities)), 'parameter')}"
 
     @cached_property
+    def replaced(self) -> frozenset[str]:
+        """The weights in which elements were replaced by zeros."""
+        return frozenset(name for change in self.changes for name in change.hit(change.weights, "zeros"))
+
+    @cached_property
     def far(self) -> float:
         """Share of the elements of weights that moved farther than the optimizer can move them."""
         found = self.fired("P05")
