@@ -421,10 +421,11 @@ def moments_rounded(case: Case) -> Iterator[Match]:
         if change.leg == "train":  # weights that moved far did so by more than rounded moments
             held = (*change.weights, *MASTERS)
             names -= change.hit(held) - change.hit(held, "slight")
-        if names and change.leg == "train" and 2 * len(names) < len(change.seen(*MOMENTS)):  # rounding spares none
-            title = "Some second moments fell farther than updates let them."
+        spots = frozenset(change.hit(MOMENTS, "spots"))
+        if spots or (names and change.leg == "train" and 2 * len(names) < len(change.seen(*MOMENTS))):
+            title = "Some second moments fell farther than updates let them."  # rounding spares none
             question = "does the trainer set moments to zero, as with masks of weights?"
-            yield Match("train", 0.9, names, False, question, title=title, remedy="restore the moments")
+            yield Match("train", 0.9, spots or names, False, question, title=title, remedy="restore the moments")
         elif names:
             exact = _typed(change, MOMENTS, names)
             yield Match(change.leg, 1.0, names, exact, _meant(change, MOMENTS, names))

@@ -42,6 +42,7 @@ NEARER = 0.7  #: ratio of the distance to the stored average to that to the old 
 EXACTLY = 0.1  #: the same if the update was undone
 LEAST, APART = 8, 6.0  #: elements of a constant; spread of the old weights, in reaches of the updates
 VALUES = 8  #: different numbers that a cast leaves
+ABOVE, OFTEN = 1.25, 10  #: times the floor that are right above it; so many times as often as below
 RANKS = 65  #: numbers of shards to try
 ROW_LIKE = 0.5  #: cosine of a row with itself below which it is another row
 GRID = 256  #: elements from which a grid is searched
@@ -63,7 +64,7 @@ class Became:
     """A form and its evidence.
 
     Attributes:
-        form: of moments ``still swapped second_other flip part fallen other``, and ``zero rounded ratio``, also as
+        form: of moments ``still swapped second_other flip part spots fallen other``, and ``zero rounded ratio``, also as
             ``first_zero`` … if only one of the two has it, and ``first_other``; of weights ``zero fill ratio rounded
             average part flip zeros near other``.
         exact: whether the form was proved on every examined element.
@@ -127,6 +128,8 @@ def moments_became(
         began = _began(v_a[inside], v_b[inside], update) and not _began(v_a[~inside], v_b[~inside], update)
         detail = {"elements": int(inside.sum()), "depth": sums.floor.worst}
         return Became("zeros" if began else "part", looked=len(v_b), detail=detail)
+    if update.k > 1 and update.betas is not None and _in_spots(v_a, v_b, update, after[1].element.name):
+        return Became("spots", looked=len(v_b), detail={"elements": sums.floor.broken})
     like = _likeness(v_a, v_b)
     fell = sums.floor.broken > 0.02 * max(sums.floor.of, 1) and update.k > 1 and _began(v_a, v_b, update)
     detail = {"likeness": like, "share": sums.floor.broken / max(sums.floor.of, 1), "depth": sums.floor.worst}
@@ -170,6 +173,18 @@ def _confined(shape: tuple[int, ...], broken: Array, seen: Array) -> Array | Non
         if np.count_nonzero(seen & ~inside) * -math.log1p(-min(share, 0.99)) > CHANCE:
             return inside.reshape(-1)
     return None
+
+
+def _in_spots(v_a: Array, v_b: Array, update: Update, kind: str) -> bool:
+    """Return whether the floor holds for the elements in general, and single ones lie below it.
+
+    Many of the others are then right above it, as they would not be if the second moments were of another origin.
+    """
+    fade, lost, under = floor_terms(update.fading, update.k, kind)
+    least = fade * v_a * (1 - lost) - under
+    broken = np.count_nonzero(v_b < least)
+    near = np.count_nonzero((v_b >= least) & (v_b < ABOVE * fade * v_a) & (v_a > 0))
+    return bool(broken) and near > max(OFTEN * broken, PAGE // 8)
 
 
 def _second_alone(m: Array, v: Array, m_b: Array, v_b: Array, betas: tuple[float, float]) -> bool:

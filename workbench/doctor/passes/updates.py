@@ -30,6 +30,10 @@ Betas = tuple[float, float]
 _LAWS = {"moments": ("floor", "transition"), "reach": ("reach",), "replay": ("replay",), "ruler": ("ruler",)}
 _UNTRAINED = tuple((law, "the optimizer has no state for it") for law in ("reach", "replay", "ruler"))
 _ANEW = (("ruler", "the optimizer's state began anew in between"),)
+_OFTEN = tuple(
+    (law, "the optimizer's counters are below the updates in between: it may have begun anew")
+    for law in ("floor", "transition", "reach", "replay", "ruler")
+)
 NAMED = ("weight", "bias")  #: last words of the names of what optimizers train
 TIMES = 8  #: most updates that a trainer may make in what it counts as one step
 EXTRA = 3  #: most updates that a load itself makes, to create the optimizer's state
@@ -77,7 +81,8 @@ def between(pair: Pair) -> dict[str, Update]:
             () if (one := later or older) is None else tuple((end, one[1]) for end in ends),
             _barred(older, later, [one.optimizer_of(fqn) for one in (a, b)], cycled)
             + (_UNTRAINED if fqn in surplus else ())
-            + (_ANEW if own is not None and own < 0 else ()),
+            + (_ANEW if own is not None and own < 0 else ())
+            + (_OFTEN if advanced and fqn not in rare and _begins_often(a, b, trainer) else ()),
             lag,
             *way,
         )
@@ -193,6 +198,13 @@ def _more(a: TrainingState, b: TrainingState, steps: int) -> bool:
 def _before(state: TrainingState, fqn: str, count: int | None) -> int | None:
     """Return the updates that a parameter had; ``None`` if it has no counter and those of others differ."""
     return count if _own(state, fqn) and count is not None and count >= 0 else None
+
+
+def _begins_often(a: TrainingState, b: TrainingState, trainer: int | None) -> bool:
+    """Return whether the counters stay below the updates of the trainer, in number and in advance, in both states."""
+    counts = [value for one in (a, b) for value in one.steps.counts]
+    most = max(counts, default=math.inf)
+    return trainer is not None and a.step is not None and most < min(trainer, a.step)
 
 
 def _own(state: TrainingState, fqn: str) -> bool:
