@@ -43,6 +43,7 @@ EXACTLY = 0.1  #: the same if the update was undone
 LEAST, APART = 8, 6.0  #: elements of a constant; spread of the old weights, in reaches of the updates
 VALUES = 8  #: different numbers that a cast leaves
 ABOVE, OFTEN = 1.25, 10  #: times the floor that are right above it; so many times as often as below
+LARGE, FADED = 0.05, 0.5  #: share below a floor of half the old value or less; others' moments keep as much of theirs
 RANKS = 65  #: numbers of shards to try
 ROW_LIKE = 0.5  #: cosine of a row with itself below which it is another row
 GRID = 256  #: elements from which a grid is searched
@@ -131,9 +132,13 @@ def moments_became(
     if update.k > 1 and update.betas is not None and _in_spots(v_a, v_b, update, after[1].element.name):
         return Became("spots", looked=len(v_b), detail={"elements": sums.floor.broken})
     like = _likeness(v_a, v_b)
-    fell = sums.floor.broken > 0.02 * max(sums.floor.of, 1) and update.k > 1 and _began(v_a, v_b, update)
-    detail = {"likeness": like, "share": sums.floor.broken / max(sums.floor.of, 1), "depth": sums.floor.worst}
-    return Became("fallen" if fell and like >= BEGAN else "other", False, looked=len(v_b), detail=detail)
+    share = sums.floor.broken / max(sums.floor.of, 1)
+    fell = share > 0.02 and update.k > 1 and _began(v_a, v_b, update) and like >= BEGAN
+    if share > LARGE and update.betas is not None and (fade := update.fading**update.k) < FADED:
+        kept = v_b >= fade * v_a  # gradients have grown since: other moments would still be below in fewer elements
+        fell |= _likeness(v_a[kept], v_b[kept]) >= BEGAN
+    detail = {"likeness": like, "share": share, "depth": sums.floor.worst}
+    return Became("fallen" if fell else "other", False, looked=len(v_b), detail=detail)
 
 
 def _began(v_a: Array, v_b: Array, update: Update) -> bool:

@@ -307,7 +307,7 @@ def _origins(signs: Iterable[Sign]) -> tuple[dict[str, str], set[str]]:
     for sign in signs:
         if sign.rule == "P18":
             unlike |= set(sign.tensors)
-        if sign.rule == "P32" and sign.evidence["kind"] in ("rows", "shift"):
+        if sign.rule == "P32" and sign.evidence["kind"] in ("rows", "shift", "part"):
             moved |= {f"exp_avg:{name}": str(sign.evidence["kind"]) for name in sign.tensors}
         if sign.rule != "P17":
             continue
@@ -366,7 +366,8 @@ def _moment_rows(
 ) -> tuple[list[tuple[str, Status, str, str, bool]], Mapping[str, Any]]:
     both = ("exp_avg", "exp_avg_sq")
     if tag := moved.get(f"exp_avg:{fqn}"):
-        return [(quantity, Status.BEYOND, f"moved.{tag}", "", True) for quantity in both], {}
+        form = tag if tag == "part" else f"moved.{tag}"
+        return [(quantity, Status.BEYOND, form, "", True) for quantity in both], {}
     if not (sums.floor.broken or sums.transition.broken):
         if sums.floor.of or sums.transition.of:
             return [(quantity, Status.WITHIN, "", "", True) for quantity in both], {}
