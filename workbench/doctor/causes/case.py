@@ -40,6 +40,7 @@ FLIPS, FLIPPED = 8, 2  #: most elements and most tensors that an accident damage
 OF_MOMENTS = frozenset({"S04", "P03", "P04", "P05", "P06", "P08", "P11"})  #: rules that moments of one run obey
 UNRULY = "the moments broke Adam's law before the resume too: does the trainer change them outside of updates?"
 OUTSIDE = "does the trainer change weights outside the optimizer's update?"
+ELSE = "compare with what else moves weights: noise, masks, an outer optimizer, a step size of each parameter"
 
 
 OF_OPTIMIZER = frozenset({"B1", "B2", "B3", "B4", "B5", "B11"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from workbench.doctor.causes.case import NEARLY_ALL, OUTSIDE, Case, Match
+from workbench.doctor.causes.case import ELSE, NEARLY_ALL, OUTSIDE, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
@@ -251,7 +251,6 @@ def untied(case: Case) -> Iterator[Match]:
 ASTRAY = "The weights are not where the updates lead, as if averaged weights or those of another step were loaded."
 OF_ANOTHER = "Averaged weights, or weights of another step, were loaded."
 FARTHER = "Some weights moved farther than the stored settings of the optimizer let them."
-ELSE = "compare with what else moves weights: noise, masks, an outer optimizer, a step size of each parameter"
 OF_ONE_SAVE = "load weights and optimizer state from one save, and the weights themselves, not an average"
 AVERAGES_ONLY = "the training loss does not show it; evaluations of the averaged weights do"
 RENEWED = "A copy that is not trained, such as a reference model, holds the trained weights."
@@ -292,10 +291,10 @@ def averaged(case: Case) -> Iterator[Match]:
             remedy=FROM_ITS_OWN,
             losses=TARGETS,
         )
-    if taken := [one for one in case.fired("P35") if one.evidence.get("kind") == "taken"]:
+    if replaced := [one for one in case.fired("P35") if one.evidence.get("kind") == "taken"]:
         title = "The weights are others that lay beside them in the earlier checkpoint."
-        names = frozenset(name for one in taken for name in one.tensors)
-        yield Match("train", 1.0, names, question=TAKEN, signs=tuple(taken), title=title, remedy=OF_ONE_SAVE)
+        names = frozenset(name for one in replaced for name in one.tensors)
+        yield Match("train", 1.0, names, question=TAKEN, signs=tuple(replaced), title=title, remedy=OF_ONE_SAVE)
     stored = [one for one in case.fired("R16") if any(word in one.tensors[0].lower() for word in OF_AVERAGES)]
     if stored:
         yield Match(

@@ -65,8 +65,8 @@ class Became:
     """A form and its evidence.
 
     Attributes:
-        form: of moments ``still swapped second_other flip part spots fallen other``, and ``zero rounded ratio``, also as
-            ``first_zero`` … if only one of the two has it, and ``first_other``; of weights ``zero fill ratio rounded
+        form: of moments ``still swapped second_other flip part spots fallen other``, and ``zero rounded ratio``, also
+            as ``first_zero`` … if only one of the two has it, and ``first_other``; of weights ``zero fill ratio rounded
             average part flip zeros near other``.
         exact: whether the form was proved on every examined element.
         cosine: between the weights and those of before. looked: number of examined elements.
@@ -187,9 +187,9 @@ def _in_spots(v_a: Array, v_b: Array, update: Update, kind: str) -> bool:
     """
     fade, lost, under = floor_terms(update.fading, update.k, kind)
     least = fade * v_a * (1 - lost) - under
-    broken = np.count_nonzero(v_b < least)
-    near = np.count_nonzero((v_b >= least) & (v_b < ABOVE * fade * v_a) & (v_a > 0))
-    return bool(broken) and near > max(OFTEN * broken, PAGE // 8)
+    broken = int(np.count_nonzero(v_b < least))
+    near = int(np.count_nonzero((v_b >= least) & (v_b < ABOVE * fade * v_a) & (v_a > 0)))
+    return broken > 0 and near > max(OFTEN * broken, PAGE // 8)
 
 
 def _second_alone(m: Array, v: Array, m_b: Array, v_b: Array, betas: tuple[float, float]) -> bool:

@@ -531,8 +531,8 @@ def _in_common(
         return "rows", "second moments stay above the floor of the other half of their rows, and not above their own"
     for by in (by for size in range(1, TELLING + 1) for by in (size, -size)):
         if _broken_by(sides, partial(_apart, by), least) <= least:
-            words = f"second moments stay above the floor of the elements {abs(by):,} places away, and not above their own"
-            return "shift", words
+            where = f"the elements {abs(by):,} places {'before' if by > 0 else 'after'} them"
+            return "shift", f"second moments stay above the floor of {where}, and not above their own"
     return None
 
 
@@ -726,7 +726,7 @@ def _taken(pair: Pair, states: Mapping[str, PairState], found: Continuity) -> It
     for fqn, (_, at) in far[:BESIDE]:
         sources = beside[_tail(fqn), tuple(pair.b.shape(at))][:SOME]
         try:
-            now = _sample(pair.b.tensor(at)) if sources else None
+            now = _sample(pair.b.tensor(at)) if sources else np.empty(0)
             same = (one for one in sources if np.array_equal(now, _sample(pair.stored.tensor(one))))
             if (one := next(same, None)) is not None:
                 hit[fqn] = catalog.keys[one]
