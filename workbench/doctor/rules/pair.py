@@ -11,7 +11,7 @@ import numpy as np
 from workbench.analysis.patterns.rounding import rounded
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
-from workbench.doctor.laws.exact import ruler
+from workbench.doctor.laws.exact import Replay, ruler
 from workbench.doctor.ledger.sign import RULES, Rule, Sign, many, register
 from workbench.doctor.origins.became import CASTS, grid_of
 from workbench.doctor.origins.index import row_shape
@@ -419,7 +419,7 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
         best = min(fits, key=lambda decay: fits[decay][2])
         lr, _, rest = fits[best]
         free = sums.replay.fit(None) if update.decoupled is not False else None
-        if rest > max(REST, noise) and free is not None and _of_own_size(update, free, noise):
+        if rest > max(REST, noise) and free is not None and _of_own_size(update, sums.replay, noise):
             off[fqn] = free[0]
             continue
         if rest > max(REST, noise) and free is not None and free[2] <= max(REST, noise) and -REST <= free[1] < 1:
@@ -456,8 +456,12 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
         sure = all(updates[fqn].certain for fqn in off)
         made = f"with lr {value:.4g}" if value >= 0 else "against the direction of the moments"
         text = f"the update was made {made} in {_names(list(off))}; the stated lr is {low:.4g} to {high:.4g}"
-        # where each parameter has its own, the optimizer scales its steps
-        own = 2 * len(off) > of >= ENOUGH and max(off.values()) > SLIGHT * sorted(off.values())[len(off) // 4] > 0
+        by_stated: dict[object, list[str]] = {}
+        for fqn, lr in off.items():
+            by_stated.setdefault(updates[fqn].lr, []).append(f"{lr:.2g}")
+        every = max(by_stated.values(), key=len)
+        # where parameters of one stated lr have each their own, the optimizer scales its steps
+        own = value > 0 and len(every) >= max(ENOUGH, of / 2) and 2 * len(set(every)) > len(every)
         severity = "info" if own else None if sure else "warn"
         yield _sign("P13", list(off), text, of, severity, lr=value, stated=[low, high])
     of_all = {fqn: sums for fqn, sums in found.items() if sums.moved_of and (updates[fqn].before or 0) > 0}
@@ -478,19 +482,19 @@ def replayed(update: Update, sums: PairState, kind: str) -> bool:
     if not sums.replay.count or noise > BLUNT:
         return False
     fits = [sums.replay.fit(decay) for decay in {*update.decays, 0.0}]
-    free = sums.replay.fit(None)
-    own = free is not None and _of_own_size(update, free, noise)
-    return own or any(fit is not None and fit[0] > 0 and fit[2] <= max(REST, noise) for fit in fits)
+    return _of_own_size(update, sums.replay, noise) or any(
+        fit is not None and fit[0] > 0 and fit[2] <= max(REST, noise) for fit in fits
+    )
 
 
-def _of_own_size(update: Update, free: tuple[float, float, float], noise: float) -> bool:
-    """Return whether a free fit is a step of another size along the moments, with the decay that is stated."""
-    step, decay, rest = free
-    if update.lr is None or not update.decays or update.decoupled is False or step <= 0 or rest > max(REST, noise):
+def _of_own_size(update: Update, sums: Replay, noise: float) -> bool:
+    """Return whether an update is a step of another size along the moments, with the decay that is stated."""
+    free = sums.fit(None)
+    if update.lr is None or update.decoupled is False or free is None or free[0] <= 0 or free[2] > max(REST, noise):
         return False
-    slack = REST + 3 * rest
-    low, high = update.lr[0] * min(update.decays), update.lr[1] * max(update.decays)
-    return high > 0 and low * (1 - slack) <= step * decay <= high * (1 + slack)
+    shrinkages = {lr * decay for lr in update.lr for decay in update.decays}
+    fits = [sums.fit(shrinkage / free[0]) for shrinkage in shrinkages]
+    return any(fit is not None and fit[2] <= max(REST, noise) for fit in fits)
 
 
 def _sign(rule: str, names: Sequence[str], text: str, of: int, severity: str | None = None, **evidence: object) -> Sign:
