@@ -133,7 +133,7 @@ def zeroed(case: Case) -> Iterator[Match]:
 
 
 def _of_zeros(change: LedgerLeg, names: frozenset[str]) -> str:
-    """Return how many elements in a row are zeros, of which tensor, if that was counted."""
+    """Return a title with the run of zeros and its tensor, if it was counted."""
     counts = {name: change.detail(_all(change), name) for name in names}
     name = max(counts, key=lambda one: int(counts[one].get("elements", 0)))
     found = counts[name]

@@ -292,7 +292,7 @@ def averaged(case: Case) -> Iterator[Match]:
             losses=TARGETS,
         )
     if replaced := [one for one in case.fired("P35") if one.evidence.get("kind") == "taken"]:
-        title = "The weights are others that lay beside them in the earlier checkpoint."
+        title = "The weights are others that the earlier checkpoint stored beside them."
         names = frozenset(name for one in replaced for name in one.tensors)
         yield Match("train", 1.0, names, question=TAKEN, signs=tuple(replaced), title=title, remedy=OF_ONE_SAVE)
     stored = [one for one in case.fired("R16") if any(word in one.tensors[0].lower() for word in OF_AVERAGES)]

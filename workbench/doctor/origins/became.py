@@ -181,7 +181,7 @@ def _confined(shape: tuple[int, ...], broken: Array, seen: Array) -> Array | Non
 
 
 def _in_spots(v_a: Array, v_b: Array, update: Update, kind: str) -> bool:
-    """Return whether the floor holds for the elements in general, and single ones lie below it.
+    """Return whether the floor holds for the elements in general, and single ones are below it.
 
     Many of the others are then right above it, as they would not be if the second moments were of another origin.
     """

@@ -714,7 +714,7 @@ def _copies(pair: Pair, states: Mapping[str, PairState], found: Continuity) -> I
 
 
 def _taken(pair: Pair, states: Mapping[str, PairState], found: Continuity) -> Iterator[Sign]:
-    """Search for weights beyond the reach of their updates among the tensors that lay beside them before."""
+    """Search for weights beyond the reach of their updates among the other tensors of the earlier checkpoint."""
     far = [(f, roles["param"]) for f, roles in pair.shared() if "param" in roles and f in states]
     far = [(f, at) for f, at in far if states[f].reach.broken]
     catalog = pair.stored.ckpt.catalog
@@ -734,7 +734,9 @@ def _taken(pair: Pair, states: Mapping[str, PairState], found: Continuity) -> It
             found.not_checked["P35"] = f"{fqn!r}: {error}"
     if hit:
         fqn, source = next(iter(hit.items()))
-        words = f"{many(len(hit), 'weight')} hold what lay beside them before: {fqn!r} that of {source!r}"
+        words = (
+            f"{many(len(hit), 'weight')} are equal to other tensors of the earlier checkpoint: {fqn!r} to {source!r}"
+        )
         evidence = {"kind": "taken", "from": source}
         yield P35.sign(words, evidence, list(hit)[:NAMED], hit=len(hit), of=len(states), causes=("F4",))
 
