@@ -65,6 +65,7 @@ AT_INTERVALS = frozenset({"hessian"})  #: Sophia's estimate, which is renewed ev
 DIFFERENCES = frozenset({"exp_avg_diff"})  #: Adan's average of changes of the gradient, which cancel one another
 #: Running statistics of torch.nn, which keep nine tenths of themselves in a batch.
 STATISTICS = ("buffer running_mean", "buffer running_var")
+TOGETHER = 32  #: tensors that are examined together
 FEWER = 50  #: times fewer elements below the floor of other places than below their own
 ROWS = 64  #: rows that are searched for
 SIGMAS = 8.0  #: over the root of the elements: correlation that is not by chance
@@ -510,7 +511,7 @@ def _in_common(
     show what none shows alone.
     """
     sides: dict[str, tuple[Array, Array]] = {}
-    for fqn, both in list(held.items())[:LOOKED]:
+    for fqn, both in list(held.items())[:TOGETHER]:
         update = updates.get(fqn)
         one = None if update is None or update.betas is None or update.k < 1 else _matrices(pair, both, found)
         if update is not None and one is not None:
@@ -735,8 +736,9 @@ def _taken(pair: Pair, states: Mapping[str, PairState], found: Continuity) -> It
     if hit:
         fqn, source = next(iter(hit.items()))
         words = (
-            f"{many(len(hit), 'weight')} are equal to other tensors of the earlier checkpoint: {fqn!r} to {source!r}"
+            f"{len(hit):,} of {many(len(states), 'weight')} hold what other tensors of the earlier checkpoint held: "
         )
+        words += f"{fqn!r} that of {source!r}"
         evidence = {"kind": "taken", "from": source}
         yield P35.sign(words, evidence, list(hit)[:NAMED], hit=len(hit), of=len(states), causes=("F4",))
 
