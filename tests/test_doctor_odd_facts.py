@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from pathlib import Path
@@ -674,6 +675,242 @@ def test_moments_that_are_pruned_once_stay_an_error(tmp_path):
     pruned(run, 12)
     found = wb.doctor(one, run.train(4).saved(tmp_path / "b.pt"))
     assert found.exit_code == 2 and found.causes[0].cause in ("B3", "B4", "B6")
+
+
+def regrown(run: Table, step: int) -> None:
+    """Each tenth update, some of the smallest weights are dropped and grow from zero, their moments too (RigL)."""
+    if step % 10 == 0:
+        for weight in run.weights[1::2]:
+            dropped = weight.abs().flatten().topk(weight.numel() // 20, largest=False).indices
+            for one in (weight, *(run.optimizer.state[weight][name] for name in ("exp_avg", "exp_avg_sq"))):
+                one.view(-1)[dropped] = 0
+
+
+@pytest.mark.parametrize(("then", "code"), [(None, 0), (regrown, 1)])
+def test_single_moments_that_begin_anew_are_asked_about(tmp_path, then, code):
+    run = Table(then)
+    run.optimizer.param_groups[0]["betas"] = (0.9, 0.999)
+    one, two = run.train(152).saved(tmp_path / "a.pt"), run.train(26).saved(tmp_path / "b.pt")
+    found = wb.doctor(one, two)
+    assert found.exit_code == code
+    assert code == 0 or "set moments to zero" in found.causes[0].question
+
+
+@pytest.mark.parametrize("often", [True, False])
+def test_an_adam_that_begins_anew_in_each_round(tmp_path, often):
+    run = Run()
+    for step in range(83):
+        if step == 44:
+            one = run.save(tmp_path / "a.pt", step=44)
+        if step % 6 == 0 and (often or step == 78):
+            run.fresh()
+        run.train(1)
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=83))
+    assert [cause.cause for cause in found.causes] == ([] if often else ["B1"])
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_an_update_of_another_size_for_each_parameter_is_the_optimizers_own(tmp_path, scaled):
+    """As of those that scale it by the size of the weight; one other learning rate for all is told."""
+    run = Run().train(30)
+    one = run.save(tmp_path / "a.pt", step=30)
+    old = [weight.detach().clone() for weight in run.model.parameters()]
+    run.train(1)
+    with torch.no_grad():
+        for at, (weight, was) in enumerate(zip(run.model.parameters(), old, strict=True)):
+            kept = was * (1 - 1e-3 * 0.01)
+            weight.copy_(kept + (weight - kept) * (3.0 * 2**at if scaled else 3.0))
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=31))
+    assert severities(found, "P13") == (["info"] if scaled else ["warn"]) and (found.exit_code == 0) == scaled
+
+
+@pytest.mark.parametrize(
+    ("masters", "moves", "told"), [(False, True, True), (True, True, False), (False, False, False)]
+)
+def test_weights_of_16_bits_that_stand_where_masters_move_or_nothing_does(tmp_path, masters, moves, told):
+    run = Run()
+    run.model.bfloat16()
+    run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=1e-7)
+
+    def train(updates: int) -> None:
+        for _ in range(updates):
+            run.optimizer.zero_grad()
+            run.model(torch.randn(8, 16, dtype=torch.bfloat16)).float().square().mean().backward()
+            run.optimizer.step()
+
+    train(10)
+    wide = [weight.detach().float() for weight in run.model.parameters()]
+    more = {"fp32_from_fp16": wide} if masters else {}
+    one = run.save(tmp_path / "a.pt", step=10, **more)
+    train(3 * moves)
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=13, **more))
+    assert ("D6" in [cause.cause for cause in found.causes]) == told
+
+
+@pytest.mark.parametrize(("became", "cause"), [("ones", "A3"), ("cast", "D7"), ("kept", "")])
+def test_norms_of_one_value_say_nothing_of_a_cast(tmp_path, became, cause):
+    run = Run()
+    norms = {f"norm{n}": torch.nn.LayerNorm(16, bias=False) for n in range(3)}
+    run.model = torch.nn.Sequential(
+        OrderedDict({"in": torch.nn.Linear(16, 16), **norms, "out": torch.nn.Linear(16, 16)})
+    )
+    run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=2e-3, betas=(0.9, 0.95))
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: 1 - n / 400)
+    one = run.train(60).save(tmp_path / "a.pt", step=60)
+    with torch.no_grad():
+        for name, weight in run.model.named_parameters():
+            if "norm" in name and became != "kept":
+                weight.copy_(torch.ones_like(weight) if became == "ones" else weight.bfloat16().float())
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=61))
+    assert (found.causes[0].cause if found.causes else "") == cause
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+def test_zeros_are_told_beside_a_learning_rate_that_was_lowered(tmp_path, zeros):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: 1.0)
+    one = run.train(30).save(tmp_path / "a.pt", step=30)
+    for group in run.optimizer.param_groups:
+        group["lr"] = group["initial_lr"] = 3e-4
+    run.schedule.base_lrs = [3e-4]
+    with torch.no_grad():
+        run.model[0].weight.view(-1)[128:448] *= 1.0 - zeros
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=31))
+    causes = {cause.cause: cause for cause in found.causes}
+    assert ("G5" in causes) == zeros and "H1" in causes
+    assert not zeros or causes["G5"].title == "320 elements of '0.weight', from element 128 on, were replaced by zeros."
+
+
+def noisy(run: Table, step: int) -> None:
+    for weight in run.weights:
+        weight.add_(1e-4 * torch.randn_like(weight))
+
+
+def test_noise_is_no_export(tmp_path):
+    run = Table(noisy)
+    one, two = run.train(30).saved(tmp_path / "a.pt"), run.train(20).saved(tmp_path / "b.pt")
+    found = wb.doctor(one, two)
+    assert found.exit_code == 1 and "noise" in found.causes[0].remedy and "outside" in found.causes[0].question
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_weights_that_are_those_of_another_member_are_asked_about(tmp_path, taken):
+    run = Run().train(30)
+    other = {name: weight + 0.3 * torch.randn_like(weight) for name, weight in run.model.state_dict().items()}
+    one = run.save(tmp_path / "a.pt", step=30, members=[other])
+    run.train(5)
+    if taken:
+        run.model.load_state_dict(other)
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=35, members=[other]))
+    assert bool(found.causes) == taken == bool(severities(found, "P35"))
+    assert not taken or (found.causes[0].cause == "F4" and "another member" in found.causes[0].question)
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_laws_that_hold_by_chance_after_a_restart_show_no_flipped_bits(tmp_path, anew):
+    """One of two optimizers began anew; a few second moments of the other one lost a bit."""
+    run = Run()
+    other = torch.nn.Linear(16, 48)
+    critic = torch.optim.Adam(other.parameters(), lr=1e-3, betas=(0.0, 0.9))
+
+    def train(updates: int) -> None:
+        for _ in range(updates):
+            critic.zero_grad()
+            (other(torch.randn(8, 16)).square().mean()).backward()
+            critic.step()
+        run.train(updates)
+
+    def save(path: Path, step: int) -> Path:
+        torch.save(
+            {
+                "model": {"a": run.model.state_dict(), "b": other.state_dict()},
+                "optimizers": [run.optimizer.state_dict(), critic.state_dict()],
+                "step": step,
+            },
+            path,
+        )
+        return path
+
+    train(30)
+    one = save(tmp_path / "a.pt", 30)
+    if anew:
+        critic.state.clear()
+    else:
+        critic.state[other.weight]["exp_avg_sq"].view(-1)[7] *= 2.0**-40
+    train(4)
+    found = wb.doctor(one, save(tmp_path / "b.pt", 34))
+    assert found.causes[0].cause in ({"B1"} if anew else {"G1", "G2", "G3"})
+
+
+def shifted(moments: list[torch.Tensor]) -> None:
+    line = torch.cat([one.flatten() for one in moments]).roll(8)
+    for one, part in zip(moments, line.split([one.numel() for one in moments]), strict=True):
+        one.copy_(part.view(one.shape))
+
+
+def exchanged_halves(moments: list[torch.Tensor]) -> None:
+    for one in moments:
+        one.copy_(one.roll(len(one) // 2, 0))
+
+
+def older(part: int, old: list[torch.Tensor]) -> Callable[[list[torch.Tensor]], None]:
+    def put(moments: list[torch.Tensor]) -> None:
+        for one, was in zip(moments, old, strict=True):
+            one[part * len(one) // 2 :] = was[part * len(one) // 2 :]
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("fault", "causes"),
+    [("none", {""}), ("shifted", {"E7"}), ("halves", {"B5", "E13"}), ("part", {"G6"}), ("zero", {"B3"})],
+)
+def test_what_second_moments_have_in_common_that_are_not_their_own(tmp_path, fault, causes):
+    run = Run()
+    run.model = torch.nn.Sequential(*(torch.nn.Linear(48, 48, bias=False) for _ in range(5)))
+    run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+
+    def train(updates: int) -> None:
+        for _ in range(updates):
+            run.optimizer.zero_grad()
+            x = torch.randn(1, 48) * torch.linspace(0.1, 3, 48)
+            (run.model(x) - x.roll(1, 1)).square().mean().backward()
+            run.optimizer.step()
+
+    def moments(name: str) -> list[torch.Tensor]:
+        return [run.optimizer.state[weight][name] for weight in run.model.parameters()]
+
+    train(10)
+    old = {name: [one.clone() for one in moments(name)] for name in ("exp_avg", "exp_avg_sq")}
+    train(30)
+    one = run.save(tmp_path / "a.pt", step=40)
+    for name in ("exp_avg", "exp_avg_sq"):
+        ways = {"shifted": shifted, "halves": exchanged_halves, "part": older(1, old[name])}
+        if fault in ways:
+            ways[fault](moments(name))
+        elif fault == "zero":
+            for each in moments(name):
+                each.zero_()
+    train(14)
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=54))
+    assert (found.causes[0].cause if found.causes else "") in causes
+
+
+@pytest.mark.parametrize("fault", ["none", "lost", "flip"])
+def test_second_moments_are_compared_where_beta2_changed(tmp_path, fault):
+    run = Run().train(30)
+    one = run.save(tmp_path / "a.pt", step=30)
+    if fault != "flip":
+        run.optimizer.param_groups[0]["betas"] = (0.9, 0.99)
+    for at, state in enumerate(run.optimizer.state.values()):
+        if fault == "lost":
+            state["exp_avg_sq"].zero_()
+        elif fault == "flip" and at == 0:
+            state["exp_avg_sq"].view(torch.int32).view(-1)[100] ^= 1 << 29
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=31))
+    causes = [cause.cause for cause in found.causes]
+    assert causes == ["H1"] if fault == "none" else causes[0] in {"lost": {"B4"}, "flip": {"G1", "G3"}}[fault]
+    assert {"P03"} & {sign.rule for sign in found} == ({"P03"} if fault != "none" else set())
 
 
 class Rare(Table):

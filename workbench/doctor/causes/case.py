@@ -43,6 +43,7 @@ FLIPS, FLIPPED = 8, 2  #: most elements and most tensors that an accident damage
 OF_MOMENTS = frozenset({"S04", "P03", "P04", "P05", "P06", "P08", "P11"})  #: rules that moments of one run obey
 UNRULY = "the moments broke Adam's law before the resume too: does the trainer change them outside of updates?"
 OUTSIDE = "does the trainer change weights outside the optimizer's update?"
+ELSE = "compare with what else moves weights: noise, masks, an outer optimizer, a step size of each parameter"
 
 
 OF_OPTIMIZER = frozenset({"B1", "B2", "B3", "B4", "B5", "B11"})
@@ -269,6 +270,17 @@ class Case:
     def affected(self, names: Iterable[str], quantities: Iterable[str], change: LedgerLeg) -> str:
         """Return ``52 of 52 parameters``."""
         return f"{len(set(names)):,} of {many(len(change.seen(*quantities)), 'parameter')}"
+
+    @cached_property
+    def replaced(self) -> frozenset[str]:
+        """The weights in which elements were replaced by zeros."""
+        return frozenset(name for change in self.changes for name in change.hit(change.weights, "zeros"))
+
+    @cached_property
+    def far(self) -> float:
+        """Share of the elements of weights that moved farther than the optimizer can move them."""
+        found = self.fired("P05")
+        return sum(one.evidence["elements"] for one in found) / max(sum(one.evidence["looked_at"] for one in found), 1)
 
     @cached_property
     def adam(self) -> bool:

@@ -29,8 +29,9 @@ def _all(change: LedgerLeg) -> tuple[str, ...]:
 
 def _flips(case: Case, change: LedgerLeg) -> Iterator[tuple[bool, bool, frozenset[str]]]:
     """Yield flipped bits as ``(in a second moment, in the top exponent bit, names)``."""
+    anew = case.counters(change.leg).reset if change.leg == "train" else frozenset()  # in which laws hold by chance
     for moment, quantities in ((False, (*change.weights, *MASTERS, *FIRST)), (True, SECOND)):
-        names = frozenset(change.hit(quantities, "flip"))
+        names = frozenset(change.hit(quantities, "flip") - anew)
         if names:
             found = [change.detail(quantities, name) for name in names]
             top = any(one.get("top") or float(one.get("worst") or 0) > 1e4 for one in found)
@@ -109,7 +110,7 @@ def zeroed(case: Case) -> Iterator[Match]:
         if names and len(parts) <= 2 * len(names & change.hit(MOMENTS, "zeros")):
             names |= parts
         if names:
-            yield Match(change.leg, 0.98, names, False)
+            yield Match(change.leg, 0.98, names, False, title=_of_zeros(change, names))
         patch = frozenset(change.hit(_all(change), "patch") - change.hit(change.weights, "moved."))
         rows = patch & change.hit((*change.weights, *MASTERS), "part")
         patch -= {name for name in rows if kinds([name]) <= {"embed", "head"}}  # complete rows of a vocabulary
@@ -130,6 +131,18 @@ def zeroed(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 0.85 if change.exact else 0.7, whole, False, title=title)
     if signs := case.fired("S11"):
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def _of_zeros(change: LedgerLeg, names: frozenset[str]) -> str:
+    """Return a title with the run of zeros and its tensor, if it was counted."""
+    counts = {name: change.detail(_all(change), name) for name in names}
+    name = max(counts, key=lambda one: int(counts[one].get("elements", 0)))
+    found = counts[name]
+    if "first" not in found:
+        return ""
+    more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+    start = f"{int(found['elements']):,} elements of {name!r}{more}, from element {int(found['first']):,} on,"
+    return f"{start} were replaced by zeros."
 
 
 def misread(case: Case) -> Iterator[Match]:

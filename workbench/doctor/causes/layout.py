@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from workbench.doctor.causes.case import NEARLY_ALL, OUTSIDE, SHAPED, Case, Match
+from workbench.doctor.causes.case import ELSE, NEARLY_ALL, OUTSIDE, SHAPED, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
@@ -22,6 +22,7 @@ SOME = 0.7  #: share of the weights
 ONE_MORE = 0.2  #: distance of a factor from 2 within which 1 may have been added to norms
 ONE_ADDED = "The norms were doubled, or 1 was added, as if they were stored as offsets from 1."
 SCALED = "were they scaled on purpose, together with what they are multiplied with?"
+FEW_FAR = 0.1  #: share of the elements beyond reach up to which they are no sign of other weights
 FAR = 0.1  #: distance of a factor of norms from 1 that updates do not reach
 OUTER = {"embed", "head"}  #: kinds with one row per token
 ECHO = "an echo, saved right after the load and before any update"
@@ -257,6 +258,8 @@ def untied(case: Case) -> Iterator[Match]:
 
 
 ASTRAY = "The weights are not where the updates lead, as if averaged weights or those of another step were loaded."
+OF_ANOTHER = "Averaged weights, or weights of another step, were loaded."
+FARTHER = "Some weights moved farther than the stored settings of the optimizer let them."
 OF_ONE_SAVE = "load weights and optimizer state from one save, and the weights themselves, not an average"
 AVERAGES_ONLY = "the training loss does not show it; evaluations of the averaged weights do"
 RENEWED = "A copy that is not trained, such as a reference model, holds the trained weights."
@@ -267,6 +270,7 @@ RESTORE = "load the averages and their counter from the checkpoint that the weig
 FOLLOWS = "A network that follows another one holds that one's weights."
 TARGETS = "what is computed from that network, such as targets, jumps once"
 MADE_ANEW = "was it made anew from the weights on purpose?"
+TAKEN = "does the trainer take them over on purpose, as from an average or another member?"
 AVERAGE = "was training meant to go on from the averaged weights?"
 
 
@@ -296,6 +300,10 @@ def averaged(case: Case) -> Iterator[Match]:
             remedy=FROM_ITS_OWN,
             losses=TARGETS,
         )
+    if replaced := [one for one in case.fired("P35") if one.evidence.get("kind") == "taken"]:
+        title = "The weights are others that the earlier checkpoint stored beside them."
+        names = frozenset(name for one in replaced for name in one.tensors)
+        yield Match("train", 1.0, names, question=TAKEN, signs=tuple(replaced), title=title, remedy=OF_ONE_SAVE)
     stored = [one for one in case.fired("R16") if any(word in one.tensors[0].lower() for word in OF_AVERAGES)]
     if stored:
         yield Match(
@@ -390,6 +398,7 @@ def averaged(case: Case) -> Iterator[Match]:
                 yield Match("load", 1.0, near, question=question, signs=tuple(gone), title=title)
                 continue
             later = change.leg == "train"  # noise, pruning and clipping by the trainer leave the same traces
+            few = case.far < FEW_FAR or any(not one.evidence.get("even") for one in case.fired("P11"))
             yield Match(
                 change.leg,
                 0.9 if whole else 0.4,
@@ -397,8 +406,8 @@ def averaged(case: Case) -> Iterator[Match]:
                 False,
                 reasons=reasons,
                 question=OUTSIDE if later else "",
-                title=ASTRAY if later else "Averaged weights, or weights of another step, were loaded.",
-                remedy=OF_ONE_SAVE if later else "",
+                title=(FARTHER if few else ASTRAY) if later else OF_ANOTHER,
+                remedy=(ELSE if few else OF_ONE_SAVE) if later else "",
             )
     rows = [one for one in case.fired("P11") if one.evidence.get("even")]
     rows = [

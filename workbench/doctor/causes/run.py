@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from workbench.analysis.patterns.rounding import FLOATS
-from workbench.doctor.causes.case import OUTSIDE, RELATED, Case, Match, where_of
+from workbench.doctor.causes.case import ELSE, OUTSIDE, RELATED, Case, Match, where_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
 from workbench.doctor.facts.counted import began_anew
@@ -320,8 +320,8 @@ def masters_rebuilt(case: Case) -> Iterator[Match]:
     slight = frozenset(case.change("train").hit(MASTERS, "slight"))
     uneven = _uneven(case)
     if case.mastered and (slight or uneven):
-        question, title = ("", "") if slight else _outside(uneven)
-        yield Match("train", 0.85, slight, False, question, signs=tuple(uneven), title=title)
+        question, title, remedy = ("", "", "") if slight else _outside(uneven)
+        yield Match("train", 0.85, slight, False, question, signs=tuple(uneven), title=title, remedy=remedy)
     if signs := case.fired("S09"):
         strength = 0.9 if case.resumed == "before" or not case.change("load").rows else 0.4
         yield Match(case.resumed, strength, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
@@ -332,11 +332,11 @@ def _uneven(case: Case) -> list[Sign]:
     return [one for one in case.fired("P11") if not one.evidence.get("even")]
 
 
-def _outside(uneven: list[Sign]) -> tuple[str, str]:
-    """Return a question and a title for such weights, both empty if they were rounded to a narrower type."""
+def _outside(uneven: list[Sign]) -> tuple[str, str, str]:
+    """Return a question, a title and a remedy for such weights, all empty if they were rounded to a narrower type."""
     if any(one.evidence.get("through") for one in uneven):
-        return "", ""
-    return OUTSIDE, "Weights that no gradient reached changed, and not by weight decay."
+        return "", "", ""
+    return OUTSIDE, "Weights that no gradient reached changed, and not by weight decay.", ELSE
 
 
 def _stale_rows(case: Case) -> list[Sign]:
@@ -418,10 +418,11 @@ def moments_rounded(case: Case) -> Iterator[Match]:
         if change.leg == "train":  # weights that moved far did so by more than rounded moments
             held = (*change.weights, *MASTERS)
             names -= change.hit(held) - change.hit(held, "slight")
-        if names and change.leg == "train" and 2 * len(names) < len(change.seen(*MOMENTS)):  # rounding spares none
-            title = "Some second moments fell farther than updates let them."
+        spots = frozenset(change.hit(MOMENTS, "spots"))
+        if spots or (names and change.leg == "train" and 2 * len(names) < len(change.seen(*MOMENTS))):
+            title = "Some second moments fell farther than updates let them."  # rounding spares none
             question = "does the trainer set moments to zero, as with masks of weights?"
-            yield Match("train", 0.9, names, False, question, title=title, remedy="restore the moments")
+            yield Match("train", 0.9, spots or names, False, question, title=title, remedy="restore the moments")
         elif names:
             exact = _typed(change, MOMENTS, names)
             yield Match(change.leg, 1.0, names, exact, _meant(change, MOMENTS, names))
@@ -440,9 +441,9 @@ def weights_cast(case: Case) -> Iterator[Match]:
         yield Match("train", 1.0, frozenset(n for s in signs for n in s.tensors), signs=(*signs, *rest))
     uneven = _uneven(case)
     if uneven and not case.mastered:
-        question, title = _outside(uneven)
+        question, title, remedy = _outside(uneven)
         names = frozenset(n for s in uneven for n in s.tensors)
-        yield Match("train", 0.4, names, False, question, signs=tuple(uneven), title=title)
+        yield Match("train", 0.4, names, False, question, signs=tuple(uneven), title=title, remedy=remedy)
     for change in case.changes:
         names = frozenset(change.hit(change.weights, "rounded"))
         if names and not change.hit(MASTERS) - change.hit(MASTERS, "rounded"):

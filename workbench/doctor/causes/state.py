@@ -27,6 +27,8 @@ FELL = 0.02  #: share of the elements of a second moment below their floor, from
 OF_OTHERS = ("moved", "moved.name", "moved.layer", "moved.stack", "moved.expert", "moved.gate_up")
 ADAM = ("exp_avg", "exp_avg_sq")
 MAXIMA = "max_exp_avg_sq"  #: of AMSGrad
+FEW_STEPS = 0.1  #: share of the weights that moved too far
+SUNK = "The second moments were lost, or became far too small."
 SECOND_LOST = "The second moments were lost; other state was kept."  #: for optimizers that use other names
 PART_LOST = "A part of the second moments was lost."
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  #: statistics of normalised inputs
@@ -83,6 +85,8 @@ def not_loaded(case: Case) -> Iterator[Match]:
         if not case.mastered:
             names |= _changed_some(change)  # initial values that are not constant
         whole = change.whole(change.weights, names)
+        if names and change.leg == "train" and not case.mastered:  # rows without a gradient are others, too
+            names |= {n for one in case.fired("P11") if not one.evidence.get("even") for n in one.tensors}
         if not names or (kinds(names) == {"norm"} and _ones(change, names)):
             continue
         large = {name for name in change.seen(*change.weights) if kinds([name]) != {"norm"}}
@@ -115,6 +119,7 @@ def _changed_some(change: LedgerLeg) -> frozenset[str]:
     if change.whole(change.weights, change.hit(change.weights), 0.9 if change.exact else NEARLY_ALL):
         return frozenset()
     alone = near and not change.hit(MOMENTS) and not change.hit(change.weights, "moved.", "part", "ratio", "zeros")
+    alone = alone and len(change.hit(change.weights, "slight")) <= len(near)  # otherwise all moved a little too far
     return frozenset(near) if alone and not change.whole(change.weights, near) else frozenset()
 
 
@@ -313,7 +318,7 @@ def second_gone(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 1.0, names, reasons=reasons, title=title)
         if sunk := case.sunk(change):
             names = sunk | change.hit((*change.weights, *MASTERS))
-            yield Match(change.leg, 0.96, names, title="The second moments were lost, or became far too small.")
+            yield Match(change.leg, 0.96, names, title=SUNK)
     if signs := [one for one in case.fired("P25") if one.causes[:1] == ("B4",)]:
         yield Match(
             "train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=SECOND_LOST
@@ -322,12 +327,16 @@ def second_gone(case: Case) -> Iterator[Match]:
     train = case.change("train")
     fell = {name: float(train.detail(SECOND, name).get("share", 1.0)) for name in train.hit(SECOND, "fallen", "other")}
     fallen = {name for name, share in fell.items() if share > FELL}  # otherwise they continued: the first are wrong
+    far = train.hit(train.weights) - train.hit(train.weights, "flip")
+    worst = sorted(float(train.detail(train.weights, name).get("worst") or 0) for name in far)
+    wild_steps = bool(worst) and worst[len(worst) // 2] > WILD
     if wild and fallen and train.hit(train.weights) and train.whole(SECOND, fallen):
-        worst = [float(train.detail(train.weights, name).get("worst") or 0) for name in train.hit(train.weights)]
-        wild_steps = sorted(worst)[len(worst) // 2] > WILD
         yield Match("train", 0.97 if wild_steps else 0.7, frozenset(fallen))
     elif fallen and train.whole(train.weights, train.hit(train.weights, "other"), NEARLY_ALL) and case.grown(train):
         yield Match("train", 0.97, frozenset(fallen | train.hit(train.weights)))
+    elif fell and wild_steps and case.far < FEW_STEPS and 2 * len(far) > len(train.seen(*train.weights)):
+        # of other weights all elements are others; divided by second moments near zero, some steps are huge
+        yield Match("train", 0.97, frozenset(fell.keys() | far), title=SUNK)
 
 
 def other_binding(case: Case) -> Iterator[Match]:

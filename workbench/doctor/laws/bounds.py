@@ -15,10 +15,10 @@ Proof of the first four: m and v are sums over the gradients with weights (1−�
 Cauchy–Schwarz bounds the square of the one by the other times Σ (weight of m)²/(weight of v) = K. Equality is reached
 by gradients ∝ (β1/β2)^j, so K cannot be smaller. Increments between two states are the same sums over k gradients.
 
-They hold for constant β (after a change, with the larger K, because the bound is a convex combination of both), and
-for any lr, clipping, accumulation, loss scale and skipped steps (k counts the updates that were made). Adam with L2 in
-the gradient obeys the same laws without decay, which is then a gradient. AMSGrad obeys all except replay (its
-denominator is only larger). They do not hold for 8-bit, factored or sign-based optimizers.
+They hold for constant β (after a change, with the larger K, because the bound is a convex combination of both, and the
+floor with the smaller β2), and for any lr, clipping, accumulation, loss scale and skipped steps (k counts the updates
+that were made). Adam with L2 in the gradient obeys the same laws without decay, which is then a gradient. AMSGrad obeys
+all except replay (its denominator is only larger). They do not hold for 8-bit, factored or sign-based optimizers.
 
 The slack is the worst case of rounding only, from the unit u of the stored type (2⁻²⁴ for fp32): kernels of GPUs hold
 the betas in fp32, an update makes up to four roundings of relative size u, a gradient leaves a trace for up to

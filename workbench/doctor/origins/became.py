@@ -42,6 +42,8 @@ NEARER = 0.7  #: ratio of the distance to the stored average to that to the old 
 EXACTLY = 0.1  #: the same if the update was undone
 LEAST, APART = 8, 6.0  #: elements of a constant; spread of the old weights, in reaches of the updates
 VALUES = 8  #: different numbers that a cast leaves
+ABOVE, OFTEN = 1.25, 10  #: times the floor that are right above it; so many times as often as below
+LARGE, FADED = 0.05, 0.5  #: share below a floor of half the old value or less; others' moments keep as much of theirs
 RANKS = 65  #: numbers of shards to try
 ROW_LIKE = 0.5  #: cosine of a row with itself below which it is another row
 GRID = 256  #: elements from which a grid is searched
@@ -63,8 +65,8 @@ class Became:
     """A form and its evidence.
 
     Attributes:
-        form: of moments ``still swapped second_other flip part fallen other``, and ``zero rounded ratio``, also as
-            ``first_zero`` … if only one of the two has it, and ``first_other``; of weights ``zero fill ratio rounded
+        form: of moments ``still swapped second_other flip part spots fallen other``, and ``zero rounded ratio``, also
+            as ``first_zero`` … if only one of the two has it, and ``first_other``; of weights ``zero fill ratio rounded
             average part flip zeros near other``.
         exact: whether the form was proved on every examined element.
         cosine: between the weights and those of before. looked: number of examined elements.
@@ -95,7 +97,9 @@ def moments_became(
     """
     rows = spread(after[0].shape)
     m_a, v_a, m_b, v_b = (sampled(tensor, rows) for tensor in (*before, *after))
-    if update.betas is not None and update.k == 1 and not update.bars("transition"):
+    broken = max(sums.floor.broken, sums.transition.broken)
+    few = 0 < broken <= FEW and broken < 0.05 * max(sums.floor.of, sums.transition.of)
+    if update.betas is not None and update.k == 1 and not update.bars("floor"):
         seen, own = (m_b != 0) | (v_b != 0), _follows(m_a, v_a, m_b, v_b, update.betas)
         for form, (m, v), detail in _hypotheses(m_a, v_a) if seen.any() else []:
             holds = _follows(m, v, m_b, v_b, update.betas)
@@ -104,7 +108,7 @@ def moments_became(
             zeros = form in ("zero", "first_zero", "second_zero")  # in a part of the elements
             if zeros and (own | holds)[seen].mean() >= PARTLY and holds[seen & ~own].sum() >= PAGE // 8:
                 return Became("zeros", True, looked=len(v_b), detail={"share": share})
-        if _second_alone(m_a, v_a, m_b, v_b, update.betas):
+        if not few and _second_alone(m_a, v_a, m_b, v_b, update.betas):
             return Became("second_other", looked=len(v_b))
     if update.k > 1 and update.betas is not None and _first_gone(v_a, m_b, v_b, update, sums, after[1].element.name):
         return Became("first_zero", looked=len(v_b))
@@ -112,8 +116,7 @@ def moments_became(
         return Became("still", True, looked=len(v_b))
     if update.k == 1 and not sums.floor.broken and sums.transition.broken > FEW:  # others break their floor as well
         return Became("first_other", looked=len(v_b))
-    broken = max(sums.floor.broken, sums.transition.broken)
-    if 0 < broken <= FEW and broken < 0.05 * max(sums.floor.of, sums.transition.of):
+    if few:
         detail = {"elements": broken, "worst": max(sums.floor.worst, sums.transition.worst)}
         # a second moment that is smaller breaks its floor, and a larger one no law
         return Became("flip" if sums.floor.broken else "first_flip", looked=len(m_b), detail=detail)
@@ -126,10 +129,16 @@ def moments_became(
         began = _began(v_a[inside], v_b[inside], update) and not _began(v_a[~inside], v_b[~inside], update)
         detail = {"elements": int(inside.sum()), "depth": sums.floor.worst}
         return Became("zeros" if began else "part", looked=len(v_b), detail=detail)
+    if update.k > 1 and update.betas is not None and _in_spots(v_a, v_b, update, after[1].element.name):
+        return Became("spots", looked=len(v_b), detail={"elements": sums.floor.broken})
     like = _likeness(v_a, v_b)
-    fell = sums.floor.broken > 0.02 * max(sums.floor.of, 1) and update.k > 1 and _began(v_a, v_b, update)
-    detail = {"likeness": like, "share": sums.floor.broken / max(sums.floor.of, 1), "depth": sums.floor.worst}
-    return Became("fallen" if fell and like >= BEGAN else "other", False, looked=len(v_b), detail=detail)
+    share = sums.floor.broken / max(sums.floor.of, 1)
+    fell = share > 0.02 and update.k > 1 and _began(v_a, v_b, update) and like >= BEGAN
+    if share > LARGE and update.betas is not None and (fade := update.fading**update.k) < FADED:
+        kept = v_b >= fade * v_a  # gradients have grown since: other moments would still be below in fewer elements
+        fell |= _likeness(v_a[kept], v_b[kept]) >= BEGAN
+    detail = {"likeness": like, "share": share, "depth": sums.floor.worst}
+    return Became("fallen" if fell else "other", False, looked=len(v_b), detail=detail)
 
 
 def _began(v_a: Array, v_b: Array, update: Update) -> bool:
@@ -143,8 +152,7 @@ def _began(v_a: Array, v_b: Array, update: Update) -> bool:
 
 def _below(tensor: LazyTensor, v_a: Array, v_b: Array, update: Update) -> Array | None:
     """Return the part of exp_avg_sq that holds all elements below their floor, or ``None``."""
-    assert update.betas is not None
-    fade, lost, under = floor_terms(update.betas[1], update.k, tensor.element.name)
+    fade, lost, under = floor_terms(update.fading, update.k, tensor.element.name)
     broken = v_b < fade * v_a * (1 - lost) - under
     return _confined(tensor.shape, broken, broken | (v_b > fade * v_a * (1 + 1e-3) + under))
 
@@ -170,6 +178,18 @@ def _confined(shape: tuple[int, ...], broken: Array, seen: Array) -> Array | Non
         if np.count_nonzero(seen & ~inside) * -math.log1p(-min(share, 0.99)) > CHANCE:
             return inside.reshape(-1)
     return None
+
+
+def _in_spots(v_a: Array, v_b: Array, update: Update, kind: str) -> bool:
+    """Return whether the floor holds for the elements in general, and single ones are below it.
+
+    Many of the others are then right above it, as they would not be if the second moments were of another origin.
+    """
+    fade, lost, under = floor_terms(update.fading, update.k, kind)
+    least = fade * v_a * (1 - lost) - under
+    broken = int(np.count_nonzero(v_b < least))
+    near = int(np.count_nonzero((v_b >= least) & (v_b < ABOVE * fade * v_a) & (v_a > 0)))
+    return broken > 0 and near > max(OFTEN * broken, PAGE // 8)
 
 
 def _second_alone(m: Array, v: Array, m_b: Array, v_b: Array, betas: tuple[float, float]) -> bool:
@@ -210,8 +230,7 @@ def _hypotheses(m: Array, v: Array) -> Iterator[tuple[str, tuple[Array, Array], 
 
 def _vanished(v_a: Array, v_b: Array, update: Update, kind: str) -> str:
     """Return the type below whose smallest number all elements that fell were, if others would have some by chance."""
-    assert update.betas is not None
-    fade, lost, under = floor_terms(update.betas[1], update.k, kind)
+    fade, lost, under = floor_terms(update.fading, update.k, kind)
     fell = v_b < fade * v_a * (1 - lost) - under
     for through in CASTS:
         small = (rounded(v_a, through) == 0) & (v_a > 0)
@@ -266,7 +285,8 @@ def weights_became(
     rows = spread(after.shape)
     a, b = sampled(before, rows), sampled(after, rows)
     room = update.most if update.most is not None and math.isfinite(update.most) else None
-    back = _taken_back(b, a, update, rows, moments)
+    undone = _taken_back(b, a, update, rows, moments)
+    back = undone[0] if undone else None
     loaded, slack = (b, room) if back is None else (back, 4e-6)
     cosine = _cosine(a, loaded)
     broken = sums.reach.broken
@@ -276,7 +296,8 @@ def weights_became(
     if 0 < broken <= FEW and broken < 0.05 * max(sums.reach.of, 1) and _rest_stays(a, b, room):
         return Became("flip", cosine=cosine, looked=len(b), detail={"elements": broken, "worst": sums.reach.worst})
     if slack is not None:
-        form = _constant(a, loaded, slack) or _gone(a, loaded, slack)
+        constants = (_constant(a, one, slack) for one in undone or [b])
+        form = next(filter(None, constants), None) or _gone(a, loaded, slack)
         if form is not None:
             return Became(form[0], True, cosine, len(b), form[1])
     if cosine is not None and cosine > NEAR and (found := _factor(a, loaded, slack, len(before.shape))) is not None:
@@ -285,7 +306,7 @@ def weights_became(
         for kind in CASTS:
             cast = rounded(a, kind)
             near = np.abs(loaded - cast).max() <= 8e-6 * max(float(np.abs(a).max()), 1e-3)
-            if near and np.abs(cast - a).max() > 1.6e-5 * max(float(np.abs(a).max()), 1e-3):
+            if near and np.ptp(cast) > 0 and np.abs(cast - a).max() > 1.6e-5 * max(float(np.abs(a).max()), 1e-3):
                 return Became("rounded", True, cosine, len(b), {"through": kind})
     if room is not None and broken > FEW and (through := _cast(a, b, room)):
         return Became("rounded", False, cosine, len(b), {"through": through})
@@ -310,22 +331,22 @@ def weights_became(
 
 def _taken_back(
     b: Array, a: Array, update: Update, rows: Array | None, moments: tuple[LazyTensor, ...] | None
-) -> Array | None:
+) -> list[Array]:
     """Return the weights before a single update, if everything it needs is stored.
 
-    If the two checkpoints state different learning rates, it is the one that leads closer to the old weights.
+    If the two checkpoints state different learning rates, the one that leads closer to the old weights comes first.
     """
     if update.k != 1 or update.lr is None or moments is None or update.bars("replay"):
-        return None
+        return []
     low, high = update.lr
     if high <= 0 or high - low > 0.2 * high:
-        return None
+        return []
     step, decay = [sampled(tensor, rows) for tensor in moments], 0.0
     if any(one.shape != b.shape for one in step):
-        return None
+        return []
     if update.along == "adam":
         if update.betas is None or update.eps is None or (update.after or 0) < 1 or update.amsgrad or len(step) != 2:
-            return None
+            return []
         decay = update.decays[-1] if update.decays and update.decoupled is not False else 0.0
         with np.errstate(all="ignore"):
             root = np.sqrt(step[1] / (1 - update.betas[1] ** (update.after or 1))) + update.eps
@@ -333,11 +354,11 @@ def _taken_back(
     elif update.along == "momentum" and len(step) == 1:
         way = step[0]
     else:
-        return None
+        return []
     found = [(b + lr * way) / (1 - lr * decay) for lr in {low, high}]
     if not all(np.isfinite(one).all() for one in found):
-        return None
-    return min(found, key=lambda one: float(np.median(np.abs(one - a))))
+        return []
+    return sorted(found, key=lambda one: float(np.median(np.abs(one - a))))
 
 
 def _rest_stays(a: Array, b: Array, room: float | None) -> bool:

@@ -81,6 +81,12 @@ class Update:
         return any(one == law for one, _ in self.barred)
 
     @property
+    def fading(self) -> float:
+        """Least β2 that any of the updates may have used; second moments keep that much in each, or more."""
+        assert self.betas is not None
+        return min(one[1] for one in (self.betas, self.older, *self.between) if one is not None)
+
+    @property
     def factors(self) -> tuple[float, float]:
         """Least and greatest Π(1−lr·λ) over the stated decays."""
         if self.decoupled is False or self.lr is None:
@@ -281,7 +287,7 @@ def _moments(state: PairState, update: Update, kind: str, values: Mapping[tuple[
     state.ratio = float(np.fmin.reduce(v_b / v_a, initial=state.ratio, where=v_a > 0))
     if "floor" not in state.skipped:
         assert update.betas is not None
-        state.floor.add(floor(v_a, v_b, update.betas[1], update.k, kind), start)
+        state.floor.add(floor(v_a, v_b, update.fading, update.k, kind), start)
     if m_a is not None and m_b is not None and "transition" not in state.skipped:
         assert update.betas is not None
         state.transition.add(transition(m_a, v_a, m_b, v_b, update.betas, update.k, kind), start)
@@ -392,7 +398,7 @@ def _terms(update: Update, kinds: tuple[str, str], what: frozenset[str]) -> Arra
     terms = np.zeros(20)
     betas = update.betas or (0.0, 0.0)
     if "floor" in what:
-        terms[0:3] = floor_terms(betas[1], update.k, kinds[0])
+        terms[0:3] = floor_terms(update.fading, update.k, kinds[0])
     if "transition" in what:
         terms[3:10] = transition_terms(betas, update.k, kinds[0])
     if "reach" in what:

@@ -30,6 +30,10 @@ Betas = tuple[float, float]
 _LAWS = {"moments": ("floor", "transition"), "reach": ("reach",), "replay": ("replay",), "ruler": ("ruler",)}
 _UNTRAINED = tuple((law, "the optimizer has no state for it") for law in ("reach", "replay", "ruler"))
 _ANEW = (("ruler", "the optimizer's state began anew in between"),)
+_OFTEN = tuple(
+    (law, "the optimizer's counters are below the updates in between: it may have begun anew")
+    for law in ("floor", "transition", "reach", "replay", "ruler")
+)
 NAMED = ("weight", "bias")  #: last words of the names of what optimizers train
 TIMES = 8  #: most updates that a trainer may make in what it counts as one step
 EXTRA = 3  #: most updates that a load itself makes, to create the optimizer's state
@@ -77,7 +81,8 @@ def between(pair: Pair) -> dict[str, Update]:
             () if (one := later or older) is None else tuple((end, one[1]) for end in ends),
             _barred(older, later, [one.optimizer_of(fqn) for one in (a, b)], cycled)
             + (_UNTRAINED if fqn in surplus else ())
-            + (_ANEW if own is not None and own < 0 else ()),
+            + (_ANEW if own is not None and own < 0 else ())
+            + (_OFTEN if advanced and fqn not in rare and _begins_often(a, b, trainer) else ()),
             lag,
             *way,
         )
@@ -195,6 +200,13 @@ def _before(state: TrainingState, fqn: str, count: int | None) -> int | None:
     return count if _own(state, fqn) and count is not None and count >= 0 else None
 
 
+def _begins_often(a: TrainingState, b: TrainingState, trainer: int | None) -> bool:
+    """Return whether the counters stay below the updates of the trainer, in number and in advance, in both states."""
+    counts = [value for one in (a, b) for value in one.steps.counts]
+    most = max(counts, default=math.inf)
+    return trainer is not None and a.step is not None and most < min(trainer, a.step)
+
+
 def _own(state: TrainingState, fqn: str) -> bool:
     """Return whether the count used for a parameter is its own: stored under its name, or the same for all."""
     return fqn in state.steps.by_name or not state.steps.by_name or len(state.steps.counts) == 1
@@ -214,8 +226,7 @@ def _barred(
         barred = dict.fromkeys(lost, _why(one)) | barred
     if None not in (older, later) and older != later:
         why = f"the two files state different betas: {older} and {later}"
-        laws = ("transition", "replay") if older[1] == later[1] else ("transition", "replay", "floor")  # type: ignore[index]
-        barred |= dict.fromkeys(laws, why)
+        barred |= dict.fromkeys(("transition", "replay"), why)
     elif cycled:
         barred |= dict.fromkeys(("transition", "replay"), "a schedule changes beta1 at every update")
     return tuple(barred.items())

@@ -163,7 +163,9 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
     spread = later and sign.rule in SPREADING and match is not None and match.strength >= 0.5
     if not follows and not spread:
         return None
-    if match is None or CAUSES[cause].everywhere or not match.names or spread:
+    if match is not None and not match.names:
+        return set(sign.tensors) - case.replaced | {""}  # no setting replaces elements
+    if match is None or CAUSES[cause].everywhere or spread:
         return set(sign.tensors) | {""}
     if any(map(is_numbered, match.names)) and not any(map(is_numbered, sign.tensors)):
         return set(sign.tensors) | {""}  # the owner of the state is unknown

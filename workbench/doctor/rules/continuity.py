@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -31,6 +31,7 @@ import numpy as np
 from workbench.core.arrays import Array
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.facts.groups import OF_AVERAGES
+from workbench.doctor.laws.bounds import floor_terms
 from workbench.doctor.ledger.roles import FIRST, MOMENTS, SECOND, STATE, quantity
 from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register
 from workbench.doctor.origins.samples import sampled, spread
@@ -39,6 +40,7 @@ from workbench.doctor.rules.load import without_state
 from workbench.doctor.rules.settings import fields_changed
 from workbench.doctor.rules.stated import NAMED
 from workbench.errors import WorkbenchError
+from workbench.names.weights import kinds as kinds_of
 from workbench.names.weights import parse
 
 SAMPLED = 1 << 12  #: elements per tensor
@@ -63,6 +65,8 @@ AT_INTERVALS = frozenset({"hessian"})  #: Sophia's estimate, which is renewed ev
 DIFFERENCES = frozenset({"exp_avg_diff"})  #: Adan's average of changes of the gradient, which cancel one another
 #: Running statistics of torch.nn, which keep nine tenths of themselves in a batch.
 STATISTICS = ("buffer running_mean", "buffer running_var")
+TOGETHER = 32  #: tensors that are examined together
+FEWER = 50  #: times fewer elements below the floor of other places than below their own
 ROWS = 64  #: rows that are searched for
 SIGMAS = 8.0  #: over the root of the elements: correlation that is not by chance
 CHANCE = 4.5  #: over the root of the columns: correlation that the best of many other rows reaches by chance
@@ -147,8 +151,9 @@ def check_continuity(pair: Pair, updates: Mapping[str, Update], states: Mapping[
         *_stands(pair, held, states),
         *_signs(found.forms),
         *_gone(pair),
-        *_rearranged(pair, states, turned, found),
+        *_rearranged(pair, updates, states, turned, found),
         *_copies(pair, states, found),
+        *_taken(pair, states, found),
     ]
     return found
 
@@ -471,7 +476,9 @@ def _gone(pair: Pair) -> list[Sign]:
 # ---- rows of moments, copies of weights ------------------------------------------------------------------------------
 
 
-def _rearranged(pair: Pair, states: Mapping[str, PairState], turned: set[str], found: Continuity) -> Iterator[Sign]:
+def _rearranged(
+    pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], turned: set[str], found: Continuity
+) -> Iterator[Sign]:
     """Search for the rows of second moments that break Adam's laws among the old rows; weights are searched by P17."""
     held = {
         fqn: roles["exp_avg_sq"]
@@ -481,11 +488,76 @@ def _rearranged(pair: Pair, states: Mapping[str, PairState], turned: set[str], f
     kinds = dict.fromkeys(turned, "rows") | _searched(
         pair, {f: both for f, both in held.items() if f not in turned}, found
     )
+    if 2 * len(kinds) < len(held) and (common := _in_common(pair, held, updates, found)) is not None:
+        kind, words = common
+        evidence = {"kind": kind, "role": "exp_avg", "roles": ["exp_avg_sq"]}
+        causes = {"shift": ("E7", "E13"), "part": ("G6",)}.get(kind, ("E13", "B5"))
+        yield P32.sign(words, evidence, list(held), hit=len(held), of=len(states), causes=causes)
+        return
     for kind in ("rows", "shift"):
         if some := [fqn for fqn, one in kinds.items() if one == kind]:
             words = f"second moments of {many(len(some), 'parameter')} are most like old ones of other places"
             evidence = {"kind": kind, "role": "exp_avg", "roles": ["exp_avg_sq"]}
             yield P32.sign(f"{words}: {some[0]!r}", evidence, some, hit=len(some), of=len(states))
+
+
+def _in_common(
+    pair: Pair, held: Mapping[str, tuple[int, int]], updates: Mapping[str, Update], found: Continuity
+) -> tuple[str, str] | None:
+    """Return what all second moments that broke their floor have in common, as ``(kind, sentence)``.
+
+    They obey the floor of the old ones some places away (``shift``) or of the other half of the rows (``rows``), or
+    broke it in the same part of their rows alone (``part``). A floor holds in every element, so together a few tensors
+    show what none shows alone.
+    """
+    sides: dict[str, tuple[Array, Array]] = {}
+    for fqn, both in list(held.items())[:TOGETHER]:
+        update = updates.get(fqn)
+        one = None if update is None or update.betas is None or update.k < 1 else _matrices(pair, both, found)
+        if update is not None and one is not None:
+            fade, lost, under = floor_terms(update.fading, update.k, pair.b.dtype(both[1]))
+            sides[fqn] = (1 - lost) * fade * one[0] - under, one[1]
+    inner = {fqn: b < a for fqn, (a, b) in sides.items() if not kinds_of([fqn]) <= {"embed", "head"}}
+    every = [np.count_nonzero(b < a) for a, b in sides.values()]
+    if len(inner) < SOME or sum(every) < TELLING // 2:
+        return None
+    rows = [np.flatnonzero(one.any(1)) / len(one) for one in inner.values()]
+    for parts in PARTS:
+        at = {int(place * parts) for one in rows for place in one}
+        if len(at) == 1 and sum(map(len, rows)) > ENOUGH:
+            first = next(iter(at)) + 1
+            return "part", f"second moments fell too far in part {first} of {parts} of the rows alone"
+    least = sum(every) / FEWER
+    if _broken_by(sides, _halves, least) <= least:
+        return "rows", "second moments stay above the floor of the other half of their rows, and not above their own"
+    for by in (by for size in range(1, TELLING + 1) for by in (size, -size)):
+        if _broken_by(sides, partial(_apart, by), least) <= least:
+            where = f"the elements {abs(by):,} places {'before' if by > 0 else 'after'} them"
+            return "shift", f"second moments stay above the floor of {where}, and not above their own"
+    return None
+
+
+def _halves(a: Array, b: Array) -> tuple[Array, Array]:
+    return (np.roll(a, len(a) // 2, 0) if len(a) % 2 == 0 else a), b
+
+
+def _apart(by: int, a: Array, b: Array) -> tuple[Array, Array]:
+    """Return the elements of two flat lines that are ``by`` places apart."""
+    one, two = a.ravel(), b.ravel()
+    return (one[:-by], two[by:]) if by > 0 else (one[-by:], two[:by])
+
+
+def _broken_by(
+    sides: Mapping[str, tuple[Array, Array]], placed: Callable[[Array, Array], tuple[Array, Array]], most: float
+) -> int:
+    """Return how many elements are below the floor of others, counted to beyond ``most``."""
+    broken = 0
+    for a, b in sides.values():
+        floor, now = placed(a, b)
+        broken += int(np.count_nonzero(now < floor))
+        if broken > most:
+            break
+    return broken
 
 
 def _in_part(pair: Pair, places: Mapping[str, tuple[int, int]], found: Continuity) -> set[str]:
@@ -640,6 +712,35 @@ def _copies(pair: Pair, states: Mapping[str, PairState], found: Continuity) -> I
         average = any(word in key.lower() for word in OF_AVERAGES)
         causes = ("F4", "F6", "A5") if average else ("F6", "F4", "A5")
         yield P35.sign(words, {"from": source}, list(hit)[:NAMED], hit=len(hit), of=len(beside), causes=causes)
+
+
+def _taken(pair: Pair, states: Mapping[str, PairState], found: Continuity) -> Iterator[Sign]:
+    """Search for weights beyond the reach of their updates among the other tensors of the earlier checkpoint."""
+    far = [(f, roles["param"]) for f, roles in pair.shared() if "param" in roles and f in states]
+    far = [(f, at) for f, at in far if states[f].reach.broken]
+    catalog = pair.stored.ckpt.catalog
+    beside: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
+    for at, key in enumerate(catalog.keys if far and not pair.mapped else ()):
+        if pair.a.names.roles[at] in ("other", "ema") and catalog.numel[at] >= ENOUGH:
+            beside[_tail(key), tuple(catalog.shape_of(at))].append(at)
+    hit: dict[str, str] = {}
+    for fqn, (_, at) in far[:BESIDE]:
+        sources = beside[_tail(fqn), tuple(pair.b.shape(at))][:SOME]
+        try:
+            now = _sample(pair.b.tensor(at)) if sources else np.empty(0)
+            same = (one for one in sources if np.array_equal(now, _sample(pair.stored.tensor(one))))
+            if (one := next(same, None)) is not None:
+                hit[fqn] = catalog.keys[one]
+        except WorkbenchError as error:
+            found.not_checked["P35"] = f"{fqn!r}: {error}"
+    if hit:
+        fqn, source = next(iter(hit.items()))
+        words = (
+            f"{len(hit):,} of {many(len(states), 'weight')} hold what other tensors of the earlier checkpoint held: "
+        )
+        words += f"{fqn!r} that of {source!r}"
+        evidence = {"kind": "taken", "from": source}
+        yield P35.sign(words, evidence, list(hit)[:NAMED], hit=len(hit), of=len(states), causes=("F4",))
 
 
 def _tail(name: str) -> str:

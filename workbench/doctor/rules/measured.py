@@ -307,7 +307,7 @@ def _origins(signs: Iterable[Sign]) -> tuple[dict[str, str], set[str]]:
     for sign in signs:
         if sign.rule == "P18":
             unlike |= set(sign.tensors)
-        if sign.rule == "P32" and sign.evidence["kind"] in ("rows", "shift"):
+        if sign.rule == "P32" and sign.evidence["kind"] in ("rows", "shift", "part"):
             moved |= {f"exp_avg:{name}": str(sign.evidence["kind"]) for name in sign.tensors}
         if sign.rule != "P17":
             continue
@@ -365,7 +365,8 @@ def _moment_rows(
     look: bool,
 ) -> tuple[list[tuple[str, Status, str, str, bool]], Mapping[str, Any]]:
     both = ("exp_avg", "exp_avg_sq")
-    if tag := moved.get(f"exp_avg:{fqn}"):
+    tag = moved.get(f"exp_avg:{fqn}")
+    if tag and tag != "part":
         return [(quantity, Status.BEYOND, f"moved.{tag}", "", True) for quantity in both], {}
     if not (sums.floor.broken or sums.transition.broken):
         if sums.floor.of or sums.transition.of:
@@ -381,6 +382,8 @@ def _moment_rows(
         except WorkbenchError:
             became = None
     form, exact = (became.form, became.exact) if became is not None else ("other", False)
+    if tag and form != "zeros":
+        form, exact = tag, False
     which, _, alone = form.partition("_")
     if became is not None and (alone in ("zero", "rounded", "ratio", "flip") or form == "first_other"):
         hit, kept = both if which == "first" else both[::-1]

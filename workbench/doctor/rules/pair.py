@@ -11,7 +11,7 @@ import numpy as np
 from workbench.analysis.patterns.rounding import rounded
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
-from workbench.doctor.laws.exact import ruler
+from workbench.doctor.laws.exact import Replay, ruler
 from workbench.doctor.ledger.sign import RULES, Rule, Sign, many, register
 from workbench.doctor.origins.became import CASTS, grid_of
 from workbench.doctor.origins.index import row_shape
@@ -33,6 +33,7 @@ FEW = 5  #: least ratio of the updates before to those in between from which ste
 LATE = 20  #: updates before, from which one update does not turn weights that far
 SCALED = 1.25  #: factor of a weight's size that no few updates change it by
 BY_RATE = 0.8  #: share of the weights that a fresh optimizer's update moves by the learning rate itself, at least
+ENOUGH = 4  #: parameters
 LEAST, MOVES = 8, 1e-5  #: elements; relative size of an update that is more than rounding
 LITTLE = 0.01  #: least share of the learning rate by which updates move a weight, in the root mean square
 STILL = 0.95  #: cosine of most weights below which a turned weight is not unusual
@@ -190,9 +191,12 @@ def _counts(
     # norm vectors alone show little, so shares are over all parameters
     due = {fqn: updates[fqn].k + max(updates[fqn].lag or 0, 0) for fqn in found}  # as the trainer counts
     going = {fqn: sums for fqn, sums in found.items() if due[fqn] > 0 and sums.count}
-    # weights without optimizer state (frozen) are not evidence
+    # weights without optimizer state (frozen), and those made from masters, are not evidence
+    mastered = any("master" in roles for roles in pair.b.params.values())
     half = {
-        fqn: sums for fqn, sums in going.items() if types[fqn] in ("bfloat16", "float16") and math.isfinite(sums.ratio)
+        fqn: sums
+        for fqn, sums in going.items()
+        if types[fqn] in ("bfloat16", "float16") and math.isfinite(sums.ratio) and updates[fqn].k and not mastered
     }
     still, of = sum(sums.unchanged for sums in half.values()), sum(sums.count for sums in half.values())
     if of and still > of / 2:
@@ -415,6 +419,9 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
         best = min(fits, key=lambda decay: fits[decay][2])
         lr, _, rest = fits[best]
         free = sums.replay.fit(None) if update.decoupled is not False else None
+        if rest > max(REST, noise) and free is not None and _of_own_size(update, sums.replay, noise):
+            off[fqn] = free[0]
+            continue
         if rest > max(REST, noise) and free is not None and free[2] <= max(REST, noise) and -REST <= free[1] < 1:
             changed[fqn] = (decays[0] or 0.0, max(float(f"{free[1]:.3g}"), 0.0))  # with a decay that is not stated
             continue
@@ -449,7 +456,14 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
         sure = all(updates[fqn].certain for fqn in off)
         made = f"with lr {value:.4g}" if value >= 0 else "against the direction of the moments"
         text = f"the update was made {made} in {_names(list(off))}; the stated lr is {low:.4g} to {high:.4g}"
-        yield _sign("P13", list(off), text, of, None if sure else "warn", lr=value, stated=[low, high])
+        by_stated: dict[object, list[str]] = {}
+        for fqn, lr in off.items():
+            by_stated.setdefault(updates[fqn].lr, []).append(f"{lr:.2g}")
+        every = max(by_stated.values(), key=len)
+        # where parameters of one stated lr have each their own, the optimizer scales its steps
+        own = value > 0 and len(every) >= max(ENOUGH, of / 2) and 2 * len(set(every)) > len(every)
+        severity = "info" if own else None if sure else "warn"
+        yield _sign("P13", list(off), text, of, severity, lr=value, stated=[low, high])
     of_all = {fqn: sums for fqn, sums in found.items() if sums.moved_of and (updates[fqn].before or 0) > 0}
     # steady gradients move weights by lr too, with moments that continue
     of_all = {f: one for f, one in of_all.items() if not one.transition.of or one.transition.broken or one.floor.broken}
@@ -468,7 +482,19 @@ def replayed(update: Update, sums: PairState, kind: str) -> bool:
     if not sums.replay.count or noise > BLUNT:
         return False
     fits = [sums.replay.fit(decay) for decay in {*update.decays, 0.0}]
-    return any(fit is not None and fit[0] > 0 and fit[2] <= max(REST, noise) for fit in fits)
+    return _of_own_size(update, sums.replay, noise) or any(
+        fit is not None and fit[0] > 0 and fit[2] <= max(REST, noise) for fit in fits
+    )
+
+
+def _of_own_size(update: Update, sums: Replay, noise: float) -> bool:
+    """Return whether an update is a step of another size along the moments, with the decay that is stated."""
+    free = sums.fit(None)
+    if update.lr is None or update.decoupled is False or free is None or free[0] <= 0 or free[2] > max(REST, noise):
+        return False
+    shrinkages = {lr * decay for lr in update.lr for decay in update.decays}
+    fits = [sums.fit(shrinkage / free[0]) for shrinkage in shrinkages]
+    return any(fit is not None and fit[2] <= max(REST, noise) for fit in fits)
 
 
 def _sign(rule: str, names: Sequence[str], text: str, of: int, severity: str | None = None, **evidence: object) -> Sign:
