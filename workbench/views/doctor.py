@@ -116,7 +116,7 @@ def _screen(d: Diagnosis) -> Iterator[str]:
         yield f"  {pad(safe(one.which), 6)}  {shorten(safe(one.path), _beside(10))}"
     real = [one for one in d.causes if one.severity != "info"]
     if not real:
-        yield from wrap(pad("VERDICT", HEAD), safe(d.verdict), most=6)
+        yield from wrap(pad("VERDICT", HEAD), safe(d.verdict), most=8)
     for number, cause in enumerate(real[: 1 + FURTHER]):
         yield from wrap(pad(MARK[cause.severity], 7), safe(cause.title), most=3)
         if number == 0:
@@ -128,7 +128,11 @@ def _screen(d: Diagnosis) -> Iterator[str]:
             yield from wrap(pad("NOTE", HEAD), note, most=3)
         yield from wrap(pad("COMPARED", HEAD), safe(d.coverage), most=3)
     rest = [one for one in d if one.severity != "info" and not _explained(one, real) and one.message != d.verdict]
-    yield from _section("ALSO SEEN", (safe(one.message) for one in rest), SECTION)
+    seen = [safe(one.message) for one in rest]
+    if real:  # otherwise the verdict has them
+        named = {one.cause for one in real} | {"H1"}
+        seen += [_plain(sign) for one in d.causes if one.cause not in named for sign in one.signs[:1]]
+    yield from _section("ALSO SEEN", dict.fromkeys(seen), SECTION)
     kept = [one for one in d.ruled_out if not one.what.endswith((" (before)", " (after)"))]
     yield from _section("FOUND CORRECT", map(_cleared, kept), SECTION)
     if d.not_checked:

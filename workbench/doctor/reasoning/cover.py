@@ -263,6 +263,10 @@ def _remarks(case: Case, found: list[CauseExplanation], every: Sequence[tuple[st
             match = Match(leg_of(sign), UNNAMED, signs=(sign,), title=_sentence(sign), remedy=remedy)
             home = CauseExplanation(causes[0], match)
             found.append(home)
+        if home is None and sign.rule == "N10":
+            question = "was the seed of the data changed on purpose?"
+            home = CauseExplanation(causes[0], Match(leg_of(sign), UNNAMED, signs=(sign,), question=question))
+            found.append(home)
         if home is not None and sign not in home.proof:
             home.proof.append(sign)
 

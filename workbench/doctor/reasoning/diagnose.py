@@ -98,8 +98,8 @@ def _questions(case: Case, found: Sequence[CauseExplanation]) -> None:
 
 
 def _after(one: Suspect) -> int:
-    """Return 1 for what was meant, and 2 for remarks, which come after all faults."""
-    return 2 if one.severity == "info" else int(one.cause == "H1")
+    """Return 1 for what was meant, and 2 and more for remarks, which come after all faults."""
+    return 2 * (one.severity == "info") + (one.cause == "H1")
 
 
 def _rank(one: Suspect) -> int:

@@ -5,6 +5,7 @@ Changes that the stored arguments declare are reported as such (R12, P15, P16), 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -114,7 +115,8 @@ P51 = Rule(
 P34 = Rule(
     "P34", "a counter restarted", ("C1", "B2", "F4", "C9"), "pair",
     "a counter that advances with the updates continues after a resume; one of averages never falls",
-    f"it was {SURELY} or more, and is the number of updates in between; of averages: fell, or by more than the updates",
+    f"it was {SURELY} or more, and is the number of updates in between; or it fell to what it counts in as many, "
+    "without a cycle; of averages: fell, or by more than the updates",
     "exact", "warn",
     "a counter of something that began at the resume", "restore the named counter"
 )  # fmt: skip
@@ -136,6 +138,7 @@ _ADVANCING = frozenset(
 #: Kind of a counter → words in its path. A position in a cycle is one of a schedule.
 _COUNTING = {
     "groups": re.compile(r"param_groups"),
+    "optimizer": re.compile(r"(?:^|[._])state\.\d+\."),  # L-BFGS counts what it evaluated
     "schedule": re.compile(r"sched"),
     "average": re.compile(r"(?:^|[._])(?:ema|swa|average[ds]?)(?:$|[._])"),  # whole words: "remaining" is none
     "data": re.compile(r"(?:^|[._])workers?(?:$|[._])"),
@@ -146,6 +149,7 @@ _LOADS = re.compile(r"loader|sampler|dataset")
 _RETURNS = re.compile(
     r"ptr|pointer|cursor|position|pos$|index|idx|offset|head$|queue|since|left|remaining|patience|wait|micro|accum|cycle"
     r"|current|seed|rank|world|version|time|loss|metric|score|best|norm|grad|length|tokens|memory|bytes|_id$|pid|epoch"
+    r"|consecutive|streak|skip|bad|fail|stall|retr|level|stage|phase"
 )
 SOME = 3  #: of such numbers in a message
 _INDEX = frozenset(
@@ -412,7 +416,7 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
     moved = _moved(a, b)
     whole = moved is not None and abs(moved - k) > 1  # the schedule as a whole: P15
     restarted: dict[str, list[str]] = {}
-    fell = []
+    fell: dict[bool, list[str]] = {True: [], False: []}
     for path in both:
         old, new = counts[0][path], counts[1][path]
         kind = next((kind for kind, words in _COUNTING.items() if words.search(path.lower())), "")
@@ -424,28 +428,46 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
                 restarted.setdefault(kind, []).append(path)
             continue
         tracks = abs(old - step) <= 1 or kind == "schedule"
+        if kind == "optimizer" and 1 < old > new:
+            restarted.setdefault(kind, []).append(path)
+            continue
         if not kind and 1 < old > new >= 0 and not tracks and not _RETURNS.search(path.lower()):
-            fell.append(path)
+            fell[_began(old, new, step, k)].append(path)
         if old < SURELY - 5 * (kind == "schedule") or not tracks:
             continue
         due = {old, old + k, old + k + 1, old + k - 1}
         if new in (k, k + 1) and new < old + k - 1 and new not in due and not (whole and kind == "schedule"):
             restarted.setdefault(kind, []).append(path)
     found = []
-    if fell:
-        words = ", ".join(f"{path!r} from {counts[0][path]:,} to {counts[1][path]:,}" for path in fell[:SOME])
-        words = f"{many(len(fell), 'stored number')} fell: {words}"
-        words += f" and {len(fell) - SOME:,} more" if len(fell) > SOME else ""
-        names = {"kind": "fell", "names": fell[:NAMED]}
-        found.append(P34.sign(words, names, hit=len(fell), of=len(both), severity="info", causes=("H1",)))
+    for anew, paths in fell.items():
+        if not paths:
+            continue
+        words = ", ".join(f"{path!r} from {counts[0][path]:,} to {counts[1][path]:,}" for path in paths[:SOME])
+        words += f" and {len(paths) - SOME:,} more" if len(paths) > SOME else ""
+        words = f"{many(len(paths), 'stored number')} fell{' to what it counts in as many updates' * anew}: {words}"
+        evidence = {"kind": "anew" if anew else "fell", "names": paths[:NAMED]}
+        severity, causes = ("warn", _of_container(pair, paths)) if anew else ("info", ("H1",))
+        found.append(P34.sign(words, evidence, hit=len(paths), of=len(both), severity=severity, causes=causes))
     for kind, paths in restarted.items():
         old, new = (side[paths[0]] for side in counts)
         words = f"{paths[0]!r} went from {old:,} to {new:,} in {many(k, 'update')}"
         words += ": it counts only those since the load" if new in (k, k + 1) else ""
-        causes = {"groups": ("B2", "B1"), "schedule": ("C1",), "average": ("F4",), "data": ("C6",)}.get(kind, ("C9",))
+        causes = {"groups": ("B2", "B1"), "optimizer": ("B1", "B2"), "schedule": ("C1",), "average": ("F4",), "data": ("C6",)}.get(kind, ("C9",))
         evidence = {"kind": kind or "other", "before": old, "after": new, "k": k}
         found.append(P34.sign(words, evidence, hit=len(paths), of=len(both), causes=causes))
     return found
+
+
+def _began(old: int, new: int, step: int, k: int) -> bool:
+    """Return whether a count fell to what it would be if it began at the load, and does not go round a cycle."""
+    return new <= old * k / step + 1 and math.gcd(step - old, step + k - new) <= old
+
+
+def _of_container(pair: Pair, paths: Iterable[str]) -> tuple[str, ...]:
+    """Return the causes for counts that began anew: beside tensors, these may have, too."""
+    beside = {path.partition(".")[0] for path in paths if "." in path}
+    tensors = (key.partition(".")[0] in beside for key in pair.stored.ckpt.catalog.keys)
+    return ("A5", "C9") if any(tensors) else ("C9", "A5")
 
 
 def _products(pair: Pair) -> list[Sign]:
@@ -754,9 +776,34 @@ def data_advances(pair: Pair) -> list[Sign] | str:
             before, after = (then[0], now[0]) if then[0] != now[0] else (then[1], now[1])
             evidence = {"kind": "loader", "before": before, "loader": after, "stands": then == now}
             found.append(P20.sign(words, evidence))
-    if judged or within:
+    for root, moved in {} if found else _positions(pair.a.counts, pair.b.counts, within).items():
+        if all(_began(old, new, first, last - first) for old, new in moved.values()):
+            words = ", ".join(f"{path!r} from {old:,} to {new:,}" for path, (old, new) in list(moved.items())[:SOME])
+            words = f"all {many(len(moved), 'position')} in {root!r} fell, as if they began anew: {words}"
+            old, new = next(iter(moved.values()))
+            found.append(P20.sign(words, {"kind": "loader", "before": old, "loader": new, "stands": False}))
+    if judged or within or found:
         return found
     return "the data of an update is unknown" if known else "no position of the data is stored"
+
+
+def _positions(
+    a: Mapping[str, int], b: Mapping[str, int], known: Iterable[str]
+) -> dict[str, dict[str, tuple[int, int]]]:
+    """Return the outermost name of several positions in the data → path → before and after, where no epoch is stored.
+
+    A single position may go back when an epoch ends, which several ones do not do together.
+    """
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for path in sorted(a.keys() & b.keys() - set(known)):
+        root, _, name = path.partition(".")
+        if name and _LOADS.search(root.lower()) and a[path] > 1:
+            found.setdefault(root, {})[path] = a[path], b[path]
+    return {
+        root: moved
+        for root, moved in found.items()
+        if len(moved) > 1 and not any(path.startswith(f"{root}.") and "epoch" in path for path in a)
+    }
 
 
 def _in_epochs(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
