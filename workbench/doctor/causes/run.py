@@ -240,8 +240,11 @@ def random_states(case: Case) -> Iterator[Match]:
     equal = [one for one in case.fired("P51") if one.evidence.get("kind") == "equal"]
     if signs := [one for one in case.fired("P51") if one not in equal]:
         title = "A random generator was seeded again."
+        remedy, losses = "restore the generators after all seeds are set", "no loss shows it"
         question = "was the seed set again on purpose?"
-        yield Match(case.resumed, 0.9, signs=tuple(signs), title=title, question=question)
+        yield Match(
+            case.resumed, 0.9, signs=tuple(signs), title=title, remedy=remedy, losses=losses, question=question
+        )
     signs = [
         *equal,
         *case.fired("N11"),

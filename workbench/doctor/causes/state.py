@@ -171,11 +171,11 @@ def added(case: Case) -> Iterator[Match]:
 def buffers_lost(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = frozenset(change.hit(("buffer",)))
-        if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
-            new = names <= change.hit(("buffer",), "zero", "fill")  # as they are made; other values may be copies
+        new = change.hit(("buffer",), "zero", "fill")  # as they are made; other values may be copies
+        if new or (names and not (change.hit(change.weights) and change.hit(MOMENTS))):
             running = all(name.endswith(RUNNING) for name in names)
-            question = RECALIBRATED if running and not names & change.hit(("buffer",), "zero", "fill") else ""
-            yield Match(change.leg, 0.9 if new else 0.6, names, question=question)
+            question = RECALIBRATED if running and not new else ""
+            yield Match(change.leg, 0.9 if names <= new else 0.6, names, question=question)
     if signs := [*case.fired("N4", "N26"), *(one for one in case.fired("P24") if "F4" not in one.causes[:1])]:
         defined = all(one.evidence.get("kind") == "constant" for one in signs)
         title = "Buffers that the model's config defines changed." if defined else ""
@@ -218,6 +218,8 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         ):
             question = "were the optimizer's counters reset on purpose?"
             yield Match(change.leg, 0.6, counters.reset, False, question if _whole(case, change) else "")
+    if signs := [one for one in case.fired("P34") if one.evidence["kind"] == "optimizer"]:
+        yield Match("train", 0.9, signs=tuple(signs), question="was the optimizer started fresh on purpose?")
     absent = [one for one in case.fired("S06") if one.evidence.get("kind") in ("absent", "never", "gone")]
     for one in case.fired("R03", "R01", "N3", "V05", "P33"):
         gone = one.evidence.get("gone")

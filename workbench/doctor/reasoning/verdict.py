@@ -202,7 +202,8 @@ def coverage(case: Case) -> str:
 def _data_compared(case: Case) -> bool:
     """Return whether both sides of a load store values of a data loader or sampler, which R17 compared."""
     sides = (case.evidence.before.facts.parts, case.later.facts.parts)
-    return "R17" in case.outcome.checked and all("data loader" in parts for parts in sides)
+    differ = any(one.evidence["kind"] == "data" for one in case.fired("R17"))
+    return differ or ("R17" in case.outcome.checked and all("data loader" in parts for parts in sides))
 
 
 def _moved(case: Case, quantity: str) -> bool:

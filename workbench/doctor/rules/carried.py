@@ -427,13 +427,16 @@ def _counters(pair: Pair, found: Outcome) -> None:
     held = [key for key in a if key in b and not _WRAPS.fullmatch(key.rpartition(".")[2].lower())]
     k, step = passed(pair.a.facts, pair.b.facts), pair.a.facts.step
     fell: dict[str, tuple[int, int]] = {}
+    parts: set[str] = set()  # those that may decay
     seen = 0
     for key in _spread(held):
         try:
             values = [float(_sample(side.ckpt[key])[0]) for side in (pair.stored, pair.b)]
-            if not values[0].is_integer():
+            whole = values[0].is_integer()
+            if not whole and not (step and k and 1 < values[0] and values[1] <= values[0] * k / step + 1):
                 continue  # one that decays
             old, new = map(int, values)
+            parts |= set() if whole else {key}
         except (WorkbenchError, IndexError, ValueError, OverflowError) as error:
             found.not_checked["P24"] = f"{key!r}: {error}"
             continue
@@ -454,7 +457,7 @@ def _counters(pair: Pair, found: Outcome) -> None:
             causes = ("F4",) if average else ("A5",)
             # others may count fewer updates, or not at all where a module is not trained
             sure = all(new < old or (old == step and new != old) for old, new in some.values())
-            grave = None if sure else "warn"
+            grave = None if sure and not parts & some.keys() else "warn"
             sign = P24.sign(text, evidence, names, severity=grave, hit=len(some), of=seen, causes=causes)
             found.signs.append(sign)
 

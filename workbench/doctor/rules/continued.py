@@ -431,7 +431,8 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
         if kind == "optimizer" and 1 < old > new:
             restarted.setdefault(kind, []).append(path)
             continue
-        if not kind and 1 < old > new >= 0 and not tracks and not _RETURNS.search(path.lower()):
+        returns = _RETURNS.search(path.lower()) or _LOADS.search(path.lower())  # positions in the data: P20
+        if not kind and 1 < old > new >= 0 and not tracks and not returns:
             fell[_began(old, new, step, k)].append(path)
         if old < SURELY - 5 * (kind == "schedule") or not tracks:
             continue
@@ -444,13 +445,15 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
             continue
         words = ", ".join(f"{path!r} from {counts[0][path]:,} to {counts[1][path]:,}" for path in paths[:SOME])
         words += f" and {len(paths) - SOME:,} more" if len(paths) > SOME else ""
-        words = f"{many(len(paths), 'stored number')} fell{' to what it counts in as many updates' * anew}: {words}"
+        began = f", as if {'it' if len(paths) == 1 else 'they'} began anew at the load" if anew else ""
+        words = f"{many(len(paths), 'stored number')} fell{began}: {words}"
         evidence = {"kind": "anew" if anew else "fell", "names": paths[:NAMED]}
         severity, causes = ("warn", _of_container(pair, paths)) if anew else ("info", ("H1",))
         found.append(P34.sign(words, evidence, hit=len(paths), of=len(both), severity=severity, causes=causes))
     for kind, paths in restarted.items():
         old, new = (side[paths[0]] for side in counts)
         words = f"{paths[0]!r} went from {old:,} to {new:,} in {many(k, 'update')}"
+        words += f" (and {len(paths) - 1:,} more fell or restarted)" if len(paths) > 1 else ""
         words += ": it counts only those since the load" if new in (k, k + 1) else ""
         causes = {"groups": ("B2", "B1"), "optimizer": ("B1", "B2"), "schedule": ("C1",), "average": ("F4",), "data": ("C6",)}.get(kind, ("C9",))
         evidence = {"kind": kind or "other", "before": old, "after": new, "k": k}
@@ -777,11 +780,13 @@ def data_advances(pair: Pair) -> list[Sign] | str:
             evidence = {"kind": "loader", "before": before, "loader": after, "stands": then == now}
             found.append(P20.sign(words, evidence))
     for root, moved in {} if found else _positions(pair.a.counts, pair.b.counts, within).items():
-        if all(_began(old, new, first, last - first) for old, new in moved.values()):
-            words = ", ".join(f"{path!r} from {old:,} to {new:,}" for path, (old, new) in list(moved.items())[:SOME])
-            words = f"all {many(len(moved), 'position')} in {root!r} fell, as if they began anew: {words}"
-            old, new = next(iter(moved.values()))
-            found.append(P20.sign(words, {"kind": "loader", "before": old, "loader": new, "stands": False}))
+        fell = {path: both for path, both in moved.items() if both[1] < both[0]}
+        if len(fell) > 1 and 2 * len(fell) >= len(moved):
+            words = ", ".join(f"{path!r} from {old:,} to {new:,}" for path, (old, new) in list(fell.items())[:SOME])
+            words = f"{len(fell):,} of {many(len(moved), 'position')} in {root!r} fell: {words}"
+            old, new = next(iter(fell.values()))
+            evidence = {"kind": "loader", "before": old, "loader": new}
+            found.append(P20.sign(words, evidence, hit=len(fell), of=len(moved), causes=("C6",)))
     if judged or within or found:
         return found
     return "the data of an update is unknown" if known else "no position of the data is stored"
@@ -792,7 +797,7 @@ def _positions(
 ) -> dict[str, dict[str, tuple[int, int]]]:
     """Return the outermost name of several positions in the data → path → before and after, where no epoch is stored.
 
-    A single position may go back when an epoch ends, which several ones do not do together.
+    A single position may go back when an epoch ends, which most of them do not do together.
     """
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for path in sorted(a.keys() & b.keys() - set(known)):
@@ -802,7 +807,7 @@ def _positions(
     return {
         root: moved
         for root, moved in found.items()
-        if len(moved) > 1 and not any(path.startswith(f"{root}.") and "epoch" in path for path in a)
+        if not any(path.startswith(f"{root}.") and "epoch" in path for path in a)
     }
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 
@@ -27,6 +28,7 @@ from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.facts.flat import SWITCHES
 from workbench.doctor.ledger.sign import Rule, Sign, many, register
 from workbench.errors import WorkbenchError
+from workbench.tensor import LazyTensor
 
 R17 = Rule(
     "R17", "a value beside the tensors changed in the load", ("D8", "C1", "C6", "B2", "F4"), "echo",
@@ -172,8 +174,11 @@ def _files(pair: Pair) -> Iterator[tuple[str, ObjectChange]]:
             for row in compared.rows:
                 if row.status in ("changed", "type", "shape"):
                     source = f"{name}/{row.key_b}"
-                    kind = {"other": "tensors", "state": "moments"}.get(topic_of(source.lower()), "changed")
-                    yield source, ObjectChange("", kind, "is another tensor")
+                    topic = topic_of(source.lower())
+                    if topic == "generators" and "float" in row.dtype_b:  # a network that generates
+                        topic = "other"
+                    kind = {"other": "tensors", "state": "moments"}.get(topic, "changed")
+                    yield source, _tensor_change(kind, one[row.key_a or row.key_b], two[row.key_b])
             continue
         try:
             if name.endswith(".json"):
@@ -189,6 +194,15 @@ def _files(pair: Pair) -> Iterator[tuple[str, ObjectChange]]:
         else:
             if where:
                 yield name, ObjectChange("", "changed", where)
+
+
+def _tensor_change(kind: str, one: LazyTensor, two: LazyTensor) -> ObjectChange:
+    """Return the change of a tensor, with the values if it is a single number."""
+    if one.numel() == two.numel() == 1:
+        with suppress(WorkbenchError):  # of a type that numpy does not have
+            old, new = (side.numpy().reshape(-1)[0].item() for side in (one, two))
+            return ObjectChange("", kind, f"{old} → {new}", old, new)
+    return ObjectChange("", kind, "is another tensor")
 
 
 def _first_difference(a: Source, b: Source) -> str:

@@ -101,16 +101,17 @@ def causes_of(role: str, form: str) -> tuple[str, ...]:
 
 
 def load_signs(atoms: Atoms, looks: Sequence[AtomLook]) -> Iterator[Sign]:
-    """Yield signs of all looks except ``unread``; weights and masters are separate from the optimizer's moments."""
+    """Yield signs of all looks except ``unread``; weights and masters are separate from moments and from buffers."""
     moved = [one for one in looks if one.kind in ("moved", "columns")]
     flat = [one for one in looks if one.kind == "flat"]
     yield from _line(atoms, flat)
     yield from _moved(atoms, moved)
-    groups: dict[tuple[str, bool], list[AtomLook]] = {}
+    groups: dict[tuple[str, bool, bool], list[AtomLook]] = {}
     for one in looks:
         if one.kind not in ("moved", "columns", "flat", "unread"):
-            groups.setdefault((one.kind, quantity(one.atom.role) in MOMENTS), []).append(one)
-    for (kind, _), some in groups.items():
+            what = quantity(one.atom.role)
+            groups.setdefault((one.kind, what in MOMENTS, what in BUFFERS), []).append(one)
+    for (kind, *_), some in groups.items():
         yield _rounded(atoms, some) if kind == "rounded" else _plain(atoms, kind, some)
 
 
