@@ -45,6 +45,7 @@ SURE = {
     "likely": "likely: it fits the measurements best",
     "possible": "possible: it rests on a statistic, or the change may be intended",
 }
+EXACT = "it is exact, and no other known cause leaves it"
 
 
 def diagnosis_text(d: Diagnosis) -> str:
@@ -165,7 +166,7 @@ def _first(one: Suspect) -> Iterator[str]:
     rows.append(("sure", _sure(one)))
     before = ""
     for name, words in rows:
-        yield from wrap(f"  {pad('' if name == before else name, 9)} ", words, most=4 if name == "do" else 3)
+        yield from wrap(f"  {pad('' if name == before else name, 9)} ", words, most=4 if name in ("do", "proof") else 3)
         before = name
 
 
@@ -180,6 +181,8 @@ def _sure(one: Suspect) -> str:
     words = SURE[one.certainty]
     if one.certainty == "certain" and one.excludes:
         words += f": {safe(next(iter(one.excludes.values())))}"
+    elif one.certainty == "certain":
+        words += f": {EXACT}"
     if one.question:
         return f"{words}. {safe(one.question[0].upper() + one.question[1:])} If so, nothing is wrong"
     return f"{words}. It could also be: {safe(one.runner_up)}" if one.runner_up else words

@@ -31,6 +31,11 @@ SECOND_LOST = "The second moments were lost; other state was kept."  #: for opti
 PART_LOST = "A part of the second moments was lost."
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  #: statistics of normalised inputs
 RECALIBRATED = "were the running statistics computed anew on purpose?"
+ADDED = "if the run uses the new tensors, nothing; if not, leave them out of the save"
+OF_ADDED = "no loss shows tensors that are only stored; new weights of the model change the first loss"
+PART_ANEW = "A part of the optimizer's state began anew, as copies of the weights; the moments were kept."
+OF_PART = "the first loss is right; those after the optimizer next uses this state are not"
+NONE_LOADED = "None of the weights were loaded: they kept their initial values."
 UNLIKE = ("other", "fill", "zero")  #: forms of weights that keep nothing of the old ones
 
 
@@ -80,7 +85,14 @@ def renamed(case: Case) -> Iterator[Match]:
                 ("G7 G6 B1", case.equal(change, MOMENTS, "moments")),
                 ("A3", "not all of them are norms"),
             )
-            yield Match(change.leg, 1.0 if prefix else 0.8, names, bool(prefix), reasons=reasons)
+            title, remedy = "", ""
+            if case.evidence.before.names.weights.keys() == case.later.names.weights.keys():
+                title, remedy = NONE_LOADED, "call load_state_dict with the stored weights, before the optimizer is made"
+            strength, losses = 1.0 if prefix else 0.8, "the loss is that of a new model" if remedy else ""
+            exact = bool(prefix)
+            yield Match(
+                change.leg, strength, names, exact, reasons=reasons, title=title, remedy=remedy, losses=losses
+            )
 
 
 def not_loaded(case: Case) -> Iterator[Match]:
@@ -165,7 +177,8 @@ def added(case: Case) -> Iterator[Match]:
     heads = [one for one in new if kinds(one.tensors) <= {"head"}]
     if new and not heads and case.deeper <= 0:
         question = "were tensors added to the model on purpose?"
-        yield Match("load" if case.change("load").rows else "train", 0.8, question=question, signs=tuple(new))
+        leg = "load" if case.change("load").rows else "train"
+        yield Match(leg, 0.8, question=question, signs=tuple(new), remedy=ADDED, losses=OF_ADDED)
 
 
 def buffers_lost(case: Case) -> Iterator[Match]:
@@ -176,7 +189,9 @@ def buffers_lost(case: Case) -> Iterator[Match]:
             running = all(name.endswith(RUNNING) for name in names)
             question = RECALIBRATED if running and not new else ""
             yield Match(change.leg, 0.9 if names <= new else 0.6, names, question=question)
-    if signs := [*case.fired("N4", "N26"), *(one for one in case.fired("P24") if "F4" not in one.causes[:1])]:
+    held = case.evidence.before.params.keys()
+    unset = [one for one in case.fired("N26") if held & set(one.tensors)]  # new ones begin at zero
+    if signs := [*case.fired("N4"), *unset, *(one for one in case.fired("P24") if "F4" not in one.causes[:1])]:
         defined = all(one.evidence.get("kind") == "constant" for one in signs)
         title = "Buffers that the model's config defines changed." if defined else ""
         k = passed(case.evidence.before.facts, case.later.facts)
@@ -196,7 +211,10 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         counters = case.counters(change.leg)
         first, second = case.lost(change)
         broken = change.hit(MOMENTS) & counters.reset
-        names = frozenset((first & second) | change.hit((STATE,), "weights"))
+        copies = change.hit((STATE,), "weights") & change.clean(MOMENTS) - change.hit(MOMENTS)
+        if copies:
+            yield Match(change.leg, 0.95, frozenset(copies), title=PART_ANEW, remedy=WHOLE, losses=OF_PART)
+        names = frozenset((first & second) | (change.hit((STATE,), "weights") - copies))
         if change.leg == "train" and broken:
             names |= counters.reset  # for the others the laws hold by chance
         quantised = change.hit(("state1", "state2"), *GONE)
@@ -560,11 +578,11 @@ NAMES = (
         "The checkpoint holds tensors that it did not hold before.",
         "a second adapter, an average or a copied head was saved as well",
         "none; the file grows",
-        "find the new keys and leave them out of the save",
+        ADDED,
         "the trainer's arguments of both saves",
         "diffusers 6366",
         explains="R01 P02 N3 S14 S06 R10 P01",
-        losses="no loss shows it",
+        losses=OF_ADDED,
         pattern=added,
     ),
     made(

@@ -33,6 +33,15 @@ def many(count: float, word: str) -> str:
     return f"{count:,.0f} {stem if count == 1 else f'{word}s'}"
 
 
+_SINGULAR = {"are": "is", "have": "has", "differ": "differs"}
+
+
+def agreeing(count: int, words: str) -> str:
+    """Return a predicate that begins with its verb, in the number of ``count``: ``is new`` for 1."""
+    verb, _, rest = words.partition(" ")
+    return f"{_SINGULAR.get(verb, verb) if count == 1 else verb} {rest}"
+
+
 def some(names: Sequence[str]) -> str:
     """Return the first two names, and how many more there are."""
     more = f" and {len(names) - 2:,} more" if len(names) > 2 else ""

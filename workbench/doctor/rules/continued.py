@@ -235,6 +235,7 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
         )
         if now != was + k:  # of some files, the usual counter may be right
             words = f"went from {was:,.0f} to {now:,.0f}; they should be at {was + k:,.0f}"
+            words += ", so they count only the updates since the load" if new and now == k else ""
     if still and not reset_meant(b):
         words = f"did not advance in {many(k, 'update')}: were these parameters frozen?"
     elif behind:

@@ -88,7 +88,13 @@ def _explained(found: Outcome, before: State, state: State) -> Outcome:
 
 def _counted(sign: Sign, evidence: Evidence, which: str) -> Sign:
     """Reduce a step mismatch to a remark if both files have it; if only the later one has it, it is a reset."""
-    if sign.rule != "S07" or sign.evidence.get("kind") != "trainer" or evidence.after is None:
+    if sign.rule != "S07" or sign.evidence.get("kind") != "trainer":
+        return sign
+    if which == "echo":
+        held, kept = evidence.before.facts.steps.by_name, evidence.state(which).facts.steps.by_name
+        if kept and kept.items() <= held.items() and evidence.before.facts.step == evidence.state(which).facts.step:
+            return replace(sign, severity="info", message=f"{sign.message}; these counters are as before")
+    if evidence.after is None:
         return sign
     before, after, facts = evidence.before.facts, evidence.after.facts, evidence.state(which).facts
     if None not in (before.step, after.step, before.steps.usual, after.steps.usual):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from workbench.doctor.facts.evidence import Pair, State, stripped
 from workbench.doctor.ledger.roles import AVERAGES, FIRST, MASTERS, MOMENTS, SECOND, STATE, quantity
-from workbench.doctor.ledger.sign import Rule, Sign, many, register
+from workbench.doctor.ledger.sign import Rule, Sign, agreeing, many, register
 from workbench.doctor.rules.stated import NAMED
 from workbench.names.weights import kinds
 
@@ -58,7 +59,7 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
     for words, keys in (("are gone", gone), ("are new", new), ("have another shape", shaped)):
         if keys:
             roles = _roles(keys)
-            message = f"{len(keys):,} of {many(len(a), 'tensor')} {words}: {roles}"
+            message = f"{len(keys):,} of {many(len(a), 'tensor')} {agreeing(len(keys), words)}: {roles}"
             names = list(dict.fromkeys(fqn for fqn, _ in keys))[:NAMED]
             causes = causes_of(role for _, role in keys) if words != "are new" else ()
             if words == "are gone" and len(keys) < len(a) / 2 and {role for _, role in keys} <= {"param", "master"}:
@@ -212,10 +213,12 @@ def _without(names: list[str], others: list[str]) -> list[str]:
 def _roles(keys: list[tuple[str, str]]) -> str:
     counts: dict[str, int] = {}
     for _, role in keys:
+        role = _NUMBER.sub("", role)  # a list, as of L-BFGS
         counts[role] = counts.get(role, 0) + 1
     return ", ".join(f"{count} {role}" for role, count in counts.items())
 
 
+_NUMBER = re.compile(r"\.\d+$")
 _NONE = (0, 0, 0)
 
 
