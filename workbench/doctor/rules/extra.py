@@ -82,7 +82,7 @@ def check_extra(state: State, found: Mapping[str, OneState], earlier: State | No
         ("N16", _vanish(state, found)),
         ("N21", _average(found, step)),
         ("N22", _adapters(state, found, step)),
-        ("N26", _balance(state, step)),
+        ("N26", _balance(state, step, earlier)),
         ("N27", _groups(state)),
         ("S19", _clip(state, found, earlier)),
         ("S01", _finite(state, found)),
@@ -248,7 +248,7 @@ def _fp8(state: State, found: Mapping[str, OneState], step: float) -> Said:
     return f"{len(histories):,} amax histories, {len(scales):,} scales, {len(coded):,} fp8 weights", signs
 
 
-def _balance(state: State, step: float) -> Said:
+def _balance(state: State, step: float, earlier: State | None) -> Said:
     rows = [
         at
         for at, key in enumerate(state.ckpt.catalog.keys)
@@ -260,7 +260,8 @@ def _balance(state: State, step: float) -> Said:
     if not values or step <= 0:
         return "the step is unknown" if values else "the balance of the routers cannot be read"
     signs = []
-    if len(values) == len(rows) and not any(one.any() for one in values):
+    new = earlier is not None and not earlier.params.keys() & set(_fqns(state, rows))  # they begin at 0
+    if not new and len(values) == len(rows) and not any(one.any() for one in values):
         words = f"the balance of {many(len(rows), 'router')} is 0 at step {step:,.0f}"
         signs.append(RULES["N26"].sign(words, {"step": step}, _fqns(state, rows), hit=len(rows), of=len(rows)))
     return f"{many(len(rows), 'router')}", signs

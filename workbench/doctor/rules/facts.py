@@ -126,6 +126,11 @@ def _unfrozen(sign: Sign, evidence: Evidence, which: str) -> Sign:
     """Reduce young counters to a remark if their parameters were new or frozen before."""
     if sign.rule not in ("S06", "S07") or sign.evidence.get("kind") not in ("among", "fresh"):
         return sign
+    held, now = evidence.before.facts.steps.by_name, evidence.state(which).facts.steps.by_name
+    new = now.keys() - evidence.before.params.keys()
+    if new and now.keys() - new <= held.keys() and len({now[name] - held[name] for name in now.keys() - new}) == 1:
+        words = f"{len(new):,} of these parameters are new, and the others advanced alike"
+        return replace(sign, severity="info", message=f"{sign.message}; {words}")
     if which != "before" and sign.tensors and not set(sign.tensors) & evidence.before.params.keys():
         words = "before has no such parameters: they are new"
         return replace(sign, severity="info", message=f"{sign.message}; {words}")
