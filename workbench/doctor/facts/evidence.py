@@ -319,6 +319,16 @@ class Evidence:
     after: State | None = None
     echo: State | None = None
 
+    def __post_init__(self) -> None:
+        """List what is a buffer in one of them as a buffer in all: the others may lack state of the optimizer."""
+        states = [one for one in (self.before, self.after, self.echo) if one is not None]
+        held = [
+            {fqn for fqn, role in zip(one.names.fqns, one.names.roles, strict=True) if fqn and role == "buffer"}
+            for one in states
+        ]
+        for one in states if any(names != held[0] for names in held) else ():
+            one.names.buffers(set().union(*held))
+
     def state(self, which: str) -> State:
         """Return the state ``before``, ``after`` or ``echo``.
 

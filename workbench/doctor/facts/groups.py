@@ -18,18 +18,23 @@ certain.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import combinations
 from typing import Any
+
+import numpy as np
 
 from workbench.checkpoint import Checkpoint
 from workbench.doctor.facts.flat import ObjectLeaf
 from workbench.doctor.facts.numbers import BITS, betas_of, number
 from workbench.doctor.facts.optimizer import recognise
 from workbench.doctor.facts.state import Group
+from workbench.errors import WorkbenchError
 from workbench.names.roles import ADAPTERS, STATES, listed_alone
 
 _FIELDS = {
@@ -80,6 +85,26 @@ LONGEST = 4096  #: most characters of a name
 _CONTAINERS = {"__bnb_optimizer_quant_state__"}  #: containers of bitsandbytes around its state
 _ROLES = {*STATES.values()}
 _MOMENTS = {"exp_avg", "exp_avg_sq", "momentum", "square_avg", "sum", "exp_inf", "master", "state1"}
+
+
+KINDS = 16  #: most last parts of names among which buffers are looked for
+MASKED = 1 << 20  #: most elements of a mask that is read
+
+
+def _whole_copies(stored: Counter[tuple[int, ...]], held: Counter[tuple[int, ...]]) -> bool:
+    """Return whether weights have the shapes of the optimizer's state, each the same number of times."""
+    return stored.keys() == held.keys() and len({stored[one] / held[one] for one in held}) == 1 and stored >= held
+
+
+def _is_mask(ckpt: Checkpoint, at: int) -> bool:
+    """Return whether a tensor of several elements holds two values at most."""
+    tensor = ckpt[ckpt.catalog.keys[at]]
+    if not 2 < tensor.numel() <= MASKED:
+        return False
+    try:
+        return len(np.unique(tensor.numpy())) <= 2
+    except WorkbenchError:  # of a type that numpy does not have, or damaged
+        return False
 
 
 def is_numbered(name: str) -> bool:
@@ -144,6 +169,41 @@ class Names:
                 self.state[fqn].add(role)
                 if role in _MOMENTS:
                     self.shapes.setdefault(fqn, ckpt.catalog.shape_of(at))
+        self.buffers(self._unheld(ckpt))
+
+    def buffers(self, names: Iterable[str]) -> None:
+        """List these weights as buffers."""
+        known = {name for name in names if self.weights.pop(name, None) is not None}
+        for at, (fqn, role) in enumerate(zip(self.fqns, self.roles, strict=True)) if known else ():
+            if role == "param" and fqn in known:
+                self.roles[at] = "buffer"
+
+    def _unheld(self, ckpt: Checkpoint) -> list[str]:
+        """Return the weights that the optimizer cannot hold: without them, the shapes are those of its state.
+
+        Buffers have names of their own, such as ``queue``. The others may be there several times, as networks that
+        follow the trained one. If two names fit, it is the one whose tensors hold two values at most: masks.
+        """
+        held = Counter(shape for name, shape in self.shapes.items() if is_numbered(name))
+        leaves: dict[str, list[str]] = defaultdict(list)
+        for fqn in self.weights:
+            leaves[fqn.rpartition(".")[2]].append(fqn)
+        if not held or len(leaves) > KINDS or _whole_copies(Counter(self.weights.values()), held):
+            return []
+        for count in (1, 2, 3):
+            fits = []
+            for some in combinations(leaves, count):
+                out = [fqn for leaf in some for fqn in leaves[leaf]]
+                rest = Counter(self.weights.values()) - Counter(self.weights[fqn] for fqn in out)
+                size = sum(math.prod(self.weights[fqn]) for fqn in out)
+                fewer = size < sum(math.prod(shape) * times for shape, times in rest.items())
+                if fewer and _whole_copies(rest, held):  # otherwise most weights are frozen
+                    fits.append(out)
+            if len(fits) > 1:
+                fits = [out for out in fits if all(_is_mask(ckpt, self.fqns.index(fqn)) for fqn in out)]
+            if fits:
+                return fits[0] if len(fits) == 1 else []
+        return []
 
     def of(self, path: str, count: int) -> str | None:
         """Return the name for an optimizer's number, if any of its state is stored."""

@@ -30,7 +30,7 @@ from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.facts.state import Group
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.roles import BLOCK_MAXIMA, BUFFERS, FIRST, MASTERS, MOMENTS, STATE, quantity
-from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
+from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register, some
 from workbench.doctor.origins.merge import changed_rank
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
@@ -88,6 +88,7 @@ DECAYS = ("alpha", "rho", "momentum", "betas", "beta2_decay", "decay_rate")  #: 
 LONG = 100_000  #: updates
 LEAST = 8  #: elements of buffers
 MULTIPLIED = 3.0  #: b·a/a·a from which a buffer was multiplied
+UNLIKE = 0.1  #: b·a/a·a below which one update replaced nearly all rows of a buffer
 SMALL = 0.6  #: ‖b‖/‖a‖ below which a buffer began anew
 
 P21 = Rule(
@@ -447,18 +448,18 @@ def _counters(pair: Pair, found: Outcome) -> None:
     if seen:
         found.checked["P24"] = f"{seen:,} of {many(len(held), 'counter')}"
     for average in (False, True):
-        some = {key: both for key, both in fell.items() if any(one in key.lower() for one in OF_AVERAGES) == average}
-        if some:
-            name, (old, new) = next(iter(some.items()))
+        which = {key: both for key, both in fell.items() if any(one in key.lower() for one in OF_AVERAGES) == average}
+        if which:
+            name, (old, new) = next(iter(which.items()))
             what = "did not advance" if new == old else "fell or restarted"
-            text = f"{len(some):,} of {many(seen, 'counter')} {what}: {name!r} went from {old:,} to {new:,}"
-            names = [pair.b.names.fqns[b[key]] or key for key in some][:NAMED]
+            text = f"{len(which):,} of {many(seen, 'counter')} {what}: {name!r} went from {old:,} to {new:,}"
+            names = [pair.b.names.fqns[b[key]] or key for key in which][:NAMED]
             evidence = {"before": old, "after": new, "stands": new == old}
             causes = ("F4",) if average else ("A5",)
             # others may count fewer updates, or not at all where a module is not trained
-            sure = all(new < old or (old == step and new != old) for old, new in some.values())
-            grave = None if sure and not parts & some.keys() else "warn"
-            sign = P24.sign(text, evidence, names, severity=grave, hit=len(some), of=seen, causes=causes)
+            sure = all(new < old or (old == step and new != old) for old, new in which.values())
+            grave = None if sure and not parts & which.keys() else "warn"
+            sign = P24.sign(text, evidence, names, severity=grave, hit=len(which), of=seen, causes=causes)
             found.signs.append(sign)
 
 
@@ -473,6 +474,8 @@ def _is_counter(state: State, at: int) -> bool:
 def _buffers(pair: Pair, found: Outcome) -> int:
     """Check that one update left most of what buffers held, those of one name together, as some are short.
 
+    Later ones leave no buffer whose elements are all one number other than 0, as those of a mask when it is made.
+
     Returns:
         the number of buffers that could not be judged.
     """
@@ -485,7 +488,7 @@ def _buffers(pair: Pair, found: Outcome) -> int:
                 places[f"{role} {last}"].append((fqn, roles[role]))
     lost: list[str] = []
     rest = sum(map(len, places.values()))
-    for what, held in places.items() if once else ():
+    for what, held in places.items():
         both = [one for fqn, at in held[:LOOKED] if (one := _both(pair, fqn, at, "P24", found)) is not None]
         if not both or any(pair.b.ckpt.catalog.numel[at[1]] > SAMPLED for _, at in held):
             continue
@@ -493,16 +496,21 @@ def _buffers(pair: Pair, found: Outcome) -> int:
         size = float(np.dot(a, a))
         if len(a) < LEAST or len(b) != len(a) or not 0 < size < math.inf or not np.isfinite(b).all():
             continue
+        made = bool((b == b[0]).all() and not (a == a[0]).all())
+        if not once:
+            lost += [fqn for fqn, _ in held] if made and b[0] != 0 else []
+            continue
         rest -= len(held)
         slope, left = float(np.dot(a, b)) / size, float(np.dot(b, b)) / size
         less = slope < LEFT and left < SMALL**2
         more = slope > MULTIPLIED and what.startswith("buffer ")  # scales of fp8 may double
-        if less or more or ((b == b[0]).all() and not (a == a[0]).all()):
+        other = abs(slope) < UNLIKE and len(a) >= ENOUGH and all(len(pair.b.shape(at[1])) > 1 for _, at in held)
+        if less or more or made or other:
             lost += [fqn for fqn, _ in held]
     if places and not rest:
         found.checked.setdefault("P24", many(len(places), "kind") + " of buffers")
     if lost:
-        text = f"buffers of {many(len(lost), 'parameter')} are not one update away from their old values: {lost[0]!r}"
+        text = f"{many(len(lost), 'buffer')} did not continue from the old values: {some(lost)}"
         sign = P24.sign(text, {}, lost[:NAMED], severity="warn", hit=len(lost), of=sum(map(len, places.values())))
         found.signs.append(sign)
     return rest
@@ -580,11 +588,11 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
                 continue
             a, b = both
             seen += 1
-            some = a > 0
+            above = a > 0
             least = FELL if role != "max_exp_avg_sq" else FEW / max(len(a), 1)  # a largest value never falls
-            if some.any() and (share := float((b[some] < left * a[some] * (1 - SLACK * update.k)).mean())) > least:
+            if above.any() and (share := float((b[above] < left * a[above] * (1 - SLACK * update.k)).mean())) > least:
                 fell[fqn], roles_of[fqn] = share, role
-                kept.append(float(np.quantile(b[some] / a[some], FELL)) / left)
+                kept.append(float(np.quantile(b[above] / a[above], FELL)) / left)
     if seen:
         found.checked["P25"] = f"{seen:,} tensors of squares"
     else:
