@@ -242,9 +242,7 @@ def random_states(case: Case) -> Iterator[Match]:
         title = "A random generator was seeded again."
         remedy, losses = "restore the generators after all seeds are set", "no loss shows it"
         question = "was the seed set again on purpose?"
-        yield Match(
-            case.resumed, 0.9, signs=tuple(signs), title=title, remedy=remedy, losses=losses, question=question
-        )
+        yield Match(case.resumed, 0.9, signs=tuple(signs), title=title, remedy=remedy, losses=losses, question=question)
     signs = [
         *equal,
         *case.fired("N11"),

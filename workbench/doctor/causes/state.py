@@ -87,12 +87,10 @@ def renamed(case: Case) -> Iterator[Match]:
             )
             title, remedy = "", ""
             if case.evidence.before.names.weights.keys() == case.later.names.weights.keys():
-                title, remedy = NONE_LOADED, "call load_state_dict with the stored weights, before the optimizer is made"
+                title, remedy = NONE_LOADED, "load the stored weights into the model before the optimizer is made"
             strength, losses = 1.0 if prefix else 0.8, "the loss is that of a new model" if remedy else ""
             exact = bool(prefix)
-            yield Match(
-                change.leg, strength, names, exact, reasons=reasons, title=title, remedy=remedy, losses=losses
-            )
+            yield Match(change.leg, strength, names, exact, reasons=reasons, title=title, remedy=remedy, losses=losses)
 
 
 def not_loaded(case: Case) -> Iterator[Match]:
@@ -181,7 +179,22 @@ def added(case: Case) -> Iterator[Match]:
         yield Match(leg, 0.8, question=question, signs=tuple(new), remedy=ADDED, losses=OF_ADDED)
 
 
+def _reshaped(case: Case) -> Iterator[Match]:
+    of_shape = ("have another shape", "buffers")
+    shaped = [one for one in case.fired("R01", "P02") if one.evidence["kind"] in of_shape and one.causes == ("A5",)]
+    if shaped:
+        title, question = "Buffers have another shape.", "was their size changed on purpose?"
+        remedy = "if it was not, make the model with the sizes of the checkpoint"
+        rest = case.fired("R03", "R09", where="before → echo")
+        rest = [one for one in rest if one.evidence.get("roles") == ["buffer"]]
+        names = {name for one in shaped for name in one.tensors}
+        rest += [one for one in case.fired("N3") if names >= set(one.tensors)]
+        leg = "load" if case.change("load").rows else "train"
+        yield Match(leg, 1.0, signs=(*shaped, *rest), title=title, question=question, remedy=remedy)
+
+
 def buffers_lost(case: Case) -> Iterator[Match]:
+    yield from _reshaped(case)
     for change in case.changes:
         names = frozenset(change.hit(("buffer",)))
         new = change.hit(("buffer",), "zero", "fill")  # as they are made; other values may be copies

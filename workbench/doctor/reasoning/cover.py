@@ -158,8 +158,9 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
         names = match.names if match is not None and match.names and not any(sign is s for s in match.signs) else None
         return set(sign.tensors) | {""} if names is None else (set(sign.tensors) & names) | {""}
     rules = CAUSES[cause].explains
-    follows = sign.rule in rules or cause in (sign.causes or RULES[sign.rule].causes)
-    follows &= sign.rule != "P34" or cause in sign.causes  # which count it is says why it restarted
+    follows = sign.rule in rules or cause in RULES[sign.rule].causes
+    if sign.rule in ("P20", "P34") and sign.causes:  # which count it is says why it restarted
+        follows = cause in sign.causes
     later = _order(leg_of(sign)) > _order(match.leg) if match is not None else False
     if match is not None and match.leg == "load" and leg_of(sign) == "echo":
         follows |= bool(match.names & set(sign.tensors))  # odd values of parameters that the load changed

@@ -434,7 +434,7 @@ def _counters(pair: Pair, found: Outcome) -> None:
         try:
             values = [float(_sample(side.ckpt[key])[0]) for side in (pair.stored, pair.b)]
             whole = values[0].is_integer()
-            if not whole and not (step and k and 1 < values[0] and values[1] <= values[0] * k / step + 1):
+            if not whole and not (step and k and values[0] > 1 and values[1] <= values[0] * k / step + 1):
                 continue  # one that decays
             old, new = map(int, values)
             parts |= set() if whole else {key}

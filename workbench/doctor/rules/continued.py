@@ -143,6 +143,14 @@ _COUNTING = {
     "average": re.compile(r"(?:^|[._])(?:ema|swa|average[ds]?)(?:$|[._])"),  # whole words: "remaining" is none
     "data": re.compile(r"(?:^|[._])workers?(?:$|[._])"),
 }
+#: Kind of a counter → the causes if it restarted.
+_COUNTED = {
+    "groups": ("B2", "B1"),
+    "optimizer": ("B1", "B2"),
+    "schedule": ("C1",),
+    "average": ("F4",),
+    "data": ("C6",),
+}
 _OF_DATA = re.compile(r"loader|sampler|epoch(?!$)|batch|scaler|growth|bad_epochs|cooldown|_dim|size|length")
 _LOADS = re.compile(r"loader|sampler|dataset")
 #: Integers that begin anew in any run, are measured, or name something.
@@ -448,15 +456,15 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
         words += f" and {len(paths) - SOME:,} more" if len(paths) > SOME else ""
         began = f", as if {'it' if len(paths) == 1 else 'they'} began anew at the load" if anew else ""
         words = f"{many(len(paths), 'stored number')} fell{began}: {words}"
-        evidence = {"kind": "anew" if anew else "fell", "names": paths[:NAMED]}
+        names = {"kind": "anew" if anew else "fell", "names": paths[:NAMED]}
         severity, causes = ("warn", _of_container(pair, paths)) if anew else ("info", ("H1",))
-        found.append(P34.sign(words, evidence, hit=len(paths), of=len(both), severity=severity, causes=causes))
+        found.append(P34.sign(words, names, hit=len(paths), of=len(both), severity=severity, causes=causes))
     for kind, paths in restarted.items():
         old, new = (side[paths[0]] for side in counts)
         words = f"{paths[0]!r} went from {old:,} to {new:,} in {many(k, 'update')}"
         words += f" (and {len(paths) - 1:,} more fell or restarted)" if len(paths) > 1 else ""
         words += ": it counts only those since the load" if new in (k, k + 1) else ""
-        causes = {"groups": ("B2", "B1"), "optimizer": ("B1", "B2"), "schedule": ("C1",), "average": ("F4",), "data": ("C6",)}.get(kind, ("C9",))
+        causes = _COUNTED.get(kind, ("C9",))
         evidence = {"kind": kind or "other", "before": old, "after": new, "k": k}
         found.append(P34.sign(words, evidence, hit=len(paths), of=len(both), causes=causes))
     return found

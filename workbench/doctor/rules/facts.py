@@ -92,7 +92,8 @@ def _counted(sign: Sign, evidence: Evidence, which: str) -> Sign:
         return sign
     if which == "echo":
         held, kept = evidence.before.facts.steps.by_name, evidence.state(which).facts.steps.by_name
-        if kept and kept.items() <= held.items() and evidence.before.facts.step == evidence.state(which).facts.step:
+        fewer = len(kept) < len(held) and evidence.before.facts.step == evidence.state(which).facts.step
+        if kept and fewer and kept.items() <= held.items():
             return replace(sign, severity="info", message=f"{sign.message}; these counters are as before")
     if evidence.after is None:
         return sign

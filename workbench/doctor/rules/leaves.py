@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -245,7 +246,7 @@ def _sign(rule: Rule, topic: str, off: dict[str, ObjectChange]) -> Sign:
     listed = ", ".join(f"{source} {text}" for source, text in list(words_of.items())[:SHOWN])
     more = f" and {len(off) - SHOWN:,} more" if len(off) > SHOWN else ""
     words = f"{many(len(off), 'stored value')} changed: {listed}{more}"
-    evidence = {"kind": topic, "changed": dict(list(words_of.items())[:100])}
+    evidence: dict[str, Any] = {"kind": topic, "changed": dict(list(words_of.items())[:100])}
     both = [(change.before, change.after) for change in off.values()]
     evidence["fell"] = all(isinstance(old, int) and isinstance(new, int) and new < old for old, new in both)
     remark = topic in REMARKS or all(map(_by_version, off.values()))
