@@ -328,6 +328,8 @@ class Evidence:
         ]
         for one in states if any(names != held[0] for names in held) else ():
             one.names.buffers(set().union(*held))
+            for cached in ("params", "tied"):
+                one.__dict__.pop(cached, None)
 
     def state(self, which: str) -> State:
         """Return the state ``before``, ``after`` or ``echo``.

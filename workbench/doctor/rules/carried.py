@@ -504,8 +504,7 @@ def _buffers(pair: Pair, found: Outcome) -> int:
         slope, left = float(np.dot(a, b)) / size, float(np.dot(b, b)) / size
         less = slope < LEFT and left < SMALL**2
         more = slope > MULTIPLIED and what.startswith("buffer ")  # scales of fp8 may double
-        other = abs(slope) < UNLIKE and len(a) >= ENOUGH and all(len(pair.b.shape(at[1])) > 1 for _, at in held)
-        if less or more or made or other:
+        if less or more or made or (abs(slope) < UNLIKE and all(map(_is_replaced, *_tables(pair, held, both)))):
             lost += [fqn for fqn, _ in held]
     if places and not rest:
         found.checked.setdefault("P24", many(len(places), "kind") + " of buffers")
@@ -514,6 +513,30 @@ def _buffers(pair: Pair, found: Outcome) -> int:
         sign = P24.sign(text, {}, lost[:NAMED], severity="warn", hit=len(lost), of=sum(map(len, places.values())))
         found.signs.append(sign)
     return rest
+
+
+def _tables(
+    pair: Pair, held: list[tuple[str, tuple[int, int]]], both: list[tuple[Array, Array]]
+) -> tuple[list[Array], list[Array]]:
+    """Return buffers of two dimensions in their shape, those before and those after."""
+    found = [
+        [one.reshape(shape) for one in sides]
+        for (_, at), sides in zip(held, both, strict=True)
+        if len(shape := pair.b.shape(at[1])) == 2 and math.prod(shape) == len(sides[0])
+    ]
+    return [one for one, _ in found] or [np.empty((0, 0))], [one for _, one in found] or [np.empty((0, 0))]
+
+
+def _is_replaced(a: Array, b: Array) -> bool:
+    """Return whether hardly any row or column of a table is an old one, as in a queue that moved on."""
+    if a.size < ENOUGH:
+        return False
+    old = [{line.tobytes() for line in one} for one in (a, np.ascontiguousarray(a.T))]
+    new = [
+        [line.tobytes() in lines for line in one]
+        for one, lines in zip((b, np.ascontiguousarray(b.T)), old, strict=True)
+    ]
+    return max(sum(one) / len(one) for one in new) < UNLIKE
 
 
 def _constants(pair: Pair, found: Outcome) -> None:

@@ -157,7 +157,7 @@ _LOADS = re.compile(r"loader|sampler|dataset")
 _RETURNS = re.compile(
     r"ptr|pointer|cursor|position|pos$|index|idx|offset|head$|queue|since|left|remaining|patience|wait|micro|accum|cycle"
     r"|current|seed|rank|world|version|time|loss|metric|score|best|norm|grad|length|tokens|memory|bytes|_id$|pid|epoch"
-    r"|consecutive|streak|skip|bad|fail|stall|retr|level|stage|phase"
+    r"|consecutive|streak|skip|bad|fail|stall|retr"
 )
 SOME = 3  #: of such numbers in a message
 _INDEX = frozenset(
@@ -479,7 +479,7 @@ def _of_container(pair: Pair, paths: Iterable[str]) -> tuple[str, ...]:
     """Return the causes for counts that began anew: beside tensors, these may have, too."""
     beside = {path.partition(".")[0] for path in paths if "." in path}
     tensors = (key.partition(".")[0] in beside for key in pair.stored.ckpt.catalog.keys)
-    return ("A5", "C9") if any(tensors) else ("C9", "A5")
+    return ("A5", "C9") if any(tensors) else ("H1", "C9")
 
 
 def _products(pair: Pair) -> list[Sign]:
