@@ -97,7 +97,7 @@ def _whole_copies(stored: Counter[tuple[int, ...]], held: Counter[tuple[int, ...
 
 
 def _is_mask(ckpt: Checkpoint, at: int) -> bool:
-    """Return whether a tensor of several elements holds two values at most."""
+    """Return whether a tensor of several elements holds only one or two values."""
     tensor = ckpt[ckpt.catalog.keys[at]]
     if not 2 < tensor.numel() <= MASKED:
         return False
@@ -182,7 +182,7 @@ class Names:
         """Return the weights that the optimizer cannot hold: without them, the shapes are those of its state.
 
         Buffers have names of their own, such as ``queue``. The others may be there several times, as networks that
-        follow the trained one. If two names fit, it is the one whose tensors hold two values at most: masks.
+        follow the trained one. If two names fit, it is the one whose tensors hold only one or two values: masks.
         """
         held = Counter(shape for name, shape in self.shapes.items() if is_numbered(name))
         leaves: dict[str, list[str]] = defaultdict(list)
