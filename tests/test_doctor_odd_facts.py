@@ -512,6 +512,27 @@ def test_a_number_that_counts_anew(tmp_path, before, after, told):
     assert grave(found) == ([("P34", "warn")] if told else [])
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_tensors_that_are_stored_with_a_count_that_began_anew(tmp_path, lost):
+    run = Run().train(38)
+    outer = {"round": 5, "momentum": torch.randn(4, 4)}
+    one = run.save(tmp_path / "a.pt", step=38, outer=outer)
+    outer = {"round": 0, "momentum": torch.zeros(4, 4)} if lost else outer
+    found = wb.doctor(one, run.train(2).save(tmp_path / "b.pt", step=40, outer=outer))
+    assert [cause.cause for cause in found.causes] == (["A5"] if lost else [])
+    assert not lost or "in 'outer', 1 of 1 tensor changed" in found.causes[0].title
+
+
+@pytest.mark.parametrize("position", [45, 1])
+def test_a_position_that_fell_is_no_setting(tmp_path, position):
+    run = Run().train(44)
+    one = run.save(tmp_path / "a.pt", step=44, dataloader={"batches": 44}, args={"lr": 1e-3})
+    run.optimizer.param_groups[0]["lr"] = 5e-4
+    two = run.train(1).save(tmp_path / "b.pt", step=45, dataloader={"batches": position}, args={"lr": 5e-4})
+    causes = [cause.cause for cause in wb.doctor(one, two).causes]
+    assert causes[0] == ("H1" if position == 45 else "C6")
+
+
 @pytest.mark.parametrize("name", ["n_averaged", "further"])
 def test_a_count_in_a_file_beside_the_checkpoint(tmp_path, name):
     run = Run().train(34)
@@ -622,6 +643,20 @@ def test_what_the_optimizer_cannot_hold_is_a_buffer(tmp_path, lost):
     assert "8 of 8 weights" in echo.coverage and "2 of 2 buffers" in echo.coverage
     found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=31))
     assert [cause.cause for cause in found.causes] == (["A5"] if lost else [])
+
+
+def test_a_weight_that_the_optimizer_no_longer_holds_stays_a_weight(tmp_path):
+    run = Run()
+    run.model[2].table = torch.nn.Parameter(torch.randn(3, 5))
+    run.fresh()
+    run.model[2].table.grad = torch.ones(3, 5)
+    run.optimizer.zero_grad = lambda: None
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    held = list(run.optimizer.state.items())
+    run.optimizer = torch.optim.AdamW([weight for weight, _ in held if weight is not run.model[2].table], lr=1e-3)
+    run.optimizer.state.update({weight: state for weight, state in held if weight is not run.model[2].table})
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    assert "5 of 5 weights" in found.coverage and "buffers" not in found.coverage
 
 
 def test_most_of_a_model_that_is_frozen_is_no_buffer(tmp_path):
@@ -1380,6 +1415,26 @@ def test_a_model_that_was_made_deeper_or_shallower(tmp_path, order, title):
             assert "error" not in told.values()
     if title is not None:
         assert {cause.title: cause.question for cause in wb.doctor(one, two).causes}[title]
+
+
+def test_weights_that_are_new_beside_a_fresh_optimizer_are_named(tmp_path):
+    run = Run()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    run.model.add_module("3", torch.nn.Linear(16, 4))
+    run.fresh()
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    assert {"B1", "A4"} <= {cause.cause for cause in found.causes}
+
+
+def test_one_tensor_is_new_and_two_are(tmp_path):
+    run = Run()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    run.model[2].scale = torch.nn.Parameter(torch.randn(3))  # the optimizer does not hold it
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    assert "1 of 12 tensors is new: 1 buffer" in [sign.message for sign in found.causes[0].signs]
+    run.model[2].offset = torch.nn.Parameter(torch.randn(3))
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    assert "2 of 12 tensors are new: 2 buffer" in [sign.message for sign in found.causes[0].signs]
 
 
 def test_parameters_that_vanished_are_named_and_not_called_tied(tmp_path):

@@ -320,14 +320,17 @@ class Evidence:
     echo: State | None = None
 
     def __post_init__(self) -> None:
-        """List what is a buffer in one of them as a buffer in all: the others may lack state of the optimizer."""
+        """List what is a buffer in one of them as a buffer in all, unless the optimizer holds all weights of another.
+
+        The others may lack state of the optimizer, or it may no longer hold a weight.
+        """
         states = [one for one in (self.before, self.after, self.echo) if one is not None]
-        held = [
-            {fqn for fqn, role in zip(one.names.fqns, one.names.roles, strict=True) if fqn and role == "buffer"}
-            for one in states
-        ]
-        for one in states if any(names != held[0] for names in held) else ():
-            one.names.buffers(set().union(*held))
+        trained = {name for one in states if one.names.whole for name in one.names.weights}
+        unheld = {name for one in states for name in one.names.unheld} - trained
+        for one in states:
+            if one.names.unheld.keys() == unheld & (one.names.unheld.keys() | one.names.weights.keys()):
+                continue
+            one.names.list_buffers(unheld)
             for cached in ("params", "tied"):
                 one.__dict__.pop(cached, None)
 

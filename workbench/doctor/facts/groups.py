@@ -93,7 +93,12 @@ MASKED = 1 << 20  #: most elements of a mask that is read
 
 def _whole_copies(stored: Counter[tuple[int, ...]], held: Counter[tuple[int, ...]]) -> bool:
     """Return whether weights have the shapes of the optimizer's state, each the same number of times."""
-    return stored.keys() == held.keys() and len({stored[one] / held[one] for one in held}) == 1 and stored >= held
+    return (
+        bool(held)
+        and stored.keys() == held.keys()
+        and len({stored[one] / held[one] for one in held}) == 1
+        and stored >= held
+    )
 
 
 def _is_mask(ckpt: Checkpoint, at: int) -> bool:
@@ -128,6 +133,8 @@ class Names:
         owner: pseudo-name of each number → the name that its tensors are listed under.
         numbers: positions of the tensors that are stored under a number.
         state: name → names of its optimizer state.
+        weights, unheld: name → shape of the weights, and of buffers that are known by not being in the optimizer.
+        held, whole: the shapes of numbered state; whether these are the shapes of all weights.
     """
 
     def __init__(self, ckpt: Checkpoint, found: Iterable[ObjectLeaf] = ()) -> None:
@@ -169,13 +176,21 @@ class Names:
                 self.state[fqn].add(role)
                 if role in _MOMENTS:
                     self.shapes.setdefault(fqn, ckpt.catalog.shape_of(at))
-        self.buffers(self._unheld(ckpt))
+        self.held = Counter(self.shapes[name] for name in set(self.owner.values()) & self.shapes.keys())
+        named = bool(self.weights) and self.weights.keys() <= self.shapes.keys()
+        self.whole = named or _whole_copies(Counter(self.weights.values()), self.held)
+        self.unheld: dict[str, tuple[int, ...]] = {}
+        self.list_buffers(self._unheld(ckpt))
 
-    def buffers(self, names: Iterable[str]) -> None:
-        """List these weights as buffers."""
-        known = {name for name in names if self.weights.pop(name, None) is not None}
-        for at, (fqn, role) in enumerate(zip(self.fqns, self.roles, strict=True)) if known else ():
-            if role == "param" and fqn in known:
+    def list_buffers(self, names: Iterable[str]) -> None:
+        """List these weights as buffers, and those that were listed so before as weights again."""
+        self.weights |= self.unheld
+        before = self.unheld.keys()
+        self.unheld = {name: self.weights.pop(name) for name in names if name in self.weights}
+        for at, fqn in enumerate(self.fqns) if before | self.unheld.keys() else ():
+            if self.roles[at] == "buffer" and fqn in before:
+                self.roles[at] = "param"
+            if self.roles[at] == "param" and fqn in self.unheld:
                 self.roles[at] = "buffer"
 
     def _unheld(self, ckpt: Checkpoint) -> list[str]:
@@ -184,11 +199,10 @@ class Names:
         Buffers have names of their own, such as ``queue``. The others may be there several times, as networks that
         follow the trained one. If two names fit, it is the one whose tensors hold only one or two values: masks.
         """
-        held = Counter(shape for name, shape in self.shapes.items() if is_numbered(name))
         leaves: dict[str, list[str]] = defaultdict(list)
         for fqn in self.weights:
             leaves[fqn.rpartition(".")[2]].append(fqn)
-        if not held or len(leaves) > KINDS or _whole_copies(Counter(self.weights.values()), held):
+        if self.whole or not self.held or len(leaves) > KINDS:
             return []
         for count in (1, 2, 3):
             fits = []
@@ -197,7 +211,7 @@ class Names:
                 rest = Counter(self.weights.values()) - Counter(self.weights[fqn] for fqn in out)
                 size = sum(math.prod(self.weights[fqn]) for fqn in out)
                 fewer = size < sum(math.prod(shape) * times for shape, times in rest.items())
-                if fewer and _whole_copies(rest, held):  # otherwise most weights are frozen
+                if fewer and _whole_copies(rest, self.held):  # otherwise most weights are frozen
                     fits.append(out)
             if len(fits) > 1:
                 fits = [out for out in fits if all(_is_mask(ckpt, self.fqns.index(fqn)) for fqn in out)]

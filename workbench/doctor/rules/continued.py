@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.analysis.diff import diff
 from workbench.checkpoint import Checkpoint
 from workbench.doctor.facts.counted import lagging, of_epochs, per_step
 from workbench.doctor.facts.evidence import Pair, is_numbered
@@ -20,7 +21,7 @@ from workbench.doctor.facts.generators import Generator, drawn, is_fresh, seed
 from workbench.doctor.facts.numbers import in_words, number
 from workbench.doctor.facts.schedule import plan_of, rates_at
 from workbench.doctor.facts.state import NAME, TrainingState
-from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register
+from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register, some
 from workbench.doctor.passes.updates import passed, scheduled
 from workbench.doctor.rules.names import renamed, same_buffers, same_parameters, same_size, same_tensors
 from workbench.doctor.rules.pair import SLIGHT
@@ -118,7 +119,7 @@ P34 = Rule(
     f"it was {SURELY} or more, and is the number of updates in between; or it fell to what it counts in as many, "
     "without a cycle; of averages: fell, or by more than the updates",
     "exact", "warn",
-    "a counter of something that began at the resume", "restore the named counter"
+    "a counter of something that began at the resume", "restore the named counter, and what is stored with it"
 )  # fmt: skip
 register(R10, R11, R12, N10, N12, P01, P15, P16, P20, P29, P34, P37, P51)
 #: What schedules of torch change themselves, and learning rates, which other rules compare.
@@ -457,8 +458,13 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
         began = f", as if {'it' if len(paths) == 1 else 'they'} began anew at the load" if anew else ""
         words = f"{many(len(paths), 'stored number')} fell{began}: {words}"
         names = {"kind": "anew" if anew else "fell", "names": paths[:NAMED]}
-        severity, causes = ("warn", _of_container(pair, paths)) if anew else ("info", ("H1",))
-        found.append(P34.sign(words, names, hit=len(paths), of=len(both), severity=severity, causes=causes))
+        causes: tuple[str, ...] = ("H1", "C9")
+        if anew and (beside := _beside(pair, paths)):
+            words += f"; {beside}"
+            causes = ("A5", "C9")  # what is stored with them may have begun anew, too
+        found.append(
+            P34.sign(words, names, hit=len(paths), of=len(both), severity="warn" if anew else "info", causes=causes)
+        )
     for kind, paths in restarted.items():
         old, new = (side[paths[0]] for side in counts)
         words = f"{paths[0]!r} went from {old:,} to {new:,} in {many(k, 'update')}"
@@ -475,11 +481,20 @@ def _began(old: int, new: int, step: int, k: int) -> bool:
     return new <= old * k / step + 1 and math.gcd(step - old, step + k - new) <= old
 
 
-def _of_container(pair: Pair, paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the causes for counts that began anew: beside tensors, these may have, too."""
-    beside = {path.partition(".")[0] for path in paths if "." in path}
-    tensors = (key.partition(".")[0] in beside for key in pair.stored.ckpt.catalog.keys)
-    return ("A5", "C9") if any(tensors) else ("H1", "C9")
+def _beside(pair: Pair, paths: Iterable[str]) -> str:
+    """Return how many tensors that are stored with counts changed; empty if there are none."""
+    roots = sorted({path.partition(".")[0] for path in paths if "." in path})
+    first, second = pair.stored.ckpt, pair.b.ckpt
+    keys = [key for key in first.catalog.keys if key.partition(".")[0] in roots and key in second.catalog.index]
+    if not keys:
+        return ""
+    sides = [
+        one.derive(one.catalog.take(np.array([one.catalog.index[key] for key in keys], np.int64)))
+        for one in (first, second)
+    ]
+    rows = diff(*sides, patterns=False, evidence="none").rows
+    changed = sum(row.status != "equal" for row in rows)
+    return f"in {some(roots)}, {changed:,} of {many(len(rows), 'tensor')} changed"
 
 
 def _products(pair: Pair) -> list[Sign]:
@@ -778,7 +793,7 @@ def data_advances(pair: Pair) -> list[Sign] | str:
             words += f"{many(last - first, 'update')} should have advanced it by {due:,}"
             evidence = {"kind": kind, "before": old + due, kind if kind == "loader" else "consumed": new}
             evidence |= {"stands": new == old, "fewer": old < new < old + due}
-            found.append(P20.sign(words, evidence))
+            found.append(P20.sign(words, evidence, causes=("C6",) if new < old else ()))
     known = any(side.value(fact) is not None for side in (a, b) for fact in ("loader", "consumed_samples"))
     for path, (then, now) in within.items():
         if now <= then and (now < then or then[1] > 0):  # a sampler that is saved when an epoch begins stays at 0
