@@ -441,6 +441,144 @@ def test_generators_of_ranks_and_positions_of_loaders_go_on(tmp_path, before, af
     )
 
 
+@pytest.mark.parametrize(("seed", "drawn", "told"), [(3, 70, False), (3, 0, True), (4, 45, True)])
+def test_a_generator_is_known_by_its_form_whatever_its_name(tmp_path, seed, drawn, told):
+    run = Run().train(10)
+    state = generators([3], 45)["rng_states"][0]["torch"]
+    one = run.save(tmp_path / "a.pt", step=10, dropout=state)
+    later = generators([seed], drawn)["rng_states"][0]["torch"]
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=10, dropout=later))
+    assert [cause.cause for cause in found.causes if cause.severity == "warn"] == (["C8"] if told else [])
+    assert found.exit_code == int(told)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_network_that_generates_is_no_generator(tmp_path, kept):
+    run = Run().train(10)
+    net = {"random_features": torch.randn(40, 8)}
+    one = run.save(tmp_path / "a.pt", step=10, generator=net)
+    net = {"random_features": net["random_features"] + (0 if kept else 1)}
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=10, generator=net))
+    assert grave(found) == ([] if kept else [("R16", "warn")])
+
+
+SOURCES = {"web": 34, "code": 5, "math": 6, "stage": 2}
+
+
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        ({"web": 37, "code": 6, "math": 7, "stage": 2}, False),
+        ({"web": 1, "code": 0, "math": 0, "stage": 2}, True),
+        ({"web": 4, "code": 6, "math": 7, "stage": 2}, False),  # the end of an epoch of one source
+    ],
+)
+def test_positions_in_several_sources_do_not_fall_together(tmp_path, after, told):
+    run = Run().train(44)
+    one = run.save(tmp_path / "a.pt", step=44, dataset_state=SOURCES)
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=45, dataset_state=after))
+    assert [cause.cause for cause in found.causes] == (["C6"] if told else [])
+    assert ("data position not compared" in found.verdict) != told
+
+
+def test_positions_that_the_load_set_to_zero_are_a_matter_of_the_data(tmp_path):
+    run = Run().train(44)
+    one = run.save(tmp_path / "a.pt", step=44, dataset_state=SOURCES)
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=44, dataset_state=dict.fromkeys(SOURCES, 0)))
+    assert [cause.title for cause in found.causes] == ["The data restarted from the beginning."]
+    assert "data position not compared" not in found.coverage
+
+
+@pytest.mark.parametrize("seed", [1234, 4321])
+def test_a_seed_of_the_data_among_the_arguments_is_named(tmp_path, seed):
+    run = Run().train(10)
+    one = run.save(tmp_path / "a.pt", step=10, args={"data_seed": 1234})
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=11, args={"data_seed": seed}))
+    told = "The order of the data changed: the data's seed was 1234 and is 4321"
+    assert (told in found.verdict) == (seed != 1234) and found.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ({"round": 5}, {"round": 5}, False),
+        ({"round": 5}, {"round": 0}, True),
+        ({"round": 8}, {"round": 0}, False),  # a cycle of ten updates
+        ({"remaining": 5}, {"remaining": 0}, False),
+    ],
+)
+def test_a_number_that_counts_anew(tmp_path, before, after, told):
+    run = Run().train(38)
+    one = run.save(tmp_path / "a.pt", step=38, outer=before)
+    found = wb.doctor(one, run.train(2).save(tmp_path / "b.pt", step=40, outer=after))
+    assert grave(found) == ([("P34", "warn")] if told else [])
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_tensors_that_are_stored_with_a_count_that_began_anew(tmp_path, lost):
+    run = Run().train(38)
+    outer = {"round": 5, "momentum": torch.randn(4, 4)}
+    one = run.save(tmp_path / "a.pt", step=38, outer=outer)
+    outer = {"round": 0, "momentum": torch.zeros(4, 4)} if lost else outer
+    found = wb.doctor(one, run.train(2).save(tmp_path / "b.pt", step=40, outer=outer))
+    assert [cause.cause for cause in found.causes] == (["A5"] if lost else [])
+    assert not lost or "in 'outer', 1 of 1 tensor changed" in found.causes[0].title
+
+
+@pytest.mark.parametrize("position", [45, 1])
+def test_a_position_that_fell_is_no_setting(tmp_path, position):
+    run = Run().train(44)
+    one = run.save(tmp_path / "a.pt", step=44, dataloader={"batches": 44}, args={"lr": 1e-3})
+    run.optimizer.param_groups[0]["lr"] = 5e-4
+    two = run.train(1).save(tmp_path / "b.pt", step=45, dataloader={"batches": position}, args={"lr": 5e-4})
+    causes = [cause.cause for cause in wb.doctor(one, two).causes]
+    assert causes[0] == ("H1" if position == 45 else "C6")
+
+
+@pytest.mark.parametrize("name", ["n_averaged", "further"])
+def test_a_count_in_a_file_beside_the_checkpoint(tmp_path, name):
+    run = Run().train(34)
+    for folder, step, count in (("a", 34, 5), ("b", 35, 0), ("echo", 34, 0)):
+        (tmp_path / folder).mkdir()
+        save_file(run.model.state_dict(), tmp_path / folder / "model.safetensors")
+        (tmp_path / folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        torch.save(run.optimizer.state_dict(), tmp_path / folder / "optimizer.pt")
+        torch.save({name: torch.tensor(count)}, tmp_path / folder / "swa_state_dict.pt")
+        run.train(1)
+    paths = [tmp_path / folder for folder in ("a", "b", "echo")]
+    found = wb.doctor(paths[0], paths[1])
+    assert "'swa_state_dict." in " ".join(one.message for one in found if one.rule == "P34")
+    echo = wb.doctor(paths[0], echo=paths[2])
+    assert f"swa_state_dict.pt/{name} 5 → 0" in " ".join(one.message for one in echo if one.rule == "R17")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_counts_of_an_optimizer_without_moments(tmp_path, lost):
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(8, 8), torch.randn(32, 8)
+
+    def optimizer() -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+
+    def trained(made: Any, updates: int, path: Path, step: int) -> Path:
+        def closure() -> torch.Tensor:
+            made.zero_grad()
+            loss = (model(x) - x.roll(1, 1).tanh()).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(updates):
+            made.step(closure)
+        torch.save({"model": model.state_dict(), "optimizer": made.state_dict(), "step": step}, path)
+        return path
+
+    made = optimizer()
+    one = trained(made, 10, tmp_path / "a.pt", 10)
+    found = wb.doctor(one, trained(optimizer() if lost else made, 1, tmp_path / "b.pt", 11))
+    assert [cause.cause for cause in found.causes] == (["B1"] if lost else [])
+    assert not any("lr itself" in words for cause in found.causes for words in cause.damage)
+
+
 def test_a_position_without_the_data_of_an_update_is_not_compared(tmp_path):
     run = Run().train(10)
     one = run.save(tmp_path / "a.pt", step=10, consumed_samples=43)  # not a multiple of the steps
@@ -470,6 +608,98 @@ def test_a_pointer_into_a_ring_begins_anew_and_is_a_buffer(tmp_path):
     (found,) = wb.doctor(one, echo=echo).causes
     assert (found.cause, found.tensors) == ("A5", ("queue_ptr",))
     assert wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=31)).causes == ()  # the ring may have been full
+
+
+class Queue(Run):
+    """A network, a copy that follows it, and a queue, all of them floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        held = [deepcopy(one) for one in self.model]
+        for at, one in enumerate(held):
+            self.model.add_module(f"follower{at}", one.requires_grad_(False))
+        self.model.register_buffer("queue", torch.randn(64, 8))
+        self.model.register_buffer("kept_mask", (torch.rand(32, 16) > 0.5).float())
+
+    def train(self, updates: int) -> Run:
+        for _ in range(updates):
+            self.optimizer.zero_grad()
+            x = torch.randn(8, 16)
+            out = self.model[2](self.model[1](self.model[0](x)))
+            (out - x.roll(1, 1)).square().mean().backward()
+            self.optimizer.step()
+            self.model.queue.copy_(torch.cat([torch.randn(4, 8), self.model.queue[:-4]]))
+        return self
+
+
+@pytest.mark.parametrize("lost", ["queue", "kept_mask", None])
+def test_what_the_optimizer_cannot_hold_is_a_buffer(tmp_path, lost):
+    run = Queue()
+    one = run.train(30).save(tmp_path / "a.pt", step=30)
+    if lost == "queue":
+        run.model.queue.copy_(torch.randn(64, 8))
+    elif lost:
+        run.model.kept_mask.fill_(1.0)
+    echo = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=30))
+    assert [cause.cause for cause in echo.causes] == (["A5"] if lost else [])
+    assert "8 of 8 weights" in echo.coverage and "2 of 2 buffers" in echo.coverage
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=31))
+    assert [cause.cause for cause in found.causes] == (["A5"] if lost else [])
+
+
+def test_a_weight_that_the_optimizer_no_longer_holds_stays_a_weight(tmp_path):
+    run = Run()
+    run.model[2].table = torch.nn.Parameter(torch.randn(3, 5))
+    run.fresh()
+    run.model[2].table.grad = torch.ones(3, 5)
+    run.optimizer.zero_grad = lambda: None
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    held = list(run.optimizer.state.items())
+    run.optimizer = torch.optim.AdamW([weight for weight, _ in held if weight is not run.model[2].table], lr=1e-3)
+    run.optimizer.state.update({weight: state for weight, state in held if weight is not run.model[2].table})
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    assert "5 of 5 weights" in found.coverage and "buffers" not in found.coverage
+
+
+def test_most_of_a_model_that_is_frozen_is_no_buffer(tmp_path):
+    run = Run()
+    run.model[2].prompt = torch.nn.Parameter(torch.randn(4, 4))
+    run.optimizer = torch.optim.AdamW([run.model[2].prompt], lr=1e-3)
+    run.model[2].prompt.grad = torch.ones(4, 4)
+    run.optimizer.step()
+    one = run.save(tmp_path / "a.pt", step=1)
+    coverage = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=1)).coverage
+    assert "5 of 5 weights" in coverage and "buffers" not in coverage
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_buffers_of_another_size_are_asked_about(tmp_path, times):
+    run = Queue()
+    one = run.train(30).save(tmp_path / "a.pt", step=30)
+    run.model.queue = torch.cat([run.model.queue] * times)
+    title = ["Buffers have another shape."] if times > 1 else []
+    echo = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=30))
+    assert [cause.title for cause in echo.causes] == title and echo.exit_code == len(title)
+    assert "of one name and shape" in " ".join(one.message for one in echo.ruled_out)
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=31))
+    assert [cause.title for cause in found.causes] == title and found.exit_code == len(title)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_buffers_that_begin_anew_beside_a_fresh_optimizer_are_named(tmp_path, kept):
+    run = Run()
+    run.model.register_buffer("seen_mean", torch.randn(16))
+    run.model.register_buffer("seen_var", torch.rand(16))
+    one = run.train(25).save(tmp_path / "a.pt", step=25)
+    run.fresh()
+    torch.nn.init.normal_(run.model[2].weight)
+    if not kept:
+        run.model.seen_mean.zero_()
+        run.model.seen_var.fill_(1.0)
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=25))
+    named = [cause for cause in found.causes if cause.cause == "A5"]
+    assert [cause.title for cause in named] == ([] if kept else ["Buffers were not saved or not restored."])
+    assert all(set(cause.tensors) == {"seen_mean", "seen_var"} for cause in named)
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -1098,6 +1328,44 @@ def test_what_an_adam_does_is_not_expected_of_another_optimizer(tmp_path):
     assert found.cause in ("B1", "B3") and not any("bias" in words or "lr itself" in words for words in found.damage)
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_part_of_the_optimizers_state_that_began_anew(tmp_path, anew):
+    run = Run().train(20)
+    for weight, state in run.optimizer.state.items():
+        state["slow_buffer"] = weight.detach() + 0.01
+    one = run.save(tmp_path / "a.pt", step=20)
+    for weight, state in run.optimizer.state.items() if anew else ():
+        state["slow_buffer"] = weight.detach().clone()
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    assert [cause.cause for cause in found.causes] == (["B1"] if anew else [])
+    assert all("the moments were kept" in cause.title for cause in found.causes)
+    assert not any("lr itself" in words for cause in found.causes for words in cause.damage)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_number_in_an_average_shows_in_no_loss(tmp_path, damaged):
+    run = Run().train(20)
+    average = {name: one.clone() for name, one in run.model.state_dict().items()}
+    one = run.train(1).save(tmp_path / "a.pt", step=21, ema=average)
+    if damaged:
+        average["0.weight"][0, 0] = NAN
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=21, ema=average))
+    assert [cause.cause for cause in found.causes][:1] == (["G1"] if damaged else [])
+    assert all("no loss shows averages" in cause.damage[0] for cause in found.causes[:1])
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_weights_that_were_not_loaded_have_their_names(tmp_path, loaded):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    if not loaded:
+        for part in (run.model[0], run.model[2]):
+            part.reset_parameters()
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    titles = [cause.title for cause in found.causes]
+    assert titles == ([] if loaded else ["None of the weights were loaded: they kept their initial values."])
+
+
 def test_experts_that_are_all_copies_of_one(tmp_path):
     torch.manual_seed(0)
     held = {
@@ -1389,6 +1657,26 @@ def test_a_model_that_was_made_deeper_or_shallower(tmp_path, order, title):
         assert {cause.title: cause.question for cause in wb.doctor(one, two).causes}[title]
 
 
+def test_weights_that_are_new_beside_a_fresh_optimizer_are_named(tmp_path):
+    run = Run()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    run.model.add_module("3", torch.nn.Linear(16, 4))
+    run.fresh()
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    assert {"B1", "A4"} <= {cause.cause for cause in found.causes}
+
+
+def test_one_tensor_is_new_and_two_are(tmp_path):
+    run = Run()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    run.model[2].scale = torch.nn.Parameter(torch.randn(3))  # the optimizer does not hold it
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    assert "1 of 12 tensors is new: 1 buffer" in [sign.message for sign in found.causes[0].signs]
+    run.model[2].offset = torch.nn.Parameter(torch.randn(3))
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    assert "2 of 12 tensors are new: 2 buffer" in [sign.message for sign in found.causes[0].signs]
+
+
 def test_parameters_that_vanished_are_named_and_not_called_tied(tmp_path):
     run = Deep(3).train(20)
     one = run.saved(tmp_path / "a.pt", 20)
@@ -1583,6 +1871,16 @@ def test_a_count_that_is_stored_as_a_float(tmp_path, new, told):
     run.model.obs_count.fill_(new)
     found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))
     assert ([cause.cause for cause in found.causes] == ["A5"]) == told
+
+
+@pytest.mark.parametrize(("new", "told"), [(832.0001, False), (32.0001, True), (720.0, False)])
+def test_a_count_that_began_at_a_fraction(tmp_path, new, told):
+    run = Run().train(25)
+    run.model.register_buffer("obs_count", torch.tensor(800.0001))
+    one = run.save(tmp_path / "a.pt", step=25)
+    run.model.obs_count.fill_(new)  # 720: one that decays
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=26))
+    assert [(cause.cause, cause.severity) for cause in found.causes] == ([("A5", "warn")] if told else [])
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ SURE = {
     "likely": "likely: it fits the measurements best",
     "possible": "possible: it rests on a statistic, or the change may be intended",
 }
+EXACT = "it is exact, and no other known cause leaves it"
 
 
 def diagnosis_text(d: Diagnosis) -> str:
@@ -116,7 +117,7 @@ def _screen(d: Diagnosis) -> Iterator[str]:
         yield f"  {pad(safe(one.which), 6)}  {shorten(safe(one.path), _beside(10))}"
     real = [one for one in d.causes if one.severity != "info"]
     if not real:
-        yield from wrap(pad("VERDICT", HEAD), safe(d.verdict), most=6)
+        yield from wrap(pad("VERDICT", HEAD), safe(d.verdict), most=8)
     for number, cause in enumerate(real[: 1 + FURTHER]):
         yield from wrap(pad(MARK[cause.severity], 7), safe(cause.title), most=3)
         if number == 0:
@@ -128,7 +129,11 @@ def _screen(d: Diagnosis) -> Iterator[str]:
             yield from wrap(pad("NOTE", HEAD), note, most=3)
         yield from wrap(pad("COMPARED", HEAD), safe(d.coverage), most=3)
     rest = [one for one in d if one.severity != "info" and not _explained(one, real) and one.message != d.verdict]
-    yield from _section("ALSO SEEN", (safe(one.message) for one in rest), SECTION)
+    seen = [safe(one.message) for one in rest]
+    if real:  # otherwise the verdict has them
+        named = {one.cause for one in real} | {"H1"}
+        seen += [_plain(sign) for one in d.causes if one.cause not in named for sign in one.signs[:1]]
+    yield from _section("ALSO SEEN", dict.fromkeys(seen), SECTION)
     kept = [one for one in d.ruled_out if not one.what.endswith((" (before)", " (after)"))]
     yield from _section("FOUND CORRECT", map(_cleared, kept), SECTION)
     if d.not_checked:
@@ -161,7 +166,7 @@ def _first(one: Suspect) -> Iterator[str]:
     rows.append(("sure", _sure(one)))
     before = ""
     for name, words in rows:
-        yield from wrap(f"  {pad('' if name == before else name, 9)} ", words, most=4 if name == "do" else 3)
+        yield from wrap(f"  {pad('' if name == before else name, 9)} ", words, most=4 if name in ("do", "proof") else 3)
         before = name
 
 
@@ -176,6 +181,8 @@ def _sure(one: Suspect) -> str:
     words = SURE[one.certainty]
     if one.certainty == "certain" and one.excludes:
         words += f": {safe(next(iter(one.excludes.values())))}"
+    elif one.certainty == "certain":
+        words += f": {EXACT}"
     if one.question:
         return f"{words}. {safe(one.question[0].upper() + one.question[1:])} If so, nothing is wrong"
     return f"{words}. It could also be: {safe(one.runner_up)}" if one.runner_up else words

@@ -329,7 +329,8 @@ def settings(case: Case) -> Iterator[Match]:
             "The optimizer holds other parameters.",
             "were parameters added, frozen or unfrozen on purpose?",
         )
-        yield Match(case.resumed, 0.9, signs=tuple(sizes), title=title, question=question)
+        remedy = "compare which parameters require gradients, and which are given to the optimizer, in both launches"
+        yield Match(case.resumed, 0.9, signs=tuple(sizes), title=title, remedy=remedy, question=question)
         signs = [one for one in signs if one not in sizes]
     if any(one.evidence.get("kind") == "decay" for one in signs):
         signs += [one for one in case.fired("P12") if "old" in one.evidence]

@@ -215,6 +215,7 @@ def _data(case: Case) -> Iterator[tuple[Sign, bool]]:
 def data_again(case: Case) -> Iterator[Match]:
     signs = [sign for sign, behind in _data(case) if behind and not _step_is_off(case)]
     signs += [one for one in case.fired("P34") if one.evidence["kind"] == "data"]
+    signs += [one for one in case.fired("R17") if one.evidence["kind"] == "data" and one.evidence["fell"]]
     if signs:
         stands = all(one.evidence.get("stands") for one in signs)
         title = "The position in the data did not advance." if stands else ""
@@ -239,8 +240,9 @@ def random_states(case: Case) -> Iterator[Match]:
     equal = [one for one in case.fired("P51") if one.evidence.get("kind") == "equal"]
     if signs := [one for one in case.fired("P51") if one not in equal]:
         title = "A random generator was seeded again."
+        remedy, losses = "restore the generators after all seeds are set", "no loss shows it"
         question = "was the seed set again on purpose?"
-        yield Match(case.resumed, 0.9, signs=tuple(signs), title=title, question=question)
+        yield Match(case.resumed, 0.9, signs=tuple(signs), title=title, remedy=remedy, losses=losses, question=question)
     signs = [
         *equal,
         *case.fired("N11"),

@@ -34,6 +34,11 @@ PART_LOST = "A part of the second moments was lost."
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  #: statistics of normalised inputs
 SCALED = "were all moments scaled on purpose?"
 RECALIBRATED = "were the running statistics computed anew on purpose?"
+ADDED = "if the run uses the new tensors, nothing; if not, leave them out of the save"
+OF_ADDED = "no loss shows tensors that are only stored; new weights of the model change the first loss"
+PART_ANEW = "A part of the optimizer's state began anew, as copies of the weights; the moments were kept."
+OF_PART = "the first loss is right; those after the optimizer next uses this state are not"
+NONE_LOADED = "None of the weights were loaded: they kept their initial values."
 
 
 # ---- A: names --------------------------------------------------------------------------------------------------------
@@ -68,7 +73,12 @@ def renamed(case: Case) -> Iterator[Match]:
                 ("G7 G6 B1", case.equal(change, MOMENTS, "moments")),
                 ("A3", "not all of them are norms"),
             )
-            yield Match(change.leg, 1.0 if prefix else 0.8, names, bool(prefix), reasons=reasons)
+            title, remedy = "", ""
+            if case.evidence.before.names.weights.keys() == case.later.names.weights.keys():
+                title, remedy = NONE_LOADED, "load the stored weights into the model before the optimizer is made"
+            strength, losses = 1.0 if prefix else 0.8, "the loss is that of a new model" if remedy else ""
+            exact = bool(prefix)
+            yield Match(change.leg, strength, names, exact, reasons=reasons, title=title, remedy=remedy, losses=losses)
 
 
 def not_loaded(case: Case) -> Iterator[Match]:
@@ -151,17 +161,33 @@ def added(case: Case) -> Iterator[Match]:
     heads = [one for one in new if kinds(one.tensors) <= {"head"}]
     if new and not heads and case.deeper <= 0:
         question = "were tensors added to the model on purpose?"
-        yield Match("load" if case.change("load").rows else "train", 0.8, question=question, signs=tuple(new))
+        leg = "load" if case.change("load").rows else "train"
+        yield Match(leg, 0.8, question=question, signs=tuple(new), remedy=ADDED, losses=OF_ADDED)
+
+
+def _reshaped(case: Case) -> Iterator[Match]:
+    of_shape = ("have another shape", "buffers")
+    shaped = [one for one in case.fired("R01", "P02") if one.evidence["kind"] in of_shape and one.causes == ("A5",)]
+    if shaped:
+        title, question = "Buffers have another shape.", "was their size changed on purpose?"
+        remedy = "if it was not, make the model with the sizes of the checkpoint"
+        rest = case.fired("R03", "R09", where="before → echo")
+        rest = [one for one in rest if one.evidence.get("roles") == ["buffer"]]
+        names = {name for one in shaped for name in one.tensors}
+        rest += [one for one in case.fired("N3") if names >= set(one.tensors)]
+        leg = "load" if case.change("load").rows else "train"
+        yield Match(leg, 1.0, signs=(*shaped, *rest), title=title, question=question, remedy=remedy)
 
 
 def buffers_lost(case: Case) -> Iterator[Match]:
+    yield from _reshaped(case)
     for change in case.changes:
         names = frozenset(change.hit(("buffer",)))
-        if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
-            new = names <= change.hit(("buffer",), "zero", "fill")  # as they are made; other values may be copies
+        new = change.hit(("buffer",), "zero", "fill")  # as they are made; other values may be copies
+        if new or (names and not (change.hit(change.weights) and change.hit(MOMENTS))):
             running = all(name.endswith(RUNNING) for name in names)
-            question = RECALIBRATED if running and not names & change.hit(("buffer",), "zero", "fill") else ""
-            yield Match(change.leg, 0.9 if new else 0.6, names, question=question)
+            question = RECALIBRATED if running and not new else ""
+            yield Match(change.leg, 0.9 if names <= new else 0.6, names, question=question)
     if signs := [*case.fired("N4", "N26"), *(one for one in case.fired("P24") if "F4" not in one.causes[:1])]:
         defined = all(one.evidence.get("kind") == "constant" for one in signs)
         title = "Buffers that the model's config defines changed." if defined else ""
@@ -182,7 +208,10 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         counters = case.counters(change.leg)
         first, second = case.lost(change)
         broken = change.hit(MOMENTS) & counters.reset
-        names = frozenset((first & second) | change.hit((STATE,), "weights"))
+        copies = change.hit((STATE,), "weights") & change.clean(MOMENTS) - change.hit(MOMENTS)
+        if copies:
+            yield Match(change.leg, 0.95, frozenset(copies), title=PART_ANEW, remedy=WHOLE, losses=OF_PART)
+        names = frozenset((first & second) | (change.hit((STATE,), "weights") - copies))
         if change.leg == "train" and broken:
             names |= counters.reset  # for the others the laws hold by chance
         quantised = change.hit(("state1", "state2"), *GONE)
@@ -204,6 +233,8 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         ):
             question = "were the optimizer's counters reset on purpose?"
             yield Match(change.leg, 0.6, counters.reset, False, question if _whole(case, change) else "")
+    if signs := [one for one in case.fired("P34") if one.evidence["kind"] == "optimizer"]:
+        yield Match("train", 0.9, signs=tuple(signs), question="was the optimizer started fresh on purpose?")
     absent = [one for one in case.fired("S06") if one.evidence.get("kind") in ("absent", "never", "gone")]
     for one in case.fired("R03", "R01", "N3", "V05", "P33"):
         gone = one.evidence.get("gone")
@@ -554,11 +585,11 @@ NAMES = (
         "The checkpoint holds tensors that it did not hold before.",
         "a second adapter, an average or a copied head was saved as well",
         "none; the file grows",
-        "find the new keys and leave them out of the save",
+        ADDED,
         "the trainer's arguments of both saves",
         "diffusers 6366",
         explains="R01 P02 N3 S14 S06 R10 P01",
-        losses="no loss shows it",
+        losses=OF_ADDED,
         pattern=added,
     ),
     made(

@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
+
 from workbench.analysis.name_map import name_map
 from workbench.checkpoint import Checkpoint, open_place
 from workbench.core.place import stat_or_absent
@@ -159,11 +161,19 @@ class State:
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
-        """The integers in the trainer's state by path, those of its further files included."""
+        """The integers in the trainer's state by path, those of its further files included.
+
+        An average may count in a tensor: ``n_averaged`` of torch's.
+        """
         found = dict(self.facts.counts)
         for name, ckpt in self.beside.items():
             stem = name.rpartition(".")[0]
             found |= {f"{stem}.{path}": value for path, value in counts_of(leaves(ckpt.objects)[0]).items()}
+            for at in np.flatnonzero(ckpt.catalog.numel == 1)[:FILES]:
+                tensor = ckpt[ckpt.catalog.keys[at]]
+                if tensor.element.numpy_name in ("int64", "int32"):
+                    with suppress(WorkbenchError):  # verify reports the reason
+                        found[f"{stem}.{tensor.key}"] = int(tensor.numpy().reshape(-1)[0])
         return found
 
     @cached_property
@@ -171,9 +181,9 @@ class State:
         """The states of random generators by name, those of further files included."""
         found = dict(self.facts.generators)
         for name, ckpt in self.beside.items():
-            if re.search(r"rng|random_state", name):
-                stem = name.rpartition(".")[0]
-                found |= {f"{stem}.{inner}": one for inner, one in generators(ckpt, every=True).items()}
+            every = re.search(r"rng|random_state", name) is not None
+            stem = name.rpartition(".")[0]
+            found |= {f"{stem}.{inner}": one for inner, one in generators(ckpt, every=every).items()}
         return found
 
     def under(self, names: Mapping[str, str]) -> State:
@@ -308,6 +318,21 @@ class Evidence:
     before: State
     after: State | None = None
     echo: State | None = None
+
+    def __post_init__(self) -> None:
+        """List what is a buffer in one of them as a buffer in all, unless the optimizer holds all weights of another.
+
+        The others may lack state of the optimizer, or it may no longer hold a weight.
+        """
+        states = [one for one in (self.before, self.after, self.echo) if one is not None]
+        trained = {name for one in states if one.names.whole for name in one.names.weights}
+        unheld = {name for one in states for name in one.names.unheld} - trained
+        for one in states:
+            if one.names.unheld.keys() == unheld & (one.names.unheld.keys() | one.names.weights.keys()):
+                continue
+            one.names.list_buffers(unheld)
+            for cached in ("params", "tied"):
+                one.__dict__.pop(cached, None)
 
     def state(self, which: str) -> State:
         """Return the state ``before``, ``after`` or ``echo``.

@@ -157,12 +157,12 @@ def gather(
 
 
 def counts_of(found: Iterable[ObjectLeaf]) -> dict[str, int]:
-    """Return path → integer, of everything but arguments and the optimizer's counters of single parameters."""
+    """Return path → integer, of everything but arguments and the optimizer's counters of updates."""
     counts: dict[str, int] = {}
     for leaf in found:
         if (
             _ARGS.fullmatch(leaf.path[0])
-            or "state" in leaf.path[1:-1]
+            or ("state" in leaf.path[1:-1] and leaf.name == "step")
             or not _whole(leaf.value)
             or len(counts) >= COUNTED
         ):

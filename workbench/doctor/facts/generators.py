@@ -53,10 +53,14 @@ def generators(ckpt: Checkpoint, *, every: bool = False) -> dict[str, Generator]
     found: dict[str, Generator] = {}
     for position, key in enumerate(ckpt.catalog.keys):
         small = int(ckpt.catalog.numel[position]) <= LARGEST
-        if (every or ("rng" in key and ckpt.roles[position] == "other")) and small and len(found) < MANY:
+        named = every or "rng" in key
+        sized = ckpt.catalog.shape_of(position) == (CPU,) and ckpt[key].element.numpy_name == "uint8"
+        if (every or ckpt.roles[position] == "other") and (named or sized) and small and len(found) < MANY:
             try:
                 state = ckpt[key].numpy().tobytes()
             except WorkbenchError:  # verify reports the reason
+                continue
+            if not named and not _is_twister(state):
                 continue
             found[key] = Generator(hashlib.sha256(state).hexdigest(), dict(_engines(state)))
     for name in ckpt.objects:
@@ -84,6 +88,14 @@ def is_fresh(state: bytes) -> bool:
     if len(state) == CUDA:
         return not any(state[8:])
     return int.from_bytes(state[8:12], "little") == 1 and not any(state[16:24])
+
+
+def _is_twister(state: bytes) -> bool:
+    """Return whether bytes are a state of torch's generator on the CPU, whatever its name."""
+    left, seeded = (int.from_bytes(state[at : at + 4], "little") for at in (8, 12))
+    words = np.frombuffer(state, "<u8", WORDS, 24)
+    position = int.from_bytes(state[16:24], "little")
+    return 1 <= left <= WORDS and seeded == 1 and position <= WORDS and bool((words < 1 << 32).all())
 
 
 def drawn(state: bytes) -> int | None:

@@ -18,18 +18,23 @@ certain.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import combinations
 from typing import Any
+
+import numpy as np
 
 from workbench.checkpoint import Checkpoint
 from workbench.doctor.facts.flat import ObjectLeaf
 from workbench.doctor.facts.numbers import BITS, betas_of, number
 from workbench.doctor.facts.optimizer import recognise
 from workbench.doctor.facts.state import Group
+from workbench.errors import WorkbenchError
 from workbench.names.roles import ADAPTERS, STATES, listed_alone
 
 _FIELDS = {
@@ -82,6 +87,31 @@ _ROLES = {*STATES.values()}
 _MOMENTS = {"exp_avg", "exp_avg_sq", "momentum", "square_avg", "sum", "exp_inf", "master", "state1"}
 
 
+KINDS = 16  #: most last parts of names among which buffers are looked for
+MASKED = 1 << 20  #: most elements of a mask that is read
+
+
+def _whole_copies(stored: Counter[tuple[int, ...]], held: Counter[tuple[int, ...]]) -> bool:
+    """Return whether weights have the shapes of the optimizer's state, each the same number of times."""
+    return (
+        bool(held)
+        and stored.keys() == held.keys()
+        and len({stored[one] / held[one] for one in held}) == 1
+        and stored >= held
+    )
+
+
+def _is_mask(ckpt: Checkpoint, at: int) -> bool:
+    """Return whether a tensor of several elements holds only one or two values."""
+    tensor = ckpt[ckpt.catalog.keys[at]]
+    if not 2 < tensor.numel() <= MASKED:
+        return False
+    try:
+        return len(np.unique(tensor.numpy())) <= 2
+    except WorkbenchError:  # of a type that numpy does not have, or damaged
+        return False
+
+
 def is_numbered(name: str) -> bool:
     """Return whether a parameter's name is a pseudo-name: ``optimizer state 3``."""
     return _PSEUDO.fullmatch(name) is not None
@@ -103,6 +133,8 @@ class Names:
         owner: pseudo-name of each number → the name that its tensors are listed under.
         numbers: positions of the tensors that are stored under a number.
         state: name → names of its optimizer state.
+        weights, unheld: name → shape of the weights, and of buffers that are known by not being in the optimizer.
+        held, whole: the shapes of numbered state; whether these are the shapes of all weights.
     """
 
     def __init__(self, ckpt: Checkpoint, found: Iterable[ObjectLeaf] = ()) -> None:
@@ -144,6 +176,48 @@ class Names:
                 self.state[fqn].add(role)
                 if role in _MOMENTS:
                     self.shapes.setdefault(fqn, ckpt.catalog.shape_of(at))
+        self.held = Counter(self.shapes[name] for name in set(self.owner.values()) & self.shapes.keys())
+        named = bool(self.weights) and self.weights.keys() <= self.shapes.keys()
+        self.whole = named or _whole_copies(Counter(self.weights.values()), self.held)
+        self.unheld: dict[str, tuple[int, ...]] = {}
+        self.list_buffers(self._unheld(ckpt))
+
+    def list_buffers(self, names: Iterable[str]) -> None:
+        """List these weights as buffers, and those that were listed so before as weights again."""
+        self.weights |= self.unheld
+        before = self.unheld.keys()
+        self.unheld = {name: self.weights.pop(name) for name in names if name in self.weights}
+        for at, fqn in enumerate(self.fqns) if before | self.unheld.keys() else ():
+            if self.roles[at] == "buffer" and fqn in before:
+                self.roles[at] = "param"
+            if self.roles[at] == "param" and fqn in self.unheld:
+                self.roles[at] = "buffer"
+
+    def _unheld(self, ckpt: Checkpoint) -> list[str]:
+        """Return the weights that the optimizer cannot hold: without them, the shapes are those of its state.
+
+        Buffers have names of their own, such as ``queue``. The others may be there several times, as networks that
+        follow the trained one. If two names fit, it is the one whose tensors hold only one or two values: masks.
+        """
+        leaves: dict[str, list[str]] = defaultdict(list)
+        for fqn in self.weights:
+            leaves[fqn.rpartition(".")[2]].append(fqn)
+        if self.whole or not self.held or len(leaves) > KINDS:
+            return []
+        for count in (1, 2, 3):
+            fits = []
+            for some in combinations(leaves, count):
+                out = [fqn for leaf in some for fqn in leaves[leaf]]
+                rest = Counter(self.weights.values()) - Counter(self.weights[fqn] for fqn in out)
+                size = sum(math.prod(self.weights[fqn]) for fqn in out)
+                fewer = size < sum(math.prod(shape) * times for shape, times in rest.items())
+                if fewer and _whole_copies(rest, self.held):  # otherwise most weights are frozen
+                    fits.append(out)
+            if len(fits) > 1:
+                fits = [out for out in fits if all(_is_mask(ckpt, self.fqns.index(fqn)) for fqn in out)]
+            if fits:
+                return fits[0] if len(fits) == 1 else []
+        return []
 
     def of(self, path: str, count: int) -> str | None:
         """Return the name for an optimizer's number, if any of its state is stored."""

@@ -12,7 +12,7 @@ Every rule is in the table :data:`RULES`. Modules fill it when they are imported
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,21 @@ def many(count: float, word: str) -> str:
     """Return ``1 parameter``, ``2 parameters``, ``1,200 matrices``."""
     stem = {"matrice": "matrix"}.get(word, word)
     return f"{count:,.0f} {stem if count == 1 else f'{word}s'}"
+
+
+_SINGULAR = {"are": "is", "have": "has", "differ": "differs"}
+
+
+def agreeing(count: int, words: str) -> str:
+    """Return a predicate that begins with its verb, in the number of ``count``: ``is new`` for 1."""
+    verb, _, rest = words.partition(" ")
+    return f"{_SINGULAR.get(verb, verb) if count == 1 else verb} {rest}"
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first two names, and how many more there are."""
+    more = f" and {len(names) - 2:,} more" if len(names) > 2 else ""
+    return ", ".join(map(repr, names[:2])) + more
 
 
 @dataclass(frozen=True)

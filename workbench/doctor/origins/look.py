@@ -154,7 +154,7 @@ def _plainly(atom: Atom, row: TensorDiff) -> AtomLook:
     kind = "near" if cosine is not None and cosine >= NEAR and row.numel > 1 else "other"  # one number has no direction
     if c.nan_new or c.inf_b > c.inf_a:
         count = c.nan_new + max(c.inf_b - c.inf_a, 0)
-        text = f"{count:,} of {row.numel:,} elements are no longer finite"
+        text = f"{count:,} of {row.numel:,} elements {'is' if count == 1 else 'are'} no longer finite"
         return AtomLook(atom, "nan", row, share, cosine, text, form={"alone": c.changed == count <= FEW})
     if c.how != "raw" and c.looked == c.seen and c.l2_b == 0 and c.l2_a:
         return AtomLook(atom, "zero", row, share, cosine, f"all {row.numel:,} elements became zero")

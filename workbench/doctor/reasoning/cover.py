@@ -152,11 +152,15 @@ def _consists(cause: str, match: Match | None, sign: Sign) -> bool:
 
 def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[str] | None:
     """Return the names of a sign that a cause explains, or ``None``."""
+    if cause[0] == "B" and _beside_optimizer(sign):
+        return None
     if _consists(cause, match, sign):
         names = match.names if match is not None and match.names and not any(sign is s for s in match.signs) else None
         return set(sign.tensors) | {""} if names is None else (set(sign.tensors) & names) | {""}
     rules = CAUSES[cause].explains
     follows = sign.rule in rules or cause in (sign.causes or RULES[sign.rule].causes)
+    if sign.rule in ("P20", "P34") and sign.causes:  # which count it is says why it restarted
+        follows = cause in sign.causes
     later = _order(leg_of(sign)) > _order(match.leg) if match is not None else False
     if match is not None and match.leg == "load" and leg_of(sign) == "echo":
         follows |= bool(match.names & set(sign.tensors))  # odd values of parameters that the load changed
@@ -170,6 +174,12 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
     if any(map(is_numbered, match.names)) and not any(map(is_numbered, sign.tensors)):
         return set(sign.tensors) | {""}  # the owner of the state is unknown
     return (set(sign.tensors) & match.names) | {""}
+
+
+def _beside_optimizer(sign: Sign) -> bool:
+    """Return whether a sign is about buffers or new weights, which no optimizer changes or makes."""
+    roles, kind = sign.evidence.get("roles"), sign.evidence.get("kind")
+    return roles == ["buffer"] or kind == "appeared" or (kind == "are new" and "param" in str(roles))
 
 
 def _moment(leg: str) -> str:
@@ -264,6 +274,10 @@ def _remarks(case: Case, found: list[CauseExplanation], every: Sequence[tuple[st
             remedy = RULES[sign.rule].remedy
             match = Match(leg_of(sign), UNNAMED, signs=(sign,), title=_sentence(sign), remedy=remedy)
             home = CauseExplanation(causes[0], match)
+            found.append(home)
+        if home is None and sign.rule == "N10":
+            question = "was the seed of the data changed on purpose?"
+            home = CauseExplanation(causes[0], Match(leg_of(sign), UNNAMED, signs=(sign,), question=question))
             found.append(home)
         if home is not None and sign not in home.proof:
             home.proof.append(sign)

@@ -11,6 +11,7 @@ from workbench.doctor.causes.cause import Cause
 from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.facts.counted import of_epochs
 from workbench.doctor.facts.state import TrainingState
+from workbench.doctor.ledger.roles import AVERAGES
 from workbench.doctor.ledger.sign import Sign
 from workbench.doctor.reasoning.cover import CauseExplanation, cover, places
 from workbench.doctor.reasoning.diagnosis import Suspect
@@ -102,7 +103,7 @@ def _order(one: Suspect) -> tuple[int, int, bool]:
 
     Settings and definitions come after all of these, and remarks last.
     """
-    meant = 2 if one.severity == "info" else int(one.cause in ("H1", "H2") and bool(one.question))
+    meant = 2 * (one.severity == "info") + (one.cause == "H1" or (one.cause == "H2" and bool(one.question)))
     return meant, _rank(one), bool(one.question) or one.certainty == "possible" or not one.affected
 
 
@@ -150,7 +151,21 @@ def _expected(cause: Cause, match: Match | None, names: Sequence[str], case: Cas
     facts = case.later.facts if case.later.facts.betas is not None else case.evidence.before.facts
     adam = {name for name in case.by_adam if not names or name in names}
     losses = match.losses if match is not None else ""
+    if case.later.facts.optimizer.stored and case.later.facts.betas is None:
+        adam = set()  # another optimizer took over
+    if match is not None and match.title and not losses and cause.losses == CAUSES["H1"].losses:
+        return ()  # it is about a setting, which the title is not
+    beside = {name for name in names if _is_beside(name, case)}
+    if cause.losses == CAUSES["G1"].losses and names and beside == set(names):
+        losses = "no loss shows averages and buffers that only an evaluation reads"
     return cause.expected(facts if adam else TrainingState(), losses)
+
+
+def _is_beside(name: str, case: Case) -> bool:
+    """Return whether a name is of an average or of another tensor that is trained by no optimizer."""
+    roles = case.later.params.get(name, {}).keys() | case.evidence.before.params.get(name, {}).keys()
+    hit = {role for change in case.changes for role in roles if name in change.hit((role,))}
+    return (hit or roles) <= {*AVERAGES, "other"}
 
 
 def _settles(words: str, case: Case) -> str:

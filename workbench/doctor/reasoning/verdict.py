@@ -13,8 +13,6 @@ Every number is a count of rows of the ledger.
 
 from __future__ import annotations
 
-import re
-
 from workbench.checkpoint import Checkpoint
 from workbench.doctor.causes.case import Case
 from workbench.doctor.causes.table import CAUSES
@@ -63,8 +61,8 @@ def _joined(remarks: str, limits: str, words: str) -> str:
 
 
 def _remarks(suspects: tuple[Suspect, ...], case: Case) -> str:
-    """Return the most likely cause among the remarks, and the differences that no cause explains."""
-    heads = [_remark(suspects[0])] if suspects else []
+    """Return the most likely causes among the remarks, and the differences that no cause explains."""
+    heads = [_remark(one) for one in suspects[:2]]
     named = [sign for one in suspects for sign in one.signs]
     differing = [
         one
@@ -80,8 +78,8 @@ def _remarks(suspects: tuple[Suspect, ...], case: Case) -> str:
 
 
 def _headline(one: Suspect) -> str:
-    """Return the title; of changed settings also which."""
-    if one.title != CAUSES["H1"].title or not one.signs:
+    """Return the title; of changed settings, and of a remark with a cause's own title, also what was seen."""
+    if one.title != CAUSES[one.cause].title or not one.signs or (one.severity != "info" and one.cause != "H1"):
         return one.title
     return f"{one.title.removesuffix('.')}: {one.signs[0].message}."
 
@@ -143,9 +141,9 @@ def _judged(file: str, case: Case) -> bool:
 
 
 def _others(ckpt: Checkpoint) -> int:
-    """Return how many tensors of numbers belong to no parameter, optimizer or generator."""
+    """Return how many tensors of floats belong to no parameter and no optimizer."""
     rows = zip(ckpt.catalog.keys, ckpt.roles, strict=True)
-    names = [key for key, role in rows if role == "other" and not re.search(r"rng|random|generator", key)]
+    names = [key for key, role in rows if role == "other"]
     return sum(ckpt[key].element.kind == "f" and ckpt[key].numel() > 1 for key in names)
 
 
@@ -204,7 +202,8 @@ def coverage(case: Case) -> str:
 def _data_compared(case: Case) -> bool:
     """Return whether both sides of a load store values of a data loader or sampler, which R17 compared."""
     sides = (case.evidence.before.facts.parts, case.later.facts.parts)
-    return "R17" in case.outcome.checked and all("data loader" in parts for parts in sides)
+    differ = any(one.evidence["kind"] == "data" for one in case.fired("R17"))
+    return differ or ("R17" in case.outcome.checked and all("data loader" in parts for parts in sides))
 
 
 def _moved(case: Case, quantity: str) -> bool:

@@ -30,7 +30,7 @@ from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.facts.state import Group
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.roles import BLOCK_MAXIMA, BUFFERS, FIRST, MASTERS, MOMENTS, STATE, quantity
-from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
+from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register, some
 from workbench.doctor.origins.merge import changed_rank
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
@@ -88,6 +88,7 @@ DECAYS = ("alpha", "rho", "momentum", "betas", "beta2_decay", "decay_rate")  #: 
 LONG = 100_000  #: updates
 LEAST = 8  #: elements of buffers
 MULTIPLIED = 3.0  #: b·a/a·a from which a buffer was multiplied
+UNLIKE = 0.1  #: b·a/a·a below which one update replaced nearly all rows of a buffer
 SMALL = 0.6  #: ‖b‖/‖a‖ below which a buffer began anew
 
 P21 = Rule(
@@ -427,13 +428,16 @@ def _counters(pair: Pair, found: Outcome) -> None:
     held = [key for key in a if key in b and not _WRAPS.fullmatch(key.rpartition(".")[2].lower())]
     k, step = passed(pair.a.facts, pair.b.facts), pair.a.facts.step
     fell: dict[str, tuple[int, int]] = {}
+    parts: set[str] = set()  # those that may decay
     seen = 0
     for key in _spread(held):
         try:
             values = [float(_sample(side.ckpt[key])[0]) for side in (pair.stored, pair.b)]
-            if not values[0].is_integer():
+            whole = values[0].is_integer()
+            if not whole and not (step and k and values[0] > 1 and values[1] <= values[0] * k / step + 1):
                 continue  # one that decays
             old, new = map(int, values)
+            parts |= set() if whole else {key}
         except (WorkbenchError, IndexError, ValueError, OverflowError) as error:
             found.not_checked["P24"] = f"{key!r}: {error}"
             continue
@@ -444,18 +448,18 @@ def _counters(pair: Pair, found: Outcome) -> None:
     if seen:
         found.checked["P24"] = f"{seen:,} of {many(len(held), 'counter')}"
     for average in (False, True):
-        some = {key: both for key, both in fell.items() if any(one in key.lower() for one in OF_AVERAGES) == average}
-        if some:
-            name, (old, new) = next(iter(some.items()))
+        which = {key: both for key, both in fell.items() if any(one in key.lower() for one in OF_AVERAGES) == average}
+        if which:
+            name, (old, new) = next(iter(which.items()))
             what = "did not advance" if new == old else "fell or restarted"
-            text = f"{len(some):,} of {many(seen, 'counter')} {what}: {name!r} went from {old:,} to {new:,}"
-            names = [pair.b.names.fqns[b[key]] or key for key in some][:NAMED]
+            text = f"{len(which):,} of {many(seen, 'counter')} {what}: {name!r} went from {old:,} to {new:,}"
+            names = [pair.b.names.fqns[b[key]] or key for key in which][:NAMED]
             evidence = {"before": old, "after": new, "stands": new == old}
             causes = ("F4",) if average else ("A5",)
             # others may count fewer updates, or not at all where a module is not trained
-            sure = all(new < old or (old == step and new != old) for old, new in some.values())
-            grave = None if sure else "warn"
-            sign = P24.sign(text, evidence, names, severity=grave, hit=len(some), of=seen, causes=causes)
+            sure = all(new < old or (old == step and new != old) for old, new in which.values())
+            grave = None if sure and not parts & which.keys() else "warn"
+            sign = P24.sign(text, evidence, names, severity=grave, hit=len(which), of=seen, causes=causes)
             found.signs.append(sign)
 
 
@@ -470,6 +474,8 @@ def _is_counter(state: State, at: int) -> bool:
 def _buffers(pair: Pair, found: Outcome) -> int:
     """Check that one update left most of what buffers held, those of one name together, as some are short.
 
+    Later ones leave no buffer whose elements are all one number other than 0, as those of a mask when it is made.
+
     Returns:
         the number of buffers that could not be judged.
     """
@@ -482,7 +488,7 @@ def _buffers(pair: Pair, found: Outcome) -> int:
                 places[f"{role} {last}"].append((fqn, roles[role]))
     lost: list[str] = []
     rest = sum(map(len, places.values()))
-    for what, held in places.items() if once else ():
+    for what, held in places.items():
         both = [one for fqn, at in held[:LOOKED] if (one := _both(pair, fqn, at, "P24", found)) is not None]
         if not both or any(pair.b.ckpt.catalog.numel[at[1]] > SAMPLED for _, at in held):
             continue
@@ -490,19 +496,47 @@ def _buffers(pair: Pair, found: Outcome) -> int:
         size = float(np.dot(a, a))
         if len(a) < LEAST or len(b) != len(a) or not 0 < size < math.inf or not np.isfinite(b).all():
             continue
+        made = bool((b == b[0]).all() and not (a == a[0]).all())
+        if not once:
+            lost += [fqn for fqn, _ in held] if made and b[0] != 0 else []
+            continue
         rest -= len(held)
         slope, left = float(np.dot(a, b)) / size, float(np.dot(b, b)) / size
         less = slope < LEFT and left < SMALL**2
         more = slope > MULTIPLIED and what.startswith("buffer ")  # scales of fp8 may double
-        if less or more or ((b == b[0]).all() and not (a == a[0]).all()):
+        if less or more or made or (abs(slope) < UNLIKE and all(map(_is_replaced, *_tables(pair, held, both)))):
             lost += [fqn for fqn, _ in held]
     if places and not rest:
         found.checked.setdefault("P24", many(len(places), "kind") + " of buffers")
     if lost:
-        text = f"buffers of {many(len(lost), 'parameter')} are not one update away from their old values: {lost[0]!r}"
+        text = f"{many(len(lost), 'buffer')} did not continue from the old values: {some(lost)}"
         sign = P24.sign(text, {}, lost[:NAMED], severity="warn", hit=len(lost), of=sum(map(len, places.values())))
         found.signs.append(sign)
     return rest
+
+
+def _tables(
+    pair: Pair, held: list[tuple[str, tuple[int, int]]], both: list[tuple[Array, Array]]
+) -> tuple[list[Array], list[Array]]:
+    """Return buffers of two dimensions in their shape, those before and those after."""
+    found = [
+        [one.reshape(shape) for one in sides]
+        for (_, at), sides in zip(held, both, strict=True)
+        if len(shape := pair.b.shape(at[1])) == 2 and math.prod(shape) == len(sides[0])
+    ]
+    return [one for one, _ in found] or [np.empty((0, 0))], [one for _, one in found] or [np.empty((0, 0))]
+
+
+def _is_replaced(a: Array, b: Array) -> bool:
+    """Return whether hardly any row or column of a table is an old one, as in a queue that moved on."""
+    if a.size < ENOUGH:
+        return False
+    old = [{line.tobytes() for line in one} for one in (a, np.ascontiguousarray(a.T))]
+    new = [
+        [line.tobytes() in lines for line in one]
+        for one, lines in zip((b, np.ascontiguousarray(b.T)), old, strict=True)
+    ]
+    return max(sum(one) / len(one) for one in new) < UNLIKE
 
 
 def _constants(pair: Pair, found: Outcome) -> None:
@@ -577,11 +611,11 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
                 continue
             a, b = both
             seen += 1
-            some = a > 0
+            above = a > 0
             least = FELL if role != "max_exp_avg_sq" else FEW / max(len(a), 1)  # a largest value never falls
-            if some.any() and (share := float((b[some] < left * a[some] * (1 - SLACK * update.k)).mean())) > least:
+            if above.any() and (share := float((b[above] < left * a[above] * (1 - SLACK * update.k)).mean())) > least:
                 fell[fqn], roles_of[fqn] = share, role
-                kept.append(float(np.quantile(b[some] / a[some], FELL)) / left)
+                kept.append(float(np.quantile(b[above] / a[above], FELL)) / left)
     if seen:
         found.checked["P25"] = f"{seen:,} tensors of squares"
     else:

@@ -5,12 +5,14 @@ Changes that the stored arguments declare are reported as such (R12, P15, P16), 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from workbench.analysis.diff import diff
 from workbench.checkpoint import Checkpoint
 from workbench.doctor.facts.counted import lagging, of_epochs, per_step
 from workbench.doctor.facts.evidence import Pair, is_numbered
@@ -19,7 +21,7 @@ from workbench.doctor.facts.generators import Generator, drawn, is_fresh, seed
 from workbench.doctor.facts.numbers import in_words, number
 from workbench.doctor.facts.schedule import plan_of, rates_at
 from workbench.doctor.facts.state import NAME, TrainingState
-from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register
+from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register, some
 from workbench.doctor.passes.updates import passed, scheduled
 from workbench.doctor.rules.names import renamed, same_buffers, same_parameters, same_size, same_tensors
 from workbench.doctor.rules.pair import SLIGHT
@@ -114,9 +116,10 @@ P51 = Rule(
 P34 = Rule(
     "P34", "a counter restarted", ("C1", "B2", "F4", "C9"), "pair",
     "a counter that advances with the updates continues after a resume; one of averages never falls",
-    f"it was {SURELY} or more, and is the number of updates in between; of averages: fell, or by more than the updates",
+    f"it was {SURELY} or more, and is the number of updates in between; or it fell to what it counts in as many, "
+    "without a cycle; of averages: fell, or by more than the updates",
     "exact", "warn",
-    "a counter of something that began at the resume", "restore the named counter"
+    "a counter of something that began at the resume", "restore the named counter, and what is stored with it"
 )  # fmt: skip
 register(R10, R11, R12, N10, N12, P01, P15, P16, P20, P29, P34, P37, P51)
 #: What schedules of torch change themselves, and learning rates, which other rules compare.
@@ -136,9 +139,18 @@ _ADVANCING = frozenset(
 #: Kind of a counter → words in its path. A position in a cycle is one of a schedule.
 _COUNTING = {
     "groups": re.compile(r"param_groups"),
+    "optimizer": re.compile(r"(?:^|[._])state\.\d+\."),  # L-BFGS counts what it evaluated
     "schedule": re.compile(r"sched"),
     "average": re.compile(r"(?:^|[._])(?:ema|swa|average[ds]?)(?:$|[._])"),  # whole words: "remaining" is none
     "data": re.compile(r"(?:^|[._])workers?(?:$|[._])"),
+}
+#: Kind of a counter → the causes if it restarted.
+_COUNTED = {
+    "groups": ("B2", "B1"),
+    "optimizer": ("B1", "B2"),
+    "schedule": ("C1",),
+    "average": ("F4",),
+    "data": ("C6",),
 }
 _OF_DATA = re.compile(r"loader|sampler|epoch(?!$)|batch|scaler|growth|bad_epochs|cooldown|_dim|size|length")
 _LOADS = re.compile(r"loader|sampler|dataset")
@@ -146,6 +158,7 @@ _LOADS = re.compile(r"loader|sampler|dataset")
 _RETURNS = re.compile(
     r"ptr|pointer|cursor|position|pos$|index|idx|offset|head$|queue|since|left|remaining|patience|wait|micro|accum|cycle"
     r"|current|seed|rank|world|version|time|loss|metric|score|best|norm|grad|length|tokens|memory|bytes|_id$|pid|epoch"
+    r"|consecutive|streak|skip|bad|fail|stall|retr"
 )
 SOME = 3  #: of such numbers in a message
 _INDEX = frozenset(
@@ -231,6 +244,7 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
         )
         if now != was + k:  # of some files, the usual counter may be right
             words = f"went from {was:,.0f} to {now:,.0f}; they should be at {was + k:,.0f}"
+            words += ", so they count only the updates since the load" if new and now == k else ""
     if still and not reset_meant(b):
         words = f"did not advance in {many(k, 'update')}: were these parameters frozen?"
     elif behind:
@@ -412,7 +426,7 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
     moved = _moved(a, b)
     whole = moved is not None and abs(moved - k) > 1  # the schedule as a whole: P15
     restarted: dict[str, list[str]] = {}
-    fell = []
+    fell: dict[bool, list[str]] = {True: [], False: []}
     for path in both:
         old, new = counts[0][path], counts[1][path]
         kind = next((kind for kind, words in _COUNTING.items() if words.search(path.lower())), "")
@@ -424,28 +438,63 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
                 restarted.setdefault(kind, []).append(path)
             continue
         tracks = abs(old - step) <= 1 or kind == "schedule"
-        if not kind and 1 < old > new >= 0 and not tracks and not _RETURNS.search(path.lower()):
-            fell.append(path)
+        if kind == "optimizer" and 1 < old > new:
+            restarted.setdefault(kind, []).append(path)
+            continue
+        returns = _RETURNS.search(path.lower()) or _LOADS.search(path.lower())  # positions in the data: P20
+        if not kind and 1 < old > new >= 0 and not tracks and not returns:
+            fell[_began(old, new, step, k)].append(path)
         if old < SURELY - 5 * (kind == "schedule") or not tracks:
             continue
         due = {old, old + k, old + k + 1, old + k - 1}
         if new in (k, k + 1) and new < old + k - 1 and new not in due and not (whole and kind == "schedule"):
             restarted.setdefault(kind, []).append(path)
     found = []
-    if fell:
-        words = ", ".join(f"{path!r} from {counts[0][path]:,} to {counts[1][path]:,}" for path in fell[:SOME])
-        words = f"{many(len(fell), 'stored number')} fell: {words}"
-        words += f" and {len(fell) - SOME:,} more" if len(fell) > SOME else ""
-        names = {"kind": "fell", "names": fell[:NAMED]}
-        found.append(P34.sign(words, names, hit=len(fell), of=len(both), severity="info", causes=("H1",)))
+    for anew, paths in fell.items():
+        if not paths:
+            continue
+        words = ", ".join(f"{path!r} from {counts[0][path]:,} to {counts[1][path]:,}" for path in paths[:SOME])
+        words += f" and {len(paths) - SOME:,} more" if len(paths) > SOME else ""
+        began = f", as if {'it' if len(paths) == 1 else 'they'} began anew at the load" if anew else ""
+        words = f"{many(len(paths), 'stored number')} fell{began}: {words}"
+        names = {"kind": "anew" if anew else "fell", "names": paths[:NAMED]}
+        causes: tuple[str, ...] = ("H1", "C9")
+        if anew and (beside := _beside(pair, paths)):
+            words += f"; {beside}"
+            causes = ("A5", "C9")  # what is stored with them may have begun anew, too
+        found.append(
+            P34.sign(words, names, hit=len(paths), of=len(both), severity="warn" if anew else "info", causes=causes)
+        )
     for kind, paths in restarted.items():
         old, new = (side[paths[0]] for side in counts)
         words = f"{paths[0]!r} went from {old:,} to {new:,} in {many(k, 'update')}"
+        words += f" (and {len(paths) - 1:,} more fell or restarted)" if len(paths) > 1 else ""
         words += ": it counts only those since the load" if new in (k, k + 1) else ""
-        causes = {"groups": ("B2", "B1"), "schedule": ("C1",), "average": ("F4",), "data": ("C6",)}.get(kind, ("C9",))
+        causes = _COUNTED.get(kind, ("C9",))
         evidence = {"kind": kind or "other", "before": old, "after": new, "k": k}
         found.append(P34.sign(words, evidence, hit=len(paths), of=len(both), causes=causes))
     return found
+
+
+def _began(old: int, new: int, step: int, k: int) -> bool:
+    """Return whether a count fell to what it would be if it began at the load, and does not go round a cycle."""
+    return new <= old * k / step + 1 and math.gcd(step - old, step + k - new) <= old
+
+
+def _beside(pair: Pair, paths: Iterable[str]) -> str:
+    """Return how many tensors that are stored with counts changed; empty if there are none."""
+    roots = sorted({path.partition(".")[0] for path in paths if "." in path})
+    first, second = pair.stored.ckpt, pair.b.ckpt
+    keys = [key for key in first.catalog.keys if key.partition(".")[0] in roots and key in second.catalog.index]
+    if not keys:
+        return ""
+    sides = [
+        one.derive(one.catalog.take(np.array([one.catalog.index[key] for key in keys], np.int64)))
+        for one in (first, second)
+    ]
+    rows = diff(*sides, patterns=False, evidence="none").rows
+    changed = sum(row.status != "equal" for row in rows)
+    return f"in {some(roots)}, {changed:,} of {many(len(rows), 'tensor')} changed"
 
 
 def _products(pair: Pair) -> list[Sign]:
@@ -744,7 +793,7 @@ def data_advances(pair: Pair) -> list[Sign] | str:
             words += f"{many(last - first, 'update')} should have advanced it by {due:,}"
             evidence = {"kind": kind, "before": old + due, kind if kind == "loader" else "consumed": new}
             evidence |= {"stands": new == old, "fewer": old < new < old + due}
-            found.append(P20.sign(words, evidence))
+            found.append(P20.sign(words, evidence, causes=("C6",) if new < old else ()))
     known = any(side.value(fact) is not None for side in (a, b) for fact in ("loader", "consumed_samples"))
     for path, (then, now) in within.items():
         if now <= then and (now < then or then[1] > 0):  # a sampler that is saved when an epoch begins stays at 0
@@ -754,9 +803,36 @@ def data_advances(pair: Pair) -> list[Sign] | str:
             before, after = (then[0], now[0]) if then[0] != now[0] else (then[1], now[1])
             evidence = {"kind": "loader", "before": before, "loader": after, "stands": then == now}
             found.append(P20.sign(words, evidence))
-    if judged or within:
+    for root, moved in {} if found else _positions(pair.a.counts, pair.b.counts, within).items():
+        fell = {path: both for path, both in moved.items() if both[1] < both[0]}
+        if len(fell) > 1 and 2 * len(fell) >= len(moved):
+            words = ", ".join(f"{path!r} from {old:,} to {new:,}" for path, (old, new) in list(fell.items())[:SOME])
+            words = f"{len(fell):,} of {many(len(moved), 'position')} in {root!r} fell: {words}"
+            old, new = next(iter(fell.values()))
+            evidence = {"kind": "loader", "before": old, "loader": new}
+            found.append(P20.sign(words, evidence, hit=len(fell), of=len(moved), causes=("C6",)))
+    if judged or within or found:
         return found
     return "the data of an update is unknown" if known else "no position of the data is stored"
+
+
+def _positions(
+    a: Mapping[str, int], b: Mapping[str, int], known: Iterable[str]
+) -> dict[str, dict[str, tuple[int, int]]]:
+    """Return the outermost name of several positions in the data → path → before and after, where no epoch is stored.
+
+    A single position may go back when an epoch ends, which most of them do not do together.
+    """
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for path in sorted(a.keys() & b.keys() - set(known)):
+        root, _, name = path.partition(".")
+        if name and _LOADS.search(root.lower()) and a[path] > 1:
+            found.setdefault(root, {})[path] = a[path], b[path]
+    return {
+        root: moved
+        for root, moved in found.items()
+        if not any(path.startswith(f"{root}.") and "epoch" in path for path in a)
+    }
 
 
 def _in_epochs(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:

@@ -18,7 +18,7 @@ import numpy as np
 from workbench.analysis.numbers import Decoder
 from workbench.core.arrays import Array
 from workbench.doctor.facts.evidence import State
-from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register
+from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register, some
 from workbench.doctor.passes.one import OneState
 from workbench.doctor.passes.updates import passed
 from workbench.errors import WorkbenchError
@@ -82,7 +82,7 @@ def check_extra(state: State, found: Mapping[str, OneState], earlier: State | No
         ("N16", _vanish(state, found)),
         ("N21", _average(found, step)),
         ("N22", _adapters(state, found, step)),
-        ("N26", _balance(state, step)),
+        ("N26", _balance(state, step, earlier)),
         ("N27", _groups(state)),
         ("S19", _clip(state, found, earlier)),
         ("S01", _finite(state, found)),
@@ -109,7 +109,7 @@ def _largest(state: State, found: Mapping[str, OneState]) -> Said:
     if bad:
         count = sum(found[fqn].shrunk for fqn in bad)
         more = "exceeds its" if count == 1 else "exceed their"
-        words = f"{many(count, 'element')} of exp_avg_sq {more} largest value so far, in {_some(bad)}"
+        words = f"{many(count, 'element')} of exp_avg_sq {more} largest value so far, in {some(bad)}"
         signs.append(RULES["N8"].sign(words, {"elements": count}, bad[:LIST], hit=len(bad), of=len(held)))
     return f"{many(len(held), 'parameter')}", signs
 
@@ -208,7 +208,7 @@ def _finite(state: State, found: Mapping[str, OneState]) -> Said:
     if not looked:
         return Inapplicable("every tensor belongs to a parameter")
     names = [catalog.keys[at] for at in broken]
-    text = f"{many(count, 'element')} of {_some(names)} {'is' if count == 1 else 'are'} NaN"
+    text = f"{many(count, 'element')} of {some(names)} {'is' if count == 1 else 'are'} NaN"
     signs = (
         [RULES["S01"].sign(text, {"count": count}, _fqns(state, broken), hit=len(broken), of=looked)] if broken else []
     )
@@ -231,24 +231,24 @@ def _fp8(state: State, found: Mapping[str, OneState], step: float) -> Said:
         if len(values) > 1 and len(values) == len(rows) and all((one == value).all() for one in values):
             names = [keys[at] for at in rows[:LIST]]
             evidence = {"kind": "reset", "value": value, "step": step}
-            text = f"all {len(rows):,} {words} at step {step:,.0f}: {_some(names)}"
+            text = f"all {len(rows):,} {words} at step {step:,.0f}: {some(names)}"
             signs.append(RULES["N15"].sign(text, evidence, _fqns(state, rows), hit=len(rows), of=len(rows)))
     empty = [at for at in extra if not state.ckpt.catalog.numel[at]]
     if empty and 2 * len(empty) < len(extra):
-        text = f"{len(empty):,} of {len(extra):,} _extra_state entries are empty: {_some([keys[at] for at in empty])}"
+        text = f"{len(empty):,} of {len(extra):,} _extra_state entries are empty: {some([keys[at] for at in empty])}"
         evidence = {"kind": "empty", "step": step}
         signs.append(RULES["N15"].sign(text, evidence, _fqns(state, empty), hit=len(empty), of=len(extra)))
     full = {f: FP8[state.dtype(state.params[f]["param"])] for f in coded if f in found}
     low = [f for f, top in full.items() if 0 < found[f].numbers["param"].max < top / STALE]
     if low and 4 * len(low) <= len(full):
         text = (
-            f"the largest code of {_some(low)} is {STALE:g} times below its type's: the scale belongs to other weights"
+            f"the largest code of {some(low)} is {STALE:g} times below its type's: the scale belongs to other weights"
         )
         signs.append(RULES["N15"].sign(text, {"kind": "stale"}, low[:LIST], hit=len(low), of=len(full)))
     return f"{len(histories):,} amax histories, {len(scales):,} scales, {len(coded):,} fp8 weights", signs
 
 
-def _balance(state: State, step: float) -> Said:
+def _balance(state: State, step: float, earlier: State | None) -> Said:
     rows = [
         at
         for at, key in enumerate(state.ckpt.catalog.keys)
@@ -260,7 +260,8 @@ def _balance(state: State, step: float) -> Said:
     if not values or step <= 0:
         return "the step is unknown" if values else "the balance of the routers cannot be read"
     signs = []
-    if len(values) == len(rows) and not any(one.any() for one in values):
+    new = earlier is not None and not earlier.params.keys() & set(_fqns(state, rows))  # they begin at 0
+    if not new and len(values) == len(rows) and not any(one.any() for one in values):
         words = f"the balance of {many(len(rows), 'router')} is 0 at step {step:,.0f}"
         signs.append(RULES["N26"].sign(words, {"step": step}, _fqns(state, rows), hit=len(rows), of=len(rows)))
     return f"{many(len(rows), 'router')}", signs
@@ -386,8 +387,3 @@ def _nonzero(sums: OneState, role: str) -> bool:
 
 def _fqns(state: State, rows: Sequence[int]) -> list[str]:
     return list(dict.fromkeys(state.ckpt.fqns[at] or state.ckpt.catalog.keys[at] for at in rows[:LIST]))
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 2:,} more" if len(names) > 2 else ""
-    return ", ".join(map(repr, names[:2])) + more

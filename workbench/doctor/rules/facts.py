@@ -88,7 +88,14 @@ def _explained(found: Outcome, before: State, state: State) -> Outcome:
 
 def _counted(sign: Sign, evidence: Evidence, which: str) -> Sign:
     """Reduce a step mismatch to a remark if both files have it; if only the later one has it, it is a reset."""
-    if sign.rule != "S07" or sign.evidence.get("kind") != "trainer" or evidence.after is None:
+    if sign.rule != "S07" or sign.evidence.get("kind") != "trainer":
+        return sign
+    if which == "echo":
+        held, kept = evidence.before.facts.steps.by_name, evidence.state(which).facts.steps.by_name
+        fewer = len(kept) < len(held) and evidence.before.facts.step == evidence.state(which).facts.step
+        if kept and fewer and kept.items() <= held.items():
+            return replace(sign, severity="info", message=f"{sign.message}; these counters are as before")
+    if evidence.after is None:
         return sign
     before, after, facts = evidence.before.facts, evidence.after.facts, evidence.state(which).facts
     if None not in (before.step, after.step, before.steps.usual, after.steps.usual):
@@ -120,6 +127,11 @@ def _unfrozen(sign: Sign, evidence: Evidence, which: str) -> Sign:
     """Reduce young counters to a remark if their parameters were new or frozen before."""
     if sign.rule not in ("S06", "S07") or sign.evidence.get("kind") not in ("among", "fresh"):
         return sign
+    held, now = evidence.before.facts.steps.by_name, evidence.state(which).facts.steps.by_name
+    new = now.keys() - evidence.before.params.keys()
+    if new and now.keys() - new <= held.keys() and len({now[name] - held[name] for name in now.keys() - new}) == 1:
+        words = f"{len(new):,} of these parameters are new, and the others advanced alike"
+        return replace(sign, severity="info", message=f"{sign.message}; {words}")
     if which != "before" and sign.tensors and not set(sign.tensors) & evidence.before.params.keys():
         words = "before has no such parameters: they are new"
         return replace(sign, severity="info", message=f"{sign.message}; {words}")

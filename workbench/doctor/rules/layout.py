@@ -22,7 +22,7 @@ import numpy as np
 from workbench.core.arrays import Array
 from workbench.doctor.facts.evidence import State
 from workbench.doctor.facts.state import TrainingState
-from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register
+from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register, some
 from workbench.doctor.passes.one import OneState
 from workbench.doctor.passes.profiles import MatrixProfile
 from workbench.names.weights import parse
@@ -106,7 +106,7 @@ def _drawn(profiles: Mapping[str, MatrixProfile], found: Mapping[str, OneState],
     if hits:
         drawn = profiles[hits[0]].drawn
         law = "" if drawn is None else f" ({drawn.law})"
-        words = f"{_some(hits)}: values as at initialization{law} at step {step:,.0f}, unlike other layers' matrices"
+        words = f"{some(hits)}: values as at initialization{law} at step {step:,.0f}, unlike other layers' matrices"
         evidence = {"step": step, "deviations": {fqn: _worst(profiles[fqn]) for fqn in hits[:LIST]}}
         signs.append(RULES["N29"].sign(words, evidence, hits[:LIST], hit=len(hits), of=len(profiles)))
     return f"{sum(map(len, families.values())):,} matrices compared with the same in other layers", signs
@@ -158,7 +158,7 @@ def _gates(profiles: Mapping[str, MatrixProfile]) -> Said:
     signs = []
     if hits:
         words = (
-            f"columns of exp_avg_sq of {_some([pair[0] for pair in hits])} match another layer's (r {worst[1]:.2f}) "
+            f"columns of exp_avg_sq of {some([pair[0] for pair in hits])} match another layer's (r {worst[1]:.2f}) "
             f"and not their own partner's (r {worst[0]:.2f}): the state belongs to other parameters"
         )
         tensors = list(dict.fromkeys(name for pair in hits for name in pair))
@@ -331,7 +331,7 @@ def _alone(profiles: Mapping[str, MatrixProfile]) -> Said:
         most = max(looked[fqn].above for fqn in hits)
         where = {fqn: list(np.unravel_index(looked[fqn].at, looked[fqn].shape)) for fqn in hits[:LIST]}
         places = {fqn: [int(one) for one in place] for fqn, place in where.items()}
-        words = f"an isolated exp_avg_sq of {_some(hits)} is 2^{most:.1f} times the value its row and column suggest"
+        words = f"an isolated exp_avg_sq of {some(hits)} is 2^{most:.1f} times the value its row and column suggest"
         evidence = {"octaves": most, "at": places}
         signs.append(RULES["N28"].sign(words, evidence, hits[:LIST], hit=len(hits), of=len(looked)))
     return f"{many(len(looked), 'matrice')}", signs
@@ -343,11 +343,6 @@ def _number(facts: TrainingState, *names: str) -> int | None:
         if stated is not None and isinstance(stated.value, int) and stated.value > 0:
             return int(stated.value)
     return None
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 2:,} more" if len(names) > 2 else ""
-    return ", ".join(map(repr, names[:2])) + more
 
 
 def _spans(runs: Sequence[tuple[int, int]]) -> str:

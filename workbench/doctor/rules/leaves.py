@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +29,7 @@ from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.facts.flat import SWITCHES
 from workbench.doctor.ledger.sign import Rule, Sign, many, register
 from workbench.errors import WorkbenchError
+from workbench.tensor import LazyTensor
 
 R17 = Rule(
     "R17", "a value beside the tensors changed in the load", ("D8", "C1", "C6", "B2", "F4"), "echo",
@@ -172,8 +175,11 @@ def _files(pair: Pair) -> Iterator[tuple[str, ObjectChange]]:
             for row in compared.rows:
                 if row.status in ("changed", "type", "shape"):
                     source = f"{name}/{row.key_b}"
-                    kind = {"other": "tensors", "state": "moments"}.get(topic_of(source.lower()), "changed")
-                    yield source, ObjectChange("", kind, "is another tensor")
+                    topic = topic_of(source.lower())
+                    if topic == "generators" and "float" in row.dtype_b:  # a network that generates
+                        topic = "other"
+                    kind = {"other": "tensors", "state": "moments"}.get(topic, "changed")
+                    yield source, _tensor_change(kind, one[row.key_a or row.key_b], two[row.key_b])
             continue
         try:
             if name.endswith(".json"):
@@ -189,6 +195,15 @@ def _files(pair: Pair) -> Iterator[tuple[str, ObjectChange]]:
         else:
             if where:
                 yield name, ObjectChange("", "changed", where)
+
+
+def _tensor_change(kind: str, one: LazyTensor, two: LazyTensor) -> ObjectChange:
+    """Return the change of a tensor, with the values if it is a single number."""
+    if one.numel() == two.numel() == 1:
+        with suppress(WorkbenchError):  # of a type that numpy does not have
+            old, new = (side.numpy().reshape(-1)[0].item() for side in (one, two))
+            return ObjectChange("", kind, f"{old} → {new}", old, new)
+    return ObjectChange("", kind, "is another tensor")
 
 
 def _first_difference(a: Source, b: Source) -> str:
@@ -231,7 +246,9 @@ def _sign(rule: Rule, topic: str, off: dict[str, ObjectChange]) -> Sign:
     listed = ", ".join(f"{source} {text}" for source, text in list(words_of.items())[:SHOWN])
     more = f" and {len(off) - SHOWN:,} more" if len(off) > SHOWN else ""
     words = f"{many(len(off), 'stored value')} changed: {listed}{more}"
-    evidence = {"kind": topic, "changed": dict(list(words_of.items())[:100])}
+    evidence: dict[str, Any] = {"kind": topic, "changed": dict(list(words_of.items())[:100])}
+    both = [(change.before, change.after) for change in off.values()]
+    evidence["fell"] = all(isinstance(old, int) and isinstance(new, int) and new < old for old, new in both)
     remark = topic in REMARKS or all(map(_by_version, off.values()))
     severity = "info" if remark else "warn"
     return rule.sign(words, evidence, hit=len(off), severity=severity, causes=tuple(dict.fromkeys(causes)))

@@ -23,7 +23,7 @@ from workbench.analysis.diff_rows import TensorDiff
 from workbench.core.scan import Progress
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.ledger.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, STATE, WEIGHTS, quantity
-from workbench.doctor.ledger.sign import Cleared, Outcome, Rule, Sign, many, register
+from workbench.doctor.ledger.sign import Cleared, Outcome, Rule, Sign, many, register, some
 from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.look import AtomLook, look
 from workbench.doctor.origins.merge import averaged, low_rank
@@ -70,7 +70,7 @@ OF_ALL = ("E7", "G1", "G2", "G3", "G5", "G6", "G7")  #: excluded if weights, mas
 R16 = Rule(
     "R16", "a tensor beside the parameters changed in the load", ("A5", "F4"), "echo",
     "a save right after the load holds what was loaded", "exact", "round trip", "warn",
-    "counters and tables that a launch resets", "restore the named tensor"
+    "counters and tables that a launch resets", "restore what is named, if it was not intended"
 )  # fmt: skip
 register(R16)
 
@@ -193,7 +193,7 @@ def _changed(
 def _others(pair: Pair, found: EchoValues) -> list[Sign]:
     """Compare tensors that do not belong to a parameter by key: averages under other names, tables.
 
-    Generators advance at every restart; R11 compares them by their digests.
+    Generators advance at every restart; R11 compares those that are known as such by their digests.
     """
     if pair.mapped:
         return []
@@ -204,7 +204,7 @@ def _others(pair: Pair, found: EchoValues) -> list[Sign]:
     keys = [
         key
         for at, key in enumerate(catalog.keys)
-        if at not in held and key in there.index and roles[at] != "step" and topic_of(key.lower()) != "generators"
+        if at not in held and key in there.index and roles[at] != "step" and key not in pair.stored.facts.generators
     ]
     if not keys:
         return []
@@ -216,15 +216,19 @@ def _others(pair: Pair, found: EchoValues) -> list[Sign]:
     off: dict[str, list[str]] = {}
     for row in rows:
         if row.status not in ("equal", "unread", "unknown"):
-            off.setdefault(topic_of(row.key_b.lower()), []).append(row.key_b)
+            topic = topic_of(row.key_b.lower())
+            if topic == "generators" and "float" in row.dtype_b:  # a network that generates
+                topic = "other"
+            off.setdefault(topic, []).append(row.key_b)
     equal = sum(row.status == "equal" for row in rows)
     if equal and not off:
         found.cleared.append(Cleared("other tensors", f"{equal:,} of {len(rows):,} are equal bit for bit"))
     return [
         R16.sign(
-            f"{len(names):,} of {len(rows):,} further tensors changed: {names[0]!r}",
+            f"{len(names):,} of {many(len(rows), 'further tensor')} changed: {some(names)}",
             {"in": IN, "kind": "other"},
             names,
+            severity="info" if topic == "generators" else None,
             hit=len(names),
             of=len(rows),
             causes=causes_of_topic(topic) if topic != "other" else (),
@@ -286,10 +290,10 @@ def _checked(found: EchoValues, rows: Mapping[tuple[str, str], TensorDiff], coun
         )
     whole = []
     for what, (roles, causes) in CLEARS.items():
-        some = [row for (_, role), row in rows.items() if role in roles]
-        if some and all(row.status == "equal" for row in some):
-            elements = sum(row.numel for row in some)
-            text = f"{len(some):,} of {len(some):,} {what} ({elements:,} elements) are equal bit for bit"
+        these = [row for (_, role), row in rows.items() if role in roles]
+        if these and all(row.status == "equal" for row in these):
+            elements = sum(row.numel for row in these)
+            text = f"{len(these):,} of {len(these):,} {what} ({elements:,} elements) are equal bit for bit"
             found.cleared.append(Cleared(what, text, causes))
             whole.append(what)
     lost = any(sign.evidence.get("gone") for sign in found.signs) or absent
@@ -297,5 +301,5 @@ def _checked(found: EchoValues, rows: Mapping[tuple[str, str], TensorDiff], coun
     causes = OF_ALL if counted else tuple(cause for cause in OF_ALL if cause != "G6")
     if "weights" in whole and held <= set(whole) and not lost and all(row.status == "equal" for row in rows.values()):
         found.cleared.append(
-            Cleared("echo", "every weight, master, moment and buffer that was read is equal bit for bit", causes)
+            Cleared("echo", "every weight, master, moment and buffer of one name and shape is equal", causes)
         )

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from workbench.doctor.ledger.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, SECOND, STATE, WEIGHTS, quantity
-from workbench.doctor.ledger.sign import Rule, Sign, register
+from workbench.doctor.ledger.sign import Rule, Sign, agreeing, register
 from workbench.doctor.origins.atoms import Atoms
 from workbench.doctor.origins.look import AtomLook
 from workbench.doctor.origins.tags import TAGS, gathered, move_text, own, shared_sources, tag_of, whole
@@ -101,16 +101,17 @@ def causes_of(role: str, form: str) -> tuple[str, ...]:
 
 
 def load_signs(atoms: Atoms, looks: Sequence[AtomLook]) -> Iterator[Sign]:
-    """Yield signs of all looks except ``unread``; weights and masters are separate from the optimizer's moments."""
+    """Yield signs of all looks except ``unread``; weights and masters are separate from moments and from buffers."""
     moved = [one for one in looks if one.kind in ("moved", "columns")]
     flat = [one for one in looks if one.kind == "flat"]
     yield from _line(atoms, flat)
     yield from _moved(atoms, moved)
-    groups: dict[tuple[str, bool], list[AtomLook]] = {}
+    groups: dict[tuple[str, bool, bool], list[AtomLook]] = {}
     for one in looks:
         if one.kind not in ("moved", "columns", "flat", "unread"):
-            groups.setdefault((one.kind, quantity(one.atom.role) in MOMENTS), []).append(one)
-    for (kind, _), some in groups.items():
+            what = quantity(one.atom.role)
+            groups.setdefault((one.kind, what in MOMENTS, what in BUFFERS), []).append(one)
+    for (kind, *_), some in groups.items():
         yield _rounded(atoms, some) if kind == "rounded" else _plain(atoms, kind, some)
 
 
@@ -220,15 +221,6 @@ def _called(roles: Sequence[str]) -> str:
     return f"{', '.join(known[:-1])} and {known[-1]}"
 
 
-_SINGULAR = {"are": "is", "have": "has", "differ": "differs"}
-
-
-def _of_one(words: str) -> str:
-    """Return a predicate in the singular."""
-    verb, _, rest = words.partition(" ")
-    return f"{_SINGULAR.get(verb, verb)} {rest}"
-
-
 def _sign(
     rule: str, atoms: Atoms, looks: Sequence[AtomLook], words: str, severity: str | None = None, **evidence: Any
 ) -> Sign:
@@ -237,7 +229,7 @@ def _sign(
     roles = sorted({one.atom.role for one in looks})
     of = len({owner for atom in atoms.rows if atom.role in roles for owner in atom.owners})
     found = {"in": "before → echo", "roles": roles, **evidence}
-    text = f"{len(owners):,} of {of:,} buffers {_of_one(words) if len(owners) == 1 else words}"
+    text = f"{len(owners):,} of {of:,} buffers {agreeing(len(owners), words)}"
     if roles != ["buffer"]:
         text = f"{_called(roles)} of {len(owners):,} of {of:,} parameters {words}"
     form = str(evidence.get("form", looks[0].kind))

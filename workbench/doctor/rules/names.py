@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from workbench.doctor.facts.evidence import Pair, State, stripped
 from workbench.doctor.ledger.roles import AVERAGES, FIRST, MASTERS, MOMENTS, SECOND, STATE, quantity
-from workbench.doctor.ledger.sign import Rule, Sign, many, register
+from workbench.doctor.ledger.sign import Rule, Sign, agreeing, many, register
 from workbench.doctor.rules.stated import NAMED
 from workbench.names.weights import kinds
 
@@ -58,7 +59,7 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
     for words, keys in (("are gone", gone), ("are new", new), ("have another shape", shaped)):
         if keys:
             roles = _roles(keys)
-            message = f"{len(keys):,} of {many(len(a), 'tensor')} {words}: {roles}"
+            message = f"{len(keys):,} of {many(len(a), 'tensor')} {agreeing(len(keys), words)}: {roles}"
             names = list(dict.fromkeys(fqn for fqn, _ in keys))[:NAMED]
             causes = causes_of(role for _, role in keys) if words != "are new" else ()
             if words == "are gone" and len(keys) < len(a) / 2 and {role for _, role in keys} <= {"param", "master"}:
@@ -69,6 +70,8 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
             # an average may be left out on purpose, and an optimizer may make some of its tensors anew
             held = {quantity(role) for _, role in keys}
             grave = "warn" if held <= {*AVERAGES, STATE} else None
+            if words == "have another shape" and held == {"buffer"}:
+                grave = "warn"  # such as a queue that was made longer
             if words == "are new" and held <= set(AVERAGES):  # begun now, or in a file that was not copied before
                 grave = "info"
             found.append(R01.sign(message, evidence, names, severity=grave, hit=len(keys), of=len(a), causes=causes))
@@ -87,22 +90,16 @@ def same_parameters(pair: Pair) -> list[Sign] | str:
         gone, new = _without(a, b), _without(b, a)
     tied = pair.a.facts.value("tied"), pair.b.facts.value("tied")
     found = []
-    shaped = (
-        []
-        if pair.mapped
-        else [
-            fqn
-            for fqn, roles in pair.a.params.items()
-            if "param" in roles
-            and "param" in pair.b.params.get(fqn, {})
-            and pair.a.shape(roles["param"]) != pair.b.shape(pair.b.params[fqn]["param"])
-        ]
-    )
+    shaped = [] if pair.mapped else _of_another_shape(pair, "param")
     if shaped:
         one, two = (side.shape(side.params[shaped[0]]["param"]) for side in (pair.a, pair.b))
         message = f"{many(len(shaped), 'parameter')} changed shape: {shaped[0]!r} from {list(one)} to {list(two)}"
         kind = {"kind": "have another shape"}
         found.append(P02.sign(message, kind, shaped[:NAMED], hit=len(shaped), of=len(a), severity="warn"))
+    if buffers := [] if pair.mapped else _of_another_shape(pair, "buffer"):
+        one, two = (side.shape(side.params[buffers[0]]["buffer"]) for side in (pair.a, pair.b))
+        message = f"{many(len(buffers), 'buffer')} changed shape: {buffers[0]!r} from {list(one)} to {list(two)}"
+        found.append(P02.sign(message, {"kind": "buffers"}, buffers[:NAMED], severity="warn", causes=("A5",)))
     for words, names in (("vanished", gone), ("appeared", new)):
         if names:
             severity = "info" if None not in tied and tied[0] != tied[1] else "warn" if pair.mapped else "error"
@@ -114,6 +111,12 @@ def same_parameters(pair: Pair) -> list[Sign] | str:
             )
             found.append(sign)
     return found
+
+
+def _of_another_shape(pair: Pair, role: str) -> list[str]:
+    both = [(fqn, roles, pair.b.params.get(fqn, {})) for fqn, roles in pair.a.params.items()]
+    both = [(fqn, mine, theirs) for fqn, mine, theirs in both if role in mine and role in theirs]
+    return [fqn for fqn, mine, theirs in both if pair.a.shape(mine[role]) != pair.b.shape(theirs[role])]
 
 
 def renamed(pair: Pair) -> list[Sign] | str:
@@ -212,10 +215,12 @@ def _without(names: list[str], others: list[str]) -> list[str]:
 def _roles(keys: list[tuple[str, str]]) -> str:
     counts: dict[str, int] = {}
     for _, role in keys:
+        role = _NUMBER.sub("", role)  # a list, as of L-BFGS
         counts[role] = counts.get(role, 0) + 1
     return ", ".join(f"{count} {role}" for role, count in counts.items())
 
 
+_NUMBER = re.compile(r"\.\d+$")
 _NONE = (0, 0, 0)
 
 
@@ -228,6 +233,7 @@ def _stored(state: State, *, together: bool) -> dict[tuple[str, str], tuple[int,
     found: dict[tuple[str, str], tuple[int, int, int]] = {}
     catalog = state.ckpt.catalog
     for position, (key, fqn, role) in enumerate(zip(catalog.keys, state.ckpt.fqns, state.ckpt.roles, strict=True)):
+        role = "buffer" if state.names.roles[position] == "buffer" else role
         if role in _STEPPED or role in AVERAGES:
             each, numel = catalog.dtype_of(position).bits, int(catalog.numel[position])
             name = "" if together and role in MOMENTS else fqn or key
