@@ -297,8 +297,9 @@ def another_size(case: Case) -> Iterator[Match]:
         title = f"{many(count, 'tensor')} of the model {'have' if count > 1 else 'has'} another shape."
         question = "was the model changed on purpose?"
         yield Match(leg, 0.9, names, question=question, signs=tuple(shaped), title=title, remedy=MODELS)
-    gone = [one for one in case.fired("R01", "P02") if one.evidence.get("kind") in ("are gone", "vanished")]
-    new = [one for one in case.fired("R01", "P02") if one.evidence.get("kind") in ("are new", "appeared")]
+    counted = [one for one in case.fired("R01", "P02") if "param" in str(one.evidence.get("roles", "param"))]
+    gone = [one for one in counted if one.evidence.get("kind") in ("are gone", "vanished")]
+    new = [one for one in counted if one.evidence.get("kind") in ("are new", "appeared")]
     if gone and new and _shapes(case.evidence.before, gone) == _shapes(case.later, new):
         names = frozenset(name for one in (*gone, *new) for name in one.tensors)
         title = f"{many(len(names) // 2, 'tensor')} of the model {'have' if len(names) > 2 else 'has'} another name."
