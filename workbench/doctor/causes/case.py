@@ -46,6 +46,7 @@ OUTSIDE = "does the trainer change weights outside the optimizer's update?"
 ELSE = "compare with what else moves weights: noise, masks, an outer optimizer, a step size of each parameter"
 
 
+OUTER = {"embed", "head"}  #: kinds with one row per token
 OF_OPTIMIZER = frozenset({"B1", "B2", "B3", "B4", "B5", "B11"})
 OF_WEIGHTS = frozenset({"A2", "D7", "E12", "F2", "F4", "F5", "F6", "F7", "G6"})  # not those of elements at other places
 RESHAPED = "was the state of these tensors begun anew on purpose, with their new shapes?"
@@ -339,6 +340,22 @@ class Case:
         return frozenset(name for one in signs for name in one.tensors)
 
     @cached_property
+    def tables(self) -> list[Sign]:
+        """Signs of tables with another number of rows, as of tokens: of one kind, or several that changed alike."""
+        signs = [one for one in self.fired("R01", "P02") if one.evidence.get("kind") in SHAPED]
+        named = {id(one): [name for name in one.tensors if not is_numbered(name)] for one in signs}
+        return [one for one in signs if kinds(named[id(one)]) <= OUTER or self._resized(one.tensors)]
+
+    def _resized(self, names: Iterable[str]) -> bool:
+        """Return whether several weights outside of layers changed from one size of their first axis to another."""
+        before, later = self.evidence.before, self.later
+        if any(parse(name).layer is not None for name in names):
+            return False
+        shapes = [(before.shape(one), later.shape(two)) for one, two in self.both(names)]
+        alike = len({(a[:1], b[:1]) for a, b in shapes}) == 1 and all(a[1:] == b[1:] for a, b in shapes)
+        return len(shapes) > 1 and alike
+
+    @cached_property
     def exchanged(self) -> bool:
         """Whether the param groups of the later checkpoint have the fields of another kind of optimizer."""
         before, later = (
@@ -478,12 +495,13 @@ def asked(case: Case, cause: str, match: Match) -> str:
         return UNRULY
     if cause in OF_OPTIMIZER and case.exchanged:
         return EXCHANGED
-    if cause in ("B1", "B2", "B3") and match.names and match.names <= case.reshaped:
+    names = match.names or frozenset(name for one in match.signs for name in one.tensors)
+    if cause in ("B1", "B2", "B3") and names and _of_reshaped(case, names):
         return RESHAPED
     if cause == "A5" and match.names and {_parent(n) for n in match.names} <= {_parent(n) for n in case.reshaped}:
         return REFILLED
     change = case.change(match.leg)
-    if (cause in OF_OPTIMIZER or cause == "A2") and match.names and match.names <= case.anew(change):
+    if (cause in OF_OPTIMIZER or cause == "A2") and names and names <= case.anew(change):
         return RESTARTED
     if cause == "B1" and (case.deeper or case.wider or case.upcycled):
         return REBUILT
@@ -501,6 +519,13 @@ def asked(case: Case, cause: str, match: Match) -> str:
     if cause == "A2" and change.exact and layered and not change.whole(change.weights, named, HALF):
         return ""  # most weights are equal to the old ones
     return ANEW if match.leg in case.begun and (cause in OF_WEIGHTS or (cause[0] == "E" and table)) else ""
+
+
+def _of_reshaped(case: Case, names: frozenset[str]) -> bool:
+    """Return whether this state is that of the parameters with another shape; by their sizes if it is numbered."""
+    weights = {name for name in case.reshaped if not is_numbered(name)}
+    sizes = case.sizes(weights, "param") if all(map(is_numbered, names)) else []
+    return names <= case.reshaped or (bool(sizes) and sizes == case.sizes(names, *MOMENTS))
 
 
 def _apart(case: Case, change: LedgerLeg, names: frozenset[str]) -> bool:

@@ -291,7 +291,8 @@ def another_size(case: Case) -> Iterator[Match]:
             title=f"The model has {number} than before{', in all layers together' if what == 'expert' else ''}.",
             remedy=MODELS,
         )
-    if shaped := [one for one in case.fired("R01", "P02") if one.evidence.get("kind") in SHAPED]:
+    shaped = [one for one in case.fired("R01", "P02") if one.evidence.get("kind") in SHAPED]
+    if shaped := [one for one in shaped if one not in case.tables]:
         names = frozenset(name for one in shaped for name in one.tensors)
         count = len({name for name in names if not is_numbered(name)}) or len(names)
         title = f"{many(count, 'tensor')} of the model {'have' if count > 1 else 'has'} another shape."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from workbench.doctor.causes.case import ELSE, NEARLY_ALL, OUTSIDE, SHAPED, Case, Match
+from workbench.doctor.causes.case import ELSE, NEARLY_ALL, OUTER, OUTSIDE, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
@@ -15,7 +15,7 @@ from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import many
 from workbench.doctor.origins.tags import is_follower, is_reference
 from workbench.names.roles import adapter_of
-from workbench.names.weights import kinds, parse
+from workbench.names.weights import kinds
 
 MANY_TAGS = 4  #: number of kinds of moves that only a flat line cut at other places explains
 SOME = 0.7  #: share of the weights
@@ -24,7 +24,6 @@ ONE_ADDED = "The norms were doubled, or 1 was added, as if they were stored as o
 SCALED = "were they scaled on purpose, together with what they are multiplied with?"
 FEW_FAR = 0.1  #: share of the elements beyond reach up to which they are no sign of other weights
 FAR = 0.1  #: distance of a factor of norms from 1 that updates do not reach
-OUTER = {"embed", "head"}  #: kinds with one row per token
 ECHO = "an echo, saved right after the load and before any update"
 #: Rules that see elements of weights at other places, those of them that say where, and what the loss does.
 OF_ELEMENTS = "P03 P04 P05 P06 P08 P11 P12 P13 P17 P32 P18 R02 R04 R05 R09 R13 N5 N17"
@@ -561,13 +560,7 @@ def vocabulary(case: Case) -> Iterator[Match]:
             title = "Rows of the vocabulary have other values."
             remedy = "check that every shard of the table was read; with another tokenizer, map rows by token"
             yield Match(change.leg, 0.96, part, False, reasons=reasons, title=title, remedy=remedy)
-    shaped = [
-        one
-        for one in case.fired("R01", "P02")
-        if one.evidence.get("kind") in SHAPED
-        and (kinds(name for name in one.tensors if not is_numbered(name)) <= OUTER or _resized(case, one.tensors))
-    ]
-    if shaped:
+    if shaped := case.tables:
         table = kinds(name for one in shaped for name in one.tensors if not is_numbered(name)) != {"head"}
         yield Match(
             "load" if case.change("load").rows else "train",
@@ -577,15 +570,6 @@ def vocabulary(case: Case) -> Iterator[Match]:
             question="was it changed on purpose?" if table else "was it exchanged on purpose?",
             title="The vocabulary has a different size." if table else "The head has a different number of outputs.",
         )
-
-
-def _resized(case: Case, names: Iterable[str]) -> bool:
-    """Return whether several weights changed from one size of their first axis to another, as all rows of tokens do."""
-    before, later = case.evidence.before, case.later
-    if any(parse(name).layer is not None for name in names):
-        return False
-    shapes = [(before.shape(one), later.shape(two)) for one, two in case.both(names)]
-    return len(shapes) > 1 and len({(a[:1], b[:1]) for a, b in shapes}) == 1 and all(a[1:] == b[1:] for a, b in shapes)
 
 
 # ---- the catalogue ---------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ LIST = 100  #: tensors that a suspect names
 DOUBT = 0.3  #: share of a cause's score above which a rival is named
 CLOSE = 0.8  #: share of a cause's score above which a rival leaves doubt
 SURE = 0.9  #: strength of a pattern from which a cause may be certain
+FIRM = 0.2  #: share of the best score from which a cause that needs no question goes first
 PAIRED = "before → after"
 
 
@@ -30,7 +31,8 @@ def diagnose(case: Case) -> tuple[tuple[Suspect, ...], str]:
     found = cover(case)
     _questions(case, found)
     suspects = [_suspect(one, case) for one in found]
-    order = sorted(range(len(found)), key=lambda n: (*_order(suspects[n]), -found[n].score))
+    top = max((one.score for one in found), default=0.0) or 1.0
+    order = sorted(range(len(found)), key=lambda n: (*_order(suspects[n], found[n].score / top), -found[n].score))
     ranked = _together(tuple(suspects[number] for number in order))
     return ranked, verdict(ranked, case)
 
@@ -98,13 +100,17 @@ def _questions(case: Case, found: Sequence[CauseExplanation]) -> None:
     case.outcome.signs[:] = [milder.get(id(sign), sign) for sign in case.outcome.signs]
 
 
-def _order(one: Suspect) -> tuple[int, int, bool]:
+def _order(one: Suspect, share: float) -> tuple[int, int, bool]:
     """Return keys by which causes are ordered before their scores: what may have been meant comes after faults.
 
     Settings and definitions come after all of these, and remarks last.
+
+    Args:
+        share: its score, relative to the best.
     """
     meant = 2 * (one.severity == "info") + (one.cause == "H1" or (one.cause == "H2" and bool(one.question)))
-    return meant, _rank(one), bool(one.question) or one.certainty == "possible" or not one.affected
+    firm = not one.question and one.certainty != "possible" and one.affected > 0 and share >= FIRM
+    return meant, _rank(one), not firm
 
 
 def _rank(one: Suspect) -> int:
