@@ -1719,7 +1719,7 @@ def test_tensors_of_another_shape_are_another_model(tmp_path, more):
         layer.bias = torch.nn.Parameter(torch.zeros(len(layer.weight)))
     found = wb.doctor(one, echo=run.saved(tmp_path / "echo.pt", 20))
     told = {cause.title: cause.question for cause in found.causes}
-    assert told["4 tensors of the model have another shape."] and found.exit_code == 1
+    assert told["Some tensors of the model have another shape."] and found.exit_code == 1
     assert not any("shard" in title for title in told)
 
 
@@ -1734,7 +1734,7 @@ def test_a_head_under_another_name(tmp_path, same):
         saves.append(tmp_path / f"{step}.pt")
     found = wb.doctor(*saves)
     assert found.exit_code == 1 and "no longer one tensor" not in str(found)
-    assert ("1 tensor of the model has another name." in [cause.title for cause in found.causes]) == same
+    assert ("Some tensors of the model have another name." in [cause.title for cause in found.causes]) == same
 
 
 def test_a_model_that_was_turned_into_a_mixture_of_experts(tmp_path):

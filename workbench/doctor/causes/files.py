@@ -294,18 +294,16 @@ def another_size(case: Case) -> Iterator[Match]:
     shaped = [one for one in case.fired("R01", "P02") if one.evidence.get("kind") in SHAPED]
     if shaped := [one for one in shaped if one not in case.tables]:
         names = frozenset(name for one in shaped for name in one.tensors)
-        count = len({name for name in names if not is_numbered(name)}) or len(names)
-        title = f"{many(count, 'tensor')} of the model {'have' if count > 1 else 'has'} another shape."
-        question = "was the model changed on purpose?"
+        title, question = "Some tensors of the model have another shape.", "was the model changed on purpose?"
         yield Match(leg, 0.9, names, question=question, signs=tuple(shaped), title=title, remedy=MODELS)
     counted = [one for one in case.fired("R01", "P02") if "param" in str(one.evidence.get("roles", "param"))]
     gone = [one for one in counted if one.evidence.get("kind") in ("are gone", "vanished")]
     new = [one for one in counted if one.evidence.get("kind") in ("are new", "appeared")]
     if gone and new and _shapes(case.evidence.before, gone) == _shapes(case.later, new):
         names = frozenset(name for one in (*gone, *new) for name in one.tensors)
-        title = f"{many(len(names) // 2, 'tensor')} of the model {'have' if len(names) > 2 else 'has'} another name."
+        title, question = "Some tensors of the model have another name.", "were they renamed on purpose?"
         renamed = (*gone, *new, *case.fired("N3"))
-        yield Match(leg, 1.0, names, question="was it renamed on purpose?", signs=renamed, title=title, remedy=MODELS)
+        yield Match(leg, 1.0, names, question=question, signs=renamed, title=title, remedy=MODELS)
     elif gone and case.regrouped and not case.deeper and not case.wider:
         names = frozenset(name for one in gone for name in one.tensors)
         title, question = "The model has fewer parameters than before.", "were parameters removed on purpose?"
@@ -314,8 +312,8 @@ def another_size(case: Case) -> Iterator[Match]:
 
 def _shapes(state: State, signs: Sequence[Sign]) -> list[tuple[int, ...]]:
     """Return the shapes of the weights that signs name, sorted."""
-    held = {name: state.params[name]["param"] for one in signs for name in one.tensors if "param" in state.params[name]}
-    return sorted(map(state.shape, held.values()))
+    names = {name for one in signs for name in one.tensors}
+    return sorted(state.shape(roles["param"]) for name in names if "param" in (roles := state.params.get(name, {})))
 
 
 def settings(case: Case) -> Iterator[Match]:
