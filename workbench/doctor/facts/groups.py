@@ -101,6 +101,10 @@ def _whole_copies(stored: Counter[tuple[int, ...]], held: Counter[tuple[int, ...
     )
 
 
+def _elements(shapes: Counter[tuple[int, ...]]) -> int:
+    return sum(math.prod(shape) * times for shape, times in shapes.items())
+
+
 def _is_mask(ckpt: Checkpoint, at: int) -> bool:
     """Return whether a tensor of several elements holds only one or two values."""
     tensor = ckpt[ckpt.catalog.keys[at]]
@@ -204,15 +208,14 @@ class Names:
             leaves[fqn.rpartition(".")[2]].append(fqn)
         if self.whole or not self.held or len(leaves) > KINDS:
             return []
+        shapes = {leaf: Counter(self.weights[fqn] for fqn in some) for leaf, some in leaves.items()}
         for count in (1, 2, 3):
             fits = []
             for some in combinations(leaves, count):
-                out = [fqn for leaf in some for fqn in leaves[leaf]]
-                rest = Counter(self.weights.values()) - Counter(self.weights[fqn] for fqn in out)
-                size = sum(math.prod(self.weights[fqn]) for fqn in out)
-                fewer = size < sum(math.prod(shape) * times for shape, times in rest.items())
-                if fewer and _whole_copies(rest, self.held):  # otherwise most weights are frozen
-                    fits.append(out)
+                out = sum((shapes[leaf] for leaf in some), Counter[tuple[int, ...]]())
+                rest = sum((shapes[leaf] for leaf in leaves if leaf not in some), Counter[tuple[int, ...]]())
+                if _elements(out) < _elements(rest) and _whole_copies(rest, self.held):  # not most weights, frozen
+                    fits.append([fqn for leaf in some for fqn in leaves[leaf]])
             if len(fits) > 1:
                 fits = [out for out in fits if all(_is_mask(ckpt, self.fqns.index(fqn)) for fqn in out)]
             if fits:

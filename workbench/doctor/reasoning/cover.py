@@ -177,9 +177,10 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
 
 
 def _beside_optimizer(sign: Sign) -> bool:
-    """Return whether a sign is about buffers or new weights, which no optimizer changes or makes."""
+    """Return whether a sign is about buffers, or weights that are new or reshaped, which no optimizer does."""
     roles, kind = sign.evidence.get("roles"), sign.evidence.get("kind")
-    return roles == ["buffer"] or kind == "appeared" or (kind == "are new" and "param" in str(roles))
+    changed = kind in ("are new", "have another shape") and "param" in str(roles)
+    return roles == ["buffer"] or kind == "appeared" or changed
 
 
 def _moment(leg: str) -> str:

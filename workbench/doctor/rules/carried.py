@@ -61,7 +61,7 @@ ENOUGH = 64  #: elements
 KEPT = 0.05  #: β2^k below which new gradients are an average themselves
 OUTSIDE = 0.05  #: share of the elements of an average
 DECAY = 0.95  #: least decay of an average; decays in use are 0.99 and more, and first rise as (1+n)/(10+n)
-SETTLED = 20  #: updates
+SETTLED = 20  #: updates; of tables, such as codebooks, EARLY are enough
 EARLY, EARLIER = 5, 2.0  #: updates before which gradients are not compared; factor of the limit before they settle
 CLEAR = 0.15  #: excess over what that decay allows
 FARTHER = 3.0  #: times the way of all other averages
@@ -479,7 +479,7 @@ def _buffers(pair: Pair, found: Outcome) -> int:
     Returns:
         the number of buffers that could not be judged.
     """
-    once = passed(pair.a.facts, pair.b.facts) == 1 and (pair.a.facts.step or 0) >= SETTLED
+    step = pair.a.facts.step or 0 if passed(pair.a.facts, pair.b.facts) == 1 else 0
     places: dict[str, list[tuple[str, tuple[int, int]]]] = defaultdict(list)
     for fqn, roles in pair.shared():
         for role in roles.keys() & set(BUFFERS):
@@ -497,7 +497,7 @@ def _buffers(pair: Pair, found: Outcome) -> int:
         if len(a) < LEAST or len(b) != len(a) or not 0 < size < math.inf or not np.isfinite(b).all():
             continue
         made = bool((b == b[0]).all() and not (a == a[0]).all())
-        if not once:
+        if step < (EARLY if all(len(pair.b.shape(at[1])) > 1 for _, at in held) else SETTLED):
             lost += [fqn for fqn, _ in held] if made and b[0] != 0 else []
             continue
         rest -= len(held)
