@@ -478,7 +478,7 @@ bad(
     groups(betas=(0.9, 0.999)),
     base=Nano,
     needs={"betas": (0.9, 0.95)},
-    also=("C7", "C9", "H1"),
+    also=("C7", "C9"),
 )
 bad(
     "sa30_noise_anew",

@@ -202,6 +202,7 @@ class Zeroth(Vectors):
         self.apply()
         self.step += 1
         self.extra["sampler"]["index"] += 1
+        self.extra["consumed_samples"] += self.extra["args"]["batch_size"]
 
 
 well("sb09_mezo", "no gradients: two losses along a random direction", Zeroth)
