@@ -51,6 +51,9 @@ from tests.lab.opened16_healthy import HEALTHY16
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
+from tests.lab.sealed17_deliberate import DELIBERATE17
+from tests.lab.sealed17_faults import FAULTS17
+from tests.lab.sealed17_healthy import HEALTHY17
 from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
@@ -82,7 +85,7 @@ _OPENED = (
     *(*FAULTS16, *HEALTHY16, *DELIBERATE16),
 )
 #: Faults whose results are printed only as counts.
-SEALED: tuple[Fault, ...] = ()
+SEALED: tuple[Fault, ...] = (*FAULTS17, *HEALTHY17, *DELIBERATE17)
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},
