@@ -598,7 +598,8 @@ def _searched(pair: Pair, held: Mapping[str, tuple[int, int]], found: Continuity
     kinds: dict[str, str] = {}
     groups: dict[int, list[str]] = defaultdict(list)
     for fqn, (one, _) in held.items():
-        groups[pair.a.shape(one)[-1]].append(fqn)
+        if len(shape := pair.a.shape(one)) > 1:
+            groups[shape[-1]].append(fqn)
     for columns, names in groups.items():
         old = {}
         for fqn in names[:LOOKED]:

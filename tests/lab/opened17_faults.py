@@ -16,7 +16,7 @@ from tests.lab.fault import Fault, Lab, masters, seen
 from tests.lab.live import Loop, fault
 from tests.lab.model import LORA_SCALE
 from tests.lab.opened16_nets import Lora, Remember, draws
-from tests.lab.sealed17_nets import (
+from tests.lab.opened17_nets import (
     Agent,
     Averaged,
     Book,

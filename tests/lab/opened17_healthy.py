@@ -12,7 +12,7 @@ from torch import nn
 from tests.lab.fault import Fault
 from tests.lab.live import Loop, variant
 from tests.lab.opened16_nets import AdamLike, Lora, draws, mlp, seeded
-from tests.lab.sealed17_nets import (
+from tests.lab.opened17_nets import (
     Agent,
     Averaged,
     Book,

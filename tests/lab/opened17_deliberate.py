@@ -13,7 +13,7 @@ from tests.lab import optimizers as other
 from tests.lab.fault import Fault
 from tests.lab.live import Loop, variant
 from tests.lab.opened16_nets import Lora, Rebuilt, draws, seeded
-from tests.lab.sealed17_nets import (
+from tests.lab.opened17_nets import (
     Agent,
     Averaged,
     Book,
