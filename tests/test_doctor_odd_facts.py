@@ -1788,16 +1788,69 @@ def test_a_teacher_that_no_optimizer_holds_may_be_another_one(tmp_path, trained)
     assert (found.cause, found.severity) == ("A2", "error" if trained else "warn") and bool(found.question) != trained
 
 
-@pytest.mark.parametrize(("factor", "told"), [(0.1, ("B6", "warn")), (0.25, ("E12", "error"))])
-def test_moments_that_were_scaled(tmp_path, factor, told):
-    """A quarter is what an average over four ranks leaves of them."""
+@pytest.mark.parametrize(
+    ("factor", "second", "told"),
+    [(0.1, True, ("B6", "warn")), (0.25, True, ("E12", "error")), (0.5, False, ("B6", "warn"))],
+)
+def test_moments_that_were_scaled(tmp_path, factor, second, told):
+    """A quarter is what an average over four ranks leaves of both."""
     run = Run().train(20)
     one = run.save(tmp_path / "a.pt", step=20)
     for state in run.optimizer.state.values():
         state["exp_avg"] *= factor
-        state["exp_avg_sq"] *= factor
+        state["exp_avg_sq"] *= factor if second else 1.0
     found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20)).causes[0]
     assert (found.cause, found.severity) == told
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_groups_that_were_cut_anew_lose_no_state(tmp_path, lost):
+    """With other groups, a number is another parameter's; those of a shape of their own are known by it."""
+    run = Deep(2).train(20)
+    run.outer["lm_head"] = torch.nn.Linear(16, 8)
+    run.fresh()
+    for weight in [one for group in run.optimizer.param_groups for one in group["params"]]:
+        weight.grad = torch.randn_like(weight)
+    run.optimizer.step()
+    one = run.saved(tmp_path / "a.pt", 20)
+    held = torch.load(one)
+    count = len(held["optimizer"]["state"])
+    order = [*range(4, count), *range(4)]
+    states = {number: held["optimizer"]["state"][old] for number, old in enumerate(order)}
+    if lost:
+        states = {number: state for number, state in states.items() if state["exp_avg"].shape != (8, 16)}
+    group = {name: value for name, value in held["optimizer"]["param_groups"][0].items() if name != "params"}
+    groups = [group | {"params": list(range(count - 4))}, group | {"params": list(range(count - 4, count))}]
+    torch.save({**held, "optimizer": {"state": states, "param_groups": groups}}, tmp_path / "echo.pt")
+    found = wb.doctor(one, echo=tmp_path / "echo.pt")
+    assert ("B1" in [cause.cause for cause in found.causes]) == lost
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_scalars_whose_state_began_anew_are_read(tmp_path, reset):
+    run = Run().train(20)
+    scale = torch.nn.Parameter(torch.tensor(2.0))
+    run.optimizer.add_param_group({"params": [scale]})
+    run.optimizer.state[scale] = {
+        "step": torch.tensor(20.0),
+        "exp_avg": torch.tensor(0.1),
+        "exp_avg_sq": torch.tensor(0.1),
+    }
+
+    def saved(path: Path, step: int) -> Path:
+        model = run.model.state_dict() | {"logit_scale": scale.detach().clone()}
+        torch.save({"model": model, "optimizer": run.optimizer.state_dict(), "step": step}, path)
+        return path
+
+    one = saved(tmp_path / "a.pt", 20)
+    if reset:
+        run.fresh()
+        run.optimizer.add_param_group({"params": [scale]})
+    for _ in range(2):
+        scale.grad = torch.tensor(0.01)
+        run.train(1)
+    found = wb.doctor(one, saved(tmp_path / "b.pt", 22))
+    assert ("B1" in [cause.cause for cause in found.causes]) == reset
 
 
 @pytest.mark.parametrize("schedule", [True, False])

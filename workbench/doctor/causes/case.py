@@ -50,6 +50,7 @@ OUTER = {"embed", "head"}  #: kinds with one row per token
 OF_OPTIMIZER = frozenset({"B1", "B2", "B3", "B4", "B5", "B11"})
 OF_WEIGHTS = frozenset({"A2", "D7", "E12", "F2", "F4", "F5", "F6", "F7", "G6"})  # not those of elements at other places
 RESHAPED = "was the state of these tensors begun anew on purpose, with their new shapes?"
+SET_ANEW = "was it set to a new value on purpose?"
 REFILLED = "were these buffers begun anew on purpose, with the new shapes?"
 RESTARTED = "were these tensors started anew on purpose, with new optimizer state?"
 REBUILT = "was the optimizer begun anew on purpose, for the changed model?"
@@ -57,10 +58,26 @@ UNTIED = "was the head untied on purpose? The optimizer holds it, too."
 ELSEWHERE = "no optimizer holds these tensors: were they replaced on purpose?"
 REGROUPED = "were parameters moved between param groups on purpose?"
 RESET = "were the moments reset on purpose, together with the schedule?"
+WITH_THEM = "were these buffers begun anew on purpose, together with the optimizer?"
 EXCHANGED = "was the optimizer exchanged on purpose?"
 ANEW = "was a new run started from other weights on purpose, with a fresh optimizer?"
 #: Fields of param groups that some kinds of optimizers have and others lack.
-FIELDS = frozenset({"betas", "eps", "momentum", "nesterov", "dampening", "rho", "alpha", "ns_steps", "beta2_decay"})
+FIELDS = frozenset(
+    [
+        "betas",
+        "eps",
+        "momentum",
+        "nesterov",
+        "dampening",
+        "rho",
+        "alpha",
+        "ns_steps",
+        "beta2_decay",
+        "lr_decay",
+        "initial_accumulator_value",
+        "max_iter",
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -511,6 +528,8 @@ def asked(case: Case, cause: str, match: Match) -> str:
         return ELSEWHERE
     if cause == "B1" and any(one.evidence.get("kind") in ("sizes", "groups") for one in case.fired("R12")):
         return REGROUPED
+    if cause == "A5" and match.leg in case.begun:
+        return WITH_THEM
     if cause in ("B3", "B6") and case.restarted:
         return RESET
     named = [name for name in match.names if not is_numbered(name)]

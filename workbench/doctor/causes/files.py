@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from workbench.doctor.causes.case import NEARLY_ALL, SHAPED, Case, Match, leg_of
+from workbench.doctor.causes.case import NEARLY_ALL, SET_ANEW, SHAPED, Case, Match, leg_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.facts.evidence import State, is_numbered
 from workbench.doctor.ledger.roles import BUFFERS, FIRST, MASTERS, MOMENTS, SECOND, STATE, WEIGHTS
@@ -15,6 +15,7 @@ from workbench.names.weights import kinds, parse
 
 HASHES = "content hashes of the save (workbench manifest), or an echo"
 RESTORE = "restore the file from a copy, or go back to the previous checkpoint"
+
 MODELS = "compare the definitions of the two models"
 FLIPPED = 2  #: most tensors in which bits flip in one accident
 VALUES = ("near", "other", "part", "slight", "fill", "zero")
@@ -205,7 +206,9 @@ def mixed(case: Case) -> Iterator[Match]:
     if any(one.evidence["kind"] == "repeated" for one in stands) and lr is not None:  # its settings are old too
         signs += [one for one in case.fired("N6", "P15", "S16") if one.evidence.get("lr") == lr]
     if signs:
-        yield Match(case.resumed, 0.95, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        names = frozenset(n for s in signs for n in s.tensors)
+        single = bool(names) and all(case.numel(name) == 1 for name in names)  # such as a temperature
+        yield Match(case.resumed, 0.95, names, False, SET_ANEW if single else "", signs=tuple(signs))
 
 
 def _strangers(case: Case, change: LedgerLeg) -> bool:

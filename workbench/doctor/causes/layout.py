@@ -10,7 +10,7 @@ from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.facts.groups import OF_AVERAGES
-from workbench.doctor.ledger.roles import AVERAGES, MASTERS, MOMENTS, WEIGHTS
+from workbench.doctor.ledger.roles import AVERAGES, MASTERS, MOMENTS, SECOND, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import many
 from workbench.doctor.origins.tags import is_follower, is_reference
@@ -179,7 +179,8 @@ def scaled(case: Case) -> Iterator[Match]:
         for quantities in ((*change.weights, *MASTERS), MOMENTS):
             names, every = frozenset(change.hit(quantities, "ratio")), change.hit(quantities)
             factors = sorted({float(change.detail(quantities, n).get("ratio", 0)) for n in names})
-            if names and (quantities is not MOMENTS or all(map(_of_ranks, factors))):
+            second = change.hit(SECOND, "ratio") or not change.seen(*SECOND)  # ranks hold both kinds of moments
+            if names and (quantities is not MOMENTS or (second and all(map(_of_ranks, factors)))):
                 words = f"they are {', '.join(f'{one:.3g}' for one in factors[:3])} times the old values"
                 strength = 0.98 if quantities is MOMENTS else 0.95
                 most = len(names) >= NEARLY_ALL * len(every)  # in small ones, a factor cannot be proved

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from workbench.doctor.causes.case import GONE, NEARLY_ALL, OUTSIDE, RELATED, RESTARTED, UNLIKE, Case, Match, where_of
+from workbench.doctor.causes.case import (
+    GONE,
+    NEARLY_ALL,
+    OUTSIDE,
+    RELATED,
+    RESTARTED,
+    SET_ANEW,
+    UNLIKE,
+    Case,
+    Match,
+    where_of,
+)
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import counters_restarted, fresh, moments_lost, second_lost, wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
@@ -113,7 +124,7 @@ def not_loaded(case: Case) -> Iterator[Match]:
             title = "Some weights differ from the saved ones."
             question = OUTSIDE if change.leg == "train" else ""
         elif change.leg == "load" and [case.numel(name) for name in names] == [1]:  # such as a temperature
-            question = "was it set to a new value on purpose?"
+            question = SET_ANEW
         elif kinds(names) == {"head"} and change.whole(MOMENTS, change.hit(MOMENTS, *GONE)):
             title, question = "The head is new.", "was it started anew on purpose, with a fresh optimizer?"
         elif change.leg == "train" and (found := _cosines_of(change, names)) and median(found) > KIN:

@@ -100,7 +100,7 @@ def _questions(case: Case, found: Sequence[CauseExplanation]) -> None:
     case.outcome.signs[:] = [milder.get(id(sign), sign) for sign in case.outcome.signs]
 
 
-def _order(one: Suspect, share: float) -> tuple[int, int, bool]:
+def _order(one: Suspect, share: float) -> tuple[int, int, bool, bool]:
     """Return keys by which causes are ordered before their scores: what may have been meant comes after faults.
 
     Settings and definitions come after all of these, and remarks last.
@@ -110,7 +110,8 @@ def _order(one: Suspect, share: float) -> tuple[int, int, bool]:
     """
     meant = 2 * (one.severity == "info") + (one.cause == "H1" or (one.cause == "H2" and bool(one.question)))
     firm = not one.question and one.certainty != "possible" and one.affected > 0 and share >= FIRM
-    return meant, _rank(one), not firm
+    anew = bool(one.question) and one.cause[0] in "BC"  # an optimizer or a schedule, more often than weights
+    return meant, _rank(one), not firm, anew
 
 
 def _rank(one: Suspect) -> int:

@@ -578,7 +578,8 @@ def _decays(pair: Pair, changed: Mapping[str, Any]) -> list[Sign]:
     some = [*old, *new]
     slight = whole and len(old) == len(new) == 1 and max(some) <= SLIGHT * min(some)  # a trainer may schedule it
     what = "parameters" if named else "param groups"
-    words = f"weight decay changed for {len(off):,} of {of:,} {what}, and no argument records it"
+    why = "no argument records it" if a.args and b.args else "no arguments are stored that could say why"
+    words = f"weight decay changed for {len(off):,} of {of:,} {what}, and {why}"
     tensors = sorted(off)[:NAMED] if named else []
     if pair.renumbered and any(map(is_numbered, off)):  # the numbers are of other parameters
         if len({sum(group.count or 0 for group in side.groups) for side in (a, b)}) > 1:

@@ -249,13 +249,16 @@ def _gone(pair: Pair) -> list[Sign]:
 def without_state(pair: Pair) -> tuple[list[str], list[str]]:
     """Return the parameters that have optimizer state in the first of a pair, and those that have none in the second.
 
-    State that is listed by numbers without owners counts only if the second has state of no parameter.
+    State that is listed by numbers without owners counts only if the second has state of no parameter. If the groups
+    were cut anew, as much state as before is that of the same parameters.
     """
 
     def held(state: State) -> list[str]:
         return [fqn for fqn, roles in state.params.items() if any(quantity(r) in (*MOMENTS, STATE) for r in roles)]
 
     had, has = held(pair.a), set(held(pair.b))
+    if pair.renumbered and len(had) == len(has):
+        return had, []
     gone = [fqn for fqn in had if pair.comparable(fqn) and fqn not in has and (fqn in pair.b.params or not has)]
     return had, gone
 
