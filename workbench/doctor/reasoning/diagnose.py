@@ -22,6 +22,7 @@ DOUBT = 0.3  #: share of a cause's score above which a rival is named
 CLOSE = 0.8  #: share of a cause's score above which a rival leaves doubt
 SURE = 0.9  #: strength of a pattern from which a cause may be certain
 FIRM = 0.2  #: share of the best score from which a cause that needs no question goes first
+ANEW = ("B1", "C1")  #: an optimizer or a schedule begins anew on purpose more often than weights do
 PAIRED = "before → after"
 
 
@@ -110,7 +111,7 @@ def _order(one: Suspect, share: float) -> tuple[int, int, bool, bool]:
     """
     meant = 2 * (one.severity == "info") + (one.cause == "H1" or (one.cause == "H2" and bool(one.question)))
     firm = not one.question and one.certainty != "possible" and one.affected > 0 and share >= FIRM
-    anew = bool(one.question) and one.cause[0] in "BC"  # an optimizer or a schedule, more often than weights
+    anew = bool(one.question) and one.cause in ANEW
     return meant, _rank(one), not firm, anew
 
 
