@@ -1273,7 +1273,7 @@ ua(
 
 
 def half_older(self: Any) -> None:
-    old = type(self).past[0]
+    old = next(one for one in type(self).past if one["optimizer"]["state"])  # not that of before the first update
     with torch.no_grad():
         for name, weight in self.module.named_parameters():
             if name.startswith("two."):
