@@ -36,6 +36,7 @@ Look = Callable[[State, State], int]
 FOREIGN = 0.1  #: share of parameters in common below which two checkpoints come from different models
 SMALLEST = 4  #: tensors that show whether an update was made
 SCANNED = 64  #: most last steps of a run that are examined
+LOOKED_AT = 64  #: files whose times are compared
 #: Damage that is reported of a later checkpoint, and raised of ``before``. A wrong path or an unknown format is raised.
 DAMAGED = (CorruptError, IncompleteError, MissingFileError, UnsafeError)
 
@@ -133,8 +134,9 @@ def choose(
 
 
 def _written(state: State) -> int:
-    """Return when the newest file of a checkpoint was written, in nanoseconds."""
-    return max((state.ckpt.place.stat(name).mtime_ns for name in state.ckpt.catalog.files), default=0)
+    """Return when the newest of a checkpoint's first files was written, in nanoseconds."""
+    names = list(state.ckpt.catalog.files)[:LOOKED_AT]  # a store may need a request for each
+    return max((state.ckpt.place.stat(name).mtime_ns for name in names), default=0)
 
 
 def _goes_on(first: State, last: State) -> bool:
