@@ -245,6 +245,20 @@ class Pair:
         return all(map(sum, sizes)) and first != second[: len(first)]
 
     @cached_property
+    def cut_anew(self) -> bool:
+        """Whether other param groups hold the state of the same parameters: as many tensors of each shape."""
+        shapes = [
+            Counter(
+                (role, state.shape(at))
+                for roles in state.params.values()
+                for role, at in roles.items()
+                if role in _MOVING
+            )
+            for state in (self.a, self.b)
+        ]
+        return self.renumbered and bool(shapes[0]) and shapes[0] == shapes[1]
+
+    @cached_property
     def left_out(self) -> int:
         """How many parameters fewer the param groups of ``b`` hold, as if some were frozen; 0 if that is unknown."""
         one, two = ([group.count for group in state.facts.groups] for state in (self.a, self.b))

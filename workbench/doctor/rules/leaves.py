@@ -175,9 +175,7 @@ def _files(pair: Pair) -> Iterator[tuple[str, ObjectChange]]:
             for row in compared.rows:
                 if row.status in ("changed", "type", "shape"):
                     source = f"{name}/{row.key_b}"
-                    topic = topic_of(source.lower())
-                    if topic == "generators" and "float" in row.dtype_b:  # a network that generates
-                        topic = "other"
+                    topic = topic_of(source.lower(), row.dtype_b)
                     kind = {"other": "tensors", "state": "moments"}.get(topic, "changed")
                     yield source, _tensor_change(kind, one[row.key_a or row.key_b], two[row.key_b])
             continue
@@ -229,9 +227,10 @@ def _known(signs: Iterable[Sign]) -> Iterator[str]:
         yield from _RULES.get(sign.rule, ())
 
 
-def topic_of(source: str) -> str:
-    """Return what a stored value belongs to by the words of its path; ``other`` if none is known."""
-    return next((topic for topic, words, _ in TOPICS if words.search(source)), "other")
+def topic_of(source: str, dtype: str = "") -> str:
+    """Return what a value, or a tensor of that type, belongs to by the words of its path; ``other`` if unknown."""
+    found = next((topic for topic, words, _ in TOPICS if words.search(source)), "other")
+    return "other" if found == "generators" and "float" in dtype else found  # a network that generates
 
 
 def causes_of_topic(topic: str) -> tuple[str, ...]:

@@ -216,10 +216,7 @@ def _others(pair: Pair, found: EchoValues) -> list[Sign]:
     off: dict[str, list[str]] = {}
     for row in rows:
         if row.status not in ("equal", "unread", "unknown"):
-            topic = topic_of(row.key_b.lower())
-            if topic == "generators" and "float" in row.dtype_b:  # a network that generates
-                topic = "other"
-            off.setdefault(topic, []).append(row.key_b)
+            off.setdefault(topic_of(row.key_b.lower(), row.dtype_b), []).append(row.key_b)
     equal = sum(row.status == "equal" for row in rows)
     if equal and not off:
         found.cleared.append(Cleared("other tensors", f"{equal:,} of {len(rows):,} are equal bit for bit"))
@@ -257,7 +254,7 @@ def without_state(pair: Pair) -> tuple[list[str], list[str]]:
         return [fqn for fqn, roles in state.params.items() if any(quantity(r) in (*MOMENTS, STATE) for r in roles)]
 
     had, has = held(pair.a), set(held(pair.b))
-    if pair.renumbered and len(had) == len(has):
+    if pair.cut_anew:
         return had, []
     gone = [fqn for fqn in had if pair.comparable(fqn) and fqn not in has and (fqn in pair.b.params or not has)]
     return had, gone
