@@ -30,12 +30,11 @@ LEG_OF = {
     "echo → after": "train",
     **{which: which for which in ALONE},
 }
-HALF = 0.5
+HALF = 0.5  #: share of the weights
 NEARLY_ALL = 0.7  #: share of the parameters; small parameters rarely break laws
 GROWN = 2.0  #: growth of a weight's norm that shows steps divided by far too small second moments
 SUNK = 30.0  #: factor by which second moments fell below what updates leave; those of an older save do not
 SAME = 1e-4  #: relative difference up to which two factors of a learning rate are one
-SHAPED = ("have another shape", "changed shape")  #: kinds of signs
 UNLIKE = ("other", "fill", "zero")  #: forms of weights that keep nothing of the old ones
 GONE = ("zero", "absent")  #: forms of a lost state
 RELATED = 0.5  #: cosine similarity from which a weight counts as related to the old one
@@ -351,17 +350,23 @@ class Case:
         return any(one.evidence.get("kind") == "sizes" for one in self.fired("R12"))
 
     @cached_property
+    def shaped(self) -> list[Sign]:
+        """Signs of tensors that have another shape."""
+        return [one for one in self.fired("R01", "P02") if one.evidence.get("kind") == "have another shape"]
+
+    @cached_property
     def reshaped(self) -> frozenset[str]:
         """The parameters that have another shape."""
-        signs = [one for one in self.fired("R01", "P02") if one.evidence.get("kind") in SHAPED]
-        return frozenset(name for one in signs for name in one.tensors)
+        return frozenset(name for one in self.shaped for name in one.tensors)
 
     @cached_property
     def tables(self) -> list[Sign]:
         """Signs of tables with another number of rows, as of tokens: of one kind, or several that changed alike."""
-        signs = [one for one in self.fired("R01", "P02") if one.evidence.get("kind") in SHAPED]
-        named = {id(one): [name for name in one.tensors if not is_numbered(name)] for one in signs}
-        return [one for one in signs if kinds(named[id(one)]) <= OUTER or self._resized(one.tensors)]
+        return [
+            one
+            for one in self.shaped
+            if kinds(name for name in one.tensors if not is_numbered(name)) <= OUTER or self._resized(one.tensors)
+        ]
 
     def _resized(self, names: Iterable[str]) -> bool:
         """Return whether several weights outside of layers changed from one size of their first axis to another."""
@@ -533,7 +538,7 @@ def asked(case: Case, cause: str, match: Match) -> str:
     if cause in ("B3", "B6") and case.restarted:
         return RESET
     named = [name for name in match.names if not is_numbered(name)]
-    table = bool(named) and kinds(named) <= {"embed", "head"}  # another tokenizer's
+    table = bool(named) and kinds(named) <= OUTER  # another tokenizer's
     layered = any(parse(name).layer is not None for name in named)  # heads are outside of the layers
     if cause == "A2" and change.exact and layered and not change.whole(change.weights, named, HALF):
         return ""  # most weights are equal to the old ones

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from workbench.doctor.causes.case import NEARLY_ALL, SET_ANEW, SHAPED, Case, Match, leg_of
+from workbench.doctor.causes.case import NEARLY_ALL, SET_ANEW, Case, Match, leg_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.facts.evidence import State, is_numbered
 from workbench.doctor.ledger.roles import BUFFERS, FIRST, MASTERS, MOMENTS, SECOND, STATE, WEIGHTS
@@ -15,7 +15,6 @@ from workbench.names.weights import kinds, parse
 
 HASHES = "content hashes of the save (workbench manifest), or an echo"
 RESTORE = "restore the file from a copy, or go back to the previous checkpoint"
-
 MODELS = "compare the definitions of the two models"
 FLIPPED = 2  #: most tensors in which bits flip in one accident
 VALUES = ("near", "other", "part", "slight", "fill", "zero")
@@ -273,7 +272,7 @@ def another_size(case: Case) -> Iterator[Match]:
         return
     more, what = (case.deeper, "layer") if case.deeper else (case.wider, "expert")
     words = {"are new", "appeared"} if more > 0 else {"are gone", "vanished"}
-    words |= set(SHAPED) if what == "expert" else set()  # routers
+    words |= {"have another shape"} if what == "expert" else set()  # routers
     signs = [one for one in case.fired("R01", "P02", "N3") if one.evidence.get("kind") in words]
     change = case.change(leg)
     held = (*change.weights, *MASTERS, *MOMENTS)
@@ -294,8 +293,7 @@ def another_size(case: Case) -> Iterator[Match]:
             title=f"The model has {number} than before{', in all layers together' if what == 'expert' else ''}.",
             remedy=MODELS,
         )
-    shaped = [one for one in case.fired("R01", "P02") if one.evidence.get("kind") in SHAPED]
-    if shaped := [one for one in shaped if one not in case.tables]:
+    if shaped := [one for one in case.shaped if one not in case.tables]:
         names = frozenset(name for one in shaped for name in one.tensors)
         title, question = "Some tensors of the model have another shape.", "was the model changed on purpose?"
         yield Match(leg, 0.9, names, question=question, signs=tuple(shaped), title=title, remedy=MODELS)

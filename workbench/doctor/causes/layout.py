@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -22,7 +23,7 @@ SOME = 0.7  #: share of the weights
 ONE_MORE = 0.2  #: distance of a factor from 2 within which 1 may have been added to norms
 ONE_ADDED = "The norms were doubled, or 1 was added, as if they were stored as offsets from 1."
 SCALED = "were they scaled on purpose, together with what they are multiplied with?"
-FEW_FAR = 0.1  #: share of the elements beyond reach up to which they are no sign of other weights
+FEW_FAR = 0.1  #: share of the elements that moved too far, below which the weights are not taken for others
 FAR = 0.1  #: distance of a factor of norms from 1 that updates do not reach
 ECHO = "an echo, saved right after the load and before any update"
 #: Rules that see elements of weights at other places, those of them that say where, and what the loss does.
@@ -200,7 +201,7 @@ def scaled(case: Case) -> Iterator[Match]:
 
 def _of_ranks(factor: float) -> bool:
     """Return whether a factor is a number of ranks, or one over it."""
-    for one in (factor, 1 / factor if factor else 0.0):
+    for one in filter(math.isfinite, (factor, 1 / factor if factor else 0.0)):
         count = round(one)
         while count and count % 2 == 0:
             count //= 2
@@ -356,8 +357,8 @@ def averaged(case: Case) -> Iterator[Match]:
             continue
         ema = frozenset(change.hit(AVERAGES))
         if ema and not change.hit((*change.weights, *MASTERS)) & ema:
-            began = [to for one in case.fired("R17") for to in one.evidence["changed"].values() if to.endswith("→ 0")]
-            anew = bool(case.fired("N21", where=case.resumed) or (began and change.leg == "load"))
+            fell = [one for one in case.fired("R17") if one.evidence["kind"] == "average" and one.evidence["fell"]]
+            anew = bool(case.fired("N21", where=case.resumed) or (fell and change.leg == "load"))
             yield Match(
                 change.leg,
                 0.95,

@@ -176,7 +176,7 @@ def added(case: Case) -> Iterator[Match]:
         yield Match(leg, 0.8, question=question, signs=tuple(new), remedy=ADDED, losses=OF_ADDED)
 
 
-def _reshaped(case: Case) -> Iterator[Match]:
+def _reshaped_buffers(case: Case) -> Iterator[Match]:
     of_shape = ("have another shape", "buffers")
     shaped = [one for one in case.fired("R01", "P02") if one.evidence["kind"] in of_shape and one.causes == ("A5",)]
     if shaped:
@@ -191,7 +191,7 @@ def _reshaped(case: Case) -> Iterator[Match]:
 
 
 def buffers_lost(case: Case) -> Iterator[Match]:
-    yield from _reshaped(case)
+    yield from _reshaped_buffers(case)
     for change in case.changes:
         names = frozenset(change.hit(("buffer",)))
         new = change.hit(("buffer",), "zero", "fill")  # as they are made; other values may be copies
