@@ -217,7 +217,8 @@ class Names:
                 if _elements(out) < _elements(rest) and _whole_copies(rest, self.held):  # not most weights, frozen
                     fits.append([fqn for leaf in some for fqn in leaves[leaf]])
             if len(fits) > 1:
-                fits = [out for out in fits if all(_is_mask(ckpt, self.fqns.index(fqn)) for fqn in out)]
+                at = {fqn: at for at, fqn in enumerate(self.fqns) if self.roles[at] == "param"}
+                fits = [out for out in fits if all(_is_mask(ckpt, at[fqn]) for fqn in out)]
             if fits:
                 return fits[0] if len(fits) == 1 else []
         return []
