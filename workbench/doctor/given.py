@@ -109,7 +109,7 @@ def choose(
         onward = counts[1] > counts[0] == first.facts.step  # the optimizer went on: the trainer's step is another
         onward = onward or (not any(counts) and _goes_on(first, last))
         if last.facts.step < first.facts.step and not onward and middle is None:  # an echo shows which was loaded
-            steps = f"step {last.facts.step:,}, after step {first.facts.step:,}"
+            steps = f"at step {last.facts.step:,}; the first is at {first.facts.step:,}"
             if _written(last) > _written(first):
                 notes.append(f"the second counts its steps anew ({steps}), but was written later: it was used as after")
             else:
