@@ -941,7 +941,7 @@ def test_an_adam_that_begins_anew_in_each_round(tmp_path, often):
 
 @pytest.mark.parametrize("scaled", [True, False])
 def test_an_update_of_another_size_for_each_parameter_is_the_optimizers_own(tmp_path, scaled):
-    """As of those that scale it by the size of the weight; one other learning rate for all is told."""
+    """Some optimizers scale each step by the size of its weight. One other learning rate for all is reported."""
     run = Run().train(30)
     one = run.save(tmp_path / "a.pt", step=30)
     old = [weight.detach().clone() for weight in run.model.parameters()]

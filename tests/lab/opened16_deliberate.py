@@ -324,7 +324,7 @@ class LongerQueue(well.Moco):
 
 
 class Places(Regrown):
-    """Learned positions, of which there are twice as many after an interpolation, as of their moments."""
+    """Learned positions and their moments, interpolated to twice as many."""
 
     count, pad = 8, True
 

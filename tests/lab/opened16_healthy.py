@@ -970,7 +970,7 @@ class Bfgs(Free):
 
 
 class Tables(Free):
-    """A recommender: sparse tables by SparseAdam, of which most rows are seldom seen, the rest by AdamW."""
+    """A recommender: SparseAdam updates its tables, whose rows are seldom seen, and AdamW the rest."""
 
     layouts = TWO
 
