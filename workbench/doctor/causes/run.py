@@ -215,7 +215,9 @@ def _data(case: Case) -> Iterator[tuple[Sign, bool]]:
 def data_again(case: Case) -> Iterator[Match]:
     signs = [sign for sign, behind in _data(case) if behind and not _step_is_off(case)]
     signs += [one for one in case.fired("P34") if one.evidence["kind"] == "data"]
-    signs += [one for one in case.fired("R17") if one.evidence["kind"] == "data" and one.evidence["fell"]]
+    signs += [
+        one for one in case.fired("R17") if one.evidence["kind"] == "data" and len(one.evidence["fell"]) == one.hit
+    ]
     if signs:
         stands = all(one.evidence.get("stands") for one in signs)
         title = "The position in the data did not advance." if stands else ""

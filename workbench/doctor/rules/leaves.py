@@ -246,8 +246,8 @@ def _sign(rule: Rule, topic: str, off: dict[str, ObjectChange]) -> Sign:
     more = f" and {len(off) - SHOWN:,} more" if len(off) > SHOWN else ""
     words = f"{many(len(off), 'stored value')} changed: {listed}{more}"
     evidence: dict[str, Any] = {"kind": topic, "changed": dict(list(words_of.items())[:100])}
-    both = [(change.before, change.after) for change in off.values()]
-    evidence["fell"] = all(isinstance(old, int) and isinstance(new, int) and new < old for old, new in both)
+    both = ((source, change.before, change.after) for source, change in off.items())
+    evidence["fell"] = [path for path, old, new in both if isinstance(old, int) and isinstance(new, int) and new < old]
     remark = topic in REMARKS or all(map(_by_version, off.values()))
     severity = "info" if remark else "warn"
     return rule.sign(words, evidence, hit=len(off), severity=severity, causes=tuple(dict.fromkeys(causes)))
