@@ -1853,6 +1853,18 @@ def test_scalars_whose_state_began_anew_are_read(tmp_path, reset):
     assert ("B1" in [cause.cause for cause in found.causes]) == reset
 
 
+@pytest.mark.parametrize(("counted", "severity"), [(True, "warn"), (False, "error")])
+def test_an_average_that_began_anew_counts_anew(tmp_path, counted, severity):
+    """Another count that fell says nothing of the average."""
+    run = Run().train(20)
+    average = {name: weight + 0.01 * torch.randn_like(weight) for name, weight in run.model.state_dict().items()}
+    one = run.save(tmp_path / "a.pt", step=20, ema={**average, "num_updates": 20}, sampler={"index": 40})
+    average = {name: weight * 1.001 for name, weight in run.model.state_dict().items()}
+    ema, sampler = {**average, "num_updates": 0 if counted else 20}, {"index": 40 if counted else 0}
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20, ema=ema, sampler=sampler))
+    assert next(cause.severity for cause in found.causes if cause.cause == "F4") == severity
+
+
 @pytest.mark.parametrize("schedule", [True, False])
 def test_a_rate_that_groups_and_schedule_agree_on_is_a_setting(tmp_path, schedule):
     """The rate with which a group began, which only a new schedule reads, may stay."""
