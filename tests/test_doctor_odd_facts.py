@@ -79,6 +79,29 @@ def test_micro_batches_counted_in_both_files_are_no_reset(tmp_path):
     assert severities(wb.doctor(one), "S07") == ["warn"]  # alone it may be a reset at 30
 
 
+@pytest.mark.parametrize("updates", [0, 3, 25])
+@pytest.mark.parametrize("schedule", [True, False])
+def test_a_stage_whose_steps_are_counted_anew(tmp_path, updates, schedule):
+    """Asked about if the schedule is new, too; whatever the steps are, the optimizer counts the updates since."""
+
+    def begin() -> None:
+        run.schedule = torch.optim.lr_scheduler.LinearLR(run.optimizer, 1.0, 0.5, 40)
+
+    run = Run()
+    begin()
+    one = run.train(10).save(tmp_path / "a.pt", step=10)
+    if schedule:
+        for group in run.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] = 1e-3
+        begin()
+    two = run.train(updates).save(tmp_path / "b.pt", step=updates)
+    found = wb.doctor(one, two) if updates else wb.doctor(one, echo=two)
+    assert found.causes[0].cause == "C9", found.causes
+    assert found.causes[0].severity == ("warn" if schedule else "error")
+    assert ("new stage" in found.causes[0].question) == schedule
+    assert not [one for one in found if one.severity == "error" and one.rule in ("P01", "P05", "P03")]
+
+
 def anew(found: Any) -> bool:
     """A whole optimizer that began anew may be meant: told as a warning with a question, and never certain."""
     first = found.causes[0]

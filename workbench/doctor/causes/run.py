@@ -9,7 +9,7 @@ from workbench.analysis.patterns.rounding import FLOATS
 from workbench.doctor.causes.case import ELSE, OUTSIDE, RELATED, Case, Match, where_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
-from workbench.doctor.facts.counted import began_anew
+from workbench.doctor.facts.counted import began_anew, counts_anew
 from workbench.doctor.ledger.roles import AVERAGES, MASTERS, MOMENTS, WEIGHTS, quantity
 from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import Sign
@@ -70,6 +70,14 @@ def _step_is_off(case: Case) -> bool:
         if any(was and now is not None and abs(now * old.step / was - usual) < 1 for was, now in pairs):
             return True
     return False
+
+
+def _new_stage(case: Case) -> bool:
+    """Return whether the trainer's step and the schedule both count from 0 again, as in a new stage of training."""
+    old, new = case.evidence.before.facts, case.later.facts
+    if not counts_anew(old, new) or old.schedule is None or new.schedule is None or new.schedule.count is None:
+        return False
+    return abs(new.schedule.count - (new.step or 0) * _unit(case)) <= 1
 
 
 def _unit(case: Case) -> float:
@@ -302,7 +310,8 @@ def another_step(case: Case) -> Iterator[Match]:
     kinds = ("trainer", "stated", "folder", "step")
     signs = [one for one in case.fired("S07", "R11") if one.evidence.get("kind") in kinds]
     if signs and not any(case.counters(leg).reset for leg in ("load", "train", case.resumed)):
-        yield Match(case.resumed, 0.7, signs=tuple(signs))
+        question = "was a new stage begun on purpose, with a new schedule?" if _new_stage(case) else ""
+        yield Match(case.resumed, 0.7, signs=tuple(signs), question=question)
 
 
 def another_batch(case: Case) -> Iterator[Match]:

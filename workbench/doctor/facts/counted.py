@@ -5,6 +5,7 @@
     trainer   40 ──▶ 60      optimizer  10 ──▶ 15     ¼ of the steps are updates: gradients of 4 are accumulated
     the name   1 ──▶  2      optimizer  20 ──▶ 40     20 updates per epoch
     trainer   60 ──▶ 80      optimizer  60 ──▶ 20     1, then ¼: the counters were reset
+    trainer   60 ──▶ 20      optimizer  60 ──▶ 80     the trainer counts from 0 again: 20 updates
 
 One file cannot distinguish 4 micro-batches per update from a reset that long ago; two files or an argument can.
 """
@@ -25,6 +26,15 @@ def began_anew(before: TrainingState, after: TrainingState) -> bool:
     """Return whether the optimizer's counter agreed with the trainer's step, and counts only the steps since then."""
     first, last = before.step, after.step
     return None not in (first, last) and first == before.steps.usual and after.steps.usual == last - first  # type: ignore[operator]
+
+
+def counts_anew(before: TrainingState, after: TrainingState) -> bool:
+    """Return whether the trainer's step counts only the updates that the optimizer, which counts on, has made since."""
+    first, last = before.step, after.step
+    one, two = before.steps.usual, after.steps.usual
+    if first is None or last is None or one is None or two is None:
+        return False
+    return 0 < first == one and two - one == last
 
 
 def lagging(before: TrainingState, after: TrainingState, k: int | None) -> frozenset[str]:

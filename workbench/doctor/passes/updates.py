@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from workbench.doctor.facts.counted import began_anew, lagging, per_step
+from workbench.doctor.facts.counted import began_anew, counts_anew, lagging, per_step
 from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.optimizer import UNKNOWN, Optimizer
 from workbench.doctor.facts.schedule import plan_of
@@ -165,6 +165,8 @@ def passed(a: TrainingState, b: TrainingState) -> int | None:
     k = scheduled(a, b)
     if began_anew(a, b):
         return int(b.steps.usual)  # type: ignore[arg-type]  # and maybe the schedule's count, too
+    if counts_anew(a, b):
+        return b.step
     if a.step is None or b.step is None or k == (b.steps.usual or 0) - (a.steps.usual or 0) > 0:
         if k is not None:
             return k

@@ -14,7 +14,7 @@ import numpy as np
 
 from workbench.analysis.diff import diff
 from workbench.checkpoint import Checkpoint
-from workbench.doctor.facts.counted import lagging, of_epochs, per_step
+from workbench.doctor.facts.counted import counts_anew, lagging, of_epochs, per_step
 from workbench.doctor.facts.evidence import Pair, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.generators import Generator, drawn, is_fresh, seed
@@ -191,6 +191,8 @@ def counters_advance(pair: Pair) -> list[Sign] | str:
         words = f"the optimizer's counters went from {one.usual:,.0f} to {two.usual:,.0f}; updates only raise them"
         names = [name for name in two.by_name if pair.comparable(name)]
         return [P01.sign(words, {"kind": "fell"}, names, hit=len(names) or 1, of=len(names) or 1, severity="warn")]
+    if counts_anew(pair.a.facts, pair.b.facts):
+        return _counters(pair, b, P01)
     if b <= a:
         return f"the later checkpoint is from step {b:,}, the earlier one from step {a:,}"
     ratio = per_step(pair.a.facts, pair.b.facts) or 1
