@@ -79,6 +79,22 @@ def test_micro_batches_counted_in_both_files_are_no_reset(tmp_path):
     assert severities(wb.doctor(one), "S07") == ["warn"]  # alone it may be a reset at 30
 
 
+def test_counters_that_began_anew_and_others_that_stand_still_are_two_facts(tmp_path):
+    """A head is begun anew with its state, and another layer is frozen, in one load."""
+    run = Run()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    run.model[2].reset_parameters()
+    for weight in run.model[2].parameters():
+        del run.optimizer.state[weight]
+    run.freeze(True)
+    run.optimizer.zero_grad(set_to_none=True)
+    two = run.train(2).save(tmp_path / "b.pt", step=22)
+    found = wb.doctor(one, two)
+    assert severities(found, "P01") == ["warn", "warn"]
+    assert ["went from 20 to 2" in one.message for one in found if one.rule == "P01"] == [True, False]
+    assert found.causes[0].cause == "A2" and {one.severity for one in found.causes} <= {"warn", "info"}, found.causes
+
+
 @pytest.mark.parametrize("updates", [0, 3, 25])
 @pytest.mark.parametrize("schedule", [True, False])
 def test_a_stage_whose_steps_are_counted_anew(tmp_path, updates, schedule):

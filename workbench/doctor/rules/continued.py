@@ -214,14 +214,31 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
             f"counter at {value:,.0f}": k if value in due or (some and value <= k) else value - usual
             for value in b.steps.counts
         }
-    off = [name for name, by in moved.items() if by != k]
-    if not off:
-        return []
     rare = lagging(a, b, k)
-    new = bool(k) and all(
-        b.steps.by_name.get(name, b.steps.usual) == k and name not in rare for name in off
-    )  # as many updates as since the load
-    behind = not new and all(0 <= moved[name] < k for name in off)  # no gradient, or updates that the trainer skipped
+    off = [name for name, by in moved.items() if by != k]
+    # as many updates as since the load
+    fresh = {name for name in off if k and b.steps.by_name.get(name, b.steps.usual) == k and name not in rare}
+    # no gradient, or updates that the trainer skipped
+    behind = {name for name in off if 0 <= moved[name] < k}
+    anew = [name for name in off if name in fresh and moved[name] < 0]
+    rest = [name for name in off if name not in set(anew)]
+    parts = [anew, rest] if behind.issuperset(rest) else [off]
+    return [_of_counters(pair, k, rule, moved, part, fresh, behind) for part in parts if part]
+
+
+def _of_counters(
+    pair: Pair, k: int, rule: Rule, moved: dict[str, float], off: list[str], fresh: set[str], slow: set[str]
+) -> Sign:
+    """Return the sign of counters that did not advance by ``k``.
+
+    Args:
+        moved: by how much each counter advanced.
+        off: the counters.
+        fresh, slow: those at ``k``, and those that advanced by less.
+    """
+    a, b = pair.a.facts, pair.b.facts
+    new = fresh.issuperset(off)
+    behind = not new and slow.issuperset(off)
     named = bool(k) and NAME in (a.source("step"), b.source("step"))  # a file name may be arbitrary
     mixture = any(parse(name).routed for name in (*b.steps.by_name, *pair.b.params))
     every = (
@@ -253,16 +270,14 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
         words += "; counters do not advance without a gradient or in skipped updates"
     kept = [name for name in off if name in b.steps.by_name]
     what = f"{len(off):,} of {len(moved):,} of the optimizer's counters" if kept else "the optimizer's counters"
-    return [
-        rule.sign(
-            f"{what} {words}",
-            {"k": k, "moved": first, "kind": "still" if still else "moved"},
-            kept,
-            hit=len(off),
-            of=len(moved),
-            severity=severity,
-        )
-    ]
+    return rule.sign(
+        f"{what} {words}",
+        {"k": k, "moved": first, "kind": "still" if still else "moved"},
+        kept,
+        hit=len(off),
+        of=len(moved),
+        severity=severity,
+    )
 
 
 # ---- trainer -------------------------------------------------------------------------------------------------------
