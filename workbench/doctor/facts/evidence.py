@@ -334,12 +334,12 @@ class Evidence:
     echo: State | None = None
 
     def __post_init__(self) -> None:
-        """List what is a buffer in one of them as a buffer in all, unless the optimizer holds all weights of another.
+        """List what is a buffer in one of them as a buffer in all, unless the optimizer of another one holds it.
 
         The others may lack state of the optimizer, or it may no longer hold a weight.
         """
         states = [one for one in (self.before, self.after, self.echo) if one is not None]
-        trained = {name for one in states if one.names.whole for name in one.names.weights}
+        trained = {name for one in states for name in (one.names.weights if one.names.whole else one.names.shapes)}
         unheld = {name for one in states for name in one.names.unheld} - trained
         for one in states:
             if one.names.unheld.keys() == unheld & (one.names.unheld.keys() | one.names.weights.keys()):

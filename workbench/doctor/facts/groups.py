@@ -87,6 +87,7 @@ _ROLES = {*STATES.values()}
 _MOMENTS = {"exp_avg", "exp_avg_sq", "momentum", "square_avg", "sum", "exp_inf", "master", "state1"}
 
 
+TRAINED = {"weight", "bias"}  #: last parts of the names of what optimizers train
 KINDS = 16  #: most last parts of names among which buffers are looked for
 MASKED = 1 << 20  #: most elements of a mask that is read
 
@@ -201,12 +202,19 @@ class Names:
         """Return the weights that the optimizer cannot hold: without them, the shapes are those of its state.
 
         Buffers have names of their own, such as ``queue``. The others may be there several times, as networks that
-        follow the trained one. If two names fit, it is the one whose tensors hold only one or two values: masks.
+        follow the trained one. If two names fit, it is the one whose tensors hold only one or two values: masks. Of
+        state under names, these are all weights whose last name no parameter with state has.
         """
         leaves: dict[str, list[str]] = defaultdict(list)
         for fqn in self.weights:
             leaves[fqn.rpartition(".")[2]].append(fqn)
-        if self.whole or not self.held or len(leaves) > KINDS:
+        if self.whole:
+            return []
+        if not self.owner and not self.shapes.keys().isdisjoint(self.weights):  # state is stored under names
+            held = {fqn.rpartition(".")[2] for fqn in self.shapes} | TRAINED
+            out = [fqn for leaf, some in leaves.items() if leaf not in held for fqn in some]
+            return out if 2 * len(out) < len(self.weights) else []
+        if not self.held or len(leaves) > KINDS:
             return []
         shapes = {leaf: Counter(self.weights[fqn] for fqn in some) for leaf, some in leaves.items()}
         for count in (1, 2, 3):

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from workbench.doctor.facts.counted import began_anew, counts_anew, lagging, per_step
 from workbench.doctor.facts.evidence import Pair, State, is_numbered
+from workbench.doctor.facts.groups import TRAINED
 from workbench.doctor.facts.optimizer import UNKNOWN, Optimizer
 from workbench.doctor.facts.schedule import plan_of
 from workbench.doctor.facts.state import NAME, Group, TrainingState
@@ -34,7 +35,6 @@ _OFTEN = tuple(
     (law, "the optimizer's counters are below the updates in between: it may have begun anew")
     for law in ("floor", "transition", "reach", "replay", "ruler")
 )
-NAMED = ("weight", "bias")  #: last words of the names of what optimizers train
 TIMES = 8  #: most updates that a trainer may make in what it counts as one step
 EXTRA = 3  #: most updates that a load itself makes, to create the optimizer's state
 MOST = 1e300  #: most updates that a float holds
@@ -138,7 +138,7 @@ def _surplus(pair: Pair) -> frozenset[str]:
     odd = {
         f
         for f, roles in pair.b.params.items()
-        if set(roles) <= {"param", "buffer"} and f.rpartition(".")[2] not in NAMED
+        if set(roles) <= {"param", "buffer"} and f.rpartition(".")[2] not in TRAINED
     }
     known = {name for side in (pair.a, pair.b) for name in side.facts.states}
     if any(not is_numbered(name) for name in known):
