@@ -54,6 +54,9 @@ from tests.lab.opened17_healthy import HEALTHY17
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
+from tests.lab.sealed18_deliberate import DELIBERATE18
+from tests.lab.sealed18_faults import FAULTS18
+from tests.lab.sealed18_healthy import HEALTHY18
 from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
@@ -86,7 +89,7 @@ _OPENED = (
     *(*FAULTS17, *HEALTHY17, *DELIBERATE17),
 )
 #: Faults whose results are printed only as counts.
-SEALED: tuple[Fault, ...] = ()
+SEALED: tuple[Fault, ...] = (*FAULTS18, *HEALTHY18, *DELIBERATE18)
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},
