@@ -212,8 +212,8 @@ class Names:
             return []
         if not self.owner and not self.shapes.keys().isdisjoint(self.weights):  # state is stored under names
             held = {fqn.rpartition(".")[2] for fqn in self.shapes} | TRAINED
-            out = [fqn for leaf, some in leaves.items() if leaf not in held for fqn in some]
-            return out if 2 * len(out) < len(self.weights) else []
+            own = [fqn for leaf, some in leaves.items() if leaf not in held for fqn in some]
+            return own if 2 * len(own) < len(self.weights) else []
         if not self.held or len(leaves) > KINDS:
             return []
         shapes = {leaf: Counter(self.weights[fqn] for fqn in some) for leaf, some in leaves.items()}

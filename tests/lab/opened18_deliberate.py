@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.lab import sealed18_nets as nets
+from tests.lab import opened18_nets as nets
 from tests.lab.live import variant
-from tests.lab.sealed18_nets import (
+from tests.lab.opened18_nets import (
     after,
     bf16,
     grown,

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.lab import sealed18_nets as nets
+from tests.lab import opened18_nets as nets
 from tests.lab.fault import Fault, Lab, masters, seen
 from tests.lab.hugging import made, trained
 from tests.lab.live import fault
 from tests.lab.live_healthy import optim, plain
-from tests.lab.optimizers import AdamW8bit, Lion, ScheduleFreeAdamW
-from tests.lab.sealed18_nets import (
+from tests.lab.opened18_nets import (
     after,
     bf16,
     exchanged,
@@ -43,6 +42,7 @@ from tests.lab.sealed18_nets import (
     still,
     weights,
 )
+from tests.lab.optimizers import AdamW8bit, Lion, ScheduleFreeAdamW
 from tests.lab.state import State
 
 __all__ = ["BESIDE", "FAULTS18", "WORDS"]

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.lab import sealed18_nets as nets
+from tests.lab import opened18_nets as nets
 from tests.lab.live import variant
 from tests.lab.live_healthy import muon, optim, plain
+from tests.lab.opened18_nets import stack
 from tests.lab.optimizers import ADOPT, AdamW8bit, Lamb, Lion, Prodigy, ScheduleFreeAdamW
-from tests.lab.sealed18_nets import stack
 
 __all__ = ["HEALTHY18"]
 
