@@ -232,6 +232,12 @@ def test_a_key_may_hold_brackets(one: Path) -> None:
     assert locate(ckpt, r"esc\x1b[2J\u202e[0]")[0].key == "esc\x1b[2J\u202e"  # as it was printed
 
 
+@pytest.mark.parametrize("text", ["w[", "w[0:1", "w[0:1]x", "w[0, 0:1"])
+def test_a_slice_without_its_bracket_is_not_the_whole_tensor(one: Path, text: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"{text[1:]!r} is not a slice: brackets do not match")):
+        locate(wb.open(one), text)
+
+
 # ---- how it ends ---------------------------------------------------------------------------------------------------
 
 

@@ -253,6 +253,22 @@ def test_checkpoints_beside_final_weights_are_listed_too(tmp_path: Path) -> None
     assert set(by_path(tmp_path)) == {".", "best.pt", "step-5"}
 
 
+def test_final_weights_beside_the_steps_of_a_run_are_opened_with_a_note(tmp_path: Path) -> None:
+    """As a trainer leaves them that saves the final model beside its checkpoints; the doctor reads the run."""
+    save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "checkpoint-x").mkdir()
+    assert wb.open(tmp_path).notes == []
+    run(tmp_path, 5, 10)
+    ckpt = wb.open(tmp_path)
+    assert list(ckpt) == ["a"] and ckpt.notes == [
+        f"opened the files of {str(tmp_path)!r} itself; the folder also has 2 steps of a run, 'step-5', 'step-10': "
+        "open a step by its own path"
+    ]
+    assert wb.open(tmp_path / "step-5").notes == wb.open(tmp_path / "model.safetensors").notes == []
+    facts = wb.doctor(tmp_path).facts
+    assert [facts[which]["folder_step"][0] for which in ("before", "after")] == [5, 10]
+
+
 def test_files_that_cannot_be_one_checkpoint_are_listed_one_by_one(tmp_path: Path) -> None:
     (tmp_path / "loras").mkdir()
     for name in ("anime", "photo"):

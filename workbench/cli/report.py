@@ -20,6 +20,7 @@ from workbench.cli.common import note, open_as, print_json
 from workbench.core.place import Place
 from workbench.core.scan import Progress
 from workbench.errors import UsageError
+from workbench.runs import steps_beside
 from workbench.views.names import safe
 from workbench.views.pages import page_of, page_path, write_page
 from workbench.views.progress import progress_bar
@@ -58,7 +59,9 @@ def report(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> Run | None:
     """Return the run that the path names; ``None`` for a checkpoint."""
     place = Place(options.paths[0])
-    if options.logs is None and (options.format is not None or formats.detect(place) is not None):
+    found = formats.detect(place)
+    alone = options.format is not None or (found is not None and len(steps_beside(place, found)) < 2)
+    if options.logs is None and alone:
         return None
     return run(options.paths[0], options.logs)
 

@@ -14,7 +14,7 @@ from workbench.cli.common import open_as, paint, print_json, say
 from workbench.core.jsonable import jsonable
 from workbench.core.near import did_you_mean
 from workbench.core.slices import Part, parse_slice
-from workbench.errors import ObjectNotFoundError, WorkbenchError
+from workbench.errors import ObjectNotFoundError, UsageError, WorkbenchError
 from workbench.tensor import LazyTensor
 from workbench.views import units
 from workbench.views.names import safe, shorten
@@ -84,7 +84,10 @@ def locate(ckpt: Checkpoint, text: str) -> tuple[LazyTensor, tuple[Part, ...] | 
             exact = _key(ckpt, text[:at])
             if exact is not None:
                 return ckpt[exact], parse_slice(text[at + 1 : -1])
-    return ckpt[text.split("[", 1)[0] or text], None  # not found: the mapping's own error suggests names
+    name, bracket, rest = text.partition("[")
+    if bracket and _key(ckpt, name) is not None:
+        raise UsageError(f"'[{rest}' is not a slice: brackets do not match; write it as in {name + '[2:9, 0]'!r}")
+    return ckpt[name or text], None  # not found: the mapping's own error suggests names
 
 
 def _key(ckpt: Checkpoint, text: str) -> str | None:

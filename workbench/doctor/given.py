@@ -29,7 +29,7 @@ from workbench.doctor.facts.numbers import usable
 from workbench.doctor.ledger.sign import many
 from workbench.doctor.rules.prints import echo_state
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, UnsafeError, UsageError
-from workbench.runs import TRACKERS, Found, discover
+from workbench.runs import TRACKERS, Found, discover, steps_beside
 
 Source = str | os.PathLike[str] | Checkpoint
 Look = Callable[[State, State], int]
@@ -226,14 +226,17 @@ def _numbers(ckpt: Checkpoint) -> Checkpoint:
 
 
 def _run(root: str, format: str | None) -> list[Found]:
-    """Return the checkpoints in a folder that is not a checkpoint itself; empty if there are fewer than two."""
+    """Return the checkpoints in the folder of a run; empty if there are fewer than two, or if it is a checkpoint.
+
+    A model beside the steps, as trainers save it at the end, is not a step.
+    """
     place = Place(root)
     if format is not None or place.file is not None:
         return []
     found = formats.detect(place)
     its = formats.record(found or "")
     loose = its.loose and (any(name in place.files for name in TRACKERS) or bool(its.beside))
-    if found is not None and not loose:
+    if found is not None and not loose and len(steps_beside(place, found)) < 2:
         return []
     listed = [one for one in discover(place, depth=2) if one.path != "."]
     return listed if len(listed) > 1 else []

@@ -134,12 +134,36 @@ def locate(place: Place, format: str | None = None) -> tuple[Place, str | None, 
     # loose files beside a tracker are not the checkpoint, unless their layout has its own tracker
     loose = found is not None and formats.record(found).loose and any(name in place.files for name in TRACKERS)
     if format is not None or (found is not None and not loose):
-        return place, found, None
+        return place, found, _beside(place, found) if format is None else None
     picked = pick(place)
     if picked is None:
         return place, found, None
     item, reason = picked
     return place.sub(item.path), item.format, reason
+
+
+def steps_beside(place: Place, format: str | None) -> list[str]:
+    """Return the folders beside the files of a checkpoint that are named like steps of a run, by step.
+
+    As a trainer leaves them that saves the final model next to its checkpoints.
+    """
+    if place.file is not None:
+        return []
+    known = formats.record(format or "")
+    found = [name for name in place.folders if step_of(name) is not None and not known.closed and not known.owns(name)]
+    return sorted((name for name in found if not place.is_link(name)), key=lambda name: (step_of(name) or 0, name))
+
+
+def _beside(place: Place, format: str | None) -> str | None:
+    """Return a note if the folder of a checkpoint is that of a run, too."""
+    steps = steps_beside(place, format)
+    try:
+        if not steps or formats.detect(place.sub(steps[-1])) is None:
+            return None
+    except WorkbenchError:  # whatever it is, it was not asked for
+        return None
+    also = f"{len(steps)} steps of a run, {some_of(steps, MAX_NAMED)}" if len(steps) > 1 else f"a step, {steps[0]!r}"
+    return f"opened the files of {place.path!r} itself; the folder also has {also}: open a step by its own path"
 
 
 def pick(place: Place) -> tuple[Found, str] | None:

@@ -3,7 +3,7 @@
 ::
 
     no fault   No fault found in what was compared: 26 of 26 weights, 52 of 52 moments; learning rate not compared.
-    unproved   These checkpoints cannot prove that the resume is right. Nothing is wrong in: 26 of 26 weights, …
+    unproved   These checkpoints cannot prove that the resume is right. Nothing was found in: 26 of 26 weights, …
     a remark   Settings were changed on purpose. (possible) Nothing else was found in what was compared: …
     a fault    The optimizer's step counters were reset; the moments were kept. (certain: the moments of 52 of 52 …)
     a question The learning-rate schedule restarted. (likely) Was it restarted on purpose? If so, nothing is wrong.
@@ -56,8 +56,8 @@ def verdict(suspects: tuple[Suspect, ...], case: Case) -> str:
 
 def _joined(remarks: str, limits: str, words: str) -> str:
     if remarks:
-        return f"{remarks} {limits} Nothing else is wrong in: {words}."
-    return f"{limits} Nothing is wrong in: {words}."
+        return f"{remarks} {limits} Nothing else was found in: {words}."
+    return f"{limits} Nothing was found in: {words}."
 
 
 def _remarks(suspects: tuple[Suspect, ...], case: Case) -> str:

@@ -661,9 +661,11 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
         return [P15.sign(words, {"lr": b.lr, "planned": floor, "ratio": b.lr / a.lr if a.lr else None, "declared": []})]
     if plan is None and not declared:
         return [] if a.lr == b.lr else "no complete schedule is stored (peak, floor, warm-up, total, style)"
+    if b.lr == due:  # both may be 0
+        return []
     ratio = b.lr / due if due else float("inf")
     wanted = f"the earlier schedule gives {due:.4g}" if plan is not None else f"before, it was {due:.4g}"
-    words = f"lr {b.lr:.4g} at step {last:,}, but {wanted} (×{ratio:.3g})"
+    words = f"lr {b.lr:.4g} at step {last:,}, but {wanted}{f' (×{ratio:.3g})' if due else ''}"
     words += f"; changed settings: {', '.join(declared[:4])}" if declared else ""
     far = not 1 / NEAR <= ratio <= NEAR
     if not far and plan is None:
