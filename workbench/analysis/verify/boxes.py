@@ -30,8 +30,8 @@ def check_boxes(subject: Examined) -> None:
     """Report holes, overlaps, and byte ranges that two tensors claim."""
     catalog, log = subject.catalog, subject.log
     log.checked["coverage"] = (
-        f"{plural(catalog.chunks, 'chunk')} {'covers' if catalog.chunks == 1 else 'cover'} "
-        f"{plural(len(catalog), 'tensor')}: every element is stored exactly once"
+        f"whether {plural(catalog.chunks, 'chunk')} {'covers' if catalog.chunks == 1 else 'cover'} "
+        f"{plural(len(catalog), 'tensor')}, each element once"
     )
     if not len(catalog):
         return

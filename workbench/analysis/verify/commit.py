@@ -32,8 +32,10 @@ def check_commit(subject: Examined) -> None:
     if isinstance(incomplete := subject.catalog.meta.get("incomplete"), str):
         log.add("commit.incomplete", "error", subject.place.name, incomplete, "restore the files of the named ranks")
     _partner(subject)
-    log.checked["commit"] = "the marker of a finished save, and the run's tracker next to the folder"
-    _tracker(subject)
+    tracker = _tracker(subject)
+    log.checked["commit"] = "whether the save was finished, as far as its format marks that"
+    if tracker:
+        log.checked["commit"] += f"; the step that the run's tracker, {tracker!r}, names"
 
 
 def _partner(subject: Examined) -> None:
@@ -51,14 +53,17 @@ def _partner(subject: Examined) -> None:
     )
 
 
-def _tracker(subject: Examined) -> None:
+def _tracker(subject: Examined) -> str:
+    """Check the run's tracker; return its name, or "" if there is none."""
+    found = ""
     try:
         above = subject.place.above
         if above is None:
-            return
+            return ""
         for tracker in runs.TRACKERS:
             if tracker not in above.files or above.files[tracker].size > runs.TRACKER_LIMIT:
                 continue
+            found = tracker
             text = above.read(tracker).decode("utf-8", "replace").strip()
             names = [*above.folders, *above.files]
             number = int(text) if text.isdecimal() and len(text) < 19 else None
@@ -72,4 +77,5 @@ def _tracker(subject: Examined) -> None:
                     names=text[:80],
                 )
     except WorkbenchError:  # no permission to list the parent folder: nothing to report
-        return
+        pass
+    return found

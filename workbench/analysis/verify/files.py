@@ -56,8 +56,8 @@ def check_files(subject: Examined) -> None:
     check_siblings(subject, stats)
     _trailing(subject, sizes)
     log.checked["files"] = (
-        f"{plural(len(catalog.files), 'file')} and {plural(catalog.chunks, 'byte range')} in them: present, long "
-        + ("enough, readable, fully allocated on disk, of similar age" if subject.place.local else "enough")
+        f"whether {plural(len(catalog.files), 'file')} and {plural(catalog.chunks, 'byte range')} in them are present "
+        + ("and complete, readable, allocated on disk, and of similar age" if subject.place.local else "and complete")
     )
 
 

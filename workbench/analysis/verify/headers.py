@@ -78,7 +78,7 @@ def check_headers(subject: Examined, progress: Progress | None = None) -> None:
         subject.lost |= (catalog.file == file) & np.isin(catalog.start, starts)
     if len(rows):
         count = len(rows) - len(unread)
-        log.checked["headers"] = f"the archive headers of {plural(count, 'item')} agree with the metadata"
+        log.checked["headers"] = f"the archive headers of {plural(count, 'item')} against the metadata"
     packed = int((codecs.COMPRESSED & codecs.ZIP)[catalog.codec].sum())
     if packed:
         log.not_checked["headers"] = (
