@@ -1804,7 +1804,7 @@ def test_steps_that_are_counted_anew_and_files_in_the_wrong_order(tmp_path, late
     os.utime(early, ns=(10**18 + (1 if later else -1),) * 2)
     found = wb.doctor(late, early)
     notes = " ".join(found.notes)
-    assert ("was written later: it was used as after" in notes) == later
+    assert ("was written later: it is taken as the later one" in notes) == later
     assert ("the second is older" in notes) == (not later)
 
 

@@ -213,6 +213,16 @@ def test_a_target_outside_or_inside_a_checkpoint_is_refused(root, into, error):
         Outlet(Jail(root), ".").resolve(into, overwrite=True)
 
 
+def test_a_folder_may_lie_beside_loose_files_in_root(root):
+    """They are a checkpoint, but the others in ROOT are no part of it, and neither is a new one."""
+    save_file({"w": torch.ones(1)}, root / "final.safetensors")
+    outlet = Outlet(Jail(root), ".")
+    assert outlet.resolve("made") == root.resolve() / "made"
+    for into in ("made.safetensors", "llama/x"):
+        with pytest.raises(WriteError, match="inside the checkpoint"):
+            outlet.resolve(into)
+
+
 def test_only_the_folder_that_was_allowed_is_written_to(root, tmp_path):
     outlet = Outlet(Jail(root), "exports")
     assert outlet.resolve("x") == root.resolve() / "exports" / "x"

@@ -19,6 +19,7 @@ from workbench import formats
 from workbench.app.jail import BucketJail, Jail
 from workbench.core.place import Place
 from workbench.errors import OpenError, UnsafeError, UsageError, WriteError
+from workbench.runs import steps_beside
 from workbench.views.names import safe
 
 
@@ -86,22 +87,39 @@ class Outlet:
         target = folder / parts[-1]
         if target.is_symlink():
             raise UnsafeError(f"target {relative!r} is a symbolic link; nothing is written through links")
-        self._not_inside(folder, relative)
+        self._not_inside(target, relative)
         if overwrite and target.is_file() and not _is_checkpoint(target):
             raise WriteError(f"target {relative!r} is a file, not a checkpoint; it is not overwritten")
         return target
 
-    def _not_inside(self, folder: Path, relative: str) -> None:
+    def _not_inside(self, target: Path, relative: str) -> None:
+        part, folder = target, target.parent
         while folder.is_relative_to(self.jail.folder):
-            if _is_checkpoint(folder):
+            if _is_checkpoint(folder) and not _beside(part, folder):
                 name = "ROOT" if folder == self.jail.root else repr(self.shown(folder))
                 raise WriteError(f"target {relative!r} would be inside the checkpoint {name}; choose another place")
-            folder = folder.parent
+            part, folder = folder, folder.parent
 
 
 def command(words: Sequence[str]) -> str:
     """Quote arguments as a line for a shell (bash, zsh), without control characters."""
     return " ".join(map(_quoted, words))
+
+
+def _beside(target: Path, folder: Path) -> bool:
+    """Return whether a new folder lies beside loose files, which are a checkpoint, as other checkpoints already do."""
+    try:
+        known = formats.record(formats.detect(Place(str(folder))) or "")
+    except OpenError:
+        return False
+    if not known.loose or target.suffix or known.owns(target.name):
+        return False
+    others = (one for one in folder.iterdir() if one.is_dir() and not known.owns(one.name))
+    return any(map(_holds_checkpoint, others))
+
+
+def _holds_checkpoint(folder: Path) -> bool:
+    return _is_checkpoint(folder) or bool(steps_beside(Place(str(folder)), None))
 
 
 def _is_checkpoint(path: Path) -> bool:

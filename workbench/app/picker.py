@@ -75,8 +75,12 @@ class CheckpointList(pn.custom.JSComponent):
         const row = list.querySelector(`[data-number="${model.current}"]`);
         if (!row) return;
         row.setAttribute("aria-current", "page");
+        show(row, 4);
+      };
+      const show = (row, times) => {  // rows outside the window have estimated heights until they come into it
         const [inner, outer] = [row, list].map((one) => one.getBoundingClientRect());
         if (inner.top < outer.top || inner.bottom > outer.bottom) list.scrollTop += inner.top - outer.top - 60;
+        if (times) requestAnimationFrame(() => show(row, times - 1));
       };
       list.addEventListener("click", (event) => {
         const row = event.target.closest("a");

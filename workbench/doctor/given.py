@@ -111,11 +111,13 @@ def choose(
         if last.facts.step < first.facts.step and not onward and middle is None:  # an echo shows which was loaded
             steps = f"at step {last.facts.step:,}; the first is at {first.facts.step:,}"
             if _written(last) > _written(first):
-                notes.append(f"the second counts its steps anew ({steps}), but was written later: it was used as after")
+                notes.append(
+                    f"the second counts its steps anew ({steps}), but was written later: it is taken as the later one"
+                )
             else:
                 first, last = last, first
                 paths["before"], paths["after"] = paths["after"], paths["before"]
-                notes.append(f"the second is older ({steps}): it was used as before")
+                notes.append(f"the second is older ({steps}): the two are exchanged")
     if middle is not None and prints is None and (why := _no_echo(first, middle)):
         notes.append(f"{why}: it was {'left out' if last is not None else 'used as a later checkpoint'}")
         last, middle = last if last is not None else middle, None
