@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -139,6 +140,8 @@ def test_missing_truncated_empty_and_swapped_files(copy):
     kept = wb.open(folder, partial=True, cache=False)
     held = [key for key in kept if "__2_0.distcp" not in set(kept[key].chunks["file"])]
     assert held and all(kept[key].torch() is not None for key in held)
+    lost = r"opened in part: \d+ of \d+ chunks cannot be read; absent or truncated: '__2_0.distcp'"
+    assert len(kept.notes) == 1 and re.fullmatch(lost, kept.notes[0])
     file.write_bytes(whole)
 
     one, three = folder / "__1_0.distcp", folder / "__3_0.distcp"

@@ -376,7 +376,7 @@ def test_every_layout_is_detected_as_itself(tmp_path: Path, trainer_run: Path) -
     assert formats.detect(Place(trainer_run / "checkpoint-2")) == "hf_trainer"
     assert formats.detect(Place(trainer_run)) is None  # a run's folder, not a checkpoint
     (tmp_path / "empty").mkdir()
-    with pytest.raises(NotACheckpointError, match="does not hold a checkpoint in a known format"):
+    with pytest.raises(NotACheckpointError, match="is empty: it has no files"):
         wb.open(tmp_path / "empty")
 
 

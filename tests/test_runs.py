@@ -363,7 +363,11 @@ def test_a_step_of_several_checkpoints_is_not_guessed(tmp_path: Path) -> None:
 
 def test_an_empty_folder_has_nothing_to_pick(tmp_path: Path) -> None:
     assert pick(Place(tmp_path)) is None
-    with pytest.raises(NotACheckpointError, match="Looked for"):
+    with pytest.raises(NotACheckpointError, match="is empty: it has no files"):
+        wb.open(tmp_path)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(NotACheckpointError, match=r"a known format: it has 'notes/', 'a\.txt'; `workbench formats`"):
         wb.open(tmp_path)
 
 

@@ -100,8 +100,9 @@ def open_place(
             catalog_cache.save(place, catalog)
     if not partial:
         catalog.check_files()
+    notes = [one for one in (note, catalog.lost() if partial else "") if one]
     pool = SourcePool(place, catalog.files, catalog.file_stats, io)
-    ckpt = Checkpoint(place, catalog, pool, _Objects(place, catalog, name).by_name(), [note] if note else [])
+    ckpt = Checkpoint(place, catalog, pool, _Objects(place, catalog, name).by_name(), notes)
     ckpt.payloads.decoding = Decoding(ckpt.payloads, _Recipes(place, catalog, name))
     return ckpt._referred(_Reference(place, catalog, format, io, partial))
 

@@ -29,6 +29,7 @@ from workbench.core import box, codecs
 from workbench.core.arrays import Array
 from workbench.core.dtypes import ALL, DType, nbytes_of_codes
 from workbench.core.place import FileStat
+from workbench.core.words import plural, some_of
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, OpenError, TruncatedError
 
 MAX_ELEMENTS = 1 << 55  #: number of elements beyond which a shape is impossible
@@ -299,6 +300,20 @@ class Catalog:
                 f"object {self.objects.keys[row]!r} ends at byte {self.objects.stop[row]:,} but "
                 f"{self.files[self.objects.file[row]]!r} has {sizes[self.objects.file[row]]:,}; {_CUT}"
             )
+
+    def lost(self) -> str:
+        """Return which chunks absent or short files leave unreadable, as a note; "" if none."""
+        sizes = np.array([stat.size for stat in self.file_stats], np.int64)
+        if not len(sizes):
+            return ""
+        rows = np.flatnonzero(self.stop > sizes[self.file])
+        if not len(rows):
+            return ""
+        files = [self.files[file] for file in np.unique(self.file[rows]).tolist()]
+        return (
+            f"opened in part: {len(rows):,} of {plural(self.chunks, 'chunk')} cannot be read; absent or truncated: "
+            f"{some_of(files)}"
+        )
 
     def truncated(self, row: int) -> OpenError:
         """Return the error for a chunk that is beyond the end of its file, or whose file is absent."""

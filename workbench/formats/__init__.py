@@ -21,6 +21,7 @@ from workbench.core import ziparchive
 from workbench.core.catalog import Catalog
 from workbench.core.near import did_you_mean
 from workbench.core.place import UNFINISHED, Place
+from workbench.core.words import some_of
 from workbench.errors import (
     IncompleteError,
     MissingFileError,
@@ -259,8 +260,14 @@ def not_recognised(place: Place) -> OpenError:
         return NotACheckpointError(f"{place.path!r} is {other}, which is not supported")
     if place.file is not None and not place.stat(place.file).size:
         return NotACheckpointError(f"{place.path!r} is empty: it has 0 bytes")
-    looked = "; ".join(f"{f.name}: {f.marks}" for f in FORMATS.values() if place.file is None or f.single_file)
-    return NotACheckpointError(f"{place.path!r} does not hold a checkpoint in a known format. Looked for {looked}")
+    names = [place.file] if place.file is not None else [*(f"{one}/" for one in place.folders), *place.files]
+    if not names:
+        return NotACheckpointError(f"{place.path!r} is empty: it has no files")
+    held = "" if place.file is not None else f": it has {some_of(names)}"
+    return NotACheckpointError(
+        f"{place.path!r} does not hold a checkpoint in a known format{held}; `workbench formats` lists by what each "
+        "format is recognised"
+    )
 
 
 def read_forced(place: Place, name: str) -> Catalog:

@@ -27,7 +27,7 @@ from workbench.core.words import Ordinary, some_of
 from workbench.errors import IncompleteError, NotACheckpointError, WorkbenchError, quoted
 from workbench.names.steps import is_step, step_of
 
-__all__ = ["DEPTH", "Found", "RunFolder", "discover", "grouped", "locate", "pick"]
+__all__ = ["DEPTH", "Found", "RunFolder", "discover", "grouped", "locate", "pick", "steps_beside"]
 
 #: Megatron's; DeepSpeed's, and that of the output of its ds_to_universal.py
 TRACKERS = ("latest_checkpointed_iteration.txt", "latest", "latest_universal")
