@@ -79,6 +79,40 @@ def test_micro_batches_counted_in_both_files_are_no_reset(tmp_path):
     assert severities(wb.doctor(one), "S07") == ["warn"]  # alone it may be a reset at 30
 
 
+@pytest.mark.parametrize(("weights", "moments"), [(0, 0), (6, 6), (0, 6), (-3, -3)])
+def test_the_rows_of_a_resized_table_are_looked_for(tmp_path, weights, moments):
+    """Tokens were added, or taken away, at the end or in front; each row is found again, if it is not where it was."""
+    torch.manual_seed(0)
+    rows, more = 40, 6 if weights >= 0 and moments >= 0 else -3
+
+    def longer(tensor: torch.Tensor, by: int) -> torch.Tensor:
+        made = torch.rand(rows + more, *tensor.shape[1:])
+        first = max(by, 0)
+        made[first : first + rows] = tensor[max(-by, 0) :][: rows + min(more, 0)]
+        return made
+
+    model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(rows, 8), "body": torch.nn.Linear(8, 8)})
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model["body"](model["embed"](torch.arange(rows))).square().mean().backward()
+        optimizer.step()
+    held = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}
+    torch.save(held, tmp_path / "a.pt")
+    held = deepcopy(held)
+    held["model"]["embed.weight"] = longer(held["model"]["embed.weight"], weights)
+    for name in ("exp_avg", "exp_avg_sq"):
+        held["optimizer"]["state"][0][name] = longer(held["optimizer"]["state"][0][name], moments)
+    torch.save(held, tmp_path / "b.pt")
+    found = wb.doctor(tmp_path / "a.pt", echo=tmp_path / "b.pt")
+    assert found.causes[0].cause == "F7"
+    assert found.causes[0].severity == ("error" if moments else "warn")
+    assert bool(found.causes[0].question) == (not moments)
+    moved = [one for one in found if one.rule == "R18"]
+    assert [one.evidence["by"] for one in moved] == ([moments] if moments else [])
+    assert all((len(one.evidence["roles"]) == 3) == bool(weights) for one in moved)
+
+
 def test_counters_that_began_anew_and_others_that_stand_still_are_two_facts(tmp_path):
     """A head is begun anew with its state, and another layer is frozen, in one load."""
     run = Run()

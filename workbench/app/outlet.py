@@ -107,7 +107,7 @@ def command(words: Sequence[str]) -> str:
 
 
 def _beside(target: Path, folder: Path) -> bool:
-    """Return whether a new folder lies beside loose files, which are a checkpoint, as other checkpoints already do."""
+    """Return whether a new folder is beside loose files, which are a checkpoint, as other checkpoints already do."""
     try:
         known = formats.record(formats.detect(Place(str(folder))) or "")
     except OpenError:

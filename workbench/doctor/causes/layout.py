@@ -57,6 +57,7 @@ TAGS = {
     "tied": {"F2": 0.95},
 }
 
+BY_TOKEN = "copy each row, and its optimizer state, to the number that its token has now"
 TOGETHER = "Experts and their router changed places."
 REBALANCED = "does the trainer place experts anew, together with all that belongs to them?"
 #: Tags of moves that no conversion on purpose makes, unlike those of gates, heads or experts to another layout.
@@ -564,12 +565,20 @@ def vocabulary(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 0.96, part, False, reasons=reasons, title=title, remedy=remedy)
     if shaped := case.tables:
         table = kinds(name for one in shaped for name in one.tensors if not is_numbered(name)) != {"head"}
+        names, ask = frozenset(n for s in shaped for n in s.tensors), "was it changed on purpose?"
+        if moved := case.fired("R18"):
+            names = frozenset(n for s in moved for n in s.tensors)
+            title = "Rows of a table with another size are at other places."
+            weights = any("param" in one.evidence["roles"] for one in moved)
+            title = title if weights else "The optimizer state of a table with another size belongs to other rows."
+            yield Match("load", 0.97, names, signs=(*moved, *shaped), title=title, remedy=BY_TOKEN)
+            return
         yield Match(
             "load" if case.change("load").rows else "train",
             0.95,
-            frozenset(n for s in shaped for n in s.tensors),
+            names,
             signs=tuple(shaped),
-            question="was it changed on purpose?" if table else "was it exchanged on purpose?",
+            question=ask if table else "was it exchanged on purpose?",
             title="The vocabulary has a different size." if table else "The head has a different number of outputs.",
         )
 

@@ -23,7 +23,7 @@ from workbench.doctor.facts.schedule import plan_of, rates_at
 from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register, some
 from workbench.doctor.passes.updates import passed, scheduled
-from workbench.doctor.rules.names import renamed, same_buffers, same_parameters, same_size, same_tensors
+from workbench.doctor.rules.names import renamed, rows_kept, same_buffers, same_parameters, same_size, same_tensors
 from workbench.doctor.rules.pair import SLIGHT
 from workbench.doctor.rules.settings import fields_changed, rates_moved, settings_kept, tied_kept
 from workbench.doctor.rules.stated import NAMED, reset_meant, scaled
@@ -936,6 +936,7 @@ def _plain(value: Any) -> Any:
 
 ECHO: dict[str, Callable[[Pair], list[Sign] | str]] = {
     "R01": same_tensors,
+    "R18": rows_kept,
     "R10": same_counters,
     "R11": same_trainer,
     "R12": arguments,

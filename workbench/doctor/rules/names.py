@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+import numpy as np
+
+from workbench.core.arrays import Array, Ints
+from workbench.core.words import some_of
 from workbench.doctor.facts.evidence import Pair, State, stripped
 from workbench.doctor.ledger.roles import AVERAGES, FIRST, MASTERS, MOMENTS, SECOND, STATE, quantity
 from workbench.doctor.ledger.sign import Rule, Sign, agreeing, many, register
 from workbench.doctor.rules.stated import NAMED
 from workbench.names.weights import kinds
+from workbench.tensor import LazyTensor
 
 SAME_NAMES, RENAMED = 0.5, 0.95  #: shares of common names: below as stored, above without prefixes (catalogue A1)
 
@@ -43,7 +48,14 @@ N4 = Rule(
     "N4", "buffers are gone", ("A5",), "pair", "buffers that are saved once are saved again", "exact",
     "FlagScale 411", "warn", "persistent=False on purpose", "register the buffer as persistent, and restore it"
 )  # fmt: skip
-register(R01, P02, N1, N3, N4, N30)
+R18 = Rule(
+    "R18", "rows of a resized table are at other places", ("F7", "E1"), "echo",
+    "loading into a table with more or fewer rows keeps each row at its place", "exact, of up to 64 rows", "round trip",
+    "error", "another tokenizer, which gives the tokens other numbers", "copy the rows to the numbers of their tokens"
+)  # fmt: skip
+register(R01, R18, P02, N1, N3, N4, N30)
+LOOKED_AT, SEARCHED = 64, 8  #: rows of a table that are compared at their place; of these, looked for at other places
+FARTHEST = 4096  #: rows by which they may have moved
 
 
 def same_tensors(pair: Pair) -> list[Sign] | str:
@@ -76,6 +88,62 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
                 grave = "info"
             found.append(R01.sign(message, evidence, names, severity=grave, hit=len(keys), of=len(a), causes=causes))
     return found
+
+
+def rows_kept(pair: Pair) -> list[Sign] | str:
+    if pair.mapped:
+        return "the two use different names or shardings"
+    moved: dict[int, list[tuple[str, str]]] = {}
+    looked = 0
+    for fqn, mine in pair.a.params.items():
+        theirs = pair.b.params.get(fqn, {}) if pair.comparable(fqn) else {}
+        for role in mine.keys() & theirs.keys():
+            one, two = pair.a.shape(mine[role]), pair.b.shape(theirs[role])
+            if len(one) > 1 and one[0] != two[0] and one[1:] == two[1:]:
+                looked += 1
+                if by := _moved_by(pair.a.tensor(mine[role]), pair.b.tensor(theirs[role])):
+                    moved.setdefault(by, []).append((fqn, role))
+    if not looked:
+        return "no table has another number of rows"
+    found = []
+    for by, keys in moved.items():
+        roles = {role for _, role in keys}
+        fqns = list(dict.fromkeys(fqn for fqn, _ in keys))
+        what = "weights" if roles <= {"param"} else _roles(keys)
+        message = f"the old rows of {len(keys):,} of {many(looked, 'resized tensor')} are {many(abs(by), 'row')} "
+        message += f"{'further on' if by > 0 else 'further up'}: {what} of {some_of(fqns)}"
+        found.append(R18.sign(message, {"by": by, "roles": sorted(roles)}, fqns, hit=len(keys), of=looked))
+    return found
+
+
+def _moved_by(a: LazyTensor, b: LazyTensor) -> int:
+    """Return by how many rows the rows of ``a`` are further on in ``b``; 0 if they are at their place, or unknown."""
+    length, longer = sorted((a.shape[0], b.shape[0]))
+    if a.dtype != b.dtype or not length:
+        return 0
+    rows = np.unique(np.linspace(0, length - 1, LOOKED_AT).astype(int))
+    old = _rows(a, rows)
+    off = np.flatnonzero((old != _rows(b, rows)).any(axis=1))
+    if 2 * len(off) < len(rows):
+        return 0
+    places: list[int] = []
+    span = min(longer - length, FARTHEST)
+    wanted = off[:: max(len(off) // SEARCHED, 1)].tolist()
+    for at in wanted:
+        row = int(rows[at])
+        near = np.arange(max(row - span, 0), min(row + span + 1, b.shape[0]))
+        found = near[(_rows(b, near) == old[at]).all(axis=1)]
+        if len(found) == 1:  # not as rows of zeros
+            places.append(int(found[0]) - row)
+    return places[0] if len(set(places)) == 1 and 2 * len(places) > len(wanted) else 0
+
+
+def _rows(tensor: LazyTensor, rows: Ints) -> Array:
+    """Return ``(R, nbytes)`` bytes of some rows."""
+    import torch
+
+    held = tensor.lazy[rows.tolist()].torch().contiguous()
+    return np.asarray(held.reshape(len(rows), -1).view(torch.uint8).numpy())
 
 
 def same_parameters(pair: Pair) -> list[Sign] | str:
