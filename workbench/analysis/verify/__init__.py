@@ -190,8 +190,10 @@ def _structure(subject: Examined, shares: _Shares) -> None:
     check_ranks(subject)
     check_state(subject)
     check_steps(subject)
+    lost = subject.catalog.lost()  # reported file by file
     for note in subject.ckpt.notes:
-        subject.log.add("open.note", "info", "", note)
+        if note != lost:
+            subject.log.add("open.note", "info", "", note)
 
 
 def _check_unopened(place: Place, log: Log) -> None:
