@@ -20,12 +20,14 @@ from workbench.analysis import manifest as manifests
 from workbench.analysis.manifest_check import check
 from workbench.analysis.manifest_file import INSIDE
 from workbench.core.fingerprint import tensor_fingerprints
+from workbench.core.words import plural
 from workbench.export import export as module
 from workbench.export.atomic import syscalls
 from workbench.export.export import export
 from workbench.export.moving import engine
 from workbench.export.selection import choose
 from workbench.export.writers.plain import plain
+from workbench.views.export import export_text
 
 ROOT = Path(__file__).resolve().parents[1]
 TRUTHS = sorted(path.stem for path in (ROOT / "tests" / "truth").glob("*.safetensors"))
@@ -199,13 +201,25 @@ def test_what_is_selected_and_how_it_is_called(small, tmp_path):
     same_bits(load(tmp_path / "7.pt", "torch")["model.a.bias"], tensors["model.a.bias"], "bias")
 
 
+def test_tensors_of_the_source_that_are_not_written_are_listed(small, tmp_path):
+    ckpt, tensors = small
+    state = [key for key in tensors if not key.startswith("model.")]
+    report = export(ckpt, tmp_path / "model")
+    assert sorted(report.unselected) == sorted(state) != []
+    assert str(report).endswith(f"bit-identical to the source; {plural(len(state), 'tensor')} of the source left out")
+    assert f"  left out  {plural(len(state), 'tensor')}: {report.unselected[0]}" in export_text(report)
+    whole = export(ckpt, tmp_path / "all", role="all")
+    assert whole.unselected == () and str(whole).endswith("bit-identical to the source")
+    assert "left out" not in export_text(whole)
+
+
 @pytest.mark.parametrize("dtype", ["bf16", torch.float16, "fp32"])
 def test_casts_are_torchs_and_their_cost_is_told(small, tmp_path, dtype):
     ckpt, tensors = small
     wanted = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(dtype, dtype)
     report = export(ckpt, tmp_path / "out", dtype=dtype, role=None, verify=True)
     got = load(tmp_path / "out", "safetensors")
-    assert not report.identical and "have different values" in str(report)
+    assert not report.identical and "rounding changed" in str(report)
     for one in report.tensors:
         old = tensors[one.key]
         new = old.to(wanted) if old.is_floating_point() else old

@@ -40,19 +40,23 @@ _NAN, _LARGEST_CODE = np.uint8(0x7F), np.uint32(0x7E)
 
 @dataclass
 class CastError:
-    """What a cast changed, summed over all elements.
+    """What a cast changed, summed over all elements, and what adapters changed before it.
 
     Attributes:
         elements: number of elements cast.
         changed: number of elements whose value changed (NaN that remain NaN are not counted).
-        overflowed: number of finite elements that became infinite; they also count as changed.
+        overflowed: number of finite elements that became infinite; they also count as changed, or as updated.
         max_abs: largest difference of the elements that remained finite.
+        updated: number of elements whose value adapters changed, in float32 and before the cast.
+        max_update: largest difference of the updated elements that remained finite.
     """
 
     elements: int = 0
     changed: int = 0
     overflowed: int = 0
     max_abs: float = 0.0
+    updated: int = 0
+    max_update: float = 0.0
 
     def merge(self, other: CastError) -> None:
         """Add another part of the tensor."""
@@ -60,6 +64,8 @@ class CastError:
         self.changed += other.changed
         self.overflowed += other.overflowed
         self.max_abs = max(self.max_abs, other.max_abs)
+        self.updated += other.updated
+        self.max_update = max(self.max_update, other.max_update)
 
 
 def target(name: object) -> DType:

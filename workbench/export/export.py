@@ -62,6 +62,8 @@ _DESCRIBED = {
     ),
     "sparse": ("is part of a sparse tensor, whose shape and layout", "tensor.to_dense()"),
 }
+#: What a report says of a changed tensor.
+_COUNTED = ("changed", "overflowed", "max_abs", "updated", "max_update")
 _UNITS = {
     "": 1,
     "KB": 10**3,
@@ -238,6 +240,7 @@ def export(
         carried=tuple(selection.objects),
         renamed_out={} if named is None else dict(named.left),
         left_out=tuple(name for name in left if f"{name}.json" not in {one.name for one in copied}),
+        unselected=selection.unselected,
         mesh=None if selection.target is None else str(selection.mesh),
         verified=verify and not dry_run,
         seconds=time.perf_counter() - began,
@@ -515,7 +518,7 @@ def _tensors(
                         int(pieces.nbytes[at]),
                         None if result is None else result.source.hex,
                         None if result is None else result.target.hex,
-                        *((error.changed, error.overflowed, error.max_abs) if error is not None else ()),
+                        **({} if error is None else {name: getattr(error, name) for name in _COUNTED}),
                     ),
                 )
             )
