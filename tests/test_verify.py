@@ -522,9 +522,10 @@ def test_each_finding_names_the_first_of_its_own_elements(tmp_path, dtype):
     assert nan.evidence["first"] == [3] and "first at [3]" in nan.message
     assert inf.evidence["first"] == [50] and "2 of 100 elements are infinite" in inf.message
     assert "first at [50]" in inf.message
-    torch.save(
-        {"w": torch.ones(8), "optim.exp_avg_sq.w": torch.tensor([0.0, torch.nan, -1.0, *[1.0] * 9])}, tmp_path / "d.pt"
-    )
+    state = {"exp_avg_sq": torch.tensor([0.0, torch.nan, -1.0, *[1.0] * 9]), "step": torch.tensor(1.0)}
+    model = {"w": torch.ones(12)}
+    optimizer = {"state": {0: state | {"exp_avg": torch.ones(12)}}, "param_groups": [{"params": [0]}]}
+    torch.save({"model": model, "optimizer": optimizer}, tmp_path / "d.pt")
     report = verify(tmp_path / "d.pt", deep=True)
     for rule, first in (("values.nan", [1]), ("values.negative_square", [2])):
         assert [found.evidence["first"] for found in told(report, rule)] == [first], rule
