@@ -74,7 +74,7 @@ def test_names_from_a_file(source, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
-        (["--to", "tensorflow"], 3, "choose safetensors"),
+        (["--to", "tensorflow"], 64, "choose safetensors"),
         (["--mesh", "tp=2", "--tp", "2"], 64, "both define the mesh; use only one"),
         (["--mesh", "tp=x"], 64, "is not a mesh axis"),
         (["--tp", "0"], 64, "is not a positive number"),
@@ -83,7 +83,7 @@ def test_names_from_a_file(source, tmp_path, capsys):
         (["--rules", "absent.json", "--tp", "2"], 64, "cannot be read"),
         (["--rename", "absent.json"], 64, "cannot be read"),
         (["--rename", "cat"], 64, "choose"),
-        (["--dtype", "int8"], 3, "is not supported; choose"),
+        (["--dtype", "int8"], 64, "is not supported; choose"),
         (["--max-shard-size", "5 apples"], 64, "5 apples"),
     ],
 )

@@ -216,7 +216,11 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument(
         "dest", nargs="?", help="a folder that does not exist yet, or a file: NAME.safetensors, NAME.pt"
     )
-    export.add_argument("--to", default="safetensors", metavar="FORMAT", help="format to write (default: safetensors)")
+    export.add_argument(
+        "--to",
+        metavar="FORMAT",
+        help="format to write (default: that of the target's name, as in NAME.pt; otherwise safetensors)",
+    )
     export.add_argument(
         "--select",
         action="append",

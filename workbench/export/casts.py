@@ -25,7 +25,7 @@ import numpy as np
 from workbench.core.arrays import Array
 from workbench.core.decoding.floats import fp8_table
 from workbench.core.dtypes import DType, by_name
-from workbench.errors import UnsupportedFormatError
+from workbench.errors import UnsupportedFormatError, UsageError
 
 GRAIN = 32_768  #: elements up to which torch starts no threads (``at::internal::GRAIN_SIZE``)
 FLOATS = ("bfloat16", "float16", "float32")  #: types that can be written
@@ -72,12 +72,15 @@ def target(name: object) -> DType:
     """Return the target type of a cast: ``bf16``, ``fp16``, ``fp32``, torch's names, or a ``torch.dtype``.
 
     Raises:
-        UnsupportedFormatError: any other type.
+        UsageError: any other type.
     """
     short = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-    found = by_name(short.get(str(name), name))
-    if found.name not in FLOATS:
-        raise UnsupportedFormatError(f"casting to {found} is not supported; choose {', '.join(FLOATS)}")
+    try:
+        found = by_name(short.get(str(name), name))
+    except UnsupportedFormatError:
+        found = None
+    if found is None or found.name not in FLOATS:
+        raise UsageError(f"casting to {found or repr(name)} is not supported; choose {', '.join(FLOATS)}")
     return found
 
 
@@ -88,7 +91,7 @@ def cast_codes(codes: Array, name: object) -> Array:
         codes: ``(T,) uint8``, of :mod:`workbench.core.dtypes`.
 
     Raises:
-        UnsupportedFormatError: as :func:`target`.
+        UsageError: as :func:`target`.
     """
     wanted, found = target(name), codes.copy()
     found[np.isin(codes, [by_name(source).code for source in SOURCES])] = wanted.code

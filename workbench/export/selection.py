@@ -118,8 +118,8 @@ def choose(
         adapters: must stay open until the export is done.
 
     Raises:
-        UsageError: nothing is selected, or names, rules or adapters do not fit.
-        UnsupportedFormatError: a cast is not supported, or an adapter cannot be merged.
+        UsageError: nothing is selected, a cast is not supported, or names, rules or adapters do not fit.
+        UnsupportedFormatError: an adapter cannot be merged.
         OpenError: a weight to be quantised cannot be read.
     """
     catalog = ckpt.catalog
