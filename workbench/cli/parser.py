@@ -261,7 +261,9 @@ def parser() -> argparse.ArgumentParser:
         help="also write non-tensor state: step, schedulers … (default: with --role all)",
     )
     export.add_argument(
-        "--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of a safetensors file (default: 5GB)"
+        "--max-shard-size",
+        metavar="SIZE",
+        help="without a mesh: maximum size of the safetensors files in a folder (default: 5GB)",
     )
     export.add_argument("--overwrite", action="store_true", help="replace an existing checkpoint of that name")
     export.add_argument("--resume", action="store_true", help="resume an interrupted run of the same export")

@@ -273,7 +273,7 @@ def _check_described(selection: ExportSelection, format: str, objects: bool) -> 
         lost = [key for key in wanted if key in held and held[key] not in selection.objects]
         if lost:
             carried = objects and all(held[key] for key in lost)
-            carry = ", carry the objects (objects=True, --objects)" if carried else ""
+            carry = ", carry the objects (objects=True)" if carried else ""
             raise UnsupportedFormatError(
                 f"tensor {some_of(lost, 1)}: {what} are not all stored as tensors: {format} would lose them. "
                 f"Save {instead} instead{carry}, or leave the tensor out (select=)"

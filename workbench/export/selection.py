@@ -122,6 +122,8 @@ def choose(
         UnsupportedFormatError: an adapter cannot be merged.
         OpenError: a weight to be quantised cannot be read.
     """
+    if rules is not None and mesh is None:
+        raise UsageError("rules place tensors on the ranks of a mesh; pass one with mesh=")
     catalog = ckpt.catalog
     keep = has_role(catalog.keys, ckpt.fqns, ckpt.roles, role)
     if select is not None:

@@ -17,6 +17,7 @@ from workbench.analysis.layout.holders import Holders
 from workbench.analysis.layout.infer import Inferred
 from workbench.analysis.layout.placed import InferredMesh, Placed
 from workbench.core.catalog import Catalog
+from workbench.core.near import no_such
 from workbench.core.shown import Shown, above
 from workbench.core.words import some_of
 from workbench.errors import TensorNotFoundError, UsageError
@@ -266,7 +267,7 @@ class Layout(Shown):
 
     def _position(self, key: str) -> int:
         if key not in self.catalog.index:
-            raise TensorNotFoundError(f"no tensor {key!r} in the layout of {self.path!r}; `tensors` lists its keys")
+            raise TensorNotFoundError(no_such(key, self.catalog.keys))
         return self.catalog.index[key]
 
     def _peers(self, row: int) -> dict[str, list[str]]:
