@@ -135,7 +135,7 @@ def write_echo(echo: Echo, path: str) -> str:
     """Write an echo atomically; in a folder, as :data:`INSIDE`. Return the file's name.
 
     Raises:
-        UsageError: the folder cannot be written to.
+        WriteError: the folder cannot be written to.
     """
     name = _file(path)
     write_whole(_encode(echo), name, "an echo")

@@ -54,7 +54,7 @@ def seal(
     Raises:
         CorruptError: the checks found an error; the message names the first ones. Nothing was written.
         OpenError: the checkpoint cannot be opened, or changed in the meantime.
-        UsageError: the manifest cannot be written where it belongs.
+        UsageError, WriteError: the manifest cannot be written where it belongs.
     """
     with using(executor), with_options(storage_options, path):
         ckpt = path if isinstance(path, Checkpoint) else open_checkpoint(path, cache=False)

@@ -24,7 +24,8 @@ def diff(options: argparse.Namespace) -> int:
     a, b = (narrowed(ckpt, options) for ckpt in whole)
     lacking = [no_match(ckpt, options) for ckpt, found in zip(whole, (a, b), strict=True) if not len(found)]
     if options.pattern and len(lacking) == len(whole):
-        raise UsageError(f"{'; '.join(lacking)}; `workbench ls` lists the names")
+        patterns = " or ".join(map(repr, options.pattern))
+        raise UsageError(f"no tensor of either checkpoint matches {patterns}; `workbench ls` lists their names")
     for sentence in lacking if options.pattern else ():
         note(sentence)
     replicas = tuple(options.replicas or (0, 0))
