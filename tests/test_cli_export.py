@@ -85,6 +85,10 @@ def test_names_from_a_file(source, tmp_path, capsys):
         (["--rename", "cat"], 64, "choose"),
         (["--dtype", "int8"], 64, "is not supported; choose"),
         (["--max-shard-size", "5 apples"], 64, "5 apples"),
+        (["--max-shard-size", "1GB", "--tp", "2"], 64, "--max-shard-size is for a folder of safetensors"),
+        (["--max-shard-size", "1GB", "--to", "dcp"], 64, "--max-shard-size is for a folder of safetensors"),
+        (["--layers", "1,1"], 64, "pass one with --mesh"),
+        (["--rank", "0"], 64, "--rank is for --to-device"),
     ],
 )
 def test_wrong_usage_is_one_line(source, tmp_path, capsys, argv, code, words):

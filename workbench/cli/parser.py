@@ -59,7 +59,12 @@ def parser() -> argparse.ArgumentParser:
     stats = _command(commands, "stats", "stats", "compute range, mean, spread and unusual values of every tensor")
     stats.add_argument("path", help="a checkpoint")
     _pattern(stats)
-    stats.add_argument("--by", choices=("tensor", "shard", "module"), default="tensor", help="what each row describes")
+    stats.add_argument(
+        "--by",
+        choices=("tensor", "shard", "module"),
+        default="tensor",
+        help="what each row describes; the statistics of a module are those of its float tensors",
+    )
     stats.add_argument("--quantiles", action="store_true", help="also quantiles, distinct values and entropy")
     _role(stats)
     stats.add_argument("--sort", metavar="COLUMN", help="sort by this column, largest first (default: stored order)")

@@ -213,7 +213,7 @@ class Layout(Shown):
             "tensors": len(self.catalog),
             "chunks": self.catalog.chunks,
             "holders": len(self.holders),
-            "files": len(self.catalog.files),
+            "files": len(np.unique(self.catalog.file)),
             "world_size": self.world_size,
             "nbytes": int(self.catalog.tensor_nbytes.sum()),
             "stored": int(self.catalog.chunk_nbytes.sum()),
