@@ -381,6 +381,15 @@ def test_diff_of_a_pattern_that_matches_nothing_is_an_error(call, samples):
     assert code == 64 and out == "" and words in err and err.count("\n") == 1 and "(?:" not in err
 
 
+def test_diff_notes_once_which_side_a_pattern_matches_nothing_of(call, tmp_path):
+    for name in "ab":
+        save_file({f"{name}.w": torch.ones(2), "both.w": torch.ones(2)}, tmp_path / f"{name}.safetensors")
+    code, _, err = call("diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors", r"^a\.")
+    assert (
+        code == 1 and err.count("\n") == 1 and "b.safetensors' has a name that matches '^a" in err and "(?:" not in err
+    )
+
+
 @pytest.mark.parametrize("command", ["ls", "stats", "layout"])
 def test_a_pattern_that_matches_nothing_is_wrong_usage(call, samples, command):
     path = samples / "dcp_fsdp2"

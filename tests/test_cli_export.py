@@ -98,6 +98,13 @@ def test_wrong_usage_is_one_line(source, tmp_path, capsys, argv, code, words):
     assert not (tmp_path / "out").exists()
 
 
+def test_codes_without_a_scale_name_the_option(tmp_path, capsys):
+    save_file({"model.q_proj.weight": torch.ones(4, 4).to(torch.float8_e4m3fn)}, tmp_path / "a.safetensors")
+    code, out, err = run(capsys, tmp_path / "a.safetensors", tmp_path / "out", "--dtype", "bf16")
+    assert (code, out) == (3, "") and err.endswith("its codes are its values: pass --unscaled\n")
+    assert run(capsys, tmp_path / "a.safetensors", tmp_path / "out", "--dtype", "bf16", "--unscaled")[0] == 0
+
+
 @pytest.mark.parametrize("option", [["--rename"], ["--hf-config"], ["--tp", "2", "--rules"]])
 def test_what_is_no_small_regular_file_of_json_is_wrong_usage(source, tmp_path, capsys, monkeypatch, option):
     monkeypatch.setattr(jsonsafe.read_own, "__kwdefaults__", {"limit": 1000})

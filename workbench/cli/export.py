@@ -42,9 +42,8 @@ def export(options: argparse.Namespace) -> int:
     ckpt = open_as(options, options.path)
     if options.to_device is not None:
         return _to_device(options, ckpt)
-    for name in ("rank", "time"):
-        if getattr(options, name) not in (None, False):
-            raise UsageError(f"--{name} is for --to-device; leave it out")
+    if options.rank is not None or options.time:
+        raise UsageError(f"--{'time' if options.rank is None else 'rank'} is for --to-device; leave it out")
     _check_shard_size(options)
     title = f"export {os.path.basename(os.path.normpath(ckpt.path))}"
     with workers(options) as executor, progress_bar(title) as progress:
@@ -89,7 +88,7 @@ def _check_shard_size(options: argparse.Namespace) -> None:
 def _to_device(options: argparse.Namespace, ckpt: Checkpoint) -> int:
     """Load onto a device and print the speed; the tensors are freed when the process exits."""
     for name in ONLY_FILES:
-        if getattr(options, name) not in (None, False):
+        if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')} applies to files; leave it out with --to-device")
     from workbench.load.onto_device.lane import measure_peak
 
