@@ -36,7 +36,7 @@ from workbench.app.tabs.detail import statistics, worst_table
 from workbench.app.tabs.overview import charts, object_frame
 from workbench.app.tabs.report_view import finding_rows
 from workbench.core import executors
-from workbench.errors import MissingFileError, OpenError, UnsafeError, UsageError, WriteError
+from workbench.errors import MissingFileError, OpenError, UnsafeError, UsageError, WorkbenchError, WriteError
 
 WAIT = 30
 
@@ -741,7 +741,7 @@ def test_a_taken_port_is_a_sentence(root, free_port):
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
-        with pytest.raises(UsageError, match="--port"):
+        with pytest.raises(WorkbenchError, match="--port"):
             serve(root, port=sock.getsockname()[1])
 
 

@@ -26,6 +26,7 @@ import workbench as wb
 from tests.range_server import RangeServer
 from workbench import checkpoint
 from workbench.cli import main
+from workbench.cli.common import as_typed
 from workbench.cli.show import locate, parse_slice
 from workbench.errors import UsageError
 
@@ -382,7 +383,74 @@ def test_bad_input_is_3_and_one_line(call, tmp_path: Path, one: Path) -> None:
 def test_diff_of_a_pattern_that_matches_nothing_is_an_error(call, samples):
     a, b = samples / "titan_run" / "step-2", samples / "titan_run" / "step-4"
     code, out, err = call("diff", a, b, r"layer\.0")
-    assert code == 64 and out == "" and "no tensor of either checkpoint matches" in err
+    words = r"no tensor of either checkpoint matches 'layer\\.0'; `workbench ls` lists their names"
+    assert code == 64 and out == "" and words in err and err.count("\n") == 1 and "(?:" not in err
+
+
+def test_diff_notes_once_which_side_a_pattern_matches_nothing_of(call, tmp_path):
+    for name in "ab":
+        save_file({f"{name}.w": torch.ones(2), "both.w": torch.ones(2)}, tmp_path / f"{name}.safetensors")
+    code, _, err = call("diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors", r"^a\.")
+    assert (
+        code == 1 and err.count("\n") == 1 and "b.safetensors' has a name that matches '^a" in err and "(?:" not in err
+    )
+
+
+@pytest.mark.parametrize("command", ["ls", "stats", "layout"])
+def test_a_pattern_that_matches_nothing_is_wrong_usage(call, samples, command):
+    path = samples / "dcp_fsdp2"
+    code, out, err = call(command, path, "zzzz", "yyyy")
+    assert code == 64 and out == "" and err.count("\n") == 1
+    assert f"none of 162 tensors in '{path}' has a name that matches 'zzzz' or 'yyyy'; the stored roles are" in err
+    assert call(command, path, "zzzz", "lm_head")[0] == 0  # one of them does
+
+
+def test_a_target_that_cannot_be_written_is_one_exit_code(call, samples, tmp_path):
+    missing, source = tmp_path / "missing", samples / "hf_peft_lora"
+    for argv in (
+        ("export", source, missing / "x"),
+        ("manifest", "write", source, "--output", missing / "x.json"),
+        ("stats", source, "--part", "1/2", "--part-file", missing / "x"),
+        ("report", source, "-o", missing / "x.html"),
+    ):
+        code, out, err = call(*argv)
+        assert (code, out) == (3, "") and err.count("\n") == 1, argv
+
+
+def test_a_damaged_checkpoint_is_not_sealed_as_verify_says(call, samples, tmp_path):
+    shutil.copytree(samples / "dcp_fsdp2", tmp_path / "c")
+    (tmp_path / "c" / "__1_0.distcp").unlink()
+    for extra in ((), ("--partial",)):
+        code, out, err = call("seal", tmp_path / "c", *extra)
+        assert (code, out) == (2, "") and err.count("\n") == 1 and "is not sealed" in err and "__1_0.distcp" in err
+        assert ("with --partial to read the rest" in err) == (not extra) and "partial=True" not in err
+    assert "1 error was found" in err
+    assert call("verify", tmp_path / "c")[0] == 2
+    assert call("seal", tmp_path / "absent")[0] == 3 == call("verify", tmp_path / "absent")[0]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--tp", "2"), "--tp is for --fit GPUS GB"),
+        (("--inference",), "--inference is for --fit GPUS GB"),
+        (("--rank", "0", "--tensor", "x"), "--tensor and --rank"),
+        (("--fit", "8", "1", "--role", "param"), "leave out patterns and --role"),
+    ],
+)
+def test_layout_refuses_options_without_effect(call, samples, argv, words):
+    code, out, err = call("layout", samples / "dcp_fsdp2", *argv)
+    assert (code, out) == (64, "") and words in err
+
+
+def test_messages_name_options_where_python_has_arguments():
+    lost = "file 'a b' is missing; restore it, or open with partial=True to read the rest"
+    assert as_typed(lost) == "file 'a b' is missing; restore it, or open with --partial to read the rest"
+    assert as_typed(lost, partial=True) == "file 'a b' is missing; restore it"
+    assert as_typed("pass unscaled=True") == "pass --unscaled" and as_typed("use dtype=, or") == "use --dtype, or"
+    assert as_typed("by select=['x'], role='model'; x") == "by --select ['x'], --role 'model'; x"
+    for path in ("'run/rank=0/role=x'", "'rank=0'", "dp_rank=0"):
+        assert as_typed(f"{path} is not a checkpoint") == f"{path} is not a checkpoint"
 
 
 def test_diff_tells_what_changed_in_the_order_of_time(call, samples: Path) -> None:
@@ -548,7 +616,7 @@ def test_a_stream_that_cannot_be_written_has_one_exit_code(tmp_path):
         ("--json ls a.safetensors >/dev/full 2>/dev/full", 3),
         ("diff a.safetensors a.safetensors >&-", 0),
         ("diff a.safetensors b.safetensors >/dev/full", 3),
-        ("ls a.safetensors nosuch 2>/dev/full", 0),  # with a note
+        ("ls a.safetensors nosuch 2>/dev/full", 64),
     ):
         command = f"{sys.executable} -m workbench {words}"
         path = os.pathsep.join([str(Path(wb.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])

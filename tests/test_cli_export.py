@@ -74,7 +74,7 @@ def test_names_from_a_file(source, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
-        (["--to", "tensorflow"], 3, "choose safetensors"),
+        (["--to", "tensorflow"], 64, "choose safetensors"),
         (["--mesh", "tp=2", "--tp", "2"], 64, "both define the mesh; use only one"),
         (["--mesh", "tp=x"], 64, "is not a mesh axis"),
         (["--tp", "0"], 64, "is not a positive number"),
@@ -83,8 +83,12 @@ def test_names_from_a_file(source, tmp_path, capsys):
         (["--rules", "absent.json", "--tp", "2"], 64, "cannot be read"),
         (["--rename", "absent.json"], 64, "cannot be read"),
         (["--rename", "cat"], 64, "choose"),
-        (["--dtype", "int8"], 3, "is not supported; choose"),
+        (["--dtype", "int8"], 64, "is not supported; choose"),
         (["--max-shard-size", "5 apples"], 64, "5 apples"),
+        (["--max-shard-size", "1GB", "--tp", "2"], 64, "--max-shard-size is for a folder of safetensors"),
+        (["--max-shard-size", "1GB", "--to", "dcp"], 64, "--max-shard-size is for a folder of safetensors"),
+        (["--layers", "1,1"], 64, "pass one with --mesh"),
+        (["--rank", "0"], 64, "--rank is for --to-device"),
     ],
 )
 def test_wrong_usage_is_one_line(source, tmp_path, capsys, argv, code, words):
@@ -92,6 +96,13 @@ def test_wrong_usage_is_one_line(source, tmp_path, capsys, argv, code, words):
     found, out, err = run(capsys, path, tmp_path / "out", *argv)
     assert (found, out) == (code, "") and words in err and err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_codes_without_a_scale_name_the_option(tmp_path, capsys):
+    save_file({"model.q_proj.weight": torch.ones(4, 4).to(torch.float8_e4m3fn)}, tmp_path / "a.safetensors")
+    code, out, err = run(capsys, tmp_path / "a.safetensors", tmp_path / "out", "--dtype", "bf16")
+    assert (code, out) == (3, "") and err.endswith("its codes are its values: pass --unscaled\n")
+    assert run(capsys, tmp_path / "a.safetensors", tmp_path / "out", "--dtype", "bf16", "--unscaled")[0] == 0
 
 
 @pytest.mark.parametrize("option", [["--rename"], ["--hf-config"], ["--tp", "2", "--rules"]])
@@ -140,7 +151,7 @@ def test_the_facade_exports_too(source, tmp_path):
     path, _ = source
     with wb.open(path) as ckpt:
         report = wb.export(ckpt, tmp_path / "out", mesh=wb.Mesh(tp=2), dtype="bf16")
-    assert "have different values" in str(report) and "<pre>" in report._repr_html_()
+    assert "rounding changed" in str(report) and "<pre>" in report._repr_html_()
 
 
 def test_onto_a_device(source, tmp_path, capsys):

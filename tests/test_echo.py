@@ -177,6 +177,7 @@ def test_a_right_load_has_no_finding(trained, saved, tmp_path, payload):
     report = Trainer(1).load(trained).echo(tmp_path / "echo", payload=payload, against=saved)
     assert grave(report) == {} and report.exit_code == 0 and report.raise_for_errors() is report
     assert "29 of 29 tensors are equal bit for bit" in report.checked["values"]
+    assert report.checked["echo"].endswith(" tensors of 1 rank")
     assert compare_echo(saved, tmp_path / "echo").exit_code == 0
 
 

@@ -494,7 +494,7 @@ def test_parts_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest.M
         assert code in (3, 64) and not out and error.count("\n") == 1
         return error
 
-    assert "of 3 parts, 2 is missing" in refused(one, three)
+    assert "part 2 of 3 is missing" in refused(one, three)
     assert "are both part 1 of 3" in refused(one, one, two, three)
     assert "does not exist: run that part" in refused(one, two, "3.part")
     assert "is not a part" in refused(one, two, "sample/.metadata")

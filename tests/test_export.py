@@ -20,12 +20,14 @@ from workbench.analysis import manifest as manifests
 from workbench.analysis.manifest_check import check
 from workbench.analysis.manifest_file import INSIDE
 from workbench.core.fingerprint import tensor_fingerprints
+from workbench.core.words import plural
 from workbench.export import export as module
 from workbench.export.atomic import syscalls
 from workbench.export.export import export
 from workbench.export.moving import engine
 from workbench.export.selection import choose
 from workbench.export.writers.plain import plain
+from workbench.views.export import export_text
 
 ROOT = Path(__file__).resolve().parents[1]
 TRUTHS = sorted(path.stem for path in (ROOT / "tests" / "truth").glob("*.safetensors"))
@@ -199,13 +201,45 @@ def test_what_is_selected_and_how_it_is_called(small, tmp_path):
     same_bits(load(tmp_path / "7.pt", "torch")["model.a.bias"], tensors["model.a.bias"], "bias")
 
 
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [("x.safetensors", "safetensors"), ("x.pt", "torch"), ("x.pth", "torch"), ("x.bin", "torch"), ("x-1.5", None)],
+)
+def test_the_name_of_the_target_decides_what_is_written(small, tmp_path, name, format):
+    ckpt, _ = small
+    report = export(ckpt, tmp_path / name)
+    assert report.format == (format or "safetensors") and (tmp_path / name).is_dir() == (format is None)
+    assert wb.open(tmp_path / name)["model.a.bias"].shape == ckpt["model.a.bias"].shape
+
+
+def test_a_type_that_only_torch_has_is_sent_there(tmp_path):
+    tensors = {"model.w": torch.ones(3, dtype=torch.complex128)}
+    torch.save(tensors, tmp_path / "source.pt")
+    with pytest.raises(errors.UnsupportedFormatError, match=r"no element type complex128; .*\(--to torch\)"):
+        export(tmp_path / "source.pt", tmp_path / "out")
+    export(tmp_path / "source.pt", tmp_path / "out.pt")
+    assert torch.equal(torch.load(tmp_path / "out.pt")["model.w"], tensors["model.w"])
+
+
+def test_tensors_of_the_source_that_are_not_written_are_listed(small, tmp_path):
+    ckpt, tensors = small
+    state = [key for key in tensors if not key.startswith("model.")]
+    report = export(ckpt, tmp_path / "model")
+    assert sorted(report.unselected) == sorted(state) != []
+    assert str(report).endswith(f"bit-identical to the source; {plural(len(state), 'tensor')} of the source left out")
+    assert f"  left out  {plural(len(state), 'tensor')}: {report.unselected[0]}" in export_text(report)
+    whole = export(ckpt, tmp_path / "all", role="all")
+    assert whole.unselected == () and str(whole).endswith("bit-identical to the source")
+    assert "left out" not in export_text(whole)
+
+
 @pytest.mark.parametrize("dtype", ["bf16", torch.float16, "fp32"])
 def test_casts_are_torchs_and_their_cost_is_told(small, tmp_path, dtype):
     ckpt, tensors = small
     wanted = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(dtype, dtype)
     report = export(ckpt, tmp_path / "out", dtype=dtype, role=None, verify=True)
     got = load(tmp_path / "out", "safetensors")
-    assert not report.identical and "have different values" in str(report)
+    assert not report.identical and "rounding changed" in str(report)
     for one in report.tensors:
         old = tensors[one.key]
         new = old.to(wanted) if old.is_floating_point() else old
@@ -235,8 +269,14 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(small, tmp_path, monkeypat
     (tmp_path / "mine" / "thesis.tex").write_text("x")
     out = tmp_path / "out"
     refused = [
-        (errors.UnsupportedFormatError, "choose safetensors, torch", {"format": "gguf"}),
-        (errors.UnsupportedFormatError, "casting to float64", {"dtype": "float64"}),
+        (errors.UsageError, "choose safetensors, torch", {"format": "gguf"}),
+        (errors.UsageError, "casting to float64 .* choose bfloat16", {"dtype": "float64"}),
+        (errors.UsageError, "casting to 'half a byte' .* choose bfloat16", {"dtype": "half a byte"}),
+        (errors.UsageError, r"'x\.npz': \.npz files cannot be written; .* NAME\.pt", {"dest": tmp_path / "x.npz"}),
+        (errors.UsageError, r"'x\.pt' .* format torch, not of dcp", {"dest": tmp_path / "x.pt", "format": "dcp"}),
+        (errors.UsageError, r"'x\.pt' .*, not of safet", {"dest": tmp_path / "x.pt", "format": "safetensors"}),
+        (errors.UsageError, r"not of torch", {"dest": tmp_path / "x.safetensors", "format": "torch"}),
+        (errors.UsageError, "is a folder with a file for each rank", {"dest": tmp_path / "x.pt", "mesh": "tp=2"}),
         (errors.UsageError, "no tensor is selected", {"select": "nothing"}),
         (errors.UsageError, "regular expression", {"select": "("}),
         (errors.UsageError, "two tensors would be named", {"rename": lambda key: "one"}),

@@ -94,5 +94,5 @@ def test_what_can_be_asked_for():
         "float32",
     ]
     for name in ("float64", "float8_e4m3fn", "int8", "no such"):
-        with pytest.raises(errors.UnsupportedFormatError):
+        with pytest.raises(errors.UsageError):
             target(name)

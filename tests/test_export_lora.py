@@ -22,6 +22,7 @@ from workbench.export.values import lora, lora_config
 from workbench.export.values.edits import Edits
 from workbench.export.values.fp8 import dequantize, quantize
 from workbench.export.values.lora import merge
+from workbench.views.export import export_text
 
 BF16, FP32 = by_name("bfloat16"), by_name("float32")
 pytestmark = [  # of peft, on transformers and on embeddings that it saves
@@ -352,3 +353,34 @@ def test_a_real_adapter_is_what_peft_loads(tmp_path, samples):
     for key, tensor in truth.items():
         gaps = (found[key].double() - tensor.double()).abs()
         assert bool((gaps <= 2.0**-8 * tensor.abs().double()).all()) and int((gaps > 0).sum()) <= 1e-2 * gaps.numel()
+
+
+@pytest.mark.parametrize("dtype", [None, "bf16"])
+def test_the_report_counts_the_merge_and_the_rounding_apart(tmp_path, dtype):
+    torch.manual_seed(3)
+    key = "model.layers.0.self_attn.q_proj.weight"
+    base = {key: torch.randn(12, 8), "model.norm.weight": torch.randn(8)}
+    up, down = torch.randn(12, 2), torch.randn(2, 8)
+    up[0] = 0  # a row that the adapter leaves as it is
+    (tmp_path / "adapter").mkdir()
+    save_file(base, tmp_path / "base.safetensors")
+    stem = f"base_model.model.{key.removesuffix('weight')}"
+    factors = {f"{stem}lora_A.weight": down, f"{stem}lora_B.weight": up}
+    save_file(factors, tmp_path / "adapter" / "adapter_model.safetensors")
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 2}')
+    target = tmp_path / "out.safetensors"
+    report = wb.export(tmp_path / "base.safetensors", target, lora=tmp_path / "adapter", dtype=dtype)
+    one = next(one for one in report.tensors if one.key == key)
+    assert one.updated == 11 * 8 and one.max_update == pytest.approx(float((up @ down).abs().max()), rel=1e-5)
+    assert f"adapters changed 88 elements by up to {one.max_update:.3g} (in '{key}')" in str(report)
+    assert f"88 changed by up to {one.max_update:.3g}" in export_text(report)
+    if dtype is None:
+        assert (one.changed, one.max_abs) == (0, 0.0) and "round" not in export_text(report)
+    else:
+        merged = base[key] + up @ down
+        gap = float((merged - load_file(target)[key].float()).abs().max())
+        assert one.changed > 80 and one.max_abs == pytest.approx(gap, rel=1e-3)
+        assert one.max_abs < one.max_update / 50
+        assert f"{one.changed} rounded by up to {one.max_abs:.3g}" in export_text(report)
+    norm = next(one for one in report.tensors if one.key == "model.norm.weight")
+    assert (norm.updated, norm.max_update) == (0, 0.0)

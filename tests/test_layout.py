@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
+from safetensors.numpy import save_file
 
 import workbench as wb
 from tests import bytecheckpoint_files
@@ -644,3 +645,12 @@ def test_a_number_in_a_files_name_that_is_no_rank_is_none(tmp_path: Path) -> Non
     (folder / ".metadata").write_bytes(edited)
     ckpt = wb.open(folder)
     assert set(ckpt.catalog.rank.tolist()) == {-1} and len(wb.layout(ckpt).ranks) == 1
+
+
+def test_the_index_of_shards_is_not_counted_as_a_file_of_chunks(tmp_path):
+    save_file({f"{n}.weight": np.ones(100, np.float32) for n in range(3)}, tmp_path / "x.safetensors")
+    report = wb.export(tmp_path / "x.safetensors", tmp_path / "shards", max_shard_size=500)
+    assert (tmp_path / "shards" / "model.safetensors.index.json").exists()
+    found = wb.layout(tmp_path / "shards")
+    shards = [one for one in report.files if one.name.endswith(".safetensors")]
+    assert found.summary["files"] == len(shards) == 3

@@ -257,8 +257,10 @@ def test_what_is_refused_leaves_every_tensor_as_it_was(small):
             load(state, folder)
         assert type(told.value) is error and "\n" not in str(told.value)
         assert all(not one.any() for one in state.values())
+        assert "unexpected" not in str(told.value) or "model.a.weight" not in changed  # it was requested
         report = load(state, folder, strict=False)
         assert len(report.missing) + len(report.mismatched) == bool(changed)
+        assert report.unexpected == tuple(key for key in ("model.a.weight", "model.a.bias") if key not in state)
         assert all(not one.any() for name, one in state.items() if name in changed)
     # of roles that nobody asks for nothing is expected
     load({"optim.state.a.weight.exp_avg": torch.zeros(40, 50)}, folder)

@@ -584,7 +584,7 @@ def test_absent_manifests_are_named(tmp_path):
         check(path)
     with pytest.raises(errors.MissingFileError):
         load(tmp_path / "nowhere.json")
-    with pytest.raises(errors.UsageError, match="cannot write a manifest"):
+    with pytest.raises(errors.WriteError, match="cannot write a manifest"):
         write(wb.open(path), tmp_path / "no" / "folder" / "m.json")
     assert manifest_file.LIMIT > 1 << 20
 

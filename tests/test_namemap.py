@@ -217,3 +217,10 @@ def exported(model):
             first = rest in ("input_layernorm.weight", "self_attention.linear_qkv.layer_norm_weight")
             found[f"{p}.{'input' if first else 'post_attention'}_layernorm.weight"] = weight
     return found
+
+
+def test_paths_are_accepted_as_checkpoints(tmp_path):
+    for name in "ab":
+        torch.save({"model.norm.weight": torch.ones(3)}, tmp_path / f"{name}.pt")
+    found = wb.name_map(tmp_path / "a.pt", str(tmp_path / "b.pt"))
+    assert [one.key for one in found.targets] == ["model.norm.weight"]

@@ -85,6 +85,18 @@ def test_everything_under_a_root_is_listed_with_size_step_and_completeness(tmp_p
     assert abs(found["titan/step-2"].mtime - newest) < 1e-3
 
 
+def test_the_size_of_a_checkpoint_leaves_out_the_checkpoints_in_its_folder(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "checkpoint-10"):
+        folder.mkdir(exist_ok=True)
+        save_file({"w": torch.ones(400)}, folder / "model.safetensors")
+        (folder / "config.json").write_text("{}")
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "assets" / "vocabulary.txt").write_text("abc")  # no checkpoint
+    found = by_path(tmp_path)
+    own = sum((tmp_path / "checkpoint-10" / name).stat().st_size for name in ("model.safetensors", "config.json"))
+    assert found["checkpoint-10"].nbytes == own and found["."].nbytes == own + 3
+
+
 def test_a_checkpoint_itself_is_found_as_a_dot(tmp_path: Path) -> None:
     save_dcp(tmp_path / "step-3")
     (item,) = find(tmp_path / "step-3")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import warnings
 
 import pytest
@@ -166,3 +167,16 @@ def test_ordinary_events_are_not_reported(monkeypatch):
     logger.warning("another")
     logger.removeFilter(_not_about_closing)
     assert [str(one.message) for one in seen] == ["something else"] and handled == ["another"]
+
+
+def test_a_port_in_use_is_not_wrong_usage(tmp_path, capsys):
+    root = tmp_path / "root"
+    root.mkdir()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["serve", str(root), "--port", str(port)]) == 3
+    err = capsys.readouterr().err
+    assert f"cannot listen on port {port}" in err and "--port" in err and err.count("\n") == 1
+    assert main(["serve", str(root), "--address", "no.such.host.invalid", "--insecure"]) == 64

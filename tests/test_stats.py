@@ -408,3 +408,11 @@ def test_every_tensor_of_the_larger_samples(monkeypatch):
             for row in frame[frame["numel"] < 1 << 20].to_dict("records"):
                 if ckpt[row["key"]].element.torch_name is not None:
                     agrees(row, *dense(ckpt, row["key"]))
+
+
+def test_a_module_counts_each_tensor_once_and_only_floats_have_statistics(tmp_path):
+    tensors = {"..": torch.ones(2), ".a": torch.ones(3), "": torch.ones(4), "m.w": torch.full((5,), 2.0)}
+    torch.save(tensors | {"m.i": torch.zeros(6, dtype=torch.int64)}, tmp_path / "x.pt")
+    rows = stats(wb.open(tmp_path / "x.pt"), "module").set_index("module")
+    assert rows.loc["", ["tensors", "numel"]].tolist() == [5, 20]
+    assert rows.loc["m", ["tensors", "numel", "min", "zero"]].tolist() == [2, 11, 2.0, 0]

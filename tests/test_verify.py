@@ -515,6 +515,25 @@ def test_nan_and_infinities_of_every_type_are_found_where_they_are(tmp_path, dty
     assert found.severity == "error" and found.where == "w" and found.evidence["first"] == [20, 7]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_each_finding_names_the_first_of_its_own_elements(tmp_path, dtype):
+    tensor = torch.ones(100, dtype=dtype)
+    tensor[3], tensor[50], tensor[60] = torch.nan, -torch.inf, torch.inf
+    torch.save({"w": tensor}, tmp_path / "c.pt")
+    report = verify(tmp_path / "c.pt", deep=True)
+    nan, inf = told(report, "values.nan")[0], told(report, "values.inf")[0]
+    assert nan.evidence["first"] == [3] and "first at [3]" in nan.message
+    assert inf.evidence["first"] == [50] and "2 of 100 elements are infinite" in inf.message
+    assert "first at [50]" in inf.message
+    state = {"exp_avg_sq": torch.tensor([0.0, torch.nan, -1.0, *[1.0] * 9]), "step": torch.tensor(1.0)}
+    model = {"w": torch.ones(12)}
+    optimizer = {"state": {0: state | {"exp_avg": torch.ones(12)}}, "param_groups": [{"params": [0]}]}
+    torch.save({"model": model, "optimizer": optimizer}, tmp_path / "d.pt")
+    report = verify(tmp_path / "d.pt", deep=True)
+    for rule, first in (("values.nan", [1]), ("values.negative_square", [2])):
+        assert [found.evidence["first"] for found in told(report, rule)] == [first], rule
+
+
 def test_a_complex_number_is_one_element(tmp_path):
     nan, inf = float("nan"), float("inf")
     halves = ((1, 2), (nan, nan), (nan, 0), (0, nan), (inf, nan), (inf, 0), (0, -inf), (inf, -inf), (-inf, 3))

@@ -39,6 +39,7 @@ from workbench.core.dtypes import by_name, nbytes_of
 from workbench.core.place import Place
 from workbench.core.source import FileStat, Source, no_descriptor
 from workbench.core.storage import SourcePool
+from workbench.core.words import plural
 from workbench.errors import CorruptError, NotACheckpointError, UnsupportedFormatError
 
 INSIDE = "workbench-echo.json"  #: its name in a folder
@@ -106,7 +107,7 @@ class Echo:
         }
 
     def __repr__(self) -> str:
-        return f"Echo({len(self.tensors):,} tensors of {self.world_size:,} ranks, made {self.made})"
+        return f"Echo({plural(len(self.tensors), 'tensor')} of {plural(self.world_size, 'rank')}, made {self.made})"
 
 
 def is_echo(path: str | os.PathLike[str]) -> bool:
@@ -134,7 +135,7 @@ def write_echo(echo: Echo, path: str) -> str:
     """Write an echo atomically; in a folder, as :data:`INSIDE`. Return the file's name.
 
     Raises:
-        UsageError: the folder cannot be written to.
+        WriteError: the folder cannot be written to.
     """
     name = _file(path)
     write_whole(_encode(echo), name, "an echo")

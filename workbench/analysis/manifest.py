@@ -140,8 +140,9 @@ def write(
     Raises:
         ChangedError: a file changed during the pass.
         OpenError: a file cannot be read.
-        UsageError: the manifest's place cannot be written to or holds something that is not a manifest, or ``inside``
-            a checkpoint that is one file.
+        UsageError: the manifest's place holds something that is not a manifest, or ``inside`` a checkpoint that is one
+            file.
+        WriteError: the manifest's place cannot be written to.
         WorkerError: the executor lost its workers or its scheduler.
     """
     with using(executor):

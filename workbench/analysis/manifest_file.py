@@ -42,7 +42,7 @@ from workbench.errors import (
     MissingFileError,
     NotACheckpointError,
     UnsupportedFormatError,
-    UsageError,
+    WriteError,
 )
 
 INSIDE = ".workbench-manifest.json"  #: its name inside the checkpoint's folder
@@ -59,7 +59,7 @@ def save(manifest: Manifest, path: str) -> None:
     """Write a manifest atomically.
 
     Raises:
-        UsageError: the folder cannot be written to.
+        WriteError: the folder cannot be written to.
     """
     write_whole(encode(manifest), path, "a manifest")
 
@@ -99,9 +99,9 @@ def write_whole(data: bytes, path: str, what: str) -> None:
     """Write a file atomically: to a temporary file next to it, which is synced and renamed.
 
     Raises:
-        UsageError: the folder, or a URL of that scheme, cannot be written to; the message refers to the file as
+        WriteError: the folder cannot be written to, or the store of a URL refuses; the message refers to the file as
             ``what``.
-        WriteError: the store of a URL refuses.
+        UsageError: a URL of that scheme cannot be written to.
     """
     if is_url(path):
         from workbench.core.remote.destination import put_whole
@@ -112,7 +112,7 @@ def write_whole(data: bytes, path: str, what: str) -> None:
     try:
         fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", suffix=".tmp", dir=folder)
     except OSError as error:
-        raise UsageError(f"cannot write {what} into {folder!r}: {error.strerror}; name another place") from None
+        raise WriteError(f"cannot write {what} into {folder!r}: {error.strerror}; name another place") from None
     try:
         with os.fdopen(fd, "wb") as handle:
             handle.write(data)

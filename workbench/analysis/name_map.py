@@ -7,13 +7,14 @@ converter adds to a weight (GGUF: 1 to Gemma's norms) is added or subtracted whe
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from workbench.checkpoint import Checkpoint
+from workbench.checkpoint import Checkpoint, as_checkpoint
 from workbench.core.decoding.values import shifted
 from workbench.core.rebox import ComposedBox, Composition, compose
 from workbench.names.frameworks import Geometry, Link, geometry, links
@@ -76,7 +77,7 @@ class NameMap:
         )
 
 
-def name_map(a: Checkpoint, b: Checkpoint) -> NameMap:
+def name_map(a: Checkpoint | str | os.PathLike[str], b: Checkpoint | str | os.PathLike[str]) -> NameMap:
     """Map ``a``'s tensors to ``b``'s, by fqn, role and the conventions of both frameworks.
 
     Fused QKV and [gate; up], stacked layers and experts are cut and joined; wrapper prefixes and the spellings of norms
@@ -85,8 +86,11 @@ def name_map(a: Checkpoint, b: Checkpoint) -> NameMap:
 
     If one side is a GGUF, the changes of llama.cpp's converter for its architecture are undone or applied: permuted
     rows of q and k, 1 added to norms, stacked experts. No tensor of an unknown architecture is mapped.
+
+    Args:
+        a, b: checkpoints, or paths or URLs.
     """
-    return mapped(a, b)
+    return mapped(as_checkpoint(a), as_checkpoint(b))
 
 
 def mapped(a: Checkpoint, b: Checkpoint, *, plain: bool = False) -> NameMap:

@@ -17,6 +17,7 @@ from workbench.checkpoint import open as open_checkpoint
 from workbench.core.executors import using
 from workbench.core.remote.url import with_options
 from workbench.core.scan import Progress, part_of
+from workbench.core.words import plural
 from workbench.errors import CorruptError, WorkbenchError
 
 NAMED = 3  #: findings in an error
@@ -53,7 +54,7 @@ def seal(
     Raises:
         CorruptError: the checks found an error; the message names the first ones. Nothing was written.
         OpenError: the checkpoint cannot be opened, or changed in the meantime.
-        UsageError: the manifest cannot be written where it belongs.
+        UsageError, WriteError: the manifest cannot be written where it belongs.
     """
     with using(executor), with_options(storage_options, path):
         ckpt = path if isinstance(path, Checkpoint) else open_checkpoint(path, cache=False)
@@ -67,7 +68,8 @@ def _sealed(
     if wrong := [one for one in report if one.severity == "error"]:
         more = f"; … {len(wrong) - NAMED:,} more" if len(wrong) > NAMED else ""
         words = "; ".join(f"{one.rule}: {one.where}: {one.message}" for one in wrong[:NAMED])
-        raise CorruptError(f"{ckpt.path!r} is not sealed, {len(wrong):,} errors were found: {words}{more}")
+        found = f"{plural(len(wrong), 'error')} {'was' if len(wrong) == 1 else 'were'} found"
+        raise CorruptError(f"{ckpt.path!r} is not sealed, {found}: {words}{more}")
     folder = ckpt.place.file is None
     made = computed(
         ckpt, inside=folder if inside is None else inside, threads=threads, progress=part_of(progress, 0.5, 0.5)

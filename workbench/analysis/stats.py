@@ -81,7 +81,8 @@ def stats(
         numel nbytes, by module: module tensors numel nbytes; then min max mean std absmean of the finite elements
         (of complex ones the magnitudes; NaN if there are none), norm rms of all elements (NaN where one is NaN,
         else infinite where one is infinite), zero nan posinf neginf subnormal as counts, and ``error``: why some
-        elements are missing from the row's numbers, or NA.
+        elements are missing from the row's numbers, or NA. Of a module, tensors numel nbytes count all its tensors, and
+        the other columns only those of floats.
         ``attrs["engine"]`` states what computed it: ``numpy``, ``numba`` or ``cache``.
 
     Raises:
@@ -209,8 +210,8 @@ def _by_module(ckpt: Checkpoint, columns: dict[str, Array], errors: dict[int, st
     member: list[int] = []
     for position, key in enumerate(catalog.keys):
         parts = key.split(".")
-        for depth in range(len(parts)):
-            module.append(index.setdefault(".".join(parts[:depth]), len(index)))
+        for path in {".".join(parts[:depth]) for depth in range(len(parts))}:  # once, also if a name starts with a dot
+            module.append(index.setdefault(path, len(index)))
             member.append(position)
     order = sorted(index, key=lambda path: path.split(".") if path else [])
     rank = np.empty(len(index), np.int64)

@@ -23,7 +23,7 @@ from workbench.app.jail import BucketJail, jail_of
 from workbench.app.outlet import Outlet
 from workbench.core.place import Place
 from workbench.core.remote.url import current_options, keep_options
-from workbench.errors import UsageError
+from workbench.errors import UsageError, WorkbenchError
 from workbench.formats import FORMATS
 
 BUNDLES = 8  #: maximum cached bundles of scripts and style sheets: by prefix, and by loaded classes
@@ -288,12 +288,15 @@ def _free_port(address: str, port: int) -> int:
     """
     try:
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+    except OSError as error:
+        raise UsageError(f"{address!r} is not an address to listen on: {error.strerror}; give another") from None
+    try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((address, port))
             return int(probe.getsockname()[1])
     except OSError as error:
-        raise UsageError(
+        raise WorkbenchError(
             f"cannot listen on port {port} at {address!r}: {error.strerror}; choose another with --port"
         ) from None
 

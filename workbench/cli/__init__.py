@@ -17,12 +17,11 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from workbench.cli.common import places, storage, tell
+from workbench.cli.common import fail, places, storage
 from workbench.cli.parser import USAGE, parser
 from workbench.core.source import needs_descriptors
 from workbench.errors import SelectionError, UsageError, WorkbenchError
 from workbench.views.lines import printing_to
-from workbench.views.names import safe
 
 __all__ = ["main", "parser"]
 
@@ -38,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal with another encoding still shows every name
+    options = None
     try:
         try:
             options = parser().parse_args(argv)
@@ -49,23 +49,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except WorkbenchError as error:
-        return _fail(str(error), USAGE if isinstance(error, (UsageError, SelectionError)) else CANNOT_READ)
+        return fail(options, str(error), USAGE if isinstance(error, (UsageError, SelectionError)) else CANNOT_READ)
     except RecursionError:
-        return _fail("the checkpoint is nested too deeply to be shown", CANNOT_READ)
+        return fail(options, "the checkpoint is nested too deeply to be shown", CANNOT_READ)
     except MemoryError:
-        return _fail("not enough memory for this request; request a slice instead", CANNOT_READ)
+        return fail(options, "not enough memory for this request; request a slice instead", CANNOT_READ)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit needs somewhere to flush to
         return PIPE
     except OSError as error:
         where = f"{os.fsdecode(error.filename)!r}" if error.filename is not None else "cannot read or write"
-        return _fail(f"{where}: {error.strerror or error}", CANNOT_READ)
+        return fail(options, f"{where}: {error.strerror or error}", CANNOT_READ)
     except KeyboardInterrupt as error:
         for words in getattr(error, "__notes__", ()):  # what an interrupted export left behind, and how to resume it
-            tell(f"workbench: {safe(words)}")
+            fail(options, words, INTERRUPTED)
         return INTERRUPTED
-
-
-def _fail(message: str, code: int) -> int:
-    tell(f"workbench: {safe(message)}")
-    return code

@@ -61,7 +61,19 @@ def open_as(options: argparse.Namespace, path: str | Place) -> Checkpoint:
 
 
 def narrow(ckpt: Checkpoint, options: argparse.Namespace) -> Checkpoint:
-    """Return the tensors selected by ``options.pattern`` (any of these regular expressions) and ``options.role``."""
+    """Return the tensors selected by ``options.pattern`` (any of these regular expressions) and ``options.role``.
+
+    Raises:
+        UsageError: a pattern is not valid, or no tensor is selected.
+    """
+    found = narrowed(ckpt, options)
+    if options.pattern and not len(found):
+        raise UsageError(f"{no_match(ckpt, options)}; `workbench ls` lists the names")
+    return found
+
+
+def narrowed(ckpt: Checkpoint, options: argparse.Namespace) -> Checkpoint:
+    """Return the same tensors as :func:`narrow`, or none."""
     for pattern in options.pattern:
         try:
             re.compile(pattern)
@@ -70,18 +82,49 @@ def narrow(ckpt: Checkpoint, options: argparse.Namespace) -> Checkpoint:
     if not options.pattern and options.role is None:
         return ckpt
     joined = "|".join(f"(?:{pattern})" for pattern in options.pattern) or None
-    narrow = ckpt.select(joined, options.role)
-    if not len(narrow):
-        roles = ", ".join(sorted(set(ckpt.roles)))
-        condition = f"has a name that matches {joined!r}" if joined else f"has the role {options.role!r}"
-        condition += f" and the role {options.role!r}" if joined and options.role else ""
-        note(f"none of {plural(len(ckpt), 'tensor')} {condition}; the stored roles are {roles}")
-    return narrow
+    return ckpt.select(joined, options.role)
+
+
+def no_match(ckpt: Checkpoint, options: argparse.Namespace) -> str:
+    """Return the sentence that no tensor is selected by the patterns and the role of a command."""
+    patterns = " or ".join(map(repr, options.pattern))
+    role = f" and the role {options.role!r}" if options.role is not None else ""
+    roles = ", ".join(sorted(set(ckpt.roles)))
+    what = f"none of {plural(len(ckpt), 'tensor')} in {ckpt.path!r}"
+    return f"{what} has a name that matches {patterns}{role}; the stored roles are {roles}"
+
+
+#: Arguments of Python functions that messages suggest, as ``name=True`` or ``name=``, and that are options here, too.
+_ARGUMENTS = re.compile(
+    r"(?<![^\s(])(dtype|hf_config|lora|max_shard_size|mesh|objects|overwrite|partial|rank|rename|role|rules|select|unscaled)="
+    r"(True\b)?(?=([^\s,;:.)])?)"
+)
+#: What a message suggests for an incomplete checkpoint.
+_PARTIAL = re.compile(r"[,;.]? (?:or )?open (?:the rest )?with partial=True(?: to read the rest)?", re.IGNORECASE)
+
+
+def as_typed(message: str, *, partial: bool = False) -> str:
+    """Return a message with options instead of the arguments of Python functions: ``--partial`` for ``partial=True``.
+
+    Args:
+        partial: the option was given: the message need not suggest it.
+    """
+    if partial:
+        message = _PARTIAL.sub("", message)
+    return _ARGUMENTS.sub(
+        lambda found: f"--{found[1].replace('_', '-')}{' ' if found[3] and not found[2] else ''}", message
+    )
+
+
+def fail(options: argparse.Namespace | None, message: str, code: int) -> int:
+    """Print the line of a failure on stderr, and return the exit code."""
+    tell(f"workbench: {safe(as_typed(message, partial=getattr(options, 'partial', False)))}")
+    return code
 
 
 def note(sentence: str) -> None:
     """Print one line on stderr that is not an error."""
-    tell(f"note: {safe(sentence)}")
+    tell(f"note: {safe(as_typed(sentence))}")
 
 
 def tell(line: str) -> None:

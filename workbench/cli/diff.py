@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from workbench.analysis.diff import diff as compute
-from workbench.cli.common import narrow, note, open_as, print_json, say
+from workbench.cli.common import narrowed, no_match, note, open_as, print_json, say
 from workbench.cli.workers import workers
 from workbench.core.remote.url import shown
 from workbench.errors import UsageError
@@ -20,10 +20,14 @@ def diff(options: argparse.Namespace) -> int:
 
     Options: ``a b pattern role no_values evidence all threads json detail replicas`` and the common ones.
     """
-    a, b = (narrow(open_as(options, path), options) for path in (options.a, options.b))
-    if options.pattern and not (len(a) or len(b)):
+    whole = [open_as(options, path) for path in (options.a, options.b)]
+    a, b = (narrowed(ckpt, options) for ckpt in whole)
+    lacking = [no_match(ckpt, options) for ckpt, found in zip(whole, (a, b), strict=True) if not len(found)]
+    if options.pattern and len(lacking) == len(whole):
         patterns = " or ".join(map(repr, options.pattern))
-        raise UsageError(f"no tensor of either checkpoint matches {patterns}; `workbench show` lists their names")
+        raise UsageError(f"no tensor of either checkpoint matches {patterns}; `workbench ls` lists their names")
+    for sentence in lacking if options.pattern else ():
+        note(sentence)
     replicas = tuple(options.replicas or (0, 0))
     if a.step is not None and b.step is not None and a.step > b.step:
         note(f"a is {shown(options.b)!r} (step {b.step:,}), the older of the two: changes are shown from old to new")

@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BROKEN = 2
+#: Options of a memory budget, and their defaults.
+FITTED = dict.fromkeys(("tp", "pp", "dp", "ep", "stage")) | {
+    "weights": "stored",
+    "grads": "weights",
+    "master": "auto",
+    "moments": "fp32",
+    "inference": False,
+    "reserve": 0.0,
+}
 DIGITS = 10  #: maximum length of a GPU count or a rank number
 
 
@@ -29,6 +38,7 @@ def layout(options: argparse.Namespace) -> int:
     Options: ``path pattern role tensor rank phases all fit tp pp dp ep stage weights grads master moments inference
     reserve`` and the common ones.
     """
+    _check_options(options)
     if options.fit is not None:
         return _fit(options)
     if options.phases:
@@ -44,6 +54,19 @@ def layout(options: argparse.Namespace) -> int:
         say("\n".join(layout_lines(found, None if options.all else ROWS)))
     covered = found.covered
     return BROKEN if covered.holes or covered.overlaps or covered.tangled else 0
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Refuse options that would have no effect."""
+    views = [name for name in ("fit", "phases", "tensor", "rank") if getattr(options, name)]
+    if len(views) > 1:
+        raise UsageError(f"--{views[0]} and --{views[1]} show different things; give one of them")
+    if options.fit is None:
+        given = [name for name, default in FITTED.items() if getattr(options, name) != default]
+        if given:
+            raise UsageError(f"--{given[0]} is for --fit GPUS GB; leave it out, or give both")
+    if views and views[0] in ("fit", "phases") and (options.pattern or options.role is not None):
+        raise UsageError(f"--{views[0]} is about the whole checkpoint: leave out patterns and --role")
 
 
 def _tensor(found: Layout, options: argparse.Namespace) -> None:

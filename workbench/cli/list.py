@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from workbench.checkpoint import Checkpoint
-from workbench.cli.common import narrow, note, open_as, paint, print_json, say
+from workbench.cli.common import as_typed, narrow, note, open_as, paint, print_json, say
 from workbench.core.place import Place
 from workbench.core.remote.url import shown
 from workbench.core.words import plural
@@ -97,7 +97,7 @@ def _print_found(options: argparse.Namespace, found: Sequence[Found]) -> None:
                 "–" if item.step is None else str(item.step),
                 units.nbytes(item.nbytes),
                 units.age(now - item.mtime) if item.mtime else "–",
-                "yes" if item.complete else paint(f"no: {safe(item.why)}", "bad"),
+                "yes" if item.complete else paint(f"no: {safe(as_typed(item.why))}", "bad"),
             )
             for item in found
         ],

@@ -59,7 +59,12 @@ def parser() -> argparse.ArgumentParser:
     stats = _command(commands, "stats", "stats", "compute range, mean, spread and unusual values of every tensor")
     stats.add_argument("path", help="a checkpoint")
     _pattern(stats)
-    stats.add_argument("--by", choices=("tensor", "shard", "module"), default="tensor", help="what each row describes")
+    stats.add_argument(
+        "--by",
+        choices=("tensor", "shard", "module"),
+        default="tensor",
+        help="what each row describes; the statistics of a module are those of its float tensors",
+    )
     stats.add_argument("--quantiles", action="store_true", help="also quantiles, distinct values and entropy")
     _role(stats)
     stats.add_argument("--sort", metavar="COLUMN", help="sort by this column, largest first (default: stored order)")
@@ -216,7 +221,11 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument(
         "dest", nargs="?", help="a folder that does not exist yet, or a file: NAME.safetensors, NAME.pt"
     )
-    export.add_argument("--to", default="safetensors", metavar="FORMAT", help="format to write (default: safetensors)")
+    export.add_argument(
+        "--to",
+        metavar="FORMAT",
+        help="format to write (default: that of the target's name, as in NAME.pt; otherwise safetensors)",
+    )
     export.add_argument(
         "--select",
         action="append",
@@ -257,7 +266,9 @@ def parser() -> argparse.ArgumentParser:
         help="also write non-tensor state: step, schedulers … (default: with --role all)",
     )
     export.add_argument(
-        "--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of a safetensors file (default: 5GB)"
+        "--max-shard-size",
+        metavar="SIZE",
+        help="without a mesh: maximum size of the safetensors files in a folder (default: 5GB)",
     )
     export.add_argument("--overwrite", action="store_true", help="replace an existing checkpoint of that name")
     export.add_argument("--resume", action="store_true", help="resume an interrupted run of the same export")

@@ -21,7 +21,7 @@ from workbench.core.executors import using
 from workbench.core.parts import PartialRun, write_part
 from workbench.core.place import stat_or_absent
 from workbench.core.remote.url import shown
-from workbench.errors import ChangedError, MissingExtraError, UsageError, WorkerError
+from workbench.errors import ChangedError, MissingExtraError, UsageError, WorkerError, WriteError
 from workbench.views.names import safe
 
 CONNECT = 10.0  #: seconds to wait for a scheduler
@@ -165,7 +165,7 @@ def run_part(options: argparse.Namespace, ckpt: Checkpoint, call: Callable[[], o
     if ckpt.place.local and inside.startswith(ckpt.place.root + os.sep) and ckpt.place.file is None:
         raise UsageError(f"{path!r} is inside the checkpoint and would change it; name another file with --part-file")
     if not os.path.isdir(os.path.dirname(inside)):
-        raise UsageError(f"the folder of {path!r} does not exist")
+        raise WriteError(f"the folder of {path!r} does not exist; make it with: mkdir -p")
     what = {name: _public(value) if name in PLACES else value for name, value in vars(options).items()}
     what = {name: value for name, value in what.items() if name not in _HOW}
     header: dict[str, Any] = {"command": command, "options": what, "pins": _identity(ckpt)}

@@ -174,7 +174,8 @@ def read_parts(paths: Sequence[str]) -> tuple[dict[str, Any], MergedParts]:
         of[number] = path
     missing = [str(number) for number in range(1, first["parts"] + 1) if number not in of]
     if missing:
-        raise UsageError(f"of {first['parts']:,} parts, {', '.join(missing[:20])} {_are(len(missing))} missing")
+        noun = "part" if len(missing) == 1 else "parts"
+        raise UsageError(f"{noun} {', '.join(missing[:20])} of {first['parts']:,} {_are(len(missing))} missing")
     return dict(first["of"]), MergedParts(found)
 
 

@@ -22,6 +22,7 @@ from workbench.checkpoint import Checkpoint, open
 from workbench.core.ranks import Ranks
 from workbench.core.remote.url import local_only
 from workbench.core.scan import Progress, part_of
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import State, align
 from workbench.doctor.facts.gather import gather
 from workbench.doctor.rules.prints import compare_prints, echo_state
@@ -229,7 +230,7 @@ def _report(
     not_checked: dict[str, str] = {}
     unfingerprinted = {key: one.why for key, one in found.tensors.items() if one.fingerprint is None}
     seen = len(found.tensors) - len(unfingerprinted)
-    checked["echo"] = f"{seen:,} of {len(found.tensors):,} tensors of {found.world_size:,} ranks"
+    checked["echo"] = f"{seen:,} of {plural(len(found.tensors), 'tensor')} of {plural(found.world_size, 'rank')}"
     not_checked |= {f"tensor {key!r}": why for key, why in list(unfingerprinted.items())[:20]}
     if before is None:
         not_checked["values"] = "nothing to compare with; pass against=, or run `workbench doctor CHECKPOINT --echo …`"

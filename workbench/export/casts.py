@@ -25,7 +25,7 @@ import numpy as np
 from workbench.core.arrays import Array
 from workbench.core.decoding.floats import fp8_table
 from workbench.core.dtypes import DType, by_name
-from workbench.errors import UnsupportedFormatError
+from workbench.errors import UnsupportedFormatError, UsageError
 
 GRAIN = 32_768  #: elements up to which torch starts no threads (``at::internal::GRAIN_SIZE``)
 FLOATS = ("bfloat16", "float16", "float32")  #: types that can be written
@@ -40,19 +40,23 @@ _NAN, _LARGEST_CODE = np.uint8(0x7F), np.uint32(0x7E)
 
 @dataclass
 class CastError:
-    """What a cast changed, summed over all elements.
+    """What a cast changed, summed over all elements, and what adapters changed before it.
 
     Attributes:
         elements: number of elements cast.
         changed: number of elements whose value changed (NaN that remain NaN are not counted).
-        overflowed: number of finite elements that became infinite; they also count as changed.
+        overflowed: number of finite elements that became infinite; they also count as changed, or as updated.
         max_abs: largest difference of the elements that remained finite.
+        updated: number of elements whose value adapters changed, in float32 and before the cast.
+        max_update: largest difference of the updated elements that remained finite.
     """
 
     elements: int = 0
     changed: int = 0
     overflowed: int = 0
     max_abs: float = 0.0
+    updated: int = 0
+    max_update: float = 0.0
 
     def merge(self, other: CastError) -> None:
         """Add another part of the tensor."""
@@ -60,18 +64,23 @@ class CastError:
         self.changed += other.changed
         self.overflowed += other.overflowed
         self.max_abs = max(self.max_abs, other.max_abs)
+        self.updated += other.updated
+        self.max_update = max(self.max_update, other.max_update)
 
 
 def target(name: object) -> DType:
     """Return the target type of a cast: ``bf16``, ``fp16``, ``fp32``, torch's names, or a ``torch.dtype``.
 
     Raises:
-        UnsupportedFormatError: any other type.
+        UsageError: any other type.
     """
     short = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-    found = by_name(short.get(str(name), name))
-    if found.name not in FLOATS:
-        raise UnsupportedFormatError(f"casting to {found} is not supported; choose {', '.join(FLOATS)}")
+    try:
+        found = by_name(short.get(str(name), name))
+    except UnsupportedFormatError:
+        found = None
+    if found is None or found.name not in FLOATS:
+        raise UsageError(f"casting to {found or repr(name)} is not supported; choose {', '.join(FLOATS)}")
     return found
 
 
@@ -82,7 +91,7 @@ def cast_codes(codes: Array, name: object) -> Array:
         codes: ``(T,) uint8``, of :mod:`workbench.core.dtypes`.
 
     Raises:
-        UnsupportedFormatError: as :func:`target`.
+        UsageError: as :func:`target`.
     """
     wanted, found = target(name), codes.copy()
     found[np.isin(codes, [by_name(source).code for source in SOURCES])] = wanted.code

@@ -46,7 +46,7 @@ from workbench.export.selection import ExportSelection, Rename, choose, with_obj
 from workbench.export.sharding.rules import Rules
 from workbench.export.writers.passing import passed
 from workbench.export.writers.plain import plain_objects
-from workbench.export.writers.registry import ExportWriter, Options, writer
+from workbench.export.writers.registry import WRITERS, ExportWriter, Options, target_format
 from workbench.export.writers.safetensors import MAX_SHARD_SIZE
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ _DESCRIBED = {
     ),
     "sparse": ("is part of a sparse tensor, whose shape and layout", "tensor.to_dense()"),
 }
+#: What a report says of a changed tensor.
+_COUNTED = ("changed", "overflowed", "max_abs", "updated", "max_update")
 _UNITS = {
     "": 1,
     "KB": 10**3,
@@ -78,7 +80,7 @@ _UNITS = {
 def export(
     ckpt: Checkpoint | str | os.PathLike[str],
     dest: str | os.PathLike[str],
-    format: str = "safetensors",
+    format: str | None = None,
     *,
     select: str | Sequence[str] | None = None,
     role: str | None = "model",
@@ -109,10 +111,11 @@ def export(
     Args:
         ckpt: a checkpoint, a selection of one, or a path or URL.
         dest: a folder; for ``safetensors`` also a single file if the name ends in ``.safetensors``; for ``torch`` a
-            file unless there is a mesh. A path, or a URL (``s3://``, ``gs://``, ``az://``): files are then written to
-            ``TMPDIR`` a few at a time, uploaded, and removed; ``TMPDIR`` needs room for 2 GiB, or for two of the
-            largest files.
-        format: a name of :data:`workbench.export.writers.registry.WRITERS`.
+            file unless there is a mesh, usually ``.pt``. A path, or a URL (``s3://``, ``gs://``, ``az://``): files are
+            then written to ``TMPDIR`` a few at a time, uploaded, and removed; ``TMPDIR`` needs room for 2 GiB, or for
+            two of the largest files.
+        format: a name of :data:`workbench.export.writers.registry.WRITERS`; by default the one that the name of
+            ``dest`` stands for (``.safetensors``, ``.pt``), otherwise ``safetensors``.
         select: regular expressions; only tensors whose key contains a match of one of them.
         role: ``model`` for everything that a model loads (parameters, buffers, scales, adapters), one role
             (``exp_avg`` …), or ``all`` or ``None`` for every tensor.
@@ -150,15 +153,17 @@ def export(
             must see the target's file system under the same path. The files are the same, byte for byte.
 
     Raises:
-        UnsupportedFormatError: the format cannot be written, or it lacks an element type.
-        UsageError: names collide, nothing is selected, rules do not fit, the target contains the source, or its URL
-            cannot be written to.
+        UnsupportedFormatError: the format lacks an element type.
+        UsageError: the format cannot be written, or ``dest`` is a name for another one; names collide, nothing is
+            selected, rules do not fit, the target contains the source, or its URL cannot be written to.
         WriteError: the target exists, there is not enough space, or the system or the store refuses.
         HoleError, OpenError: a tensor cannot be read.
         WorkerError: the executor lost its workers or its scheduler.
     """
     began = time.perf_counter()
-    ckpt, target, made_by = as_checkpoint(ckpt), on_disk(os.fsdecode(dest)), writer(format)
+    target = on_disk(os.fsdecode(dest))
+    format = target_format(os.path.basename(target), format, sharded=mesh is not None)
+    ckpt, made_by = as_checkpoint(ckpt), WRITERS[format]
     named = _as_hf(ckpt, rename, hf_config)
     with ExitStack() as opened:
         opened.enter_context(using(executor))
@@ -238,6 +243,7 @@ def export(
         carried=tuple(selection.objects),
         renamed_out={} if named is None else dict(named.left),
         left_out=tuple(name for name in left if f"{name}.json" not in {one.name for one in copied}),
+        unselected=selection.unselected,
         mesh=None if selection.target is None else str(selection.mesh),
         verified=verify and not dry_run,
         seconds=time.perf_counter() - began,
@@ -267,7 +273,7 @@ def _check_described(selection: ExportSelection, format: str, objects: bool) -> 
         lost = [key for key in wanted if key in held and held[key] not in selection.objects]
         if lost:
             carried = objects and all(held[key] for key in lost)
-            carry = ", carry the objects (objects=True, --objects)" if carried else ""
+            carry = ", carry the objects (objects=True)" if carried else ""
             raise UnsupportedFormatError(
                 f"tensor {some_of(lost, 1)}: {what} are not all stored as tensors: {format} would lose them. "
                 f"Save {instead} instead{carry}, or leave the tensor out (select=)"
@@ -515,7 +521,7 @@ def _tensors(
                         int(pieces.nbytes[at]),
                         None if result is None else result.source.hex,
                         None if result is None else result.target.hex,
-                        *((error.changed, error.overflowed, error.max_abs) if error is not None else ()),
+                        **({} if error is None else {name: getattr(error, name) for name in _COUNTED}),
                     ),
                 )
             )

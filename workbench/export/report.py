@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from workbench.core.shown import Shown
+from workbench.core.words import plural
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,11 @@ class TensorReport:
         shape: elements along each axis.
         nbytes: bytes as written.
         source: fingerprint of its elements as read; ``None`` in a dry run.
-        target: fingerprint of the bytes as written; equal to ``source`` unless it was cast.
-        changed, overflowed, max_abs: number of elements whose value the cast changed, number that became infinite, and
+        target: fingerprint of the bytes as written; equal to ``source`` unless it was cast or changed.
+        changed, overflowed, max_abs: number of elements whose value the cast rounded, number that became infinite, and
             the largest difference of the others; 0 without a cast.
+        updated, max_update: number of elements whose value adapters changed (before the cast), and the largest
+            difference; 0 without adapters.
     """
 
     key: str
@@ -47,6 +50,8 @@ class TensorReport:
     changed: int = 0
     overflowed: int = 0
     max_abs: float = 0.0
+    updated: int = 0
+    max_update: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class ExportReport(Shown):
         copied: small files copied from the source (``config.json`` …).
         carried: non-tensor objects that were also written.
         left_out: objects that have no place in the target; if objects were requested, ``notes`` say why.
+        unselected: tensors of the source that ``select`` and ``role`` exclude.
         renamed_out: with ``rename="hf"``, tensors that have no place in the model: stored key → why.
         mesh: ``dp=2,tp=2`` if tensors were sharded for ranks.
         verified: whether the target was read back and every fingerprint matched.
@@ -82,6 +88,7 @@ class ExportReport(Shown):
     copied: tuple[str, ...] = ()
     carried: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    unselected: tuple[str, ...] = ()
     renamed_out: Mapping[str, str] = field(default_factory=dict)
     mesh: str | None = None
     verified: bool = False
@@ -109,23 +116,30 @@ class ExportReport(Shown):
         return asdict(self) | {"nbytes": self.nbytes, "identical": self.identical}
 
     def __str__(self) -> str:
-        tensors, files = (
-            f"{len(some):,} {noun}{'' if len(some) == 1 else 's'}"
-            for some, noun in ((self.tensors, "tensor"), (self.files, "file"))
-        )
+        tensors, files = plural(len(self.tensors), "tensor"), plural(len(self.files), "file")
         what = f"{tensors}, {self.nbytes:,} bytes in {files} of {self.format}"
         if self.dry_run:
             return f"would write {what} to {self.path!r}"
         if self.identical:
             proof = "bit-identical to the source"
         else:
-            worst = max(self.casts, key=lambda one: one.max_abs)
-            lost = sum(one.overflowed for one in self.casts)
-            changed = sum(one.changed for one in self.casts)
-            proof = (
-                f"{len(self.casts):,} cast or changed, {changed:,} elements have different values, by up to "
-                f"{worst.max_abs:.3g} (in {worst.name!r})" + (f", {lost:,} overflowed" if lost else "")
-            )
+            proof = ", ".join([f"{len(self.casts):,} cast or changed", *change_words(self.casts)])
+        if self.unselected:
+            proof += f"; {plural(len(self.unselected), 'tensor')} of the source left out"
         return f"wrote {what} to {self.path!r} in {self.seconds:.1f} s: {proof}" + (
             "; verified by reading it back" if self.verified else ""
         )
+
+
+def change_words(casts: Sequence[TensorReport]) -> list[str]:
+    """Return what adapters changed in some tensors, what the cast rounded, and how many elements overflowed."""
+    words = []
+    updated, changed = sum(one.updated for one in casts), sum(one.changed for one in casts)
+    if updated:
+        most = max(casts, key=lambda one: one.max_update)
+        words.append(f"adapters changed {plural(updated, 'element')} by up to {most.max_update:.3g} (in {most.name!r})")
+    if changed:
+        most = max(casts, key=lambda one: one.max_abs)
+        words.append(f"rounding changed {plural(changed, 'element')} by up to {most.max_abs:.3g} (in {most.name!r})")
+    lost = sum(one.overflowed for one in casts)
+    return [*words, *[f"{lost:,} overflowed"] * bool(lost)] or ["no element has another value"]

@@ -40,6 +40,7 @@ class ExportSelection:
         edited: changes of values, and tensors that the source lacks; ``ckpt`` is then its checkpoint, and
             ``tensors`` are all of its tensors.
         recipe: by which weights are quantised, one of :data:`workbench.export.values.fp8.RECIPES`.
+        unselected: keys of the other tensors of the source.
     """
 
     ckpt: Checkpoint
@@ -50,6 +51,7 @@ class ExportSelection:
     objects: Mapping[str, Any] = field(default_factory=dict)
     edited: Edited | None = None
     recipe: str | None = None
+    unselected: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -116,10 +118,12 @@ def choose(
         adapters: must stay open until the export is done.
 
     Raises:
-        UsageError: nothing is selected, or names, rules or adapters do not fit.
-        UnsupportedFormatError: a cast is not supported, or an adapter cannot be merged.
+        UsageError: nothing is selected, a cast is not supported, or names, rules or adapters do not fit.
+        UnsupportedFormatError: an adapter cannot be merged.
         OpenError: a weight to be quantised cannot be read.
     """
+    if rules is not None and mesh is None:
+        raise UsageError("rules place tensors on the ranks of a mesh; pass one with mesh=")
     catalog = ckpt.catalog
     keep = has_role(catalog.keys, ckpt.fqns, ckpt.roles, role)
     if select is not None:
@@ -151,7 +155,16 @@ def choose(
     if edited is not None:
         names = edited.named(names)
     target = None if mesh is None else Target.of(narrow, mesh, rules)  # rules see only the tensors that are written
-    return ExportSelection(narrow, np.arange(len(names)), names, codes, target, edited=edited, recipe=recipe)
+    return ExportSelection(
+        narrow,
+        np.arange(len(names)),
+        names,
+        codes,
+        target,
+        edited=edited,
+        recipe=recipe,
+        unselected=tuple(catalog.keys[at] for at in np.flatnonzero(~keep).tolist()),
+    )
 
 
 def _name(key: str, fqn: str | None, rename: Rename | None) -> str:

@@ -27,6 +27,7 @@ class Asked:
 
     Attributes:
         tensors, positions: the tensors to fill, and the position of each in ``stored.catalog``.
+        requested: positions of all tensors that names refer to, including mismatched ones.
         boxes: the boxes of these tensors.
         primary: tensors that do not share their memory, or are the first to use it.
         twins: tensors tied to a primary one, but stored separately.
@@ -39,6 +40,7 @@ class Asked:
     stored: NamedTensors
     tensors: list[HeldTensor]
     positions: Ints
+    requested: Ints
     boxes: Locals
     primary: list[int]
     twins: list[int]
@@ -99,7 +101,8 @@ class Asked:
                 )
         boxes = cut_held(tensors, stored.catalog.shape.shape[1])
         where = np.array(positions, np.int64)
-        return cls(ckpt, stored, tensors, where, boxes, primary, twins, loaded, missing, mismatched, objects)
+        requested = np.array([at for at in found if not isinstance(at, str)], np.int64)
+        return cls(ckpt, stored, tensors, where, requested, boxes, primary, twins, loaded, missing, mismatched, objects)
 
     @property
     def nbytes(self) -> Ints:

@@ -39,7 +39,7 @@ class RankSummary:
     def of(
         cls,
         stored: NamedTensors,
-        positions: Ints,
+        requested: Ints,
         missing: Mapping[str, str],
         mismatched: Mapping[str, str],
         *,
@@ -47,7 +47,7 @@ class RankSummary:
         broadcast: bool,
     ) -> RankSummary:
         bits = np.zeros(stored.total, bool)
-        bits[positions] = True
+        bits[requested] = True
         few = list(missing.items())[:SHOWN]
         hints = {name: why + stored.near(name) for name, why in few} if strict else dict(few)
         return cls(

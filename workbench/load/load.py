@@ -78,7 +78,7 @@ def load(
     with ranks.together(), with_options(storage_options, path):
         asked = Asked.of(state_dict, path, name_map)
         summary = RankSummary.of(
-            asked.stored, asked.positions, asked.missing, asked.mismatched, strict=strict, broadcast=broadcast
+            asked.stored, asked.requested, asked.missing, asked.mismatched, strict=strict, broadcast=broadcast
         )
     unexpected = agree(ranks, summary, asked.stored)
 

@@ -51,7 +51,7 @@ class Found:
         path: relative to the root; ``.`` for the root itself.
         format: the reader's name.
         step: from the trainer's file or a folder's name, otherwise ``None``.
-        nbytes: bytes of all its files.
+        nbytes: bytes of all its files, without those of checkpoints in folders below it.
         mtime: seconds since the epoch of its newest file.
         complete: whether the format's commit marker and every file that it lists exist.
         why: what is missing; empty when complete.
@@ -281,7 +281,7 @@ def _unreadable(path: str, error: WorkbenchError) -> Found:
 
 
 def _found(place: Place, path: str, format: str, named: str) -> Found:
-    nbytes, mtime = _size(place)
+    nbytes, mtime = _size(place, format)
     try:
         why = formats.missing(place, format)
         stored = formats.record(format).stored_step(place)
@@ -291,14 +291,23 @@ def _found(place: Place, path: str, format: str, named: str) -> Found:
     return Found(path, format, step_of(named) if step is None else step, nbytes, mtime, not why, why)
 
 
-def _size(place: Place) -> tuple[int, float]:
+def _size(place: Place, format: str = "") -> tuple[int, float]:
     """Return the bytes and the newest modification time of all files, two levels down."""
     stats = list(place.files.values())
     if place.file is None:
+        known = formats.record(format)
         for folder in place.folders:
-            if not place.is_link(folder):
+            if not place.is_link(folder) and (known.owns(folder) or not _is_checkpoint(place, folder)):
                 stats += _quietly(place, folder)
     return sum(stat.size for stat in stats), max((stat.mtime_ns for stat in stats), default=0) / 1e9
+
+
+def _is_checkpoint(place: Place, folder: str) -> bool:
+    """Return whether a folder is listed as a checkpoint of its own."""
+    try:
+        return formats.detect(place.sub(folder)) is not None
+    except WorkbenchError:  # listed as unreadable
+        return True
 
 
 def _quietly(place: Place, folder: str) -> list[Any]:

@@ -47,8 +47,9 @@ def export_facts(report: ExportReport, *, width: int | None) -> list[tuple[str, 
     if report.renamed_out:
         why = next(iter(report.renamed_out.values()))
         facts.append(("no place", f"{_names_text(tuple(report.renamed_out), 'tensor')}: {safe(why)}"))
-    if report.left_out:
-        facts.append(("left out", _names_text(report.left_out, "object")))
+    left = [(report.unselected, "tensor", 2), (report.left_out, "object", 4)]
+    texts = [_names_text(names, noun, most) for names, noun, most in left if names]
+    facts += [("" if at else "left out", text) for at, text in enumerate(texts)]
     casts = _casts(report, width and width - 12)
     facts += [("" if at else "changed", text) for at, text in enumerate(casts[:CASTS])]
     if len(casts) > CASTS:
@@ -66,13 +67,18 @@ def _casts(report: ExportReport, width: int | None) -> list[str]:
     pieces: dict[tuple[str, str, str], list[TensorReport]] = defaultdict(list)
     for one in report.casts:
         pieces[one.name, one.source_dtype, one.dtype].append(one)
-    found = sorted(pieces.items(), key=lambda pair: -max(one.max_abs for one in pair[1]))
+    found = sorted(pieces.items(), key=lambda pair: -max(max(one.max_update, one.max_abs) for one in pair[1]))
     lines = []
     for (name, old, new), parts in found:
         line = f": {cast_words(old, new)}"
         if parts[0].target is not None:
-            changed, lost = sum(one.changed for one in parts), sum(one.overflowed for one in parts)
-            line += f", {changed:,} changed by up to {max(one.max_abs for one in parts):.3g}"
+            updated, changed, lost = (
+                sum(getattr(one, name) for one in parts) for name in ("updated", "changed", "overflowed")
+            )
+            if updated:
+                line += f", {updated:,} changed by up to {max(one.max_update for one in parts):.3g}"
+            if changed or old != new:
+                line += f", {changed:,} rounded by up to {max(one.max_abs for one in parts):.3g}"
             line += f", {lost:,} overflowed" if lost else ""
         lines.append(shorten(safe(name), width and max(width - len(line), 12)) + line)
     return lines
@@ -94,6 +100,6 @@ def _files(report: ExportReport, width: int | None) -> list[str]:
     return lines
 
 
-def _names_text(names: tuple[str, ...], noun: str) -> str:
-    shown = ", ".join(safe(name) for name in names[:4])
-    return f"{plural(len(names), noun)}: {shown}" + (", …" if len(names) > 4 else "")
+def _names_text(names: tuple[str, ...], noun: str, most: int = 4) -> str:
+    shown = ", ".join(safe(name) for name in names[:most])
+    return f"{plural(len(names), noun)}: {shown}" + (", …" if len(names) > most else "")

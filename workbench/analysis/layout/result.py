@@ -17,6 +17,7 @@ from workbench.analysis.layout.holders import Holders
 from workbench.analysis.layout.infer import Inferred
 from workbench.analysis.layout.placed import InferredMesh, Placed
 from workbench.core.catalog import Catalog
+from workbench.core.near import no_such
 from workbench.core.shown import Shown, above
 from workbench.core.words import some_of
 from workbench.errors import TensorNotFoundError, UsageError
@@ -212,7 +213,7 @@ class Layout(Shown):
             "tensors": len(self.catalog),
             "chunks": self.catalog.chunks,
             "holders": len(self.holders),
-            "files": len(self.catalog.files),
+            "files": len(np.unique(self.catalog.file)),
             "world_size": self.world_size,
             "nbytes": int(self.catalog.tensor_nbytes.sum()),
             "stored": int(self.catalog.chunk_nbytes.sum()),
@@ -266,7 +267,7 @@ class Layout(Shown):
 
     def _position(self, key: str) -> int:
         if key not in self.catalog.index:
-            raise TensorNotFoundError(f"no tensor {key!r} in the layout of {self.path!r}; `tensors` lists its keys")
+            raise TensorNotFoundError(no_such(key, self.catalog.keys))
         return self.catalog.index[key]
 
     def _peers(self, row: int) -> dict[str, list[str]]:

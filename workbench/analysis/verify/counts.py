@@ -50,7 +50,9 @@ class ChunkCounts:
     negative: int = 0
     low: int = 0
     full: int = 0  #: number of elements checked for ``low``
-    first: tuple[int, ...] | None = None  #: position of the first bad element
+    first_nan: tuple[int, ...] | None = None  #: position of the first NaN
+    first_inf: tuple[int, ...] | None = None
+    first_negative: tuple[int, ...] | None = None
     pages: list[tuple[int, int]] = field(default_factory=list)  #: file pages that may be all zero
 
 
@@ -110,7 +112,9 @@ class NumberScan:
         for name in ("count", "nan", "posinf", "neginf", "negative", "low", "full"):
             setattr(state, name, getattr(state, name) + getattr(later, name))
         state.nonzero = state.nonzero or later.nonzero
-        state.first = later.first if state.first is None else state.first
+        for name in ("first_nan", "first_inf", "first_negative"):
+            if getattr(state, name) is None:
+                setattr(state, name, getattr(later, name))
         state.pages += later.pages
 
     @staticmethod
@@ -124,19 +128,22 @@ class NumberScan:
             return
         magnitude = bits & bits.dtype.type(mask)
         if not usual:
-            odd = magnitude >= infinite
-            nan = magnitude > infinite if has_infinity else odd
-            _count_nan(state, piece, nan)
+            nan = magnitude > infinite if has_infinity else magnitude >= infinite
+            is_nan = _elements(nan, piece)
+            _count_nan(state, piece, is_nan)
             if has_infinity:
-                sign, is_nan = bits > mask, _elements(nan, piece)
-                above = _elements(odd & ~nan & ~sign, piece) & ~is_nan
+                sign, inf = bits > mask, magnitude == infinite
+                above = _elements(inf & ~sign, piece) & ~is_nan
+                below = _elements(inf & sign, piece) & ~is_nan & ~above
                 state.posinf += int(np.count_nonzero(above))
-                state.neginf += int(np.count_nonzero(_elements(odd & ~nan & sign, piece) & ~is_nan & ~above))
-            _first(state, piece, odd)
+                state.neginf += int(np.count_nonzero(below))
+                if state.first_inf is None:
+                    state.first_inf = _first(piece, above | below)
         if square:
-            below = (bits > mask) & (magnitude > 0) & (magnitude <= infinite)
-            state.negative += int(np.count_nonzero(below))
-            _first(state, piece, below)
+            negative = (bits > mask) & (magnitude > 0) & (magnitude <= infinite)
+            state.negative += int(np.count_nonzero(negative))
+            if state.first_negative is None:
+                state.first_negative = _first(piece, negative)
 
 
 def _whole(bits: Array) -> Array:
@@ -150,16 +157,14 @@ def _elements(halves: Array, piece: Piece) -> Array:
 
 
 def _count_nan(state: ChunkCounts, piece: Piece, nan: Array) -> None:
-    count = int(np.count_nonzero(_elements(nan, piece)))
-    if count:
-        state.nan += count
-        _first(state, piece, nan)
+    state.nan += int(np.count_nonzero(nan))
+    if state.first_nan is None:
+        state.first_nan = _first(piece, nan)
 
 
-def _first(state: ChunkCounts, piece: Piece, bad: Array) -> None:
-    if state.first is None and bad.any():
-        per = len(bad) // len(piece.bits)  # two halves per complex number
-        state.first = piece.where(int(bad.argmax()) // per)
+def _first(piece: Piece, bad: Array) -> tuple[int, ...] | None:
+    """Return the position in the tensor of the first bad element, if there is one."""
+    return piece.where(int(bad.argmax())) if bad.any() else None
 
 
 def _low_bits(state: ChunkCounts, bits: Array, mask: int) -> None:

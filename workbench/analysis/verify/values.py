@@ -119,10 +119,14 @@ def _not_squares(subject: Examined, suspects: dict[int, ChunkCounts], read: Arra
 def _numbers(subject: Examined, row: int, state: ChunkCounts, not_squares: bool) -> None:
     tensor = int(subject.catalog.tensor[row])
     key, role = subject.catalog.keys[tensor], subject.ckpt.roles[tensor]
-    first = list(state.first or ())[: int(subject.catalog.ndim[tensor])]
-    place: dict[str, Any] = {"file": subject.file(row), "first": first, "box": subject.box(row)}
-    at = f", first at {first} in {subject.file(row)!r}"
+
+    def place(first: tuple[int, ...] | None) -> tuple[str, dict[str, Any]]:
+        at = list(first or ())[: int(subject.catalog.ndim[tensor])]
+        where = {"file": subject.file(row), "first": at, "box": subject.box(row)}
+        return f", first at {at} in {subject.file(row)!r}", where
+
     if state.nan:
+        at, where = place(state.first_nan)
         severity = "error" if role in VITAL else "warn"
         subject.log.add(
             "values.nan",
@@ -133,9 +137,10 @@ def _numbers(subject: Examined, row: int, state: ChunkCounts, not_squares: bool)
             if role in VITAL
             else "not a weight or moment: whether NaN is valid depends on its use",
             nan=state.nan,
-            **place,
+            **where,
         )
     if state.posinf or state.neginf:
+        at, where = place(state.first_inf)
         severity = "info" if role not in VITAL or _MASK.search(key) else "error"
         subject.log.add(
             "values.inf",
@@ -146,9 +151,10 @@ def _numbers(subject: Examined, row: int, state: ChunkCounts, not_squares: bool)
             "-inf is valid in a mask, but not in a weight or a moment",
             posinf=state.posinf,
             neginf=state.neginf,
-            **place,
+            **where,
         )
     if state.negative and not not_squares:
+        at, where = place(state.first_negative)
         subject.log.add(
             "values.negative_square",
             "error",
@@ -157,7 +163,7 @@ def _numbers(subject: Examined, row: int, state: ChunkCounts, not_squares: bool)
             f"{role} are negative, which is impossible for a mean of squares{at}",
             "a bit was flipped, or these are another tensor's bytes: restore the file",
             negative=state.negative,
-            **place,
+            **where,
         )
 
 

@@ -17,6 +17,7 @@ import panel as pn
 from workbench.app import style
 from workbench.app.save import csv_button, json_button
 from workbench.app.words import count, html, safe, size
+from workbench.export.report import change_words
 from workbench.views.export import cast_words, export_facts
 
 if TYPE_CHECKING:
@@ -115,15 +116,8 @@ def proof(report: ExportReport, where: str, manifest: tuple[str, str] | None) ->
     if report.identical:
         result = f"All {count(len(report.tensors))} tensors are bit-identical to the source."
     else:
-        lost = sum(one.overflowed for one in report.casts)
-        worst = max((one.max_abs for one in report.casts), default=0.0)
-        changed = sum(one.changed for one in report.casts)
-        result = (
-            f"{count(len(report.casts))} of {count(len(report.tensors))} tensors were cast or changed: "
-            f"{count(changed)} elements changed value, by up to {worst:.3g}"
-            + (f"; {count(lost)} overflowed" if lost else "")
-            + "."
-        )
+        words = "; ".join(change_words(report.casts))
+        result = f"{count(len(report.casts))} of {count(len(report.tensors))} tensors were cast or changed: {words}."
     again = "It was read back before being renamed into place; all fingerprints matched." if report.verified else ""
     parts = [style.message(f"Written in {report.seconds:.1f} s. {result} {again}")]
     rows = [("Where", html(where))]

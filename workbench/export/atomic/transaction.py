@@ -235,9 +235,7 @@ def check_room(folder: str, nbytes: int) -> None:
 
 def exists(target: str) -> WriteError:
     """Return the error for a target that may not be replaced."""
-    return WriteError(
-        f"{target!r} exists; nothing was changed. Choose another name, or replace it with --overwrite (overwrite=True)"
-    )
+    return WriteError(f"{target!r} exists; nothing was changed. Choose another name, or replace it with overwrite=True")
 
 
 def _allocated(folder: str) -> int:

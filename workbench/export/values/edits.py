@@ -98,9 +98,14 @@ class Edits:
             )
 
     def step(self, tensor: int, step: Step, wanted: DType | None = None) -> None:
-        """Add a step for a tensor, and optionally change its type."""
+        """Add a step to the values that a tensor represents, and optionally change its type."""
         change = self.changes[tensor]
         self.changes[tensor] = replace(change, steps=(*change.steps, step), wanted=wanted or change.wanted)
+
+    def update(self, tensor: int, step: Step, wanted: DType | None = None) -> None:
+        """Add a change of a tensor's values, and optionally change its type."""
+        change = self.changes[tensor]
+        self.changes[tensor] = replace(change, updates=(*change.updates, step), wanted=wanted or change.wanted)
 
     def quantise(self, tensor: int, wanted: DType, scales: Quantised) -> None:
         """Write a tensor as 8-bit codes."""
@@ -140,7 +145,11 @@ class Edits:
         return Edited(
             ckpt.derive(wide),
             np.array([*(self.changes[t].wanted.code for t in kept), *(one.dtype.code for one in self.added)], np.uint8),
-            {place[t]: one for t, one in self.changes.items() if t in place and (one.steps or one.quantised)},
+            {
+                place[t]: one
+                for t, one in self.changes.items()
+                if t in place and (one.steps or one.updates or one.quantised)
+            },
             {len(kept) + at: one.raw for at, one in enumerate(self.added)},
             beside,
             tuple(self.notes),

@@ -56,27 +56,33 @@ class TensorChange:
     Attributes:
         source: as it is stored.
         wanted: as it is written; ``float8_e4m3fn`` needs ``quantised``.
-        steps: applied one after the other, in float32.
+        steps: from what is stored to the values that it represents, one after the other, in float32.
+        updates: changes of these values by adapters, one after the other, in float32.
         quantised: scales of an 8-bit target.
     """
 
     source: DType
     wanted: DType
     steps: tuple[Step, ...] = ()
+    updates: tuple[Step, ...] = ()
     quantised: Quantised | None = None
 
     @property
     def identity(self) -> str:
         """The identity of all steps."""
+        steps = [step.identity for step in (*self.steps, *self.updates)]
         scales = [] if self.quantised is None else [self.quantised.forward.identity]
-        return " ".join([f"{self.source} {self.wanted}", *(step.identity for step in self.steps), *scales])
+        return " ".join([f"{self.source} {self.wanted}", *steps, *scales])
 
     def values(self, begin: Sequence[int], raw: Array) -> Array:
-        """Compute the values of a box of the tensor after all steps: float32, in memory of their own.
+        """Compute the values of a box of the tensor after all steps and updates: float32, in memory of their own.
 
         Args:
             raw: the box's bits, of its shape.
         """
+        return self._updated(begin, self._stored(begin, raw))
+
+    def _stored(self, begin: Sequence[int], raw: Array) -> Array:
         flat = np.ascontiguousarray(raw).reshape(-1)
         before = widened(flat, self.source)
         values = before.astype(np.float32, copy=self.source.name == "float32").reshape(raw.shape)
@@ -84,15 +90,22 @@ class TensorChange:
             step(begin, values)
         return values
 
+    def _updated(self, begin: Sequence[int], values: Array) -> Array:
+        for update in self.updates:
+            update(begin, values)
+        return values
+
     def __call__(self, begin: Sequence[int], raw: Array) -> tuple[Array, CastError]:
-        """Return the bits of a box (of its shape), and their error against :meth:`values`."""
-        if self.quantised is None and not self.steps and self.source.name not in FP8:
+        """Return the bits of a box (of its shape), their error against :meth:`values`, and what updates changed."""
+        if self.quantised is None and not self.steps and not self.updates and self.source.name not in FP8:
             if self.source == self.wanted:
                 return raw, CastError(raw.size)
             bits, error = cast(np.ascontiguousarray(raw).reshape(-1), self.source, self.wanted)
             return bits.reshape(raw.shape), error
         with np.errstate(over="ignore", invalid="ignore"):
-            values = scaled = self.values(begin, raw)
+            values = self._stored(begin, raw)
+            before = values.copy() if self.updates else values
+            scaled = self._updated(begin, values)
             if self.quantised is not None:
                 scaled = values.copy()
                 self.quantised.forward(begin, scaled)
@@ -100,7 +113,12 @@ class TensorChange:
             after = widened(bits, self.wanted).reshape(raw.shape)
             if self.quantised is not None:
                 self.quantised.back(begin, after)
-        return bits.reshape(raw.shape), costs(values.reshape(-1), after.reshape(-1))
+        error = costs(values.reshape(-1), after.reshape(-1))
+        if self.updates:
+            update = costs(before.reshape(-1), values.reshape(-1))
+            error.updated, error.max_update = update.changed, update.max_abs
+            error.overflowed += update.overflowed
+        return bits.reshape(raw.shape), error
 
 
 def locate(pieces: Pieces, changes: Mapping[int, TensorChange]) -> Pieces:

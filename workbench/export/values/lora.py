@@ -112,7 +112,7 @@ def _update(edits: Edits, tensor: int, pair: Pair, config: LoraConfig, scratch: 
         )
     scale = np.float32(config.scale(fqn.removesuffix(".weight"), len(down)))
     turned = product_shape != flat or (product_shape == product_shape[::-1] and _is_transposed(fqn, pair, config))
-    edits.step(
+    edits.update(
         tensor, LowRankUpdate(down.T, up.T, scale, scratch) if turned else LowRankUpdate(up, down, scale, scratch)
     )
 
@@ -141,7 +141,7 @@ def _replace(edits: Edits, tensor: int | None, fqn: str, stored: LazyTensor) -> 
     wanted = edits.dtype if edits.dtype is not None and element.name in SOURCES else element
     floats = wanted.name in FLOATS and element.name in FLOATS
     if tensor is not None and floats and catalog.shape_of(tensor) == stored.shape and _is_float(edits, tensor):
-        edits.step(tensor, Replaced(_bits(stored).reshape(stored.shape), element), wanted)
+        edits.update(tensor, Replaced(_bits(stored).reshape(stored.shape), element), wanted)
         return
     raw = cast(_bits(stored), element, wanted)[0] if wanted != element else _bits(stored)
     key = catalog.keys[tensor] if tensor is not None else fqn

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from workbench.errors import UnsupportedFormatError
+from workbench.core.near import did_you_mean
+from workbench.errors import UsageError
 from workbench.export.filemap import FileMap
 from workbench.export.moving.pieces import whole_pieces
 from workbench.export.selection import ExportSelection
@@ -62,15 +64,37 @@ class ExportWriter:
     keys: Callable[[ExportSelection], list[str]] = lambda selection: selection.names
 
 
-def writer(format: str) -> ExportWriter:
-    """Return the writer of a format.
+#: The format of a file that a target's name stands for.
+FILES = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch", ".ckpt": "torch"}
+#: Files of formats that are read, but not written.
+_READ_ONLY = (".npz", ".gguf", ".onnx", ".h5", ".keras", ".msgpack", ".pdparams", ".pdopt", ".nemo", ".index")
+
+
+def target_format(name: str, format: str | None, *, sharded: bool) -> str:
+    """Return the format of a target: the requested one, or else the one that its name stands for.
+
+    Args:
+        sharded: whether the target has one file for each rank.
 
     Raises:
-        UnsupportedFormatError: there is no writer of that format.
+        UsageError: there is no writer of that format, or the name stands for another one.
     """
-    if format not in WRITERS:
-        raise UnsupportedFormatError(f"cannot write format {format!r}; choose {', '.join(WRITERS)}")
-    return WRITERS[format]
+    if format is not None and format not in WRITERS:
+        hint = did_you_mean(format, WRITERS)
+        raise UsageError(f"cannot write format {format!r}; choose {', '.join(WRITERS)}{hint}")
+    ending = os.path.splitext(name)[1]
+    if ending in _READ_ONLY:
+        raise UsageError(f"{name!r}: {ending} files cannot be written; name a folder, NAME.safetensors or NAME.pt")
+    meant = FILES.get(ending)
+    if meant is None:
+        return format or "safetensors"
+    if sharded:
+        raise UsageError(f"{name!r}: with a mesh, the target is a folder with a file for each rank; omit {ending!r}")
+    if format not in (None, meant):
+        raise UsageError(
+            f"{name!r} is the name of a file of the format {meant}, not of {format}; choose another name or format"
+        )
+    return meant
 
 
 def _safetensors(selection: ExportSelection, options: Options) -> list[FileMap]:

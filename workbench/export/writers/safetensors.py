@@ -137,8 +137,11 @@ def _type(pieces: Pieces, at: int) -> str:
     dtype = pieces.dtype_of(at)
     name = "F4" if dtype.name == "float4_e2m1fn_x2" and pieces.ndim[at] else dtype.safetensors
     if name not in ORDER:
+        instead = (
+            " or write the format torch, which has it (--to torch)" if dtype.torch_name and not dtype.packed else ""
+        )
         raise UnsupportedFormatError(
-            f"tensor {pieces.names[at]!r}: safetensors has no element type {dtype}; leave it out, or cast it"
+            f"tensor {pieces.names[at]!r}: safetensors has no element type {dtype}; leave it out{instead}"
         )
     return name
 
