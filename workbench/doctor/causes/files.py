@@ -361,7 +361,7 @@ def settings(case: Case) -> Iterator[Match]:
     rates = [one for one in case.fired("P15", "S16", "P13", "P19", "R14") if one.evidence.get("kind") in (None, "lr")]
     if rates and (case.declared or case.rescaled or any(one.evidence.get("declared") for one in rates)):
         if case.rescaled:
-            rates += [one for one in case.fired("N6", "R17") if one.rule == "N6" or _of_base_rates(one)]
+            rates += [one for one in case.fired("N6", "R17") if one.rule == "N6" or _of_rates(one)]
         yield Match(case.resumed, 0.9, signs=tuple(rates), question="was the learning rate changed on purpose?")
     kinds_of_data = ("samples", "loader", "consumed_samples")
     moved = [one for one in case.fired("S18", "R11", "P20") if one.evidence.get("kind") in kinds_of_data]
@@ -381,9 +381,9 @@ def settings(case: Case) -> Iterator[Match]:
         )
 
 
-def _of_base_rates(sign: Sign) -> bool:
-    """Return whether only the base rates of a schedule changed."""
-    return all("base_lrs" in path for path in sign.evidence["changed"])
+def _of_rates(sign: Sign) -> bool:
+    """Return whether only the learning rates of a schedule changed."""
+    return all("base_lrs" in path or "_last_lr" in path for path in sign.evidence["changed"])
 
 
 def _later(found: Mapping[str, Any]) -> bool:

@@ -124,7 +124,7 @@ def schedule_restarted(case: Case) -> Iterator[Match]:
         yield Match(leg, 1.0, question=question, signs=(*behind, *more))
     elif inner := [one for one in case.fired("P34") if one.evidence["kind"] == "schedule"]:
         yield Match(leg, 1.0, question=question, signs=(*inner, *(sign for sign, _ in _rates(case))))
-    elif slow and not case.fired("N6"):
+    elif slow and not case.fired("N6") and any(one.rule != "P13" for one in slow):  # otherwise no file states it (B8)
         declared = _declared(case, slow)
         title = "The learning rate fell: its schedule was not restored, or a different one was set."
         yield Match(

@@ -483,7 +483,9 @@ def orphan_groups(case: Case) -> Iterator[Match]:
     if (signs := case.fired("N6")) and not case.rescaled:
         follows = [one for one in case.fired("S16", "P15", "P13", "P19", "R14") if one.evidence.get("kind") != "jump"]
         yield Match(case.resumed, 0.95, signs=(*signs, *follows))
-    if signs := [one for one in case.fired("P11") if one.evidence.get("slow")]:
+    signs = [one for one in case.fired("P11") if one.evidence.get("slow")]
+    signs += [one for one in case.fired("P13") if one.evidence["lr"] < one.evidence["stated"][0]]
+    if signs:
         yield Match(
             "train",
             0.8,
