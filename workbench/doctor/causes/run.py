@@ -153,7 +153,7 @@ def schedule_lost(case: Case) -> Iterator[Match]:
             question="was the learning rate raised on purpose?",
         )
     train = case.change("train")
-    far = train.hit(train.weights)
+    far = train.hit(train.weights) - case.untrained
     worst = [float(train.detail(train.weights, name).get("worst") or math.inf) for name in far]
     like = set(train.hit(train.weights, "near", "slight", "part"))
     length = bool(far) and far <= like and max(worst) < LONGER and train.whole(train.weights, far, SOME)
