@@ -268,9 +268,8 @@ def _of_counters(
     if still and not reset_meant(b):
         words = f"did not advance in {many(k, 'update')}: were these parameters frozen?"
     elif behind:
-        alike = first > 0 and first == scheduled(a, b)
-        why = "the schedule advanced alike" if alike else "counters do not advance without a gradient or in skipped updates"
-        words += f"; {why}"
+        why = "counters do not advance without a gradient or in skipped updates"
+        words += f"; {'the schedule advanced alike' if 0 < first == scheduled(a, b) else why}"
     kept = [name for name in off if name in b.steps.by_name]
     what = f"{len(off):,} of {len(moved):,} of the optimizer's counters" if kept else "the optimizer's counters"
     return rule.sign(
