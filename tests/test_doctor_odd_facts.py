@@ -2206,3 +2206,16 @@ def test_weights_that_no_optimizer_updates_show_no_large_learning_rate(tmp_path,
                 weight += 0.03 * torch.randn_like(weight).sign()
     found = wb.doctor(one, run.save(tmp_path / "b.pt", step=50))
     assert severities(found, "P05") and ("C2" in [cause.cause for cause in found.causes]) != frozen
+
+
+@pytest.mark.parametrize("seed", [902, 311])
+def test_a_new_stage_that_has_come_farther_than_the_old_one(tmp_path, seed):
+    """All counts may be those of one run, or of the updates since; another seed says that a new sampler was made."""
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: 1.0)
+    one = run.train(20).save(tmp_path / "a.pt", step=20, sampler={"seed": 311})
+    run.fresh()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: 1.0)
+    found = wb.doctor(one, run.train(30).save(tmp_path / "b.pt", step=30, sampler={"seed": seed}))
+    told = {cause.cause: cause.severity for cause in found.causes}
+    assert (told == {"C7": "warn", "B1": "warn"}) == (seed == 902) and ("error" in told.values()) == (seed == 311)

@@ -246,6 +246,14 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 0.6, counters.reset, False, question if _whole(case, change) else "")
     if signs := [one for one in case.fired("P34") if one.evidence["kind"] == "optimizer"]:
         yield Match("train", 0.9, signs=tuple(signs), question="was the optimizer started fresh on purpose?")
+    train = case.change("train")
+    other = frozenset(train.hit(MOMENTS, "other", "near", "part", "fallen"))
+    related = train.hit(train.weights) <= train.hit(train.weights, "near", "slight", "part")
+    if other and related and _may_count_anew(case):
+        signs = case.fired("P03", "P04", "P05", "P06", "P08", "P11", where="before → after")
+        question = "was a new stage begun on purpose, in which optimizer, schedule and data are counted anew?"
+        # exact: the counts, which show a fresh optimizer otherwise, are not silent against it
+        yield Match("train", 1.0, other, True, question, signs=tuple(signs))
     absent = [one for one in case.fired("S06") if one.evidence.get("kind") in ("absent", "never", "gone")]
     for one in case.fired("R03", "R01", "N3", "V05", "P33"):
         gone = one.evidence.get("gone")
@@ -259,6 +267,19 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         title = "" if saved else "The checkpoint holds the optimizer's param groups, but not its state."
         title = "No checkpoint holds the optimizer's state, so it starts fresh." if never else title
         yield Match(case.resumed, 0.9, signs=tuple(absent), question=question, title=title)
+
+
+def _may_count_anew(case: Case) -> bool:
+    """Return whether optimizer, schedule and trainer agree on a count that may have begun at the load as well.
+
+    That the sampler has another seed says that a new one was made.
+    """
+    sides = [case.evidence.before.facts, case.later.facts]
+    for facts in sides:
+        count = facts.schedule.count if facts.schedule is not None else facts.step
+        if facts.step is None or not facts.step == facts.steps.usual == count:
+            return False
+    return sides[0].step < sides[1].step and bool(case.fired("N10"))  # type: ignore[operator]
 
 
 def _forgotten(case: Case, change: LedgerLeg) -> bool:
