@@ -2129,21 +2129,24 @@ def test_the_batch_size_among_the_arguments_of_a_callback(tmp_path, batch):
     assert bool(severities(found, "N12")) == (batch == 48)
 
 
-@pytest.mark.parametrize("doubled", [True, False])
-def test_a_step_that_doubled_in_the_load_is_no_optimizer_that_began_anew(tmp_path, doubled):
-    """In both, the optimizer counts as many updates as the trainer's step advanced by; but one schedule goes on."""
+@pytest.mark.parametrize(("anew", "data"), [("", False), ("optimizer", False), ("both", True), ("both", False)])
+def test_a_step_that_doubled_in_the_load_is_no_optimizer_that_began_anew(tmp_path, anew, data):
+    """In all, the optimizer counts as many updates as the trainer's step advanced by."""
     run = Run()
     run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: 1 / (1 + n))
-    one = run.train(25).save(tmp_path / "a.pt", step=25)
-    if not doubled:
+    one = run.train(25).save(tmp_path / "a.pt", step=25, **({"consumed_samples": 50} if data else {}))
+    if anew:
         run.fresh()
         run.schedule.optimizer = run.optimizer
         run.optimizer.param_groups[0]["initial_lr"] = 1e-3
-    two = run.train(1 if doubled else 26).save(tmp_path / "b.pt", step=51)
-    found = wb.doctor(one, two)
-    assert found.causes[0].cause == ("C9" if doubled else "B1")
+        run.schedule.last_epoch = run.schedule.last_epoch if anew == "optimizer" else 0
+    more = {"consumed_samples": 102} if data else {}
+    found = wb.doctor(one, run.train(26 if anew else 1).save(tmp_path / "b.pt", step=51, **more))
+    assert found.causes[0].cause == ("B1" if anew else "C9") and bool(found.causes[0].question) == bool(anew)
     (said,) = [one.message for one in found if one.rule == "P01"]
-    assert ("the schedule advanced alike" if doubled else "they count only the updates since the load") in said
+    known = anew == "optimizer" or data
+    assert known == ("they count only the updates since the load" in said)
+    assert known != ("the schedule advanced alike" in said)
 
 
 @pytest.mark.parametrize("beside", ["seed", "position", "schedule", None])
@@ -2179,15 +2182,15 @@ def test_a_rate_that_was_scaled_everywhere_is_one_finding(tmp_path, times):
     assert wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20)).causes[0].cause == "C1"
 
 
-@pytest.mark.parametrize(("times", "cause"), [(0.25, "B8"), (4.0, "C2")])
-def test_an_update_with_a_rate_that_no_file_states(tmp_path, times, cause):
-    """A schedule that was lost states its rate after the update."""
+@pytest.mark.parametrize(("times", "later", "cause"), [(0.25, 1.0, "B8"), (4.0, 1.0, "C2"), (0.25, 0.5, "C1")])
+def test_an_update_with_a_rate_that_no_file_states(tmp_path, times, later, cause):
+    """The rate of a schedule that restarted is another one after the update, too."""
     run = Run().train(20)
     one = run.save(tmp_path / "a.pt", step=20)
     (group,) = run.optimizer.param_groups
-    group["lr"] *= times
+    lr, group["lr"] = group["lr"], group["lr"] * times
     run.train(1)
-    group["lr"] /= times
+    group["lr"] = lr * later
     found = wb.doctor(one, run.save(tmp_path / "b.pt", step=21))
     assert [one.cause for one in found.causes] == [cause] and severities(found, "P13") == ["warn"]
 

@@ -34,6 +34,7 @@ HALF = 0.5  #: share of the weights
 NEARLY_ALL = 0.7  #: share of the parameters; small parameters rarely break laws
 GROWN = 2.0  #: growth of a weight's norm that shows steps divided by far too small second moments
 SUNK = 30.0  #: factor by which second moments fell below what updates leave; those of an older save do not
+STEEP = 1.5  #: factor between the learning rates of two files up to which they agree
 SAME = 1e-4  #: relative difference up to which two factors of a learning rate are one
 UNLIKE = ("other", "fill", "zero")  #: forms of weights that keep nothing of the old ones
 GONE = ("zero", "absent")  #: forms of a lost state
@@ -501,6 +502,14 @@ class Case:
         names = set(names)
         seen = names & change.seen(*MOMENTS)
         return bool(seen) and not seen & change.hit(MOMENTS)
+
+
+def below_stated(sign: Sign) -> bool:
+    """Return whether an update used a lower learning rate than both files state, which agree: no schedule restarted."""
+    if sign.rule != "P13":
+        return False
+    low, high = sign.evidence["stated"]
+    return bool(sign.evidence["lr"] < low and high <= STEEP * low)
 
 
 def where_of(sign: Sign) -> str:

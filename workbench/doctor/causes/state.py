@@ -15,6 +15,7 @@ from workbench.doctor.causes.case import (
     UNLIKE,
     Case,
     Match,
+    below_stated,
     where_of,
 )
 from workbench.doctor.causes.cause import made
@@ -270,16 +271,18 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
 
 
 def _may_count_anew(case: Case) -> bool:
-    """Return whether optimizer, schedule and trainer agree on a count that may have begun at the load as well.
+    """Return whether optimizer and schedule agree on a count that may have begun at the load as well.
 
-    That the sampler has another seed says that a new one was made.
+    The trainer's step begins there, too, if the sampler has another seed, so that a new one was made.
     """
-    sides = [case.evidence.before.facts, case.later.facts]
-    for facts in sides:
-        count = facts.schedule.count if facts.schedule is not None else facts.step
-        if facts.step is None or not facts.step == facts.steps.usual == count:
-            return False
-    return sides[0].step < sides[1].step and bool(case.fired("N10"))  # type: ignore[operator]
+    before, after = case.evidence.before.facts, case.later.facts
+    counts = [one.schedule.count if one.schedule is not None else one.steps.usual for one in (before, after)]
+    if before.step is None or after.step is None or counts != [before.steps.usual, after.steps.usual]:
+        return False
+    if before.step != before.steps.usual or after.step <= before.step:
+        return False
+    new = after.step == after.steps.usual and bool(case.fired("N10"))
+    return new or after.step - before.step == after.steps.usual
 
 
 def _forgotten(case: Case, change: LedgerLeg) -> bool:
@@ -505,7 +508,7 @@ def orphan_groups(case: Case) -> Iterator[Match]:
         follows = [one for one in case.fired("S16", "P15", "P13", "P19", "R14") if one.evidence.get("kind") != "jump"]
         yield Match(case.resumed, 0.95, signs=(*signs, *follows))
     signs = [one for one in case.fired("P11") if one.evidence.get("slow")]
-    signs += [one for one in case.fired("P13") if one.evidence["lr"] < one.evidence["stated"][0]]
+    signs += filter(below_stated, case.fired("P13"))
     if signs:
         yield Match(
             "train",
