@@ -465,7 +465,9 @@ def scaler(tracker: int, scale: float = 2.0**16, interval: int = 2000) -> dict[s
     [
         (scaler(100), scaler(105), None),
         (scaler(100), scaler(5), "D8"),  # neither skipped nor grown: the scale is the same
-        (scaler(100), scaler(5, scale=2.0**15), None),  # the first of five updates was skipped
+        (scaler(100), scaler(4, scale=2.0**15), None),  # the first of five updates was skipped
+        (scaler(100), scaler(5, scale=2.0**15), "D8"),  # none of the five can have changed it
+        (scaler(0), scaler(5), None),
         (scaler(7, interval=10), scaler(2, scale=2.0**17, interval=10), None),
         ({"consumed_samples": 40}, {"consumed_samples": 60}, None),
         ({"consumed_samples": 40}, {"consumed_samples": 64}, None),  # one update's data is counted elsewhere
@@ -2026,8 +2028,8 @@ def test_a_count_that_began_at_a_fraction(tmp_path, new, told):
 )
 def test_a_batch_for_each_device_is_no_device(tmp_path, name, told):
     run = Run().train(20)
-    one = run.save(tmp_path / "a.pt", step=20, callbacks={"args": {name: 4}})
-    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21, callbacks={"args": {name: 2}}))
+    one = run.save(tmp_path / "a.pt", step=20, trainer={"args": {name: 4}})
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21, trainer={"args": {name: 2}}))
     assert (f"{name} 4 → 2. Is that expected?" in found.verdict) == told and grave(found) == []
 
 
@@ -2145,3 +2147,112 @@ def test_second_moments_that_decay_are_no_largest_gradient_where_the_first_are_o
         state["step"] += 1
     found = wb.doctor(one, run.save(tmp_path / "b.pt", step=41))
     assert bool(severities(found, "P04")) == (of == "average")
+
+
+@pytest.mark.parametrize("batch", [48, 24])
+def test_the_batch_size_among_the_arguments_of_a_callback(tmp_path, batch):
+    """Lightning stores what a program adds as the state of a callback."""
+    run = Run().train(10)
+    callbacks = {"args": {"train_batch_size": 24}, "consumed_samples": 240}
+    one = run.save(tmp_path / "a.pt", step=10, callbacks=callbacks)
+    callbacks = {"args": {"train_batch_size": batch}, "consumed_samples": 240 + 20 * 48}
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=30, callbacks=callbacks))
+    assert [cause.title for cause in found.causes if cause.severity != "info"] == (
+        ["Data was skipped."] if batch == 24 else []
+    )
+    assert bool(severities(found, "N12")) == (batch == 48)
+
+
+@pytest.mark.parametrize(("anew", "data"), [("", False), ("optimizer", False), ("both", True), ("both", False)])
+def test_a_step_that_doubled_in_the_load_is_no_optimizer_that_began_anew(tmp_path, anew, data):
+    """In all, the optimizer counts as many updates as the trainer's step advanced by."""
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: 1 / (1 + n))
+    one = run.train(25).save(tmp_path / "a.pt", step=25, **({"consumed_samples": 50} if data else {}))
+    if anew:
+        run.fresh()
+        run.schedule.optimizer = run.optimizer
+        run.optimizer.param_groups[0]["initial_lr"] = 1e-3
+        run.schedule.last_epoch = run.schedule.last_epoch if anew == "optimizer" else 0
+    more = {"consumed_samples": 102} if data else {}
+    found = wb.doctor(one, run.train(26 if anew else 1).save(tmp_path / "b.pt", step=51, **more))
+    assert found.causes[0].cause == ("B1" if anew else "C9") and bool(found.causes[0].question) == bool(anew)
+    (said,) = [one.message for one in found if one.rule == "P01"]
+    known = anew == "optimizer" or data
+    assert known == ("they count only the updates since the load" in said)
+    assert known != ("the schedule advanced alike" in said)
+
+
+@pytest.mark.parametrize("beside", ["seed", "position", "schedule", None])
+def test_a_rate_that_was_lowered_explains_no_other_cause(tmp_path, beside):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: 1 / (1 + n / 100))
+    sampler = {"seed": 311, "epoch": 0, "index": 20}
+    one = run.train(20).save(tmp_path / "a.pt", step=20, sampler=sampler, args={"lr": 1e-3})
+    run.schedule.base_lrs = [5e-4]
+    for group in run.optimizer.param_groups:
+        group["lr"], group["initial_lr"] = group["lr"] / 2, 5e-4
+    for _ in range(2 * (beside == "schedule")):
+        run.schedule.step()
+    sampler = {"seed": 902 if beside == "seed" else 311, "epoch": 0, "index": 1 if beside == "position" else 21}
+    two = run.train(1).save(tmp_path / "b.pt", step=21, sampler=sampler, args={"lr": 5e-4})
+    told = [cause.cause for cause in wb.doctor(one, two).causes]
+    own = {"seed": ["C7"], "position": ["C6"], "schedule": ["C3"], None: []}
+    assert told == [*own[beside], "H1"]
+
+
+@pytest.mark.parametrize("times", [1 / 3, 3.0])
+def test_a_rate_that_was_scaled_everywhere_is_one_finding(tmp_path, times):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: 1 / (1 + n / 100))
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    for group in run.optimizer.param_groups:
+        group["lr"], group["initial_lr"] = group["lr"] * times, group["initial_lr"] * times
+    run.schedule.base_lrs = [rate * times for rate in run.schedule.base_lrs]
+    run.schedule._last_lr = [rate * times for rate in run.schedule._last_lr]
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    assert [(cause.cause, cause.severity) for cause in found.causes] == [("H1", "warn")]
+    run.schedule.last_epoch = 0
+    assert wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20)).causes[0].cause == "C1"
+
+
+@pytest.mark.parametrize(("times", "later", "cause"), [(0.25, 1.0, "B8"), (4.0, 1.0, "C2"), (0.25, 0.5, "C1")])
+def test_an_update_with_a_rate_that_no_file_states(tmp_path, times, later, cause):
+    """The rate of a schedule that restarted is another one after the update, too."""
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    (group,) = run.optimizer.param_groups
+    lr, group["lr"] = group["lr"], group["lr"] * times
+    run.train(1)
+    group["lr"] = lr * later
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=21))
+    assert [one.cause for one in found.causes] == [cause] and severities(found, "P13") == ["warn"]
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_weights_that_no_optimizer_updates_show_no_large_learning_rate(tmp_path, frozen):
+    run = Run()
+    layers = run.model[0], run.model[2]
+    for weight in layers[0].parameters() if frozen else ():
+        weight.requires_grad_(False)
+    one = run.train(30).save(tmp_path / "a.pt", step=30)
+    run.train(20)
+    with torch.no_grad():
+        for layer in layers[:1] if frozen else layers:
+            for weight in layer.parameters():
+                weight += 0.03 * torch.randn_like(weight).sign()
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=50))
+    assert severities(found, "P05") and ("C2" in [cause.cause for cause in found.causes]) != frozen
+
+
+@pytest.mark.parametrize("seed", [902, 311])
+def test_a_new_stage_that_has_come_farther_than_the_old_one(tmp_path, seed):
+    """All counts may be those of one run, or of the updates since; another seed says that a new sampler was made."""
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: 1.0)
+    one = run.train(20).save(tmp_path / "a.pt", step=20, sampler={"seed": 311})
+    run.fresh()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: 1.0)
+    found = wb.doctor(one, run.train(30).save(tmp_path / "b.pt", step=30, sampler={"seed": seed}))
+    told = {cause.cause: cause.severity for cause in found.causes}
+    assert (told == {"C7": "warn", "B1": "warn"}) == (seed == 902) and ("error" in told.values()) == (seed == 311)

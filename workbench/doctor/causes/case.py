@@ -34,6 +34,7 @@ HALF = 0.5  #: share of the weights
 NEARLY_ALL = 0.7  #: share of the parameters; small parameters rarely break laws
 GROWN = 2.0  #: growth of a weight's norm that shows steps divided by far too small second moments
 SUNK = 30.0  #: factor by which second moments fell below what updates leave; those of an older save do not
+STEEP = 1.5  #: factor between the learning rates of two files up to which they agree
 SAME = 1e-4  #: relative difference up to which two factors of a learning rate are one
 UNLIKE = ("other", "fill", "zero")  #: forms of weights that keep nothing of the old ones
 GONE = ("zero", "absent")  #: forms of a lost state
@@ -268,6 +269,22 @@ class Case:
             by,
         )
 
+    @cached_property
+    def untrained(self) -> frozenset[str]:
+        """The weights that no optimizer updates: without state where others have it, or of a shape that no state has.
+
+        Empty if the state is stored in another form than the weights, as in flat buffers.
+        """
+        state = self.later
+        held = {name: roles[role] for name, roles in state.params.items() for role in MOMENTS if role in roles}
+        weights = {name: state.shape(roles["param"]) for name, roles in state.params.items() if "param" in roles}
+        shapes = {state.shape(at) for at in held.values()}
+        if not held or not shapes <= set(weights.values()):
+            return frozenset()
+        if any(map(is_numbered, held)):
+            return frozenset(name for name, shape in weights.items() if shape not in shapes)
+        return frozenset(weights.keys() - held.keys())
+
     # ---- what was measured, in words ---------------------------------------------------------------------------------
 
     def equal(self, change: LedgerLeg, quantities: Iterable[str], what: str, names: Iterable[str] | None = None) -> str:
@@ -485,6 +502,14 @@ class Case:
         names = set(names)
         seen = names & change.seen(*MOMENTS)
         return bool(seen) and not seen & change.hit(MOMENTS)
+
+
+def below_stated(sign: Sign) -> bool:
+    """Return whether an update used a lower learning rate than both files state, which agree: no schedule restarted."""
+    if sign.rule != "P13":
+        return False
+    low, high = sign.evidence["stated"]
+    return bool(sign.evidence["lr"] < low and high <= STEEP * low)
 
 
 def where_of(sign: Sign) -> str:

@@ -361,7 +361,7 @@ def settings(case: Case) -> Iterator[Match]:
     rates = [one for one in case.fired("P15", "S16", "P13", "P19", "R14") if one.evidence.get("kind") in (None, "lr")]
     if rates and (case.declared or case.rescaled or any(one.evidence.get("declared") for one in rates)):
         if case.rescaled:
-            rates += [one for one in case.fired("N6", "R17") if one.rule == "N6" or _of_base_rates(one)]
+            rates += [one for one in case.fired("N6", "R17") if one.rule == "N6" or _of_rates(one)]
         yield Match(case.resumed, 0.9, signs=tuple(rates), question="was the learning rate changed on purpose?")
     kinds_of_data = ("samples", "loader", "consumed_samples")
     moved = [one for one in case.fired("S18", "R11", "P20") if one.evidence.get("kind") in kinds_of_data]
@@ -381,9 +381,9 @@ def settings(case: Case) -> Iterator[Match]:
         )
 
 
-def _of_base_rates(sign: Sign) -> bool:
-    """Return whether only the base rates of a schedule changed."""
-    return all("base_lrs" in path for path in sign.evidence["changed"])
+def _of_rates(sign: Sign) -> bool:
+    """Return whether only the learning rates of a schedule changed."""
+    return all("base_lrs" in path or "_last_lr" in path for path in sign.evidence["changed"])
 
 
 def _later(found: Mapping[str, Any]) -> bool:
@@ -472,7 +472,7 @@ CHANGES = (
         "compare the arguments with the intended ones; if they differ, resume again with the previous arguments",
         "the arguments of both launches",
         "catalogue H1",
-        explains="R11 R12 P30 P03 P04 P05 P08 P11 P12 P13 P15 P16 N10 N12 S16 S17 S18 N6 N14 S06 S07 N3",
+        explains="R11 R12 P30 P03 P04 P05 P08 P11 P12 P13 P15 P16 N12 S16 S17 S18 N6 N14 S06 S07 N3",
         losses="the loss depends on the setting",
         everywhere=True,
         pattern=settings,

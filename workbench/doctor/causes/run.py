@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from workbench.analysis.patterns.rounding import FLOATS
-from workbench.doctor.causes.case import ELSE, OUTSIDE, RELATED, Case, Match, where_of
+from workbench.doctor.causes.case import ELSE, OUTSIDE, RELATED, Case, Match, below_stated, where_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
 from workbench.doctor.facts.counted import began_anew, counts_anew
@@ -124,7 +124,7 @@ def schedule_restarted(case: Case) -> Iterator[Match]:
         yield Match(leg, 1.0, question=question, signs=(*behind, *more))
     elif inner := [one for one in case.fired("P34") if one.evidence["kind"] == "schedule"]:
         yield Match(leg, 1.0, question=question, signs=(*inner, *(sign for sign, _ in _rates(case))))
-    elif slow and not case.fired("N6"):
+    elif slow and not case.fired("N6") and not all(map(below_stated, slow)):  # which no schedule set (B8)
         declared = _declared(case, slow)
         title = "The learning rate fell: its schedule was not restored, or a different one was set."
         yield Match(
@@ -153,7 +153,7 @@ def schedule_lost(case: Case) -> Iterator[Match]:
             question="was the learning rate raised on purpose?",
         )
     train = case.change("train")
-    far = train.hit(train.weights)
+    far = train.hit(train.weights) - case.untrained
     worst = [float(train.detail(train.weights, name).get("worst") or math.inf) for name in far]
     like = set(train.hit(train.weights, "near", "slight", "part"))
     length = bool(far) and far <= like and max(worst) < LONGER and train.whole(train.weights, far, SOME)

@@ -15,6 +15,7 @@ from workbench.doctor.causes.case import (
     UNLIKE,
     Case,
     Match,
+    below_stated,
     where_of,
 )
 from workbench.doctor.causes.cause import made
@@ -246,6 +247,14 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 0.6, counters.reset, False, question if _whole(case, change) else "")
     if signs := [one for one in case.fired("P34") if one.evidence["kind"] == "optimizer"]:
         yield Match("train", 0.9, signs=tuple(signs), question="was the optimizer started fresh on purpose?")
+    train = case.change("train")
+    other = frozenset(train.hit(MOMENTS, "other", "near", "part", "fallen"))
+    related = train.hit(train.weights) <= train.hit(train.weights, "near", "slight", "part")
+    if other and related and _may_count_anew(case):
+        signs = case.fired("P03", "P04", "P05", "P06", "P08", "P11", where="before → after")
+        question = "was a new stage begun on purpose, in which optimizer, schedule and data are counted anew?"
+        # exact: the counts, which show a fresh optimizer otherwise, are not silent against it
+        yield Match("train", 1.0, other, True, question, signs=tuple(signs))
     absent = [one for one in case.fired("S06") if one.evidence.get("kind") in ("absent", "never", "gone")]
     for one in case.fired("R03", "R01", "N3", "V05", "P33"):
         gone = one.evidence.get("gone")
@@ -259,6 +268,21 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         title = "" if saved else "The checkpoint holds the optimizer's param groups, but not its state."
         title = "No checkpoint holds the optimizer's state, so it starts fresh." if never else title
         yield Match(case.resumed, 0.9, signs=tuple(absent), question=question, title=title)
+
+
+def _may_count_anew(case: Case) -> bool:
+    """Return whether optimizer and schedule agree on a count that may have begun at the load as well.
+
+    The trainer's step begins there, too, if the sampler has another seed, so that a new one was made.
+    """
+    before, after = case.evidence.before.facts, case.later.facts
+    counts = [one.schedule.count if one.schedule is not None else one.steps.usual for one in (before, after)]
+    if before.step is None or after.step is None or counts != [before.steps.usual, after.steps.usual]:
+        return False
+    if before.step != before.steps.usual or after.step <= before.step:
+        return False
+    new = after.step == after.steps.usual and bool(case.fired("N10"))
+    return new or after.step - before.step == after.steps.usual
 
 
 def _forgotten(case: Case, change: LedgerLeg) -> bool:
@@ -483,7 +507,9 @@ def orphan_groups(case: Case) -> Iterator[Match]:
     if (signs := case.fired("N6")) and not case.rescaled:
         follows = [one for one in case.fired("S16", "P15", "P13", "P19", "R14") if one.evidence.get("kind") != "jump"]
         yield Match(case.resumed, 0.95, signs=(*signs, *follows))
-    if signs := [one for one in case.fired("P11") if one.evidence.get("slow")]:
+    signs = [one for one in case.fired("P11") if one.evidence.get("slow")]
+    signs += filter(below_stated, case.fired("P13"))
+    if signs:
         yield Match(
             "train",
             0.8,

@@ -23,9 +23,19 @@ SIGMAS = 3.0  #: standard deviations within which a parameter has its updates as
 
 
 def began_anew(before: TrainingState, after: TrainingState) -> bool:
-    """Return whether the optimizer's counter agreed with the trainer's step, and counts only the steps since then."""
+    """Return whether the optimizer's counter agreed with the trainer's step, and counts only the steps since then.
+
+    If it rose and the schedule rose with it, both continue, and the trainer's step is the one that is off, unless the
+    position in the data agrees with the step.
+    """
     first, last = before.step, after.step
-    return None not in (first, last) and first == before.steps.usual and after.steps.usual == last - first  # type: ignore[operator]
+    one, two = before.steps.usual, after.steps.usual
+    if first is None or last is None or one is None or two is None:
+        return False
+    counts = [side.schedule.count if side.schedule is not None else None for side in (before, after)]
+    data = [[side.value(kind) for side in (before, after)] for kind in ("consumed_samples", "loader")]
+    right = any(was and now is not None and now * first == was * last for was, now in data)
+    return first == one and two == last - first and (right or not (one < two and counts == [one, two]))
 
 
 def counts_anew(before: TrainingState, after: TrainingState) -> bool:

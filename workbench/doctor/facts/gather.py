@@ -161,7 +161,7 @@ def counts_of(found: Iterable[ObjectLeaf]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for leaf in found:
         if (
-            _ARGS.fullmatch(leaf.path[0])
+            _of_arguments(leaf)
             or ("state" in leaf.path[1:-1] and leaf.name == "step")
             or not _whole(leaf.value)
             or len(counts) >= COUNTED
@@ -172,7 +172,7 @@ def counts_of(found: Iterable[ObjectLeaf]) -> dict[str, int]:
 
 
 def _parts(found: Iterable[ObjectLeaf], names: Names) -> frozenset[str]:
-    words = {part.lower() for leaf in found if not _ARGS.fullmatch(leaf.path[0]) for part in leaf.path}
+    words = {part.lower() for leaf in found if not _of_arguments(leaf) for part in leaf.path}
     stored = {part for part, some in PARTS.items() if any(one in word for one in some for word in words)}
     return frozenset(stored | ({"average"} if "ema" in names.roles else set()))
 
@@ -185,9 +185,18 @@ def _arguments(found: Iterable[ObjectLeaf]) -> dict[str, Statement]:
     """Return the trainer's arguments under their own names; nested ones also under their path."""
     args: dict[str, Statement] = {}
     for leaf in found:
-        if _ARGS.fullmatch(leaf.path[0]) and len(leaf.path) > 1:
-            args.setdefault(".".join(leaf.path[1:]), Statement(leaf.value, leaf.source))
+        if (depth := _of_arguments(leaf)) and len(leaf.path) > depth:
+            args.setdefault(".".join(leaf.path[depth:]), Statement(leaf.value, leaf.source))
     return args
+
+
+def _of_arguments(leaf: ObjectLeaf) -> int:
+    """Return how many parts of a path lead to the arguments that hold the value; 0 if none do.
+
+    They are at the top level, or the state of a callback.
+    """
+    held = 2 if leaf.path[0] == "callbacks" and len(leaf.path) > 2 else 1
+    return held if _ARGS.fullmatch(leaf.path[held - 1]) else 0
 
 
 def _called(args: Mapping[str, Statement]) -> str:

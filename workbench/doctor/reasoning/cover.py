@@ -152,7 +152,7 @@ def _consists(cause: str, match: Match | None, sign: Sign) -> bool:
 
 def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[str] | None:
     """Return the names of a sign that a cause explains, or ``None``."""
-    if cause[0] == "B" and _beside_optimizer(sign):
+    if (cause[0] == "B" and _beside_optimizer(sign)) or (cause == "H1" and _of_position(sign)):
         return None
     if _consists(cause, match, sign):
         names = match.names if match is not None and match.names and not any(sign is s for s in match.signs) else None
@@ -181,6 +181,12 @@ def _beside_optimizer(sign: Sign) -> bool:
     roles, kind = sign.evidence.get("roles"), sign.evidence.get("kind")
     changed = kind in ("are new", "have another shape") and "param" in str(roles)
     return roles == ["buffer"] or kind == "appeared" or changed
+
+
+def _of_position(sign: Sign) -> bool:
+    """Return whether a sign is about the position of a schedule that counts updates, which no setting moves."""
+    found = sign.evidence
+    return found.get("kind") == "jump" if sign.rule == "P15" else sign.rule == "S17" and found.get("unit", 1) == 1
 
 
 def _moment(leg: str) -> str:

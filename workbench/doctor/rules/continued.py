@@ -216,8 +216,9 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
         }
     rare = lagging(a, b, k)
     off = [name for name, by in moved.items() if by != k]
-    # as many updates as since the load
+    # as many updates as since the load, unless schedule and counters show fewer
     fresh = {name for name in off if k and b.steps.by_name.get(name, b.steps.usual) == k and name not in rare}
+    fresh = fresh if passed(a, b) in (k, None) else set()
     # no gradient, or updates that the trainer skipped
     behind = {name for name in off if 0 <= moved[name] < k}
     anew = [name for name in off if name in fresh and moved[name] < 0]
@@ -267,7 +268,8 @@ def _of_counters(
     if still and not reset_meant(b):
         words = f"did not advance in {many(k, 'update')}: were these parameters frozen?"
     elif behind:
-        words += "; counters do not advance without a gradient or in skipped updates"
+        why = "counters do not advance without a gradient or in skipped updates"
+        words += f"; {'the schedule advanced alike' if 0 < first == scheduled(a, b) else why}"
     kept = [name for name in off if name in b.steps.by_name]
     what = f"{len(off):,} of {len(moved):,} of the optimizer's counters" if kept else "the optimizer's counters"
     return rule.sign(
@@ -822,7 +824,7 @@ def data_advances(pair: Pair) -> list[Sign] | str:
             words += f" in {many(last - first, 'update')}"
             before, after = (then[0], now[0]) if then[0] != now[0] else (then[1], now[1])
             evidence = {"kind": "loader", "before": before, "loader": after, "stands": then == now}
-            found.append(P20.sign(words, evidence))
+            found.append(P20.sign(words, evidence, causes=("C6",) if now < then else ()))
     for root, moved in {} if found else _positions(pair.a.counts, pair.b.counts, within).items():
         fell = {path: both for path, both in moved.items() if both[1] < both[0]}
         if len(fell) > 1 and 2 * len(fell) >= len(moved):
