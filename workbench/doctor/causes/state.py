@@ -273,7 +273,7 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
 def _may_count_anew(case: Case) -> bool:
     """Return whether optimizer and schedule agree on a count that may have begun at the load as well.
 
-    The trainer's step begins there, too, if the sampler has another seed, so that a new one was made.
+    The trainer's step may begin there, too, if the sampler has another seed: a new one was made.
     """
     before, after = case.evidence.before.facts, case.later.facts
     counts = [one.schedule.count if one.schedule is not None else one.steps.usual for one in (before, after)]
