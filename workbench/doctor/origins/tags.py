@@ -159,6 +159,21 @@ def has_copy(name: str, names: Iterable[str]) -> bool:
     return any(_follows(REFERENCE, other, name) for other in names)
 
 
+def followers(names: Iterable[str]) -> set[str]:
+    """Return those of ``names`` whose network follows another one, of which the namesake is among them, too."""
+    found: dict[tuple[object, ...], set[str]] = {}
+    led: set[tuple[object, ...]] = set()
+    for name in names:
+        parts = name.split(".")
+        for at, part in enumerate(parts):
+            rest = (at, *parts[:at], *parts[at + 1 :])
+            if FOLLOWER.fullmatch(part):
+                found.setdefault(rest, set()).add(name)
+            else:
+                led.add(rest)
+    return {name for rest, some in found.items() if rest in led for name in some}
+
+
 def _follows(pattern: re.Pattern[str], name: str, source: str) -> bool:
     """Return whether ``source`` is the namesake of a weight of a network that its own follows."""
     mine, theirs = name.split("."), source.split(".")
