@@ -467,6 +467,14 @@ class Case:
         slight = change.hit(held, "slight") if change.leg == "train" else set()
         return change.hit(held) - (slight - {name for sign in self.fired("P12") for name in sign.tensors})
 
+    def of_layer(self, change: LedgerLeg, names: Iterable[str]) -> bool:
+        """Return whether the parameters whose moments broke their law are most of one layer, and all of them in it."""
+        off = change.hit(MOMENTS) & set(names)
+        places = {(one.stack, one.layer) for one in map(parse, change.hit(MOMENTS))}
+        every = [(one.stack, one.layer) for one in map(parse, change.seen(*MOMENTS))]
+        alone = len(places) == 1 and None not in {layer for _, layer in places} and len({*every}) > 2
+        return alone and 2 * len(off) > every.count(next(iter(places))) > 2
+
     def grown(self, change: LedgerLeg) -> bool:
         """Return whether the median norm of the replaced weights grew more than the weights of any other run do."""
         other = change.hit(change.weights, "other")

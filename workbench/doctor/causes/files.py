@@ -19,6 +19,7 @@ MODELS = "compare the definitions of the two models"
 FLIPPED = 2  #: most tensors in which bits flip in one accident
 VALUES = ("near", "other", "part", "slight", "fill", "zero")
 STATES = ("near", "other", "part", "fallen")  #: the same for moments
+PRUNED = "were the weights pruned on purpose?"
 BEGINNINGS = ("zero", "swapped", "moved.", "zeros", "flip")  #: forms of moments that make later values explode
 BORN_ZERO = ("bias", "lora_B.weight")  #: parameters that are zero when they are made
 
@@ -113,6 +114,8 @@ def zeroed(case: Case) -> Iterator[Match]:
             names |= parts
         if names:
             yield Match(change.leg, 0.98, names, False, title=_of_zeros(change, names))
+        if pruned := frozenset(change.hit(WEIGHTS, "pruned")):
+            yield Match(change.leg, 0.98, pruned, question=PRUNED, title="The smallest weights became zero.")
         patch = frozenset(change.hit(_all(change), "patch") - change.hit(change.weights, "moved."))
         rows = patch & change.hit((*change.weights, *MASTERS), "part")
         patch -= {name for name in rows if kinds([name]) <= {"embed", "head"}}  # complete rows of a vocabulary
@@ -178,7 +181,8 @@ def mixed(case: Case) -> Iterator[Match]:
         if change.leg == "load" and case.saved:
             continue
         weights = change.hit((*change.weights, *MASTERS), *VALUES) & case.displaced(change)
-        moments = change.hit(MOMENTS, *STATES)
+        moments, spots = change.hit(MOMENTS, *STATES), change.hit(MOMENTS, "spots")
+        moments |= spots if case.of_layer(change, spots) else set()
         moments -= change.hit(("exp_avg",), "other") & change.clean(("exp_avg_sq",))  # one of two: not by saves (B6)
         place = case.traits.get("place") if change.leg == "load" else None
         confined = place is not None and place.confined
