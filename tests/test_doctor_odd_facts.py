@@ -1899,6 +1899,9 @@ def test_groups_that_were_cut_anew_lose_no_state(tmp_path, lost):
     torch.save({**held, "optimizer": {"state": states, "param_groups": groups}}, tmp_path / "echo.pt")
     found = wb.doctor(one, echo=tmp_path / "echo.pt")
     assert ("B1" in [cause.cause for cause in found.causes]) == lost
+    assert severities(found, "R16") == []
+    torch.save({**held, "step": 21, "optimizer": {"state": states, "param_groups": groups}}, tmp_path / "b.pt")
+    assert lost or severities(wb.doctor(one, tmp_path / "b.pt"), "P33") == []
 
 
 @pytest.mark.parametrize("reset", [False, True])
@@ -2256,3 +2259,267 @@ def test_a_new_stage_that_has_come_farther_than_the_old_one(tmp_path, seed):
     found = wb.doctor(one, run.train(30).save(tmp_path / "b.pt", step=30, sampler={"seed": seed}))
     told = {cause.cause: cause.severity for cause in found.causes}
     assert (told == {"C7": "warn", "B1": "warn"}) == (seed == 902) and ("error" in told.values()) == (seed == 311)
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_weights_that_sgd_passed_over_stand_with_their_momentum(tmp_path, passed):
+    run = Run()
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=0.05, momentum=0.9)
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    old = run.model[0].weight.detach().clone()
+    run.optimizer.zero_grad(set_to_none=True)
+    run.freeze(passed)
+    run.train(1)
+    with torch.no_grad():
+        run.model[0].weight.copy_(old)
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=21))
+    assert severities(found, "P36") == ([] if passed else ["error"])
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_weights_at_their_bounds_are_of_no_other_save(tmp_path, bounded):
+    run = Run()
+    run.model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.LayerNorm(32), torch.nn.Linear(32, 16))
+    run.fresh()
+
+    def train(updates: int, bound: float) -> None:
+        for _ in range(updates):
+            for weight in run.model.parameters():
+                weight.grad = torch.randn_like(weight)
+            run.model[1].weight.grad = -torch.rand(32)
+            run.optimizer.step()
+            for weight in run.model.parameters():
+                weight.data.clamp_(-bound, bound)
+
+    train(20, 0.15)
+    one = run.save(tmp_path / "a.pt", step=20)
+    train(1, 0.15 if bounded else 1.0)
+    run.model[1].weight.data.fill_(0.15)
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=21))
+    assert severities(found, "P36") == ([] if bounded else ["error"])
+
+
+class Critic(Run):
+    """An actor, a critic and a slow copy of it, with two optimizers that number their parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = {name: torch.nn.Linear(16, 16) for name in ("actor", "critic", "target_critic")}
+        self.parts["target_critic"].load_state_dict(self.parts["critic"].state_dict())
+        self.optimizers = {name: self.begun(name) for name in ("actor", "critic")}
+
+    def begun(self, name: str) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parts[name].parameters(), lr=1e-3, betas=(0.9, 0.95))
+
+    def train(self, updates: int) -> Critic:
+        for _ in range(updates):
+            x = torch.randn(8, 16)
+            for name, optimizer in self.optimizers.items():
+                optimizer.zero_grad()
+                (self.parts[name](x) - x.roll(1, 1)).square().mean().backward()
+                optimizer.step()
+            with torch.no_grad():
+                for slow, weight in zip(
+                    *(self.parts[n].parameters() for n in ("target_critic", "critic")), strict=True
+                ):
+                    slow.lerp_(weight, 0.04)
+        return self
+
+    def saved(self, path: Path, step: int) -> Path:
+        held = {f"net.{part}.{name}": w for part, one in self.parts.items() for name, w in one.state_dict().items()}
+        states = [one.state_dict() for one in self.optimizers.values()]
+        more = {"epoch": 0, "lr_schedulers": [], "pytorch-lightning_version": "2.5.0"}
+        torch.save({"state_dict": held, "optimizer_states": states, "global_step": step, **more}, path)
+        return path
+
+
+@pytest.mark.parametrize("updates", [0, 1, 12])
+@pytest.mark.parametrize("state", ["new", "kept"])
+def test_networks_that_follow_new_ones_are_new_with_them(tmp_path, updates, state):
+    run = Critic().train(30)
+    one = run.saved(tmp_path / "a.ckpt", 30)
+    run.parts["critic"].reset_parameters()
+    run.parts["target_critic"].load_state_dict(run.parts["critic"].state_dict())
+    if state == "new":
+        run.optimizers["critic"] = run.begun("critic")
+    two = run.train(updates).saved(tmp_path / "b.ckpt", 30 + updates)
+    found = wb.doctor(one, two) if updates else wb.doctor(one, echo=two)
+    assert {cause.severity for cause in found.causes if cause.cause in ("A2", "B1")} == {
+        "warn" if state == "new" or updates else "error"
+    }
+    title = "Some weights and their optimizer state are new."
+    assert (title in [cause.title for cause in found.causes]) == (state == "new")
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_new_head_whose_moments_satisfy_the_laws_by_chance(tmp_path, kept):
+    run = Run().train(23)
+    one = run.save(tmp_path / "a.pt", step=23)
+    run.model[2].reset_parameters()
+    for weight in run.model[2].parameters():
+        if not kept:
+            del run.optimizer.state[weight]
+    run.train(25)
+    for weight in run.model[2].parameters():  # larger than before in every element
+        run.optimizer.state[weight]["exp_avg_sq"].add_(1.0)
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=48))
+    assert severities(found, "P03") == []
+    first = next(cause for cause in found.causes if cause.cause == "A2")
+    assert (first.title == "Some weights and their optimizer state are new.") != kept
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_units_that_began_anew_with_their_state_are_asked_about(tmp_path, anew):
+    """Where the moments of some rows began at zero, and their weights continued, it is no plan of the trainer."""
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    weight = run.model[0].weight
+    for name in ("exp_avg", "exp_avg_sq"):
+        run.optimizer.state[weight][name][:4] = 0
+    if anew:
+        weight.data[:4] = torch.randn(4, 16)
+    run.train(4)
+    first = wb.doctor(one, run.save(tmp_path / "b.pt", step=24)).causes[0]
+    assert (first.cause, first.severity) == ("G5", "warn" if anew else "error")
+    assert ("begin units anew" in first.question) == anew and ("zeros" in first.title) != anew
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_first_update_is_not_explained_by_small_moments_of_others(tmp_path, fresh):
+    torch.manual_seed(0)
+    run = Run()
+    run.model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(3)))
+    run.fresh()
+    run.train(20)
+    state = list(run.optimizer.state.values())
+    state[1]["exp_avg"].mul_(1e-9)
+    state[1]["exp_avg_sq"].mul_(1e-18)  # as of a bias before a batch norm
+    one = run.save(tmp_path / "a.pt", step=20)
+    if fresh:
+        run.fresh()
+        for weight in run.model.parameters():
+            weight.data.mul_(0.6)
+    else:
+        state[3]["exp_avg"], state[5]["exp_avg"] = state[5]["exp_avg"], state[3]["exp_avg"]
+        state[3]["exp_avg_sq"], state[5]["exp_avg_sq"] = state[5]["exp_avg_sq"], state[3]["exp_avg_sq"]
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))
+    assert (severities(found, "P17") == []) == fresh
+    assert ("B5" in [cause.cause for cause in found.causes]) != fresh
+
+
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_factors_that_were_exchanged_are_not_lost(tmp_path, exchanged):
+    torch.manual_seed(0)
+    run = Run()
+    run.model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(4)))
+    run.optimizer = torch.optim.Adafactor(run.model.parameters(), lr=1e-2)
+    run.train = lambda updates: _of_columns(run, updates)
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    states = [run.optimizer.state[layer.weight] for layer in run.model]
+    columns = [states[at]["col_var"] for at in (1, 0, 2, 3)]
+    for state, column in zip(states[:2], columns[:2], strict=True):
+        state["col_var"] = column if exchanged else torch.zeros_like(column)
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))
+    assert ("B5" in [cause.cause for cause in found.causes]) == exchanged, found.causes
+
+
+def _of_columns(run: Run, updates: int) -> Run:
+    for _ in range(updates):
+        for at, weight in enumerate(run.model.parameters()):
+            scale = torch.linspace(-3, 3, 32).roll(7 * at).exp()
+            weight.grad = torch.randn(weight.shape) * scale
+        run.optimizer.step()
+    return run
+
+
+@pytest.mark.parametrize("teacher", [True, False])
+def test_a_student_that_holds_its_teachers_weights(tmp_path, teacher):
+    run = Run()
+    slow = deepcopy(run.model)
+    for _ in range(30):
+        run.train(1)
+        with torch.no_grad():
+            for average, weight in zip(slow.parameters(), run.model.parameters(), strict=True):
+                average.lerp_(weight, 0.1)
+
+    def save(path: Path, student: torch.nn.Module) -> Path:
+        held = {f"student.{n}": w for n, w in student.state_dict().items()}
+        held |= {f"teacher.{n}": w for n, w in slow.state_dict().items()}
+        torch.save({"model": held, "optimizer": run.optimizer.state_dict(), "step": 30}, path)
+        return path
+
+    one = save(tmp_path / "a.pt", run.model)
+    if not teacher:
+        torch.manual_seed(9)
+        loaded = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 16))
+    found = wb.doctor(one, echo=save(tmp_path / "echo.pt", slow if teacher else loaded))
+    assert found.causes[0].cause == ("F4" if teacher else "A2") and len(found.causes) == 1
+    assert ("teacher" in found.causes[0].title) == teacher and len(found.causes[0].tensors) == 4
+
+
+@pytest.mark.parametrize("size", [1, 32])
+def test_a_single_number_is_not_known_by_its_profile(tmp_path, size):
+    torch.manual_seed(0)
+    run = Run()
+    run.model = torch.nn.ModuleDict({"critic": torch.nn.Linear(16, size), "target_critic": torch.nn.Linear(16, size)})
+    run.optimizer = torch.optim.Adam(run.model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+
+    def train(updates: int) -> None:
+        for _ in range(updates):
+            for weight in run.model.parameters():
+                weight.grad = torch.randn_like(weight)
+            run.optimizer.step()
+
+    run.model["critic"].bias.data.add_(0.5)
+    train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    run.model["target_critic"].bias.data.copy_(run.model["critic"].bias.detach())
+    train(3)
+    assert bool(severities(wb.doctor(one, run.save(tmp_path / "b.pt", step=23)), "P17")) == (size > 1)
+
+
+@pytest.mark.parametrize("zeros", ["smallest", "two of four", "run"])
+def test_zeros_where_the_smallest_weights_were_are_pruning(tmp_path, zeros):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    for weight in (run.model[0].weight, run.model[2].weight):
+        sizes = weight.detach().abs()
+        if zeros == "smallest":
+            weight.data[sizes < sizes.median()] = 0
+        elif zeros == "two of four":
+            sizes = sizes.view(-1, 4)
+            weight.data.view(-1, 4).scatter_(1, sizes.argsort(1)[:, :2], 0.0)
+        else:
+            weight.data.view(-1)[70:390] = 0
+    first = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20)).causes[0]
+    assert (first.cause, first.severity) == ("G5", "error" if zeros == "run" else "warn")
+    assert ("pruned" in first.question) == (zeros != "run")
+
+
+@pytest.mark.parametrize("layers", [[1], [0, 1, 2]])
+def test_moments_of_one_layer_that_fell_are_those_of_another_save(tmp_path, layers):
+    torch.manual_seed(0)
+    names = [f"layers.{at}.mlp.{one}.weight" for at in range(3) for one in ("gate_proj", "up_proj", "down_proj")]
+    weights = {name: torch.nn.Parameter(torch.randn(32, 32) / 6) for name in names}
+    optimizer = torch.optim.AdamW(weights.items(), lr=1e-3, betas=(0.9, 0.95))
+
+    def train(updates: int, step: int) -> Path:
+        for _ in range(updates):
+            for weight in weights.values():
+                weight.grad = 1e-3 * torch.randn_like(weight)
+            optimizer.step()
+        return save(tmp_path / f"{step}.pt", step)
+
+    def save(path: Path, step: int) -> Path:
+        torch.save({"model": weights, "optimizer": optimizer.state_dict(), "step": step}, path)
+        return path
+
+    one = train(20, 20)
+    old = {name: optimizer.state[weight]["exp_avg_sq"].clone() for name, weight in weights.items()}
+    train(10, 30)
+    for name in (name for name in names if int(name.split(".")[1]) in layers):
+        floor, state = 0.95**10 * old[name], optimizer.state[weights[name]]
+        state["exp_avg_sq"] = floor * torch.where(torch.rand_like(floor) < 0.015, 0.8, 1.1)
+        state["exp_avg"].zero_()
+    first = wb.doctor(one, save(tmp_path / "b.pt", 30)).causes[0]
+    assert (first.cause, first.severity) == (("G6", "error") if len(layers) == 1 else ("D4", "warn")), first

@@ -251,7 +251,8 @@ class _Passes:
         pictured["pair"] = values
         carried = check_carried(pair, values.updates, values.states)
         self._take(carried, where)
-        kept = check_continuity(pair, values.updates, values.states)
+        moved = {key for key, form in carried.forms.items() if form.startswith("moved.")}
+        kept = check_continuity(pair, values.updates, values.states, moved)
         self._take(kept, where)
         self._take(check_twins(pair), where)
         self._take(narrowed(self.alone[start], self.alone["after"]), where)

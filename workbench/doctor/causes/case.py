@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,6 +21,7 @@ from workbench.doctor.facts.evidence import Evidence, State, is_numbered
 from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, WEIGHTS
 from workbench.doctor.ledger.rows import Ledger, LedgerLeg
 from workbench.doctor.ledger.sign import SAVED, Outcome, Sign, many
+from workbench.doctor.origins.tags import followers
 from workbench.names.weights import Weight, kinds, parse
 
 ALONE = ("before", "echo", "after")
@@ -437,24 +439,34 @@ class Case:
         the rest continues.
 
         A new head, or a layer that is trained from scratch, leaves the same files as a load that skipped it altogether.
+        Networks that follow such weights are new with them, and have no state of their own.
         """
         first, second = self.lost(change)
         reset = self.counters(change.leg).reset
-        lost = first | second | (reset if change.hit(MOMENTS) & reset else set())
-        names = change.hit(change.weights, *UNLIKE)
+        names, beyond = change.hit(change.weights, *UNLIKE), change.hit(change.weights)
+        # after some updates, small moments satisfy the laws by chance
+        lost = first | second | (reset if change.hit(MOMENTS) & reset else reset & names)
+        followed = followers(beyond) - change.seen(*MOMENTS)
+        own = names - followed
         if any(map(is_numbered, lost)):  # the owners are unknown, but not their sizes
-            if self.sizes(names, "param") != self.sizes(lost, *MOMENTS):
+            room = Counter(self.sizes(lost, *MOMENTS))
+            if Counter(self.sizes(own, "param")) - room:
                 return frozenset()
+            room -= Counter(self.sizes(own, "param"))
+            for name in sorted(beyond - names - followed if change.leg == "train" else ()):
+                size = self.sizes([name], "param")[0]
+                if room[size]:  # too small to be unlike the old one
+                    room[size] -= 1
+                    own.add(name)
+            most = sum(self.sizes(lost, *MOMENTS))
         else:
-            names &= lost
-            if sum(map(self.numel, names)) < NEARLY_ALL * sum(map(self.numel, lost)):
-                return frozenset()  # the state of others was lost too
-        rest = change.seen(*change.weights) - names
-        return (
-            frozenset(names | lost)
-            if names and 2 * len(change.clean(change.weights, rest)) > len(rest)
-            else frozenset()
-        )
+            own &= lost
+            most = sum(map(self.numel, lost))
+        if not own or sum(map(self.numel, own)) < NEARLY_ALL * most:
+            return frozenset()  # the state of others was lost too
+        own |= followed & followers(own | followed)
+        rest = change.seen(*change.weights) - own
+        return frozenset(own | lost) if 2 * len(change.clean(change.weights, rest)) > len(rest) else frozenset()
 
     def sizes(self, names: Iterable[str], *roles: str) -> list[int]:
         """Return the numbers of elements before, ascending: each of the first of these roles that is stored."""
@@ -471,6 +483,14 @@ class Case:
         held = (*change.weights, *MASTERS)
         slight = change.hit(held, "slight") if change.leg == "train" else set()
         return change.hit(held) - (slight - {name for sign in self.fired("P12") for name in sign.tensors})
+
+    def of_layer(self, change: LedgerLeg, names: Iterable[str]) -> bool:
+        """Return whether the parameters whose moments broke their law are most of one layer, and all of them in it."""
+        off = change.hit(MOMENTS) & set(names)
+        places = {(one.stack, one.layer) for one in map(parse, change.hit(MOMENTS))}
+        every = [(one.stack, one.layer) for one in map(parse, change.seen(*MOMENTS))]
+        alone = len(places) == 1 and None not in {layer for _, layer in places} and len({*every}) > 2
+        return alone and 2 * len(off) > every.count(next(iter(places))) > 2
 
     def grown(self, change: LedgerLeg) -> bool:
         """Return whether the median norm of the replaced weights grew more than the weights of any other run do."""

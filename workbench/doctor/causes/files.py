@@ -19,6 +19,7 @@ MODELS = "compare the definitions of the two models"
 FLIPPED = 2  #: most tensors in which bits flip in one accident
 VALUES = ("near", "other", "part", "slight", "fill", "zero")
 STATES = ("near", "other", "part", "fallen")  #: the same for moments
+PRUNED = "were the weights pruned on purpose?"
 BEGINNINGS = ("zero", "swapped", "moved.", "zeros", "flip")  #: forms of moments that make later values explode
 BORN_ZERO = ("bias", "lora_B.weight")  #: parameters that are zero when they are made
 
@@ -106,14 +107,19 @@ def zeroed(case: Case) -> Iterator[Match]:
         if change.exact:  # state that is zero in a part whose weights are others began there
             held = (*change.weights, *MASTERS)
             names -= change.hit(held) - change.hit(held, "zeros")
+        anew = frozenset() if change.exact else _units_anew(change)
+        names -= anew
         parts = change.hit(MOMENTS, "part")  # in small ones, the new form of a part cannot be seen
         if names and len(parts) <= 2 * len(names & change.hit(MOMENTS, "zeros")):
             names |= parts
         if names:
             yield Match(change.leg, 0.98, names, False, title=_of_zeros(change, names))
+        if pruned := frozenset(change.hit(WEIGHTS, "pruned")):
+            yield Match(change.leg, 0.98, pruned, question=PRUNED, title="The smallest weights became zero.")
         patch = frozenset(change.hit(_all(change), "patch") - change.hit(change.weights, "moved."))
         rows = patch & change.hit((*change.weights, *MASTERS), "part")
         patch -= {name for name in rows if kinds([name]) <= {"embed", "head"}}  # complete rows of a vocabulary
+        patch |= anew
         if patch:
             # damage would be in one of them
             both = change.leg == "train" and patch <= change.hit(change.weights, "part", "other") & change.hit(MOMENTS)
@@ -131,6 +137,16 @@ def zeroed(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 0.85 if change.exact else 0.7, whole, False, title=title)
     if signs := case.fired("S11"):
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def _units_anew(change: LedgerLeg) -> frozenset[str]:
+    """Return the weights of which less than half of the rows are others, where their moments began at zero."""
+    found = set()
+    for name in change.hit(change.weights, "part") & change.hit(MOMENTS, "zeros"):
+        rows = change.detail(change.weights, name)
+        if 2 * rows.get("rows", 0) < rows.get("of", 0):
+            found.add(name)
+    return frozenset(found)
 
 
 def _of_zeros(change: LedgerLeg, names: frozenset[str]) -> str:
@@ -165,7 +181,8 @@ def mixed(case: Case) -> Iterator[Match]:
         if change.leg == "load" and case.saved:
             continue
         weights = change.hit((*change.weights, *MASTERS), *VALUES) & case.displaced(change)
-        moments = change.hit(MOMENTS, *STATES)
+        moments, spots = change.hit(MOMENTS, *STATES), change.hit(MOMENTS, "spots")
+        moments |= spots if case.of_layer(change, spots) else set()
         moments -= change.hit(("exp_avg",), "other") & change.clean(("exp_avg_sq",))  # one of two: not by saves (B6)
         place = case.traits.get("place") if change.leg == "load" else None
         confined = place is not None and place.confined

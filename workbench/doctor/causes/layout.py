@@ -35,6 +35,7 @@ TAGS = {
     "layer": {"E9": 1.0},
     "stack": {"E9": 0.95},
     "followed": {"F4": 1.0, "A2": 0.5},
+    "led": {"F4": 1.0},
     "reference": {"F6": 1.0},
     "trained": {"A2": 1.0},
     "expert": {"E10": 1.0},
@@ -269,6 +270,7 @@ FROM_ITS_OWN = "load the copy from where it is stored; do not fill it from the t
 MERGED = "does the trainer merge the adapters into the weights as it goes on, and begin new ones?"
 WAS_RENEWED = "was the copy renewed on purpose?"
 RESTORE = "load the averages and their counter from the checkpoint that the weights are from"
+LED = "The weights are those of the network that follows them, such as a teacher or an average."
 FOLLOWS = "A network that follows another one holds that one's weights."
 TARGETS = "what is computed from that network, such as targets, jumps once"
 MADE_ANEW = "was it made anew from the weights on purpose?"
@@ -278,7 +280,12 @@ AVERAGE = "was training meant to go on from the averaged weights?"
 
 def averaged(case: Case) -> Iterator[Match]:
     for match in _moved("F4")(case):
-        change = case.change(match.leg)  # its other weights, which updates may have changed since, and its statistics
+        change = case.change(match.leg)
+        if change.hit(change.weights, "moved.led"):
+            names = match.names | change.hit(change.weights)
+            yield replace(match, names=names, exact=False, title=LED, question=AVERAGE, remedy=OF_ONE_SAVE)
+            continue
+        # its other weights, which updates may have changed since, and its statistics
         beside = {name for name in change.hit((*change.weights, "buffer")) if is_follower(name)}
         yield replace(
             match,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -192,7 +192,9 @@ class State:
         for position in self.names.numbers:
             fqns[position] = names.get(fqns[position] or "", fqns[position])
         catalog = replace(self.ckpt.catalog, fqns=fqns, roles=list(self.names.roles))
-        return State(self.ckpt.derive(catalog), self.facts.renamed(names))
+        found = State(self.ckpt.derive(catalog), self.facts.renamed(names))
+        found.names.list_buffers(self.names.unheld)  # and no other weights, although fewer have state under names now
+        return found
 
     def named(self, names: Mapping[str, str]) -> State:
         """Return a copy with parameters under other names."""
@@ -241,8 +243,7 @@ class Pair:
         torch numbers parameters through all groups; a group that was added last changes no other number.
         """
         sizes = [[group.count or 0 for group in state.facts.groups if state.numbered] for state in (self.a, self.b)]
-        first, second = sorted(sizes, key=len)
-        return all(map(sum, sizes)) and first != second[: len(first)]
+        return _other_sizes(*sizes)
 
     @cached_property
     def cut_anew(self) -> bool:
@@ -377,21 +378,34 @@ def align(a: State, b: State) -> Pair:
     Within one format, half of the names are enough, and other tensors count as missing. Between two formats, all shapes
     must agree as well, because a vocabulary may be padded in only one of them.
 
-    If only one of them assigns a number to a parameter, ``a`` takes the name that ``b`` has for it.
+    If only one of them assigns a number to a parameter, ``a`` takes the name that ``b`` has for it; if the param groups
+    have other sizes, the number means another parameter, and only names that both have are kept.
     """
     stored, wrapped = a, _wrapped(a, b)
     if wrapped:
         a = a.named(wrapped)
-    if renamed := _renamed(a, b):
+    renamed = _renamed(a, b)
+    if renamed and _other_sizes(*([group.count or 0 for group in state.facts.groups] for state in (a, b))):
+        shared = set(a.names.owner.values()) & set(b.names.owner.values())
+        a, b = (
+            state.under({fqn: pseudo for pseudo, fqn in state.names.owner.items() if fqn not in shared})
+            for state in (a, b)
+        )
+    elif renamed:
         a = a.under(renamed)
     mine, theirs = _meant(a), _meant(b)
-    shared = mine.keys() & theirs.keys()
-    many = bool(shared) and 2 * len(shared) >= min(len(mine), len(theirs))
+    both = mine.keys() & theirs.keys()
+    many = bool(both) and 2 * len(both) >= min(len(mine), len(theirs))
     origin = stored if renamed or wrapped else None
-    if mine == theirs or (many and (a.ckpt.format == b.ckpt.format or all(mine[n] == theirs[n] for n in shared))):
+    if mine == theirs or (many and (a.ckpt.format == b.ckpt.format or all(mine[n] == theirs[n] for n in both))):
         return Pair(a, b, False, _alone(a, b), _alone(b, a), origin)
     found = name_map(a.under({}).ckpt, b.under({}).ckpt)
     return Pair(State(found.apply(), a.facts), b, True, found.only_a, found.only_b, stored)
+
+
+def _other_sizes(one: Sequence[int], two: Sequence[int]) -> bool:
+    first, second = sorted((one, two), key=len)
+    return sum(one) > 0 and sum(two) > 0 and list(first) != list(second[: len(first)])
 
 
 def stripped(name: str) -> str:

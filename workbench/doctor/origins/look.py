@@ -32,6 +32,7 @@ from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.became import on_grid, one_factor, power
 from workbench.doctor.origins.flat import FoundWindow, find_windows
 from workbench.doctor.origins.index import MovedRows, RowIndex, row_keys, row_shape
+from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.origins.tags import Move, has_copy, is_follower
 from workbench.errors import WorkbenchError
 from workbench.names.roles import adapter_of
@@ -46,6 +47,8 @@ PATTERNS = 256  #: most tensors searched for a pattern
 PATTERN_BYTES = 4 << 30
 WINDOWS_FOUND = 0.6  #: share of a tensor's windows; windows across a cut are not found
 FEW = 8  #: elements that are equal by chance
+FEW_WHOLE = 0.1  #: share of the rows that pruning may have emptied
+FOUR = 4  #: elements of which two remain where weights are pruned for sparse tensor cores
 SMALL = 1 << 20  #: elements below which a tensor may be too small to prove a form by itself
 SAMPLED = 48  #: rows that are searched first, before all of them
 SHARDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  #: numbers of shards of a matrix
@@ -68,8 +71,8 @@ class AtomLook:
     """The change of one atom between both sides.
 
     Attributes:
-        kind: ``near other part moved columns flat zero zeros fill nan flip rounded ratio power swapped weights
-            unread``.
+        kind: ``near other part moved columns flat zero zeros pruned fill nan flip rounded ratio power swapped
+            weights unread``.
         share: share of the elements that changed. cosine: between before and after.
         sources: names of the tensors that ``blocks`` point to.
         blocks: the old places of rows, if ``moved``. pattern: the recognised pattern, if any.
@@ -296,7 +299,8 @@ def _patterns(atoms: Atoms, looks: list[AtomLook], not_checked: dict[str, str]) 
                 looks[at] = replace(looks[at], kind="type")  # the same numbers in a wider type
         if looks[at].kind in ("near", "other", "part"):
             if _zeros(one, before, after):
-                looks[at] = replace(looks[at], kind="zeros", text="")
+                pruned = one.atom.role in WEIGHTS and _smallest(before, after)
+                looks[at] = replace(looks[at], kind="pruned" if pruned else "zeros", text="")
             elif looks[at].kind != "part" and _reordered(before, after) and not rejoined(before, after):
                 text = "the same values are at other places"
                 looks[at] = replace(looks[at], kind="columns", text=text, form={"form": "order"})
@@ -446,3 +450,21 @@ def _zeros(one: AtomLook, before: LazyTensor, after: LazyTensor) -> bool:
         if left > 2:
             return False
     return True
+
+
+def _smallest(before: LazyTensor, after: LazyTensor) -> bool:
+    """Return whether the elements that became zero were the smallest of the tensor, of its rows, or of each four."""
+    if len(before.shape) < 2:
+        return False
+    rows = spread(before.shape)
+    old, new = (np.abs(sampled(one, rows)) for one in (before, after))
+    lost, width = (new == 0) & (old > 0), row_shape(before.shape)[1]
+    for size in (len(old), width, FOUR):
+        if size < 2 or len(old) % size or width % min(size, width):
+            continue
+        gone = np.where(lost, old, 0.0).reshape(-1, size).max(1)
+        left = np.where(lost | (old == 0), np.inf, old).reshape(-1, size).min(1)
+        whole = np.count_nonzero((gone > 0) & np.isinf(left))  # a run of zeros leaves nothing to compare with
+        if (gone <= left).all() and whole <= FEW_WHOLE * np.count_nonzero(gone):
+            return True
+    return False

@@ -142,7 +142,10 @@ class _Heir:
         return 0 if broken else risked
 
     def exactly(self, atoms: Atoms, held: Mapping[tuple[str, str], Atom]) -> Descent | None:
-        """Return the other parameter whose moments one gradient turns into these."""
+        """Return the other parameter whose moments one gradient turns into these; none if it makes them from zero."""
+        none = np.zeros_like(self.m)
+        if one_gradient(none, none, self.m, self.v, self.betas) >= EXACT:
+            return None  # small moments of other parameters are nearly zero, too
         for one in _alike(atoms, self.atom):
             partner = held.get((one.fqn, "exp_avg"))
             if partner is None:

@@ -39,6 +39,7 @@ DULL = 0.98  #: cosine by chance from which rows are too short to be identified
 SIBLINGS = 16  #: most tensors that each is searched in
 STRIP = 16  #: rows that are compared with as many columns
 BROKEN = 0.2  #: share of a vector's elements beyond reach
+LEAST = 8  #: elements of a vector whose profile is compared
 VECTORS = 256  #: most vectors of one shape
 TURN = 0.9  #: ratio of the norms of change and weight below which the cosine stays above ALONE
 FEW_ROWS = 16  #: rows that estimate the size of a weight
@@ -112,6 +113,8 @@ def see_vector(atoms: Atoms, atom: Atom, update: Update) -> SeenWeight | None:
     if after.element.name not in UNITS:
         return None
     mine, now = sampled(before, None), sampled(after, None)
+    if len(now) < LEAST:
+        return None  # a few numbers have the profile of others by chance
     if reach(mine, now, *terms).broken < BROKEN * len(now):
         return None
     others = (

@@ -32,6 +32,7 @@ TAGS: Mapping[str, str] = {
     "stack": "hold another stack's values",  # an encoder's in the decoder
     "followed": "hold the values of the network that they follow",  # a student's in its teacher
     "reference": "hold the values of the network that was trained",  # a policy's in its reference
+    "led": "hold the values of the network that follows them",  # a teacher's in its student
     "trained": "hold the values of the copy that is not trained",  # a reference's in its policy
     "expert": "hold another expert's values",
     "gate_up": "have gate and up swapped",
@@ -83,6 +84,7 @@ TOGETHER: Mapping[str, tuple[str, ...]] = {
     "followed": ("layer", "stack", "name"),
     "reference": ("layer", "stack", "name"),
     "trained": ("layer", "stack", "name"),
+    "led": ("layer", "stack", "name"),
     "layer": ("name", "stack"),
     "stack": ("name",),
     "flat": ("mixed",),
@@ -108,6 +110,7 @@ def tag_of(facts: Geometry, one: Move) -> str:
             ("followed", FOLLOWER, (one.fqn, *others)),
             ("reference", REFERENCE, (one.fqn, *others)),
             ("trained", REFERENCE, (*others, one.fqn)),
+            ("led", FOLLOWER, (*others, one.fqn)),
         ):
             if _follows(pattern, *names):
                 return tag
@@ -155,8 +158,23 @@ def is_reference(name: str) -> bool:
 
 
 def has_copy(name: str, names: Iterable[str]) -> bool:
-    """Return whether a copy of the weight's network, which is not trained, is stored too."""
-    return any(_follows(REFERENCE, other, name) for other in names)
+    """Return whether a copy of the weight's network, or one that follows it, is stored too."""
+    return any(_follows(pattern, other, name) for other in names for pattern in (REFERENCE, FOLLOWER))
+
+
+def followers(names: Iterable[str]) -> set[str]:
+    """Return those of ``names`` whose network follows another one, of which the namesake is among them, too."""
+    found: dict[tuple[object, ...], set[str]] = {}
+    led: set[tuple[object, ...]] = set()
+    for name in names:
+        parts = name.split(".")
+        for at, part in enumerate(parts):
+            rest = (at, *parts[:at], *parts[at + 1 :])
+            if FOLLOWER.fullmatch(part):
+                found.setdefault(rest, set()).add(name)
+            else:
+                led.add(rest)
+    return {name for rest, some in found.items() if rest in led for name in some}
 
 
 def _follows(pattern: re.Pattern[str], name: str, source: str) -> bool:

@@ -10,6 +10,7 @@ from workbench.doctor.causes.case import ALONE, Case, Match, leg_of, where_of
 from workbench.doctor.causes.cause import Cause
 from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.facts.counted import of_epochs
+from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.ledger.roles import AVERAGES
 from workbench.doctor.ledger.sign import Sign
@@ -194,7 +195,8 @@ def _ordered(one: CauseExplanation) -> list[Sign]:
 
 def _tensors(one: CauseExplanation) -> list[str]:
     if one.match is not None and one.match.names:
-        return sorted(name for name in one.match.names if name)
+        names = sorted(name for name in one.match.names if name)
+        return [name for name in names if not is_numbered(name)] or names  # numbered state is that of the named ones
     return list(dict.fromkeys(name for sign in one.proof for name in sign.tensors))
 
 

@@ -82,6 +82,7 @@ LARGER = (
 WILD, LONE = 10.0, 2  #: times that limit; most parameters whose gradients alone may be that large
 #: Factored second moments of torch.optim.Adafactor and transformers' Adafactor.
 FACTORED = ("row_var", "col_var", "variance", "exp_avg_sq_row", "exp_avg_sq_col")
+LIKE, BETTER = 0.8, 0.1  #: correlation with the squares of another, and its excess over that with its own
 SQUARES = frozenset({"sum", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", BLOCK_MAXIMA, *FACTORED})
 SLACK = 1e-5  #: rounding tolerance per update
 DECAYS = ("alpha", "rho", "momentum", "betas", "beta2_decay", "decay_rate")  #: fields of param groups
@@ -595,6 +596,7 @@ def _left(role: str, settings: Mapping[str, Any], update: Update) -> float | Non
 def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> None:
     """Check sums, maxima and averages of squares of optimizers other than Adam."""
     fell: dict[str, float] = {}
+    floors: dict[str, tuple[float, Array]] = {}  # the share that remains at least, and the squares after the updates
     kept: list[float] = []  # what all elements keep at least
     roles_of: dict[str, str] = {}
     seen, only = 0, _only(pair.b.facts.groups)
@@ -615,6 +617,7 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
             least = FELL if role != "max_exp_avg_sq" else FEW / max(len(a), 1)  # a largest value never falls
             if above.any() and (share := float((b[above] < left * a[above] * (1 - SLACK * update.k)).mean())) > least:
                 fell[fqn], roles_of[fqn] = share, role
+                floors[fqn] = left * (1 - SLACK * update.k), b
                 kept.append(float(np.quantile(b[above] / a[above], FELL)) / left)
     if seen:
         found.checked["P25"] = f"{seen:,} tensors of squares"
@@ -628,17 +631,54 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
         )
         evidence = {"roles": sorted(set(roles_of.values())), "share": max(fell.values())}
         others = {role for fqn, roles in pair.shared() if fqn in fell for role in roles} & set(FIRST)
+        parents = _parents(pair, roles_of, floors, found)
         scaled = min(kept) > SCALED and len(fell) > 1  # fresh state would be far smaller where gradients are
         if set(roles_of.values()) == {"max_exp_avg_sq"}:
             causes: tuple[str, ...] = ("B11",)
         elif set(roles_of.values()) == {BLOCK_MAXIMA}:  # beside its codes, which may be right
             causes = ("B11", "B4")
+        elif 2 * len(parents) > len(fell) and len(parents) > 1:  # a single one may fit another's by chance
+            causes = ("B5", "E13")
+            name, parent = next(iter(parents.items()))
+            text += f"; those of {name!r} can have evolved from those of {parent!r}"
+            found.forms |= dict.fromkeys(roles_of.items(), "moved.name")
         else:
             causes = ("B6", "E12", "B4") if scaled else ("B4",) if others else ("B1", "B3")
             found.forms |= dict.fromkeys(roles_of.items(), "ratio" if scaled else "fallen")
         found.signs.append(
             P25.sign(text, evidence, list(fell)[:NAMED], hit=len(fell), of=max(seen, len(fell)), causes=causes)
         )
+
+
+def _parents(
+    pair: Pair, roles_of: Mapping[str, str], floors: Mapping[str, tuple[float, Array]], found: Outcome
+) -> dict[str, str]:
+    """Return the parameters whose squares stay above the floor of another's of that shape, and have its profile."""
+    held = {role: {f: roles[role] for f, roles in pair.shared() if role in roles} for role in set(roles_of.values())}
+    parents = {}
+    for fqn, role in roles_of.items():
+        left, b = floors[fqn]
+        shapes = {other: pair.a.shape(at) for other, (at, _) in held[role].items()}
+        alike = [other for other, shape in shapes.items() if shape == shapes[fqn] and other != fqn]
+        best = LIKE
+        for other in (fqn, *alike[:LOOKED]):
+            both = _both(pair, other, held[role][other], "P25", found)
+            if both is None:
+                continue
+            like = _likeness(both[0], b)
+            if other == fqn:
+                best = max(best, like + BETTER)
+            elif like > best and not (b < left * both[0]).any():
+                parents[fqn], best = other, like
+    return parents
+
+
+def _likeness(a: Array, b: Array) -> float:
+    """Return the correlation of logarithms; 0 if there is none."""
+    some = (a > 0) & (b > 0)
+    if np.count_nonzero(some) < LEAST or np.ptp(a[some]) == 0 or np.ptp(b[some]) == 0:
+        return 0.0
+    return float(np.corrcoef(np.log(a[some]), np.log(b[some]))[0, 1])
 
 
 def _only(groups: Sequence[Group]) -> Group | None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -127,14 +127,18 @@ class Continuity(Outcome):
     forms: dict[Key, str] = field(default_factory=dict)
 
 
-def check_continuity(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState]) -> Continuity:
+def check_continuity(
+    pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], known: Collection[Key] = ()
+) -> Continuity:
     """Check state without a law, on samples.
 
     Args:
         updates, states: fqn → the updates between the two checkpoints, and the sums of their pass.
+        known: (fqn, role) of state that is known to continue another parameter's.
     """
     found = Continuity()
     held, lawful = _held(pair, updates, states)
+    held = {role: {f: both for f, both in places.items() if (f, role) not in known} for role, places in held.items()}
     for role, places in held.items():
         _role(pair, updates, role, places, found)
     found.forms = _of_codes(found.forms)

@@ -200,11 +200,15 @@ def _others(pair: Pair, found: EchoValues) -> list[Sign]:
     both = [(roles, pair.b.params.get(fqn, {})) for fqn, roles in pair.a.params.items()]
     held = {at for mine, theirs in both for role, at in mine.items() if quantity(role) is not None and role in theirs}
     catalog, there = pair.stored.ckpt.catalog, pair.b.ckpt.catalog
-    roles = pair.a.names.roles
+    roles, fqns = pair.a.names.roles, pair.a.names.fqns
     keys = [
         key
         for at, key in enumerate(catalog.keys)
-        if at not in held and key in there.index and roles[at] != "step" and key not in pair.stored.facts.generators
+        if at not in held
+        and key in there.index
+        and roles[at] != "step"
+        and key not in pair.stored.facts.generators
+        and pair.comparable(fqns[at] or "")
     ]
     if not keys:
         return []

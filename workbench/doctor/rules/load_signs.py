@@ -63,6 +63,7 @@ FORMS = {
     "nan": ("R03", "are no longer finite: {text}"),
     "zero": ("R03", "are zero now"),
     "zeros": ("R08", "have a run of elements that became zero: {text}"),
+    "pruned": ("R09", "are zero where they were smallest: {text}"),
     "flip": ("R06", "differ in single bits: {text}"),
     "fill": ("R09", "are constant: {text}"),
     "ratio": ("R09", "are the old values times one factor: {text}"),
@@ -78,7 +79,7 @@ FORMS = {
 #: see all changes together, take precedence.
 CAUSES: tuple[tuple[tuple[str, ...], dict[str, tuple[str, ...]]], ...] = (
     (WEIGHTS, {"rounded": ("D7",), "ratio": ("E12",), "nan": ("G1",), "flip": ("G2", "G1"), "zeros": ("G5",),
-               "part": ("G6", "G10", "A2"),
+               "pruned": ("G5",), "part": ("G6", "G10", "A2"),
                "moved": ("E1", "E9"), "moved.followed": ("F4", "A2"), "flat": ("E7", "E13"), "": ("A2", "G6")}),
     (MASTERS, {"rounded": ("D1",), "nan": ("G1",), "flip": ("G2", "G1"), "zeros": ("G5", "D2"), "": ("D2", "G6")}),
     (SECOND, {"zero": ("B4", "B3"), "fill": ("B4", "B3"), "flip": ("G3",)}),
@@ -121,7 +122,7 @@ def _plain(atoms: Atoms, kind: str, some: Sequence[AtomLook]) -> Sign:
     name = repr(some[0].atom.fqn)
     if kind == "zeros":
         text = text.replace(" became zero", f" of {name}", 1) or name
-    elif kind == "weights":
+    elif kind in ("weights", "pruned"):
         text = name
     elif kind in ("flip", "nan", "fill", "ratio", "power", "part"):
         text = f"in {name}, {text}" if text else f"in {name}"

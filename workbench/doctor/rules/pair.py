@@ -9,9 +9,11 @@ from statistics import median
 import numpy as np
 
 from workbench.analysis.patterns.rounding import rounded
+from workbench.core.arrays import Array
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.laws.exact import Replay, ruler
+from workbench.doctor.ledger.roles import MOMENTS
 from workbench.doctor.ledger.sign import RULES, Rule, Sign, many, register
 from workbench.doctor.origins.became import CASTS, grid_of
 from workbench.doctor.origins.index import row_shape
@@ -43,6 +45,7 @@ SLIGHT = 1.5  #: factor within which a trainer may schedule the weight decay
 STEADY = 5  #: updates from which steady gradients move a weight ∝ k, and changing ones ∝ √k
 SOON = 50  #: updates
 LIST = 100
+BOUNDED = 16  #: other weights in which the bounds of one are searched
 MOST = 0.9  #: share of the parameters
 
 register(
@@ -240,6 +243,9 @@ def _still(
     # their moments say how far the update moves them
     rates = {updates[fqn].lr for fqn, sums in trained.items() if 2 * sums.unchanged < sums.count}
     kept = [f for f, sums in trained.items() if types[f] == "float32" and _should_move(updates[f], sums, rates)]
+    kept = [fqn for fqn in kept if _state_changed(pair, fqn)]  # SGD passes over what has no gradient
+    others = [fqn for fqn in trained if fqn not in kept][:BOUNDED]
+    kept = [fqn for fqn in kept if not _at_bounds(pair, fqn, others)]
     if kept and 2 * len(kept) < len(trained):
         text = f"weights of {_names(kept)} are equal bit for bit, although their optimizer state changed"
         yield _sign("P36", kept, text, len(trained), None, kind="kept")
@@ -253,6 +259,38 @@ def _still(
     text = f"weights and second moments of {_names(stood)} are equal bit for bit"
     text += ", although their own counters advanced" if sure else ": were they frozen?"
     yield _sign("P36", stood, text, len(wide), None if sure else "warn", kind="counted" if sure else "frozen")
+
+
+def _state_changed(pair: Pair, fqn: str) -> bool:
+    """Return whether the optimizer's state of a parameter differs, or is in one of the two alone."""
+    mine, theirs = pair.a.params.get(fqn, {}), pair.b.params[fqn]
+    held = [role for role in MOMENTS if role in mine and role in theirs]
+    for role in held:
+        sides = pair.a.tensor(mine[role]), pair.b.tensor(theirs[role])
+        try:
+            one, two = (sampled(side, spread(tuple(side.shape))) for side in sides)
+        except WorkbenchError:
+            return False  # no equality was measured
+        if one.shape != two.shape or (one != two).any():
+            return True
+    return not held
+
+
+def _at_bounds(pair: Pair, fqn: str, others: Sequence[str]) -> bool:
+    """Return whether a weight stands at bounds: it has one or two values, which others do not exceed but reach."""
+    ends = np.unique(_values(pair.b, fqn))
+    ranges = [values for other in others if len(values := _values(pair.b, other))]
+    reached = {float(edge) for values in ranges for edge in (values.min(), values.max())}
+    return 0 < len(ends) <= 2 and set(ends.tolist()) <= reached
+
+
+def _values(state: State, fqn: str) -> Array:
+    """Return a weight's values, a sample of a large one; none if it cannot be read."""
+    at = state.params[fqn].get("param")
+    try:
+        return np.empty(0) if at is None else sampled(state.tensor(at), spread(state.shape(at)))
+    except WorkbenchError:
+        return np.empty(0)
 
 
 def _should_move(update: Update, sums: PairState, rates: Collection[object]) -> bool:

@@ -145,14 +145,15 @@ def _among(facts: TrainingState) -> list[Sign]:
     counts, usual = facts.steps.counts, facts.steps.usual
     if usual is None or len(counts) < 2:
         return []
-    off = sum(count for value, count in counts.items() if value != usual)
+    due = usual if facts.step is None or facts.step not in counts else float(facts.step)  # most may have begun anew
     of = sum(counts.values())
-    names = [name for name, value in facts.steps.by_name.items() if value != usual]
+    names = [name for name, value in facts.steps.by_name.items() if value != due]
     whole = [file for file, counts_of in facts.steps.by_file.items() if usual not in counts_of]
     others = ", ".join(f"{counts[value]:,} at {value:,.0f}" for value in sorted(counts) if value != usual)
-    words = f"the optimizer's counters disagree: {of - off:,} are at {usual:,.0f}, {others}"
+    words = f"the optimizer's counters disagree: {counts[usual]:,} are at {usual:,.0f}, {others}"
     words += f"; these are all counters in {whole[0]!r}" if whole else ""
     words += f"; replicas of {len(facts.steps.split):,} disagree" if facts.steps.split else ""
+    off = of - counts[due]
     proved = bool(whole or facts.steps.split) and off < of
     found = {
         "kind": "among",
