@@ -140,7 +140,7 @@ def zeroed(case: Case) -> Iterator[Match]:
 
 
 def _units_anew(change: LedgerLeg) -> frozenset[str]:
-    """Return the weights of which less than half of the rows are others, where their moments began at zero."""
+    """Return the weights with fewer than half of the rows replaced, if their moments began at zero there."""
     found = set()
     for name in change.hit(change.weights, "part") & change.hit(MOMENTS, "zeros"):
         rows = change.detail(change.weights, name)

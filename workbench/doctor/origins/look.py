@@ -453,7 +453,7 @@ def _zeros(one: AtomLook, before: LazyTensor, after: LazyTensor) -> bool:
 
 
 def _smallest(before: LazyTensor, after: LazyTensor) -> bool:
-    """Return whether the elements that became zero were the smallest: of the tensor, its rows, or each four in a row."""
+    """Return whether the elements that became zero were the smallest of the tensor, of their row, or of each four."""
     if len(before.shape) < 2:
         return False
     rows = spread(before.shape)

@@ -163,7 +163,7 @@ def has_copy(name: str, names: Iterable[str]) -> bool:
 
 
 def followers(names: Iterable[str]) -> set[str]:
-    """Return those of ``names`` whose network follows another one, of which the namesake is among them, too."""
+    """Return those of ``names`` whose network follows another one, and whose namesake there is among them, too."""
     found: dict[tuple[object, ...], set[str]] = {}
     led: set[tuple[object, ...]] = set()
     for name in names:

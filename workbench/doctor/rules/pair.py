@@ -277,7 +277,7 @@ def _state_changed(pair: Pair, fqn: str) -> bool:
 
 
 def _at_bounds(pair: Pair, fqn: str, others: Sequence[str]) -> bool:
-    """Return whether a weight stands at bounds: it has one or two values, which others do not exceed but reach."""
+    """Return whether a weight is at its bounds: it has one or two values, which others reach and do not exceed."""
     ends = np.unique(_values(pair.b, fqn))
     ranges = [values for other in others if len(values := _values(pair.b, other))]
     reached = {float(edge) for values in ranges for edge in (values.min(), values.max())}

@@ -145,7 +145,7 @@ def _among(facts: TrainingState) -> list[Sign]:
     counts, usual = facts.steps.counts, facts.steps.usual
     if usual is None or len(counts) < 2:
         return []
-    due = facts.step if facts.step in counts else usual  # most may have begun anew
+    due = usual if facts.step is None or facts.step not in counts else facts.step  # most may have begun anew
     of = sum(counts.values())
     names = [name for name, value in facts.steps.by_name.items() if value != due]
     whole = [file for file, counts_of in facts.steps.by_file.items() if usual not in counts_of]
