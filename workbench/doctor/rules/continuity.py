@@ -138,9 +138,8 @@ def check_continuity(
     """
     found = Continuity()
     held, lawful = _held(pair, updates, states)
-    held = {role: {f: both for f, both in places.items() if (f, role) not in known} for role, places in held.items()}
     for role, places in held.items():
-        _role(pair, updates, role, places, found)
+        _role(pair, updates, role, places, {fqn for fqn, other in known if other == role}, found)
     found.forms = _of_codes(found.forms)
     samples = _samples(pair, lawful, found)
     kept = {fqn: _kept(*both) for fqn, both in samples.items()}
@@ -215,7 +214,12 @@ def _held(
 
 
 def _role(
-    pair: Pair, updates: Mapping[str, Update], role: str, places: Mapping[str, tuple[int, int]], found: Continuity
+    pair: Pair,
+    updates: Mapping[str, Update],
+    role: str,
+    places: Mapping[str, tuple[int, int]],
+    known: Collection[str],
+    found: Continuity,
 ) -> None:
     samples = _samples(pair, places, found, role.removesuffix(" codes"))
     if not samples:
@@ -229,7 +233,7 @@ def _role(
     least = MOST * len(kept) if passing else 2
     turned = _turned(samples, places, pair, kept, single)
     forms = dict.fromkeys(turned if len(turned) >= least else (), "moved.name")
-    rest = {fqn: one for fqn, one in kept.items() if fqn not in forms}
+    rest = {fqn: one for fqn, one in kept.items() if fqn not in forms and fqn not in known}
     same = not fields_changed(pair).keys() & DECAYS  # otherwise an update keeps another share
     counted = pair.b.facts.optimizer.family == "Adafactor"  # its first update keeps nothing, whatever it had
     once = {fqn for fqn in rest if same and updates[fqn].k == 1 and not (counted and updates[fqn].after == 1)}
