@@ -39,12 +39,15 @@ def began_anew(before: TrainingState, after: TrainingState) -> bool:
 
 
 def counts_anew(before: TrainingState, after: TrainingState) -> bool:
-    """Return whether the trainer's step counts only the updates that the optimizer, which counts on, has made since."""
+    """Return whether the trainer's step fell, and counts only the updates that the optimizer, which counts on, made since.
+
+    Where the step is higher than before, that cannot be told from an optimizer whose counters were doubled.
+    """
     first, last = before.step, after.step
     one, two = before.steps.usual, after.steps.usual
     if first is None or last is None or one is None or two is None:
         return False
-    return 0 < first == one and two - one == last
+    return last < first == one and two - one == last
 
 
 def lagging(before: TrainingState, after: TrainingState, k: int | None) -> frozenset[str]:
