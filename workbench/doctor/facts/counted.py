@@ -39,9 +39,9 @@ def began_anew(before: TrainingState, after: TrainingState) -> bool:
 
 
 def counts_anew(before: TrainingState, after: TrainingState) -> bool:
-    """Return whether the trainer's step fell, and counts only the updates that the optimizer, which counts on, made since.
+    """Return whether the trainer's step fell, and counts only the updates that the optimizer, counting on, made since.
 
-    Where the step is higher than before, that cannot be told from an optimizer whose counters were doubled.
+    A step that is higher than before may just as well be that of an optimizer whose counters were doubled.
     """
     first, last = before.step, after.step
     one, two = before.steps.usual, after.steps.usual

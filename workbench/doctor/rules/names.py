@@ -11,7 +11,7 @@ from workbench.core.arrays import Array, Ints
 from workbench.core.words import some_of
 from workbench.doctor.facts.evidence import Pair, State, stripped
 from workbench.doctor.ledger.roles import AVERAGES, FIRST, MASTERS, MOMENTS, SECOND, STATE, quantity
-from workbench.doctor.ledger.sign import Rule, Sign, agreeing, many, register
+from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, agreeing, many, register
 from workbench.doctor.rules.stated import NAMED
 from workbench.names.weights import kinds
 from workbench.tensor import LazyTensor
@@ -104,7 +104,7 @@ def rows_kept(pair: Pair) -> list[Sign] | str:
                 if by := _moved_by(pair.a.tensor(mine[role]), pair.b.tensor(theirs[role])):
                     moved.setdefault(by, []).append((fqn, role))
     if not looked:
-        return "no table has another number of rows"
+        return Inapplicable("no table has another number of rows")
     found = []
     for by, keys in moved.items():
         roles = {role for _, role in keys}
