@@ -442,10 +442,13 @@ class Case:
         Networks that follow such weights are new with them, and have no state of their own.
         """
         first, second = self.lost(change)
-        reset = self.counters(change.leg).reset
+        counters = self.counters(change.leg)
         names, beyond = change.hit(change.weights, *UNLIKE), change.hit(change.weights)
-        # after some updates, small moments satisfy the laws by chance
-        lost = first | second | (reset if change.hit(MOMENTS) & reset else reset & names)
+        lost = first | second
+        if change.hit(MOMENTS) & counters.reset:
+            lost |= counters.reset
+        elif counters.kept:  # after some updates, new moments may satisfy the laws of the old ones
+            lost |= counters.reset & names
         followed = followers(beyond) - change.seen(*MOMENTS)
         own = names - followed
         if any(map(is_numbered, lost)):  # the owners are unknown, but not their sizes
@@ -453,7 +456,9 @@ class Case:
             if Counter(self.sizes(own, "param")) - room:
                 return frozenset()
             room -= Counter(self.sizes(own, "param"))
-            for name in sorted(beyond - names - followed if change.leg == "train" else ()):
+            if room and not (change.leg == "train" and counters.kept):
+                return frozenset()
+            for name in sorted(beyond - names - followed):
                 size = self.sizes([name], "param")[0]
                 if room[size]:  # too small to be unlike the old one
                     room[size] -= 1

@@ -108,6 +108,7 @@ def zeroed(case: Case) -> Iterator[Match]:
             held = (*change.weights, *MASTERS)
             names -= change.hit(held) - change.hit(held, "zeros")
         anew = frozenset() if change.exact else _units_anew(change)
+        anew -= {name for one in case.fired("S04", where="after") for name in one.tensors}  # the first moments stayed
         names -= anew
         parts = change.hit(MOMENTS, "part")  # in small ones, the new form of a part cannot be seen
         if names and len(parts) <= 2 * len(names & change.hit(MOMENTS, "zeros")):

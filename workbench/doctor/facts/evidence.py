@@ -248,16 +248,7 @@ class Pair:
     @cached_property
     def cut_anew(self) -> bool:
         """Whether other param groups hold the state of the same parameters: as many tensors of each shape."""
-        shapes = [
-            Counter(
-                (role, state.shape(at))
-                for roles in state.params.values()
-                for role, at in roles.items()
-                if role in _MOVING
-            )
-            for state in (self.a, self.b)
-        ]
-        return self.renumbered and bool(shapes[0]) and shapes[0] == shapes[1]
+        return self.renumbered and _as_much_state(self.a, self.b)
 
     @cached_property
     def left_out(self) -> int:
@@ -378,14 +369,15 @@ def align(a: State, b: State) -> Pair:
     Within one format, half of the names are enough, and other tensors count as missing. Between two formats, all shapes
     must agree as well, because a vocabulary may be padded in only one of them.
 
-    If only one of them assigns a number to a parameter, ``a`` takes the name that ``b`` has for it; if the param groups
-    have other sizes, the number means another parameter, and only names that both have are kept.
+    If only one of them assigns a number to a parameter, ``a`` takes the name that ``b`` has for it. If other param
+    groups hold the same parameters, the number means another one, and only names that both have are kept.
     """
     stored, wrapped = a, _wrapped(a, b)
     if wrapped:
         a = a.named(wrapped)
     renamed = _renamed(a, b)
-    if renamed and _other_sizes(*([group.count or 0 for group in state.facts.groups] for state in (a, b))):
+    sizes = [[group.count or 0 for group in state.facts.groups] for state in (a, b)]
+    if renamed and _other_sizes(*sizes) and _as_much_state(a, b):
         shared = set(a.names.owner.values()) & set(b.names.owner.values())
         a, b = (
             state.under({fqn: pseudo for pseudo, fqn in state.names.owner.items() if fqn not in shared})
@@ -401,6 +393,17 @@ def align(a: State, b: State) -> Pair:
         return Pair(a, b, False, _alone(a, b), _alone(b, a), origin)
     found = name_map(a.under({}).ckpt, b.under({}).ckpt)
     return Pair(State(found.apply(), a.facts), b, True, found.only_a, found.only_b, stored)
+
+
+def _as_much_state(a: State, b: State) -> bool:
+    """Return whether both hold optimizer state, as many tensors of each role and shape."""
+    one, two = (
+        Counter(
+            (role, state.shape(at)) for roles in state.params.values() for role, at in roles.items() if role in _MOVING
+        )
+        for state in (a, b)
+    )
+    return bool(one) and one == two
 
 
 def _other_sizes(one: Sequence[int], two: Sequence[int]) -> bool:
