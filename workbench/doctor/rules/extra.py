@@ -136,15 +136,10 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
         words = f"the loss scale fell from {before:,g} to {scale:,g} in {many(k, 'update')}: was it reset, or were "
         words += f"{halved:.0f} more updates skipped? Each skipped update halves it"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
-    initial = scale in DEFAULTS and earlier is not None and None not in (earlier.facts.step, state.facts.step)
-    if not signs and k and earlier is not None and (scale == before or initial):
-        for path, (old, new) in _good_updates(earlier, state, k, scale == before).items():
+    if not signs and k and earlier is not None and scale == before:
+        for path, (old, new) in _good_updates(earlier, state, k).items():
             words = f"{path!r} went from {old:,} to {new:,} in {many(k, 'update')}: it counts only those since the load"
-            evidence = {"before": old, "after": new, "k": k}
-            if scale != before:
-                words = f"the loss scale went from {before:,g} to {scale:,g}, a common initial value, and {words}"
-                evidence = {"scale": scale, "before": before, "k": k}
-            signs.append(RULES["N14"].sign(words, evidence, hit=1, of=1))
+            signs.append(RULES["N14"].sign(words, {"before": old, "after": new, "k": k}, hit=1, of=1))
     return "loss scales", signs
 
 
@@ -163,22 +158,18 @@ def _growth_interval(state: State) -> int:
     return max(found.pop(), 1) if len(found) == 1 else 1
 
 
-def _good_updates(earlier: State, later: State, k: int, same: bool) -> dict[str, tuple[int, int]]:
-    """Return the counts of updates since the scale last changed that count no more than the ``k`` since the load.
+def _good_updates(earlier: State, later: State, k: int) -> dict[str, tuple[int, int]]:
+    """Return the counts of updates since the scale last changed that began anew, although the scale did not change.
 
-    Such a count goes on until it reaches ``growth_interval``, or until an update is skipped. Both set it to 0 and
-    change the scale, so a count of all ``k`` leaves no update that can have changed it.
+    Such a count goes on until it reaches ``growth_interval``, or until an update is skipped; both change the scale.
     Source: torch 2.13 ``aten/src/ATen/native/cuda/AmpKernels.cu`` (``amp_update_scale_cuda_kernel``).
-
-    Args:
-        same: whether the scale is the same.
     """
     a, b = earlier.counts, later.counts
     found = {}
     for path in sorted(a.keys() & b.keys()):
         parent, _, name = path.rpartition(".")
         interval = b.get(f"{parent}.growth_interval", 0)
-        if name == "_growth_tracker" and b[path] == k < interval and (not same or k < a[path] + k < interval):
+        if name == "_growth_tracker" and a[path] + k < interval and b[path] == k < a[path] + k:
             found[path] = a[path], b[path]
     return found
 
