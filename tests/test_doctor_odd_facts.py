@@ -2150,6 +2150,18 @@ def test_second_moments_that_decay_are_no_largest_gradient_where_the_first_are_o
     assert bool(severities(found, "P04")) == (of == "average")
 
 
+@pytest.mark.parametrize(("samples", "told"), [(90 + 20, []), (90 + 10, ["C6"])])
+def test_a_batch_that_grew_before_the_load(tmp_path, samples, told):
+    """The count of samples is off in both files; only what it advanced by says whether the load was right."""
+    run = Run().train(20)
+    args = {"global_batch_size": 10}
+    one = run.save(tmp_path / "a.pt", step=20, args=args, consumed_samples=90)
+    found = wb.doctor(one, run.train(2).save(tmp_path / "b.pt", step=22, args=args, consumed_samples=samples))
+    assert [cause.cause for cause in found.causes if cause.severity != "info"] == told
+    assert set(severities(found, "S18")) == ({"warn"} if told else {"info"})
+    assert severities(wb.doctor(one), "S18") == ["warn"]
+
+
 @pytest.mark.parametrize("batch", [48, 24])
 def test_the_batch_size_among_the_arguments_of_a_callback(tmp_path, batch):
     """Lightning stores what a program adds as the state of a callback."""

@@ -35,7 +35,7 @@ def check_facts(evidence: Evidence) -> Outcome:
     found = Outcome()
     for which in ("before", "echo", "after"):
         if getattr(evidence, which) is not None:
-            ran = _explained(_run(_ONE, evidence.state(which), which), evidence.before, evidence.state(which))
+            ran = _explained(_run(_ONE, evidence.state(which), which), evidence, which)
             ran.signs = [_counted(_unfrozen(sign, evidence, which), evidence, which) for sign in ran.signs]
             found.add(ran)
     _never(found, evidence)
@@ -73,12 +73,21 @@ def _never(found: Outcome, evidence: Evidence) -> None:
         found.signs[at] = replace(found.signs[at], severity="warn")
 
 
-def _explained(found: Outcome, before: State, state: State) -> Outcome:
-    """Reduce a sample count to a remark if both checkpoints state different batch sizes."""
-    one, two = before.facts.value("global_batch"), state.facts.value("global_batch")
-    if one and two and one != two:
+def _explained(found: Outcome, evidence: Evidence, which: str) -> Outcome:
+    """Reduce a sample count to a remark if the batch size changed, in between or earlier in the run."""
+    later = (evidence.after or evidence.echo) if which == "before" else evidence.state(which)
+    if later is None:
+        return found
+    a, b = evidence.before.facts, later.facts
+    one, two = (facts.value("global_batch") for facts in (a, b))
+    counts = [facts.value("consumed_samples") for facts in (a, b)]
+    words = f"the batch was {one} before" if one and two and one != two and which != "before" else ""
+    if one and one == two and None not in (*counts, a.step, b.step):
+        alike = counts[1] - counts[0] == (b.step - a.step) * two  # type: ignore[operator]
+        words = "in between, they agree: was the batch smaller at first?" if alike else ""
+    if words:
         found.signs = [
-            replace(sign, severity="info", message=f"{sign.message}; the batch was {one} before")
+            replace(sign, severity="info", message=f"{sign.message}; {words}")
             if sign.rule == "S18" and sign.evidence["kind"] == "samples" and sign.evidence["consumed"]
             else sign
             for sign in found.signs
