@@ -132,7 +132,7 @@ def _added(place: Place, manifest: Manifest, partial: bool) -> Iterator[Finding]
     names = list(place.files)
     for folder in sorted(covered & set(place.folders)):
         names += sorted(walk(place, folder)[0])
-    hint = "if it belongs to the checkpoint, write the manifest again"
+    hint = "if it belongs to the checkpoint, write the manifest again; what a killed save left can be deleted"
     for name in names:
         if name not in manifest.files and name not in manifest.left_out and not is_manifest(place, name, manifest.path):
             size, refused = _size(place, name, partial)
