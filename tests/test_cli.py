@@ -140,6 +140,15 @@ def test_show_prints_line_chunks_and_values(call, samples: Path) -> None:
     assert [float(word) for word in lines[-1].strip("[]").split(",")] == pytest.approx(truth.tolist(), rel=1e-4)
 
 
+def test_a_slice_is_shown_with_the_chunks_that_hold_it(call, samples: Path) -> None:
+    key = "model.model.embed_tokens.weight"
+    chunks = wb.open(samples / "dcp_fsdp2")[key].chunks
+    first = chunks["offsets"].iloc[1][0]
+    _, out, _ = call("show", samples / "dcp_fsdp2", f"{key}[{first}:{first + 2}]")
+    assert out.count("bytes") == 1 and f"[{first}, 0]" in out
+    assert f"{len(chunks) - 1} other chunks of the tensor" in out
+
+
 def test_show_json(call, samples: Path, one: Path) -> None:
     key = "model.model.embed_tokens.weight"
     document = json_of(call, "show", samples / "dcp_fsdp2", f"{key}[2:4, :3]")

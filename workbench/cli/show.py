@@ -14,6 +14,7 @@ from workbench.cli.common import open_as, paint, print_json, say
 from workbench.core.jsonable import jsonable
 from workbench.core.near import did_you_mean
 from workbench.core.slices import Part, parse_slice
+from workbench.core.words import plural
 from workbench.errors import ObjectNotFoundError, UsageError, WorkbenchError
 from workbench.tensor import LazyTensor
 from workbench.views import units
@@ -38,11 +39,14 @@ def show(options: argparse.Namespace) -> None:
     found = profile(part, BINS, limit=None if options.exact else QUICK)
     words = [paint(word, "bad") for word in anomalies(found.summary)]
     say(" ".join([tensor_heading(part), distribution(found), *words]))
-    rows = chunk_rows(part._payloads.catalog, part._tensor)
+    every = chunk_rows(part._payloads.catalog, part._tensor)
+    rows = [row for row in every if _meets(row, part)]
     for row in rows[:CHUNKS]:
         say(f"  {_chunk_line(row)}")
     if len(rows) > CHUNKS:
         say(f"  … {len(rows) - CHUNKS:,} more chunks")
+    if len(rows) < len(every):
+        say(f"  {plural(len(every) - len(rows), 'other chunk')} of the tensor")
     say(values_text(part))
 
 
@@ -115,6 +119,13 @@ def _show_json(part: LazyTensor, options: argparse.Namespace) -> dict[str, Any]:
         "chunks": chunk_rows(part._payloads.catalog, part._tensor),
         "values": json_values(part) if small else None,
     }
+
+
+def _meets(row: Mapping[str, Any], part: LazyTensor) -> bool:
+    """Return whether a chunk holds elements of the box of a slice."""
+    low, sizes = part._selection.box()
+    box = zip(row["offsets"], row["sizes"], low, sizes, strict=True)
+    return all(first < start + size and start < first + count for first, count, start, size in box)
 
 
 def _finite(value: Any) -> Any:
