@@ -111,13 +111,13 @@ def rows_kept(pair: Pair) -> list[Sign] | str:
         fqns = list(dict.fromkeys(fqn for fqn, _ in keys))
         what = "weights" if roles <= {"param"} else _roles(keys)
         message = f"the old rows of {len(keys):,} of {many(looked, 'resized tensor')} are {many(abs(by), 'row')} "
-        message += f"{'further on' if by > 0 else 'further up'}: {what} of {some_of(fqns)}"
+        message += f"{'further down' if by > 0 else 'further up'}: {what} of {some_of(fqns)}"
         found.append(R18.sign(message, {"by": by, "roles": sorted(roles)}, fqns, hit=len(keys), of=looked))
     return found
 
 
 def _moved_by(a: LazyTensor, b: LazyTensor) -> int:
-    """Return by how many rows the rows of ``a`` are further on in ``b``; 0 if they are at their place, or unknown."""
+    """Return by how many rows the rows of ``a`` are further down in ``b``; 0 if they are at their place, or unknown."""
     length, longer = sorted((a.shape[0], b.shape[0]))
     if a.dtype != b.dtype or not length:
         return 0
