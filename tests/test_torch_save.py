@@ -583,7 +583,7 @@ def test_a_cut_pickle_of_a_legacy_file_is_placed_in_the_file(tmp_path: Path) -> 
 
 
 def test_a_file_of_nothing_and_one_of_something_else(tmp_path: Path) -> None:
-    for data, words in ((b"", "is empty"), (b"some text", "known format; `workbench formats` lists")):
+    for data, words in ((b"", "is empty"), (b"some text", "known format; `workbench formats` shows")):
         (tmp_path / "x.pt").write_bytes(data)
         with pytest.raises(wb.errors.NotACheckpointError, match=words):
             wb.open(tmp_path / "x.pt")

@@ -265,8 +265,8 @@ def not_recognised(place: Place) -> OpenError:
         return NotACheckpointError(f"{place.path!r} is empty: it has no files")
     held = "" if place.file is not None else f": it has {some_of(names)}"
     return NotACheckpointError(
-        f"{place.path!r} does not hold a checkpoint in a known format{held}; `workbench formats` lists by what each "
-        "format is recognised"
+        f"{place.path!r} does not hold a checkpoint in a known format{held}; `workbench formats` shows how each one is "
+        "recognised"
     )
 
 
