@@ -156,8 +156,8 @@ def steps_beside(place: Place, format: str | None) -> list[str]:
 
 def _beside(place: Place, format: str | None) -> str | None:
     """Return a note if the folder of a checkpoint is that of a run, too."""
-    steps = steps_beside(place, format)
     try:
+        steps = steps_beside(place, format)
         if not steps or formats.detect(place.sub(steps[-1])) is None:
             return None
     except WorkbenchError:  # whatever it is, it was not asked for
