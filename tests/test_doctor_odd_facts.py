@@ -2380,7 +2380,7 @@ def test_a_new_head_whose_moments_satisfy_the_laws_by_chance(tmp_path, kept):
 
 @pytest.mark.parametrize("anew", [True, False])
 def test_units_that_began_anew_with_their_state_are_asked_about(tmp_path, anew):
-    """Where the moments of some rows began at zero, and their weights continued, it is no plan of the trainer."""
+    """If the moments of some rows began at zero but their weights continued, the trainer did not begin units anew."""
     run = Run().train(20)
     one = run.save(tmp_path / "a.pt", step=20)
     weight = run.model[0].weight

@@ -214,7 +214,7 @@ def test_a_target_outside_or_inside_a_checkpoint_is_refused(root, into, error):
 
 
 def test_a_folder_may_lie_beside_loose_files_in_root(root):
-    """They are a checkpoint, but the others in ROOT are no part of it, and neither is a new one."""
+    """Loose files are a checkpoint of their own; folders beside them do not belong to it."""
     save_file({"w": torch.ones(1)}, root / "final.safetensors")
     outlet = Outlet(Jail(root), ".")
     assert outlet.resolve("made") == root.resolve() / "made"

@@ -65,7 +65,7 @@ def case(id: str, cause: str, text: str, where: str, words: str, *, beside: str 
 
 
 def other(id: str, words: str, beside: str, made: Fault) -> Fault:
-    """A fault that is no loop of the lab."""
+    """Record the words and the innocent change of a fault that is not made by :func:`case`."""
     WORDS[id] = words
     if beside:
         BESIDE[id] = beside

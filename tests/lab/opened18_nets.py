@@ -116,7 +116,7 @@ class Rms(nn.Module):
 
 
 class Experts(nn.Module):
-    """Four fused experts, gate and up in one tensor, two of which a token visits; a bias balances them."""
+    """Four fused experts, with gate and up in one tensor. Each token visits two, and a bias balances the load."""
 
     def __init__(self, width: int, inner: int, count: int = 4) -> None:
         super().__init__()

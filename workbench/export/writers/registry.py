@@ -18,6 +18,7 @@ from workbench.export.writers.ranks import safetensors_ranks, torch_ranks
 from workbench.export.writers.safetensors import one_file, shards
 from workbench.export.writers.torch import torch_file
 from workbench.export.writers.torch_dist import torch_dist_files, torch_dist_notes
+from workbench.formats import FORMATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,7 @@ class ExportWriter:
 
 #: The format of a file that a target's name stands for.
 FILES = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch", ".ckpt": "torch"}
-#: Files of formats that are read, but not written.
-_READ_ONLY = (".npz", ".gguf", ".onnx", ".h5", ".keras", ".msgpack", ".pdparams", ".pdopt", ".nemo", ".index")
+_BY_CONTENT = (".npz", ".npy", ".h5")  #: of formats whose readers do not rely on names
 
 
 def target_format(name: str, format: str | None, *, sharded: bool) -> str:
@@ -77,13 +77,14 @@ def target_format(name: str, format: str | None, *, sharded: bool) -> str:
         sharded: whether the target has one file for each rank.
 
     Raises:
-        UsageError: there is no writer of that format, or the name stands for another one.
+        UsageError: no writer has that name, or the file name implies another format.
     """
     if format is not None and format not in WRITERS:
         hint = did_you_mean(format, WRITERS)
         raise UsageError(f"cannot write format {format!r}; choose {', '.join(WRITERS)}{hint}")
     ending = os.path.splitext(name)[1]
-    if ending in _READ_ONLY:
+    known = {*_BY_CONTENT, *(suffix for one in FORMATS.values() if one.single_file for suffix in one.suffixes)}
+    if name.endswith(tuple(known - FILES.keys())):
         raise UsageError(f"{name!r}: {ending} files cannot be written; name a folder, NAME.safetensors or NAME.pt")
     meant = FILES.get(ending)
     if meant is None:
