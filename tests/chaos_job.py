@@ -71,8 +71,9 @@ def run(folder: Path, out: Path, format: str) -> None:
             write_in_place(target, folder / letter / "model.safetensors")
             continue
         ckpt = wb.open(folder / letter, cache=False)
+        size = 50_000 if format == "safetensors" else None
         report = export(
-            ckpt, target, format, overwrite=True, resume=True, threads=1, max_shard_size=50_000, manifest=False
+            ckpt, target, format, overwrite=True, resume=True, threads=1, max_shard_size=size, manifest=False
         )
         print(*report.notes)
 

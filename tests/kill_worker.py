@@ -143,7 +143,7 @@ class Trial:
             overwrite=True,
             resume=self.resume,
             threads=2,
-            max_shard_size=90_000,
+            max_shard_size=90_000 if self.format == "safetensors" else None,
         )
         return "\n".join(report.notes)
 

@@ -178,6 +178,7 @@ def test_a_right_load_has_no_finding(trained, saved, tmp_path, payload):
     assert grave(report) == {} and report.exit_code == 0 and report.raise_for_errors() is report
     assert "29 of 29 tensors are equal bit for bit" in report.checked["values"]
     assert report.checked["echo"].endswith(" tensors of 1 rank")
+    assert report.checked["R10"] == "whether loading makes no update"
     assert compare_echo(saved, tmp_path / "echo").exit_code == 0
 
 
@@ -256,7 +257,7 @@ def test_fingerprints_are_those_of_the_manifest_which_saves_the_reading(trained,
     manifest.write(wb.open(saved))
     report = trained.echo(against=saved)
     Path(manifest.beside(str(saved))).unlink()
-    assert "none of the checkpoint were read" in report.checked["values"] and report.exit_code == 0
+    assert "no bytes of the checkpoint were read" in report.checked["values"] and report.exit_code == 0
 
 
 def test_an_echo_made_at_the_save_needs_no_checkpoint(trained, tmp_path):

@@ -63,7 +63,8 @@ def test_every_tensor_of_every_format_is_the_truth(samples, tmp_path, name, form
     target = tmp_path / {"safetensors": "folder", "one": "one.safetensors", "torch": "one.pt"}[format]
     kind = "torch" if format == "torch" else "safetensors"
     with wb.open(samples / name) as ckpt:
-        report = export(ckpt, target, kind, role=None, max_shard_size="100KB", verify=True)
+        size = "100KB" if format == "safetensors" else None
+        report = export(ckpt, target, kind, role=None, max_shard_size=size, verify=True)
         keys, objects = list(ckpt), list(ckpt.objects)
         values = {one: ckpt.objects[one] for one in report.carried}
         keys_of = {want: key_of(ckpt, want) for want in truth}
@@ -283,6 +284,8 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(small, tmp_path, monkeypat
         (errors.UsageError, "choose 'hf' or 'fqn'", {"rename": "cat"}),
         (errors.UsageError, "no known naming convention", {"rename": "hf"}),
         (errors.UsageError, "max_shard_size", {"max_shard_size": "5 gold bars"}),
+        (errors.UsageError, "leave it out", {"max_shard_size": 5000, "mesh": "tp=2"}),
+        (errors.UsageError, "leave it out", {"max_shard_size": 5000, "format": "dcp"}),
         (errors.UsageError, "is, or contains", {"dest": ckpt.path, "overwrite": True}),
         (errors.UsageError, "is, or contains", {"dest": tmp_path, "overwrite": True}),
         (errors.WriteError, "does not exist", {"dest": tmp_path / "no" / "out"}),
@@ -554,3 +557,15 @@ def test_the_manifest_is_made_of_what_was_hashed_on_the_way(tmp_path, monkeypatc
     file.write_bytes(raw)
     found = check(tmp_path / "out", made).findings
     assert len(found) == 1 and "'a'" in found.message[0]
+
+
+def test_tied_tensors_that_become_separate_are_noted(tmp_path):
+    weight = torch.randn(4, 3)
+    state = {"embed.weight": weight, "head.weight": weight, "row": weight[1], "other": torch.zeros(3)}
+    torch.save(state, tmp_path / "tied.pt")
+    report = export(tmp_path / "tied.pt", tmp_path / "out.pt")
+    assert [note for note in report.notes if "storage" in note] == [
+        "'embed.weight' and 'head.weight' share one storage in the source, and are separate in the target; "
+        "tie them again after loading"
+    ]
+    assert not export(tmp_path / "tied.pt", tmp_path / "one.pt", select="head|other").notes

@@ -51,10 +51,15 @@ def stop_at(share: float):
     return progress
 
 
+def sized(target: Path, options: dict) -> dict:
+    """Options of an export in small shards if the target is a folder."""
+    return options if target.suffix else {"max_shard_size": SIZE} | options
+
+
 def stopped(source, target: Path, share: float = 0.6, **options) -> Path:
     """The temp of an export that ended in the middle."""
     with pytest.raises(RuntimeError, match="stop") as caught:
-        export(source, target, resume=True, threads=1, progress=stop_at(share), **{"max_shard_size": SIZE} | options)
+        export(source, target, resume=True, threads=1, progress=stop_at(share), **sized(target, options))
     assert not target.exists() and "with resume to continue from there" in caught.value.__notes__[0]
     return temp(target)
 
@@ -75,7 +80,7 @@ def contents(target: Path) -> dict[str, bytes]:
 
 def check(source, target: Path, format: str = "safetensors", **options):
     """Go on, and compare with an export that was never interrupted; what was kept, in the report's words."""
-    options = {"max_shard_size": SIZE} | options
+    options = sized(target, options)
     report = export(source, target, format, resume=True, verify=True, **options)
     other = target.with_name("whole" + target.suffix)
     whole = export(source, other, format, **options)
@@ -105,7 +110,7 @@ def test_what_was_finished_is_kept_and_the_rest_written(source, tmp_path, format
     real = engine.Filler.__call__
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.Filler, "__call__", counted)
-        export(source, target, kind, resume=True, dtype=dtype, max_shard_size=SIZE)
+        export(source, target, kind, resume=True, **sized(target, {"dtype": dtype}))
     assert 0 < len(read) <= 4, "kept tensors were read from the source again"
     os.rename(target, tmp_path / "gone")
     stopped(source, target, format=kind, dtype=dtype)

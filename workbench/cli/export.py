@@ -17,8 +17,6 @@ from workbench.errors import UsageError
 from workbench.export.export import export as write
 from workbench.export.sharding.rules import Rules
 from workbench.export.sharding.rules_file import read_rules
-from workbench.export.writers.registry import target_format
-from workbench.export.writers.safetensors import MAX_SHARD_SIZE
 from workbench.views import units
 from workbench.views.export import export_text
 from workbench.views.names import safe
@@ -44,7 +42,6 @@ def export(options: argparse.Namespace) -> int:
         return _to_device(options, ckpt)
     if options.rank is not None or options.time:
         raise UsageError(f"--{'time' if options.rank is None else 'rank'} is for --to-device; leave it out")
-    _check_shard_size(options)
     title = f"export {os.path.basename(os.path.normpath(ckpt.path))}"
     with workers(options) as executor, progress_bar(title) as progress:
         report = write(
@@ -61,7 +58,7 @@ def export(options: argparse.Namespace) -> int:
             mesh=_mesh(options),
             rules=_rules(options),
             objects=options.objects,
-            max_shard_size=options.max_shard_size or MAX_SHARD_SIZE,
+            max_shard_size=options.max_shard_size,
             overwrite=options.overwrite,
             resume=options.resume,
             verify=options.verify,
@@ -73,16 +70,6 @@ def export(options: argparse.Namespace) -> int:
         )
     print_result(options, report, export_text)
     return 0
-
-
-def _check_shard_size(options: argparse.Namespace) -> None:
-    """Refuse a size of shards for a target that has none."""
-    if options.max_shard_size is None:
-        return
-    name = os.path.basename(options.dest)
-    mesh = _mesh(options) is not None
-    if mesh or target_format(name, options.to, sharded=mesh) != "safetensors" or name.endswith(".safetensors"):
-        raise UsageError("--max-shard-size is for a folder of safetensors that is written without a mesh; leave it out")
 
 
 def _to_device(options: argparse.Namespace, ckpt: Checkpoint) -> int:

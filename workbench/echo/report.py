@@ -10,7 +10,7 @@ from workbench.analysis.echo_file import Echo
 from workbench.analysis.report import Finding, Report
 from workbench.core.words import some_of
 from workbench.doctor.facts.evidence import Evidence, Pair, State
-from workbench.doctor.ledger.sign import RULES
+from workbench.doctor.ledger.sign import RULES, Inapplicable
 from workbench.doctor.rules.facts import check_facts
 from workbench.doctor.rules.prints import ComparedPrints
 from workbench.errors import EchoError
@@ -169,8 +169,9 @@ def facts(before: State, after: State, pair: Pair) -> tuple[list[Finding], dict[
     if decays:
         message = f"weight decay differs for {len(decays):,} parameters: {some_of(decays, NAMED)}"
         made.append(Finding("echo.decay", "warn", decays[0], message, {"tensors": decays[:LISTED]}))
-    checked = {rule: where for rule, where in outcome.checked.items() if "echo" in where}
-    return made, checked, dict(outcome.not_checked)
+    checked = {rule: f"whether {RULES[rule].law}" for rule, where in outcome.checked.items() if "echo" in where}
+    missed = {rule: why for rule, why in outcome.not_checked.items() if not isinstance(why, Inapplicable)}
+    return made, checked, missed
 
 
 def _step(one: Echo | State) -> int | None:

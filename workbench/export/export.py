@@ -92,7 +92,7 @@ def export(
     mesh: Mesh | Mapping[str, int] | str | None = None,
     rules: Rules | None = None,
     objects: bool | None = None,
-    max_shard_size: int | str = MAX_SHARD_SIZE,
+    max_shard_size: int | str | None = None,
     overwrite: bool = False,
     resume: bool = False,
     verify: bool = False,
@@ -135,8 +135,8 @@ def export(
             is wrong.
         objects: also write non-tensor state (step, schedulers …) if the format has a place for it and its values are
             plain; by default with ``role="all"``.
-        max_shard_size: maximum bytes of tensors per file, or ``5GB``, ``500MB``, ``2GiB``; safetensors without a mesh
-            only.
+        max_shard_size: maximum bytes of tensors per file, or ``5GB``, ``500MB``, ``2GiB``; for a folder of safetensors
+            that is written without a mesh, where it is 5 GB by default.
         overwrite: replace an existing checkpoint or file of that name.
         resume: resume an interrupted or failed run of the same export, after reading back what it wrote. If this run
             fails too, what it wrote is kept in a hidden folder next to the target. In a store, uploaded files that are
@@ -163,6 +163,9 @@ def export(
     began = time.perf_counter()
     target = on_disk(os.fsdecode(dest))
     format = target_format(os.path.basename(target), format, sharded=mesh is not None)
+    if max_shard_size is not None and (mesh is not None or format != "safetensors" or target.endswith(".safetensors")):
+        raise UsageError("max_shard_size= is for a folder of safetensors that is written without a mesh; leave it out")
+    shard_size = MAX_SHARD_SIZE if max_shard_size is None else _size(max_shard_size)
     ckpt, made_by = as_checkpoint(ckpt), WRITERS[format]
     named = _as_hf(ckpt, rename, hf_config)
     with ExitStack() as opened:
@@ -184,6 +187,7 @@ def export(
         )
         notes = [*(named.notes if named is not None else ()), *(selection.edited.notes if selection.edited else ())]
         notes += [*(selection.target.notes if selection.target is not None else ()), *made_by.notes(selection)]
+        notes += _untied(selection)
         state = [name for name in ckpt.objects if not _HOW_STORED.fullmatch(name)]
         left = dict.fromkeys(state, "")
         if made_by.objects and (role in (None, "all") if objects is None else objects):
@@ -199,7 +203,7 @@ def export(
             target = real = store.shown
             _check_store([ckpt, *merged], store, folder, overwrite, dry_run)
         copied = passed(selection, notes, named) if made_by.passes and folder else []
-        maps = [*made_by.maps(selection, Options(os.path.basename(real), _size(max_shard_size))), *copied]
+        maps = [*made_by.maps(selection, Options(os.path.basename(real), shard_size)), *copied]
         job = prepare(selection.ckpt.payloads, maps)
         written: list[list[Written]] | None = None
         if store is not None:
@@ -291,6 +295,18 @@ def _opened(adapter: str | os.PathLike[str] | Checkpoint, opened: ExitStack) -> 
 def _identity(ckpt: Checkpoint) -> str:
     """Return where a checkpoint is: its real path, or its URL."""
     return os.path.realpath(ckpt.path) if ckpt.place.local else ckpt.path
+
+
+def _untied(selection: ExportSelection) -> list[str]:
+    """Return a note for each set of tensors that share one storage in the source: a target has a copy of each."""
+    keys = {selection.catalog.keys[at] for at in selection.tensors.tolist()}
+    groups = [[key for key in group if key in keys] for group in selection.catalog.meta.get("aliases", [])]
+    return [
+        f"{' and '.join(map(repr, group))} share one storage in the source, and are separate in the target; tie them "
+        "again after loading"
+        for group in groups
+        if len(group) > 1
+    ]
 
 
 def _size(text: int | str) -> int:
