@@ -354,6 +354,7 @@ def test_integrity_begins_with_what_the_overview_has_checked(root):
     assert workbench.made["integrity"].view is not None
     state.show("small")
     assert workbench.made["integrity"].view is None and state.structure is None
+    page.until(lambda: workbench.made["integrity"].view is not None)  # checked by itself
     workbench.close()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.app import style
 from workbench.app.jobs import Progress
 from workbench.app.tabs.report_view import ReportView
-from workbench.app.tabs.tab import JobTab
+from workbench.app.tabs.tab import AT_ONCE, JobTab
 from workbench.app.words import html
 
 if TYPE_CHECKING:
@@ -38,8 +38,12 @@ class Integrity(JobTab):
 
     def draw(self) -> None:
         self.body[:] = [self._depth, self._about, self.work, self.result]
-        if self.state.structure is not None and self.view is None and self._depth_chosen() == "structure":
+        if self.view is not None or self._depth_chosen() != "structure":
+            return
+        if self.state.structure is not None:
             self._done(self.state.structure)
+        elif self.state.ckpt is not None and self.state.ckpt.catalog.chunks <= AT_ONCE:
+            self.work.start()
 
     def _depth_chosen(self) -> str:
         return self.state.depth if self.state.depth in DEPTHS else "structure"

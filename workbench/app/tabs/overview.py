@@ -16,7 +16,7 @@ from workbench.app.jail import relative_words
 from workbench.app.jobs import Progress
 from workbench.app.save import csv_button
 from workbench.app.tabs.run import RunTab
-from workbench.app.tabs.tab import Tab
+from workbench.app.tabs.tab import AT_ONCE, Tab
 from workbench.app.words import count, html, safe, size
 from workbench.app.work import JobButton
 from workbench.checkpoint import Checkpoint
@@ -40,7 +40,6 @@ VALUES_ARE = (
     f'<p class="muted">Plain values, at most {VALUES:,}, without random generators, logs and optimizer switches; '
     "<code>workbench objects</code> shows everything.</p>"
 )
-AT_ONCE = 20_000  #: chunks up to which the structure is checked automatically
 SHEET = """
 .charts { display: grid; gap: 4px 24px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); }
 .charts table { width: 100%; margin: 12px 0; font-size: 12px; }

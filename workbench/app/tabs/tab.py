@@ -24,6 +24,8 @@ from workbench.app.work import JobButton
 from workbench.checkpoint import Checkpoint
 from workbench.errors import UsageError
 
+AT_ONCE = 20_000  #: chunks up to which the structure is checked automatically
+
 
 class Tab(pn.viewable.Viewer):
     """Base of the tabs.
