@@ -273,19 +273,14 @@ class Case:
 
     @cached_property
     def untrained(self) -> frozenset[str]:
-        """The weights that no optimizer updates: without state where others have it, or of a shape that no state has.
+        """The weights that no optimizer updates.
 
         Empty if the state is stored in another form than the weights, as in flat buffers.
         """
         state = self.later
-        held = {name: roles[role] for name, roles in state.params.items() for role in MOMENTS if role in roles}
+        moments = {state.shape(roles[role]) for roles in state.params.values() for role in MOMENTS if role in roles}
         weights = {name: state.shape(roles["param"]) for name, roles in state.params.items() if "param" in roles}
-        shapes = {state.shape(at) for at in held.values()}
-        if not held or not shapes <= set(weights.values()):
-            return frozenset()
-        if any(map(is_numbered, held)):
-            return frozenset(name for name, shape in weights.items() if shape not in shapes)
-        return frozenset(weights.keys() - held.keys())
+        return state.unheld & weights.keys() if moments and moments <= set(weights.values()) else frozenset()
 
     # ---- what was measured, in words ---------------------------------------------------------------------------------
 

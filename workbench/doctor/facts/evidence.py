@@ -26,7 +26,7 @@ from workbench.core.place import stat_or_absent
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.gather import counts_of
 from workbench.doctor.facts.generators import Generator, generators
-from workbench.doctor.facts.groups import Names, is_numbered, number_of
+from workbench.doctor.facts.groups import TRAINED, Names, is_numbered, number_of
 from workbench.doctor.facts.state import TrainingState
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
@@ -71,6 +71,28 @@ class State:
         """Pseudo-name → number, of optimizer state that cannot be assigned to a parameter."""
         found = {fqn: number_of(fqn) for fqn in self.params if is_numbered(fqn)}
         return {fqn: number for fqn, number in found.items() if number is not None}
+
+    @cached_property
+    def unheld(self) -> frozenset[str]:
+        """The weights and buffers without optimizer state, where others have it.
+
+        State that is only numbered belongs to weights of its shape. If there are fewer states of a shape than weights,
+        those are without it that are called neither weight nor bias.
+        """
+        bare = {fqn: roles for fqn, roles in self.params.items() if roles.keys() <= {"param", "buffer"}}
+        if any(not is_numbered(name) for name in self.facts.states):
+            return frozenset(bare.keys() - self.facts.states.keys())
+        numel = self.ckpt.catalog.numel
+        largest = [max(roles.values(), key=lambda at: numel[at]) for f, roles in self.params.items() if is_numbered(f)]
+        state = Counter(map(self.shape, largest))  # of a moment, not of a counter
+        weights = Counter(self.shape(roles["param"]) for roles in self.params.values() if "param" in roles)
+        found = set()
+        for fqn, roles in bare.items():
+            shape = self.shape(roles["param"]) if "param" in roles else None
+            few = shape is not None and state[shape] < weights[shape] and fqn.rpartition(".")[2] not in TRAINED
+            if shape is None or not state[shape] or few:
+                found.add(fqn)
+        return frozenset(found) if state else frozenset()
 
     @cached_property
     def unnamed(self) -> Mapping[str, int]:

@@ -14,11 +14,10 @@ count is used.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from workbench.doctor.facts.counted import began_anew, counts_anew, lagging, per_step
-from workbench.doctor.facts.evidence import Pair, State, is_numbered
+from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.facts.groups import TRAINED
 from workbench.doctor.facts.optimizer import UNKNOWN, Optimizer
 from workbench.doctor.facts.schedule import plan_of
@@ -131,29 +130,9 @@ def _only(groups: Sequence[Group]) -> Group | None:
 
 
 def _surplus(pair: Pair) -> frozenset[str]:
-    """Return tensors that no optimizer updates: not called a weight or bias, and without state where weights have it.
-
-    Of state that is only numbered, shapes must account for all other tensors.
-    """
-    odd = {
-        f
-        for f, roles in pair.b.params.items()
-        if set(roles) <= {"param", "buffer"} and f.rpartition(".")[2] not in TRAINED
-    }
-    known = {name for side in (pair.a, pair.b) for name in side.facts.states}
-    if any(not is_numbered(name) for name in known):
-        return frozenset(odd - known)
-    numel = pair.b.ckpt.catalog.numel
-    largest = [max(roles.values(), key=lambda at: numel[at]) for f, roles in pair.b.params.items() if is_numbered(f)]
-    state = Counter(map(pair.b.shape, largest))  # of a moment, not of a counter
-    weights = Counter(pair.b.shape(r["param"]) for r in pair.b.params.values() if "param" in r)
-    held = {f for f in odd if "param" in pair.b.params[f] and state[pair.b.shape(pair.b.params[f]["param"])]}
-    return (
-        frozenset(f for f in odd - held)
-        | frozenset(f for f in held if state[shape := pair.b.shape(pair.b.params[f]["param"])] < weights[shape])
-        if state
-        else frozenset()
-    )
+    """Return the tensors without optimizer state that are called neither weight nor bias: no optimizer updates them."""
+    bare = pair.b.unheld if pair.b.facts.states else pair.a.unheld
+    return frozenset(f for f in bare - pair.a.facts.states.keys() if f.rpartition(".")[2] not in TRAINED)
 
 
 def passed(a: TrainingState, b: TrainingState) -> int | None:
