@@ -418,6 +418,24 @@ def test_a_target_that_cannot_be_written_is_one_exit_code(call, samples, tmp_pat
         assert (code, out) == (3, "") and err.count("\n") == 1, argv
 
 
+@pytest.mark.parametrize(
+    "words", [("diff", "{}", "{}", "--part", "1/2"), ("ls", "{}", "--fla"), ("layout", "{}", "--part", "1/2")]
+)
+def test_an_option_is_written_out(call, samples, words):
+    path = samples / "dcp_fsdp2"
+    code, out, err = call(*(word.format(path) for word in words))
+    option = next(word for word in words if word.startswith("--"))
+    assert (code, out) == (64, "") and f"there is no option {option}" in err
+
+
+def test_an_empty_path_is_not_the_current_directory(call, samples, monkeypatch):
+    monkeypatch.chdir(samples / "dcp_fsdp2")
+    assert call("ls", ".")[0] == 0
+    for words in (("ls", ""), ("verify", ""), ("doctor", "")):
+        code, out, err = call(*words)
+        assert (code, out) == (64, "") and "the path is empty" in err
+
+
 def test_a_damaged_checkpoint_is_not_sealed_as_verify_says(call, samples, tmp_path):
     shutil.copytree(samples / "dcp_fsdp2", tmp_path / "c")
     (tmp_path / "c" / "__1_0.distcp").unlink()

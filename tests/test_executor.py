@@ -23,7 +23,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import workbench as wb
 from tests.range_server import RangeServer
@@ -429,6 +431,17 @@ def parts_of(capsys: pytest.CaptureFixture[str], count: int, *words: object) -> 
     made = [run(capsys, *words, "--part", f"{number}/{count}") for number in range(1, count + 1)]
     assert [code for code, *_ in made] == [0] * count, made
     return [out.strip() for _, out, _ in made]
+
+
+def test_parts_beside_a_file_are_no_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file({"w": np.arange(6.0)}, "one.safetensors")
+    parts = parts_of(capsys, 2, "verify", "--deep", "one.safetensors")
+    assert parts == ["one.safetensors.verify.1-of-2.part", "one.safetensors.verify.2-of-2.part"]
+    merged = run(capsys, "merge", *parts)
+    assert merged[0] == 0 and "leftover" not in merged[1]
+    Path("one.safetensors.part").write_bytes(b"of a download")
+    assert "files.leftover" in run(capsys, "verify", "one.safetensors")[1]
 
 
 @pytest.mark.parametrize("sample", ["dcp_hsdp_2x2", "hf_llama_bf16_sharded"])

@@ -85,7 +85,7 @@ def test_errors_of_parts_add_up():
 
 
 def test_what_can_be_asked_for():
-    assert [target(name).name for name in ("bf16", "fp16", "fp32", torch.bfloat16, "half", "F32")] == [
+    assert [target(name).name for name in ("bf16", "f16", "f32", torch.bfloat16, "half", "F32")] == [
         "bfloat16",
         "float16",
         "float32",

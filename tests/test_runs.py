@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import zipfile
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import workbench as wb
 from tests.fresh import deepspeed_like as like
 from workbench.cli import main
 from workbench.core.place import Place
-from workbench.errors import CorruptError, IncompleteError, NotACheckpointError, UnsafeError
+from workbench.errors import CorruptError, IncompleteError, NotACheckpointError, OpenError, UnsafeError
 from workbench.names.steps import step_of
 from workbench.runs import Found, pick
 from workbench.runs import discover as find
@@ -161,6 +162,27 @@ def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str, caps
     capsys.readouterr()
     with pytest.raises(NotACheckpointError):
         wb.open(str(tmp_path / name))
+
+
+def test_what_does_not_begin_like_its_format_is_not_complete(tmp_path: Path) -> None:
+    files = {
+        "junk/model.safetensors": b"\xff" * 100,
+        "text/model.safetensors": struct.pack("<Q", 50) + b"x" * 60,
+        "count/m.gguf": b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0),
+        "version/m.gguf": b"GGUF" + struct.pack("<IQQ", 99, 0, 0),
+        "empty/model.safetensors": struct.pack("<Q", 2) + b"{}",
+        "fine/m.gguf": b"GGUF" + struct.pack("<IQQ", 3, 0, 0),
+    }
+    for name, data in files.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(data)
+    found = by_path(tmp_path)
+    assert [path for path, item in found.items() if item.complete] == ["empty", "fine"]
+    for path, item in found.items():
+        if not item.complete:  # the reason is that of an open
+            with pytest.raises(OpenError) as caught:
+                wb.open(tmp_path / path)
+            assert item.why.partition(":")[0] in str(caught.value)
 
 
 def test_a_checkpoint_whose_data_are_links_out_of_it_is_not_complete(tmp_path: Path) -> None:

@@ -387,6 +387,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how, allow_abbrev=False)  # `--part`, which only some commands have, is not `--partial`
+
     def _print_message(self, message: str, file: Any = None) -> None:
         if file is sys.stdout:
             file.write(message)  # help that cannot be written is an error, as for any result; argparse would ignore it
@@ -414,9 +417,14 @@ class _Command(_Parser):
             return super().parse_known_args(args, namespace)
         self._mixing = True
         try:
-            return self.parse_known_intermixed_args(args, namespace)
+            found, rest = self.parse_known_intermixed_args(args, namespace)
         finally:
             self._mixing = False
+        for one in rest:
+            if one.startswith("-"):
+                name = one.partition("=")[0]
+                self.error(f"there is no option {name}{did_you_mean(name, list(self._option_string_actions))}")
+        return found, rest
 
 
 def _common(*, top: bool = False) -> argparse.ArgumentParser:

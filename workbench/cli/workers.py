@@ -159,7 +159,7 @@ def run_part(options: argparse.Namespace, ckpt: Checkpoint, call: Callable[[], o
         raise UsageError("--part runs in this process: leave out --workers and --dask")
     number, count = options.part
     command = options.run[1]
-    name = os.path.basename(os.path.normpath(ckpt.path))
+    name = ckpt.place.file or os.path.basename(ckpt.place.root.rstrip("/"))
     path = options.part_file or f"{name}.{command}.{number}-of-{count}.part"
     inside = os.path.realpath(path)
     if ckpt.place.local and inside.startswith(ckpt.place.root + os.sep) and ckpt.place.file is None:

@@ -21,6 +21,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
@@ -33,6 +34,9 @@ from workbench.core import executors
 from workbench.core.dtypes import DType, by_name
 from workbench.core.executors import Ordering, TaskRunner, in_order
 from workbench.errors import CorruptError, MissingFileError, UsageError, WorkbenchError, WriteError
+
+#: Default names of parts: ``NAME.COMMAND.I-of-N.part``.
+NAMED = re.compile(r".+\.[a-z]+\.\d+-of-\d+\.part")
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -90,6 +90,8 @@ class Place:
     def __init__(self, path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
         """Look at a path or URL; ``storage_options`` are passed to the library that reads the URL."""
         text = on_disk(os.fsdecode(path))
+        if not text:  # of a shell's unset variable, for instance; the current directory is "."
+            raise UsageError("the path is empty: name a checkpoint, a folder or a URL")
         if not is_url(text):
             if storage_options:
                 raise UsageError(f"storage_options are for URLs, and {text!r} is a path")

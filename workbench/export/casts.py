@@ -69,12 +69,12 @@ class CastError:
 
 
 def target(name: object) -> DType:
-    """Return the target type of a cast: ``bf16``, ``fp16``, ``fp32``, torch's names, or a ``torch.dtype``.
+    """Return the target type of a cast: ``bf16``, ``f16``, ``fp16``, torch's names, or a ``torch.dtype``.
 
     Raises:
         UsageError: any other type.
     """
-    short = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+    short = {"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "fp32": "float32", "f32": "float32"}
     try:
         found = by_name(short.get(str(name), name))
     except UnsupportedFormatError:

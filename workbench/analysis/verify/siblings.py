@@ -21,6 +21,7 @@ from itertools import islice
 import numpy as np
 
 from workbench.analysis.verify.log import Examined
+from workbench.core import parts
 from workbench.core.place import Place
 from workbench.core.source import no_descriptor
 from workbench.errors import WorkbenchError
@@ -87,10 +88,11 @@ def check_folder(subject: Examined) -> None:
 
 
 def leftovers(place: Place) -> list[str]:
-    """Return temporary files in the checkpoint's folder and its direct subfolders."""
+    """Return temporary files in the checkpoint's folder and its direct subfolders, or those of a single file."""
     if place.file is not None:
         stem = place.file + "."
-        return [name for name, _ in listed(place, "") if name.startswith(stem) and _LEFTOVER.fullmatch(name)]
+        mine = [name for name, _ in listed(place, "") if name.startswith(stem) and _LEFTOVER.fullmatch(name)]
+        return [name for name in mine if not parts.NAMED.fullmatch(name)]  # by default, they are written beside it
     found = [name for name, _ in listed(place, "") if _LEFTOVER.fullmatch(name)]
     for folder in [*place.folders, ".cache/huggingface/download"]:
         found += [f"{folder}/{name}" for name, _ in listed(place, folder) if _LEFTOVER.fullmatch(name)]

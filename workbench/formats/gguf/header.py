@@ -110,17 +110,10 @@ class GgufHeader:
     alignment: int = field(default=ALIGNMENT)
 
 
-def parse(place: Place, name: str, *, metadata_only: bool = False) -> GgufHeader:
-    """Read and validate the header of a file. Tensors may end beyond the end of the file.
+def begin(place: Place, name: str) -> tuple[_HeaderReader, int, int, int]:
+    """Read the beginning of a header, up to its metadata: version, and number of tensors and of metadata pairs.
 
-    Args:
-        metadata_only: stop before the tensors.
-
-    Raises:
-        CorruptError: not GGUF, or it contradicts itself; the message names the byte.
-        TruncatedError: the header ends beyond the end of the file.
-        UnsafeError: a count that the file cannot hold.
-        UnsupportedFormatError: a version or an element type that is not known.
+    Raises as :func:`parse`.
     """
     reader = _HeaderReader(place, name)
     magic = bytes(reader.take(4, "magic"))
@@ -136,6 +129,22 @@ def parse(place: Place, name: str, *, metadata_only: bool = False) -> GgufHeader
     tensors, pairs = reader.count("tensors", 24), reader.count("metadata pairs", 9)
     if pairs > PAIRS:
         raise UnsafeError(f"{name!r} has {pairs:,} metadata pairs, over the limit of {PAIRS:,}; refused")
+    return reader, version, tensors, pairs
+
+
+def parse(place: Place, name: str, *, metadata_only: bool = False) -> GgufHeader:
+    """Read and validate the header of a file. Tensors may end beyond the end of the file.
+
+    Args:
+        metadata_only: stop before the tensors.
+
+    Raises:
+        CorruptError: not GGUF, or it contradicts itself; the message names the byte.
+        TruncatedError: the header ends beyond the end of the file.
+        UnsafeError: a count that the file cannot hold.
+        UnsupportedFormatError: a version or an element type that is not known.
+    """
+    reader, version, tensors, pairs = begin(place, name)
     metadata: dict[str, Any] = {}
     for _ in range(pairs):
         at = reader.at

@@ -35,7 +35,7 @@ from workbench.core.place import Place, lacking
 from workbench.core.words import some_of
 from workbench.errors import CorruptError, NotACheckpointError
 from workbench.formats import Format
-from workbench.formats.gguf.header import MAGIC, GgufHeader, parse
+from workbench.formats.gguf.header import MAGIC, GgufHeader, begin, parse
 
 SUFFIX = ".gguf"
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -58,12 +58,18 @@ def is_collection(place: Place) -> bool:
 
 
 def missing(place: Place) -> str:
-    """Describe the parts of a split file that are missing."""
+    """Describe the parts of a split file that are missing.
+
+    Raises:
+        CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError: a file on a disk does not begin like GGUF.
+    """
     names = [place.file] if place.file is not None else [name for name in place.files if name.endswith(SUFFIX)]
     for name in names:
         lost = [part for part in _parts(name) if not place.exists(part)]
         if lost:
             return f"{lacking(len(lost), len(_parts(name)), 'parts')}, first {lost[0]!r}"
+        if place.local:  # a store would be asked for each file
+            begin(place, name)
     return ""
 
 

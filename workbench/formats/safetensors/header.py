@@ -115,6 +115,24 @@ def _head(source: Place | bytes | memoryview, name: str) -> tuple[int, bytes]:
         prefix = source.read(name, length=min(FIRST_READ, size))
     else:
         size, prefix = len(source), bytes(source[:FIRST_READ])
+    length = _length(size, prefix, name)
+    if length + 8 <= len(prefix):
+        return size, prefix[8 : 8 + length]
+    if isinstance(source, Place):
+        return size, source.read(name, start=8, length=length)
+    return size, bytes(source[8 : 8 + length])
+
+
+def check_start(place: Place, name: str) -> None:
+    """Check the length of a file's header, and that it begins like one. Raises as :func:`parse`."""
+    size = place.stat(name).size
+    start = place.read(name, length=min(9, size))
+    if _length(size, start, name) and start[8:] not in (b"{", b" ", b"\n"):
+        raise CorruptError(f"the header of {name!r} is not JSON: it begins with {start[8:]!r}")
+
+
+def _length(size: int, prefix: bytes, name: str) -> int:
+    """Return the bytes of the header."""
     if len(prefix) < 8:
         raise TruncatedError(f"file {name!r} has {size} bytes; a safetensors file begins with 8 bytes of length")
     length = int.from_bytes(prefix[:8], "little")
@@ -128,11 +146,7 @@ def _head(source: Place | bytes | memoryview, name: str) -> tuple[int, bytes]:
             f"file {name!r} claims a header of {length:,} bytes but ends at byte {size:,}, "
             f"{length + 8 - size:,} bytes too early; it is truncated: copy it again"
         )
-    if length + 8 <= len(prefix):
-        return size, prefix[8 : 8 + length]
-    if isinstance(source, Place):
-        return size, source.read(name, start=8, length=length)
-    return size, bytes(source[8 : 8 + length])
+    return length
 
 
 def _entries(document: Mapping[str, Any], base: int, found: list[OpenError]) -> list[Entry]:

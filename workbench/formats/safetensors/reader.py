@@ -39,12 +39,13 @@ from workbench.core.place import Place
 from workbench.core.words import some_of
 from workbench.errors import CorruptError, NotACheckpointError, WorkbenchError
 from workbench.formats import Format
-from workbench.formats.safetensors.header import Entry, Header, looks_like, parse, saved_offsets
+from workbench.formats.safetensors.header import Entry, Header, check_start, looks_like, parse, saved_offsets
 from workbench.formats.safetensors.quantised import recipes
 from workbench.formats.safetensors.ranks import add_boxes, says_boxes
 from workbench.formats.safetensors.weight_index import WeightIndex, check_files, missing_weights, read_index
 
 SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
+STARTS = 16  #: files of a checkpoint whose first bytes are read to say that it is complete
 SHARDED = "sharded"  #: folder of HuggingFaceStorageWriter's pieces next to the consolidated files
 PREFERRED = (
     "model",
@@ -92,6 +93,21 @@ def is_collection(place: Place) -> bool:
             continue
         seen |= mine
     return False
+
+
+def missing(place: Place) -> str:
+    """Describe the files that an index or the numbers in names show to be missing.
+
+    Raises:
+        CorruptError, TruncatedError: one of the first files on a disk does not begin like safetensors.
+    """
+    lost = missing_weights(place)
+    if not lost and place.local:  # a store would be asked for each file
+        names = [place.file] if place.file is not None else [name for name in place.files if name.endswith(SUFFIX)]
+        for name in names[:STARTS]:
+            if name.endswith(SUFFIX):
+                check_start(place, name)
+    return lost
 
 
 def read_catalog(place: Place) -> Catalog:
@@ -336,7 +352,7 @@ FORMAT = Format(
     read_catalog=read_catalog,
     read_objects=read_objects,
     recipes=recipes,
-    missing=missing_weights,
+    missing=missing,
     is_collection=is_collection,
     single_file=True,
     suffixes=(SUFFIX,),
