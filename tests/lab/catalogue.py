@@ -54,12 +54,12 @@ from tests.lab.opened17_healthy import HEALTHY17
 from tests.lab.opened18_deliberate import DELIBERATE18
 from tests.lab.opened18_faults import FAULTS18
 from tests.lab.opened18_healthy import HEALTHY18
+from tests.lab.opened19_deliberate import DELIBERATE19
+from tests.lab.opened19_faults import FAULTS19
+from tests.lab.opened19_healthy import HEALTHY19
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
-from tests.lab.sealed19_deliberate import DELIBERATE19
-from tests.lab.sealed19_faults import FAULTS19
-from tests.lab.sealed19_healthy import HEALTHY19
 from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
@@ -91,9 +91,10 @@ _OPENED = (
     *(*FAULTS16, *HEALTHY16, *DELIBERATE16),
     *(*FAULTS17, *HEALTHY17, *DELIBERATE17),
     *(*FAULTS18, *HEALTHY18, *DELIBERATE18),
+    *(*FAULTS19, *HEALTHY19, *DELIBERATE19),
 )
 #: Faults whose results are printed only as counts.
-SEALED: tuple[Fault, ...] = (*FAULTS19, *HEALTHY19, *DELIBERATE19)
+SEALED: tuple[Fault, ...] = ()
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},

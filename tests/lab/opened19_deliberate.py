@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.lab import sealed19_nets as nets
+from tests.lab import opened19_nets as nets
 from tests.lab.fault import Fault
 from tests.lab.hugging import made, trained
 from tests.lab.live import variant
+from tests.lab.opened19_nets import Bench, does, forgot, group_set, iced, named, put, rate, rows, stage, words
 from tests.lab.optimizers import AdamW8bit
-from tests.lab.sealed19_nets import Bench, does, forgot, group_set, iced, named, put, rate, rows, stage, words
 
 __all__ = ["DELIBERATE19"]
 

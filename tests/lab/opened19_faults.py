@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.lab import opened19_nets as nets
 from tests.lab import optimizers as other
-from tests.lab import sealed19_nets as nets
 from tests.lab.fault import Fault, Lab, seen
 from tests.lab.hugging import made, trained
 from tests.lab.live import fault
-from tests.lab.sealed19_nets import adam, begun, crossed, does, entries, forgot, iced, named, opt, put, rate, rows
-from tests.lab.sealed19_nets import turned as turn
-from tests.lab.sealed19_nets import words as more_words
+from tests.lab.opened19_nets import adam, begun, crossed, does, entries, forgot, iced, named, opt, put, rate, rows
+from tests.lab.opened19_nets import turned as turn
+from tests.lab.opened19_nets import words as more_words
 from tests.lab.state import State
 
 __all__ = ["FAULTS19"]

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from tests.lab import opened19_nets as nets
 from tests.lab import optimizers as other
-from tests.lab import sealed19_nets as nets
 from tests.lab.config import Config
 from tests.lab.fault import Fault
 from tests.lab.hugging import made, trained
 from tests.lab.live import variant
-from tests.lab.sealed19_nets import Bench, Tensor, mlp, opt
+from tests.lab.opened19_nets import Bench, Tensor, mlp, opt
 
 __all__ = ["HEALTHY19"]
 
