@@ -268,7 +268,7 @@ def test_stacks_of_experts_are_told_by_their_shapes(tmp_path):
         ({"architectures": ["GptOssForCausalLM"]}, Shard),
         ({"model_type": "some_vl", "text_config": {"model_type": "gpt_oss"}}, Shard),
         ({"model_type": "qwen3_vl_moe", "text_config": {"model_type": "qwen3_vl_moe_text"}}, StridedShard),
-        ({"model_type": "openai_privacy_filter"}, StridedShard),
+        ({"model_type": "openai_privacy_filter", "architectures": 7, "text_config": 7}, StridedShard),
     ],
 )
 def test_the_configuration_says_whether_gate_and_up_are_interleaved(tmp_path, config, want):

@@ -222,11 +222,12 @@ def _whole(atom: str, shape: tuple[int, ...]) -> Link:
 
 
 def _interleaved(config: Mapping[str, Any]) -> bool | None:
-    """Return whether a configuration is gpt-oss's, as a model of its own or as a part of one with several modalities."""
-    text = config.get("text_config")
-    parts = (config, text if isinstance(text, Mapping) else {})
-    names = [part.get("model_type") for part in parts]
-    names += [name for part in parts for name in part.get("architectures") or ()]
+    """Return whether a configuration is gpt-oss's, or that of a model with other modalities around it."""
+    names = []
+    for part in (config, config.get("text_config")):
+        if isinstance(part, Mapping):
+            listed = part.get("architectures")
+            names += [part.get("model_type"), *(listed if isinstance(listed, list) else ())]
     known = [name.replace("_", "").lower() for name in names if isinstance(name, str)]
     return any(name.startswith("gptoss") for name in known) if known else None
 
