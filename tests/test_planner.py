@@ -262,10 +262,10 @@ def test_frozen_parameters_have_no_states() -> None:
     ("asked", "words"),
     [
         ({"gpus": 0}, "not a number of GPUs"),
-        ({"memory_gb": 0}, "^0 GB for each GPU, of which 0 GB are reserved: the memory must be more than the reserve"),
+        ({"memory_gb": 0}, "^0 GB for each GPU, 0 GB of it reserved: the memory must be more than the reserve"),
         ({"memory_gb": float("inf")}, "^inf GB for each GPU.* 1,000,000 GB or less"),
         ({"memory_gb": float("nan")}, "^nan GB for each GPU"),
-        ({"reserve_gb": 2}, "^1 GB for each GPU, of which 2 GB are reserved"),
+        ({"reserve_gb": 2}, "^1 GB for each GPU, 2 GB of it reserved"),
         ({"stage": 4}, "stage must be 0, 1, 2 or 3, not 4"),
         ({"tp": 0}, "^tp must be 1 or more, not 0$"),
         ({"ep": -1}, "^ep must be 1 or more, not -1$"),

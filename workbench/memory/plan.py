@@ -69,7 +69,7 @@ def plan_memory(
         raise UsageError(f"{gpus!r} is not a number of GPUs from 1 to {MAX_RANKS:,}")
     if not (reserve_gb >= 0 and reserve_gb < memory_gb <= MAX_GB):
         raise UsageError(
-            f"{memory_gb:g} GB for each GPU, of which {reserve_gb:g} GB are reserved: the memory must be more than the "
+            f"{memory_gb:g} GB for each GPU, {reserve_gb:g} GB of it reserved: the memory must be more than the "
             f"reserve, and {MAX_GB:,.0f} GB or less; a reserve is 0 GB or more"
         )
     fixed = {"tp": tp, "pp": pp, "dp": dp, "ep": ep}
