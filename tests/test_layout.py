@@ -602,7 +602,8 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "rank 3 at axis0=1, axis1=1" in capsys.readouterr().out
     assert main(["layout", sample, "--rank", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["peers"]["axis1"] == ["rank 2", "rank 3"]
-    assert main(["layout", sample, "--rank", "7"]) == 64
+    assert main(["layout", sample, "--rank", "7"]) == 64 == main(["layout", sample, "--tensor", "nope"])
+    assert main(["show", sample, "nope"]) == 64
     assert main(["layout", str(SAMPLES / "nothing here")]) == 3
 
 

@@ -145,6 +145,18 @@ def test_experts_fused_in_memory_and_apart_on_disk(tmp_path):
     assert all(torch.equal(back.apply()[k].torch(), v) for k, v in fused.items())
 
 
+def test_interleaved_experts_of_gpt_oss_are_not_cut_into_halves(tmp_path):
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    weights = {name: torch.rand(2, 8, 12)}
+    separate = {f"model.layers.0.mlp.experts.{e}.w{n}.weight": torch.rand(4, 12) for e in range(2) for n in (1, 3)}
+    oss, plain = saved(tmp_path / "oss", weights, {"model_type": "gpt_oss"}), saved(tmp_path / "plain", weights)
+    apart = saved(tmp_path / "apart", separate)
+    assert not name_map(plain, apart).only_b, "two halves of rows"
+    assert set(name_map(oss, apart).only_b) == set(separate)
+    for a, b in ((oss, oss), (plain, oss)):
+        assert torch.equal(name_map(a, b).apply()[name].torch(), weights[name])
+
+
 def test_a_map_reads_no_weight(tmp_path, monkeypatch):
     truth = hf_weights()
     hf, megatron = saved(tmp_path / "hf", truth, CONFIG), saved(tmp_path / "m", megatron_weights(truth, "te"))

@@ -18,7 +18,7 @@ from workbench.errors import UsageError
 from workbench.export.sharding.kinds import kind_of
 from workbench.export.sharding.rules import PlacementRule, Rules
 from workbench.export.sharding.target import Target
-from workbench.names.frameworks import Geometry
+from workbench.names.frameworks import Geometry, geometry
 
 
 def placed(tmp_path, shapes, mesh, rules=None, facts=None, roles=None):
@@ -193,7 +193,38 @@ def test_q_k_and_v_in_one_weight_are_cut_each_for_itself_where_heads_are_known(t
     found, notes = placed(tmp_path, {key: (48, 16)}, Mesh(tp=2))
     assert found[key] == {} and "an unknown number of heads" in notes[0]
     found, notes = placed(tmp_path, {key: (48, 16)}, Mesh(tp=4), facts=facts)
-    assert found[key] == {"tp": PartedShard(0, (32, 8, 8))} and "heads are split, not replicated" in notes[0]
+    assert found[key] == {"tp": PartedShard(0, (32, 8, 8))} and notes[0].startswith("2 key and value heads on tp=4:")
+
+
+def test_heads_that_are_split_have_a_note_of_their_own(tmp_path):
+    head = "model.layers.0.self_attn."
+    shapes = {head + "q_proj.weight": (32, 16), head + "k_proj.weight": (8, 16), head + "v_proj.weight": (8, 16)}
+    shapes |= {head + "o_proj.weight": (16, 32), "visual.blocks.0.attn.k_proj.weight": (12, 16)}
+    facts = Geometry(heads=8, groups=2, head_dim=4)
+    found, notes = placed(tmp_path, shapes, Mesh(tp=2), facts=facts)
+    assert not notes
+    same, notes = placed(tmp_path, shapes, Mesh(tp=4), facts=facts)
+    told = (
+        "on tp={}: ranks hold parts of heads; choose tp so that it divides the number of heads, or give these weights "
+        "a rule with Replicate(): '{}'{}"
+    )
+    assert same == found and notes == ["2 key and value heads " + told.format(4, head + "k_proj.weight", " and 1 more")]
+    _, notes = placed(tmp_path, shapes | {"lm_head.weight": (10, 16)}, Mesh(tp=3), facts=facts)
+    assert notes == [
+        "8 query heads " + told.format(3, head + "q_proj.weight", " and 1 more"),
+        "2 key and value heads " + told.format(3, head + "k_proj.weight", " and 1 more"),
+        "rows or columns not divisible by tp=3; split as torch.chunk does: 'lm_head.weight'",
+    ]
+    whole = Rules((PlacementRule("[kv]_proj", {"tp": Replicate()}),))
+    found, _ = placed(tmp_path, shapes, Mesh(tp=4), whole, facts)
+    assert found[head + "k_proj.weight"] == {"tp": Replicate()} and found[head + "q_proj.weight"] == {"tp": Shard(0)}
+    grouped = {"decoder.layers.0.self_attention.linear_qkv.weight": (48, 16)}  # two groups of 4 + 1 + 1 heads
+    assert not placed(tmp_path, grouped, Mesh(tp=2), facts=facts)[1]
+    assert "2 query groups on tp=4" in placed(tmp_path, grouped, Mesh(tp=4), facts=facts)[1][0]
+    third = {"transformer.h.0.attn.c_attn.weight": (16, 48)}
+    equal = Geometry(heads=4, groups=4, head_dim=4)
+    assert not placed(tmp_path, third, Mesh(tp=4), facts=equal)[1]
+    assert "4 query heads on tp=8" in placed(tmp_path, third, Mesh(tp=8), facts=equal)[1][0]
 
 
 def test_stacks_of_experts_are_told_by_their_shapes(tmp_path):
@@ -215,7 +246,7 @@ def test_stacks_of_experts_are_told_by_their_shapes(tmp_path):
     assert oss[head + "gate_up_proj"] == {"ep": Shard(0), "tp": Shard(2)}, "gate and up row by row"
     assert oss[head + "gate_up_proj_bias"] == {"ep": Shard(0), "tp": Shard(1)}
     assert oss[head + "down_proj"] == {"ep": Shard(0), "tp": Shard(1)}
-    assert oss[head + "down_proj_bias"] == {"ep": Shard(0)} and not notes
+    assert oss[head + "down_proj_bias"] == {"ep": Shard(0)} and len(notes) == 1
     odd, notes = placed(tmp_path, {head + "gate_up_proj": (8, 16, 16), head + "down_proj": (8, 16, 16)}, mesh)
     assert odd[head + "down_proj"] == odd[head + "gate_up_proj"] == {"ep": Shard(0)}
     assert notes == [
@@ -228,6 +259,52 @@ def test_stacks_of_experts_are_told_by_their_shapes(tmp_path):
         found, notes = placed(tmp_path, shapes, mesh)
         assert found[stack + "linear_fc1.weight"] == {"ep": Shard(0), "tp": want}
         assert found[stack + "linear_fc2.weight"] == {"ep": Shard(0), "tp": Shard(2)} and not notes
+
+
+@pytest.mark.parametrize(
+    ("config", "want"),
+    [
+        ({"model_type": "gpt_oss"}, Shard),
+        ({"architectures": ["GptOssForCausalLM"]}, Shard),
+        ({"model_type": "some_vl", "text_config": {"model_type": "gpt_oss"}}, Shard),
+        ({"model_type": "qwen3_vl_moe", "text_config": {"model_type": "qwen3_vl_moe_text"}}, StridedShard),
+        ({"model_type": "openai_privacy_filter", "architectures": 7, "text_config": 7}, StridedShard),
+    ],
+)
+def test_the_configuration_says_whether_gate_and_up_are_interleaved(tmp_path, config, want):
+    head = "model.layers.0.mlp.experts."
+    pair = {head + "gate_up_proj": (8, 16, 24), head + "down_proj": (8, 12, 16)}
+    facts = geometry({"config": config})
+    for shapes in (pair, pair | {head + "gate_up_proj_bias": (8, 24)}):
+        found, notes = placed(tmp_path, shapes, Mesh(tp=2), facts=facts)
+        assert isinstance(found[head + "gate_up_proj"]["tp"], want) and not notes
+        assert all(isinstance(found[key]["tp"], want) for key in shapes if "gate_up" in key)
+    turned = {head + "gate_up_proj": (8, 24, 16), head + "down_proj": (8, 16, 12)}
+    found, notes = placed(tmp_path, turned, Mesh(tp=2), facts=facts)
+    assert isinstance(found[head + "gate_up_proj"]["tp"], want) and not notes
+    fc1 = {name.replace("gate_up_proj", "experts.linear_fc1.weight"): shape for name, shape in turned.items()}
+    fc1 = {name.replace("down_proj", "experts.linear_fc2.weight"): shape for name, shape in fc1.items()}
+    fc1 = {name.replace("model.", "decoder."): shape for name, shape in fc1.items()}
+    found, notes = placed(tmp_path, fc1, Mesh(tp=2), facts=facts)
+    assert next(iter(found.values())) == {"tp": StridedShard(1, 2)} and not notes, "Megatron's are concatenated"
+
+
+def test_without_a_configuration_the_order_of_gate_and_up_is_noted(tmp_path):
+    head = "model.layers.0.mlp.experts."
+    pair = {head + "gate_up_proj": (8, 16, 24), head + "down_proj": (8, 12, 16)}
+    biased = pair | {head + "gate_up_proj_bias": (8, 24)}
+    llama = {key.replace("mlp", "feed_forward"): shape for key, shape in pair.items()}
+    turned = {head + "gate_up_proj": (8, 24, 16), head + "down_proj": (8, 16, 12)}
+    told = "no configuration states the model; gate and up are taken to be"
+    for shapes, want, words in (
+        (pair, StridedShard(2, 2), [f"{told} concatenated, as in most models: '{head}gate_up_proj'"]),
+        (biased, Shard(2), [f"{told} interleaved, as in gpt-oss: '{head}gate_up_proj' and 1 more"]),
+        (llama, StridedShard(2, 2), []),
+        (turned, StridedShard(1, 2), []),
+    ):
+        found, notes = placed(tmp_path, shapes, Mesh(tp=2))
+        assert next(iter(found.values())) == {"tp": want} and notes == words
+        assert not placed(tmp_path, shapes, Mesh(ep=2))[1], "of no account where nothing cuts gate and up"
 
 
 def test_experts_of_their_own_go_whole_to_one_rank(tmp_path):
@@ -248,6 +325,14 @@ def test_layers_are_spread_over_stages_evenly_or_as_given(tmp_path):
     found, notes = placed(tmp_path, keys | more, Mesh(pp=2))
     assert found["mtp.layers.0.up_proj.weight"] == {"pp": Only((1,))}
     assert found["vision.blocks.0.fc1.weight"] == {"pp": Only((0,))} and found["strange"] == {} and len(notes) == 3
+
+
+def test_stages_without_layers_are_noted(tmp_path):
+    keys = {f"model.layers.{n}.mlp.up_proj.weight": (4, 4) for n in range(3)}
+    assert not placed(tmp_path, keys, Mesh(pp=3))[1]
+    assert placed(tmp_path, keys, Mesh(pp=4))[1] == ["3 layers on pp=4: stage 3 has no layers: 'model.layers'"]
+    assert placed(tmp_path, keys, Mesh(pp=6))[1] == ["3 layers on pp=6: stages 3 to 5 have no layers: 'model.layers'"]
+    assert not placed(tmp_path, keys, Mesh(pp=4), Rules(layers=(0, 1, 1, 1)))[1], "as the rules say"
 
 
 def test_rules_by_pattern_win_axis_by_axis(tmp_path):

@@ -20,12 +20,13 @@ from importlib import import_module
 from workbench.cli.common import fail, places, storage
 from workbench.cli.parser import USAGE, parser
 from workbench.core.source import needs_descriptors
-from workbench.errors import SelectionError, UsageError, WorkbenchError
+from workbench.errors import ObjectNotFoundError, SelectionError, TensorNotFoundError, UsageError, WorkbenchError
 from workbench.views.lines import printing_to
 
 __all__ = ["main", "parser"]
 
 CANNOT_READ, INTERRUPTED, PIPE = 3, 130, 141
+_WRONG_USAGE = (UsageError, SelectionError, TensorNotFoundError, ObjectNotFoundError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except WorkbenchError as error:
-        return fail(options, str(error), USAGE if isinstance(error, (UsageError, SelectionError)) else CANNOT_READ)
+        return fail(options, str(error), USAGE if isinstance(error, _WRONG_USAGE) else CANNOT_READ)
     except RecursionError:
         return fail(options, "the checkpoint is nested too deeply to be shown", CANNOT_READ)
     except MemoryError:

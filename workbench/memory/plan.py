@@ -66,13 +66,18 @@ def plan_memory(
         UsageError: the sizes do not give a layout, or there are no parameters.
     """
     if not 1 <= gpus <= MAX_RANKS:
-        raise UsageError(f"gpus={gpus!r} is not a number of GPUs from 1 to {MAX_RANKS:,}")
+        raise UsageError(f"{gpus!r} is not a number of GPUs from 1 to {MAX_RANKS:,}")
     if not (reserve_gb >= 0 and reserve_gb < memory_gb <= MAX_GB):
         raise UsageError(
-            f"memory_gb={memory_gb} with reserve_gb={reserve_gb} leaves no memory, or is not the memory of a GPU"
+            f"{memory_gb:g} GB for each GPU, {reserve_gb:g} GB of it reserved: the memory must be more than the "
+            f"reserve, and {MAX_GB:,.0f} GB or less; a reserve is 0 GB or more"
         )
+    fixed = {"tp": tp, "pp": pp, "dp": dp, "ep": ep}
+    for name, size in fixed.items():
+        if size is not None and size < 1:
+            raise UsageError(f"{name} must be 1 or more, not {size}")
     if stage is not None and stage not in STAGES:
-        raise UsageError(f"stage={stage!r} is not one of 0, 1, 2, 3")
+        raise UsageError(f"stage must be 0, 1, 2 or 3, not {stage!r}")
     known = source if isinstance(source, Layout) else as_checkpoint(source)
     model, precision, rules = MemoryModel.of(known), precision or Precision(), rules or Rules()
     room = int(memory_gb * 1e9) - int(reserve_gb * 1e9)
@@ -83,8 +88,7 @@ def plan_memory(
         return (mesh, *model.pieces(mesh, rules, precision))
 
     choices = []
-    fixed = (tp, pp, dp, ep)
-    tried, thinned = _thinned(list(_layouts(model, gpus, fixed)))
+    tried, thinned = _thinned(list(_layouts(model, gpus, tuple(fixed.values()))))
     for number, (a, b, c, d) in enumerate(tried):
         if progress is not None:
             progress(number / len(tried))
@@ -94,7 +98,7 @@ def plan_memory(
                 continue  # nothing to shard
             choices.append(_choice(mine, mesh, c, one, room))
     if not choices:
-        asked = ", ".join(f"{n}={v}" for n, v in zip(("tp", "pp", "dp", "ep"), fixed, strict=True) if v is not None)
+        asked = ", ".join(f"{name}={size}" for name, size in fixed.items() if size is not None)
         raise UsageError(
             f"{asked or 'no size'} does not give a layout for {gpus} GPUs or fewer; tp · pp · dp must divide {gpus}"
         )
@@ -145,7 +149,7 @@ def _thinned(every: list[tuple[int, int, int, int]]) -> tuple[list[tuple[int, in
 def _sizes(fixed: int | None, whole: int, most: int) -> list[int]:
     """Return divisors of ``whole``: the fixed one, or all up to ``most``."""
     if fixed is not None:
-        return [fixed] if fixed >= 1 and whole % fixed == 0 else []
+        return [fixed] if whole % fixed == 0 else []
     return [n for n in range(1, min(whole, most) + 1) if whole % n == 0]
 
 

@@ -25,12 +25,22 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Heads, query groups, rows per head and vocabulary; ``None`` if no file states it."""
+    """What a model's configuration says about the rows of its weights; ``None`` if no file states it.
+
+    Attributes:
+        heads: number of query heads.
+        groups: number of key and value heads.
+        head_dim: rows per head.
+        vocab: rows of the vocabulary.
+        interleaved: whether a Hugging Face stack ``experts.gate_up_proj`` has gate and up row by row (gpt-oss), or one
+            after the other, as every other model does.
+    """
 
     heads: int | None = None
     groups: int | None = None
     head_dim: int | None = None
     vocab: int | None = None
+    interleaved: bool | None = None
 
     def filled(self, other: Geometry) -> Geometry:
         """Return these facts, with missing ones taken from ``other``."""
@@ -68,7 +78,8 @@ def geometry(objects: Mapping[str, Any]) -> Geometry:
         heads, hidden = _int(config, "num_attention_heads"), _int(config, "hidden_size")
         own = hidden // heads if heads and hidden else None
         groups = _int(config, "num_key_value_heads") or heads
-        return Geometry(heads, groups, _int(config, "head_dim") or own, _int(config, "vocab_size"))
+        head_dim, vocab = _int(config, "head_dim") or own, _int(config, "vocab_size")
+        return Geometry(heads, groups, head_dim, vocab, _interleaved(config))
     args = objects.get("args")
     facts = args if isinstance(args, Mapping) else getattr(args, "state", None)
     if isinstance(facts, Mapping):
@@ -85,7 +96,7 @@ def links(fqn: str, shape: tuple[int, ...], facts: Geometry) -> list[Link] | str
         if found:
             return _megatron(fqn, shape, facts, found.groupdict(), atom)
     found = _FUSED_EXPERTS.fullmatch(fqn)
-    if found and len(shape) == 3:
+    if found and len(shape) == 3 and not facts.interleaved:  # gpt-oss's stacks are atoms: no other names are in use
         return _fused_experts(shape, found["layer"], found["what"])
     found = _MIXTRAL.fullmatch(fqn)
     if found:
@@ -208,6 +219,17 @@ def _fused_experts(shape: tuple[int, ...], layer: str, what: str) -> list[Link] 
 def _whole(atom: str, shape: tuple[int, ...]) -> Link:
     zeros = (0,) * len(shape)
     return Link(atom, zeros, shape, zeros, tuple(range(len(shape))))
+
+
+def _interleaved(config: Mapping[str, Any]) -> bool | None:
+    """Return whether a configuration is gpt-oss's, or that of a model with other modalities around it."""
+    names = []
+    for part in (config, config.get("text_config")):
+        if isinstance(part, Mapping):
+            listed = part.get("architectures")
+            names += [part.get("model_type"), *(listed if isinstance(listed, list) else ())]
+    known = [name.replace("_", "").lower() for name in names if isinstance(name, str)]
+    return any(name.startswith("gptoss") for name in known) if known else None
 
 
 def _int(facts: Mapping[Any, Any], name: str) -> int | None:

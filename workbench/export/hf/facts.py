@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from workbench.checkpoint import Checkpoint
-from workbench.names.frameworks import Geometry
+from workbench.names.frameworks import Geometry, geometry
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _of_config(config: Mapping[str, Any]) -> ModelFacts:
     unlike = [f"{name}={config[name]!r}" for name in ("rope_scaling_factor", "rope_scaling_type") if config.get(name)]
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         unlike.append(f"sliding_window={config['sliding_window']!r}")
-    return ModelFacts(Geometry(heads, groups, rows, _count(config, "vocab_size")), fields, tuple(unlike))
+    return ModelFacts(geometry({"config": config}), fields, tuple(unlike))
 
 
 def _of_meta(params: Mapping[str, Any]) -> ModelFacts:

@@ -170,10 +170,21 @@ class Placing:
             return "experts row", placed, bias
         if arrangement == "single":
             return "experts column", Shard(1), bias
-        # gpt-oss interleaves gate and up by row, so a range holds as much of both; the others concatenate them
-        mixed = arrangement == "transposed" and ".feed_forward." not in fqn
         dim = 2 if arrangement == "transposed" and not bias else 1
+        # of interleaved rows, a range holds as much of gate as of up
+        mixed = kind != "stack fc1" and self._interleaved(name, arrangement)
         return "experts gate_up", Shard(dim) if mixed else StridedShard(dim, 2), bias
+
+    def _interleaved(self, name: str, arrangement: str) -> bool:
+        """Return whether gate and up alternate in a stack of experts, as they do in gpt-oss."""
+        if self.facts.interleaved is not None:
+            return self.facts.interleaved
+        biased = f"{name}_bias" in self.shapes
+        # Llama 4 and the stacks with rows of outputs are concatenated whatever the model
+        if self.sizes.get("tp", 1) > 1 and (biased or (arrangement == "transposed" and ".feed_forward." not in name)):
+            order = "interleaved, as in gpt-oss" if biased else "concatenated, as in most models"
+            self._note(f"no configuration states the model; gate and up are taken to be {order}", name)
+        return biased
 
     def _adapter(self, fqn: str, role: str, shape: tuple[int, ...]) -> Steps:
         """Place LoRA factors: B has the rows of its weight, A its columns; the rank is never cut."""
@@ -195,7 +206,14 @@ class Placing:
         return heads * rows, groups * rows, groups * rows
 
     def _check_division(self, fqn: str, shape: tuple[int, ...] | None, placement: Placement) -> None:
-        tp, groups = self.sizes["tp"], self.facts.groups
+        tp = self.sizes["tp"]
+        if shape is not None and (heads := self._split_heads(fqn, shape, placement)):
+            self._note(
+                f"{heads} on tp={tp}: ranks hold parts of heads; choose tp so that it divides the number of heads, or "
+                "give these weights a rule with Replicate()",
+                fqn,
+            )
+            return
         if isinstance(placement, PartedShard):
             uneven = any(part % tp for part in placement.parts)
         else:
@@ -203,8 +221,29 @@ class Placing:
             uneven = shape is not None and shape[_dim(placement)] % pieces != 0
         if uneven:
             self._note(f"rows or columns not divisible by tp={tp}; split as torch.chunk does", fqn)
-        if groups and groups % tp and parse(fqn).kind in ("k", "v", "kv", "qkv"):
-            self._note(f"{groups} key and value heads on tp={tp}: heads are split, not replicated", fqn)
+
+    def _split_heads(self, fqn: str, shape: tuple[int, ...], placement: Placement) -> str | None:
+        """Return the heads of a weight that are split between ranks, in words."""
+        heads, groups, tp = self.facts.heads, self.facts.groups, self.sizes["tp"]
+        if heads is None or groups is None:
+            return None
+        weight, length = parse(fqn), shape[_dim(placement)]
+        query, key_value = (heads, "query heads"), (groups, "key and value heads")
+        parts: list[tuple[int, tuple[int, str]]] = []  # length, and the heads that it consists of
+        if isinstance(placement, PartedShard):
+            parts = [(placement.parts[0], query), (placement.parts[1], key_value)]
+        elif weight.kind == "qkv":
+            parts = [(length, (groups, "query groups")) if weight.grouped else (length // 3, query)]
+        elif weight.kind in ("q", "q_b", "o"):
+            parts = [(length, query)]
+        elif weight.kind in ("k", "v", "kv_b"):
+            parts = [(length, key_value)]
+        split = []
+        for rows, (count, name) in parts:
+            fits = rows and rows % (count * (self.facts.head_dim or 1)) == 0  # not so for other towers of the model
+            if fits and -(-rows // tp) % (rows // count):
+                split.append(f"{count} {name}")
+        return " and ".join(split) or None
 
     def _note(self, what: str, name: str) -> None:
         self.counts[what] += 1

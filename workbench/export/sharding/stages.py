@@ -49,6 +49,9 @@ class Stages:
         sizes = layers or tuple(total // count + (stage < total % count) for stage in range(count))
         if len(sizes) != count or sum(sizes) != total or min(sizes) < 0:
             raise UsageError(f"layers={sizes} do not divide the {total} layers of {self.stack!r} into {count} stages")
+        if layers is None and total < count:
+            empty = f"stage {self.last} has" if total == self.last else f"stages {total} to {self.last} have"
+            note(f"{total} layers on pp={count}: {empty} no layers", self.stack)
         self.ends = np.array(list(accumulate(sizes)))
         outputs = [fqn for fqn in fqns if _is_vocab(fqn) and kinds.end_of(fqn) == "last"]
         self.tied = not outputs
