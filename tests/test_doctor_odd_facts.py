@@ -2533,3 +2533,37 @@ def test_moments_of_one_layer_that_fell_are_those_of_another_save(tmp_path, laye
         state["exp_avg"].zero_()
     first = wb.doctor(one, save(tmp_path / "b.pt", 30)).causes[0]
     assert (first.cause, first.severity) == (("G6", "error") if len(layers) == 1 else ("D4", "warn")), first
+
+
+@pytest.mark.parametrize(("state", "cause"), [(None, "G1"), ("exp_avg_sq", "G3")])
+@pytest.mark.parametrize("factor", [2.0**40, 3.0])
+def test_one_element_that_jumped_is_a_damaged_number(tmp_path, state, cause, factor):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    weight = run.model[2].weight
+    with torch.no_grad():
+        (weight if state is None else run.optimizer.state[weight][state])[3, 5] *= factor
+    first = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20)).causes[0]
+    assert (first.cause == cause) == (factor > 3), first
+    if factor > 3:
+        assert any("element (3, 5) was" in sign.message for sign in first.signs)
+        later = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21)).causes[0]
+        assert later.cause == cause
+
+
+@pytest.mark.parametrize("seeds", [(50, 50, 50), (90, 91, 92)])
+def test_ranks_that_took_one_seed_draw_the_same_numbers(tmp_path, seeds):
+    run = Run().train(5)
+
+    def save(name: str, step: int, seeds: Iterable[int]) -> Path:
+        states = {}
+        for rank, seed in enumerate(seeds):
+            generator = torch.Generator().manual_seed(seed)
+            torch.rand(100 + rank, generator=generator)  # ranks draw different counts
+            states[str(rank)] = generator.get_state()
+        return run.save(tmp_path / name, step=step, rng_states=states)
+
+    one = save("a.pt", 5, (50, 51, 52))
+    run.train(1)
+    report = wb.doctor(one, save("b.pt", 6, seeds))
+    assert [one.cause for one in report.causes] == (["C8"] if len(set(seeds)) == 1 else [])

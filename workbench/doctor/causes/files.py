@@ -71,7 +71,9 @@ def damaged(case: Case) -> Iterator[Match]:
             reasons=reasons,
         )
     if signs := case.odd("S02"):
-        yield Match(case.resumed, 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        beyond = any(one.severity == "error" for one in signs)
+        names = frozenset(n for s in signs for n in s.tensors)
+        yield Match(case.resumed, 0.99 if beyond else 0.7, names, signs=tuple(signs))
 
 
 def flipped(case: Case) -> Iterator[Match]:
@@ -217,7 +219,8 @@ def mixed(case: Case) -> Iterator[Match]:
         if few and not change.hit(MOMENTS) & few:
             yield Match(change.leg, 0.6, few, False)
     files = [one for one in case.fired("S07") if one.evidence.get("files")]
-    stands = [one for one in case.fired("P36") if one.evidence["kind"] != "frozen"]
+    broken = {n for one in case.odd("S02") if one.severity == "error" for n in one.tensors}  # frozen, and damaged
+    stands = [one for one in case.fired("P36") if one.evidence["kind"] != "frozen" and not broken >= set(one.tensors)]
     signs = [*case.fired("N24", "V04"), *files, *stands]
     lr = case.evidence.before.facts.lr
     if any(one.evidence["kind"] == "repeated" for one in stands) and lr is not None:  # its settings are old too

@@ -16,14 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import log2
 from typing import Any
 
 import numpy as np
 
 from workbench.analysis.diff_rows import TensorDiff
 from workbench.analysis.patterns import Pattern, recognise
-from workbench.analysis.patterns.flips import number_text
+from workbench.analysis.patterns.flips import number_text, one_flip
 from workbench.analysis.patterns.forms import find_form
+from workbench.analysis.patterns.local import ENOUGH
 from workbench.analysis.patterns.long import LONGEST
 from workbench.analysis.patterns.read import bits, readable, runs_of
 from workbench.analysis.patterns.rounding import FLOATS, encode, numbers, rounded
@@ -47,6 +49,7 @@ PATTERNS = 256  #: most tensors searched for a pattern
 PATTERN_BYTES = 4 << 30
 WINDOWS_FOUND = 0.6  #: share of a tensor's windows; windows across a cut are not found
 FEW = 8  #: elements that are equal by chance
+OCTAVES = 16  #: factor of 2 by which no update changes one element alone
 FEW_WHOLE = 0.1  #: share of the rows that pruning may have emptied
 FOUR = 4  #: elements in a group, two of which are kept when weights are pruned for sparse tensor cores
 SMALL = 1 << 20  #: elements below which a tensor may be too small to prove a form by itself
@@ -313,10 +316,29 @@ def _patterns(atoms: Atoms, looks: list[AtomLook], not_checked: dict[str, str]) 
                 looks[at] = replace(looks[at], kind="ratio", text=text, form={"ratio": ratio, "rounded": True})
             if looks[at].kind in ("near", "other"):
                 looks[at] = _raised(looks[at], before, after)
+        looks[at] = _jumped(looks[at], before, after)
     _joined(atoms, looks)
     if left:
         not_checked["patterns"] = f"{left:,} of {len(wanted):,} changed tensors were not searched for a pattern"
     return [one for one in looks if one.kind != "type"]
+
+
+def _jumped(one: AtomLook, before: LazyTensor, after: LazyTensor) -> AtomLook:
+    """Recognise one element that became, or was, larger by many orders of magnitude, while all others are equal."""
+    c = one.row.comparison
+    if one.kind not in ("near", "other", "part") or c is None or c.how != "bits" or c.max_at is None:
+        return one
+    if c.changed != 1 or one.row.numel < ENOUGH or not (c.max_a and c.max_b) or before.element.kind != "f":
+        return one
+    if abs(log2(abs(c.max_b / c.max_a))) < OCTAVES:
+        return one
+    key = tuple(slice(k, k + 1) for k in c.max_at)
+    old, new = (bits(side, key).reshape(-1)[0] for side in (before, after))
+    at = int(np.ravel_multi_index(c.max_at, before.shape))
+    flip = one_flip(before.element, tuple(before.shape), at, int(old), int(new))
+    place = ", ".join(f"{k:,}" for k in flip["index"])
+    text = f"element ({place}) was {flip['before']} and is {flip['after']}; the other {one.row.numel - 1:,} are equal"
+    return replace(one, kind="flip", text=text, form={"flips": [flip]})
 
 
 def _inside(one: AtomLook, pattern: Pattern, before: LazyTensor, after: LazyTensor) -> AtomLook:

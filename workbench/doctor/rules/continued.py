@@ -350,17 +350,22 @@ def generators_continue(pair: Pair) -> list[Sign] | str:
         before = "more" if then is None else f"{then:,}"
         words = f"{name!r} has drawn {now:,} numbers since its seed, and before the resume it had drawn {before}"
         found.append(P51.sign(words, {"kind": "again", "names": list(again)[:NAMED]}, hit=len(again), of=len(seen)))
+    for form, names in _ranks(pair.a.generators.keys() & pair.b.generators.keys()).items():
+        held = [[side.generators[name].engines.get("") for name in names] for side in (pair.a, pair.b)]
+        seeds = [{seed(one) for one in some if one is not None} for some in held]  # since then, some drew more
+        alike = list(map(len, seeds)) == [len(names), 1] and None not in held[1]
+        digests = [{side.generators[name].digest for name in names} for side in (pair.a, pair.b)]
+        if alike or list(map(len, digests)) == [len(names), 1]:
+            what = "seeds and have one now" if alike else "states and are equal now"
+            words = f"the {many(len(names), 'generator')} {form!r} had different {what}"
+            found.append(P51.sign(words, {"kind": "equal", "names": names[:NAMED]}, hit=len(names), of=len(names)))
+            other = {name: seeds for name, seeds in other.items() if name not in names}
     if other:
         name, (was, is_) = next(iter(other.items()))
         words = f"{name!r} was seeded with {was}, and now with {is_}"
         evidence = {"kind": "seed", "names": list(other)[:NAMED]}
         severity = "warn" if pair.a.facts.step == pair.b.facts.step else "info"  # later, a new epoch may have its own
         found.append(P51.sign(words, evidence, hit=len(other), of=len(seen), severity=severity))
-    for form, names in _ranks(pair.a.generators.keys() & pair.b.generators.keys()).items():
-        digests = [{side.generators[name].digest for name in names} for side in (pair.a, pair.b)]
-        if list(map(len, digests)) == [len(names), 1]:
-            words = f"the {many(len(names), 'generator')} {form!r} had different states and are equal now"
-            found.append(P51.sign(words, {"kind": "equal", "names": names[:NAMED]}, hit=len(names), of=len(names)))
     return found
 
 

@@ -64,7 +64,7 @@ FORMS = {
     "zero": ("R03", "are zero now"),
     "zeros": ("R08", "have a run of elements that became zero: {text}"),
     "pruned": ("R09", "are zero where they were smallest: {text}"),
-    "flip": ("R06", "differ in single bits: {text}"),
+    "flip": ("R06", "differ in single elements: {text}"),
     "fill": ("R09", "are constant: {text}"),
     "ratio": ("R09", "are the old values times one factor: {text}"),
     "power": ("R09", "are a power of the old values: {text}"),

@@ -16,6 +16,7 @@ from workbench.errors import WorkbenchError, WorkerError
 from workbench.names.weights import tied_pairs
 
 OUTLIER = 300.0  #: times the median magnitude (catalogue, S02)
+IMPOSSIBLE = 2.0**32  #: times the median that no training makes one element of a tensor
 GAP = 4  #: empty octaves below it: trained outliers form a tail, a flipped exponent bit is isolated
 LOW_SHARE = 0.01  #: share of numbers whose low bits are zero; by chance 2⁻¹⁶ (catalogue, D1)
 HALF = 0.5  #: the same for moments
@@ -46,7 +47,7 @@ register(
     Rule("S01", "not a number", ("G1", "G9"), "one", "every stored number is finite", "exact", "IEEE 754",
          "error", "none in weights, masters and moments", "go back to a checkpoint without them", looked=_count),
     Rule("S02", "an outlier", ("G1",), "one", "a flipped exponent bit scales a number by a power of 2 up to 2^128",
-         f"largest over median > {OUTLIER:g}, with {GAP} empty octaves below it", "catalogue, G1", "warn",
+         f"largest over median > {OUTLIER:g}, with {GAP} empty octaves below it", "catalogue, G1", "error",
          "trained models have outlier weights of 100 to 1000 times the median: compare with an older checkpoint",
          "compare the tensor with an older checkpoint", looked=_count),
     Rule("S03", "a negative second moment", ("G3",), "one", "v is a mean of squares", "exact", LAWS, "error", "none",
@@ -132,6 +133,7 @@ def _numbers(found: Mapping[str, OneState], earlier: State | None) -> Iterator[S
             "S02",
             large,
             f"the largest element, isolated, is {times} times the median magnitude, in {_names(large)}",
+            severity="error" if most > IMPOSSIBLE else "warn",
             most=most,
         )
     if negative:
