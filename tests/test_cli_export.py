@@ -165,3 +165,8 @@ def test_onto_a_device(source, tmp_path, capsys):
         code, out, err = run(capsys, *argv)
         assert (code, out) == (64, "") and err.count("\n") == 1
     assert run(capsys, path, "--to-device", "nowhere")[0] == 64
+
+
+def test_a_target_in_the_memory_of_the_process_is_refused(source, capsys):
+    code, out, err = run(capsys, source[0], "memory://a/b")
+    assert (code, out) == (64, "") and "ends with the command" in err

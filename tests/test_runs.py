@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import pickle
 import struct
 import zipfile
 from pathlib import Path
@@ -409,9 +411,15 @@ def test_checkpoints_of_other_formats_are_called_by_their_name(tmp_path: Path) -
     with zipfile.ZipFile(tmp_path / "m.pt2", "w") as archive:
         archive.writestr("m/data/weights/weight_0", bytes(16))
         archive.writestr("m/archive_format", "pt2")
-    found = {"m.pt2": "torch.export"}
-    for name, word in found.items():
-        with pytest.raises(NotACheckpointError, match=f"is a.*{word}.*which is not supported$"):
+    (tmp_path / "m.pt.gz").write_bytes(gzip.compress(bytes(100)))
+    (tmp_path / "m.pkl").write_bytes(pickle.dumps({"w": [1.0]}))
+    found = {
+        "m.pt2": "is a torch.export archive .* not supported$",
+        "m.pt.gz": "is compressed with gzip: unpack it first$",
+        "m.pkl": "is a pickle, and not one of torch.save",
+    }
+    for name, words in found.items():
+        with pytest.raises(NotACheckpointError, match=words):
             wb.open(tmp_path / name)
 
 

@@ -42,6 +42,8 @@ def export(options: argparse.Namespace) -> int:
         return _to_device(options, ckpt)
     if options.rank is not None or options.time:
         raise UsageError(f"--{'time' if options.rank is None else 'rank'} is for --to-device; leave it out")
+    if str(options.dest).startswith("memory:"):
+        raise UsageError("memory:// is the memory of this process, which ends with the command; name a path or a store")
     title = f"export {os.path.basename(os.path.normpath(ckpt.path))}"
     with workers(options) as executor, progress_bar(title) as progress:
         report = write(

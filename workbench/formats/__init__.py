@@ -257,7 +257,7 @@ def not_recognised(place: Place) -> OpenError:
     if why := unfinished(place):
         return IncompleteError(why)
     if other := _other(place):
-        return NotACheckpointError(f"{place.path!r} is {other}, which is not supported")
+        return NotACheckpointError(f"{place.path!r} is {other}")
     if place.file is not None and not place.stat(place.file).size:
         return NotACheckpointError(f"{place.path!r} is empty: it has 0 bytes")
     names = [place.file] if place.file is not None else [*(f"{one}/" for one in place.folders), *place.files]
@@ -292,17 +292,25 @@ def read_forced(place: Place, name: str) -> Catalog:
 
 
 #: Records of zip archives → the kind of archive.
-_RECORDS = (("/archive_format", "a torch.export archive (.pt2)"),)
+_RECORDS = (("/archive_format", "a torch.export archive (.pt2), which is not supported"),)
+#: Beginnings of files → what they are.
+_HEADS = (
+    (b"\x1f\x8b", "compressed with gzip: unpack it first"),
+    (b"BZh", "compressed with bzip2: unpack it first"),
+    (b"\xfd7zXZ\x00", "compressed with xz: unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd: unpack it first"),
+    (b"\x80", "a pickle, and not one of torch.save: it could only be read by executing it"),
+)
 
 
 def _other(place: Place) -> str | None:
-    """Describe a checkpoint of a known but unsupported format; ``None`` if it is not recognized."""
+    """Describe a file of a known kind that cannot be read; ``None`` if it is not recognized."""
     if place.file is None:
         return None
     try:
         head = place.read(place.file, length=min(16, place.stat(place.file).size))
         if not head.startswith(b"PK\x03\x04"):
-            return None
+            return next((what for start, what in _HEADS if head.startswith(start)), None)
         names = ziparchive.read_directory(place.window(place.file), what=repr(place.file)).records
     except OpenError:
         return None

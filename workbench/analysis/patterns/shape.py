@@ -62,7 +62,8 @@ def transposed(a: LazyTensor, b: LazyTensor, seen: Difference | None) -> Pattern
         if surprise - 8 < MARGIN:
             continue
         what = "transposed" if len(axes) == 2 else f"axes in the order {axes}"
-        sentence = f"{what}: {_shape(a)} became {_shape(b)}"
+        square = a.shape == b.shape
+        sentence = f"{what}: {f'both are {_shape(a)}' if square else f'{_shape(a)} became {_shape(b)}'}"
         return Pattern("transposed", sentence, {"axes": list(axes)}, evidence=surprise - 8, make=_transpose(axes))
     return None
 
