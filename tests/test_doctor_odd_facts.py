@@ -2567,3 +2567,15 @@ def test_ranks_that_took_one_seed_draw_the_same_numbers(tmp_path, seeds):
     run.train(1)
     report = wb.doctor(one, save("b.pt", 6, seeds))
     assert [one.cause for one in report.causes] == (["C8"] if len(set(seeds)) == 1 else [])
+
+
+def test_counters_that_agreed_before_are_not_of_micro_batches(tmp_path):
+    run = Run().train(2)
+    old = deepcopy(run.optimizer.state_dict())
+    one = run.train(6).save(tmp_path / "a.pt", step=8)
+    run.optimizer.load_state_dict(old)
+    report = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=9))
+    (sign,) = [one for cause in report.causes for one in cause.signs if one.rule == "S07"]
+    assert "3 times as many; before the resume they agreed, at 8" in sign.message
+    later = wb.doctor(one, run.train(19).save(tmp_path / "c.pt", step=28))
+    assert "With 20 updates in between" in " ".join(str(later).split())

@@ -254,6 +254,8 @@ def _ends(case: Case) -> tuple[float | None, float | None]:
     sides = (case.evidence.before.facts, case.state("after").facts)
     counters, steps = ([one.steps.usual for one in sides], [one.step for one in sides])
     wrong = None in counters or (bool(case.fired("P01")) and None not in steps)
+    if None not in (*counters, *steps) and counters[0] == steps[0]:  # as the trainer counted, until the resume
+        wrong |= counters[1] < steps[1]  # type: ignore[operator]
     first, second = steps if wrong else counters
     return first, second
 

@@ -23,7 +23,7 @@ from workbench.doctor.ledger.sign import RULES, Outcome, Sign
 from workbench.doctor.rules import continued as facts_two
 from workbench.doctor.rules import stated as facts_one
 from workbench.doctor.rules.leaves import settings_stay, values_kept
-from workbench.doctor.rules.stated import reset_meant, scaled
+from workbench.doctor.rules.stated import OFTEN, reset_meant, scaled
 
 _ONE: Mapping[str, Callable[[State], list[Sign] | str]] = facts_one.CHECKS
 _ECHO: Mapping[str, Callable[[Pair], list[Sign] | str]] = facts_two.ECHO
@@ -128,6 +128,9 @@ def _counted(sign: Sign, evidence: Evidence, which: str) -> Sign:
     known = before.steps.usual is not None and None not in (before.step, after.step) and before.step != after.step
     if which == "before" or not likely or not known or facts.source("step") == NAME:
         return sign
+    if before.steps.usual == before.step:  # no micro-batches were counted then
+        words = f"before the resume they agreed, at {before.step:,}"
+        return replace(sign, severity="error", message=f"{sign.message.replace(OFTEN, '')}; {words}")
     words = f"before, they were at {before.steps.usual:,.0f} and {before.step:,}"
     return replace(sign, severity="error", message=f"{sign.message}; {words}")
 

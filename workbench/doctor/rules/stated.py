@@ -14,6 +14,8 @@ from workbench.doctor.facts.schedule import plan_of
 from workbench.doctor.facts.state import NAME, Schedule, TrainingState
 from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register
 
+#: What a counter behind the trainer may mean.
+OFTEN = ": either micro-batches are counted, or the counters were reset"
 NAMED = 20  #: tensors named in a sign
 ROUNDED = 1e-6  #: relative, between two floats that one program wrote
 
@@ -186,7 +188,7 @@ def _against(facts: TrainingState) -> list[Sign]:
         severity = "warn"  # an optimizer may be created anew on purpose
     elif severity == "error" and accumulated(facts):
         severity = "warn"
-        words += f": {whole_ratio(facts):,} times as many. Either micro-batches are counted or the counters were reset"
+        words += f", {whole_ratio(facts):,} times as many{OFTEN}"
     hit = facts.steps.counts[usual]
     return [S07.sign(words, found, hit=hit, of=sum(facts.steps.counts.values()), severity=severity)]
 
