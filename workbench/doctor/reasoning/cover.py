@@ -184,8 +184,10 @@ def _beside_optimizer(sign: Sign) -> bool:
 
 
 def _of_position(sign: Sign) -> bool:
-    """Return whether a sign is about the position of a schedule that counts updates, which no setting moves."""
+    """Return whether a sign is about the position of a schedule, or of the data, that no setting moves back."""
     found = sign.evidence
+    if sign.rule == "P20" and found.get("kind") == "loader":
+        return bool(found.get("before") is not None and found["loader"] < found["before"])
     return found.get("kind") == "jump" if sign.rule == "P15" else sign.rule == "S17" and found.get("unit", 1) == 1
 
 
