@@ -154,6 +154,8 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
     """Return the names of a sign that a cause explains, or ``None``."""
     if (cause[0] == "B" and _beside_optimizer(sign)) or (cause == "H1" and _of_position(sign)):
         return None
+    if cause == "H1" and sign.rule == "P05" and _slower(case):
+        return None
     if _consists(cause, match, sign):
         names = match.names if match is not None and match.names and not any(sign is s for s in match.signs) else None
         return set(sign.tensors) | {""} if names is None else (set(sign.tensors) & names) | {""}
@@ -181,6 +183,13 @@ def _beside_optimizer(sign: Sign) -> bool:
     roles, kind = sign.evidence.get("roles"), sign.evidence.get("kind")
     changed = kind in ("are new", "have another shape") and "param" in str(roles)
     return roles == ["buffer"] or kind == "appeared" or changed
+
+
+def _slower(case: Case) -> bool:
+    """Return whether all that changed of the settings are learning rates, which fell: no update is larger for that."""
+    rates = [one.evidence["ratio"] for one in case.signs if one.rule == "P15" and "ratio" in one.evidence]
+    changed = {name for one in case.signs if one.rule in ("P16", "R12") for name in one.evidence.get("changed") or ()}
+    return bool(rates) and max(rates) < 1 and all("lr" in name or "rate" in name for name in changed)
 
 
 def _of_position(sign: Sign) -> bool:
