@@ -104,12 +104,14 @@ def read_boxes(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, *, r
 def _together(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, replica: int) -> Array | None:
     """Read small boxes of one shape at once if one chunk stores them as in row-major memory; otherwise return ``None``.
 
+    A plan would cost more than the read, also for a single box.
+
     Returns:
         ``(R, *size)`` elements.
     """
     catalog, count = payloads.catalog, len(offsets)
     raw, shape = catalog.dtype_of(tensor).raw, catalog.shape_of(tensor)
-    if count < 2 or not shape or (sizes != sizes[0]).any():
+    if not count or not shape or (sizes != sizes[0]).any():
         return None
     if not 0 < count * sizes[0].prod() * raw.itemsize <= TOGETHER:
         return None
@@ -117,7 +119,9 @@ def _together(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, repli
     if row is None or catalog.inflated[row] or (start := payloads.straight(row)) is None:
         return None
     size, steps = sizes[0], row_major(np.array([shape]))[0] * raw.itemsize
-    runs = np.moveaxis(np.indices((*size[:-1], 1)), 0, -1).reshape(-1, len(shape))  # in each box
+    cut = np.flatnonzero(size != shape)  # bytes follow each other along the last of these axes and those behind it
+    apart = size[: cut[-1] if len(cut) else 0]
+    runs = np.moveaxis(np.indices((*apart, *[1] * (len(shape) - len(apart)))), 0, -1).reshape(-1, len(shape))
     starts = start + (offsets * steps).sum(axis=1)[:, None] + (runs * steps).sum(axis=1)
     out = np.empty((count, *size.tolist()), raw)
     with payloads.pool.keeping():
@@ -129,8 +133,8 @@ def _together(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, repli
 def single_chunk(payloads: Payloads, tensor: int, replica: int = 0) -> int | None:
     """Return the row of the one chunk that holds a whole tensor, or ``None``."""
     catalog = payloads.catalog
-    rows = np.arange(*catalog.rows_of(tensor).indices(catalog.chunks))
-    rows = rows[catalog.replica[rows] == replica]
+    of = catalog.rows_of(tensor)
+    rows = of.start + np.flatnonzero(catalog.replica[of] == replica)
     if len(rows) == 1 and (catalog.sizes[rows[0]] == catalog.shape[tensor]).all():
         return int(rows[0])
     return None

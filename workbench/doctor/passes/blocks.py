@@ -28,7 +28,7 @@ from workbench.analysis.numbers import Decoder
 from workbench.checkpoint import Checkpoint
 from workbench.core.arrays import Array
 from workbench.core.catalog import INFLATED_LEAST, Catalog
-from workbench.core.dtypes import DType, by_name
+from workbench.core.dtypes import DType
 from workbench.core.engine import engine
 from workbench.core.executors import cores, ordered
 from workbench.core.runs import Runs
@@ -120,7 +120,9 @@ class TensorSlot:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors, each stored once."""
-        return prod(self.shape) * sum(by_name(self.dtype(name) or "").bits for name in self.tensors) // 8
+        held = self.tensors
+        known = map(held.element, held) if isinstance(held, StoredTensors) else (one.element for one in held.values())
+        return prod(self.shape) * sum(element.bits for element in known) // 8
 
 
 class SlotBlock(NamedTuple):
