@@ -15,7 +15,7 @@ import numpy as np
 
 from workbench.core import box, memory
 from workbench.core.arrays import Array, Ints
-from workbench.core.box import row_major
+from workbench.core.catalog import row_major
 from workbench.core.executors import in_order
 from workbench.core.payload import Payloads
 from workbench.core.plan import ReadItem, ReadPlan, plan_reads, slices
@@ -118,15 +118,17 @@ def _together(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, repli
     row = single_chunk(payloads, tensor, replica)
     if row is None or catalog.inflated[row] or (start := payloads.straight(row)) is None:
         return None
-    size, steps = sizes[0], row_major(np.array([shape]))[0] * raw.itemsize
-    cut = np.flatnonzero(size != shape)  # bytes follow each other along the last of these axes and those behind it
-    apart = size[: cut[-1] if len(cut) else 0]
-    runs = np.moveaxis(np.indices((*apart, *[1] * (len(shape) - len(apart)))), 0, -1).reshape(-1, len(shape))
-    starts = start + (offsets * steps).sum(axis=1)[:, None] + (runs * steps).sum(axis=1)
-    out = np.empty((count, *size.tolist()), raw)
+    size, steps = tuple(sizes[0].tolist()), np.array(row_major(shape)) * raw.itemsize
+    cut = [axis for axis, (part, full) in enumerate(zip(size, shape, strict=True)) if part < full]
+    apart = size[: cut[-1]] if cut else ()  # bytes follow each other along the last axis that is cut, and behind it
+    starts = start + offsets @ steps
+    if apart:
+        runs = np.indices(apart).reshape(len(apart), -1)
+        starts = (starts[:, None] + steps[: len(apart)] @ runs).reshape(-1)
+    out = np.empty((count, *size), raw)
     with payloads.pool.keeping():
         source = payloads.pool.source(int(catalog.file[row]))
-        source.read_runs(out.reshape(starts.size, -1).view(np.uint8), starts.reshape(-1))
+        source.read_runs(out.reshape(len(starts), -1).view(np.uint8), starts)
     return out
 
 
