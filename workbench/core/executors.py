@@ -43,7 +43,6 @@ Task = TypeVar("Task", contravariant=True)
 Result = TypeVar("Result", covariant=True)
 
 VERSION = "3"  #: version of the messages and of the meaning of results; increase it with every change of either
-TOGETHER, MANY = 1 << 18, 16  #: bytes of tasks that a thread takes at a time, and at most how many tasks
 LEAST = 32 << 20  #: bytes of a pass below which sending it costs more than running it here
 BATCH = 256 << 20  #: bytes of a batch …
 BATCHES = 8  #: … until each worker has more batches than this; then they grow, as each costs Dask some 4 ms of CPU …
@@ -135,18 +134,11 @@ def ordered(
             yield from executor.ordered(run, tasks, threads, name)
         elif executor is None or total < LEAST:
             with ThreadPoolExecutor(threads, thread_name_prefix=name) as pool:
-                yield from _in_threads(pool, run, tasks)
+                yield from in_order(pool, lambda task: (task, run(task)), tasks)
         else:
             yield from _sent(executor, run, tasks, total, at_once or 1)
     finally:
         run.close()
-
-
-def _in_threads(pool: ThreadPoolExecutor, run: TaskRunner[T, R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
-    """Yield tasks with their results; a thread takes small tasks together, because passing one on costs more."""
-    batches = _batches(run, tasks, TOGETHER, MANY)
-    for results in in_order(pool, lambda batch: [(task, run(task)) for task in batch], batches):
-        yield from results
 
 
 def in_order(pool: ThreadPoolExecutor, run: Callable[[T], R], tasks: Iterable[T]) -> Generator[R, None, None]:
@@ -185,10 +177,10 @@ class SharedThreads(Ordering):
 
     def ordered(self, run: TaskRunner[T, R], tasks: Iterable[T], threads: int, name: str) -> Iterator[tuple[T, R]]:
         if threads <= cores():
-            yield from _in_threads(self._pool, run, tasks)
+            yield from in_order(self._pool, lambda task: (task, run(task)), tasks)
             return
         with ThreadPoolExecutor(threads, thread_name_prefix=name) as pool:
-            yield from _in_threads(pool, run, tasks)
+            yield from in_order(pool, lambda task: (task, run(task)), tasks)
 
 
 def cores() -> int:
@@ -223,13 +215,12 @@ def _sent(
             future.cancel()
 
 
-def _batches(run: TaskRunner[T, R], tasks: Iterable[T], size: int, most: int | None = None) -> Iterator[list[T]]:
-    """Yield tasks together in batches of up to ``size`` bytes and ``most`` tasks; a larger task is a batch of its own."""
+def _batches(run: TaskRunner[T, R], tasks: Iterable[T], size: int) -> Iterator[list[T]]:
     batch: list[T] = []
     weight = 0
     for task in tasks:
         nbytes = run.nbytes(task)
-        if batch and (weight + nbytes > size or len(batch) == most):
+        if batch and weight + nbytes > size:
             yield batch
             batch, weight = [], 0
         batch.append(task)
