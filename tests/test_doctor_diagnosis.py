@@ -21,6 +21,7 @@ from workbench.analysis.report import SEVERITIES
 from workbench.doctor.causes.case import Case
 from workbench.doctor.causes.damage import recovery, reset_extremes
 from workbench.doctor.causes.table import CAUSES, CHAPTERS
+from workbench.doctor.examine import FACTS
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.laws.bounds import bias_factor
 from workbench.doctor.ledger.rows import Status
@@ -412,6 +413,8 @@ def test_progress_goes_from_nought_to_one():
     seen = []
     told(case, progress=seen.append)
     assert seen == sorted(seen) and seen[0] >= 0 and seen[-1] == pytest.approx(1, abs=0.02)
+    gathered = [share for share in seen if share <= FACTS]  # before any pass: it moves with every checkpoint
+    assert gathered[0] == 0 and gathered[-1] == FACTS and len(set(gathered)) > 2
 
 
 def test_a_stopped_pass_stops():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 import workbench as wb
 from tests import lab
@@ -13,7 +16,7 @@ from tests.test_lab import SMALL
 from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.gather import gather
 from workbench.doctor.ledger.sign import RULES
-from workbench.doctor.passes.blocks import BLOCK, SlotBlock, TensorSlot, stream
+from workbench.doctor.passes.blocks import BLOCK, MANY, TOGETHER, SlotBlock, TensorSlot, _SlotWork, stream
 from workbench.doctor.rules.values import PassValues, check_one, check_pair
 
 #: Fault → rules in its echo, one update later, 20 updates later.
@@ -154,3 +157,45 @@ def test_blocks_are_the_tensor_in_order(tmp_path, shape, threads):
         together = np.concatenate([values for _, values in pieces])
         np.testing.assert_array_equal(together, whole.float().numpy().reshape(-1))
     assert ticks == sorted(ticks) and ticks[-1] == 1.0
+
+
+def test_a_thread_takes_small_parameters_together(tmp_path, monkeypatch):
+    sizes = [2] * 100 + [TOGETHER + 1, 3]
+    held = {f"w{at}": torch.randn(size) for at, size in enumerate(sizes)}
+    torch.save(held, tmp_path / "a.pt")
+    ckpt = wb.open(tmp_path / "a.pt", cache=False)
+    slots = [TensorSlot(name, {(0, "param"): ckpt[name]}) for name in held]
+    taken = []
+    once = _SlotWork.__call__
+    monkeypatch.setattr(_SlotWork, "__call__", lambda work, runs: taken.append(len(runs)) or once(work, runs))
+    found = [(slot.fqn, got) for slot, got in stream(slots, Gathered(), threads=1)]
+    assert [name for name, _ in found] == list(held)
+    for name, pieces in found:
+        np.testing.assert_array_equal(np.concatenate([values for _, values in pieces]), held[name].numpy())
+    assert sum(taken) == len(sizes) and max(taken) == MANY and 1 in taken  # a large parameter is taken alone
+    assert len(taken) == 100 // MANY + 3
+
+
+def test_a_parameter_that_cannot_be_read_leaves_those_that_are_taken_with_it(tmp_path):
+    save_file({f"w{at}": np.full(2, at, np.float32) for at in range(4)}, tmp_path / "a.safetensors")
+    lost = wb.open(tmp_path / "a.safetensors", cache=False)
+    os.utime(tmp_path / "a.safetensors", ns=(1, 1))
+    kept = wb.open(tmp_path / "a.safetensors", cache=False)
+    slots = [TensorSlot(f"w{at}", {(0, "param"): (lost if at == 1 else kept)[f"w{at}"]}) for at in range(4)]
+    failed: list[str] = []
+    found = {
+        slot.fqn: float(got[0][1][0])
+        for slot, got in stream(slots, Gathered(), threads=1, on_error=lambda name, _: failed.append(name))
+    }
+    assert failed == ["w1"] and found == {"w0": 0.0, "w2": 2.0, "w3": 3.0}
+
+
+def test_shapes_are_made_once(tmp_path):
+    save_file(
+        {"a": np.zeros((2, 3)), "b": np.zeros((2, 3)), "c": np.zeros((4,)), "d": np.zeros(())},
+        tmp_path / "a.safetensors",
+    )
+    found = state(tmp_path / "a.safetensors")
+    shapes = {key: found.shape(at) for at, key in enumerate(found.ckpt.catalog.keys)}
+    assert shapes == {"a": (2, 3), "b": (2, 3), "c": (4,), "d": ()}
+    assert shapes["a"] is shapes["b"] is found.shape(0)

@@ -308,3 +308,36 @@ def test_a_tensor_that_does_not_fit_into_memory_is_an_error_of_ours(tmp_path, mo
     monkeypatch.setattr(memory, "np", SimpleNamespace(empty=full, prod=np.prod, int64=np.int64))
     with pytest.raises(errors.OpenError, match="not enough memory to read 4,194,304 bytes"):
         tensor[...]
+
+
+@pytest.mark.parametrize(
+    "low, size, starts",
+    [
+        ([(0, 0)], (6, 4), [0]),  # whole
+        ([(2, 0)], (3, 4), [8]),  # rows follow each other
+        ([(1, 1)], (2, 2), [5, 9]),
+        ([(0, 0), (4, 0)], (2, 4), [0, 16]),
+    ],
+)
+def test_small_boxes_of_one_chunk_are_read_without_a_plan(tmp_path, monkeypatch, low, size, starts):
+    dense = np.arange(24, dtype=np.int32).reshape(6, 4)
+    tensor = lazy(tmp_path, stored(tmp_path, dense, [((0, 0), (6, 4))]))
+    seen = []
+    plain = source.PreadSource.read_runs
+    monkeypatch.setattr(
+        source.PreadSource, "read_runs", lambda one, rows, at: seen.extend(list(at)) or plain(one, rows, at)
+    )
+    monkeypatch.setattr("workbench.core.read.plan_reads", None)
+    found = list(tensor.boxes(np.array(low), np.array([size] * len(low))))
+    for (row, column), one in zip(low, found, strict=True):
+        assert (one == dense[row : row + size[0], column : column + size[1]]).all() and not one.flags.writeable
+    assert [(at - seen[0]) // 4 for at in seen] == [at - starts[0] for at in starts]
+
+
+def test_boxes_of_several_chunks_are_planned(tmp_path, monkeypatch):
+    dense = np.arange(24, dtype=np.int32).reshape(6, 4)
+    halves = lazy(tmp_path, stored(tmp_path, dense, [((0, 0), (3, 4)), ((3, 0), (3, 4))]))
+    assert (next(halves.boxes(np.array([(2, 0)]), np.array([(2, 4)]))) == dense[2:4]).all()
+    monkeypatch.setattr("workbench.core.read.plan_reads", None)
+    with pytest.raises(TypeError):
+        next(halves.boxes(np.array([(2, 0)]), np.array([(2, 4)])))

@@ -213,11 +213,11 @@ class _Differ:
 
     def _rows(self, pairs: Sequence[TensorPair]) -> list[TensorDiff]:
         # a row can be pickled: it keeps the checkpoints, but nothing of this call
-        rows = [
-            replace(TensorDiff.of(pair, self.b), sides=partial(_sides, pair, self.b, self.replicas)) for pair in pairs
-        ]
         places = moved(pairs, self.b, self.replicas)
-        rows = [replace(row, moved=place) for row, place in zip(rows, places, strict=True)]
+        rows = [
+            TensorDiff.of(pair, self.b, moved=place, sides=partial(_sides, pair, self.b, self.replicas))
+            for pair, place in zip(pairs, places, strict=True)
+        ]
         todo = [at for at, row in enumerate(rows) if row.status != "shape"]
         if not self.values or self.evidence == "trust":
             todo = self._by_evidence(pairs, rows, todo)
@@ -291,9 +291,8 @@ class _Differ:
             read = dict(found)
             for k, at in enumerate(group):
                 why = errors.get((0, pairs[at].tensor_a)) or errors.get((1, pairs[at].tensor_b)) or ""
-                rows[at] = replace(
-                    rows[at].compared(read.get(k), why), again=partial(_again, pairs[at], self.b, self.replicas)
-                )
+                again = partial(_again, pairs[at], self.b, self.replicas)
+                rows[at] = rows[at].compared(read.get(k), why, again)
                 elements += read[k].seen if k in read else 0
                 if why:
                     problems[rows[at].key_b] = why

@@ -119,8 +119,8 @@ class TensorDiff(Shown):
         return self.again(progress)
 
     @classmethod
-    def of(cls, pair: TensorPair, b: Checkpoint) -> TensorDiff:
-        """Create a row from the catalogs; nothing is read."""
+    def of(cls, pair: TensorPair, b: Checkpoint, **known: Any) -> TensorDiff:
+        """Create a row from the catalogs, with other fields that are known; nothing is read."""
         p, q, t, u = pair.a.catalog, b.catalog, pair.tensor_a, pair.tensor_b
         shapes = p.shape_of(t), q.shape_of(u)
         dtypes = p.dtype_of(t).name, q.dtype_of(u).name
@@ -137,6 +137,7 @@ class TensorDiff(Shown):
             status,
             catalog=q,
             fqn=b.fqns[u],
+            **known,
         )
 
     @property
@@ -163,8 +164,13 @@ class TensorDiff(Shown):
             relative = math.inf
         return int(self.status == "shape"), relative, self.share or 0.0
 
-    def compared(self, found: Comparison | None, why: str = "") -> TensorDiff:
-        """Return the row with the result of a comparison."""
+    def compared(
+        self,
+        found: Comparison | None,
+        why: str = "",
+        again: Callable[[Progress | None], Comparison | None] | None = None,
+    ) -> TensorDiff:
+        """Return the row with the result of a comparison, and how it is made ``again``."""
         total = self.numel
         if found is not None and found.how == "raw":
             bits = by_name(self.dtype_b).bits
@@ -181,7 +187,7 @@ class TensorDiff(Shown):
         if status == "unread" and not why:
             why = f"{total - seen:,} of its {total:,} elements are not stored on both sides"
         rows = () if found is None else tuple(sorted({row for _, row in found.chunks}))
-        return replace(self, status=status, comparison=found, chunk_rows=rows, why=why)
+        return replace(self, status=status, comparison=found, chunk_rows=rows, why=why, again=again)
 
     def rounded(self, found: CellCheck) -> TensorDiff:
         """Return the row of a converted tensor with the check of its stored codes."""

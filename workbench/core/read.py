@@ -15,7 +15,7 @@ import numpy as np
 
 from workbench.core import box, memory
 from workbench.core.arrays import Array, Ints
-from workbench.core.box import row_major
+from workbench.core.catalog import row_major
 from workbench.core.executors import in_order
 from workbench.core.payload import Payloads
 from workbench.core.plan import ReadItem, ReadPlan, plan_reads, slices
@@ -104,33 +104,39 @@ def read_boxes(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, *, r
 def _together(payloads: Payloads, tensor: int, offsets: Ints, sizes: Ints, replica: int) -> Array | None:
     """Read small boxes of one shape at once if one chunk stores them as in row-major memory; otherwise return ``None``.
 
+    A plan would cost more than the read, also for a single box.
+
     Returns:
         ``(R, *size)`` elements.
     """
     catalog, count = payloads.catalog, len(offsets)
     raw, shape = catalog.dtype_of(tensor).raw, catalog.shape_of(tensor)
-    if count < 2 or not shape or (sizes != sizes[0]).any():
+    if not count or not shape or (sizes != sizes[0]).any():
         return None
     if not 0 < count * sizes[0].prod() * raw.itemsize <= TOGETHER:
         return None
     row = single_chunk(payloads, tensor, replica)
     if row is None or catalog.inflated[row] or (start := payloads.straight(row)) is None:
         return None
-    size, steps = sizes[0], row_major(np.array([shape]))[0] * raw.itemsize
-    runs = np.moveaxis(np.indices((*size[:-1], 1)), 0, -1).reshape(-1, len(shape))  # in each box
-    starts = start + (offsets * steps).sum(axis=1)[:, None] + (runs * steps).sum(axis=1)
-    out = np.empty((count, *size.tolist()), raw)
+    size, steps = tuple(sizes[0].tolist()), np.array(row_major(shape)) * raw.itemsize
+    cut = [axis for axis, (part, full) in enumerate(zip(size, shape, strict=True)) if part < full]
+    apart = size[: cut[-1]] if cut else ()  # bytes follow each other along the last axis that is cut, and behind it
+    starts = start + offsets @ steps
+    if apart:
+        runs = np.indices(apart).reshape(len(apart), -1)
+        starts = (starts[:, None] + steps[: len(apart)] @ runs).reshape(-1)
+    out = np.empty((count, *size), raw)
     with payloads.pool.keeping():
         source = payloads.pool.source(int(catalog.file[row]))
-        source.read_runs(out.reshape(starts.size, -1).view(np.uint8), starts.reshape(-1))
+        source.read_runs(out.reshape(len(starts), -1).view(np.uint8), starts)
     return out
 
 
 def single_chunk(payloads: Payloads, tensor: int, replica: int = 0) -> int | None:
     """Return the row of the one chunk that holds a whole tensor, or ``None``."""
     catalog = payloads.catalog
-    rows = np.arange(*catalog.rows_of(tensor).indices(catalog.chunks))
-    rows = rows[catalog.replica[rows] == replica]
+    of = catalog.rows_of(tensor)
+    rows = of.start + np.flatnonzero(catalog.replica[of] == replica)
     if len(rows) == 1 and (catalog.sizes[rows[0]] == catalog.shape[tensor]).all():
         return int(rows[0])
     return None

@@ -116,6 +116,9 @@ class PreadSource(Source):
         self._check(start, start + len(buffer))
 
     def read_runs(self, rows: Array, starts: Sequence[int]) -> None:
+        if len(rows) == 1:
+            self.read_into(rows[0], int(starts[0]))
+            return
         nbytes, first = rows.shape[1], np.asarray(starts, np.int64)
         steps = np.diff(first)
         separate = (steps < 0) | (steps > self.gap) | (nbytes >= SMALL)

@@ -50,6 +50,7 @@ from workbench.doctor.rules.twins import check_twins
 from workbench.doctor.rules.values import PassValues, check_pair
 from workbench.errors import WorkbenchError, WorkerError
 
+FACTS = 0.0625  #: share of the progress in which the checkpoints are opened and their facts gathered
 LOADED, PAIRED, TRAINED = "before → echo", "before → after", "echo → after"
 #: Rules on the values of a pair; where the values of their parameters came from is then examined.
 OF_PAIRS = frozenset({"P03", "P04", "P05", "P06", "P08", "P12"})
@@ -102,8 +103,9 @@ def doctor(
     """
     given = {"betas": betas, "lr": lr, "weight_decay": weight_decay}
     with using(executor), with_options(storage_options, before, after, echo):
-        chosen = choose(before, after, echo, format, given, lambda a, b: _glance(a, b, deep, threads))
-        return examine(chosen, deep=deep, threads=threads, progress=progress)
+        opened = part_of(progress, 0.0, FACTS)
+        chosen = choose(before, after, echo, format, given, lambda a, b: _glance(a, b, deep, threads), opened)
+        return examine(chosen, deep=deep, threads=threads, progress=part_of(progress, FACTS, 1 - FACTS))
 
 
 def examine(
@@ -111,6 +113,8 @@ def examine(
 ) -> Diagnosis:
     """Diagnose the opened checkpoints."""
     evidence = given.evidence
+    if progress is not None:
+        progress(0.0)
     work = _Passes(evidence, check_facts(evidence), threads, progress, given.prints)
     outcome = work.outcome
     for which, why in given.broken.items():

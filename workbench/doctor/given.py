@@ -23,6 +23,7 @@ from workbench.checkpoint import Checkpoint, open, open_place
 from workbench.core.dtypes import PACKED
 from workbench.core.place import Place
 from workbench.core.remote.url import shown
+from workbench.core.scan import Progress
 from workbench.doctor.facts.evidence import Evidence, State, stripped
 from workbench.doctor.facts.gather import gather
 from workbench.doctor.facts.numbers import usable
@@ -63,13 +64,20 @@ class Given:
 
 
 def choose(
-    before: Source, after: Source | None, echo: Source | None, format: str | None, given: Mapping[str, Any], look: Look
+    before: Source,
+    after: Source | None,
+    echo: Source | None,
+    format: str | None,
+    given: Mapping[str, Any],
+    look: Look,
+    progress: Progress | None = None,
 ) -> Given:
     """Open the selected checkpoints.
 
     Args:
         given: betas, lr and weight_decay that the user passed, for every state.
         look: returns the severity of faults between two neighbours of a run: 0 none, 1 a warning, 2 an error.
+        progress: called with the fraction of the checkpoints whose facts are known, unless they are of a run.
 
     Raises:
         OpenError: ``before`` cannot be opened.
@@ -83,9 +91,11 @@ def choose(
     broken: dict[str, str] = {}
     paths: dict[str, str] = {}
     prints = _prints(echo)
-    for which, source in (("before", before), ("echo", echo), ("after", after)):
-        if source is None:
-            continue
+    sources = {"before": before, "echo": echo, "after": after}
+    selected = {which: source for which, source in sources.items() if source is not None}
+    for done, (which, source) in enumerate(selected.items()):
+        if progress is not None:
+            progress(done / len(selected))
         paths[which] = source.path if isinstance(source, Checkpoint) else shown(os.fsdecode(source))
         if which == "echo" and prints is not None:
             opened[which] = echo_state(prints)

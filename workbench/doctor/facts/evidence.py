@@ -228,7 +228,15 @@ class State:
         return self.ckpt[self.ckpt.catalog.keys[position]]
 
     def shape(self, position: int) -> tuple[int, ...]:
-        return tuple(self.ckpt.catalog.shape_of(position))
+        return self._shapes[position]
+
+    @cached_property
+    def _shapes(self) -> list[tuple[int, ...]]:
+        """The shape of each tensor: rules ask for them again and again, and few are distinct."""
+        catalog = self.ckpt.catalog
+        known: dict[tuple[int, ...], tuple[int, ...]] = {}
+        shapes = (tuple(row[:ndim]) for row, ndim in zip(catalog.shape.tolist(), catalog.ndim.tolist(), strict=True))
+        return [known.setdefault(shape, shape) for shape in shapes]
 
     def dtype(self, position: int) -> str:
         """Return the name of the element type: ``bfloat16``."""

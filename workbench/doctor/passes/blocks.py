@@ -7,9 +7,9 @@
     B  param      ▒▒│▒▒│▒▒│▒▒
                   └ up to BLOCK (or WIDE) elements, cut along leading axes: a block is a run of the row-major order
 
-Threads take runs of blocks, whose reads are planned together. Their states are merged in the order of the blocks, so
-results do not depend on the number of threads. Memory is one block of each tensor and the intermediate arrays of a
-fold, a few megabytes per thread.
+Threads take runs of blocks, whose reads are planned together, and small parameters in groups. Their states are merged
+in the order of the blocks, so results do not depend on the number of threads. Memory is one block of each tensor and
+the intermediate arrays of a fold, a few megabytes per thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from math import prod
 from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -28,7 +28,7 @@ from workbench.analysis.numbers import Decoder
 from workbench.checkpoint import Checkpoint
 from workbench.core.arrays import Array
 from workbench.core.catalog import INFLATED_LEAST, Catalog
-from workbench.core.dtypes import DType, by_name
+from workbench.core.dtypes import DType
 from workbench.core.engine import engine
 from workbench.core.executors import cores, ordered
 from workbench.core.runs import Runs
@@ -42,6 +42,7 @@ BLOCK = 1 << 16  #: elements of a block: half a megabyte as float64
 WIDE = 1 << 18  #: elements of a block for compiled code, which needs no intermediate arrays and fewer calls
 READ = 1 << 19  #: elements per read, for the cost of a read
 RUN = 1 << 22  #: elements that a thread takes at a time, for the cost of planning reads
+TOGETHER, MANY = 1 << 16, 32  #: elements of small parameters that a thread takes at a time, and how many of them
 
 
 class StoredTensors(Mapping[Name, LazyTensor]):
@@ -120,7 +121,9 @@ class TensorSlot:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors, each stored once."""
-        return prod(self.shape) * sum(by_name(self.dtype(name) or "").bits for name in self.tensors) // 8
+        held = self.tensors
+        known = map(held.element, held) if isinstance(held, StoredTensors) else (one.element for one in held.values())
+        return prod(self.shape) * sum(element.bits for element in known) // 8
 
 
 class SlotBlock(NamedTuple):
@@ -177,14 +180,14 @@ def stream(
     failed = False
     tasks = ordered(
         _SlotWork(fold),
-        _runs(slots, getattr(fold, "block", BLOCK)),
+        _together(_runs(slots, getattr(fold, "block", BLOCK))),
         sum(slot.nbytes for slot in slots),
         threads=threads or cores(),
         at_once=threads,
         name="workbench-doctor",
     )
     with closing(tasks):
-        for run, (state, error) in tasks:
+        for run, (state, error) in chain.from_iterable(zip(*task, strict=True) for task in tasks):
             if run.first:
                 whole, failed = None, False
             if error is not None:
@@ -214,25 +217,29 @@ def compiled(slots: Sequence[TensorSlot], fast: bool | None) -> bool:
 
 
 class _SlotWork(Generic[S]):
-    """The work of a thread on a run of blocks."""
+    """The work of a thread on runs of blocks."""
 
     def __init__(self, fold: Fold[S]) -> None:
         self._fold = fold
 
-    def nbytes(self, run: _SlotRun) -> int:
-        return run.slot.nbytes * run.numel // max(prod(run.slot.shape), 1)
+    def nbytes(self, runs: list[_SlotRun]) -> int:
+        return sum(run.slot.nbytes * run.numel // max(prod(run.slot.shape), 1) for run in runs)
 
-    def part(self, runs: list[_SlotRun]) -> tuple[_SlotWork[S], list[_SlotRun]]:
+    def part(self, tasks: list[list[_SlotRun]]) -> tuple[_SlotWork[S], list[list[_SlotRun]]]:
         narrowed = getattr(self._fold, "narrowed", None)
-        return self if narrowed is None else _SlotWork(narrowed({run.slot.fqn for run in runs})), runs
+        names = {run.slot.fqn for runs in tasks for run in runs}
+        return self if narrowed is None else _SlotWork(narrowed(names)), tasks
 
-    def key(self, run: _SlotRun) -> bytes:
+    def key(self, runs: list[_SlotRun]) -> bytes:
         raise NotImplementedError("no pass of the doctor is cut in parts")
 
     def close(self) -> None:
         pass
 
-    def __call__(self, run: _SlotRun) -> tuple[S, WorkbenchError | None]:
+    def __call__(self, runs: list[_SlotRun]) -> list[tuple[S, WorkbenchError | None]]:
+        return [self._run(run) for run in runs]
+
+    def _run(self, run: _SlotRun) -> tuple[S, WorkbenchError | None]:
         names = dict(run.slot.tensors)
         slot = TensorSlot(run.slot.fqn, names)  # tensors are created once
         state = self._fold.begin(slot)
@@ -308,6 +315,20 @@ def _runs(slots: Iterable[TensorSlot], block: int) -> Iterator[_SlotRun]:
             after = list(islice(boxes, RUN // READ))
             yield _SlotRun(slot, here, first, not after)
             here, first = after, False
+
+
+def _together(runs: Iterable[_SlotRun]) -> Iterator[list[_SlotRun]]:
+    """Yield the runs of small parameters in lists: passing one to a thread costs more than folding it."""
+    task: list[_SlotRun] = []
+    elements = 0
+    for run in runs:
+        if task and (elements + run.numel > TOGETHER or len(task) == MANY):
+            yield task
+            task, elements = [], 0
+        task.append(run)
+        elements += run.numel
+    if task:
+        yield task
 
 
 def _boxes(shape: tuple[int, ...], block: int) -> Iterator[_BlockBox]:
