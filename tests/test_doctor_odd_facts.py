@@ -2533,3 +2533,21 @@ def test_moments_of_one_layer_that_fell_are_those_of_another_save(tmp_path, laye
         state["exp_avg"].zero_()
     first = wb.doctor(one, save(tmp_path / "b.pt", 30)).causes[0]
     assert (first.cause, first.severity) == (("G6", "error") if len(layers) == 1 else ("D4", "warn")), first
+
+
+@pytest.mark.parametrize(("broken", "since", "told"), [("buffer", 20, False), ("buffer", 21, True), ("weight", 20, True)])
+def test_a_buffer_that_was_not_finite_before_either(tmp_path, broken, since, told):
+    run = Run()
+    run.model[0].register_buffer("unset", torch.zeros(4))
+
+    def save(step: int) -> Path:
+        if step >= since:
+            (run.model[0].unset if broken == "buffer" else run.model[0].weight.data[0])[:4] = NAN
+        return run.save(tmp_path / f"{step}.pt", step=step)
+
+    run.train(20)
+    one = save(20)
+    found = wb.doctor(one, echo=one)
+    assert bool({"error"} & set(severities(found, "S01"))) == (told and since == 20)
+    found = wb.doctor(one, save(21))  # no update, or it would spread
+    assert ("G1" in [cause.cause for cause in found.causes]) == told

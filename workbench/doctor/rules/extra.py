@@ -209,9 +209,10 @@ def _finite(state: State, found: Mapping[str, OneState]) -> Said:
         return Inapplicable("every tensor belongs to a parameter")
     names = [catalog.keys[at] for at in broken]
     text = f"{many(count, 'element')} of {some(names)} {'is' if count == 1 else 'are'} NaN"
-    signs = (
-        [RULES["S01"].sign(text, {"count": count}, _fqns(state, broken), hit=len(broken), of=looked)] if broken else []
-    )
+    evidence: dict[str, object] = {"count": count}
+    if {roles[at] for at in broken} <= {"buffer"}:
+        evidence["buffers"] = names[:LIST]
+    signs = [RULES["S01"].sign(text, evidence, _fqns(state, broken), hit=len(broken), of=looked)] if broken else []
     return f"{many(looked, 'tensor')} beside the parameters", signs
 
 
