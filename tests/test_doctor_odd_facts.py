@@ -2551,3 +2551,33 @@ def test_a_buffer_that_was_not_finite_before_either(tmp_path, broken, since, tol
     assert bool({"error"} & set(severities(found, "S01"))) == (told and since == 20)
     found = wb.doctor(one, save(21))  # no update, or it would spread
     assert ("G1" in [cause.cause for cause in found.causes]) == told
+
+
+@pytest.mark.parametrize("thawed", [True, False])
+@pytest.mark.parametrize("updates", [1, 20])
+def test_a_base_that_is_thawed_beside_its_adapters(tmp_path, thawed, updates):
+    torch.manual_seed(0)
+    base, low, high = torch.nn.Linear(16, 24), torch.nn.Linear(16, 4, bias=False), torch.nn.Linear(4, 24, bias=False)
+    model = torch.nn.ModuleDict({"base_layer": base, "lora_A": low, "lora_B": high})
+    optimizer = torch.optim.AdamW([low.weight, high.weight], lr=1e-3)
+
+    def train(updates: int, step: int) -> Path:
+        for _ in range(updates):
+            x = torch.randn(8, 16)
+            optimizer.zero_grad()
+            (base(x) + high(low(x)) - x.repeat(1, 2)[:, :24]).square().mean().backward()
+            optimizer.step()
+        weights = {f"net.proj.{name}": weight for name, weight in model.state_dict().items()}
+        held = {"state_dict": weights, "optimizer_states": [optimizer.state_dict()], "lr_schedulers": []}
+        path = tmp_path / f"{step}.ckpt"
+        torch.save({**held, "global_step": step, "epoch": 0, "pytorch-lightning_version": "2.5.0"}, path)
+        return path
+
+    one = train(30, 30)
+    if thawed:
+        optimizer.add_param_group({"params": [*base.parameters()], "lr": 1e-3})
+    else:
+        with torch.no_grad():
+            base.weight.mul_(1 + 0.1 * torch.rand_like(base.weight))
+    causes = {cause.cause for cause in wb.doctor(one, train(updates, 30 + updates)).causes}
+    assert not causes & {"F6", "B1"} if thawed else causes & {"F5", "F6"}
