@@ -227,7 +227,8 @@ def same_size(pair: Pair) -> list[Sign] | str:
     wider = all(one and two and one[1] == two[1] and two[2] > one[2] for one, two in off.values())
     words += "; all of it is in a wider type" if wider else ""
     evidence = {"bytes": roles, "held": len(both), "rounded": rounded, "gone": gone, "late": late}
-    names = list(dict.fromkeys(fqn for fqn, _ in off))[:NAMED] if both else []
+    known = pair.a.params.keys() | pair.b.params.keys()  # and no keys of state that is only numbered
+    names = list(dict.fromkeys(name for name, _ in off if name in known))[:NAMED] if both else []
     severity, causes = "info" if late or wider else "warn", causes_of(role for _, role in off)
     return [N3.sign(f"the stored bytes of roles changed: {words}", evidence, names, severity=severity, causes=causes)]
 
