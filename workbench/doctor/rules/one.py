@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from workbench.doctor.facts.evidence import State
 from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register
@@ -124,9 +125,10 @@ def _numbers(state: State, found: Mapping[str, OneState], earlier: State | None)
     if broken:
         count = sum(one[2] for one in broken)
         words = f"{many(count, 'element')} of {_names(broken)} {'is' if count == 1 else 'are'} NaN or infinite"
-        names = {one[0] for one in broken}
-        alone = names <= state.unheld and all(one[1] == "param" for one in broken)
-        yield _sign("S01", broken, words, count=count, **({"buffers": sorted(names)[:LIST]} if alone else {}))
+        sign, names = _sign("S01", broken, words, count=count), {one[0] for one in broken}
+        if names <= state.unheld and all(one[1] == "param" for one in broken):
+            sign = replace(sign, evidence={**sign.evidence, "buffers": sorted(names)[:LIST]})
+        yield sign
     if large:
         most = max(one[2] for one in large)
         times = f"{most:,.0f}" if most < 1e9 else f"{most:.3g}"
