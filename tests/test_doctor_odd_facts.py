@@ -2488,7 +2488,7 @@ def test_a_single_number_is_not_known_by_its_profile(tmp_path, size):
     assert bool(severities(wb.doctor(one, run.save(tmp_path / "b.pt", step=23)), "P17")) == (size > 1)
 
 
-@pytest.mark.parametrize("zeros", ["smallest", "two of four", "run"])
+@pytest.mark.parametrize("zeros", ["smallest", "masked", "two of four", "run"])
 def test_zeros_where_the_smallest_weights_were_are_pruning(tmp_path, zeros):
     run = Run().train(20)
     one = run.save(tmp_path / "a.pt", step=20)
@@ -2496,6 +2496,8 @@ def test_zeros_where_the_smallest_weights_were_are_pruning(tmp_path, zeros):
         sizes = weight.detach().abs()
         if zeros == "smallest":
             weight.data[sizes < sizes.median()] = 0
+        elif zeros == "masked":
+            weight.data.mul_((sizes >= sizes.median()).float())  # negative ones become −0
         elif zeros == "two of four":
             sizes = sizes.view(-1, 4)
             weight.data.view(-1, 4).scatter_(1, sizes.argsort(1)[:, :2], 0.0)
@@ -2579,3 +2581,206 @@ def test_counters_that_agreed_before_are_not_of_micro_batches(tmp_path):
     assert "3 times as many; before the resume they agreed, at 8" in sign.message
     later = wb.doctor(one, run.train(19).save(tmp_path / "c.pt", step=28))
     assert "With 20 updates in between" in " ".join(str(later).split())
+
+
+@pytest.mark.parametrize(
+    ("broken", "since", "told"), [("buffer", 20, False), ("buffer", 21, True), ("weight", 20, True)]
+)
+def test_a_buffer_that_was_not_finite_before_either(tmp_path, broken, since, told):
+    run = Run()
+    run.model[0].register_buffer("unset", torch.zeros(4))
+
+    def save(step: int) -> Path:
+        if step >= since:
+            (run.model[0].unset if broken == "buffer" else run.model[0].weight.data[0])[:4] = NAN
+        return run.save(tmp_path / f"{step}.pt", step=step)
+
+    run.train(20)
+    one = save(20)
+    found = wb.doctor(one, echo=one)
+    assert bool({"error"} & set(severities(found, "S01"))) == (told and since == 20)
+    found = wb.doctor(one, save(21))  # no update, or it would spread
+    assert ("G1" in [cause.cause for cause in found.causes]) == told
+
+
+@pytest.mark.parametrize("thawed", [True, False])
+@pytest.mark.parametrize("updates", [1, 20])
+def test_a_base_that_is_thawed_beside_its_adapters(tmp_path, thawed, updates):
+    torch.manual_seed(0)
+    base, low, high = torch.nn.Linear(16, 24), torch.nn.Linear(16, 4, bias=False), torch.nn.Linear(4, 24, bias=False)
+    model = torch.nn.ModuleDict({"base_layer": base, "lora_A": low, "lora_B": high})
+    optimizer = torch.optim.AdamW([low.weight, high.weight], lr=1e-3)
+
+    def train(updates: int, step: int) -> Path:
+        for _ in range(updates):
+            x = torch.randn(8, 16)
+            optimizer.zero_grad()
+            (base(x) + high(low(x)) - x.repeat(1, 2)[:, :24]).square().mean().backward()
+            optimizer.step()
+        weights = {f"net.proj.{name}": weight for name, weight in model.state_dict().items()}
+        held = {"state_dict": weights, "optimizer_states": [optimizer.state_dict()], "lr_schedulers": []}
+        path = tmp_path / f"{step}.ckpt"
+        torch.save({**held, "global_step": step, "epoch": 0, "pytorch-lightning_version": "2.5.0"}, path)
+        return path
+
+    one = train(30, 30)
+    if thawed:
+        optimizer.add_param_group({"params": [*base.parameters()], "lr": 1e-3})
+    else:
+        with torch.no_grad():
+            base.weight.mul_(1 + 0.1 * torch.rand_like(base.weight))
+    causes = {cause.cause for cause in wb.doctor(one, train(updates, 30 + updates)).causes}
+    assert not causes & {"F6", "B1"} if thawed else causes & {"F5", "F6"}
+
+
+@pytest.mark.parametrize(("later", "cause"), [((0.1, 0.5), "H1"), ((0.1, 0.01), "B7"), ((0.0, 0.1), "B7")])
+def test_decays_that_were_all_raised_are_a_setting(tmp_path, later, cause):
+    run = Run()
+    groups = [{"params": [w for w in run.model.parameters() if (w.ndim > 1) == large]} for large in (True, False)]
+    run.optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95))
+    for group, decay in zip(run.optimizer.param_groups, (0.01, 0.1), strict=True):
+        group["weight_decay"] = decay
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    for group, decay in zip(run.optimizer.param_groups, later, strict=True):
+        group["weight_decay"] = decay
+    found = wb.doctor(one, run.train(12).save(tmp_path / "b.pt", step=32))
+    assert {one.cause for one in found.causes} & {"H1", "B7"} == {cause}
+
+
+def test_numbers_of_another_model_are_in_no_other_group(tmp_path):
+    run = Run()
+    run.model = torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.Linear(24, 24), torch.nn.Linear(24, 16))
+    run.model[1].requires_grad_(False)
+    run.optimizer = torch.optim.AdamW([w for w in run.model.parameters() if w.requires_grad][::-1], lr=1e-3)
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    parts = OrderedDict((name, torch.nn.Linear(16, 16)) for name in ("other", "more"))
+    run.model = torch.nn.Sequential(parts)
+    run.optimizer = torch.optim.AdamW(
+        [
+            {
+                "params": [(n, w) for n, w in run.model.named_parameters() if (w.ndim > 1) == large],
+                "weight_decay": decay,
+            }
+            for large, decay in ((True, 0.01), (False, 0.0))
+        ],
+        lr=1e-3,
+        betas=(0.9, 0.95),
+    )
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))
+    assert not any("weight decay" in sign.message for sign in found)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.999])
+def test_an_average_without_a_decay_is_the_weights(tmp_path, decay):
+    run = Run().train(200)
+
+    def save(name: str, step: int) -> Path:
+        kept = {key: weight.clone() for key, weight in run.model.state_dict().items()}
+        if decay and step == 200:
+            kept = {key: weight + 1e-2 * torch.randn_like(weight) for key, weight in kept.items()}
+        return run.save(tmp_path / name, step=step, ema={"decay": decay, "shadow": kept})
+
+    one = save("a.pt", 200)
+    run.train(1)
+    assert ("F4" in [cause.cause for cause in wb.doctor(one, save("b.pt", 201)).causes]) == (decay > 0)
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_weights_that_are_rounded_after_each_update(tmp_path, always):
+    run = Run()
+
+    def train(updates: int, rounded: bool) -> None:
+        for _ in range(updates):
+            run.train(1)
+            for weight in run.model.parameters() if rounded else ():
+                weight.data.copy_(weight.data.bfloat16())
+
+    train(30, always)
+    one = run.save(tmp_path / "a.pt", step=30)
+    train(1, True)
+    causes = [cause.cause for cause in wb.doctor(one, run.save(tmp_path / "b.pt", step=31)).causes]
+    assert causes == ([] if always else ["D7"])
+
+
+@pytest.mark.parametrize("later", ["gone", "others"])
+def test_averages_that_are_no_longer_stored(tmp_path, later):
+    run = Run().train(20)
+    kept = {key: 0.9 * weight for key, weight in run.model.state_dict().items()}
+    one = run.save(tmp_path / "a.pt", step=20, ema={"decay": 0.9, "shadow": kept})
+    others = {key: weight * (1 + 0.1 * torch.rand_like(weight)) for key, weight in kept.items()}
+    more = {"ema": {"decay": 0.9, "shadow": others}} if later == "others" else {}
+    first = wb.doctor(one, echo=run.save(tmp_path / "b.pt", step=20, **more)).causes[0]
+    assert first.cause == "F4" and ("no longer stored" in first.title) == (later == "gone")
+    if later == "gone":
+        titles = [one.title for one in wb.doctor(one, run.train(1).save(tmp_path / "c.pt", step=21)).causes]
+        assert titles == ["The averaged weights are no longer stored."]
+
+
+@pytest.mark.parametrize(("factors", "told"), [((0.3, 1.5), "some rose"), ((0.3, 0.5), "fell: its schedule")])
+def test_rates_of_groups_that_rose_and_fell(tmp_path, factors, told):
+    run = Run()
+    groups = [{"params": [w for w in run.model.parameters() if (w.ndim > 1) == large]} for large in (True, False)]
+    run.optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95))
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    for group, factor in zip(run.optimizer.param_groups, factors, strict=True):
+        group["lr"] *= factor
+    causes = wb.doctor(one, echo=run.save(tmp_path / "b.pt", step=20)).causes
+    assert told in next(cause.title for cause in causes if cause.cause == "C1")
+
+
+def test_maxima_that_amsgrad_begins_are_a_setting(tmp_path):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    for group in run.optimizer.param_groups:
+        group["amsgrad"] = True
+    for state in run.optimizer.state.values():
+        state["max_exp_avg_sq"] = state["exp_avg_sq"].clone()
+    assert [cause.cause for cause in wb.doctor(one, echo=run.save(tmp_path / "b.pt", step=20)).causes] == ["H1"]
+
+
+def test_groups_of_numbers_count_each_parameter_once(tmp_path):
+    run = Run()
+    run.model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16))
+    groups = [{"params": [w for w in run.model.parameters() if (w.ndim > 1) == large]} for large in (True, False)]
+    run.optimizer = torch.optim.AdamW(groups, lr=1e-3)
+    run.optimizer.param_groups[0]["weight_decay"] = 0.0
+    run.train(20)
+    save_file({f"h.{name}": weight for name, weight in run.model.state_dict().items()}, tmp_path / "model.safetensors")
+    torch.save(run.optimizer.state_dict(), tmp_path / "optimizer.pt")
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 20, "epoch": 1.0, "log_history": []}))
+    found = [one.message for one in wb.doctor(tmp_path) if one.rule == "N27"]
+    assert found == ["2 of 2 vectors decay, but 2 of 2 matrices do not"]
+
+
+@pytest.mark.parametrize(("new", "told"), [(20, "began anew"), (10, "fell")])
+def test_a_counter_that_is_larger_has_not_fallen(tmp_path, new, told):
+    run = Run()
+    run.model.insert(1, torch.nn.BatchNorm1d(32))
+    run.fresh()
+    one = run.train(18).save(tmp_path / "a.pt", step=18)
+    run.train(20)
+    run.model[1].num_batches_tracked.fill_(new)
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=38))
+    assert any(told in sign.message for sign in found if sign.rule == "P24")
+
+
+@pytest.mark.parametrize("before", ["none", "some"])
+def test_adapters_that_begin_in_the_load_are_zero(tmp_path, before):
+    run = Run().train(20)
+    held = {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict(), "step": 20}
+    names = [("base_layer", 1.0), ("lora_A", 1.0), ("lora_B", 0.0)]
+    new = {f"0.{name}.weight": torch.full((4, 4), value) for name, value in names}
+    one, two = tmp_path / "a.pt", tmp_path / "b.pt"
+    torch.save(held if before == "none" else held | {"model": {n: w + 0.5 for n, w in new.items()}}, one)
+    torch.save(held | {"model": new}, two)
+    assert bool(severities(wb.doctor(one, echo=two), "N22")) == (before == "some")
+
+
+@pytest.mark.parametrize("changed", ["batch_size", "lr"])
+def test_a_batch_size_sets_no_learning_rate(tmp_path, changed):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda at: 0.95**at)
+    args = {"batch_size": 8, "lr": 1e-3}
+    one = run.train(20).save(tmp_path / "a.pt", step=20, args=args)
+    two = run.train(12).save(tmp_path / "b.pt", step=32, args=args | {changed: 2 * args[changed]})
+    assert bool(severities(wb.doctor(one, two), "P15")) == (changed == "lr")

@@ -132,6 +132,7 @@ def examine(
     else:
         outcome.not_checked["values"] = "weights and moments were not read: deep=False"
     work.settings()
+    outcome.signs[:] = _as_before(outcome.signs, _given(evidence))
     case = Case(evidence, outcome, work.ledger, work.alone, work.pairs, work.traits)
     causes, words = diagnose(case)
     if given.strange:  # one line, and no cause
@@ -158,6 +159,23 @@ def examine(
         work.ledger,
         notes,
     )
+
+
+def _as_before(signs: Sequence[Sign], given: Sequence[str]) -> list[Sign]:
+    """Lower what is not finite in buffers only, and in the same ones of every checkpoint: the resume changed nothing.
+
+    A buffer may hold NaN for what was not set yet. If weights or moments are not finite, buffers may show why.
+    """
+    broken = [one for one in signs if one.rule in ("S01", "P09")]
+    if len(given) < 2 or not broken or not all(one.evidence.get("buffers") for one in broken):
+        return list(signs)
+    each = [
+        [(one.evidence["buffers"], one.evidence["count"]) for one in broken if one.evidence["in"] == which]
+        for which in given
+    ]
+    if any(one != each[0] for one in each):
+        return list(signs)
+    return [replace(one, severity="info") if one in broken else one for one in signs]
 
 
 def _right_save(outcome: Outcome) -> list[str]:

@@ -22,6 +22,7 @@ from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, WEIGH
 from workbench.doctor.ledger.rows import Ledger, LedgerLeg
 from workbench.doctor.ledger.sign import SAVED, Outcome, Sign, many
 from workbench.doctor.origins.tags import followers
+from workbench.names.roles import adapter_of
 from workbench.names.weights import Weight, kinds, parse
 
 ALONE = ("before", "echo", "after")
@@ -359,6 +360,12 @@ class Case:
         return sides == [False, True]
 
     @cached_property
+    def adapted(self) -> bool:
+        """Whether the later model has adapters and the one before had none."""
+        sides = [any(map(adapter_of, state.params)) for state in (self.evidence.before, self.later)]
+        return sides == [False, True]
+
+    @cached_property
     def regrouped(self) -> bool:
         """Whether the param groups hold another number of parameters."""
         return any(one.evidence.get("kind") == "sizes" for one in self.fired("R12"))
@@ -570,7 +577,7 @@ def asked(case: Case, cause: str, match: Match) -> str:
     change = case.change(match.leg)
     if (cause in OF_OPTIMIZER or cause == "A2") and names and names <= case.anew(change):
         return RESTARTED
-    if cause == "B1" and (case.deeper or case.wider or case.upcycled):
+    if cause == "B1" and (case.deeper or case.wider or case.upcycled or case.adapted):
         return REBUILT
     if cause == "F2" and case.regrouped:
         return UNTIED

@@ -8,7 +8,7 @@ from typing import Any
 from workbench.doctor.causes.case import NEARLY_ALL, SET_ANEW, Case, Match, leg_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.facts.evidence import State, is_numbered
-from workbench.doctor.ledger.roles import BUFFERS, FIRST, MASTERS, MOMENTS, SECOND, STATE, WEIGHTS
+from workbench.doctor.ledger.roles import BUFFERS, FIRST, MASTERS, MAXIMA, MOMENTS, SECOND, STATE, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg, Status
 from workbench.doctor.ledger.sign import Sign, many
 from workbench.names.weights import kinds, parse
@@ -356,6 +356,9 @@ def settings(case: Case) -> Iterator[Match]:
         signs = [one for one in signs if one not in sizes]
     if any(one.evidence.get("kind") == "decay" for one in signs):
         signs += [one for one in case.fired("P12") if "old" in one.evidence]
+    if any(one.evidence.get("field") == "amsgrad" for one in signs):
+        new = [one for one in case.fired("R01") if one.evidence["kind"] == "are new"]
+        signs += [one for one in new if str(one.evidence["roles"]).endswith(MAXIMA)]
     if case.declared:
         signs += case.fired("P30")
     if signs:

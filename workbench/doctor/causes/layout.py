@@ -356,6 +356,20 @@ def averaged(case: Case) -> Iterator[Match]:
             remedy=RESTORE,
             losses=AVERAGES_ONLY,
         )
+    gone = [one for one in case.fired("P29", "R11") if one.evidence.get("part") == "average"]
+    if gone := [one for one in gone if one.evidence.get("kind") == "unstored"]:
+        of_size = [one for one in case.fired("N3") if {*one.evidence["bytes"]} <= {*AVERAGES}]
+        of_names = [one for one in case.fired("R01", "P02") if one.evidence.get("kind") in ("are gone", "vanished")]
+        of_names = [one for one in of_names if str(one.evidence.get("roles")).split()[1:] in [[a] for a in AVERAGES]]
+        yield Match(
+            case.resumed,
+            0.95,
+            signs=(*gone, *of_size, *of_names),
+            question="were they left out on purpose?",
+            title="The averaged weights are no longer stored.",
+            remedy="save and load them, if the run still uses them",
+            losses=AVERAGES_ONLY,
+        )
     for change in case.changes:
         count = case.traits.get("averaged") if change.leg == "load" else None
         if count:
@@ -363,7 +377,7 @@ def averaged(case: Case) -> Iterator[Match]:
             words = f"{count:,} weights equal the stored average bit for bit"
             yield Match("load", 1.0, names, question=AVERAGE, reasons=case.against(("A2 G6 G7 D2", words)))
             continue
-        ema = frozenset(change.hit(AVERAGES))
+        ema = frozenset(change.hit(AVERAGES) - (change.hit(AVERAGES, "absent") if gone else set()))
         if ema and not change.hit((*change.weights, *MASTERS)) & ema:
             fell = [one for one in case.fired("R17") if one.evidence["kind"] == "average" and one.evidence["fell"]]
             anew = bool(case.fired("N21", where=case.resumed) or (fell and change.leg == "load"))

@@ -127,12 +127,16 @@ def schedule_restarted(case: Case) -> Iterator[Match]:
     elif slow and not case.fired("N6") and not all(map(below_stated, slow)):  # which no schedule set (B8)
         declared = _declared(case, slow)
         title = "The learning rate fell: its schedule was not restored, or a different one was set."
+        question = "was the learning rate lowered on purpose?"
+        if any(one.evidence.get("apart") for one in slow):
+            title = "The learning rates of the param groups changed: some rose, and others fell."
+            question = "were they changed on purpose?"
         yield Match(
             leg,
             0.5 if declared else 0.85,
             signs=tuple(slow),
             title=title,
-            question="was the learning rate lowered on purpose?",
+            question=question,
         )
 
 

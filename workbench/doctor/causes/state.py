@@ -21,7 +21,7 @@ from workbench.doctor.causes.case import (
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import counters_restarted, fresh, moments_lost, second_lost, wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
-from workbench.doctor.ledger.roles import BLOCK_MAXIMA, FIRST, MASTERS, MOMENTS, SECOND, STATE, WEIGHTS
+from workbench.doctor.ledger.roles import BLOCK_MAXIMA, FIRST, MASTERS, MAXIMA, MOMENTS, SECOND, STATE, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg, Status
 from workbench.doctor.ledger.sign import Sign, many
 from workbench.doctor.passes.updates import passed
@@ -38,7 +38,6 @@ FELL = 0.02  #: share of the elements of a second moment below their floor, from
 #: Forms of moments that another tensor's are.
 OF_OTHERS = ("moved", "moved.name", "moved.layer", "moved.stack", "moved.expert", "moved.gate_up")
 ADAM = ("exp_avg", "exp_avg_sq")
-MAXIMA = "max_exp_avg_sq"  #: of AMSGrad
 FEW_STEPS = 0.1  #: share of the weights that moved too far
 SUNK = "The second moments were lost, or became far too small."
 SECOND_LOST = "The second moments were lost; other state was kept."  #: for optimizers that use other names
@@ -170,6 +169,7 @@ def _cosines(change: LedgerLeg, names: frozenset[str]) -> str:
 
 def added(case: Case) -> Iterator[Match]:
     new = [one for one in case.fired("R01", "P02", "N3") if one.evidence.get("kind") in ("are new", "appeared")]
+    new = [one for one in new if not str(one.evidence.get("roles")).endswith(MAXIMA)]  # of AMSGrad: a setting (H1)
     heads = [one for one in new if kinds(one.tensors) <= {"head"}]
     if new and not heads and case.deeper <= 0:
         question = "were tensors added to the model on purpose?"

@@ -38,6 +38,7 @@ SECOND = (
     "exp_avg_sq_col",
     "square",
 )
+MAXIMA = "max_exp_avg_sq"  #: of AMSGrad
 #: Of 8-bit Adam, the largest second moment of a block: it is stored exactly, as the code 1.0 times ``absmax2``.
 BLOCK_MAXIMA = "absmax2"
 STATE = "state"  #: the quantity of every other tensor of an optimizer

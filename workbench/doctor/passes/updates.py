@@ -47,6 +47,7 @@ def between(pair: Pair) -> dict[str, Update]:
     cycled = a.cycled or b.cycled
     found = {}
     surplus = _surplus(pair)
+    grown = len(pair.b.numbered) > len(pair.a.numbered)  # some of the numbers are of parameters that had no updates
     several, rare = counted_several(a, b, trainer), lagging(a, b, trainer)
     for fqn in pair.b.params:
         first, second = _counter(a, fqn), _counter(b, fqn)
@@ -68,7 +69,7 @@ def between(pair: Pair) -> dict[str, Update]:
             k,
             later or older,
             (group.eps if group is not None else None) or b.eps or a.eps,
-            _before(a, fqn, first),
+            None if grown and not _own(b, fqn) else _before(a, fqn, first),
             second,
             lr,
             certain,

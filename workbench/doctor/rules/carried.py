@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -26,6 +26,7 @@ import numpy as np
 
 from workbench.core.arrays import Array
 from workbench.doctor.facts.evidence import Pair, State, is_numbered
+from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.facts.state import Group
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
@@ -322,8 +323,18 @@ def _decay(role: str, group: Group, update: Update) -> float | None:
     return float(value) if isinstance(value, (int, float)) and 0 < value < 1 else None
 
 
+def _no_decay(state: State) -> bool:
+    """Return whether the stored decay of an average is 0."""
+    found = [leaf.path for leaf in leaves(state.ckpt.objects)[0] if leaf.name == "decay" and leaf.value == 0]
+    return any(word in part.lower() for path in found for part in path[:-1] for word in OF_AVERAGES)
+
+
 def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Outcome) -> None:
     held = {fqn: roles for fqn, roles in pair.shared() if "ema" in roles and ("master" in roles or "param" in roles)}
+    if held and _no_decay(pair.b):
+        why = Inapplicable("the stored decay of the average is 0, so it is the weights")
+        found.not_checked |= dict.fromkeys(("P22", "P23", "P28"), why)
+        return
     if not held:
         why = Inapplicable("no averaged weights are stored beside weights on both sides")
         found.not_checked |= dict.fromkeys(("P22", "P23", "P28"), why)
@@ -452,8 +463,9 @@ def _counters(pair: Pair, found: Outcome) -> None:
         which = {key: both for key, both in fell.items() if any(one in key.lower() for one in OF_AVERAGES) == average}
         if which:
             name, (old, new) = next(iter(which.items()))
-            what = "did not advance" if new == old else "fell or restarted"
+            what = "did not advance" if new == old else "fell" if new < old else "began anew"
             text = f"{len(which):,} of {many(seen, 'counter')} {what}: {name!r} went from {old:,} to {new:,}"
+            text += f", as many as the {many(new, 'update')} since" if new > old else ""
             names = [pair.b.names.fqns[b[key]] or key for key in which][:NAMED]
             evidence = {"before": old, "after": new, "stands": new == old}
             causes = ("F4",) if average else ("A5",)
@@ -749,6 +761,8 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
         found.not_checked.setdefault("P27", Inapplicable("no adapters are stored with their base and an optimizer"))
         return
     numbered = any(map(is_numbered, held))
+    thawed = _numbered_shapes(pair.b)
+    thawed.subtract(_numbered_shapes(pair.a))
     bases = {
         fqn: states[fqn]
         for fqn, roles in pair.shared()
@@ -757,6 +771,7 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
         and fqn not in held
         and not adapter_of(fqn)
         and (not numbered or _module(fqn) in under)
+        and thawed[pair.b.shape(roles["param"][1])] <= 0  # otherwise the optimizer holds more of this shape now
     }
     if not bases:
         return
@@ -777,6 +792,14 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
         causes = ("F5",) if merged else ("F6",)
         kind = "adapted" if all(_module(fqn) in under for fqn in moved) else "base"
         found.signs.append(P27.sign(text, {"kind": kind}, moved[:NAMED], hit=len(moved), of=len(bases), causes=causes))
+
+
+def _numbered_shapes(state: State) -> Counter[tuple[int, ...]]:
+    """Return the shapes of the parameters whose optimizer state is only numbered."""
+    roles = [state.params[fqn] for fqn in state.numbered]
+    return Counter(
+        state.shape(next(held[role] for role in FIRST if role in held)) for held in roles if held.keys() & {*FIRST}
+    )
 
 
 def _module(fqn: str) -> str:

@@ -351,12 +351,13 @@ def generators_continue(pair: Pair) -> list[Sign] | str:
         words = f"{name!r} has drawn {now:,} numbers since its seed, and before the resume it had drawn {before}"
         found.append(P51.sign(words, {"kind": "again", "names": list(again)[:NAMED]}, hit=len(again), of=len(seen)))
     for form, names in _ranks(pair.a.generators.keys() & pair.b.generators.keys()).items():
-        held = [[side.generators[name].engines.get("") for name in names] for side in (pair.a, pair.b)]
-        seeds = [{seed(one) for one in some if one is not None} for some in held]  # since then, some drew more
-        alike = list(map(len, seeds)) == [len(names), 1] and None not in held[1]
+        engines = [[side.generators[name].engines.get("") for name in names] for side in (pair.a, pair.b)]
+        seeds = [{seed(one) for one in some if one is not None} for some in engines]  # since then, some drew more
+        alike = list(map(len, seeds)) == [len(names), 1] and None not in engines[1]
         digests = [{side.generators[name].digest for name in names} for side in (pair.a, pair.b)]
-        if alike or list(map(len, digests)) == [len(names), 1]:
-            what = "seeds and have one now" if alike else "states and are equal now"
+        equal = list(map(len, digests)) == [len(names), 1]
+        if alike or equal:
+            what = "states and are equal now" if equal else "seeds and have one now"
             words = f"the {many(len(names), 'generator')} {form!r} had different {what}"
             found.append(P51.sign(words, {"kind": "equal", "names": names[:NAMED]}, hit=len(names), of=len(names)))
             other = {name: seeds for name, seeds in other.items() if name not in names}
@@ -583,27 +584,31 @@ def _decays(pair: Pair, changed: Mapping[str, Any]) -> list[Sign]:
         return []
     named = {name for group in b.groups for name in group.params or ()}
     off: list[str] = []
+    became: set[tuple[float | None, float | None]] = set()
     if named and not pair.mapped:
         for name in named:
             one, two = a.group_of(name), b.group_of(name)
-            if one and two and one.weight_decay != two.weight_decay:
-                off.append(name)
+            if one and two and not _is_other(pair, name):
+                became.add((one.weight_decay, two.weight_decay))
+                if one.weight_decay != two.weight_decay:
+                    off.append(name)
         of = len(named)
     elif len(a.groups) == len(b.groups) and not pair.mapped:
         pairs = zip(a.groups, b.groups, strict=True)
         off = [two.source for one, two in pairs if one.weight_decay != two.weight_decay]
+        became = {(one.weight_decay, two.weight_decay) for one, two in zip(a.groups, b.groups, strict=True)}
         of = len(b.groups)
     if not off:
         sizes = [[group.count or 0 for group in side.groups] for side in (a, b)]
         alike = len(sizes[0]) == len(sizes[1]) and sum(sizes[0]) == sum(sizes[1]) and all(map(all, sizes))
         return [_sizes(pair, "groups")] if alike and sizes[0] != sizes[1] else []
     old, new = ({group.weight_decay for group in side.groups if group.weight_decay} for side in (a, b))
-    whole = not old & new  # none of the old values is in use: another setting, not another grouping
+    # none of the old values is in use, or each became another one: another setting, not another grouping
+    whole = not old & new or _another_setting(became)
     some = [*old, *new]
     slight = whole and len(old) == len(new) == 1 and max(some) <= SLIGHT * min(some)  # a trainer may schedule it
     what = "parameters" if named else "param groups"
-    why = "no argument records it" if a.args and b.args else "no arguments are stored that could say why"
-    words = f"weight decay changed for {len(off):,} of {of:,} {what}, and {why}"
+    words = f"weight decay changed for {len(off):,} of {of:,} {what}, and no argument that was read says why"
     tensors = sorted(off)[:NAMED] if named else []
     if pair.renumbered and any(map(is_numbered, off)):  # the numbers are of other parameters
         if len({sum(group.count or 0 for group in side.groups) for side in (a, b)}) > 1:
@@ -611,6 +616,20 @@ def _decays(pair: Pair, changed: Mapping[str, Any]) -> list[Sign]:
         words, tensors = _sizes(pair).message, []
     kind, severity = "decay" if whole else "groups", "info" if slight else "warn"
     return [R12.sign(words, {"kind": kind}, tensors, severity=severity, hit=len(off), of=of)]
+
+
+def _is_other(pair: Pair, name: str) -> bool:
+    """Return whether a name is that of another parameter: all that both hold under it has another shape."""
+    mine, theirs = pair.a.params.get(name, {}), pair.b.params.get(name, {})
+    both = (mine.keys() & theirs.keys()) - {"step"}
+    return bool(both) and all(pair.a.shape(mine[role]) != pair.b.shape(theirs[role]) for role in both)
+
+
+def _another_setting(became: set[tuple[float | None, float | None]]) -> bool:
+    """Return whether parameters that had one weight decay have one still, and none lost it, as if they had moved."""
+    old, new = ([values[at] for values in became] for at in (0, 1))
+    alone = len(set(old)) == len(set(new)) == len(became)
+    return alone and set(old) != set(new) and not any(one and not two for one, two in became)
 
 
 def _declared(a: TrainingState, b: TrainingState) -> list[str]:
@@ -654,6 +673,8 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
             return [_jump(a, b, moved, last - first, declared)]
     if a.lr is None or b.lr is None:
         return "an optimizer stores no lr"
+    if plan_of(a.schedule, a.args, a.statements) is None and all("batch" in name for name in declared):
+        declared = []  # they set no learning rate, and without its formula a schedule may give any
     steps = int(moved) if rarely and moved is not None else last - first
     if (off := _off_its_form(a, b, steps, declared)) is not None:
         return off

@@ -17,7 +17,7 @@ import numpy as np
 
 from workbench.analysis.numbers import Decoder
 from workbench.core.arrays import Array
-from workbench.doctor.facts.evidence import State
+from workbench.doctor.facts.evidence import State, is_numbered
 from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register, some
 from workbench.doctor.passes.one import OneState
 from workbench.doctor.passes.updates import passed
@@ -81,7 +81,7 @@ def check_extra(state: State, found: Mapping[str, OneState], earlier: State | No
         ("N15", _fp8(state, found, step)),
         ("N16", _vanish(state, found)),
         ("N21", _average(found, step)),
-        ("N22", _adapters(state, found, step)),
+        ("N22", _adapters(state, found, step, earlier)),
         ("N26", _balance(state, step, earlier)),
         ("N27", _groups(state)),
         ("S19", _clip(state, found, earlier)),
@@ -209,9 +209,10 @@ def _finite(state: State, found: Mapping[str, OneState]) -> Said:
         return Inapplicable("every tensor belongs to a parameter")
     names = [catalog.keys[at] for at in broken]
     text = f"{many(count, 'element')} of {some(names)} {'is' if count == 1 else 'are'} NaN"
-    signs = (
-        [RULES["S01"].sign(text, {"count": count}, _fqns(state, broken), hit=len(broken), of=looked)] if broken else []
-    )
+    evidence: dict[str, object] = {"count": count}
+    if {roles[at] for at in broken} <= {"buffer"}:
+        evidence["buffers"] = names[:LIST]
+    signs = [RULES["S01"].sign(text, evidence, _fqns(state, broken), hit=len(broken), of=looked)] if broken else []
     return f"{many(looked, 'tensor')} beside the parameters", signs
 
 
@@ -267,11 +268,13 @@ def _balance(state: State, step: float, earlier: State | None) -> Said:
     return f"{many(len(rows), 'router')}", signs
 
 
-def _adapters(state: State, found: Mapping[str, OneState], step: float) -> Said:
+def _adapters(state: State, found: Mapping[str, OneState], step: float, earlier: State | None) -> Said:
     names = zip(state.names.fqns, state.names.roles, strict=True)
     rows = [at for at, (fqn, role) in enumerate(names) if role == "param" and adapter_of(fqn or "") == "lora_B"]
     if not rows:
         return Inapplicable("no adapters are stored")
+    if earlier is not None and not any(map(adapter_of, earlier.params)):
+        return Inapplicable("the adapters begin here: before has none")
     if step <= 0:
         return "the step is unknown"
     read = 0
@@ -361,7 +364,9 @@ def _clip(state: State, found: Mapping[str, OneState], earlier: State | None) ->
 
 def _groups(state: State) -> Said:
     decays: dict[str, dict[bool, list[float]]] = {}  # of each optimizer: matrices of one, vectors of another may differ
-    for fqn, roles in state.params.items():
+    grouped = {fqn: roles for fqn, roles in state.params.items() if state.facts.group_of(fqn) is not None}
+    named = {fqn: roles for fqn, roles in grouped.items() if not is_numbered(fqn)}  # numbered state is of the same
+    for fqn, roles in (named or grouped).items():
         group, position = state.facts.group_of(fqn), roles.get("param", roles.get("exp_avg"))
         if group is not None and group.weight_decay is not None and position is not None:
             both = decays.setdefault(group.optimizer.family, {True: [], False: []})

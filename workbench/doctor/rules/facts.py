@@ -24,6 +24,7 @@ from workbench.doctor.rules import continued as facts_two
 from workbench.doctor.rules import stated as facts_one
 from workbench.doctor.rules.leaves import settings_stay, values_kept
 from workbench.doctor.rules.stated import OFTEN, reset_meant, scaled
+from workbench.names.roles import adapter_of
 
 _ONE: Mapping[str, Callable[[State], list[Sign] | str]] = facts_one.CHECKS
 _ECHO: Mapping[str, Callable[[Pair], list[Sign] | str]] = facts_two.ECHO
@@ -99,6 +100,10 @@ def _counted(sign: Sign, evidence: Evidence, which: str) -> Sign:
     """Reduce a step mismatch to a remark if both files have it; if only the later one has it, it is a reset."""
     if sign.rule != "S07" or sign.evidence.get("kind") != "trainer":
         return sign
+    a, b = evidence.before.facts, evidence.state(which).facts
+    new = not any(map(adapter_of, evidence.before.params)) and any(map(adapter_of, evidence.state(which).params))
+    if new and None not in (a.step, b.step) and b.steps.usual == b.step - a.step:  # type: ignore[operator]
+        return replace(sign, severity="info", message=f"{sign.message}; before has no adapters: they are new")
     if which == "echo":
         held, kept = evidence.before.facts.steps.by_name, evidence.state(which).facts.steps.by_name
         fewer = len(kept) < len(held) and evidence.before.facts.step == evidence.state(which).facts.step

@@ -217,13 +217,18 @@ def same_size(pair: Pair) -> list[Sign] | str:
     smaller = [key for key, (one, two) in off.items() if one and two and one[1] == two[1] and two[2] < one[2]]
     rounded, gone = (sorted({role for _, role in keys}) for keys in (smaller, [key for key in off if key not in b]))
     # state that a parameter of before gets later: before was saved before the first update, or it was frozen
-    late = all(one is None and role != "param" and fqn in pair.a.params for (fqn, role), (one, _) in off.items())
+    numbered = {pair.b.ckpt.catalog.keys[at] for fqn in pair.b.numbered for at in pair.b.params[fqn].values()}
+    late = all(
+        one is None and role != "param" and (name in pair.a.params or name in numbered)
+        for (name, role), (one, _) in off.items()
+    )
     words += f"; {many(len(smaller), 'tensor')} with as many elements now have a smaller type" if rounded else ""
     words += "; all of it is new state of parameters that had none" if late else ""
     wider = all(one and two and one[1] == two[1] and two[2] > one[2] for one, two in off.values())
     words += "; all of it is in a wider type" if wider else ""
     evidence = {"bytes": roles, "held": len(both), "rounded": rounded, "gone": gone, "late": late}
-    names = list(dict.fromkeys(fqn for fqn, _ in off))[:NAMED] if both else []
+    known = pair.a.params.keys() | pair.b.params.keys()  # and no keys of state that is only numbered
+    names = list(dict.fromkeys(name for name, _ in off if name in known))[:NAMED] if both else []
     severity, causes = "info" if late or wider else "warn", causes_of(role for _, role in off)
     return [N3.sign(f"the stored bytes of roles changed: {words}", evidence, names, severity=severity, causes=causes)]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from workbench.doctor.facts.evidence import State
 from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register
@@ -99,14 +100,14 @@ def judge_one(
         for slot in slots
     }
     step = state.facts.step or state.facts.steps.usual or 0
-    yield from _numbers(found, earlier)
+    yield from _numbers(state, found, earlier)
     yield from _moments(found, step)
     yield from _masters(found, step, earlier)
     yield from _copies(state, found, shapes)
     yield from _ones(found, shapes, types, step)
 
 
-def _numbers(found: Mapping[str, OneState], earlier: State | None) -> Iterator[Sign]:
+def _numbers(state: State, found: Mapping[str, OneState], earlier: State | None) -> Iterator[Sign]:
     broken, large, negative = [], [], []
     squares = _squares(found)
     for fqn, sums in found.items():
@@ -125,7 +126,10 @@ def _numbers(found: Mapping[str, OneState], earlier: State | None) -> Iterator[S
     if broken:
         count = sum(one[2] for one in broken)
         words = f"{many(count, 'element')} of {_names(broken)} {'is' if count == 1 else 'are'} NaN or infinite"
-        yield _sign("S01", broken, words, count=count)
+        sign, names = _sign("S01", broken, words, count=count), {one[0] for one in broken}
+        if names <= state.unheld and all(one[1] == "param" for one in broken):
+            sign = replace(sign, evidence={**sign.evidence, "buffers": sorted(names)[:LIST]})
+        yield sign
     if large:
         most = max(one[2] for one in large)
         times = f"{most:,.0f}" if most < 1e9 else f"{most:.3g}"

@@ -151,6 +151,8 @@ def settings_kept(pair: Pair) -> list[Sign] | str:
         evidence: dict[str, Any] = {"kind": kind, "field": field, "before": _plain(old), "after": _plain(new)}
         if kind == "lr" and _number(old) and _number(new):
             evidence["ratio"] = new / old if old else math.inf
+            rose = {two > one for one, two in off if _number(one) and _number(two)}
+            evidence |= {"apart": True} if len(rose) > 1 else {}  # one rose, another one fell
         names = [
             name
             for one, two in zip(a.groups, b.groups, strict=True)
