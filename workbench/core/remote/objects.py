@@ -210,7 +210,7 @@ class _Cloud:
     """S3, Google Cloud Storage and Azure."""
 
     pin = ""
-    _advice = "set the store's credentials in the environment or in storage_options"
+    _advice = "set credentials that the store accepts, in the environment or in storage_options"
 
     def __init__(self, at: Location, options: Options) -> None:
         self._at = at
@@ -760,7 +760,7 @@ class _Other:
         if isinstance(error, FileNotFoundError):
             raise MissingFileError(f"{where} does not exist; restore it or save again") from None
         if isinstance(error, PermissionError):
-            raise MissingFileError(f"no permission to read {where}: set the store's credentials") from None
+            raise MissingFileError(f"no permission to read {where}: set credentials that the store accepts") from None
         raise OpenError(f"{where} was not read: {type(error).__name__}: {_words(error)}; try again later") from None
 
 
