@@ -2784,3 +2784,29 @@ def test_a_batch_size_sets_no_learning_rate(tmp_path, changed):
     one = run.train(20).save(tmp_path / "a.pt", step=20, args=args)
     two = run.train(12).save(tmp_path / "b.pt", step=32, args=args | {changed: 2 * args[changed]})
     assert bool(severities(wb.doctor(one, two), "P15")) == (changed == "lr")
+
+
+@pytest.mark.parametrize("shape", [(), (4, 4)])
+def test_one_number_does_not_show_a_learning_rate(tmp_path, shape):
+    torch.manual_seed(0)
+    weights = {"scale": torch.nn.Parameter(torch.ones(shape)), "w": torch.nn.Parameter(torch.randn(16, 16))}
+    optimizer = torch.optim.AdamW(weights.values(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
+
+    def save(name: str, step: int) -> Path:
+        state = {"model": weights, "optimizer": optimizer.state_dict(), "step": step}
+        torch.save(state, tmp_path / name)
+        return tmp_path / name
+
+    def train(updates: int) -> None:
+        for _ in range(updates):
+            for weight in weights.values():
+                weight.grad = weight.detach() + 0.1 * torch.randn(weight.shape)
+            optimizer.step()
+
+    train(10)
+    one, old = save("a.pt", 10), weights["scale"].detach().clone()
+    train(1)
+    with torch.no_grad():
+        weights["scale"] += 2 * (weights["scale"] - old)  # three times the update
+    fired = {sign.rule for cause in wb.doctor(one, save("b.pt", 11)).causes for sign in cause.signs}
+    assert ("P13" in fired) == bool(shape), fired

@@ -61,7 +61,7 @@ class Ratio:
                     tried.add((factor, how))
                     continue
                 words = text if text == f"{factor:.9g}" else f"{text} = {factor:.9g}"
-                sentence = f"every element times {words}, rounded to {self._element.name} ({how})"
+                sentence = f"every element times {words}, {how}, rounded to {self._element.name}"
                 detail = {"ratio": factor, "told": text, "computed": how, "changed": seen.count}
                 return Pattern(
                     "ratio", sentence, detail, evidence=surprise, make=made(of, self._element, self._element)

@@ -488,6 +488,7 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
         text = f"the replayed update shows that {'; '.join(parts[:2])}"
         text += f"; {many(len(parts) - 2, 'further change')}" if len(parts) > 2 else ""
         yield _sign("P12", list(changed), text, of, "warn", old=old, new=new)
+    off = {fqn: lr for fqn, lr in off.items() if found[fqn].replay.count > 1}  # one number fits any rate
     if off:
         value = median(off.values())
         low, high = updates[next(iter(off))].lr or (0.0, 0.0)
