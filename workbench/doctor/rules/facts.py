@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.doctor.facts.counted import accumulated, per_step, stated
-from workbench.doctor.facts.evidence import Evidence, Pair, State
+from workbench.doctor.facts.evidence import Evidence, Pair, State, is_numbered
 from workbench.doctor.facts.state import NAME
 from workbench.doctor.ledger.sign import RULES, Outcome, Sign
 from workbench.doctor.rules import continued as facts_two
@@ -147,6 +147,10 @@ def _unfrozen(sign: Sign, evidence: Evidence, which: str) -> Sign:
     held, now = evidence.before.facts.steps.by_name, evidence.state(which).facts.steps.by_name
     new = now.keys() - evidence.before.params.keys()
     if new and now.keys() - new <= held.keys() and len({now[name] - held[name] for name in now.keys() - new}) == 1:
+        later = {fqn for fqn, roles in evidence.state(which).params.items() if "param" in roles}
+        if all(map(is_numbered, new)) and later <= evidence.before.params.keys():
+            words = f"{len(new):,} of these parameters had no state before: unfrozen since"
+            return replace(sign, severity="info", causes=("H1",), message=f"{sign.message}; {words}")
         words = f"{len(new):,} of these parameters are new, and the others advanced alike"
         return replace(sign, severity="info", message=f"{sign.message}; {words}")
     if which != "before" and sign.tensors and not set(sign.tensors) & evidence.before.params.keys():
