@@ -22,7 +22,6 @@ from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, WEIGH
 from workbench.doctor.ledger.rows import Ledger, LedgerLeg
 from workbench.doctor.ledger.sign import SAVED, Outcome, Sign, many
 from workbench.doctor.origins.tags import followers
-from workbench.names.roles import adapter_of
 from workbench.names.weights import Weight, kinds, parse
 
 ALONE = ("before", "echo", "after")
@@ -362,8 +361,7 @@ class Case:
     @cached_property
     def adapted(self) -> bool:
         """Whether the later model has adapters and the one before had none."""
-        sides = [any(map(adapter_of, state.params)) for state in (self.evidence.before, self.later)]
-        return sides == [False, True]
+        return self.later.has_adapters and not self.evidence.before.has_adapters
 
     @cached_property
     def regrouped(self) -> bool:

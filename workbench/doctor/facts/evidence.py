@@ -29,6 +29,7 @@ from workbench.doctor.facts.generators import Generator, generators
 from workbench.doctor.facts.groups import TRAINED, Names, is_numbered, number_of
 from workbench.doctor.facts.state import TrainingState
 from workbench.errors import WorkbenchError
+from workbench.names.roles import adapter_of
 from workbench.tensor import LazyTensor
 
 SAME = 0.9  #: share of the names that must agree without their wrappers
@@ -73,6 +74,18 @@ class State:
         return {fqn: number for fqn, number in found.items() if number is not None}
 
     @cached_property
+    def numbered_shapes(self) -> Counter[tuple[int, ...]]:
+        """The shapes of the parameters whose optimizer state is only numbered."""
+        numel = self.ckpt.catalog.numel
+        every = (self.params[fqn].values() for fqn in self.numbered)
+        return Counter(self.shape(max(held, key=lambda at: numel[at])) for held in every)  # of a moment, not a counter
+
+    @cached_property
+    def has_adapters(self) -> bool:
+        """Whether weights of adapters are stored."""
+        return any(map(adapter_of, self.params))
+
+    @cached_property
     def unheld(self) -> frozenset[str]:
         """The weights and buffers without optimizer state, where others have it.
 
@@ -82,9 +95,7 @@ class State:
         bare = {fqn: roles for fqn, roles in self.params.items() if roles.keys() <= {"param", "buffer"}}
         if any(not is_numbered(name) for name in self.facts.states):
             return frozenset(bare.keys() - self.facts.states.keys())
-        numel = self.ckpt.catalog.numel
-        largest = [max(roles.values(), key=lambda at: numel[at]) for f, roles in self.params.items() if is_numbered(f)]
-        state = Counter(map(self.shape, largest))  # of a moment, not of a counter
+        state = self.numbered_shapes
         weights = Counter(self.shape(roles["param"]) for roles in self.params.values() if "param" in roles)
         found = set()
         for fqn, roles in bare.items():

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -761,8 +761,7 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
         found.not_checked.setdefault("P27", Inapplicable("no adapters are stored with their base and an optimizer"))
         return
     numbered = any(map(is_numbered, held))
-    thawed = _numbered_shapes(pair.b)
-    thawed.subtract(_numbered_shapes(pair.a))
+    thawed = pair.b.numbered_shapes - pair.a.numbered_shapes
     bases = {
         fqn: states[fqn]
         for fqn, roles in pair.shared()
@@ -771,7 +770,7 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
         and fqn not in held
         and not adapter_of(fqn)
         and (not numbered or _module(fqn) in under)
-        and thawed[pair.b.shape(roles["param"][1])] <= 0  # otherwise the optimizer holds more of this shape now
+        and pair.b.shape(roles["param"][1]) not in thawed  # otherwise the optimizer holds more of this shape now
     }
     if not bases:
         return
@@ -792,14 +791,6 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
         causes = ("F5",) if merged else ("F6",)
         kind = "adapted" if all(_module(fqn) in under for fqn in moved) else "base"
         found.signs.append(P27.sign(text, {"kind": kind}, moved[:NAMED], hit=len(moved), of=len(bases), causes=causes))
-
-
-def _numbered_shapes(state: State) -> Counter[tuple[int, ...]]:
-    """Return the shapes of the parameters whose optimizer state is only numbered."""
-    roles = [state.params[fqn] for fqn in state.numbered]
-    return Counter(
-        state.shape(next(held[role] for role in FIRST if role in held)) for held in roles if held.keys() & {*FIRST}
-    )
 
 
 def _module(fqn: str) -> str:

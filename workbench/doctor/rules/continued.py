@@ -360,7 +360,7 @@ def generators_continue(pair: Pair) -> list[Sign] | str:
             what = "states and are equal now" if equal else "seeds and have one now"
             words = f"the {many(len(names), 'generator')} {form!r} had different {what}"
             found.append(P51.sign(words, {"kind": "equal", "names": names[:NAMED]}, hit=len(names), of=len(names)))
-            other = {name: seeds for name, seeds in other.items() if name not in names}
+            other = {name: both for name, both in other.items() if name not in names}
     if other:
         name, (was, is_) = next(iter(other.items()))
         words = f"{name!r} was seeded with {was}, and now with {is_}"

@@ -273,7 +273,7 @@ def _adapters(state: State, found: Mapping[str, OneState], step: float, earlier:
     rows = [at for at, (fqn, role) in enumerate(names) if role == "param" and adapter_of(fqn or "") == "lora_B"]
     if not rows:
         return Inapplicable("no adapters are stored")
-    if earlier is not None and not any(map(adapter_of, earlier.params)):
+    if earlier is not None and not earlier.has_adapters:
         return Inapplicable("the adapters begin here: before has none")
     if step <= 0:
         return "the step is unknown"

@@ -24,7 +24,6 @@ from workbench.doctor.rules import continued as facts_two
 from workbench.doctor.rules import stated as facts_one
 from workbench.doctor.rules.leaves import settings_stay, values_kept
 from workbench.doctor.rules.stated import OFTEN, reset_meant, scaled
-from workbench.names.roles import adapter_of
 
 _ONE: Mapping[str, Callable[[State], list[Sign] | str]] = facts_one.CHECKS
 _ECHO: Mapping[str, Callable[[Pair], list[Sign] | str]] = facts_two.ECHO
@@ -101,7 +100,7 @@ def _counted(sign: Sign, evidence: Evidence, which: str) -> Sign:
     if sign.rule != "S07" or sign.evidence.get("kind") != "trainer":
         return sign
     a, b = evidence.before.facts, evidence.state(which).facts
-    new = not any(map(adapter_of, evidence.before.params)) and any(map(adapter_of, evidence.state(which).params))
+    new = evidence.state(which).has_adapters and not evidence.before.has_adapters
     if new and None not in (a.step, b.step) and b.steps.usual == b.step - a.step:  # type: ignore[operator]
         return replace(sign, severity="info", message=f"{sign.message}; before has no adapters: they are new")
     if which == "echo":
