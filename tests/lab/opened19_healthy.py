@@ -410,7 +410,7 @@ HEALTHY19 = [
     well("wb03_one_cycle", "one cycle: rate and beta1 change in every update", Bench, schedule=one_cycle),
     well("wb04_warm_restarts", "the rate jumps back to its peak by schedule", nets.Clip, schedule=restarts),
     well("wb05_plateau", "the rate is halved when the loss stands still", Plateau),
-    well("wb06_gan", "two optimizers, one of which has a third of the updates", Gan),
+    well("wb06_gan", "two optimizers; one makes a third of the updates", Gan),
     well("wb07_asgd", "averaged SGD with eta, mu and ax of its own", Bench, optimizer=opt(torch.optim.ASGD, 8.0)),
     well("wb08_rprop", "Rprop: a step size of each weight, and no use for lr", Bench, optimizer=opt(torch.optim.Rprop)),
     well(
