@@ -18,7 +18,7 @@ from workbench.analysis.folder import files_of
 from workbench.checkpoint import Checkpoint
 from workbench.cli.common import PLACES, note, print_json, say
 from workbench.core.executors import using
-from workbench.core.parts import PartialRun, write_part
+from workbench.core.parts import PartialRun, part_name, write_part
 from workbench.core.place import stat_or_absent
 from workbench.core.remote.url import shown
 from workbench.errors import ChangedError, MissingExtraError, UsageError, WorkerError, WriteError
@@ -160,7 +160,7 @@ def run_part(options: argparse.Namespace, ckpt: Checkpoint, call: Callable[[], o
     number, count = options.part
     command = options.run[1]
     name = ckpt.place.file or os.path.basename(ckpt.place.root.rstrip("/"))
-    path = options.part_file or f"{name}.{command}.{number}-of-{count}.part"
+    path = options.part_file or part_name(name, command, number, count)
     inside = os.path.realpath(path)
     if ckpt.place.local and inside.startswith(ckpt.place.root + os.sep) and ckpt.place.file is None:
         raise UsageError(f"{path!r} is inside the checkpoint and would change it; name another file with --part-file")

@@ -35,8 +35,7 @@ from workbench.core.dtypes import DType, by_name
 from workbench.core.executors import Ordering, TaskRunner, in_order
 from workbench.errors import CorruptError, MissingFileError, UsageError, WorkbenchError, WriteError
 
-#: Default names of parts: ``NAME.COMMAND.I-of-N.part``.
-NAMED = re.compile(r".+\.[a-z]+\.\d+-of-\d+\.part")
+_NAMED = re.compile(r".+\.[a-z]+\.\d+-of-\d+\.part")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -118,6 +117,16 @@ class MergedParts(_Local):
 
 def _key(run: TaskRunner[T, R], task: T) -> str:
     return hashlib.blake2b(run.key(task), digest_size=16).hexdigest()
+
+
+def part_name(name: str, command: str, number: int, count: int) -> str:
+    """Return the default name of a part's file: ``NAME.COMMAND.I-of-N.part``."""
+    return f"{name}.{command}.{number}-of-{count}.part"
+
+
+def is_part(name: str) -> bool:
+    """Return whether a file is named like a part by default."""
+    return _NAMED.fullmatch(name) is not None
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from itertools import islice
 import numpy as np
 
 from workbench.analysis.verify.log import Examined
-from workbench.core import parts
+from workbench.core.parts import is_part
 from workbench.core.place import Place
 from workbench.core.source import no_descriptor
 from workbench.errors import WorkbenchError
@@ -92,7 +92,7 @@ def leftovers(place: Place) -> list[str]:
     if place.file is not None:
         stem = place.file + "."
         mine = [name for name, _ in listed(place, "") if name.startswith(stem) and _LEFTOVER.fullmatch(name)]
-        return [name for name in mine if not parts.NAMED.fullmatch(name)]  # by default, they are written beside it
+        return [name for name in mine if not is_part(name)]  # by default, they are written beside it
     found = [name for name, _ in listed(place, "") if _LEFTOVER.fullmatch(name)]
     for folder in [*place.folders, ".cache/huggingface/download"]:
         found += [f"{folder}/{name}" for name, _ in listed(place, folder) if _LEFTOVER.fullmatch(name)]
