@@ -217,7 +217,8 @@ def missing(place: Place, format: str) -> str:
     Tensors are not checked; ``verify`` does that.
 
     Raises:
-        WorkbenchError: a file that is needed to decide cannot be read, so the checkpoint is not complete either.
+        WorkbenchError: a file that is needed to decide cannot be read, or does not begin like the format, so the
+            checkpoint is not complete either.
     """
     if why := unfinished(place):
         return why

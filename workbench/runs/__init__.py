@@ -53,8 +53,9 @@ class Found:
         step: from the trainer's file or a folder's name, otherwise ``None``.
         nbytes: bytes of all its files, without those of checkpoints in folders below it.
         mtime: seconds since the epoch of its newest file.
-        complete: whether the format's commit marker and every file that it lists exist.
-        why: what is missing; empty when complete.
+        complete: whether the format's commit marker and every file that it lists exist; of safetensors and GGUF on a
+            disk, also whether the first files begin like the format.
+        why: what is missing or wrong; empty when complete.
     """
 
     path: str

@@ -45,7 +45,7 @@ from workbench.formats.safetensors.ranks import add_boxes, says_boxes
 from workbench.formats.safetensors.weight_index import WeightIndex, check_files, missing_weights, read_index
 
 SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
-STARTS = 16  #: files of a checkpoint whose first bytes are read to say that it is complete
+STARTS = 4  #: files of a checkpoint whose first bytes are read to say that it is complete
 SHARDED = "sharded"  #: folder of HuggingFaceStorageWriter's pieces next to the consolidated files
 PREFERRED = (
     "model",
