@@ -1669,6 +1669,50 @@ def test_an_average_that_began_anew_may_be_as_large_after_some_updates(tmp_path,
 # ---- another model, optimizer or schedule, on purpose ----------------------------------------------------------------
 
 
+class Mastered(Run):
+    """Weights in bfloat16 beside their float32 masters, which the optimizer holds."""
+
+    def held(self) -> dict[str, Any]:
+        state = deepcopy(self.optimizer.state_dict())
+        for one, master in zip(state["state"].values(), self.model.parameters(), strict=True):
+            one["master_param"] = master.detach().clone()
+        weights = {name: weight.detach().bfloat16() for name, weight in self.model.named_parameters()}
+        return {"model": weights, "optimizer": state}
+
+    def stored(self, path: Path, step: int, held: dict[str, Any]) -> Path:
+        torch.save({**held, "step": step}, path)
+        return path
+
+
+@pytest.mark.parametrize(("stale", "updates"), [("weights", 1), ("weights", 9), ("masters", 1)])
+def test_masters_that_no_update_reached_show_which_side_is_stale(tmp_path, stale, updates):
+    """A frozen weight and its master differ. Masters that are equal to those before are right."""
+    run = Mastered()
+    old = run.train(8).held()
+    one = run.train(6).stored(tmp_path / "a.pt", 14, run.held())
+    run.freeze(True)
+    later = run.train(updates).held()
+    if stale == "weights":
+        later["model"]["0.weight"] = old["model"]["0.weight"]
+    else:
+        later["optimizer"]["state"][0]["master_param"] = old["optimizer"]["state"][0]["master_param"]
+    found = wb.doctor(one, run.stored(tmp_path / "b.pt", 14 + updates, later))
+    first = found.causes[0]
+    assert first.severity == "error" and (first.cause == "D3") == (stale == "weights")
+    assert any("copy the masters into the weights" in one.remedy for one in found.causes) == (stale == "weights")
+    assert ("every loss is wrong" in str(first.damage)) == (stale == "weights")
+
+
+def test_weights_and_masters_that_never_matched_are_not_made_from_each_other(tmp_path):
+    """They differ before the resume, too: nothing shows which of them is right."""
+    run = Mastered()
+    old = run.train(8).held()
+    held = run.train(6).held()
+    held["optimizer"]["state"][2]["master_param"] = old["optimizer"]["state"][2]["master_param"]
+    first = wb.doctor(run.stored(tmp_path / "a.pt", 14, held)).causes[0]
+    assert first.cause == "D2" and first.remedy.startswith("load both from one save")
+
+
 class Deep(Run):
     """Layers of one shape between an embedding and a head."""
 

@@ -241,7 +241,8 @@ def train_rows(
         update, places = updates[fqn], held.get(fqn, {})
         weight = "master" if "master" in places else "param"
         if weight in places:
-            seen = sums.reach.of or sums.replay.count
+            still = update.k == 0 and 0 < sums.count == sums.unchanged  # no update: the law is equality
+            seen = sums.reach.of or sums.replay.count or still
             # a step as far as wrong moments make it is still the update of the old weights
             follows = replayed(update, sums, pair.b.dtype(places[weight][1]))
             odd = bool(sums.reach.broken) or fqn in turned or fqn in unlike or f"param:{fqn}" in moved
