@@ -2315,6 +2315,47 @@ def test_a_new_stage_that_has_come_farther_than_the_old_one(tmp_path, seed):
     assert (told == {"C7": "warn", "B1": "warn"}) == (seed == 902) and ("error" in told.values()) == (seed == 311)
 
 
+@pytest.mark.parametrize("anew", [True, False])
+def test_counts_that_may_have_begun_anew_are_settled_by_the_moments(tmp_path, anew):
+    """Optimizer and schedule rose from 11 to 20, and the step by 20: 9 updates and a wrong step, or 20 updates."""
+    run = Run()
+
+    def fresh() -> None:
+        run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=2e-3)
+        run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: 1.0)
+
+    fresh()
+    one = run.train(11).save(tmp_path / "a.pt", step=11)
+    if anew:
+        fresh()
+    found = wb.doctor(one, run.train(20 if anew else 9).save(tmp_path / "b.pt", step=31))
+    assert [cause.cause for cause in found.causes] == ["B1" if anew else "C9"]
+    assert not [one for one in found if one.rule == "P05"]
+    assert {k for one in found if one.rule == "P03" for k in one.evidence["k"]} == ({20} if anew else set())
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_counters_that_fell_back_together_and_moments_that_do_not_continue_are_of_another_save(tmp_path, stale):
+    """A layer is 6 counts behind: it was read from an older save, or left out of 6 updates."""
+    run = Run()
+    run.train(3)
+    old = deepcopy(run.optimizer.state_dict()["state"])
+    large = [weight.register_hook(lambda grad: 2 * grad) for weight in run.model[2].parameters()]
+    one = run.train(6).save(tmp_path / "a.pt", step=9)
+    for hook in large:
+        hook.remove()
+    if stale:
+        state = run.optimizer.state_dict()
+        state["state"] |= {at: old[at] for at in (2, 3)}
+        run.optimizer.load_state_dict(state)
+    else:
+        run.model[2].requires_grad_(False)
+        run.train(6)
+        run.model[2].requires_grad_(True)
+    found = wb.doctor(one, run.train(20 if stale else 14).save(tmp_path / "b.pt", step=29))
+    assert [cause.cause for cause in found.causes] == (["G6"] if stale else [])
+
+
 @pytest.mark.parametrize("passed", [True, False])
 def test_weights_that_sgd_passed_over_stand_with_their_momentum(tmp_path, passed):
     run = Run()

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from workbench.doctor.facts.counted import lagging
+from workbench.doctor.facts.counted import fell_back, lagging
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.laws.bounds import Hits
 from workbench.doctor.ledger.roles import MASTERS, MOMENTS, STATE, WEIGHTS, quantity
@@ -430,11 +430,12 @@ def _untouched(pair: Pair, states: Mapping[str, PairState], kept: Mapping[tuple[
 # ---- counters --------------------------------------------------------------------------------------------------------
 
 
-def counter_rows(pair: Pair, leg: str, k: int | None) -> Iterator[Row]:
+def counter_rows(pair: Pair, leg: str, k: int | None, broken: Collection[str] = ()) -> Iterator[Row]:
     """Yield what the optimizer's counters did, by parameter.
 
     Args:
         k: number of updates by the trainer between the two; 0 in a load; ``None`` if unknown.
+        broken: parameters whose moments cannot have come from the old ones in the updates that their counters show.
     """
     found = _GatheredRows(leg)
     a, b = pair.a.facts.steps.by_name, pair.b.facts.steps.by_name
@@ -454,10 +455,11 @@ def counter_rows(pair: Pair, leg: str, k: int | None) -> Iterator[Row]:
     moved = {name: b[name] - a[name] for name in names}
     rare = lagging(pair.a.facts, pair.b.facts, k)
     common = Counter(moved.values()).most_common(1)[0][0]
+    late = fell_back(pair.a.facts, pair.b.facts, broken, k)
     for name, by in moved.items():
         fresh = b[name] <= k + COUNTED and a[name] > COUNTED
         if by == k or (
-            leg == "train" and 0 <= by < k and (b[name] != k or name in rare)
+            leg == "train" and 0 <= by < k and (b[name] != k or name in rare) and name not in late
         ):  # a counter does not advance without a gradient or in a skipped update
             status = Status.EQUAL if leg == "load" else Status.WITHIN
             found.put("step", status, name)
