@@ -1713,6 +1713,37 @@ def test_weights_and_masters_that_never_matched_are_not_made_from_each_other(tmp
     assert first.cause == "D2" and first.remedy.startswith("load both from one save")
 
 
+@pytest.mark.parametrize(("steps", "rounded", "told"), [("Adam", True, "D1"), ("Adam", False, ""), ("LAMB", False, "")])
+def test_one_update_tells_adam_from_what_looks_like_it(tmp_path, steps, rounded, told):
+    """The fields of the param groups do not; nor does it matter that the learning rate was lowered in the load."""
+    run = Mastered()
+    run.train(20)
+    began = [weight.detach().clone() for weight in run.model.parameters()]
+    before = run.held()
+    if rounded:
+        with torch.no_grad():
+            for weight in run.model.parameters():
+                weight.copy_(weight.bfloat16().float())
+    run.optimizer.param_groups[0]["lr"] /= 2
+    run.train(1)
+    if steps == "LAMB":  # each parameter has a rate of its own
+        with torch.no_grad():
+            for at, (weight, old) in enumerate(zip(run.model.parameters(), began, strict=True)):
+                weight.copy_(old + (1.2 + 0.1 * at) * (weight - old))
+    after = run.held()
+    for one in (before, after):
+        (group,) = one["optimizer"]["param_groups"]
+        for name in group.keys() - {"lr", "betas", "eps", "weight_decay", "params"}:
+            del group[name]
+    found = wb.doctor(run.stored(tmp_path / "a.pt", 20, before), run.stored(tmp_path / "b.pt", 21, after))
+    masters = [row for row in found.ledger if (row.leg, row.quantity) == ("train", "master")]
+    assert {str(row.status) for row in masters} == {
+        "beyond" if told else "within" if steps == "Adam" else "not compared"
+    }
+    assert {row.form for row in masters} == {"rounded" if told else ""}
+    assert [one.cause for one in found.causes if one.severity == "error"] == [told] * bool(told)
+
+
 class Deep(Run):
     """Layers of one shape between an embedding and a head."""
 

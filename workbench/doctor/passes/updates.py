@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from workbench.doctor.facts.counted import began_anew, counts_anew, lagging, may_count_anew, per_step
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.facts.groups import TRAINED
-from workbench.doctor.facts.optimizer import UNKNOWN, Optimizer
+from workbench.doctor.facts.optimizer import LIKE, UNKNOWN, Optimizer
 from workbench.doctor.facts.schedule import plan_of
 from workbench.doctor.facts.state import NAME, Group, TrainingState
 from workbench.doctor.laws.bounds import LONGEST, bound, sound
@@ -225,6 +226,13 @@ def _why(one: Optimizer) -> str:
     if one.family == UNKNOWN:
         return f"the optimizer is unknown: {one.why}"
     return f"this law is not known to hold for {one.family}: {one.why}"
+
+
+def as_adam(pair: Pair, fqn: str, update: Update) -> Update:
+    """Return the update without the bars of an optimizer that is only known to be like Adam."""
+    found = {one.optimizer_of(fqn) for one in (pair.a.facts, pair.b.facts)}
+    reasons = {_why(one) for one in found if one.family == LIKE}
+    return replace(update, barred=tuple(one for one in update.barred if one[1] not in reasons))
 
 
 def betas_of(state: State, fqn: str) -> Betas | None:
