@@ -2387,6 +2387,40 @@ def test_counters_that_fell_back_together_and_moments_that_do_not_continue_are_o
     assert [cause.cause for cause in found.causes] == (["G6"] if stale else [])
 
 
+@pytest.mark.parametrize("old", [True, False])
+def test_state_of_an_early_save_is_not_that_of_a_fresh_optimizer(tmp_path, old):
+    """Counters are at 3, or at 1, after one update; that update shows whether it began at zero."""
+    run = Run()
+    early = deepcopy(run.train(2).optimizer.state_dict())
+    one = run.train(6).save(tmp_path / "a.pt", step=8)
+    run.fresh()
+    if old:
+        run.optimizer.load_state_dict(early)
+    first = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=9)).causes[0]
+    assert first.cause in (("G6", "B6") if old else ("B1",))
+
+
+@pytest.mark.parametrize("became", ["zeros", "others", "kept"])
+def test_second_moments_that_fell_nearly_everywhere_were_lost(tmp_path, became):
+    """Their profile does not show it in small tensors; those of other elements would be larger as often."""
+    run = Run()
+    run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=1e-3, betas=(0.9, 0.999))
+    one = run.train(31).save(tmp_path / "a.pt", step=31)
+    for state in run.optimizer.state.values():
+        for name in ("exp_avg", "exp_avg_sq"):
+            if became == "zeros":
+                state[name].zero_()
+            elif became == "others":
+                state[name].view(-1).copy_(state[name].view(-1)[torch.randperm(state[name].numel())])
+    if became != "kept":  # other gradients than before
+        for weight in run.model.parameters():
+            factors = 0.7 * (0.4 * torch.randn_like(weight)).exp()
+            weight.register_hook(lambda grad, by=factors: grad * by)
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=51))
+    told = {one.cause for one in found.causes if one.severity == "error"}
+    assert ("B3" in told) == (became == "zeros") and bool(told) == (became != "kept")
+
+
 @pytest.mark.parametrize("passed", [True, False])
 def test_weights_that_sgd_passed_over_stand_with_their_momentum(tmp_path, passed):
     run = Run()

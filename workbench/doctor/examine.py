@@ -205,6 +205,10 @@ def _glance(a: State, b: State, deep: bool, threads: int | None) -> int:
     return 2 if "error" in grave else 1 if "warn" in grave else 0
 
 
+#: Forms of moments that began at zero in the load.
+BEGAN = ("zero", "zeros", "absent")
+
+
 class _Passes:
     """The passes over bytes, run one after the other under one progress; measurements go into the ledger."""
 
@@ -297,8 +301,9 @@ class _Passes:
             self.ledger.add(*counter_rows(pair, "load", 0), *setting_rows(pair, "load"))
         if evidence.after is not None:
             pair = evidence.pair(self.start, "after")
-            k, broken = passed(pair.a.facts, pair.b.facts), self.ledger.change("train").hit(MOMENTS)
-            self.ledger.add(*counter_rows(pair, "train", k, broken), *setting_rows(pair, "train"))
+            k, train = passed(pair.a.facts, pair.b.facts), self.ledger.change("train")
+            broken, zeros = train.hit(MOMENTS), train.hit(MOMENTS, *BEGAN)
+            self.ledger.add(*counter_rows(pair, "train", k, broken, zeros), *setting_rows(pair, "train"))
 
     def _alone(self, which: str, size: float) -> None:
         earlier = () if which == "before" else (self.evidence.before,)

@@ -342,11 +342,14 @@ def moments_zero(case: Case) -> Iterator[Match]:
         absent = change.hit(MOMENTS, "absent")
         names = frozenset((kept | alone) - absent)
         fell = change.hit(MOMENTS, "fallen") & counters.kept
+        words = f"exp_avg_sq of {many(len(fell), 'parameter')} fell and kept its profile"
+        if case.sank and change.whole(MOMENTS, change.hit(MOMENTS, "fallen", "other")):
+            fell = change.hit(MOMENTS, "fallen", "other") & counters.kept
+            words = "most elements of exp_avg_sq fell; those of other parameters would be larger as often"
         if not names and change.leg == "train" and fell and 2 * len(fell) >= len(change.hit(MOMENTS)):
-            adam = bool(change.hit(("exp_avg_sq",), "fallen"))
-            words = f"exp_avg_sq of {many(len(fell), 'parameter')} fell and kept its profile" if adam else ""
+            adam = bool(change.hit(("exp_avg_sq",), "fallen", "other"))
             reasons = case.against(
-                ("B6 E13", words), ("B1", f"the counters of {many(len(fell), 'parameter')} continued")
+                ("B6 E13", words if adam else ""), ("B1", f"the counters of {many(len(fell), 'parameter')} continued")
             )
             yield Match("train", 0.9, frozenset(change.hit(MOMENTS)), False, reasons=reasons)
         if names:

@@ -430,12 +430,15 @@ def _untouched(pair: Pair, states: Mapping[str, PairState], kept: Mapping[tuple[
 # ---- counters --------------------------------------------------------------------------------------------------------
 
 
-def counter_rows(pair: Pair, leg: str, k: int | None, broken: Collection[str] = ()) -> Iterator[Row]:
+def counter_rows(
+    pair: Pair, leg: str, k: int | None, broken: Collection[str] = (), zeros: Collection[str] = ()
+) -> Iterator[Row]:
     """Yield what the optimizer's counters did, by parameter.
 
     Args:
         k: number of updates by the trainer between the two; 0 in a load; ``None`` if unknown.
         broken: parameters whose moments cannot have come from the old ones in the updates that their counters show.
+        zeros: those of them whose moments began at zero.
     """
     found = _GatheredRows(leg)
     a, b = pair.a.facts.steps.by_name, pair.b.facts.steps.by_name
@@ -458,6 +461,8 @@ def counter_rows(pair: Pair, leg: str, k: int | None, broken: Collection[str] = 
     late = fell_back(pair.a.facts, pair.b.facts, broken, k)
     for name, by in moved.items():
         fresh = b[name] <= k + COUNTED and a[name] > COUNTED
+        if k == 1 < b[name] and name in broken and name not in zeros:
+            fresh = False  # one update does not hide zeros: they are of an early save
         if by == k or (
             leg == "train" and 0 <= by < k and (b[name] != k or name in rare) and name not in late
         ):  # a counter does not advance without a gradient or in a skipped update
