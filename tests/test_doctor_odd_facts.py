@@ -1415,6 +1415,23 @@ def test_a_part_of_the_optimizers_state_that_began_anew(tmp_path, anew):
     assert not any("lr itself" in words for cause in found.causes for words in cause.damage)
 
 
+@pytest.mark.parametrize("anew", [True, False])
+def test_a_part_of_the_optimizers_state_that_began_anew_shows_after_one_update(tmp_path, anew):
+    """Its own update is small beside the distance of the weights from it."""
+    run = Run().train(20)
+    for weight, state in run.optimizer.state.items():
+        state["z"] = weight.detach() + 0.05 * torch.randn_like(weight)
+    one = run.save(tmp_path / "a.pt", step=20)
+    for weight, state in run.optimizer.state.items() if anew else ():
+        state["z"] = weight.detach().clone()
+    run.train(1)
+    for state in run.optimizer.state.values():
+        state["z"] -= 1e-3 * torch.randn_like(state["z"])
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=21))
+    assert [cause.cause for cause in found.causes] == (["B1"] if anew else [])
+    assert all("the moments were kept" in cause.title for cause in found.causes)
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_number_in_an_average_shows_in_no_loss(tmp_path, damaged):
     run = Run().train(20)
