@@ -419,8 +419,8 @@ def other_weights(case: Case) -> Iterator[Match]:
     later = [one for one in case.fired("S08", where="after") if int(one.evidence.get("elements", 0)) > 8]
     names = frozenset(n for s in later for n in s.tensors)
     if later and not case.change("load").hit((*WEIGHTS, *MASTERS)) and _masters_right(case, names):
-        held = case.pairs.get(f"{case.start} → after", {})
-        still = all(name in held and held[name].unchanged == held[name].count for name in names)
+        sums = case.pairs.get(f"{case.start} → after", {})
+        still = all(name in sums and sums[name].unchanged == sums[name].count for name in names)
         yield Match("train", 0.95, names, signs=tuple(later), losses=UNTIL_COPIED if still else "")
     change = case.change("load")
     names = frozenset(change.hit(WEIGHTS, *VALUES, "fill", "zero"))
