@@ -143,15 +143,11 @@ def moments_became(
 
 
 def _began(v_a: Array, v_b: Array, update: Update) -> bool:
-    """Return whether v is closer to the sum of ``k`` updates from zero than to its old value.
-
-    The old value is itself the sum of all updates before, if these are known.
-    """
+    """Return whether v is closer to the sum of ``k`` updates from zero than to its old value."""
     both = (v_a > 0) & (v_b > 0)
     if update.betas is None or not both.any():
         return False
-    old = 1 - update.betas[1] ** update.before if update.before else 1.0
-    gathered = min((1 - update.betas[1] ** update.k) / old, 1.0)
+    gathered = 1 - update.betas[1] ** update.k
     return float(np.median(v_b[both] / v_a[both])) < (1 + gathered) / 2
 
 

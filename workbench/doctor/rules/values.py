@@ -355,7 +355,8 @@ def check_pair(
     swept = _sweep(pair, between(pair), threads, progress, fast)
     if doubted := _doubted(pair, swept):
         again = _sweep(pair, between(pair, doubted), threads, None, fast)
-        swept = again if _broken(again.found) else swept
+        if 2 * len(_broken(again.found)) > len(_broken(swept.found)):  # otherwise it says nothing of where they began
+            swept = again
     updates, slots, found, unread, apart = swept
     skipped: dict[str, Counter[str]] = {"updates": apart} if apart else {}
     for sums in found.values():
