@@ -2404,29 +2404,6 @@ def test_counters_that_fell_back_together_and_moments_that_do_not_continue_are_o
     assert [cause.cause for cause in found.causes] == (["G6"] if stale else [])
 
 
-def test_parameters_are_new_whatever_their_state_is_called(tmp_path):
-    """With the head, the order of the groups no longer tells which state of one shape is whose; numbers do."""
-    run = Run()
-    run.model = torch.nn.Sequential(*run.model, torch.nn.Linear(16, 32), torch.nn.Linear(32, 16))
-    every = list(run.model.parameters())
-    groups = [{"params": [one for one in every if (one.ndim > 1) == wide]} for wide in (True, False)]
-    run.optimizer = torch.optim.AdamW(groups, lr=1e-3)
-
-    def train(updates: int, path: Path, step: int) -> Path:
-        for _ in range(updates):
-            run.optimizer.zero_grad()
-            run.model(torch.randn(8, 16)).square().mean().backward()
-            run.optimizer.step()
-        return run.save(path, step=step)
-
-    one = train(20, tmp_path / "a.pt", 20)
-    head = torch.nn.Linear(16, 4)
-    run.model = torch.nn.Sequential(*run.model, head)
-    run.optimizer.add_param_group({"params": list(head.parameters())})
-    (said,) = [one.message for one in wb.doctor(one, train(5, tmp_path / "b.pt", 25)) if one.rule == "S07"]
-    assert said.endswith("2 of these parameters are new, and the others advanced alike")
-
-
 @pytest.mark.parametrize("old", [True, False])
 def test_state_of_an_early_save_is_not_that_of_a_fresh_optimizer(tmp_path, old):
     """Counters are at 3, or at 1, after one update; that update shows whether it began at zero."""

@@ -316,9 +316,9 @@ class Case:
     @cached_property
     def sank(self) -> bool:
         """Whether most elements of the second moments fell below what updates leave of their old values."""
-        found = self.fired("P03")
-        looked = max((one.evidence["looked_at"] for one in found), default=0)
-        return sum(one.evidence["elements"] for one in found) > NEARLY_ALL * looked > 0
+        found = [one.evidence for one in self.fired("P03") if "looked_at" in one.evidence]
+        looked = max((one["looked_at"] for one in found), default=0)
+        return sum(one["elements"] for one in found) > NEARLY_ALL * looked > 0
 
     @cached_property
     def adam(self) -> bool:

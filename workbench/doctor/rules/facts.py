@@ -143,17 +143,16 @@ def _unfrozen(sign: Sign, evidence: Evidence, which: str) -> Sign:
     """Reduce young counters to a remark if their parameters were new or frozen before."""
     if sign.rule not in ("S06", "S07") or sign.evidence.get("kind") not in ("among", "fresh"):
         return sign
-    before = evidence.before if which == "before" else evidence.pair("before", which).a  # by the later one's names
-    held, now = before.facts.steps.by_name, evidence.state(which).facts.steps.by_name
-    new = now.keys() - before.params.keys()
+    held, now = evidence.before.facts.steps.by_name, evidence.state(which).facts.steps.by_name
+    new = now.keys() - evidence.before.params.keys()
     if new and now.keys() - new <= held.keys() and len({now[name] - held[name] for name in now.keys() - new}) == 1:
         later = {fqn for fqn, roles in evidence.state(which).params.items() if "param" in roles}
-        if all(map(is_numbered, new)) and later <= before.params.keys():
+        if all(map(is_numbered, new)) and later <= evidence.before.params.keys():
             words = f"{len(new):,} of these parameters had no state before: unfrozen since"
             return replace(sign, severity="info", causes=("H1",), message=f"{sign.message}; {words}")
         words = f"{len(new):,} of these parameters are new, and the others advanced alike"
         return replace(sign, severity="info", message=f"{sign.message}; {words}")
-    if which != "before" and sign.tensors and not set(sign.tensors) & before.params.keys():
+    if which != "before" and sign.tensors and not set(sign.tensors) & evidence.before.params.keys():
         words = "before has no such parameters: they are new"
         return replace(sign, severity="info", message=f"{sign.message}; {words}")
     if which == "after" and sign.tensors and set(sign.tensors) <= evidence.pair("before", "after").newly_trained:
@@ -163,8 +162,9 @@ def _unfrozen(sign: Sign, evidence: Evidence, which: str) -> Sign:
         return sign
     if which == "echo" and evidence.state(which).facts.steps.by_name != evidence.before.facts.steps.by_name:
         return sign
-    facts = evidence.after.facts
+    before, facts = evidence.before, evidence.after.facts
     first, last = before.facts.steps.usual, facts.steps.usual
+    held = before.facts.steps.by_name
     off = {name: step for name, step in facts.steps.by_name.items() if step != last}
     unnamed = sum(facts.steps.counts.values()) != len(facts.steps.by_name)
     if first is None or last is None or facts.steps.split or unnamed:
