@@ -2810,3 +2810,15 @@ def test_one_number_does_not_show_a_learning_rate(tmp_path, shape):
         weights["scale"] += 2 * (weights["scale"] - old)  # three times the update
     fired = {sign.rule for cause in wb.doctor(one, save("b.pt", 11)).causes for sign in cause.signs}
     assert ("P13" in fired) == bool(shape), fired
+
+
+@pytest.mark.parametrize(("counts", "fired"), [((480.0001, 160.0001), True), ((480.43, 160.17), False)])
+def test_a_count_of_samples_that_begins_above_zero_does_not_fall(tmp_path, counts, fired):
+    """With a larger batch, it is more than what it would be at the old one; one that decays may fall."""
+    run = Run()
+    run.model.register_buffer("count", torch.tensor(counts[0]))
+    one = run.train(60).save(tmp_path / "a.pt", step=60)
+    run.model.count.fill_(counts[1])
+    found = wb.doctor(one, run.train(10).save(tmp_path / "b.pt", step=70))
+    assert bool(severities(found, "P24")) == fired
+    assert [one.cause for one in found.causes] == (["A5"] if fired else [])

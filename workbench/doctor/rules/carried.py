@@ -32,7 +32,7 @@ from workbench.doctor.facts.state import Group
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.roles import BLOCK_MAXIMA, BUFFERS, FIRST, MASTERS, MOMENTS, STATE, quantity
 from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register, some
-from workbench.doctor.origins.merge import changed_rank
+from workbench.doctor.origins.merge import changed_rank, is_beyond, module_of, ranks_of
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.doctor.passes.updates import passed
@@ -51,6 +51,7 @@ SAMPLED = 1 << 14  #: elements per tensor
 LOOKED = 64  #: parameters, spread over all
 GROWN = 2.0  #: least v_B/v_A over all elements of a parameter from which its profile is examined
 SHARP = 0.05  #: standard deviation of log v_B about a line over log v_A below which no gradient blurred it
+NEARLY = 1e-3  #: distance to an integer of a count that begins at a small number, such as 1e-4, to divide by it
 #: Words in the keys of integers that count updates.
 _COUNTS = re.compile(r"batch|count|step|averaged|updates|iter")
 _COUNTED = re.compile(r"(?:^|[._])(?:counts?|seen)$")  #: names of counts that are stored as floats
@@ -445,10 +446,10 @@ def _counters(pair: Pair, found: Outcome) -> None:
     for key in _spread(held):
         try:
             values = [float(_sample(side.ckpt[key])[0]) for side in (pair.stored, pair.b)]
-            whole = values[0].is_integer()
+            whole = values[0].is_integer() or all(abs(one - round(one)) < NEARLY for one in values)
             if not whole and not (step and k and values[0] > 1 and values[1] <= values[0] * k / step + 1):
                 continue  # one that decays
-            old, new = map(int, values)
+            old, new = map(round if whole else int, values)
             parts |= set() if whole else {key}
         except (WorkbenchError, IndexError, ValueError, OverflowError) as error:
             found.not_checked["P24"] = f"{key!r}: {error}"
@@ -756,7 +757,7 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
         for fqn, roles in side.params.items()
         if any(quantity(role) in trained for role in roles)
     }
-    under = {fqn.partition(f".{part}.")[0] for fqn in pair.b.params if (part := adapter_of(fqn))}
+    under = {module_of(fqn) for fqn in pair.b.params if adapter_of(fqn)}
     if not under or not held:
         found.not_checked.setdefault("P27", Inapplicable("no adapters are stored with their base and an optimizer"))
         return
@@ -769,7 +770,7 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
         and fqn in states
         and fqn not in held
         and not adapter_of(fqn)
-        and (not numbered or _module(fqn) in under)
+        and (not numbered or module_of(fqn) in under)
         and pair.b.shape(roles["param"][1]) not in thawed  # otherwise the optimizer holds more of this shape now
     }
     if not bases:
@@ -779,22 +780,22 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
     if moved:
         which = "under adapters" if numbered else "that the optimizer does not train"
         text = f"{len(moved):,} of {many(len(bases), 'weight')} {which} changed"
-        adapted = [fqn for fqn in moved if _module(fqn) in under][:RANKED]
+        adapted = [fqn for fqn in moved if module_of(fqn) in under][:RANKED]
         places = {fqn: roles["param"] for fqn, roles in pair.shared() if fqn in adapted}
         try:
-            ranks = [changed_rank(pair.a.tensor(one), pair.b.tensor(two)) for one, two in places.values()]
+            tensors = {fqn: (pair.a.tensor(one), pair.b.tensor(two)) for fqn, (one, two) in places.items()}
+            ranks = [changed_rank(*both) for both in tensors.values()]
+            most = ranks_of({f: pair.a.shape(held["param"]) for f, held in pair.a.params.items() if "param" in held})
+            beyond = [is_beyond(*both, most.get(module_of(fqn), len(most))) for fqn, both in tensors.items()]
         except WorkbenchError:
-            ranks = []
+            ranks, beyond = [], []
         merged = bool(ranks) and all(ranks)
         if merged:
             text += f"; the changes have rank {max(filter(None, ranks))} or less, as merged adapters do"
         causes = ("F5",) if merged else ("F6",)
-        kind = "adapted" if all(_module(fqn) in under for fqn in moved) else "base"
-        found.signs.append(P27.sign(text, {"kind": kind}, moved[:NAMED], hit=len(moved), of=len(bases), causes=causes))
-
-
-def _module(fqn: str) -> str:
-    return fqn.rpartition(".")[0].removesuffix(".base_layer")
+        kind = "adapted" if all(module_of(fqn) in under for fqn in moved) else "base"
+        evidence = {"kind": kind, "unmerged": bool(beyond) and all(beyond)}
+        found.signs.append(P27.sign(text, evidence, moved[:NAMED], hit=len(moved), of=len(bases), causes=causes))
 
 
 def _both(pair: Pair, fqn: str, places: tuple[int, int], rule: str, found: Outcome) -> tuple[Array, Array] | None:
