@@ -467,6 +467,9 @@ def scaler(tracker: int, scale: float = 2.0**16, interval: int = 2000) -> dict[s
         (scaler(100), scaler(5), "D8"),  # neither skipped nor grown: the scale is the same
         (scaler(100), scaler(5, scale=2.0**15), None),  # one was skipped first, and the trainer does not count it
         (scaler(7, interval=10), scaler(2, scale=2.0**17, interval=10), None),
+        (scaler(7, interval=10), scaler(5, scale=2.0**14, interval=10), "D8"),  # as if it were 2^14 at the load
+        (scaler(1, interval=2), scaler(1, scale=2.0**14, interval=2), "D8"),  # 2^12, and doubled twice
+        (scaler(7, interval=10), scaler(3, scale=2.0**14, interval=10), None),  # skipped in between
         ({"consumed_samples": 40}, {"consumed_samples": 60}, None),
         ({"consumed_samples": 40}, {"consumed_samples": 64}, None),  # one update's data is counted elsewhere
         ({"consumed_samples": 40}, {"consumed_samples": 50}, "C6"),  # half of the ranks went on
@@ -2822,3 +2825,40 @@ def test_a_count_of_samples_that_begins_above_zero_does_not_fall(tmp_path, count
     found = wb.doctor(one, run.train(10).save(tmp_path / "b.pt", step=70))
     assert bool(severities(found, "P24")) == fired
     assert [one.cause for one in found.causes] == (["A5"] if fired else [])
+
+
+@pytest.mark.parametrize("through", [None, torch.bfloat16, torch.float16])
+def test_low_bits_that_were_cut_off_show_after_some_updates(tmp_path, through):
+    """The updates set them anew, but the weights moved by what the rounding took away, too."""
+    run = Run()
+    run.optimizer.param_groups[0]["lr"] = 1e-4 if through != torch.float16 else 2e-5
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    with torch.no_grad():
+        for weight in run.model.parameters() if through is not None else ():
+            weight.copy_(weight.to(through))
+    found = wb.doctor(one, run.train(6).save(tmp_path / "b.pt", step=26))
+    assert [one.cause for one in found.causes][:1] == ([] if through is None else ["D7"]), found.verdict
+    told = [sign.evidence["through"] for sign in found if sign.rule == "P31"]
+    assert told == ([] if through is None else [str(through).rpartition(".")[2]])
+
+
+@pytest.mark.parametrize(("schedule", "first"), [(True, "F7"), (False, "C1")])
+def test_a_larger_table_does_not_explain_a_restarted_schedule(tmp_path, schedule, first):
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(40, 8), "body": torch.nn.Linear(8, 8)})
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model["body"](model["embed"](torch.arange(40))).square().mean().backward()
+        optimizer.step()
+    held = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}
+    torch.save(held | {"scheduler": {"last_epoch": 3, "base_lrs": [1e-3], "_last_lr": [1e-3]}}, tmp_path / "a.pt")
+    held = deepcopy(held)
+    more = torch.nn.functional.pad
+    held["model"]["embed.weight"] = more(held["model"]["embed.weight"], (0, 0, 0, 6), value=0.1)
+    for name in ("exp_avg", "exp_avg_sq"):
+        held["optimizer"]["state"][0][name] = more(held["optimizer"]["state"][0][name], (0, 0, 0, 6))
+    last = 3 if schedule else 0
+    torch.save(held | {"scheduler": {"last_epoch": last, "base_lrs": [1e-3], "_last_lr": [1e-3]}}, tmp_path / "b.pt")
+    found = wb.doctor(tmp_path / "a.pt", echo=tmp_path / "b.pt")
+    assert found.causes[0].cause == first and "F7" in {one.cause for one in found.causes}

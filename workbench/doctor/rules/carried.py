@@ -11,6 +11,7 @@
     W_B = W_A    the base under adapters is not trained                                               P27
     e_B ≠ e_A    an average of weights that changed                                                   P28
     g² ≈ v       gradients since then, from v_B − β2^k·v_A, are as large as before                    P30
+    W_B − W_A    does not depend on the low bits of W_A, as if they had been cut off                  P31
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.analysis.patterns.rounding import rounded
 from workbench.core.arrays import Array
 from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.flat import leaves
@@ -31,7 +33,7 @@ from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.facts.state import Group
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.roles import BLOCK_MAXIMA, BUFFERS, FIRST, MASTERS, MOMENTS, STATE, quantity
-from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register, some
+from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register, some
 from workbench.doctor.origins.merge import changed_rank, is_beyond, module_of, ranks_of
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
@@ -74,6 +76,8 @@ NONE = 1e-3  #: size of gradients, relative to those before, below which there w
 SCALED = 0.2  #: share that all elements of squares keep if they were multiplied, and not lost
 MOST = 0.9  #: share of the parameters; gradients that reverse suddenly affect fewer
 HALF = 0.5  #: decay^k below which new gradients, which oppose old momentum, may outweigh it
+SIGMAS = 8.0  #: standard errors of a correlation that is not by chance
+LOW_LEAST = 256  #: elements whose low bits are examined
 LEFT = 0.3  #: decay^k from which the rest of an old average is visible among k new gradients
 FULL = 0.8  #: ‖m_B‖/‖m_A‖ from which a momentum that lost its past is another one
 STANDS = 10  #: updates
@@ -180,6 +184,7 @@ def check_carried(
     _squares(pair, updates, found)
     _firsts(pair, updates, found)
     _bases(pair, states, found)
+    _low_bits(pair, found)
     return found
 
 
@@ -796,6 +801,45 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
         kind = "adapted" if all(module_of(fqn) in under for fqn in moved) else "base"
         evidence = {"kind": kind, "unmerged": bool(beyond) and all(beyond)}
         found.signs.append(P27.sign(text, evidence, moved[:NAMED], hit=len(moved), of=len(bases), causes=causes))
+
+
+def _low_bits(pair: Pair, found: Outcome) -> None:
+    """Check whether float32 weights moved by what rounding them to 16 bits takes away, beside what updates did.
+
+    No update depends on these bits, so the change correlates with them only by chance. Weights that move less count
+    more, as they show it better.
+    """
+    held = {
+        fqn: roles["param"]
+        for fqn, roles in pair.shared()
+        if "param" in roles
+        and "master" not in roles
+        and {side.dtype(at) for side, at in zip((pair.a, pair.b), roles["param"], strict=True)} == {"float32"}
+    }
+    both = {fqn: one for fqn in _spread(list(held)) if (one := _both(pair, fqn, held[fqn], "P31", found)) is not None}
+    for through in ("bfloat16", "float16"):
+        products: list[Array] = []
+        squares = 0.0
+        names = []
+        for fqn, (a, b) in both.items():
+            moved, cut = b - a, rounded(a, through) - a
+            size = float(np.mean(np.square(moved, dtype=np.float64))) if np.isfinite(moved).all() else 0.0
+            if size > 0 and np.isfinite(cut).all() and cut.any():
+                products.append(moved.astype(np.float64) * cut / size)
+                squares += float(np.square(cut, dtype=np.float64).sum()) / size
+                names.append(fqn)
+        if not names or sum(map(len, products)) < LOW_LEAST:
+            continue
+        total = sum(float(one.sum()) for one in products)
+        error = math.sqrt(sum(float(np.square(one).sum()) for one in products))
+        if total > SIGMAS * error and abs(total / squares - 1) <= HALF:
+            text = (
+                f"the weights of {many(len(names), 'parameter')} moved by {total / squares:.0%} of what rounding them "
+            )
+            text += f"to {through} takes away, beside their updates"
+            evidence = {"through": through, "slope": total / squares, "sigmas": total / error}
+            found.signs.append(RULES["P31"].sign(text, evidence, names[:NAMED], hit=len(names), of=len(both)))
+            return
 
 
 def _both(pair: Pair, fqn: str, places: tuple[int, int], rule: str, found: Outcome) -> tuple[Array, Array] | None:
