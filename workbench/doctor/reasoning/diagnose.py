@@ -35,7 +35,8 @@ def diagnose(case: Case) -> tuple[tuple[Suspect, ...], str]:
     suspects = [_suspect(one, case) for one in found]
     top = max((one.score for one in found), default=0.0) or 1.0
     # a table of another size does not explain a restarted schedule; a new optimizer is often made for it
-    defined = ("H2",) if case.begun else ("H2", "F7")
+    anew = any(one.cause == "B1" and one.question for one in suspects)
+    defined = ("H2",) if anew else ("H2", "F7")
     order = sorted(
         range(len(found)), key=lambda n: (*_order(suspects[n], found[n].score / top, defined), -found[n].score)
     )

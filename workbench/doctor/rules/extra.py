@@ -131,11 +131,13 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
         words += "each at most doubles it" if interval == 1 else f"it doubles once in {interval:,} updates"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     halved = math.log2(before / scale) if 0 < scale < before < math.inf else 0.0
-    if earlier is not None and k and not _skipped(earlier, state) and (at := _at_load(earlier, state, k)):
-        if at <= before / DOUBLED**2:
-            words = f"the loss scale went from {before:,g} to {scale:,g} in {many(k, 'update')}, none of them skipped; "
-            words += f"its count of good updates fits a start at {at:,g}: was it reset?"
-            signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
+    at = 0.0 if earlier is None or not k or _skipped(earlier, state) else _at_load(earlier, state, k)
+    if not signs and 0 < at <= before / DOUBLED**2:
+        words = (
+            f"the loss scale went from {before:,g} to {scale:,g} in {many(k or 0, 'update')}, none of them skipped; "
+        )
+        words += f"its count of good updates fits a start at {at:,g}: was it reset?"
+        signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     anew = earlier is not None and scale in DEFAULTS and halved >= AT_ONCE and not _skipped(earlier, state)
     if not signs and k is not None and (halved > SKIPPED + k / OFTEN or anew):
         words = f"the loss scale fell from {before:,g} to {scale:,g} in {many(k, 'update')}: was it reset, or were "
