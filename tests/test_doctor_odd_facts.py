@@ -2862,3 +2862,51 @@ def test_a_larger_table_does_not_explain_a_restarted_schedule(tmp_path, schedule
     torch.save(held | {"scheduler": {"last_epoch": last, "base_lrs": [1e-3], "_last_lr": [1e-3]}}, tmp_path / "b.pt")
     found = wb.doctor(tmp_path / "a.pt", echo=tmp_path / "b.pt")
     assert found.causes[0].cause == first and "F7" in {one.cause for one in found.causes}
+
+
+@pytest.mark.parametrize("updates", [0, 1, 6])
+@pytest.mark.parametrize(("name", "cause"), [("gate_up_proj", "E3"), ("down_proj", "E1"), ("", "")])
+def test_halves_of_the_columns_of_fused_experts(tmp_path, name, cause, updates):
+    """Experts of transformers store [experts, in, out], so that gate and up are columns."""
+    torch.manual_seed(0)
+    shapes = {"gate_up_proj": (4, 24, 32), "down_proj": (4, 16, 24)}
+    held = {f"h.0.mlp.experts.{n}": torch.nn.Parameter(0.2 * torch.randn(shape)) for n, shape in shapes.items()}
+    optimizer = torch.optim.AdamW(held.values(), lr=1e-4, betas=(0.9, 0.95))
+
+    def train(updates: int) -> None:
+        for _ in range(updates):
+            optimizer.zero_grad()
+            up, down = held.values()
+            gate, value = torch.bmm(torch.randn(4, 16, 24), up).chunk(2, -1)
+            torch.bmm(gate.sigmoid() * value, down).sub(1).square().mean().backward()
+            optimizer.step()
+
+    def save(path: Path, step: int) -> Path:
+        torch.save({"model": dict(held), "optimizer": optimizer.state_dict(), "step": step}, path)
+        return path
+
+    train(30)
+    one = save(tmp_path / "a.pt", 30)
+    for weight in [weight for key, weight in held.items() if name and key.endswith(name)]:
+        state = optimizer.state[weight]
+        for tensor in (weight.data, state["exp_avg"], state["exp_avg_sq"]):
+            tensor.copy_(torch.cat(tensor.chunk(2, -1)[::-1], -1))
+    train(updates)
+    two = save(tmp_path / "b.pt", 30 + updates)
+    found = wb.doctor(one, two) if updates else wb.doctor(one, echo=two)
+    assert [one.cause for one in found.causes][:1] == ([cause] if cause else []), found.verdict
+
+
+@pytest.mark.parametrize("what", ["moment", "gradient"])
+def test_a_large_second_moment_is_not_a_gradient_that_grew(tmp_path, what):
+    run = Run()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    weight = run.model[0].weight
+    if what == "moment":
+        run.optimizer.state[weight]["exp_avg_sq"][7, 3] *= 2.0**32
+    else:
+        weight.register_hook(lambda grad: 1e4 * grad)
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))
+    assert severities(found, "P30") == ["warn"]
+    assert ("B10" in {one.cause for one in found.causes}) == (what == "gradient")
+    assert (found.causes[0].cause == "G3") == (what == "moment")
