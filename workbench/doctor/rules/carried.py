@@ -454,7 +454,7 @@ def _counters(pair: Pair, found: Outcome) -> None:
             whole = values[0].is_integer() or all(abs(one - round(one)) < NEARLY for one in values)
             if not whole and not (step and k and values[0] > 1 and values[1] <= values[0] * k / step + 1):
                 continue  # one that decays
-            old, new = map(round if whole else int, values)
+            old, new = (round(one) if whole else int(one) for one in values)
             parts |= set() if whole else {key}
         except (WorkbenchError, IndexError, ValueError, OverflowError) as error:
             found.not_checked["P24"] = f"{key!r}: {error}"
