@@ -467,6 +467,9 @@ def scaler(tracker: int, scale: float = 2.0**16, interval: int = 2000) -> dict[s
         (scaler(100), scaler(5), "D8"),  # neither skipped nor grown: the scale is the same
         (scaler(100), scaler(5, scale=2.0**15), None),  # one was skipped first, and the trainer does not count it
         (scaler(7, interval=10), scaler(2, scale=2.0**17, interval=10), None),
+        (scaler(7, interval=10), scaler(5, scale=2.0**14, interval=10), "D8"),  # as if it were 2^14 at the load
+        (scaler(1, interval=2), scaler(1, scale=2.0**14, interval=2), "D8"),  # 2^12, and doubled twice
+        (scaler(7, interval=10), scaler(3, scale=2.0**14, interval=10), None),  # skipped in between
         ({"consumed_samples": 40}, {"consumed_samples": 60}, None),
         ({"consumed_samples": 40}, {"consumed_samples": 64}, None),  # one update's data is counted elsewhere
         ({"consumed_samples": 40}, {"consumed_samples": 50}, "C6"),  # half of the ranks went on
@@ -2977,3 +2980,100 @@ def test_one_number_does_not_show_a_learning_rate(tmp_path, shape):
         weights["scale"] += 2 * (weights["scale"] - old)  # three times the update
     fired = {sign.rule for cause in wb.doctor(one, save("b.pt", 11)).causes for sign in cause.signs}
     assert ("P13" in fired) == bool(shape), fired
+
+
+@pytest.mark.parametrize(("counts", "fired"), [((480.0001, 160.0001), True), ((480.43, 160.17), False)])
+def test_a_count_of_samples_that_begins_above_zero_does_not_fall(tmp_path, counts, fired):
+    """With a larger batch, it is more than what it would be at the old one; one that decays may fall."""
+    run = Run()
+    run.model.register_buffer("count", torch.tensor(counts[0]))
+    one = run.train(60).save(tmp_path / "a.pt", step=60)
+    run.model.count.fill_(counts[1])
+    found = wb.doctor(one, run.train(10).save(tmp_path / "b.pt", step=70))
+    assert bool(severities(found, "P24")) == fired
+    assert [one.cause for one in found.causes] == (["A5"] if fired else [])
+
+
+@pytest.mark.parametrize("through", [None, torch.bfloat16, torch.float16])
+def test_low_bits_that_were_cut_off_show_after_some_updates(tmp_path, through):
+    """The updates set them anew, but the weights moved by what the rounding took away, too."""
+    run = Run()
+    run.optimizer.param_groups[0]["lr"] = 1e-4 if through != torch.float16 else 2e-5
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    with torch.no_grad():
+        for weight in run.model.parameters() if through is not None else ():
+            weight.copy_(weight.to(through))
+    found = wb.doctor(one, run.train(6).save(tmp_path / "b.pt", step=26))
+    assert [one.cause for one in found.causes][:1] == ([] if through is None else ["D7"]), found.verdict
+    told = [sign.evidence["through"] for sign in found if sign.rule == "P31"]
+    assert told == ([] if through is None else [str(through).rpartition(".")[2]])
+
+
+@pytest.mark.parametrize(("schedule", "first"), [(True, "F7"), (False, "C1")])
+def test_a_larger_table_does_not_explain_a_restarted_schedule(tmp_path, schedule, first):
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(40, 8), "body": torch.nn.Linear(8, 8)})
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model["body"](model["embed"](torch.arange(40))).square().mean().backward()
+        optimizer.step()
+    held = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}
+    torch.save(held | {"scheduler": {"last_epoch": 3, "base_lrs": [1e-3], "_last_lr": [1e-3]}}, tmp_path / "a.pt")
+    held = deepcopy(held)
+    more = torch.nn.functional.pad
+    held["model"]["embed.weight"] = more(held["model"]["embed.weight"], (0, 0, 0, 6), value=0.1)
+    for name in ("exp_avg", "exp_avg_sq"):
+        held["optimizer"]["state"][0][name] = more(held["optimizer"]["state"][0][name], (0, 0, 0, 6))
+    last = 3 if schedule else 0
+    torch.save(held | {"scheduler": {"last_epoch": last, "base_lrs": [1e-3], "_last_lr": [1e-3]}}, tmp_path / "b.pt")
+    found = wb.doctor(tmp_path / "a.pt", echo=tmp_path / "b.pt")
+    assert found.causes[0].cause == first and "F7" in {one.cause for one in found.causes}
+
+
+@pytest.mark.parametrize("updates", [0, 1, 6])
+@pytest.mark.parametrize(("name", "cause"), [("gate_up_proj", "E3"), ("down_proj", "E1"), ("", "")])
+def test_halves_of_the_columns_of_fused_experts(tmp_path, name, cause, updates):
+    """Experts of transformers store [experts, in, out], so that gate and up are columns."""
+    torch.manual_seed(0)
+    shapes = {"gate_up_proj": (4, 24, 32), "down_proj": (4, 16, 24)}
+    held = {f"h.0.mlp.experts.{n}": torch.nn.Parameter(0.2 * torch.randn(shape)) for n, shape in shapes.items()}
+    optimizer = torch.optim.AdamW(held.values(), lr=1e-4, betas=(0.9, 0.95))
+
+    def train(updates: int) -> None:
+        for _ in range(updates):
+            optimizer.zero_grad()
+            up, down = held.values()
+            gate, value = torch.bmm(torch.randn(4, 16, 24), up).chunk(2, -1)
+            torch.bmm(gate.sigmoid() * value, down).sub(1).square().mean().backward()
+            optimizer.step()
+
+    def save(path: Path, step: int) -> Path:
+        torch.save({"model": dict(held), "optimizer": optimizer.state_dict(), "step": step}, path)
+        return path
+
+    train(30)
+    one = save(tmp_path / "a.pt", 30)
+    for weight in [weight for key, weight in held.items() if name and key.endswith(name)]:
+        state = optimizer.state[weight]
+        for tensor in (weight.data, state["exp_avg"], state["exp_avg_sq"]):
+            tensor.copy_(torch.cat(tensor.chunk(2, -1)[::-1], -1))
+    train(updates)
+    two = save(tmp_path / "b.pt", 30 + updates)
+    found = wb.doctor(one, two) if updates else wb.doctor(one, echo=two)
+    assert [one.cause for one in found.causes][:1] == ([cause] if cause else []), found.verdict
+
+
+@pytest.mark.parametrize("what", ["moment", "gradient"])
+def test_a_large_second_moment_is_not_a_gradient_that_grew(tmp_path, what):
+    run = Run()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    weight = run.model[0].weight
+    if what == "moment":
+        run.optimizer.state[weight]["exp_avg_sq"][7, 3] *= 2.0**32
+    else:
+        weight.register_hook(lambda grad: 1e4 * grad)
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))
+    assert severities(found, "P30") == ["warn"]
+    assert ("B10" in {one.cause for one in found.causes}) == (what == "gradient")
+    assert (found.causes[0].cause == "G3") == (what == "moment")
