@@ -534,7 +534,7 @@ def _unmerged(case: Case, change: LedgerLeg) -> bool:
     if change.leg == "load":
         return bool(case.traits.get("unmerged"))
     bases = case.fired("P27")
-    return bool(bases) and all(one.evidence["unmerged"] for one in bases) and not change.hit(MOMENTS)
+    return bool(bases) and all(one.evidence.get("unmerged") for one in bases) and not change.hit(MOMENTS)
 
 
 def _begun_anew(case: Case) -> Match | None:

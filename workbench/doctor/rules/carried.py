@@ -53,7 +53,7 @@ SAMPLED = 1 << 14  #: elements per tensor
 LOOKED = 64  #: parameters, spread over all
 GROWN = 2.0  #: least v_B/v_A over all elements of a parameter from which its profile is examined
 SHARP = 0.05  #: standard deviation of log v_B about a line over log v_A below which no gradient blurred it
-NEARLY = 1e-3  #: distance to an integer of a count that begins at a small number, such as 1e-4, to divide by it
+NEARLY = 1e-3  #: above an integer: a count that begins at a small number, such as 1e-4, to divide by it
 #: Words in the keys of integers that count updates.
 _COUNTS = re.compile(r"batch|count|step|averaged|updates|iter")
 _COUNTED = re.compile(r"(?:^|[._])(?:counts?|seen)$")  #: names of counts that are stored as floats
@@ -451,10 +451,15 @@ def _counters(pair: Pair, found: Outcome) -> None:
     for key in _spread(held):
         try:
             values = [float(_sample(side.ckpt[key])[0]) for side in (pair.stored, pair.b)]
-            whole = values[0].is_integer() or all(abs(one - round(one)) < NEARLY for one in values)
-            if not whole and not (step and k and values[0] > 1 and values[1] <= values[0] * k / step + 1):
+            whole = values[0].is_integer()
+            offset = all(0 < one - round(one) < NEARLY for one in values)
+            if (
+                not whole
+                and not offset
+                and not (step and k and values[0] > 1 and values[1] <= values[0] * k / step + 1)
+            ):
                 continue  # one that decays
-            old, new = (round(one) if whole else int(one) for one in values)
+            old, new = map(int, values)
             parts |= set() if whole else {key}
         except (WorkbenchError, IndexError, ValueError, OverflowError) as error:
             found.not_checked["P24"] = f"{key!r}: {error}"
