@@ -13,6 +13,13 @@ from workbench.analysis.verify.log import Examined
 from workbench.errors import WorkbenchError, quoted
 from workbench.names.steps import step_of
 
+#: What a reader found to be lost: the rule that reports it, and what to do.
+LOST = {
+    "incomplete": ("commit.incomplete", "restore the files of the named ranks"),
+    "absent": ("open.missing", "restore the named file, or use another checkpoint"),
+    "contradiction": ("open.corrupt", "correct the index if another file holds the tensor, or restore the files"),
+}
+
 
 def check_commit(subject: Examined) -> None:
     """Check the format's commit marker, and the tracker of the checkpoint's run."""
@@ -21,7 +28,7 @@ def check_commit(subject: Examined) -> None:
         why = formats.missing(subject.place, subject.catalog.format)
     except WorkbenchError as error:
         why = str(error)
-    if why:
+    if why and "absent" not in subject.catalog.meta:  # reported below
         log.add(
             "commit.incomplete",
             "error",
@@ -29,8 +36,9 @@ def check_commit(subject: Examined) -> None:
             why,
             "the save was interrupted, or files were lost: restore them, or use another step",
         )
-    if isinstance(incomplete := subject.catalog.meta.get("incomplete"), str):
-        log.add("commit.incomplete", "error", subject.place.name, incomplete, "restore the files of the named ranks")
+    for fact, (rule, remedy) in LOST.items():
+        if isinstance(lost := subject.catalog.meta.get(fact), str):
+            log.add(rule, "error", subject.place.name, lost, remedy)
     _partner(subject)
     tracker = _tracker(subject)
     log.checked["commit"] = "whether the save was finished, as far as its format marks that"
