@@ -63,6 +63,11 @@ def end_all(ending: bool = True) -> None:
     (_ending.set if ending else _ending.clear)()
 
 
+# At the end of a script the interpreter waits for the threads of every pool, and `atexit` comes after that: without this,
+# the work would go on until it needs another thread, and fail.
+threading._register_atexit(end_all)  # type: ignore[attr-defined]
+
+
 def scan_on(executor: Executor | None) -> None:
     """Run the passes of long jobs on an executor; with ``None``, in threads of this process, one per core."""
     global _scans
