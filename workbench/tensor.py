@@ -33,8 +33,8 @@ __all__ = ["LazyTensor", "as_torch", "read_whole"]
 class LazyTensor(Shown):
     """One global tensor of a checkpoint.
 
-    Functions that take arrays read it whole: ``np.asarray(t)``, ``torch.as_tensor(t)``. Comparing reads nothing: two lazy
-    tensors are equal if they are the same object, and every ``ckpt[key]`` is a new one; compare ``ckpt[key].torch()``.
+    Functions that take arrays read it whole: ``np.asarray(t)``, ``torch.as_tensor(t)``. ``==`` reads nothing: lazy
+    tensors are equal if they are the same object, and every ``ckpt[key]`` is a new one. Compare ``ckpt[key].torch()``.
 
     Attributes:
         key: stored name.

@@ -28,7 +28,8 @@ def check_commit(subject: Examined) -> None:
         why = formats.missing(subject.place, subject.catalog.format)
     except WorkbenchError as error:
         why = str(error)
-    if why and "absent" not in subject.catalog.meta:  # reported below
+    known = [found.where for found in log.found if found.rule.startswith("files.") and found.severity == "error"]
+    if why and "absent" not in subject.catalog.meta and not any(repr(file) in why for file in known):
         log.add(
             "commit.incomplete",
             "error",

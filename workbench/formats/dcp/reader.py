@@ -34,7 +34,7 @@ from workbench.core.codecs import RAW
 from workbench.core.dtypes import by_code
 from workbench.core.objects import archive_objects
 from workbench.core.place import METADATA_LIMIT, Place, lacking, stat_or_absent
-from workbench.core.words import some_of
+from workbench.core.words import plural, some_of
 from workbench.errors import CorruptError, IncompleteError
 from workbench.formats import Format
 from workbench.formats.dcp import lanes as dcp_lanes
@@ -82,7 +82,7 @@ def _lost_files(place: Place) -> str:
 
 
 def _is_whole(data: bytes, start: int, stop: int) -> bool:
-    """Return whether these bytes of a pickle are a whole string: its length is stored before it."""
+    """Return whether a string in a pickle has exactly these bytes: its length is stored before it."""
     return data[start - 1] == stop - start or data[start - 4 : start] == (stop - start).to_bytes(4, "little")
 
 
@@ -269,6 +269,11 @@ def _facts(place: Place, meta: DcpMetadata | None, lost: int) -> dict[str, Any]:
         notes.append(f"{meta.orphans:,} stored items belong to no tensor of the metadata")
     if meta is not None and meta.transforms:
         notes.append(f"items passed through transforms that cannot be undone here: {', '.join(meta.transforms)}")
+    if meta is not None and meta.objects and not meta.keys:
+        notes.append(
+            f"no tensor is listed: {plural(len(meta.objects), 'object')} may hold tensors, as saves with "
+            "flatten_state_dict=False do. Load it with the same planner and save it flattened, which is the default"
+        )
     if flat := [key for key in (meta.keys if meta is not None else ()) if key.rpartition(".")[2] == "_flat_param"]:
         notes.append(
             f"{len(flat):,} tensors are flat parameters of FSDP1 (LOCAL_STATE_DICT), such as {flat[0]!r}: several "

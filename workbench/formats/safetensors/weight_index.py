@@ -165,7 +165,7 @@ def before_index(place: Place) -> bool:
 
 
 def other_weights(place: Place) -> list[str]:
-    """Return the files of torch.save's weights in a folder, of which transformers loads those in safetensors."""
+    """Return the weights of torch.save in a folder. transformers loads safetensors if there are any."""
     return [name for name in place.files if name in ("pytorch_model.bin", "pytorch_model.bin.index.json")]
 
 
