@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 import workbench as wb
 from workbench.app import jobs, plots, style
+from workbench.app.cell import _AnyPlace
 from workbench.app.found import checkpoints
 from workbench.app.glance import Glance, bytes_by_module, module_of
 from workbench.app.jail import Jail, jail_of, relative_html, relative_words
@@ -548,6 +549,26 @@ def test_jobs_of_a_notebooks_cell_are_done_when_it_ends():
         waiting.start(lambda progress: ran.append(threading.current_thread()), later=True)
         assert (job.status, job.result) == ("done", "done")
     assert waiting.wait(WAIT) and ran[0] is threading.current_thread() is not ran[1]
+
+
+def test_a_run_in_a_cell_is_headed_by_its_name(root, tmp_path):
+    """Also if one of its checkpoints was shown before: the folder of that is a ROOT."""
+    place = _AnyPlace()
+    Jail(root)
+    assert [relative_html(place.title(path)) for path in (str(root), f"{root}/run/", "s3://b/run")] == [
+        "ckpts",
+        "run",
+        "run",
+    ]
+    assert Jail(root).title(".") == "ckpts" and Jail(root).title("a/run") == "a/run"
+
+
+def test_a_page_does_not_suggest_to_open_in_part(root):
+    next((root / "llama").glob("model-00002*")).unlink()
+    state = WorkbenchState(Jail(root), Registry())
+    state.restore({"path": "llama"})
+    assert state.wait(WAIT) and state.status == "failed"
+    assert state.error.endswith("download or restore it") and "partial" not in state.error
 
 
 def test_a_script_ends_without_a_word_while_a_job_runs():

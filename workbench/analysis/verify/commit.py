@@ -8,8 +8,11 @@
 
 from __future__ import annotations
 
+import os
+
 from workbench import formats, runs
 from workbench.analysis.verify.log import Examined
+from workbench.core.words import without_partial
 from workbench.errors import WorkbenchError, quoted
 from workbench.names.steps import step_of
 
@@ -28,8 +31,9 @@ def check_commit(subject: Examined) -> None:
         why = formats.missing(subject.place, subject.catalog.format)
     except WorkbenchError as error:
         why = str(error)
-    known = [found.where for found in log.found if found.rule.startswith("files.") and found.severity == "error"]
-    if why and "absent" not in subject.catalog.meta and not any(repr(file) in why for file in known):
+    lost_files = [found for found in log.found if found.rule.startswith("files.") and found.severity == "error"]
+    of_index = {"absent", "contradiction"} & subject.catalog.meta.keys()  # reported below
+    if why and not of_index and not any(repr(os.path.basename(found.where)) in why for found in lost_files):
         log.add(
             "commit.incomplete",
             "error",
@@ -39,7 +43,7 @@ def check_commit(subject: Examined) -> None:
         )
     for fact, (rule, remedy) in LOST.items():
         if isinstance(lost := subject.catalog.meta.get(fact), str):
-            log.add(rule, "error", subject.place.name, lost, remedy)
+            log.add(rule, "error", subject.place.name, without_partial(lost), remedy)
     _partner(subject)
     tracker = _tracker(subject)
     log.checked["commit"] = "whether the save was finished, as far as its format marks that"
