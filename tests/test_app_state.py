@@ -7,6 +7,8 @@ import math
 import queue
 import re
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -20,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 import workbench as wb
 from workbench.app import jobs, plots, style
+from workbench.app.cell import _AnyPlace
 from workbench.app.found import checkpoints
 from workbench.app.glance import Glance, bytes_by_module, module_of
 from workbench.app.jail import Jail, jail_of, relative_html, relative_words
@@ -460,7 +463,7 @@ def test_a_link_of_nonsense_is_harmless(root):
     state.restore(parse_query("?ckpt=llama&tensor=gone&tab=elsewhere&q=%5B&ckpt=run&x=" + "y" * 10_000))
     assert state.wait(WAIT)
     assert (state.status, state.tensor, state.tab, state.path) == ("open", "", "overview", "llama")
-    assert "'gone'" in state.notice
+    assert "'gone'" in state.notice and "the tab 'elsewhere', which does not exist" in state.notice
     assert parse_query("?ckpt=" + "a" * 100_000).get("path") is None
 
 
@@ -537,6 +540,53 @@ def test_a_job_says_how_long_it_will_take_once_that_is_known(spent, share, left)
     assert job.left == left
     words = f"reading, {share:.0%}, {left}" if left else f"reading, {share:.0%}"
     assert f"<span>{words}</span>" in style.progress("reading", share, job.left)
+
+
+def test_jobs_of_a_notebooks_cell_are_done_when_it_ends():
+    job, waiting, ran = Job(lambda callback: None), Job(), []  # the first one's thread would never be asked
+    with jobs.at_once():
+        job.start(lambda progress: ran.append(threading.current_thread()) or "done")
+        waiting.start(lambda progress: ran.append(threading.current_thread()), later=True)
+        assert (job.status, job.result) == ("done", "done")
+    assert waiting.wait(WAIT) and ran[0] is threading.current_thread() is not ran[1]
+
+
+def test_a_run_in_a_cell_is_headed_by_its_name(root, tmp_path):
+    """Also if one of its checkpoints was shown before: the folder of that is a ROOT."""
+    place = _AnyPlace()
+    Jail(root)
+    assert [relative_html(place.title(path)) for path in (str(root), f"{root}/run/", "s3://b/run")] == [
+        "ckpts",
+        "run",
+        "run",
+    ]
+    assert Jail(root).title(".") == "ckpts" and Jail(root).title("a/run") == "a/run"
+
+
+def test_a_page_does_not_suggest_to_open_in_part(root):
+    next((root / "llama").glob("model-00002*")).unlink()
+    state = WorkbenchState(Jail(root), Registry())
+    state.restore({"path": "llama"})
+    assert state.wait(WAIT) and state.status == "failed"
+    assert state.error.endswith("download or restore it") and "partial" not in state.error
+
+
+def test_a_script_ends_without_a_word_while_a_job_runs():
+    code = """
+import threading, time
+from concurrent.futures import ThreadPoolExecutor
+from workbench.app.jobs import Job
+began = threading.Event()
+def work(progress):
+    for _ in range(3000):
+        progress(0.5)
+        ThreadPoolExecutor(1).submit(began.set).result()
+        time.sleep(0.01)
+Job(long=True).start(work)
+began.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_cancelled_job_stops_and_publishes_nothing_more():

@@ -111,6 +111,25 @@ def test_a_closed_checkpoint_keeps_what_was_read_and_opens_again(samples):
     assert torch.equal(kept, ckpt["model.embed_tokens.weight"].torch())
 
 
+def test_equality_is_identity_and_reads_nothing(tmp_path):
+    save_file({"w": torch.ones(2)}, tmp_path / "m.safetensors")
+    ckpt = wb.open(tmp_path / "m.safetensors")
+    (tmp_path / "m.safetensors").unlink()
+    tensor = ckpt["w"]
+    assert ckpt == ckpt and ckpt != ckpt.select("w") and len({ckpt, ckpt}) == 1
+    assert tensor == tensor and tensor != ckpt["w"]
+
+
+def test_a_lazy_tensor_is_taken_where_arrays_are(tmp_path):
+    stored = {"w": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)}
+    save_file(stored, tmp_path / "m.safetensors")
+    ckpt = wb.open(tmp_path / "m.safetensors")
+    for key, tensor in stored.items():
+        for convert in (torch.as_tensor, torch.tensor, torch.from_dlpack):
+            assert torch.equal(convert(ckpt[key]), tensor), (key, convert)
+    assert np.from_dlpack(ckpt["w"]).tolist() == np.asarray(ckpt["w"]).tolist() == stored["w"].tolist()
+
+
 @pytest.mark.parametrize("io", ["mmap", "pread"])
 def test_small_floats_keep_their_bits_in_torch_and_numpy(tmp_path, io):
     every = torch.arange(256, dtype=torch.uint8)

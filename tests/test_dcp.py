@@ -322,3 +322,13 @@ def test_flat_parameters_and_buffers_are_not_called_what_they_are_not(tmp_path: 
     local = {"model._flat_param": torch.ones(20), "model.layers.0._flat_param": torch.ones(12)}
     dcp.save(local, checkpoint_id=tmp_path / "flat", no_dist=True)
     assert ["2 tensors are flat parameters of FSDP1" in note for note in wb.open(tmp_path / "flat").notes] == [True]
+
+
+def test_tensors_within_objects_are_mentioned(tmp_path):
+    state = {"model": {"w": torch.ones(2)}}
+    for flat in (True, False):
+        planner = dcp.DefaultSavePlanner(flatten_state_dict=flat)
+        dcp.save(state, checkpoint_id=tmp_path / str(flat), planner=planner, no_dist=True)
+    assert list(wb.open(tmp_path / "True")) == ["model.w"] and wb.open(tmp_path / "True").notes == []
+    (note,) = wb.open(tmp_path / "False").notes
+    assert note.startswith("no tensor is listed: 1 object may hold tensors") and "flatten_state_dict=False" in note

@@ -20,7 +20,7 @@ from reader_suite import check_catalog, check_frames, check_objects, check_slice
 from safetensors.torch import load_file
 
 import workbench as wb
-from workbench import formats
+from workbench import formats, runs
 from workbench.core.place import Place
 from workbench.formats.megatron import flat as flat_buffers
 from workbench.formats.megatron import layout
@@ -296,6 +296,14 @@ def test_a_missing_tp_rank_is_named_and_the_rest_can_be_read(tmp_path):
     same_bits(half, model.params["decoder.layers.3.self_attention.linear_qkv.weight"][:24], "half")
     with pytest.raises(wb.errors.MissingFileError, match="mp_rank_01_001"):
         ckpt["decoder.layers.3.self_attention.linear_qkv.weight"].torch()
+
+
+def test_the_last_rank_is_missed_by_the_sizes_in_args(tmp_path):
+    """The numbers of the other folders are complete without it."""
+    write_legacy(tmp_path / "it", Model(), tp=2)
+    assert [found.complete for found in runs.discover(tmp_path)] == [True]
+    shutil.rmtree(tmp_path / "it/mp_rank_01")
+    assert [found.why for found in runs.discover(tmp_path)] == ["1 of 2 mp_rank folders is missing"]
 
 
 def test_a_missing_expert_rank_is_named(tmp_path):

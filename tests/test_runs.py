@@ -88,6 +88,37 @@ def test_everything_under_a_root_is_listed_with_size_step_and_completeness(tmp_p
     assert abs(found["titan/step-2"].mtime - newest) < 1e-3
 
 
+def test_files_that_the_metadata_names_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a small ``.metadata``; and strings of which a file's name is only a part name no file."""
+    lost = save_dcp(tmp_path / "lost")
+    torch_names = {"w": torch.ones(2), "x/__7_0.distcp": torch.ones(2), "__8_0.distcp.ema": torch.ones(2)}
+    dcp.save(torch_names, checkpoint_id=tmp_path / "odd", no_dist=True)
+    (file,) = lost.glob("*.distcp")
+    found = by_path(tmp_path)
+    assert found["lost"].complete and found["odd"].complete
+    file.write_bytes(b"")
+    assert by_path(tmp_path)["lost"].why == f"1 of 1 data files is missing or empty: '{file.name}'"
+    file.unlink()
+    assert not by_path(tmp_path)["lost"].complete and by_path(tmp_path)["odd"].complete
+    monkeypatch.setattr("workbench.formats.dcp.reader.NAMES_UP_TO", 10)
+    assert by_path(tmp_path)["lost"].complete
+
+
+def test_the_headers_of_the_first_shards_must_hold_what_the_index_lists(tmp_path: Path) -> None:
+    files = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for file, name in zip(files, "ab", strict=True):
+        save_file({name: torch.ones(4)}, tmp_path / file)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict(zip("ab", files, strict=True))}))
+    assert by_path(tmp_path)["."].complete
+    index.write_text(json.dumps({"weight_map": dict.fromkeys("ab", files[0])}))
+    why = f"'{files[0]}' lacks 1 tensor that 'model.safetensors.index.json' maps to it: 'b'"
+    assert by_path(tmp_path)["."].why == why
+    index.write_text(json.dumps({"weight_map": dict(zip("ab", files, strict=True))}))
+    (tmp_path / files[1]).write_bytes((tmp_path / files[1]).read_bytes()[:-1])
+    assert "truncated" in by_path(tmp_path)["."].why
+
+
 def test_the_size_of_a_checkpoint_leaves_out_the_checkpoints_in_its_folder(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "checkpoint-10"):
         folder.mkdir(exist_ok=True)

@@ -19,8 +19,11 @@ from reading import bits, raw
 from safetensors import SafetensorError, deserialize, safe_open
 from safetensors.torch import load_file, save_file
 
+import workbench as wb
+from workbench import runs
 from workbench.core.dtypes import by_name
 from workbench.core.place import Place
+from workbench.core.words import Ordinary
 from workbench.errors import (
     CorruptError,
     MissingFileError,
@@ -345,7 +348,7 @@ def test_tensors_that_the_index_does_not_list_are_noted_and_left_out(tmp_path: P
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     catalog = reader.read_catalog(Place(tmp_path))
     assert catalog.keys == ["a", "c"]
-    assert any("1 tensors" in note and "'b'" in note for note in catalog.meta["notes"])
+    assert any("1 tensor that" in note and "'b'" in note for note in catalog.meta["notes"])
     assert any("states 52 bytes" in note and "there are 36" in note for note in catalog.meta["notes"])
 
 
@@ -354,18 +357,53 @@ def test_an_index_that_names_an_absent_file_says_what_is_lost(tmp_path: Path) ->
     (tmp_path / "model-00001-of-00002.safetensors").unlink()
     message = r"index 'model.safetensors.index.json' names the file 'model-00001.*2 of 3 tensors, 'a' first"
     with pytest.raises(MissingFileError, match=message):
-        reader.read_catalog(Place(tmp_path))
+        wb.open(tmp_path)
+    ckpt = wb.open(tmp_path, partial=True)
+    assert list(ckpt) == ["c"] and torch.equal(ckpt["c"].torch(), torch.zeros(3))
+    assert any("2 tensors of absent files" in note and "model-00001" in note for note in ckpt.notes)
+    errors = [finding for finding in wb.verify(tmp_path) if finding.severity == "error"]
+    assert [finding.rule for finding in errors] == ["open.missing"]
 
 
 def test_an_index_that_names_an_absent_or_misplaced_tensor_is_refused(tmp_path: Path) -> None:
     weights = save_indexed(tmp_path, TWO)
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weights | {"d": "model-00001-of-00002.safetensors"}}))
-    with pytest.raises(CorruptError, match=r"maps tensor 'd' to 'model-00001.*lacks it; no other file"):
-        reader.read_catalog(Place(tmp_path))
+    with pytest.raises(CorruptError, match=r"maps tensor 'd' to 'model-00001.*lacks it; no other file.*: restore"):
+        wb.open(tmp_path)
+    ckpt = wb.open(tmp_path, partial=True)
+    assert set(ckpt) == set(weights) and any("'d'" in note for note in ckpt.notes)
     index.write_text(json.dumps({"weight_map": weights | {"a": "model-00002-of-00002.safetensors"}}))
-    with pytest.raises(CorruptError, match=r"tensor 'a' to 'model-00002.*it is in 'model-00001-of-00002"):
-        reader.read_catalog(Place(tmp_path))
+    with pytest.raises(
+        CorruptError, match=r"tensor 'a' to 'model-00002.*it is in 'model-00001-of-00002.*: correct the index"
+    ):
+        wb.open(tmp_path)
+    ckpt = wb.open(tmp_path, partial=True)
+    assert set(ckpt) == set(weights) and torch.equal(ckpt["a"].torch(), torch.arange(6.0))
+    assert any("'a' in 'model-00001-of-00002.safetensors'" in note for note in ckpt.notes)
+
+
+def test_a_single_file_comes_before_an_index_as_in_transformers(tmp_path: Path) -> None:
+    weights = save_indexed(tmp_path, TWO)
+    save_file({"a": torch.ones(9)}, tmp_path / "model.safetensors")
+    (tmp_path / next(iter(TWO))).unlink()  # of no consequence: the index is not used
+    ckpt = wb.open(tmp_path)
+    assert list(ckpt) == ["a"] and ckpt["a"].shape == (9,)
+    assert "'model.safetensors.index.json' lists other files" in ckpt.notes[0]
+    assert [found.complete for found in runs.discover(tmp_path)] == [True]
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors", "c": weights["c"]}}))
+    assert set(wb.open(tmp_path)) == {"a", "c"}  # it is one of the files of the index
+    assert list(wb.open(index)) == ["a", "c"]
+
+
+def test_weights_of_torch_beside_safetensors_are_named(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
+    assert wb.open(tmp_path).notes == []
+    torch.save({"a": torch.zeros(2)}, tmp_path / "pytorch_model.bin")
+    ckpt = wb.open(tmp_path)
+    (note,) = ckpt.notes
+    assert torch.equal(ckpt["a"].torch(), torch.ones(2)) and isinstance(note, Ordinary) and "pytorch_model.bin" in note
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"weight_map": []}', '{"weight_map": {"a": 3}}'])
@@ -411,7 +449,7 @@ def test_files_without_an_index_are_joined_and_missing_parts_are_named(tmp_path:
     catalog = reader.read_catalog(Place(tmp_path))
     assert catalog.keys == ["a", "b"]
     (note,) = catalog.meta["notes"]
-    assert note.startswith("1 of the files 'model-N-of-00003' are missing") and "'00002'" in note
+    assert note.startswith("1 of 3 files 'model-N-of-00003' is missing") and "'00002'" in note
 
 
 def test_the_same_tensor_in_two_files_is_refused(tmp_path: Path) -> None:

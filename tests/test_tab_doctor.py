@@ -161,6 +161,16 @@ def test_what_is_wrong_with_a_damaged_checkpoint_does_not_say_where_root_lies(ro
     state.close()
 
 
+def test_the_page_of_a_run_is_offered_for_its_steps_alone(root, page):
+    shutil.copy(root / BEFORE, root / "weights.pt")
+    for path, offered in ((BEFORE, True), ("weights.pt", False)):
+        state, tab = looked_at(root, page, path=path)
+        state.served = True
+        tab._arrange()
+        assert (tab._run in list(tab.body)) == offered, path
+        state.close()
+
+
 def test_typed_facts_are_in_the_link_and_reach_the_doctor(root, page):
     state, tab = looked_at(root, page)
     tab._facts["betas"].value, tab._facts["lr"].value, tab._quick.value = "0.8:0.9", "3e-4", True

@@ -379,6 +379,16 @@ def test_a_bin_index_is_not_trusted(tmp_path: Path, change: Any, kind: type[Open
         wb.open(tmp_path)
 
 
+def test_a_bin_index_is_followed_in_part(tmp_path: Path) -> None:
+    truth = write_shards(tmp_path)
+    (tmp_path / "pytorch_model-00002-of-00002.bin").unlink()
+    with pytest.raises(MissingFileError, match=r"00002-of-00002.bin', which is missing.*1 of 3 tensors, 'c'"):
+        wb.open(tmp_path)
+    ckpt = wb.open(tmp_path, partial=True)
+    assert set(ckpt) == {"a", "b"} and torch.equal(ckpt["a"].torch(), truth["a"])
+    assert any("1 tensor of absent files" in note for note in ckpt.notes)
+
+
 def test_one_bin_file_in_a_folder(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "pytorch_model.bin")
     assert list(wb.open(tmp_path)) == ["w"]

@@ -674,6 +674,20 @@ def test_masters_that_are_not_what_the_weights_are_rounded_from(tmp_path):
     assert found.where == key and found.evidence["differ"] == 1 and found.evidence["ulps"] == 4
 
 
+def test_where_masters_first_differ_is_said_on_the_axes_of_the_tensor(tmp_path):
+    """A position in a vector is one number, even beside a matrix."""
+    weights = {"a.weight": torch.ones(4, 5), "a.bias": torch.ones(3)}
+    other = {name: tensor.clone() for name, tensor in weights.items()}
+    other["a.weight"][2, 3] = other["a.bias"][2] = 2
+    state = {name: {"exp_avg": torch.zeros_like(w), "master_param": w} for name, w in other.items()}
+    halves = {name: weight.half() for name, weight in weights.items()}
+    stored = {"model": halves, "optimizer": {"state": state, "param_groups": [{"params": list(weights)}]}}
+    torch.save(stored, tmp_path / "c.pt")
+    found = told(verify(tmp_path / "c.pt", deep=True), "master.differs")
+    assert [finding.evidence["first"] for finding in found] == [[2, 3], [2]]
+    assert found[1].message.endswith("first at [2]")
+
+
 def test_rounding_is_torchs_for_every_kind_of_number():
     from workbench.analysis.verify.pairs import Rounding
 

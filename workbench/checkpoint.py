@@ -207,6 +207,8 @@ def discover(
 class Checkpoint(Shown, Mapping[str, LazyTensor]):
     """A checkpoint: a mapping from stored name to :class:`LazyTensor`, with tables of tensors and chunks.
 
+    Two checkpoints are equal if they are the same object: ``==`` reads nothing; :func:`workbench.diff` compares values.
+
     Attributes:
         place: its folder or file, on disk or in a store.
         notes: sentences about anything unusual, or about choices made on opening; usually empty. Those about a
@@ -215,6 +217,8 @@ class Checkpoint(Shown, Mapping[str, LazyTensor]):
     """
 
     _by_reference = True  #: to workers
+    __eq__ = object.__eq__  # a mapping's own would compare its items, each of which is made on access
+    __hash__ = object.__hash__
 
     def __init__(
         self,

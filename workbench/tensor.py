@@ -36,6 +36,9 @@ __all__ = ["LazyTensor", "as_torch", "fetched", "read_whole"]
 class LazyTensor(Shown):
     """One global tensor of a checkpoint.
 
+    Functions that take arrays read it whole: ``np.asarray(t)``, ``torch.as_tensor(t)``. ``==`` reads nothing: lazy
+    tensors are equal if they are the same object, and every ``ckpt[key]`` is a new one. Compare ``ckpt[key].torch()``.
+
     Attributes:
         key: stored name.
         fqn: parameter that it belongs to, or ``None`` if the files do not say.
@@ -174,6 +177,12 @@ class LazyTensor(Shown):
             raise ValueError("reading a stored tensor makes a copy; use numpy(copy=False) for a view of the file")
         array = self.numpy()
         return array if dtype is None else array.astype(dtype)
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return self.torch().__dlpack__(**how)
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        return (1, 0)  # kDLCPU: it is read into memory
 
     def decoded(self) -> LazyTensor:
         """Return the numbers that a quantised tensor represents, as a lazy tensor; other tensors are returned as is.

@@ -237,7 +237,7 @@ class RunComparison(Shown):
         return above(self, "plot")(self.runs, metrics)
 
     def view(self) -> Any:
-        """Return the first run's page, with the others drawn over it, as a Panel object."""
+        """Return the first run's page, with the others drawn over it, as a ``panel.viewable.Viewer``."""
         return above(self, "view")(self)
 
 
@@ -473,7 +473,7 @@ class Run(Shown):
         return above(self, "plot")([self], metrics)
 
     def view(self) -> Any:
-        """Return the run's page of the dashboard as a Panel object, which a notebook displays."""
+        """Return the run's page of the dashboard as a ``panel.viewable.Viewer``, for a notebook."""
         return above(self, "view")(self)
 
     def to_html(

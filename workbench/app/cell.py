@@ -19,7 +19,7 @@ import panel as pn
 from workbench.analysis.run import Run, RunComparison
 from workbench.app import style
 from workbench.app.jail import Jail
-from workbench.app.jobs import Schedule
+from workbench.app.jobs import Schedule, at_once
 from workbench.app.page import MAKERS
 from workbench.app.registry import Lease, OpenCheckpoint, Registry
 from workbench.app.run_cache import RunCache
@@ -36,7 +36,7 @@ ALONE = tuple(name for name in TABS if name in ("overview", "tensors", "layout",
 
 
 def view(ckpt: Checkpoint, tab: str = "overview") -> Cell:
-    """Return a checkpoint's tabs as a Panel object, which a notebook displays.
+    """Return a checkpoint's tabs as a ``panel.viewable.Viewer``, which a notebook displays.
 
     Raises:
         UsageError: there is no such tab.
@@ -48,7 +48,7 @@ def view(ckpt: Checkpoint, tab: str = "overview") -> Cell:
 
 
 def view_run(run: Run) -> RunCell:
-    """Return a run's page as a Panel object, which a notebook displays."""
+    """Return a run's page as a ``panel.viewable.Viewer``, which a notebook displays."""
     return view_runs(RunComparison((run,)))
 
 
@@ -76,8 +76,8 @@ class RunCell(pn.viewable.Viewer):
             paths.append(place)
         self.state = WorkbenchState(_AnyPlace(), None, schedule)
         self.state.param.update(run=paths[0], versus=joined(paths[1:]))
-        self.page = RunPage(self.state, None, schedule, held)
-        self.page.show_now()
+        with at_once():
+            self.page = RunPage(self.state, None, schedule, held)
         self._below = pn.Column(sizing_mode="stretch_width")
         self.state.param.watch(self._opened, "status")
         self._body = pn.Column(self.page, self._below, sizing_mode="stretch_width")
@@ -111,6 +111,9 @@ class _AnyPlace(Jail):
     def show(self, path: str | os.PathLike[str]) -> str:
         return os.fspath(path)
 
+    def title(self, relative: str) -> str:
+        return os.path.basename(relative.rstrip("/")) or relative
+
 
 class Cell(pn.viewable.Viewer):
     """The tabs of one open checkpoint, which the caller must close.
@@ -130,7 +133,8 @@ class Cell(pn.viewable.Viewer):
         self.state = WorkbenchState(Jail(folder if os.path.isdir(folder) else "."), held, self._schedule)
         self.state.lease = held.acquire(Path(ckpt.path))
         self.state.param.update(path=name, ckpt=ckpt, status="open", tab=tab)
-        self._lazy = LazyTabs(self.state, MAKERS, ALONE, self._schedule)
+        with at_once():
+            self._lazy = LazyTabs(self.state, MAKERS, ALONE, self._schedule)
         self.tabs, self.made = self._lazy.tabs, self._lazy.made
 
     def __panel__(self) -> pn.viewable.Viewable:

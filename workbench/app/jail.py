@@ -81,6 +81,10 @@ class Jail:
         """
         return Path(path).relative_to(self._folder).as_posix()
 
+    def title(self, relative: str) -> str:
+        """Return the heading of a page for a path inside ROOT."""
+        return self.name if relative == "." else relative
+
 
 class BucketJail(Jail):
     """Everything below a URL: objects have no links, so a name without ``..`` is inside.

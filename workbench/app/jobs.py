@@ -19,8 +19,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import param
@@ -63,6 +65,24 @@ def end_all(ending: bool = True) -> None:
     (_ending.set if ending else _ending.clear)()
 
 
+# At the end of a script the interpreter waits for the threads of every pool, and `atexit` comes after that: without
+# this, the work would go on until it needs another thread, and fail.
+threading._register_atexit(end_all)  # type: ignore[attr-defined]
+
+
+_at_once: ContextVar[bool] = ContextVar("workbench_jobs_at_once", default=False)
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Run jobs that start in this block in the calling thread: a notebook keeps the output as it is at its end."""
+    token = _at_once.set(True)
+    try:
+        yield
+    finally:
+        _at_once.reset(token)
+
+
 def scan_on(executor: Executor | None) -> None:
     """Run the passes of long jobs on an executor; with ``None``, in threads of this process, one per core."""
     global _scans
@@ -100,13 +120,16 @@ class Job(param.Parameterized):
         self._running = threading.Event()
         self._running.set()
 
-    def start(self, work: Callable[[Progress], Any]) -> None:
-        """Run ``work(progress)`` in the pool; call it on the page's thread."""
+    def start(self, work: Callable[[Progress], Any], *, later: bool = False) -> None:
+        """Run ``work(progress)`` in the pool, with ``later`` even in :func:`at_once`. Call it on the page's thread."""
         self._turn += 1
         turn = self._turn
         self._running.clear()
         self.param.update(status="running", progress=0.0, result=None, error="")
-        self._pool.submit(self._run, work, turn)
+        if _at_once.get() and not later:
+            self._run(work, turn)
+        else:
+            self._pool.submit(self._run, work, turn)
 
     def cancel(self) -> None:
         """Stop the work at its next progress call; the status changes immediately."""
@@ -169,4 +192,7 @@ class Job(param.Parameterized):
             if turn == self._turn:
                 self.param.update(**values)
 
-        self._schedule(apply)
+        if _at_once.get():
+            apply()
+        else:
+            self._schedule(apply)

@@ -193,11 +193,6 @@ class RunPage(pn.viewable.Viewer):
         for work in (self.examining, self.measuring, self.counting):
             work.reset()
 
-    def show_now(self) -> None:
-        """Read the run in this thread and show it, for notebooks, which keep the output at the end of a cell."""
-        self.opening.reset()
-        self._show(self._open(lambda share: None))
-
     def look(self) -> None:
         """Read the run again if it has changed; less and less often while it does not. Call it every few seconds."""
         now = time.monotonic()
@@ -273,7 +268,7 @@ class RunPage(pn.viewable.Viewer):
         """Begin the jobs that the answer does not need after it, because they would compete for the cores."""
         if self._unchecked and self.examining.job.status != "running":
             self._unchecked = False
-            self.checking.start(self._check)
+            self.checking.start(self._check, later=self._size() > SMALL)
 
     def _size(self) -> int:
         return 0 if self.reading is None else sum(one.nbytes for one in self.reading.run.found)
@@ -305,7 +300,7 @@ class RunPage(pn.viewable.Viewer):
         if reading is None:
             return
         run = reading.run
-        title = state.jail.name if state.run == "." else state.run
+        title = state.jail.title(state.run)
         words = "".join(style.message(relative_words(note), "info") for note in (*reading.notes, *page_notes(run)))
         self._head.text = (
             f'<h1 class="name">{html(title)}</h1><p class="muted">{_about(run)}</p>'

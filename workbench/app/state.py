@@ -24,6 +24,7 @@ from workbench.app.jobs import Cancelled, Job, Schedule
 from workbench.app.outlet import Outlet
 from workbench.app.registry import Lease, Registry, shared
 from workbench.checkpoint import Checkpoint
+from workbench.core.words import without_partial
 from workbench.errors import UsageError
 from workbench.tensor import LazyTensor
 
@@ -173,7 +174,8 @@ class WorkbenchState(param.Parameterized):
         self.param.update(**{name: query.get(name, "") for name in RUN})
         tab = query.get("tab") or self.tab
         words = {name: query.get(name, "") for name in URL if name not in ("path", "tab", *RUN)}
-        self.show(query.get("path", ""), tab=tab if tab in TABS else TABS[0], **words)
+        unknown = {} if tab in TABS else {"notice": f"the link names the tab {tab!r}, which does not exist"}
+        self.show(query.get("path", ""), tab=TABS[0] if unknown else tab, **words, **unknown)
 
     def borrow(self, which: str) -> Checkpoint:
         """Open the checkpoint named by ``other`` or ``echo``; call it in a job.
@@ -250,12 +252,13 @@ class WorkbenchState(param.Parameterized):
 
     def _opened(self, event: param.parameterized.Event) -> None:
         if event.new == "failed":
-            self.param.update(status="failed", error=self._opening.error, tensor="")
+            self.param.update(status="failed", error=without_partial(self._opening.error), tensor="")
         elif event.new == "done":
             ckpt = self._opening.result
             found: dict[str, Any] = {"ckpt": ckpt, "status": "open"}
             if self.tensor and self.tensor not in ckpt:
-                found |= {"notice": f"the link names tensor {self.tensor!r}, which this checkpoint lacks", "tensor": ""}
+                words = f"the link names tensor {self.tensor!r}, which this checkpoint lacks"
+                found |= {"notice": self._noticed(words), "tensor": ""}
             self.param.update(**found)
 
     def _looked(self, event: param.parameterized.Event) -> None:
@@ -263,7 +266,10 @@ class WorkbenchState(param.Parameterized):
             lease, words = self._looking.result
             if words and lease is self.lease:
                 self._changed = True
-                self.notice = f"{self.notice}. {words}" if self.notice else words
+                self.notice = self._noticed(words)
+
+    def _noticed(self, words: str) -> str:
+        return f"{self.notice}. {words}" if self.notice else words
 
 
 def _below(path: str, run: str) -> bool:

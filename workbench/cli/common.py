@@ -14,7 +14,7 @@ from typing import Any
 from workbench.checkpoint import Checkpoint, open_place
 from workbench.core.place import Place
 from workbench.core.remote.url import is_url, with_options
-from workbench.core.words import plural
+from workbench.core.words import plural, without_partial
 from workbench.errors import UsageError
 from workbench.views.lines import fold
 from workbench.views.names import safe
@@ -99,8 +99,6 @@ _ARGUMENTS = re.compile(
     r"(?<![^\s(])(dtype|hf_config|lora|max_shard_size|mesh|objects|overwrite|partial|rank|rename|role|rules|select|unscaled)="
     r"(True\b)?(?=([^\s,;:.)])?)"
 )
-#: What a message suggests for an incomplete checkpoint.
-_PARTIAL = re.compile(r"[,;.]? (?:or )?open (?:the rest )?with partial=True(?: to read the rest)?", re.IGNORECASE)
 
 
 def as_typed(message: str, *, partial: bool = False) -> str:
@@ -110,7 +108,7 @@ def as_typed(message: str, *, partial: bool = False) -> str:
         partial: the option was given: the message need not suggest it.
     """
     if partial:
-        message = _PARTIAL.sub("", message)
+        message = without_partial(message)
     return _ARGUMENTS.sub(
         lambda found: f"--{found[1].replace('_', '-')}{' ' if found[3] and not found[2] else ''}", message
     )

@@ -240,6 +240,7 @@ def merge(format: str, parts: Sequence[tuple[str, str, Catalog]], meta: Mapping[
         for _, folder, part in parts
         for name, end in part.meta.get("ends", {}).items()
     }
+    lost = {fact: part.meta[fact] for *_, part in parts for fact in cat.LOST_FACTS if fact in part.meta}
     return Catalog(
         format=format,
         keys=[prefix + key for prefix, _, part in parts for key in part.keys],
@@ -257,7 +258,7 @@ def merge(format: str, parts: Sequence[tuple[str, str, Catalog]], meta: Mapping[
             np.concatenate([p.objects.stop for *_, p in parts]),
             np.concatenate([p.objects.codec for *_, p in parts]),
         ),
-        meta={**meta, **({"ends": ends} if ends else {})},
+        meta={**lost, **meta, **({"ends": ends} if ends else {})},
         views=_merge_views(format, parts),
         **joined,
     )

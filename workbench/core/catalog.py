@@ -282,11 +282,13 @@ class Catalog:
         """Raise if a file is absent, or shorter than its byte ranges.
 
         Raises:
-            IncompleteError: the reader found all files of some ranks absent (``meta["incomplete"]`` names them).
+            IncompleteError, MissingFileError, CorruptError: the reader found that something is lost
+                (:data:`LOST_FACTS`).
             MissingFileError, TruncatedError: data is missing; the message names the first lost tensor or object.
         """
-        if isinstance(incomplete := self.meta.get("incomplete"), str):
-            raise IncompleteError(incomplete)
+        for fact, kind in LOST_FACTS.items():
+            if isinstance(why := self.meta.get(fact), str):
+                raise kind(why)
         sizes = np.array([stat.size for stat in self.file_stats], np.int64)
         if not len(sizes):
             return
@@ -367,6 +369,12 @@ class Catalog:
 
 
 CHUNK_COLUMNS = ("offsets", "sizes", "file", "start", "stop", "codec", "rank", "replica", "inner", "strides")
+#: Facts (``meta``) that state what is lost; such a checkpoint is only opened in part. The error of each otherwise.
+LOST_FACTS: dict[str, type[OpenError]] = {
+    "incomplete": IncompleteError,  # all files of some ranks are absent
+    "absent": MissingFileError,  # a file whose tensors are known by name alone
+    "contradiction": CorruptError,  # an index and its files disagree
+}
 _CUT = "the file is truncated or from another save; restore it, or open with partial=True to read the rest"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Any
@@ -11,6 +12,19 @@ class Ordinary(str):
     """A note about a normal choice: reported, but nothing to worry about."""
 
     __slots__ = ()
+
+
+#: What a message suggests for an incomplete checkpoint.
+_PARTIAL = re.compile(r"[,;.]? (?:or )?open (?:the rest )?with partial=True(?: to read the rest)?", re.IGNORECASE)
+
+
+def without_partial(message: str) -> str:
+    """Return a message without the suggestion to open in part, where that was done or is not possible.
+
+    >>> without_partial("restore it, or open with partial=True to read the rest")
+    'restore it'
+    """
+    return _PARTIAL.sub("", message)
 
 
 def plural(count: int, noun: str) -> str:

@@ -225,6 +225,8 @@ def _state(source: Source, format: str | None, given: Mapping[str, Any], *, part
             if not partial:
                 raise
             ckpt = open(source, format=format, partial=True)  # reading lost data reports it
+            if {"absent", "contradiction"} & ckpt.catalog.meta.keys():  # of an index: its tensors would look removed
+                raise
     ckpt = _numbers(ckpt)
     return State(ckpt, gather(ckpt, **given))
 

@@ -53,8 +53,10 @@ class Found:
         step: from the trainer's file or a folder's name, otherwise ``None``.
         nbytes: bytes of all its files, without those of checkpoints in folders below it.
         mtime: seconds since the epoch of its newest file.
-        complete: whether the format's commit marker and every file that it lists exist; of safetensors and GGUF on a
-            disk, also whether the first files begin like the format.
+        complete: whether the format's commit marker and every file that it lists exist. On a disk, also whether files
+            that a small ``.metadata`` names exist, whether ranks are there that Megatron's first file counts, and
+            whether the first files of safetensors and GGUF begin like the format (safetensors: whether they are
+            whole and hold the tensors that the index maps to them).
         why: what is missing or wrong; empty when complete.
     """
 

@@ -52,7 +52,9 @@ from workbench.errors import (
 __all__ = ["verify"]
 
 #: Hint for a checkpoint that cannot be opened, by rule.
-RESTORE = "restore the named files, or use another checkpoint; the rest of this one cannot be checked"
+RESTORE = (
+    "restore the named files as one save wrote them, or use another checkpoint; the rest of this one cannot be checked"
+)
 REMEDIES = {
     "open.unsafe": "find out who wrote it before any other program reads it",
     "open.unrecognised": "give the path of a checkpoint, or specify its format",

@@ -8,10 +8,20 @@
 
 from __future__ import annotations
 
+import os
+
 from workbench import formats, runs
 from workbench.analysis.verify.log import Examined
+from workbench.core.words import without_partial
 from workbench.errors import WorkbenchError, quoted
 from workbench.names.steps import step_of
+
+#: What a reader found to be lost: the rule that reports it, and what to do.
+LOST = {
+    "incomplete": ("commit.incomplete", "restore the files of the named ranks"),
+    "absent": ("open.missing", "restore the named file, or use another checkpoint"),
+    "contradiction": ("open.corrupt", "correct the index if another file holds the tensor, or restore the files"),
+}
 
 
 def check_commit(subject: Examined) -> None:
@@ -21,7 +31,9 @@ def check_commit(subject: Examined) -> None:
         why = formats.missing(subject.place, subject.catalog.format)
     except WorkbenchError as error:
         why = str(error)
-    if why:
+    lost_files = [found for found in log.found if found.rule.startswith("files.") and found.severity == "error"]
+    of_index = {"absent", "contradiction"} & subject.catalog.meta.keys()  # reported below
+    if why and not of_index and not any(repr(os.path.basename(found.where)) in why for found in lost_files):
         log.add(
             "commit.incomplete",
             "error",
@@ -29,8 +41,9 @@ def check_commit(subject: Examined) -> None:
             why,
             "the save was interrupted, or files were lost: restore them, or use another step",
         )
-    if isinstance(incomplete := subject.catalog.meta.get("incomplete"), str):
-        log.add("commit.incomplete", "error", subject.place.name, incomplete, "restore the files of the named ranks")
+    for fact, (rule, remedy) in LOST.items():
+        if isinstance(lost := subject.catalog.meta.get(fact), str):
+            log.add(rule, "error", subject.place.name, without_partial(lost), remedy)
     _partner(subject)
     tracker = _tracker(subject)
     log.checked["commit"] = "whether the save was finished, as far as its format marks that"

@@ -162,17 +162,18 @@ def _replica_passes(subject: Examined) -> list[Any]:
                 if count.differ:
                     key = catalog.keys[int(tensors[group])]
                     a, b = (subject.file(row) for row in count.rows)
+                    first = _first(subject, count, int(tensors[group]))
                     log.add(
                         "replicas.differ",
                         "error",
                         key,
                         f"{count.differ:,} of {count.seen:,} elements differ between "
-                        f"the copies in {a!r} and {b!r}, first at {list(count.first or ())}",
+                        f"the copies in {a!r} and {b!r}, first at {first}",
                         "one of the two ranks "
                         "drifted, or its file is damaged: the result of a resume depends on which copy is loaded",
                         files=[a, b],
                         differ=count.differ,
-                        first=list(count.first or ()),
+                        first=first,
                     )
 
         passes.append((work, BitCounter(), judge))
@@ -283,18 +284,18 @@ def _judge_masters(subject: Examined, counts: dict[int, Count], params: Any, dty
     for group, count in bad.items():
         key = subject.catalog.keys[int(params[group])]
         a, b = (subject.file(row) for row in count.rows)
+        first = _first(subject, count, int(params[group]))
         subject.log.add(
             "master.differs",
             "error",
             key,
             f"{count.differ:,} of {count.seen:,} weights in {a!r} differ from their "
-            f"rounded masters in {b!r}, by up to {count.ulps:,} ULPs, first at "
-            f"{list(count.first or ())}",
+            f"rounded masters in {b!r}, by up to {count.ulps:,} ULPs, first at {first}",
             "weights and masters are from two saves, or one of the files is damaged",
             differ=count.differ,
             ulps=count.ulps,
             files=[a, b],
-            first=list(count.first or ()),
+            first=first,
         )
 
 
@@ -312,6 +313,11 @@ def _paired(subject: Examined, kind: str, a: Array, b: Array, replicas: tuple[in
     for side in work.sides:
         bad |= subject.lost[side.row]
     return work.take(np.flatnonzero(~bad))
+
+
+def _first(subject: Examined, count: Count, tensor: int) -> list[int]:
+    """Return the position of the first element that differs, on the tensor's own axes."""
+    return list(count.first or ())[: int(subject.catalog.ndim[tensor])]
 
 
 def _count_differing(state: Count, piece: Piece, differ: Array) -> None:

@@ -32,6 +32,7 @@ from workbench.app.jobs import Progress, Schedule
 from workbench.app.save import csv_button, json_button
 from workbench.app.words import count, html, safe
 from workbench.app.work import JobButton
+from workbench.core.words import plural
 from workbench.views.diff import headline
 from workbench.views.diff_grid import Board, Grid, GridCell
 from workbench.views.diff_pictures import Frame, band_picture, heat_picture, side_names, tail_picture, value_picture
@@ -197,7 +198,7 @@ class DiffView(pn.viewable.Viewer):
         self._grid = board.grid(mapped)
         self._cells = {(cell.column, cell.row): cell for cell in self._grid.cells}
         name = "weights" if shown == "param" else html(shown)
-        words = f'<p class="muted">{count(int(mapped.sum()))} tensors'
+        words = f'<p class="muted">{plural(int(mapped.sum()), "tensor")}'
         words += f"; {count(left)} of other roles: choose a role above" if left else ""
         parts: list[Any] = [
             style.pane(f"<h3>Where it changed: {name} by layer and module</h3>{words}. Click a cell.</p>")

@@ -26,6 +26,7 @@ from workbench.app.tabs.tab import JobTab
 from workbench.app.words import html
 from workbench.core.remote.url import is_url
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, UsageError
+from workbench.names.steps import step_of
 
 if TYPE_CHECKING:
     from workbench.doctor.reasoning.diagnosis import Diagnosis
@@ -93,7 +94,8 @@ class Doctor(JobTab):
 
     def _arrange(self) -> None:
         self.work.button.label = "Examine" if self.state.other or self.state.echo else "Examine this checkpoint alone"
-        run = [self._run] if self.view is None and self.state.served else []
+        step = step_of(os.path.basename(self.state.path)) is not None  # others belong to no run
+        run = [self._run] if self.view is None and self.state.served and step else []
         self.body[:] = [*self._controls, *([] if self.view is not None else [self.work]), *run, self.result]
 
     def _whole(self, _: Any) -> None:

@@ -37,6 +37,7 @@ from workbench.app.save import csv_button
 from workbench.app.search import LIMIT, Search
 from workbench.app.words import count, html, safe
 from workbench.checkpoint import Checkpoint
+from workbench.core.words import plural
 from workbench.errors import UsageError
 from workbench.views import layout_words
 from workbench.views.layout_bytes import CLASSES
@@ -208,11 +209,11 @@ class SharesPart(LayoutPart):
             return
         self.share = shares(found, rows)
         most = "" if len(rows) == len(chosen) else f" in {count(len(rows))} groups by name"
-        noun = "ranks" if found.holders.ranked else "holders"
-        per = "" if self.share.per == 1 else f" {count(self.share.per)} {noun} per column."
+        noun = "rank" if found.holders.ranked else "holder"
+        per = "" if self.share.per == 1 else f" {plural(self.share.per, noun)} per column."
         self._words.object = (
-            f'{words}<p class="muted">{count(len(chosen))} tensors{most}, {count(len(found.holders))} {noun}. A blank '
-            f"cell stores none of it.{per} Click a cell.</p>"
+            f'{words}<p class="muted">{plural(len(chosen), "tensor")}{most}, {plural(len(found.holders), noun)}. '
+            f"A blank cell stores none of it.{per} Click a cell.</p>"
         )
         self.marks = Marks()
         self.show(shares_picture(self.share, found.holders.label, self.marks), self.tapped)
@@ -476,9 +477,8 @@ class MeshPart(LayoutPart):
         keys = frame["key"].tolist()
         table.on_click(lambda event: self.set(tensor=keys[event.row]) if event.row is not None else None)
         more = f"; the table has the {count(5_000)} largest" if len(frame) > 5_000 else ""
-        words = style.pane(
-            f"<h3>What it stores</h3><p class='muted'>{count(len(frame))} chunks, largest first{more}.</p>"
-        )
+        chunks = plural(len(frame), "chunk")
+        words = style.pane(f"<h3>What it stores</h3><p class='muted'>{chunks}, largest first{more}.</p>")
         save = csv_button(f"{self.view.file}-{one.label}", lambda: one.pieces, f"CSV of {safe(one.label)[:40]}")
         self._table[:] = [words, table, save]
 

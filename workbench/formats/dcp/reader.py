@@ -34,6 +34,7 @@ from workbench.core.codecs import RAW
 from workbench.core.dtypes import by_code
 from workbench.core.objects import archive_objects
 from workbench.core.place import METADATA_LIMIT, Place, lacking, stat_or_absent
+from workbench.core.words import plural, some_of
 from workbench.errors import CorruptError, IncompleteError
 from workbench.formats import Format
 from workbench.formats.dcp import lanes as dcp_lanes
@@ -43,6 +44,8 @@ from workbench.formats.safetensors import header as safetensors_header
 from workbench.names.roles import resolve
 
 _DATA = re.compile(r"__(\d+)_(\d+)(?:\.[0-9a-f]{8})?\.distcp")  # with the id of the save, if ``wb.dcp.Writer`` wrote it
+_NAMED = re.compile(rb"__\d{1,9}_\d{1,9}(?:\.[0-9a-f]{8})?\.distcp")
+NAMES_UP_TO = 2 << 20  #: bytes of a ``.metadata`` on a disk that is searched for names of files, to list a checkpoint
 PAGED_FROM = 256 << 20  #: bytes of a ``.metadata``; a smaller one is held in memory
 _PER_RANK = re.compile(r"__(\d+)\.metadata")
 
@@ -55,8 +58,10 @@ def detect(place: Place) -> bool:
 
 
 def missing(place: Place) -> str:
-    """Describe what is missing of ``.metadata``, or of every rank's own."""
+    """Describe what is missing of ``.metadata``, or of every rank's own, and of the files that a small one names."""
     metadata = place.files.get(".metadata")
+    if metadata is not None and place.local and 0 < metadata.size <= NAMES_UP_TO:
+        return _lost_files(place)
     if metadata is not None:
         return "" if metadata.size else ".metadata is empty"
     ranks = {int(match[1]) for name in place.files if (match := _PER_RANK.fullmatch(name))}
@@ -66,6 +71,19 @@ def missing(place: Place) -> str:
         lost = lacking(count, max(ranks) + 1, "files __N.metadata")
         return "" if absent is None else f"{lost}, first __{absent}.metadata"
     return ".metadata is missing" + (", .metadata.tmp is present" if ".metadata.tmp" in place.files else "")
+
+
+def _lost_files(place: Place) -> str:
+    """Describe data files that ``.metadata`` names, and that are absent or empty. It is searched, not decoded."""
+    data = place.read(".metadata")
+    names = {match[0] for match in _NAMED.finditer(data) if _is_whole(data, match.start(), match.end())}
+    lost = sorted(name for name in map(bytes.decode, names) if not (name in place.files and place.files[name].size))
+    return f"{lacking(len(lost), len(names), 'data files')} or empty: {some_of(lost)}" if lost else ""
+
+
+def _is_whole(data: bytes, start: int, stop: int) -> bool:
+    """Return whether a string in a pickle has exactly these bytes: its length is stored before it."""
+    return data[start - 1] == stop - start or data[start - 4 : start] == (stop - start).to_bytes(4, "little")
 
 
 def read_catalog(place: Place) -> Catalog:
@@ -251,6 +269,11 @@ def _facts(place: Place, meta: DcpMetadata | None, lost: int) -> dict[str, Any]:
         notes.append(f"{meta.orphans:,} stored items belong to no tensor of the metadata")
     if meta is not None and meta.transforms:
         notes.append(f"items passed through transforms that cannot be undone here: {', '.join(meta.transforms)}")
+    if meta is not None and meta.objects and not meta.keys:
+        notes.append(
+            f"no tensor is listed: {plural(len(meta.objects), 'object')} may hold tensors, as saves with "
+            "flatten_state_dict=False do. Load it with the same planner and save it flattened, which is the default"
+        )
     if flat := [key for key in (meta.keys if meta is not None else ()) if key.rpartition(".")[2] == "_flat_param"]:
         notes.append(
             f"{len(flat):,} tensors are flat parameters of FSDP1 (LOCAL_STATE_DICT), such as {flat[0]!r}: several "

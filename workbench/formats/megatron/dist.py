@@ -73,9 +73,9 @@ def detect(place: Place) -> bool:
 
 
 def missing(place: Place) -> str:
-    """Describe which of a finished save's two marker files are missing."""
+    """Describe which of a finished save's two marker files are missing, or what ``.metadata`` lacks."""
     absent = [name for name in (MARKER, ".metadata") if name not in place.files]
-    return f"{' and '.join(absent)} missing" if absent else ""
+    return f"{' and '.join(absent)} missing" if absent else formats.reader("dcp").missing(place)
 
 
 def read_catalog(place: Place) -> Catalog:

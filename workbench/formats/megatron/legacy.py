@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,8 @@ from workbench.formats.torch.file import load_tree, tree_objects
 
 AXES = ("tp", "pp", "ep")
 _FOLDER = re.compile(r"mp_rank_(\d{2,4})(?:_(\d{3,4}))?(?:_(\d{3,4}))?")
+_SIZES = (b"tensor_model_parallel_size", b"pipeline_model_parallel_size")
+ARGS = 64 << 10  #: bytes at the beginning of a rank's file in which its sizes are looked for
 _EMPTY = np.empty(0, np.int64)
 MAX_NAMED = 4
 MAX_RANKS = 1 << 20
@@ -60,7 +63,7 @@ def detect(place: Place) -> bool:
 
 
 def missing(place: Place) -> str:
-    """Describe missing ranks by the numbers of the folders; names cannot show a lost last stage."""
+    """Describe missing ranks by the numbers of the folders and, on a disk, by the sizes that the first one states."""
     names = [name for name in place.folders if _FOLDER.fullmatch(name) and place.exists(f"{name}/{FILE}")]
     ranks = {tuple(map(int, name.split("_")[2:])) for name in names}
     if len({len(rank) for rank in ranks}) != 1:
@@ -68,7 +71,17 @@ def missing(place: Place) -> str:
     total = 1
     for axis in zip(*ranks, strict=True):
         total *= max(axis) + 1
+    if place.local and len(ranks) == total:  # names cannot show lost last ranks
+        total = max(total, _stated_ranks(place.head(f"{names[0]}/{FILE}", ARGS)))
     return lacking(total - len(ranks), total, "mp_rank folders") if len(ranks) < total else ""
+
+
+def _stated_ranks(start: bytes) -> int:
+    """Return the tensor × pipeline ranks that ``args`` at the beginning of a rank's file state; 0 if not there."""
+    # BINUNICODE with its length, memoized, and the value: ``encoder_tensor_model_parallel_size`` is another key
+    names = (b"X" + len(name).to_bytes(4, "little") + name for name in _SIZES)
+    sizes = [re.search(re.escape(name) + rb"(?:q.|r.{4})K(.)", start, re.DOTALL) for name in names]
+    return prod(size[1][0] for size in sizes if size) if all(sizes) else 0
 
 
 def read_catalog(place: Place) -> Catalog:

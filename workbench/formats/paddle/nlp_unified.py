@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import by_name
 from workbench.core.place import Place, lacking
+from workbench.core.words import plural
 from workbench.errors import CorruptError, IncompleteError
 from workbench.formats.paddle import names as paddle_names
 from workbench.formats.safetensors import header as safetensors_header
@@ -130,7 +131,7 @@ def _compare(index: WeightIndex, stem: str, file_of: Mapping[str, str], notes: l
         raise CorruptError(f"index {index.name!r} maps {name!r} to {weights[name]!r}, which lacks it; {found}")
     extra = [name for name in file_of if name not in weights and "@" not in name]
     if weights and extra:
-        notes.append(f"{len(extra)} tensors are not in {index.name!r}: {', '.join(map(repr, extra[:MAX_NAMED]))}")
+        notes.append(f"{plural(len(extra), 'tensor')} not in {index.name!r}: {', '.join(map(repr, extra[:MAX_NAMED]))}")
     if quantised:
         scales = sum("@" in name for name in file_of)
         notes.append(

@@ -123,12 +123,14 @@ def _head(source: Place | bytes | memoryview, name: str) -> tuple[int, bytes]:
     return size, bytes(source[8 : 8 + length])
 
 
-def check_start(place: Place, name: str) -> None:
-    """Check the length of a file's header, and that it begins like one. Raises as :func:`parse`."""
+def check_start(place: Place, name: str) -> int:
+    """Return the length of a file's header, after checking that it begins like one. Raises as :func:`parse`."""
     size = place.stat(name).size
     start = place.read(name, length=min(9, size))
-    if _length(size, start, name) and start[8:] not in (b"{", b" ", b"\n"):
+    length = _length(size, start, name)
+    if length and start[8:] not in (b"{", b" ", b"\n"):
         raise CorruptError(f"the header of {name!r} is not JSON: it begins with {start[8:]!r}")
+    return length
 
 
 def _length(size: int, prefix: bytes, name: str) -> int:

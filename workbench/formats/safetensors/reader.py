@@ -35,17 +35,28 @@ from typing import Any
 from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
-from workbench.core.place import Place
-from workbench.core.words import some_of
+from workbench.core.place import Place, lacking
+from workbench.core.words import Ordinary, plural, some_of
 from workbench.errors import CorruptError, NotACheckpointError, WorkbenchError
 from workbench.formats import Format
 from workbench.formats.safetensors.header import Entry, Header, check_start, looks_like, parse, saved_offsets
 from workbench.formats.safetensors.quantised import recipes
 from workbench.formats.safetensors.ranks import add_boxes, says_boxes
-from workbench.formats.safetensors.weight_index import WeightIndex, check_files, missing_weights, read_index
+from workbench.formats.safetensors.weight_index import (
+    SINGLE,
+    SINGLE_INDEX,
+    WeightIndex,
+    absent_files,
+    before_index,
+    find_tensors,
+    missing_weights,
+    other_weights,
+    read_index,
+)
 
 SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
-STARTS = 4  #: files of a checkpoint whose first bytes are read to say that it is complete
+STARTS = 4  #: files of a checkpoint whose headers are read to say that it is complete
+START = 1 << 20  #: bytes of a header up to which it is parsed for that
 SHARDED = "sharded"  #: folder of HuggingFaceStorageWriter's pieces next to the consolidated files
 PREFERRED = (
     "model",
@@ -96,31 +107,42 @@ def is_collection(place: Place) -> bool:
 
 
 def missing(place: Place) -> str:
-    """Describe the files that an index or the numbers in names show to be missing.
+    """Describe the files that an index or the numbers in names show to be missing, and tensors of the first files.
 
     Raises:
-        CorruptError, TruncatedError: one of the first files on a disk does not begin like safetensors.
+        CorruptError, TruncatedError: one of the first files on a disk is not safetensors, or is cut.
     """
     lost = missing_weights(place)
     if not lost and place.local:  # a store would be asked for each file
-        names = [place.file] if place.file is not None else [name for name in place.files if name.endswith(SUFFIX)]
-        for name in names[:STARTS]:
-            if name.endswith(SUFFIX):
-                check_start(place, name)
+        lost = _missing_tensors(place)
     return lost
+
+
+def _missing_tensors(place: Place) -> str:
+    """Describe tensors that the first files should hold by the index. Raises as :func:`missing`."""
+    index = None if place.file is not None or before_index(place) else next(iter(_indices(place)), None)
+    weights = {} if index is None else read_index(place, index).weights
+    names = [place.file] if place.file is not None else [name for name in place.files if name.endswith(SUFFIX)]
+    for name in names[:STARTS]:
+        if not name.endswith(SUFFIX) or check_start(place, name) > START:
+            continue
+        held = {entry.name for entry in parse(place, name).entries}
+        if lost := [tensor for tensor, file in weights.items() if file == name and tensor not in held]:
+            return f"{name!r} lacks {plural(len(lost), 'tensor')} that {index!r} maps to it: {some_of(lost, 1)}"
+    return ""
 
 
 def read_catalog(place: Place) -> Catalog:
     """Return the catalog of every tensor.
 
     Raises:
-        CorruptError: a header or an index contradicts itself, or the two contradict each other.
-        MissingFileError: a file that the index names is missing.
+        CorruptError: a header or an index contradicts itself; or, as ``check_files`` finds, they contradict each other.
+        MissingFileError: (from ``check_files``) a file that the index names is missing.
         UnsafeError: the index names a file outside the folder.
     """
     notes: list[str] = []
     builder = CatalogBuilder("safetensors", place)
-    index, files = _files(place, notes)
+    index, files, absent = _files(place, notes)
     headers = {file: parse(place, file, cut=True) for file in files}
     for file in files:
         builder.file(file, metadata=True)
@@ -129,7 +151,7 @@ def read_catalog(place: Place) -> Catalog:
     elif index is None:
         facts = _add_pieces(builder, headers, notes)
     else:
-        facts = _add_indexed(builder, index, headers, notes)
+        facts = _add_indexed(builder, index, absent, headers, notes)
         builder.file(index.name, metadata=True)
     facts |= _adapter(place)
     return builder.build({"step": None, "notes": notes, **facts})
@@ -155,43 +177,57 @@ def _index_facts(place: Place, name: str) -> Any:
 # ---- files -----------------------------------------------------------------------------------------------
 
 
-def _files(place: Place, notes: list[str]) -> tuple[WeightIndex | None, list[str]]:
-    """Return the index, if any, and the files of the checkpoint."""
+def _files(place: Place, notes: list[str]) -> tuple[WeightIndex | None, list[str], list[str]]:
+    """Return the index, if any, the files of the checkpoint, and those that the index names and that do not exist."""
     if place.file is not None and place.file.endswith(INDEX):
-        index = _index(place, place.file)
-        return index, index.files
+        return _indexed(place, place.file)
     if place.file is not None:
-        return None, [place.file]
+        return None, [place.file], []
     present = [name for name in place.files if name.endswith(SUFFIX)]
-    indices = sorted((name for name in place.files if name.endswith(INDEX)), key=_preference)
+    indices = _indices(place)
+    if weights := other_weights(place):
+        text = f"{some_of(weights)} is not read: transformers prefers safetensors; open it by its own path"
+        notes.append(Ordinary(text))
+    if before_index(place):
+        notes.append(
+            f"opened {SINGLE!r}, as transformers does, although {SINGLE_INDEX!r} lists other files: open the index by "
+            "its own path to read those"
+        )
+        return None, [SINGLE], []
     if indices:
-        index = _index(place, indices[0])
-        _note(notes, "{} more index files, read {!r}: {}", indices[1:], indices[0])
-        _note(notes, "{} files are not in {!r}: {}", sorted(set(present) - set(index.files)), indices[0])
-        return index, index.files
+        found = index, *_ = _indexed(place, indices[0])
+        _note(notes, "more index file", f", read {indices[0]!r}", indices[1:])
+        unlisted = sorted(set(present) - set(index.files))
+        _note(notes, "file", f" that {indices[0]!r} does not list, left out", unlisted)
+        return found
     if not present and _only_sharded(place):
         inner = place.sub(SHARDED)
         notes.append(
             "only the pieces in 'sharded/' exist; they were not consolidated, or the consolidated file is lost"
         )
-        return None, [f"{SHARDED}/{name}" for name in inner.files if name.endswith(SUFFIX)]
+        return None, [f"{SHARDED}/{name}" for name in inner.files if name.endswith(SUFFIX)], []
     variants = [name for name in present if _variant_of(name) in place.files]
-    _note(notes, "{} variants of other files are left out: {}", variants)
+    _note(notes, "variant", " of other files, left out", variants)
     files = [name for name in present if name not in set(variants)]
     full = [name for name in files if not _SHARD.fullmatch(name)]
     if full and len(full) < len(files):
-        _note(notes, "{} pieces next to the consolidated files are left out: {}", sorted(set(files) - set(full)))
+        _note(notes, "piece", " next to the consolidated files, left out", sorted(set(files) - set(full)))
         files = full
     if not files:
         raise NotACheckpointError(f"{place.path!r} holds no safetensors file")
     _missing_parts(files, notes)
-    return None, files
+    return None, files, []
 
 
-def _index(place: Place, name: str) -> WeightIndex:
+def _indices(place: Place) -> list[str]:
+    """Return the index files, the one to read first."""
+    return sorted((name for name in place.files if name.endswith(INDEX)), key=_preference)
+
+
+def _indexed(place: Place, name: str) -> tuple[WeightIndex, list[str], list[str]]:
     index = read_index(place, name)
-    check_files(place, index)
-    return index
+    absent = absent_files(place, index)
+    return index, [file for file in index.files if file not in set(absent)], absent
 
 
 def _preference(index: str) -> tuple[int, int, str]:
@@ -220,32 +256,33 @@ def _missing_parts(files: Sequence[str], notes: list[str]) -> None:
     for (stem, count, _), present in parts.items():
         if int(count) <= 100_000:
             absent = [f"{number:05d}" for number in range(1, int(count) + 1) if number not in present]
-            text = "{} of the files {!r} are missing, and no index lists their contents: {}"
-            _note(notes, text, absent, f"{stem}-N-of-{count}")
+            if absent:
+                lost = lacking(len(absent), int(count), f"files '{stem}-N-of-{count}'")
+                notes.append(f"{lost}, and no index lists what was in them: {some_of(absent, MAX_NAMED)}")
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------
 
 
 def _add_indexed(
-    builder: CatalogBuilder, index: WeightIndex, headers: Mapping[str, Header], notes: list[str]
+    builder: CatalogBuilder,
+    index: WeightIndex,
+    absent: Sequence[str],
+    headers: Mapping[str, Header],
+    notes: list[str],
 ) -> dict[str, Any]:
     where = {file: {entry.name: entry for entry in header.entries} for file, header in headers.items()}
-    for name, file in index.weights.items():
-        entry = where[file].get(name)
-        if entry is None:
-            others = [repr(other) for other, entries in where.items() if name in entries]
-            found = f"it is in {' and '.join(others)}" if others else "no other file holds it either"
-            raise CorruptError(f"index {index.name!r} maps tensor {name!r} to {file!r}, which lacks it; {found}")
+    found, lost = find_tensors(builder.place, index, absent, where, notes)
+    for name, file in found.items():
+        entry = where[file][name]
         builder.tensor(name, entry.dtype, entry.shape)
         builder.chunk(name, (0,) * len(entry.shape), entry.shape, file, entry.start, entry.stop)
-    extra = [name for file, entries in where.items() for name in entries if index.weights.get(name) != file]
-    _note(notes, "{} tensors that {!r} does not list are left out: {}", extra, index.name)
-    held = (where[file][name] for name, file in index.weights.items())
-    total = sum(entry.stop - entry.start for entry in held)
-    if stated := index.other_size(total):
+    extra = [name for file, entries in where.items() for name in entries if found.get(name) != file]
+    _note(notes, "tensor", f" that {index.name!r} does not list, left out", extra)
+    total = sum(where[file][name].stop - where[file][name].start for name, file in found.items())
+    if not lost and (stated := index.other_size(total)):
         notes.append(f"index {index.name!r} states {stated} bytes of tensors, but there are {total:,}")
-    return {"index": index.name}
+    return {"index": index.name, **lost}
 
 
 def _add_pieces(builder: CatalogBuilder, headers: Mapping[str, Header], notes: list[str]) -> dict[str, Any]:
@@ -338,9 +375,9 @@ def _texts(place: Place, catalog: Catalog) -> dict[str, Any]:
     return dict(texts[place.file]) if place.file in texts else dict(texts)
 
 
-def _note(notes: list[str], text: str, names: Sequence[str], *more: object) -> None:
+def _note(notes: list[str], noun: str, rest: str, names: Sequence[str]) -> None:
     if names:
-        notes.append(text.format(len(names), *more, some_of(names, MAX_NAMED)))
+        notes.append(f"{plural(len(names), noun)}{rest}: {some_of(names, MAX_NAMED)}")
 
 
 FORMAT = Format(

@@ -23,7 +23,7 @@ Source: torch 2.13 ``torch/serialization.py``; transformers 5.23 (``.bin`` index
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,17 +34,19 @@ from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.standins import TensorRef
 from workbench.core.place import Place
-from workbench.core.words import some_of
-from workbench.errors import CorruptError, NotACheckpointError, WorkbenchError
+from workbench.core.words import plural, some_of
+from workbench.errors import NotACheckpointError, WorkbenchError
 from workbench.formats import Format
-from workbench.formats.safetensors.weight_index import check_files, missing_weights, read_index
+from workbench.formats.safetensors.weight_index import absent_files, find_tensors, missing_weights, read_index
 from workbench.formats.torch import legacy as torch_legacy
 from workbench.formats.torch import tree as torch_tree
 from workbench.formats.torch.file import declare, keyed, load_tree, top, top_name, tree_objects
+from workbench.formats.torch.legacy import LegacyFile
 from workbench.formats.torch.tree import is_quantised, is_sparse_part
 from workbench.names.optimizer import MOMENTS, name_numbered
 from workbench.names.roles import resolve
 
+Tensors = dict[str, tuple[tuple[Any, ...], TensorRef]]
 INDEX = ".bin.index.json"
 WHOLE = ("pytorch_model.bin", "adapter_model.bin", "diffusion_pytorch_model.bin")  #: files that identify a folder
 STEPS = ("step", "global_step", "iteration")
@@ -185,48 +187,60 @@ def read_folder(place: Place) -> Catalog:
     """Return the catalog of the tensors in the index, or in the single file.
 
     Raises:
-        CorruptError, TruncatedError: a file is damaged, or the index contradicts the files.
-        MissingFileError: a file that the index names is missing.
+        CorruptError, TruncatedError: a file is damaged; or, as ``check_files`` finds, the index contradicts the files.
+        MissingFileError: (from ``check_files``) a file that the index names is missing.
         UnsafeError: the index names a file outside the folder.
     """
     notes: list[str] = []
+    refs: dict[str, TensorRef] = {}
+    lost: dict[str, Any] = {}
     builder = CatalogBuilder("torch_save", place)
     name = next((name for name in sorted(place.files, key=len) if name.endswith(INDEX)), None)
     if name is None:
         whole = next((name for name in WHOLE if name in place.files), None)
         if whole is None:
             raise NotACheckpointError(f"{place.path!r} has neither *{INDEX} nor one of {', '.join(WHOLE)}")
-        refs = _add_file(builder, whole, None, "", notes)
+        loaded, tensors = _tensors(builder, whole, notes)
+        refs = _add(builder, whole, loaded, tensors, tensors, notes)
     else:
         index = read_index(place, name)
-        check_files(place, index)
+        absent = absent_files(place, index)
         builder.file(name, metadata=True)
+        files = {file: _tensors(builder, file, notes) for file in index.files if file not in set(absent)}
+        found, lost = find_tensors(place, index, absent, {file: held for file, (_, held) in files.items()}, notes)
         listed: dict[str, list[str]] = defaultdict(list)
-        for key, file in index.weights.items():
+        for key, file in found.items():
             listed[file].append(key)
-        refs = {}
-        for file in index.files:
-            refs |= _add_file(builder, file, listed[file], name, notes)
+        for file, (loaded, tensors) in files.items():
+            refs |= _add(builder, file, loaded, tensors, listed[file], notes)
     quantised = dict.fromkeys((key for key, ref in refs.items() if is_quantised(ref)), "")
     sparse = dict.fromkeys((key for key, ref in refs.items() if is_sparse_part(ref)), "")
-    return builder.build({"step": None, "notes": notes, "quantised": quantised, "sparse": sparse})
+    return builder.build({"step": None, "notes": notes, "quantised": quantised, "sparse": sparse, **lost})
 
 
-def _add_file(
-    builder: CatalogBuilder, file: str, listed: list[str] | None, index: str, notes: list[str]
-) -> dict[str, TensorRef]:
-    """Declare the listed tensors of one file (all without an index), and return them."""
+def _tensors(builder: CatalogBuilder, file: str, notes: list[str]) -> tuple[LegacyFile, Tensors]:
+    """Decode one file: its tree, and its tensors by key."""
     loaded = load_tree(builder.place, file)
     builder.file(file, metadata=True, end=loaded.stop)
-    tensors = keyed(loaded, repr(file), notes)
-    for key in tensors if listed is None else listed:
-        if key not in tensors:
-            raise CorruptError(f"index {index!r} maps tensor {key!r} to {file!r}, which lacks it")
+    return loaded, keyed(loaded, repr(file), notes)
+
+
+def _add(
+    builder: CatalogBuilder,
+    file: str,
+    loaded: LegacyFile,
+    tensors: Tensors,
+    listed: Collection[str],
+    notes: list[str],
+) -> dict[str, TensorRef]:
+    """Declare the listed tensors of one file, and return them."""
+    for key in listed:
         declare(builder, file, key, tensors[key][1], loaded, notes)
-    extra = sorted(tensors.keys() - listed) if listed is not None else []
-    if extra:
-        notes.append(f"{len(extra)} tensors of {file!r} that the index does not list are left out: {some_of(extra, 5)}")
-    return {key: tensors[key][1] for key in (tensors if listed is None else listed)}
+    if extra := sorted(tensors.keys() - set(listed)):
+        notes.append(
+            f"{plural(len(extra), 'tensor')} of {file!r} that the index does not list, left out: {some_of(extra, 5)}"
+        )
+    return {key: tensors[key][1] for key in listed}
 
 
 FORMAT = Format(
