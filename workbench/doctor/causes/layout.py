@@ -254,7 +254,7 @@ def untied(case: Case) -> Iterator[Match]:
         names = frozenset(n for s in (*new, *gone) for n in s.tensors)
         leg = "load" if case.change("load").rows else "train"
         copied = leg == "load" and not case.change(leg).hit(WEIGHTS) & names
-        trained = leg == "train" and all(case.later.params.get(name, {}).keys() & {*MOMENTS} for name in names)
+        trained = leg == "train" and bool(case.later.facts.states) and not names & case.later.unheld
         apart = bool(new) and all(one.rule == "R15" for one in new) and not gone
         question = "were they untied on purpose?" if apart and (copied or trained) else ""
         yield Match(leg, 1.0, names, question=question, signs=(*new, *gone))

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable
 from fractions import Fraction
 
-from workbench.doctor.facts.state import NAME, TrainingState
+from workbench.doctor.facts.state import TrainingState
 
 MOST = 128  #: most micro-batches per update that a single file makes likely
 LEAST = 3  #: updates from which an integer ratio is not a coincidence
@@ -137,8 +137,7 @@ def per_step(a: TrainingState, b: TrainingState) -> Fraction | None:
     if a.step is None or b.step is None or a.step == b.step:
         return None
     one, two = _ratio(a), _ratio(b)
-    named = NAME in (a.source("step"), b.source("step"))  # file names may count epochs
-    if one is not None and one == two and (one.numerator == 1 or (named and one.denominator == 1)):
+    if one is not None and one == two and 1 in (one.numerator, one.denominator):
         return one
     times = stated(a)
     if times is None or times != stated(b):

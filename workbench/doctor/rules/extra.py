@@ -372,7 +372,8 @@ def _clip(state: State, found: Mapping[str, OneState], earlier: State | None) ->
         return "16-bit second moments are rounded up where they should decay, so they have no such bound"
     if facts.decoupled is not True or facts.betas is None:
         return "weight decay is added to the gradient after the clip (Adam with L2), or the betas are unknown"
-    total, step = sum(numbers.total for numbers in held), facts.steps.usual or facts.step or 0
+    total = sum(numbers.total for numbers in held)
+    step = max(facts.steps.counts, default=0) or facts.step or 0  # of the parameter with most updates
     bound = clip * clip * (1 - facts.betas[1] ** step) if step else clip * clip
     signs = []
     if math.isfinite(total) and total > bound * (1 + SLACK):

@@ -145,10 +145,13 @@ def _unfrozen(sign: Sign, evidence: Evidence, which: str) -> Sign:
         return sign
     held, now = evidence.before.facts.steps.by_name, evidence.state(which).facts.steps.by_name
     new = now.keys() - evidence.before.params.keys()
+    added = len(new) - len(held.keys() - now.keys())  # state that has numbers in one file and names in the other
+    if new and all(map(is_numbered, new)) and added <= 0:
+        return sign
     if new and now.keys() - new <= held.keys() and len({now[name] - held[name] for name in now.keys() - new}) == 1:
         later = {fqn for fqn, roles in evidence.state(which).params.items() if "param" in roles}
         if all(map(is_numbered, new)) and later <= evidence.before.params.keys():
-            words = f"{len(new):,} of these parameters had no state before: unfrozen since"
+            words = f"{added:,} of these parameters had no state before: unfrozen since"
             return replace(sign, severity="info", causes=("H1",), message=f"{sign.message}; {words}")
         words = f"{len(new):,} of these parameters are new, and the others advanced alike"
         return replace(sign, severity="info", message=f"{sign.message}; {words}")

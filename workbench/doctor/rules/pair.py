@@ -244,6 +244,9 @@ def _still(
     kept = [fqn for fqn in kept if _state_changed(pair, fqn)]  # SGD passes over what has no gradient
     others = [fqn for fqn in trained if fqn not in kept][:BOUNDED]
     kept = [fqn for fqn in kept if not _at_bounds(pair, fqn, others)]
+    idle = [group for group in pair.b.facts.groups if group.lr == 0 and not group.initial_lr]
+    kept = [] if any(group.params is None for group in idle) else kept  # it is not known which they are
+    kept = [fqn for fqn in kept if not any(fqn in (group.params or ()) for group in idle)]
     if kept and 2 * len(kept) < len(trained):
         text = f"weights of {_names(kept)} are equal bit for bit, although their optimizer state changed"
         yield _sign("P36", kept, text, len(trained), None, kind="kept")
