@@ -302,6 +302,29 @@ def test_without_a_spike_each_resume_is_compared_or_named(tmp_path, monkeypatch)
     assert found.notes[-1] == want and [one.step for one in found.subjects] == [40, 50]
 
 
+def test_the_command_compares_what_the_run_compares(tmp_path, capsys):
+    for step in (20, 30, 40, 50):
+        save(tmp_path, step)
+    curve = spiky(1000, 60)
+    path = tmp_path / "log.csv"
+    log(path, [(s, curve[s]) for s in [*range(1, 46), *range(41, 61)]])
+    assert not len(wb.run(tmp_path).spikes)
+    main(["doctor", str(tmp_path), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [one["step"] for one in found["subjects"]] == [40, 50] and found["run"]["resumes"][0]["step"] == 41
+    main(["doctor", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert out.startswith("RESUMED        before step 41 from step 40: 5 steps are logged again\nLOG            log.csv ")
+    log(path, [(s, curve[s]) for s in [*range(1, 61), *range(56, 61)]])  # no checkpoint after this resume
+    main(["doctor", str(tmp_path)])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "the resume before step 56 was not compared: no complete checkpoint from step 56 or later exists" in out
+    assert "step 40 → step 50" in out
+    path.unlink()
+    main(["doctor", str(tmp_path)])
+    assert "log" not in capsys.readouterr().out.partition("RESUME DOCTOR")[0]
+
+
 def test_what_to_do_without_a_log_is_said_for_the_place_where_it_is_shown(tmp_path):
     for step in (1, 2):
         save(tmp_path / "a", step)
