@@ -19,8 +19,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from workbench.analysis.run import run
 from workbench.core.place import Place
+from workbench.errors import UsageError
 from workbench.names.metrics import meaning, pick_metric
 from workbench.runs.logs import GrownLogs, find_logs, read_logs
 from workbench.runs.logs.grown import LinesReading, read_grown
@@ -289,6 +292,114 @@ def test_a_damaged_file_ends_in_rows_or_notes(kind, seed, tmp_path):
             assert (np.diff(curve.steps) > 0).all()
 
 
+FORMS = (
+    "step {0}/100 | loss {1} | lr 1.0e-03 | 12.3k tok/s",
+    "step {0}: loss {1}",
+    "[step {0}] loss={1}, lr=0.001",
+    "step={0}, loss={1}",
+    "Step {0}/100 - loss: {1} - lr: 0.001",
+    "Epoch [1/2], Step [{0}/100], Loss: {1}",
+    "Epoch: [0][ {0}/5005]  Time 0.5 (0.6)  Loss {1} (4.0)",
+    "iteration {0} loss {1} took 12 ms",
+    "step:{0}/100 train_loss:{1} train_time:12ms",
+    "2026-03-29 01:00:01,123 - trainer - INFO - Step: {0} Train loss: {1}",
+    "[2026-03-29 01:00:01] INFO:root:epoch 0 iter {0}: train loss {1} (lr 0.001)",
+    "I0329 01:00:01.123456 4242 train.py:89] step {0} loss {1}",
+    "{{'step': {0}, 'loss': {1}, 'lr': 0.001}}",
+    '{{"global_step": {0}, "train_loss": {1}}}',
+    "Loss {1} at step {0}, of 100 max steps",
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_lines_in_no_programs_form_are_read(form, tmp_path):
+    lines = ["starting", *(form.format(step, f"{4 - step / 100:.2f}") for step in range(1, 31))]
+    put(tmp_path, "train.log", "\n".join(lines))
+    log = one(tmp_path)
+    assert loss(log) == (list(range(1, 31)), [round(4 - step / 100, 2) for step in range(1, 31)])
+    assert log.kind == "printed" and "step" not in log.columns and not log.notes
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "saved step {0} with loss 4.0",
+        "step {0}: val loss 4.0",
+        "Validation step {0}: loss 4.0",
+        "best loss 4.0 at step {0}",
+        "step {0}: lossless, 4.0 s",
+        "loss after max steps 100: 4.{0}",
+        "epoch {0}: loss 4.0",
+        "Train Epoch: 1 [{0}/60000 (1%)] Loss: 2.3",
+    ],
+)
+def test_lines_about_something_else_are_no_rows_but_are_named(line, tmp_path):
+    put(tmp_path, "train.log", "\n".join(line.format(step) for step in range(1, 31)))
+    found = find_logs(Place(tmp_path))
+    assert not found.logs and "30 lines in no known form, the first " in found.unknown[0]
+
+
+def test_a_programs_rows_come_before_lines_in_no_form(tmp_path):
+    rows = [f"iter {s}: loss {4 - s / 100:.4f}, time 12.0ms, mfu 31.00%" for s in range(30)]
+    put(
+        tmp_path, "train.log", "\n".join(["step 0: train loss 4.0", "step 1: train loss 4.0", *rows, "step 30: loss 9"])
+    )
+    log = one(tmp_path)
+    assert log.kind == "nanogpt" and loss(log)[0] == list(range(30))
+
+
+def test_the_steps_of_an_epoch_are_counted_on_and_those_of_the_run_are_not(tmp_path):
+    def steps(rows: list[tuple[int, int]]) -> list[int]:
+        lines = [f"Epoch [{epoch}/3], Step [{step}/105], Loss: 4.0" for epoch, step in rows]
+        put(tmp_path, "train.log", "\n".join(lines))
+        return loss(one(tmp_path))[0]
+
+    each = [(epoch, step) for epoch in (1, 2, 3) for step in range(10, 106, 10)]
+    assert steps(each) == [105 * (epoch - 1) + step for epoch, step in each]
+    again = [*each[:15], *each[10:]]  # restarted at the beginning of the second epoch
+    assert steps(again) == [105 * (epoch - 1) + step for epoch, step in again]
+    whole = [(1 + (step - 1) // 35, step) for step in range(5, 106, 5)]
+    assert steps(whole) == [step for _, step in whole]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("log.tsv", "step\tloss\n1\t4.5\n2\t4.25\n"),
+        ("log.csv", "\ufeffstep;loss\n1;4.5\n2;4.25\n"),
+        ("log.csv", '"step";"loss"\n1;4,5\n2;4,25\n'),
+        ("history.json", '[{"step": 1, "loss": 4.5},\n {"step": 2, "loss": 4.25}]'),
+        ("metrics.json", '{"step": 1, "loss": 4.5}\n{"step": 2, "loss": 4.25}\n'),
+        ("log.jsonl", '{"step": 1, "loss": "4.5"}\n{"step": 2, "loss": "4.25"}\n'),
+        ("log.jsonl", '{"step": 1, "m": {"train": {"loss": 4.5}}}\n{"step": 2, "m": {"train": {"loss": 4.25}}}\n'),
+    ],
+)  # fmt: skip
+def test_other_tables_are_read(name, text, tmp_path):
+    put(tmp_path, name, text)
+    assert loss(one(tmp_path)) == ([1, 2], [4.5, 4.25])
+
+
+def test_a_file_that_is_no_log_is_named_if_no_log_was_found(tmp_path):
+    put(tmp_path, "out.txt", "hello\nworld\n")
+    put(tmp_path, "log.csv", "name,loss\na,1\n")
+    put(tmp_path, "log.jsonl.gz", b"\x1f\x8b")
+    put(tmp_path, "catalog.json", "{}")
+    put(tmp_path, "settings.json", "[1]")
+    put(tmp_path, "wandb/run-1/logs/debug-internal.log", "hello\n")
+    found = find_logs(Place(tmp_path))
+    assert found.unknown == [
+        "'log.csv' was not read as a log: no column with a step in the first line, 'name,loss'",
+        "'log.jsonl.gz' was not read as a log: it is compressed; unpack it",
+        "'out.txt' was not read as a log: 2 lines in no known form, the first 'hello'",
+    ]
+    with pytest.raises(UsageError, match="2 lines in no known form"):
+        read_logs([tmp_path / "out.txt"])
+    torch.save({"w": torch.ones(2)}, tmp_path / "step-1.pt")
+    assert run(tmp_path).notes == found.unknown[:2]
+    put(tmp_path, "loss.csv", "step,loss\n1,4.5\n2,4.25\n")
+    assert run(tmp_path).notes == []
+
+
 def test_binary_noise_under_a_logs_name_is_a_note(tmp_path):
     noise = np.random.default_rng(1).integers(0, 256, 100_000, np.uint8).tobytes()
     for name in (
@@ -415,7 +526,7 @@ def test_logs_beside_and_above_a_folder_are_found(tmp_path):
 
 
 def test_a_path_that_is_no_log_is_refused(tmp_path):
-    from workbench.errors import NotACheckpointError, UsageError
+    from workbench.errors import NotACheckpointError
 
     with pytest.raises(UsageError, match="no log in a known format"):
         read_logs([put(tmp_path, "notes.txt", "hello\n")])

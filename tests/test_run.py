@@ -314,7 +314,9 @@ def test_the_command_compares_what_the_run_compares(tmp_path, capsys):
     assert [one["step"] for one in found["subjects"]] == [40, 50] and found["run"]["resumes"][0]["step"] == 41
     main(["doctor", str(tmp_path)])
     out = capsys.readouterr().out
-    assert out.startswith("RESUMED        before step 41 from step 40: 5 steps are logged again\nLOG            log.csv ")
+    assert out.startswith(
+        "RESUMED        before step 41 from step 40: 5 steps are logged again\nLOG            log.csv "
+    )
     log(path, [(s, curve[s]) for s in [*range(1, 61), *range(56, 61)]])  # no checkpoint after this resume
     main(["doctor", str(tmp_path)])
     out = " ".join(capsys.readouterr().out.split())

@@ -48,7 +48,7 @@ def run_lines(run: Run) -> list[str]:
 
 
 def event_lines(run: Run) -> list[str]:
-    """Return the highest spike, the resume before it, or else the last one, and the log, for the head of a diagnosis."""
+    """Return the highest spike and the resume before it, or the last resume, and the log: the head of a diagnosis."""
     lines: list[str] = []
     row, spikes, resumes = worst_spike(run), run.spikes, run.resumes.to_dict("records")
     if row is not None:

@@ -4,7 +4,7 @@
 
     run/                              kind            read by
       train.log  slurm-12.out         megatron …      printed   what trainers print, by the line
-      metrics.csv  history.jsonl      csv, jsonl      tables    rows of CSV and JSON
+      metrics.csv  history.jsonl      csv, jsonl      tables    rows of CSV and JSON; history.json is a list of them
       checkpoint-N/trainer_state.json hf_trainer      tables
       mlruns/  mlflow.db  p.db        mlflow …        tables    file store and SQLite
       runs/exp/events.out.tfevents.*  tensorboard     binary    records of protocol buffers
@@ -34,7 +34,14 @@ from workbench.runs.logs.grown import FileReading, GrownLogs, LinesReading, read
 from workbench.runs.logs.lines import is_text
 from workbench.runs.logs.printed import PrintedLogs
 from workbench.runs.logs.record import VALUES, LogFull, MetricLog, StartMark
-from workbench.runs.logs.tables import CsvRows, JsonRows, read_databases, read_mlflow, read_trainer_state
+from workbench.runs.logs.tables import (
+    CsvRows,
+    JsonRows,
+    read_databases,
+    read_json_rows,
+    read_mlflow,
+    read_trainer_state,
+)
 
 __all__ = ["ABOVE", "FoundLogs", "GrownLogs", "MetricLog", "StartMark", "find_logs", "is_log", "read_logs"]
 
@@ -65,6 +72,10 @@ _TEXT = re.compile(r"(?:.*\.(?:log|out|err|txt)|stdout|stderr|nohup|log)(?:\.\d+
 _NOT_TEXT = re.compile(
     r"(?:requirements|readme|license|vocab|merges|latest.*|MARKER|rank\d+|log_rank\d+)\.(?:txt|log)", re.I
 )
+_JSON = re.compile(r"(?:.*[-_.])?(?:logs?|metrics|history|losses)\.json", re.IGNORECASE)
+_PACKED = re.compile(r".*\.(?:jsonl|ndjson|csv|tsv|log|out|txt)\.(?:gz|bz2|xz|zst)", re.IGNORECASE)
+#: W&B's own logs, which are about W&B.
+_OF_WANDB = re.compile(r"debug(?:-\w+)?\.log")
 _VERSION = re.compile(r"version_(\d+)")
 #: Folders that each start creates anew: the Trainer's, torchtitan's, Lightning's.
 _DATED = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_.*|\d{8}[-_]\d{4,6}|version_\d+")
@@ -83,6 +94,7 @@ class FoundLogs:
         starts_only: texts without rows that report that a checkpoint was loaded.
         notes: sentences on files that were not read, and why.
         files: paths or URLs of all examined files, including those that turned out not to be logs.
+        unknown: sentences on files that look like logs and hold no known form; of interest if nothing else was found.
         restarted: checkpoints after which the Hugging Face Trainer was started with other arguments.
     """
 
@@ -91,6 +103,7 @@ class FoundLogs:
     root: str = ""
     notes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
     restarted: list[str] = field(default_factory=list)
 
 
@@ -145,9 +158,9 @@ def _or_above(found: FoundLogs, place: Place, above: int, growing: bool, known: 
             files = list(_above(outer, inner))
         except WorkbenchError:
             break
-        notes = found.notes
+        notes, unknown = found.notes, found.unknown
         found = _read(outer, files, growing, known)
-        found.notes = notes + found.notes
+        found.notes, found.unknown = notes + found.notes, unknown or found.unknown
         at, inner = outer, os.path.basename(outer.root)
     return found
 
@@ -176,9 +189,10 @@ def read_logs(
         out.starts_only += found.starts_only
         out.files += found.files
         out.notes += found.notes
+        out.unknown += found.unknown
         out.root = out.root or place.root
     if not out.logs:
-        tried = "; ".join(out.notes[:2])
+        tried = "; ".join((out.notes + out.unknown)[:2])
         raise UsageError(
             f"no log in a known format in {', '.join(repr(os.fsdecode(path)) for path in paths)}"
             + (f" ({tried})" if tried else "")
@@ -249,7 +263,7 @@ def _file(files: Mapping[str, Any], name: str, at: str, given: bool = False) -> 
         return LogFile("hf_trainer", "trainer_state", _written(files[name].mtime_ns, at), path)
     if name.endswith((".db", ".sqlite", ".sqlite3")):
         return LogFile("database", path, (), path)
-    if name.endswith(".csv"):
+    if name.endswith((".csv", ".tsv")):
         version = _VERSION.fullmatch(os.path.basename(at))
         if name == "metrics.csv" and version:
             return LogFile("lightning_csv", os.path.dirname(at), (int(version[1]),), path)
@@ -257,6 +271,12 @@ def _file(files: Mapping[str, Any], name: str, at: str, given: bool = False) -> 
         return LogFile("deepspeed_csv", at, (path,), path) if monitor else _numbered("csv", path, at, name)
     if name.endswith((".jsonl", ".ndjson")):
         return _numbered("jsonl", path, at, name)
+    if _JSON.fullmatch(name):
+        return LogFile("json", path, (), path)
+    if _PACKED.fullmatch(name):
+        return LogFile("packed", path, (), path)
+    if _OF_WANDB.fullmatch(name) and "wandb" in f"{at}/".split("/"):
+        return None
     if (_TEXT.fullmatch(name) and not _NOT_TEXT.fullmatch(name)) or given:
         return _numbered("text", path, at, name)
     return None
@@ -388,6 +408,7 @@ def _read(place: Place, files: Sequence[LogFile], growing: bool, known: GrownLog
         logs = _files(reader, kind, members) if kind in _READINGS else _group(reader, kind, members)
         for log in logs:
             out.notes += log.notes
+            out.unknown += [f"{log.path!r} was not read as a log: {log.unknown}"] if log.unknown else []
         out.logs += [log for log in logs if log.columns]
         out.starts_only += [log for log in logs if not log.columns and log.starts]
     return out
@@ -403,6 +424,11 @@ def _group(reader: _LogReader, kind: str, members: list[LogFile]) -> list[Metric
                 if place.source(one.path).read_bytes(0, 16) == _SQLITE:
                     return read_databases(place, one.path, VALUES)
                 return []
+            if kind == "json":
+                return read_json_rows(place, one.path)
+            if kind == "packed":
+                log.unknown = "it is compressed; unpack it"
+                continue
             if kind == "hf_trainer":
                 log.files.append(one.path)
                 read_trainer_state(log, place, one.path)
