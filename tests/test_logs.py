@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sqlite3
 import struct
 import tracemalloc
@@ -386,8 +387,9 @@ def test_a_file_that_is_no_log_is_named_if_no_log_was_found(tmp_path):
     put(tmp_path, "catalog.json", "{}")
     put(tmp_path, "settings.json", "[1]")
     put(tmp_path, "wandb/run-1/logs/debug-internal.log", "hello\n")
+    (tmp_path / "wandb/run-1/logs/debug-core.log").symlink_to("/dev/null")  # W&B's own link
     found = find_logs(Place(tmp_path))
-    assert found.unknown == [
+    assert found.notes == [] and found.unknown == [
         "'log.csv' was not read as a log: no column with a step in the first line, 'name,loss'",
         "'log.jsonl.gz' was not read as a log: it is compressed; unpack it",
         "'out.txt' was not read as a log: 2 lines in no known form, the first 'hello'",
@@ -767,9 +769,42 @@ def test_numbered_files_of_rows_are_the_starts_of_one_run_or_other_runs(tmp_path
     put(tmp_path, "a/m-2.jsonl", rows_of(range(41, 81)))
     put(tmp_path, "a/m-10.jsonl", rows_of(range(71, 91)))
     assert [r.first_after for r in join(one(tmp_path / "a")).resumes] == [41, 71]
+    put(tmp_path, "c/metrics.jsonl", rows_of(range(1, 57)))
+    put(tmp_path, "c/metrics-2.jsonl", rows_of(range(51, 91)))
+    assert [r.first_after for r in join(one(tmp_path / "c")).resumes] == [51]
+    put(tmp_path, "d/metrics.csv", "step,loss\n1,2\n2,2\n")
+    put(tmp_path, "d/metrics-2.csv", "step,loss\n1,3\n2,3\n3,3\n")
+    assert len(logs(tmp_path / "d")) == 2
     for seed in (1, 2):
         put(tmp_path, f"b/seed{seed}.jsonl", rows_of(range(1, 41 * seed)))
     assert len(logs(tmp_path / "b")) == 2
+
+
+def offline(steps: range, loss: float) -> bytes:
+    """An offline run of W&B: a record of history for each step."""
+
+    def field(number: int, data: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(data)]) + data
+
+    def item(name: str, value: float) -> bytes:
+        return field(1, field(1, name.encode()) + b"\x82\x01" + bytes([len(str(value))]) + str(value).encode())
+
+    rows = [field(2, item("_step", step) + item("loss", loss)) for step in steps]
+    return b":W&B\xe1\xbe\x00" + b"".join(struct.pack("<IHB", 0, len(row), 1) + row for row in rows)
+
+
+def test_an_offline_run_that_continues_another_one_is_its_restart(tmp_path):
+    def runs(*of: tuple[range, float]) -> list[list[int]]:
+        shutil.rmtree(tmp_path / "wandb", ignore_errors=True)
+        for at, (steps, loss) in enumerate(of):
+            name = "zyx"[at]  # ids have no order
+            put(tmp_path, f"wandb/offline-run-20260101_00000{at}-{name}/run-{name}.wandb", offline(steps, loss))
+        return [[r.first_after for r in join(log).resumes] for log in logs(tmp_path)]
+
+    assert runs((range(1, 57), 4.0), (range(51, 101), 3.0)) == [[51]]
+    assert runs((range(1, 57), 4.0), (range(51, 101), 3.0), (range(91, 120), 2.0)) == [[51, 91]]
+    assert runs((range(1, 57), 4.0), (range(1, 101), 3.0)) == [[], []]  # another seed
+    assert runs((range(1, 57), 4.0), (range(1, 57), 3.0), (range(51, 101), 2.0)) == [[], [], []]  # of which?
 
 
 # ---- files that grow ----------------------------------------------------------------------------------------------

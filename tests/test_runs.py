@@ -201,8 +201,8 @@ def test_a_checkpoint_whose_data_are_links_out_of_it_is_not_complete(tmp_path: P
     (fine / "config.json").symlink_to(outside / "w.safetensors")  # nothing that the checkpoint needs
     found = by_path(tmp_path / "root")
     assert [path for path, item in found.items() if item.complete] == ["step-3"]
-    assert "'w.safetensors' is a symlink out of the checkpoint" in found["weights"].why
-    assert "distcp' is a symlink out of the checkpoint" in found["step-2"].why
+    assert "'w.safetensors' is a symlink out of" in found["weights"].why
+    assert "distcp' is a symlink out of" in found["step-2"].why
     for refused in (weights, step):
         with pytest.raises(UnsafeError, match="link out of the checkpoint"):
             wb.open(refused)

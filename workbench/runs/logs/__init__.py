@@ -11,7 +11,7 @@
       wandb/offline-run-*/run-*.wandb wandb           binary
 
 One :class:`~workbench.runs.logs.record.MetricLog` is one run of one program: files that a restart began (the next event
-file, the next ``version_N``, the next offline run of the same id) are joined in their order. Everything is streamed;
+file, the next ``version_N``, the next offline run) are joined in their order. Everything is streamed;
 nothing is executed; a file that cannot be read is a note, and the others are read.
 """
 
@@ -81,6 +81,7 @@ _VERSION = re.compile(r"version_(\d+)")
 _DATED = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_.*|\d{8}[-_]\d{4,6}|version_\d+")
 _RANKS = re.compile(r"(?:rank|node|worker|proc|gpu|local)[-_]?\d+", re.IGNORECASE)
 _DIGITS = re.compile(r"[0-9]+")
+_SUFFIX = re.compile(r"[-_.]?[0-9]+")
 _SQLITE = b"SQLite format 3\0"
 
 
@@ -284,7 +285,11 @@ def _file(files: Mapping[str, Any], name: str, at: str, given: bool = False) -> 
 
 def _numbered(kind: str, path: str, at: str, name: str) -> LogFile:
     """Group files whose names differ in a number other than a rank; they may be the starts of one run."""
-    group = path if _RANKS.search(name) else f"{at}/{_DIGITS.sub('#', name)}"
+    if kind == "text":
+        alike = _DIGITS.sub("#", name)  # train.log.1 is older than train.log
+    else:
+        alike = _SUFFIX.sub("", name)  # metrics-2.jsonl comes after metrics.jsonl
+    group = path if _RANKS.search(name) else f"{at}/{alike}"
     return LogFile(kind, group, (tuple(int(n) for n in re.findall(r"\d{1,18}", name)), path), path)
 
 
@@ -403,14 +408,35 @@ def _read(place: Place, files: Sequence[LogFile], growing: bool, known: GrownLog
     for one in files:
         groups.setdefault((one.kind, one.group), []).append(one)
     reader = _LogReader(place, growing, known, out.notes)
-    for (kind, _), members in sorted(groups.items()):
+    for members in groups.values():
         members.sort(key=lambda one: one.order)
+    offline: dict[str, list[MetricLog]] = {}
+    for (kind, _), members in sorted(groups.items(), key=lambda one: (one[0][0], one[1][0].order, one[0][1])):
         logs = _files(reader, kind, members) if kind in _READINGS else _group(reader, kind, members)
         for log in logs:
             out.notes += log.notes
             out.unknown += [f"{log.path!r} was not read as a log: {log.unknown}"] if log.unknown else []
+        if kind == "wandb":
+            folder = os.path.dirname(os.path.dirname(members[0].path))
+            logs = _not_joined(offline.setdefault(folder, []), logs, out.notes)
         out.logs += [log for log in logs if log.columns]
         out.starts_only += [log for log in logs if not log.columns and log.starts]
+    return out
+
+
+def _not_joined(earlier: list[MetricLog], logs: Sequence[MetricLog], notes: list[str]) -> list[MetricLog]:
+    """Return the offline runs that do not continue an earlier one of the folder; those that do are appended to it."""
+    out = []
+    for log in logs:
+        before = [one for one in earlier if _goes_on(one, log)]
+        if len(before) != 1:  # of several, it is unknown which
+            out.append(log)
+            earlier.append(log)
+            continue
+        try:
+            before[0].extend(log)
+        except LogFull:
+            notes.append(f"{log.path!r} has more than {log.limit:,} values; the rest was not read")
     return out
 
 
@@ -480,6 +506,13 @@ def _continues(old: MetricLog, log: MetricLog) -> bool:
             for one in (old, log)
         )
         return old_ends != new_ends
+    return _goes_on(old, log)
+
+
+def _goes_on(old: MetricLog, log: MetricLog) -> bool:
+    """Return whether the loss of a log begins within the steps of another one, or right after them: other runs, and the
+    evaluations of the same one, have the same first step.
+    """
     shared = [name for name in log.columns if name in old.columns]
     name = pick_metric("loss", [(name, log.points(name)) for name in shared])
     if name is None:
