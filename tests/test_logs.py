@@ -387,13 +387,17 @@ def test_a_file_that_is_no_log_is_named_if_no_log_was_found(tmp_path):
     put(tmp_path, "catalog.json", "{}")
     put(tmp_path, "settings.json", "[1]")
     put(tmp_path, "wandb/run-1/logs/debug-internal.log", "hello\n")
-    (tmp_path / "wandb/run-1/logs/debug-core.log").symlink_to("/dev/null")  # W&B's own link
+    (tmp_path / "wandb/run-1/logs/debug-core.log").symlink_to(__file__)  # W&B's own link
     found = find_logs(Place(tmp_path))
     assert found.notes == [] and found.unknown == [
         "'log.csv' was not read as a log: no column with a step in the first line, 'name,loss'",
         "'log.jsonl.gz' was not read as a log: it is compressed; unpack it",
         "'out.txt' was not read as a log: 2 lines in no known form, the first 'hello'",
     ]
+    (tmp_path / "far.log").symlink_to(__file__)
+    (note,) = find_logs(Place(tmp_path)).notes
+    assert note == "'far.log' is a symlink out of the folder and was not followed"
+    (tmp_path / "far.log").unlink()
     with pytest.raises(UsageError, match="2 lines in no known form"):
         read_logs([tmp_path / "out.txt"])
     torch.save({"w": torch.ones(2)}, tmp_path / "step-1.pt")
@@ -473,7 +477,7 @@ def test_ranks_without_a_prefix_are_no_resumes(tmp_path):
     )
     joined = join(one(tmp_path))
     assert joined.resumes == [] and joined.loss is not None and len(joined.loss.steps) == 40
-    assert "several ranks" in joined.notes[0]
+    assert "several times in a row, with other values" in joined.notes[0]
 
 
 def test_a_step_that_is_logged_twice_is_one_point(tmp_path):

@@ -281,6 +281,10 @@ def test_without_a_pair_the_message_says_what_to_keep(tmp_path):
     log(tmp_path / "log.csv", spiky(61))
     with pytest.raises(wb.errors.UsageError, match="keep one from before step 61 and one from soon after it"):
         wb.run(tmp_path).diagnose()
+    (tmp_path / "checkpoint-50").mkdir()
+    (tmp_path / "checkpoint-50" / "trainer_state.json").write_text('{"global_step": 50, "log_history": []}')
+    with pytest.raises(wb.errors.UsageError, match="the newest, 'checkpoint-50': there are no weight files"):
+        wb.run(tmp_path).diagnose()
 
 
 # ---- spikes -----------------------------------------------------------------------------------------------------

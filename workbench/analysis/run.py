@@ -788,7 +788,9 @@ class Run(Shown):
         if before is not None and after is not None:
             return f"compare {before.path!r} with {after.path!r}"
         if before is None and after is None:
-            return f"no complete checkpoint exists: keep one from before step {step:,} and one from soon after it"
+            newest = self.found[-1] if self.found else None
+            why = f" (the newest, {newest.path!r}: {newest.why})" if newest is not None and newest.why else ""
+            return f"no complete checkpoint exists{why}: keep one from before step {step:,} and one from soon after it"
         if before is None:
             assert after is not None
             return f"no complete checkpoint from before step {step:,} exists: keep the one that the run resumes from"

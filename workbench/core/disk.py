@@ -154,7 +154,7 @@ class Disk:
             raise UnsafeError(f"path {relative!r} contains a lone surrogate, invalid in a file name; refused") from None
         real = os.path.realpath(os.path.join(self.root, relative))
         if not any(_inside(real, jail) for jail in self._jails):
-            raise UnsafeError(f"{relative!r} is a symlink out of {self.shown!r}; refused")
+            raise UnsafeError(f"{relative!r} is a symlink out of the checkpoint {self.shown!r}; refused")
         return real
 
     @cached_property

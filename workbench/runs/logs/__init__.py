@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.core.place import Place
-from workbench.errors import UsageError, WorkbenchError
+from workbench.errors import UnsafeError, UsageError, WorkbenchError
 from workbench.names.metrics import pick_metric
 from workbench.names.steps import step_of
 from workbench.runs.logs.binary import WANDB_MAGIC, EventsReading, read_wandb
@@ -386,6 +386,9 @@ class _LogReader:
                 self.notes.append(f"{one.path!r} is empty")
             at = f"{self.place.root.rstrip('/')}/{one.path}"
             return read_grown(source, at, one.kind, lambda: make(one.path), self.known, self.growing)
+        except UnsafeError:
+            self.notes.append(f"{one.path!r} is a symlink out of the folder and was not followed")
+            return []
         except WorkbenchError as error:
             self.notes.append(str(error))
             return []
