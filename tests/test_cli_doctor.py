@@ -55,6 +55,9 @@ def test_a_folder_with_two_checkpoints_leads_to_the_cause(call, two) -> None:
     assert "set_optimizer_state_dict" in out  # the remedy of that framework
     assert "20 of 20 of the optimizer's counters went from 60 to 1" in " ".join(out.split())
     assert "20 of 20 masters" in out and "40 of 40 moments" in out  # what was compared
+    assert "step 60 is the earliest checkpoint, with none before it to compare" in " ".join(out.split())
+    assert "Last good" not in out and "since the resume" not in out  # neither is known
+    assert "between the checkpoints: " in out
 
 
 def test_the_echo_needs_no_later_checkpoint(call, dropped) -> None:

@@ -2094,7 +2094,7 @@ def test_what_is_no_longer_stored_is_named(tmp_path, left):
         run.schedule = None
     found = wb.doctor(one, run.save(tmp_path / "b.pt", step=22))
     assert [cause.title for cause in found.causes] == (
-        ["Since the resume, the schedule is no longer stored."] if left else []
+        ["Between the checkpoints, the schedule is no longer stored."] if left else []
     )
     assert found.exit_code == (1 if left else 0) and all(cause.question for cause in found.causes)
 

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sqlite3
 import struct
 import tracemalloc
@@ -19,8 +20,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from workbench.analysis.run import run
 from workbench.core.place import Place
+from workbench.errors import UsageError
 from workbench.names.metrics import meaning, pick_metric
 from workbench.runs.logs import GrownLogs, find_logs, read_logs
 from workbench.runs.logs.grown import LinesReading, read_grown
@@ -289,6 +293,119 @@ def test_a_damaged_file_ends_in_rows_or_notes(kind, seed, tmp_path):
             assert (np.diff(curve.steps) > 0).all()
 
 
+FORMS = (
+    "step {0}/100 | loss {1} | lr 1.0e-03 | 12.3k tok/s",
+    "step {0}: loss {1}",
+    "[step {0}] loss={1}, lr=0.001",
+    "step={0}, loss={1}",
+    "Step {0}/100 - loss: {1} - lr: 0.001",
+    "Epoch [1/2], Step [{0}/100], Loss: {1}",
+    "Epoch: [0][ {0}/5005]  Time 0.5 (0.6)  Loss {1} (4.0)",
+    "iteration {0} loss {1} took 12 ms",
+    "step:{0}/100 train_loss:{1} train_time:12ms",
+    "2026-03-29 01:00:01,123 - trainer - INFO - Step: {0} Train loss: {1}",
+    "[2026-03-29 01:00:01] INFO:root:epoch 0 iter {0}: train loss {1} (lr 0.001)",
+    "I0329 01:00:01.123456 4242 train.py:89] step {0} loss {1}",
+    "{{'step': {0}, 'loss': {1}, 'lr': 0.001}}",
+    '{{"global_step": {0}, "train_loss": {1}}}',
+    "Loss {1} at step {0}, of 100 max steps",
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_lines_in_no_programs_form_are_read(form, tmp_path):
+    lines = ["starting", *(form.format(step, f"{4 - step / 100:.2f}") for step in range(1, 31))]
+    put(tmp_path, "train.log", "\n".join(lines))
+    log = one(tmp_path)
+    assert loss(log) == (list(range(1, 31)), [round(4 - step / 100, 2) for step in range(1, 31)])
+    assert log.kind == "printed" and "step" not in log.columns and not log.notes
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "saved step {0} with loss 4.0",
+        "step {0}: val loss 4.0",
+        "Validation step {0}: loss 4.0",
+        "best loss 4.0 at step {0}",
+        "step {0}: lossless, 4.0 s",
+        "loss after max steps 100: 4.{0}",
+        "epoch {0}: loss 4.0",
+        "Train Epoch: 1 [{0}/60000 (1%)] Loss: 2.3",
+    ],
+)
+def test_lines_about_something_else_are_no_rows_but_are_named(line, tmp_path):
+    put(tmp_path, "train.log", "\n".join(line.format(step) for step in range(1, 31)))
+    found = find_logs(Place(tmp_path))
+    assert not found.logs and "30 lines in no known form, the first " in found.unknown[0]
+
+
+def test_a_programs_rows_come_before_lines_in_no_form(tmp_path):
+    rows = [f"iter {s}: loss {4 - s / 100:.4f}, time 12.0ms, mfu 31.00%" for s in range(30)]
+    put(
+        tmp_path, "train.log", "\n".join(["step 0: train loss 4.0", "step 1: train loss 4.0", *rows, "step 30: loss 9"])
+    )
+    log = one(tmp_path)
+    assert log.kind == "nanogpt" and loss(log)[0] == list(range(30))
+
+
+def test_the_steps_of_an_epoch_are_counted_on_and_those_of_the_run_are_not(tmp_path):
+    def steps(rows: list[tuple[int, int]]) -> list[int]:
+        lines = [f"Epoch [{epoch}/3], Step [{step}/105], Loss: 4.0" for epoch, step in rows]
+        put(tmp_path, "train.log", "\n".join(lines))
+        return loss(one(tmp_path))[0]
+
+    each = [(epoch, step) for epoch in (1, 2, 3) for step in range(10, 106, 10)]
+    assert steps(each) == [105 * (epoch - 1) + step for epoch, step in each]
+    again = [*each[:15], *each[10:]]  # restarted at the beginning of the second epoch
+    assert steps(again) == [105 * (epoch - 1) + step for epoch, step in again]
+    whole = [(1 + (step - 1) // 35, step) for step in range(5, 106, 5)]
+    assert steps(whole) == [step for _, step in whole]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("log.tsv", "step\tloss\n1\t4.5\n2\t4.25\n"),
+        ("log.csv", "\ufeffstep;loss\n1;4.5\n2;4.25\n"),
+        ("log.csv", '"step";"loss"\n1;4,5\n2;4,25\n'),
+        ("history.json", '[{"step": 1, "loss": 4.5},\n {"step": 2, "loss": 4.25}]'),
+        ("metrics.json", '{"step": 1, "loss": 4.5}\n{"step": 2, "loss": 4.25}\n'),
+        ("log.jsonl", '{"step": 1, "loss": "4.5"}\n{"step": 2, "loss": "4.25"}\n'),
+        ("log.jsonl", '{"step": 1, "m": {"train": {"loss": 4.5}}}\n{"step": 2, "m": {"train": {"loss": 4.25}}}\n'),
+    ],
+)  # fmt: skip
+def test_other_tables_are_read(name, text, tmp_path):
+    put(tmp_path, name, text)
+    assert loss(one(tmp_path)) == ([1, 2], [4.5, 4.25])
+
+
+def test_a_file_that_is_no_log_is_named_if_no_log_was_found(tmp_path):
+    put(tmp_path, "out.txt", "hello\nworld\n")
+    put(tmp_path, "log.csv", "name,loss\na,1\n")
+    put(tmp_path, "log.jsonl.gz", b"\x1f\x8b")
+    put(tmp_path, "catalog.json", "{}")
+    put(tmp_path, "settings.json", "[1]")
+    put(tmp_path, "wandb/run-1/logs/debug-internal.log", "hello\n")
+    (tmp_path / "wandb/run-1/logs/debug-core.log").symlink_to(__file__)  # W&B's own link
+    found = find_logs(Place(tmp_path))
+    assert found.notes == [] and found.unknown == [
+        "'log.csv' was not read as a log: no column with a step in the first line, 'name,loss'",
+        "'log.jsonl.gz' was not read as a log: it is compressed; unpack it",
+        "'out.txt' was not read as a log: 2 lines in no known form, the first 'hello'",
+    ]
+    (tmp_path / "far.log").symlink_to(__file__)
+    (note,) = find_logs(Place(tmp_path)).notes
+    assert note == "'far.log' is a symlink out of the folder and was not followed"
+    (tmp_path / "far.log").unlink()
+    with pytest.raises(UsageError, match="2 lines in no known form"):
+        read_logs([tmp_path / "out.txt"])
+    torch.save({"w": torch.ones(2)}, tmp_path / "step-1.pt")
+    assert run(tmp_path).notes == found.unknown[:2]
+    put(tmp_path, "loss.csv", "step,loss\n1,4.5\n2,4.25\n")
+    assert run(tmp_path).notes == []
+
+
 def test_binary_noise_under_a_logs_name_is_a_note(tmp_path):
     noise = np.random.default_rng(1).integers(0, 256, 100_000, np.uint8).tobytes()
     for name in (
@@ -360,7 +477,7 @@ def test_ranks_without_a_prefix_are_no_resumes(tmp_path):
     )
     joined = join(one(tmp_path))
     assert joined.resumes == [] and joined.loss is not None and len(joined.loss.steps) == 40
-    assert "several ranks" in joined.notes[0]
+    assert "several times in a row, with other values" in joined.notes[0]
 
 
 def test_a_step_that_is_logged_twice_is_one_point(tmp_path):
@@ -415,7 +532,7 @@ def test_logs_beside_and_above_a_folder_are_found(tmp_path):
 
 
 def test_a_path_that_is_no_log_is_refused(tmp_path):
-    from workbench.errors import NotACheckpointError, UsageError
+    from workbench.errors import NotACheckpointError
 
     with pytest.raises(UsageError, match="no log in a known format"):
         read_logs([put(tmp_path, "notes.txt", "hello\n")])
@@ -656,9 +773,42 @@ def test_numbered_files_of_rows_are_the_starts_of_one_run_or_other_runs(tmp_path
     put(tmp_path, "a/m-2.jsonl", rows_of(range(41, 81)))
     put(tmp_path, "a/m-10.jsonl", rows_of(range(71, 91)))
     assert [r.first_after for r in join(one(tmp_path / "a")).resumes] == [41, 71]
+    put(tmp_path, "c/metrics.jsonl", rows_of(range(1, 57)))
+    put(tmp_path, "c/metrics-2.jsonl", rows_of(range(51, 91)))
+    assert [r.first_after for r in join(one(tmp_path / "c")).resumes] == [51]
+    put(tmp_path, "d/metrics.csv", "step,loss\n1,2\n2,2\n")
+    put(tmp_path, "d/metrics-2.csv", "step,loss\n1,3\n2,3\n3,3\n")
+    assert len(logs(tmp_path / "d")) == 2
     for seed in (1, 2):
         put(tmp_path, f"b/seed{seed}.jsonl", rows_of(range(1, 41 * seed)))
     assert len(logs(tmp_path / "b")) == 2
+
+
+def offline(steps: range, loss: float) -> bytes:
+    """An offline run of W&B: a record of history for each step."""
+
+    def field(number: int, data: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(data)]) + data
+
+    def item(name: str, value: float) -> bytes:
+        return field(1, field(1, name.encode()) + b"\x82\x01" + bytes([len(str(value))]) + str(value).encode())
+
+    rows = [field(2, item("_step", step) + item("loss", loss)) for step in steps]
+    return b":W&B\xe1\xbe\x00" + b"".join(struct.pack("<IHB", 0, len(row), 1) + row for row in rows)
+
+
+def test_an_offline_run_that_continues_another_one_is_its_restart(tmp_path):
+    def runs(*of: tuple[range, float]) -> list[list[int]]:
+        shutil.rmtree(tmp_path / "wandb", ignore_errors=True)
+        for at, (steps, loss) in enumerate(of):
+            name = "zyx"[at]  # ids have no order
+            put(tmp_path, f"wandb/offline-run-20260101_00000{at}-{name}/run-{name}.wandb", offline(steps, loss))
+        return [[r.first_after for r in join(log).resumes] for log in logs(tmp_path)]
+
+    assert runs((range(1, 57), 4.0), (range(51, 101), 3.0)) == [[51]]
+    assert runs((range(1, 57), 4.0), (range(51, 101), 3.0), (range(91, 120), 2.0)) == [[51, 91]]
+    assert runs((range(1, 57), 4.0), (range(1, 101), 3.0)) == [[], []]  # another seed
+    assert runs((range(1, 57), 4.0), (range(1, 57), 3.0), (range(51, 101), 2.0)) == [[], [], []]  # of which?
 
 
 # ---- files that grow ----------------------------------------------------------------------------------------------

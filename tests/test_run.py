@@ -281,6 +281,10 @@ def test_without_a_pair_the_message_says_what_to_keep(tmp_path):
     log(tmp_path / "log.csv", spiky(61))
     with pytest.raises(wb.errors.UsageError, match="keep one from before step 61 and one from soon after it"):
         wb.run(tmp_path).diagnose()
+    (tmp_path / "checkpoint-50").mkdir()
+    (tmp_path / "checkpoint-50" / "trainer_state.json").write_text('{"global_step": 50, "log_history": []}')
+    with pytest.raises(wb.errors.UsageError, match="the newest, 'checkpoint-50': there are no weight files"):
+        wb.run(tmp_path).diagnose()
 
 
 # ---- spikes -----------------------------------------------------------------------------------------------------
@@ -300,6 +304,31 @@ def test_without_a_spike_each_resume_is_compared_or_named(tmp_path, monkeypatch)
     found = run.diagnose()
     want = "the resume before step 21 was not compared; compare 'step-20.pt' with 'step-30.pt'"
     assert found.notes[-1] == want and [one.step for one in found.subjects] == [40, 50]
+
+
+def test_the_command_compares_what_the_run_compares(tmp_path, capsys):
+    for step in (20, 30, 40, 50):
+        save(tmp_path, step)
+    curve = spiky(1000, 60)
+    path = tmp_path / "log.csv"
+    log(path, [(s, curve[s]) for s in [*range(1, 46), *range(41, 61)]])
+    assert not len(wb.run(tmp_path).spikes)
+    main(["doctor", str(tmp_path), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [one["step"] for one in found["subjects"]] == [40, 50] and found["run"]["resumes"][0]["step"] == 41
+    main(["doctor", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "RESUMED        before step 41 from step 40: 5 steps are logged again\nLOG            log.csv "
+    )
+    log(path, [(s, curve[s]) for s in [*range(1, 61), *range(56, 61)]])  # no checkpoint after this resume
+    main(["doctor", str(tmp_path)])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "the resume before step 56 was not compared: no complete checkpoint from step 56 or later exists" in out
+    assert "step 40 → step 50" in out
+    path.unlink()
+    main(["doctor", str(tmp_path)])
+    assert "log" not in capsys.readouterr().out.partition("RESUME DOCTOR")[0]
 
 
 def test_what_to_do_without_a_log_is_said_for_the_place_where_it_is_shown(tmp_path):

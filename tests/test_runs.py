@@ -386,7 +386,9 @@ def test_an_incomplete_newer_step_is_named(tmp_path: Path) -> None:
     wanted = "opened 'step-4': the newest complete of 2 steps; 'step-6' is incomplete (.metadata is missing)"
     assert reason(tmp_path) == wanted
     (tmp_path / "step-4" / ".metadata").unlink()
-    with pytest.raises(IncompleteError, match=r"none of the 2 steps .* 'step-6': .metadata is missing"):
+    with pytest.raises(
+        IncompleteError, match=r"none of the 2 steps is complete; the newest, 'step-6': .metadata is missing"
+    ):
         wb.open(tmp_path)
 
 

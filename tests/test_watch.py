@@ -214,7 +214,7 @@ def test_logs_that_cannot_be_read_are_noted_once(tmp_path):
     events = follow(tmp_path, [nothing, grow, nothing, grow, nothing])
     assert sorted(event.words for event in events if event.kind == "note") == [
         "'metrics.jsonl' is empty",
-        "'odd.jsonl': 3 lines are not rows with a step",
+        "'odd.jsonl': 3 lines are not rows with a step, the first 'not a row'",
         "'train.log' is binary and was not read",
     ]
     save(tmp_path, 10)  # also where there are steps

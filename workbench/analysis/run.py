@@ -57,6 +57,7 @@ SPIKES = (
 )
 #: Where it is shown, what to do is added: text names an option, a page the folder.
 NO_LOG = "no log was found beside or above the checkpoints"
+UNKNOWN = 2  #: files of no known form that are named, if no log was found
 NEAR = 50  #: steps after a resume within which a jump is mentioned together with it
 USUAL = 0.2  #: share of the saves; what follows more of them than this is not a sign of a restart
 TIMED, LATE, SPREADS = 4, 3600.0, 8  #: saves whose times are compared; seconds and spreads that a wait has to exceed
@@ -256,7 +257,7 @@ class Run(Shown):
     def __init__(self, path: str, found: Sequence[Found], read: FoundLogs) -> None:
         self.root, self.path = path, shown(path)
         self.found = tuple(found)
-        self._starts_only = read.starts_only
+        self._starts_only, self._unknown = read.starts_only, read.unknown
         steps = {one.path: one.step for one in found}
         self._other_arguments = [step for path in read.restarted if (step := steps[path]) is not None]
         self._joined = sorted((join(log) for log in read.logs), key=self._rank)
@@ -278,6 +279,7 @@ class Run(Shown):
                     self.notes.append(f"{words}: it may belong to another run")
         else:
             self._used = []
+            self.notes += self._unknown[:UNKNOWN]
         folders = [one.path for one in grouped(found)[0]]
         if len(folders) > 1:
             words = f"the steps of {len(folders)} folders are shown as one run: {some_of(folders, 3)}"
@@ -555,7 +557,7 @@ class Run(Shown):
         if not steps or self._counted:
             return
         if loss is None:
-            if not self._joined:
+            if not self._joined and not self.log_notes and not self._unknown:
                 self.notes.append(NO_LOG)
             return
         first, last = int(loss[0][0]), int(loss[0][-1])
@@ -786,7 +788,9 @@ class Run(Shown):
         if before is not None and after is not None:
             return f"compare {before.path!r} with {after.path!r}"
         if before is None and after is None:
-            return f"no complete checkpoint exists: keep one from before step {step:,} and one from soon after it"
+            newest = self.found[-1] if self.found else None
+            why = f" (the newest, {newest.path!r}: {newest.why})" if newest is not None and newest.why else ""
+            return f"no complete checkpoint exists{why}: keep one from before step {step:,} and one from soon after it"
         if before is None:
             assert after is not None
             return f"no complete checkpoint from before step {step:,} exists: keep the one that the run resumes from"

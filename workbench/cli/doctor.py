@@ -2,7 +2,7 @@
 
 ::
 
-    workbench doctor RUN                            a run's folder; the steps around a spike of its loss are chosen
+    workbench doctor RUN                            a run's folder; its log says which steps are compared
     workbench doctor BEFORE AFTER --echo ECHO       with an echo: the strongest evidence
 """
 
@@ -75,7 +75,7 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> Run | None:
-    """Return the run that the command is about, if it logged a spike; its checkpoints are then chosen by the spike.
+    """Return the run that the command is about; which of its checkpoints are compared is decided in ``of_run``.
 
     Raises:
         UsageError: ``--logs`` beside two checkpoints, or not a log. OpenError: with ``--logs``, not a run.
@@ -96,14 +96,11 @@ def _run(options: argparse.Namespace) -> Run | None:
     try:
         if options.logs is None and len([one for one in discover(options.before) if one.step is not None]) < 2:
             return None  # one checkpoint: a log beside it is of no use
-        found = run(options.before, options.logs)
+        return run(options.before, options.logs)
     except OpenError:
         if options.logs:
             raise
         return None  # a checkpoint, or a folder without steps: the doctor reports what it is
-    if options.logs:
-        return found
-    return found if len(found.spikes) else None
 
 
 def _events(run: Run) -> dict[str, Any]:

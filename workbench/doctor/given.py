@@ -335,8 +335,10 @@ def _first_bad(
             return 0, "the folder holds two checkpoints"
         return many - 2, f"all {many - 1:,} pairs of neighbouring checkpoints were compared, the last pair in full"
     good, bad = (_name(one) for one in states[worst[0] : worst[0] + 2])
-    until = f"healthy up to {good}" if worst[0] else f"{good} is the earliest checkpoint"
-    return worst[0], f"{until}; {bad} is the first faulty one. Last good checkpoint: {states[worst[0]][0].path!r}"
+    if not worst[0]:
+        return 0, f"{good} is the earliest checkpoint, with none before it to compare; {bad} is the first faulty one"
+    last = states[worst[0]][0].path
+    return worst[0], f"healthy up to {good}; {bad} is the first faulty one. Last good checkpoint: {last!r}"
 
 
 def _name(one: tuple[Found, State]) -> str:

@@ -4,7 +4,7 @@
 
     a step        the last checkpoint before it, the first after it
     nothing       those of the highest spike, or level shift soon after a resume; without, those around each resume, the
-                  last one first; else all neighbours
+                  last one first; else, or if none of them has both, all neighbours
     nothing found, and a resume before the spike has another pair: that pair, too
 
 A log whose learning rate is not the one that the checkpoints store may be of another run; a note says so.
@@ -62,8 +62,12 @@ def _each_resume(run: Run, options: dict[str, Any]) -> Diagnosis:
     """Compare the checkpoints around each resume: the last one, then those before it while they are small."""
     compared: list[tuple[int, CheckpointPair, Diagnosis]] = []
     notes, seen, left = [], set(), EARLIER
-    for step in reversed([int(step) for step in run.resumes["step"]]):
-        pair = run.pair(step)
+    pairs = {step: run.pair(step) for step in reversed([int(step) for step in run.resumes["step"]])}
+    if run.found and not any(pair.before and pair.after for pair in pairs.values()):
+        found = doctor(run.root, **options)
+        unseen = (f"the resume before step {step:,} was not compared: {pair.advice}" for step, pair in pairs.items())
+        return replace(found, notes=(*found.notes, *unseen))
+    for step, pair in pairs.items():
         if pair.before is None and pair.after is None:
             notes.append(f"the resume before step {step:,} was not compared: {pair.advice}")
             continue

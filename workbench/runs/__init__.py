@@ -191,9 +191,8 @@ def pick(place: Place) -> tuple[Found, str] | None:
     complete = [item for item in steps if item.complete]
     if not complete:
         newest = max(steps, key=_step)
-        raise IncompleteError(
-            f"none of the {len(steps)} steps in {place.path!r} is complete; the newest, {newest.path!r}: {newest.why}"
-        )
+        none = "the only step is not" if len(steps) == 1 else f"none of the {len(steps):,} steps is"
+        raise IncompleteError(f"{place.path!r}: {none} complete; the newest, {newest.path!r}: {newest.why}")
     tracked, note = _tracked(place, steps)
     if tracked is not None and tracked.complete:
         return tracked, Ordinary(f"opened {tracked.path!r}: {note}")

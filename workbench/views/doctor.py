@@ -34,7 +34,7 @@ PROOFS, FURTHER, SECTION = 3, 3, 4  #: lines of proof; further causes; lines of 
 #: Where a sign was observed → how a sentence about it begins.
 PLACES = {
     "before → echo": "in the load",
-    "before → after": "since the resume",
+    "before → after": "between the checkpoints",
     "echo → after": "after the load",
     "before": "in the checkpoint",
     "echo": "in the echo",

@@ -48,24 +48,24 @@ def run_lines(run: Run) -> list[str]:
 
 
 def event_lines(run: Run) -> list[str]:
-    """Return the highest spike, the resume before it and the log, for the head of a diagnosis."""
+    """Return the highest spike and the resume before it, or the last resume, and the log: the head of a diagnosis."""
     lines: list[str] = []
-    row, spikes = worst_spike(run), run.spikes
+    row, spikes, resumes = worst_spike(run), run.spikes, run.resumes.to_dict("records")
     if row is not None:
         name = "LEVEL SHIFT" if row["kind"] == "level shift" else "SPIKE"
         more = f"; {len(spikes) - 1:,} more in wb.run(…).spikes" if len(spikes) > 1 else ""
         lines += _headed(name, f"of the loss {spike_sentence(row)}; {safe(row['advice'])}{more}")
-        before = [one for one in run.resumes.to_dict("records") if one["step"] <= row["step"]]
-        for one in before[-1:]:
-            lines += _headed(
-                "RESUMED", f"before step {int(one['step']):,}{_at(' from step', one['from_step'])}: {safe(one['why'])}"
-            )
+        resumes = [one for one in resumes if one["step"] <= row["step"]]
+    for one in resumes[-1:]:
+        lines += _headed(
+            "RESUMED", f"before step {int(one['step']):,}{_at(' from step', one['from_step'])}: {safe(one['why'])}"
+        )
     for row in run.sources.to_dict("records")[:1]:
         points = f"{plural(row['points'], 'point')}, steps {row['first']:,} to {row['last']:,}"
         none = "" if len(spikes) else "; no spike" if "loss" in run.metrics else "; no loss"
         lines += _headed("LOG", f"{safe(row['path'])} ({safe(row['kind'])}): {points}{none}")
-    for note in run.notes[:2]:
-        lines += _headed("NOTE", _advised(note))
+    for note in [note for note in run.notes if note != NO_LOG][:2]:  # the doctor does not need a log
+        lines += _headed("NOTE", safe(note))
     return lines
 
 

@@ -23,7 +23,7 @@ from workbench.doctor.ledger.sign import RULES, Sign
 UNNAMED = 0.3  #: strength of a cause that only a rule names
 CHANGED = ("R09", "P02", "R16", "R17", "P34", "P52")  #: rules whose signs name a change that no pattern explains
 #: Where a sign was observed → how a sentence about it begins.
-PLACES = {"before → echo": "In the load", "before → after": "Since the resume", "echo → after": "After the load"}
+PLACES = {"before → echo": "In the load", "before → after": "Between the checkpoints", "echo → after": "After the load"}
 SILENT = 0.5  #: factor if a rule that should have fired did not
 REST = 0.2  #: share of a sign's names that may remain unexplained
 SIDE = 0.25  #: weight of a sign that may follow from a cause, relative to one that proves it

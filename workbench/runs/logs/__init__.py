@@ -4,14 +4,14 @@
 
     run/                              kind            read by
       train.log  slurm-12.out         megatron …      printed   what trainers print, by the line
-      metrics.csv  history.jsonl      csv, jsonl      tables    rows of CSV and JSON
+      metrics.csv  history.jsonl      csv, jsonl      tables    rows of CSV and JSON; history.json is a list of them
       checkpoint-N/trainer_state.json hf_trainer      tables
       mlruns/  mlflow.db  p.db        mlflow …        tables    file store and SQLite
       runs/exp/events.out.tfevents.*  tensorboard     binary    records of protocol buffers
       wandb/offline-run-*/run-*.wandb wandb           binary
 
 One :class:`~workbench.runs.logs.record.MetricLog` is one run of one program: files that a restart began (the next event
-file, the next ``version_N``, the next offline run of the same id) are joined in their order. Everything is streamed;
+file, the next ``version_N``, the next offline run) are joined in their order. Everything is streamed;
 nothing is executed; a file that cannot be read is a note, and the others are read.
 """
 
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.core.place import Place
-from workbench.errors import UsageError, WorkbenchError
+from workbench.errors import UnsafeError, UsageError, WorkbenchError
 from workbench.names.metrics import pick_metric
 from workbench.names.steps import step_of
 from workbench.runs.logs.binary import WANDB_MAGIC, EventsReading, read_wandb
@@ -34,7 +34,14 @@ from workbench.runs.logs.grown import FileReading, GrownLogs, LinesReading, read
 from workbench.runs.logs.lines import is_text
 from workbench.runs.logs.printed import PrintedLogs
 from workbench.runs.logs.record import VALUES, LogFull, MetricLog, StartMark
-from workbench.runs.logs.tables import CsvRows, JsonRows, read_databases, read_mlflow, read_trainer_state
+from workbench.runs.logs.tables import (
+    CsvRows,
+    JsonRows,
+    read_databases,
+    read_json_rows,
+    read_mlflow,
+    read_trainer_state,
+)
 
 __all__ = ["ABOVE", "FoundLogs", "GrownLogs", "MetricLog", "StartMark", "find_logs", "is_log", "read_logs"]
 
@@ -65,11 +72,16 @@ _TEXT = re.compile(r"(?:.*\.(?:log|out|err|txt)|stdout|stderr|nohup|log)(?:\.\d+
 _NOT_TEXT = re.compile(
     r"(?:requirements|readme|license|vocab|merges|latest.*|MARKER|rank\d+|log_rank\d+)\.(?:txt|log)", re.I
 )
+_JSON = re.compile(r"(?:.*[-_.])?(?:logs?|metrics|history|losses)\.json", re.IGNORECASE)
+_PACKED = re.compile(r".*\.(?:jsonl|ndjson|csv|tsv|log|out|txt)\.(?:gz|bz2|xz|zst)", re.IGNORECASE)
+#: W&B's own logs, which are about W&B.
+_OF_WANDB = re.compile(r"debug(?:-\w+)?\.log")
 _VERSION = re.compile(r"version_(\d+)")
 #: Folders that each start creates anew: the Trainer's, torchtitan's, Lightning's.
 _DATED = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_.*|\d{8}[-_]\d{4,6}|version_\d+")
 _RANKS = re.compile(r"(?:rank|node|worker|proc|gpu|local)[-_]?\d+", re.IGNORECASE)
 _DIGITS = re.compile(r"[0-9]+")
+_SUFFIX = re.compile(r"[-_.]?[0-9]+")
 _SQLITE = b"SQLite format 3\0"
 
 
@@ -83,6 +95,7 @@ class FoundLogs:
         starts_only: texts without rows that report that a checkpoint was loaded.
         notes: sentences on files that were not read, and why.
         files: paths or URLs of all examined files, including those that turned out not to be logs.
+        unknown: sentences on files that look like logs and hold no known form; of interest if nothing else was found.
         restarted: checkpoints after which the Hugging Face Trainer was started with other arguments.
     """
 
@@ -91,6 +104,7 @@ class FoundLogs:
     root: str = ""
     notes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
     restarted: list[str] = field(default_factory=list)
 
 
@@ -145,9 +159,9 @@ def _or_above(found: FoundLogs, place: Place, above: int, growing: bool, known: 
             files = list(_above(outer, inner))
         except WorkbenchError:
             break
-        notes = found.notes
+        notes, unknown = found.notes, found.unknown
         found = _read(outer, files, growing, known)
-        found.notes = notes + found.notes
+        found.notes, found.unknown = notes + found.notes, unknown or found.unknown
         at, inner = outer, os.path.basename(outer.root)
     return found
 
@@ -176,9 +190,10 @@ def read_logs(
         out.starts_only += found.starts_only
         out.files += found.files
         out.notes += found.notes
+        out.unknown += found.unknown
         out.root = out.root or place.root
     if not out.logs:
-        tried = "; ".join(out.notes[:2])
+        tried = "; ".join((out.notes + out.unknown)[:2])
         raise UsageError(
             f"no log in a known format in {', '.join(repr(os.fsdecode(path)) for path in paths)}"
             + (f" ({tried})" if tried else "")
@@ -249,7 +264,7 @@ def _file(files: Mapping[str, Any], name: str, at: str, given: bool = False) -> 
         return LogFile("hf_trainer", "trainer_state", _written(files[name].mtime_ns, at), path)
     if name.endswith((".db", ".sqlite", ".sqlite3")):
         return LogFile("database", path, (), path)
-    if name.endswith(".csv"):
+    if name.endswith((".csv", ".tsv")):
         version = _VERSION.fullmatch(os.path.basename(at))
         if name == "metrics.csv" and version:
             return LogFile("lightning_csv", os.path.dirname(at), (int(version[1]),), path)
@@ -257,6 +272,12 @@ def _file(files: Mapping[str, Any], name: str, at: str, given: bool = False) -> 
         return LogFile("deepspeed_csv", at, (path,), path) if monitor else _numbered("csv", path, at, name)
     if name.endswith((".jsonl", ".ndjson")):
         return _numbered("jsonl", path, at, name)
+    if _JSON.fullmatch(name):
+        return LogFile("json", path, (), path)
+    if _PACKED.fullmatch(name):
+        return LogFile("packed", path, (), path)
+    if _OF_WANDB.fullmatch(name) and "wandb" in f"{at}/".split("/"):
+        return None
     if (_TEXT.fullmatch(name) and not _NOT_TEXT.fullmatch(name)) or given:
         return _numbered("text", path, at, name)
     return None
@@ -264,7 +285,11 @@ def _file(files: Mapping[str, Any], name: str, at: str, given: bool = False) -> 
 
 def _numbered(kind: str, path: str, at: str, name: str) -> LogFile:
     """Group files whose names differ in a number other than a rank; they may be the starts of one run."""
-    group = path if _RANKS.search(name) else f"{at}/{_DIGITS.sub('#', name)}"
+    if kind == "text":
+        alike = _DIGITS.sub("#", name)  # train.log.1 is older than train.log
+    else:
+        alike = _SUFFIX.sub("", name)  # metrics-2.jsonl comes after metrics.jsonl
+    group = path if _RANKS.search(name) else f"{at}/{alike}"
     return LogFile(kind, group, (tuple(int(n) for n in re.findall(r"\d{1,18}", name)), path), path)
 
 
@@ -361,6 +386,9 @@ class _LogReader:
                 self.notes.append(f"{one.path!r} is empty")
             at = f"{self.place.root.rstrip('/')}/{one.path}"
             return read_grown(source, at, one.kind, lambda: make(one.path), self.known, self.growing)
+        except UnsafeError:
+            self.notes.append(f"{one.path!r} is a symlink out of the folder and was not followed")
+            return []
         except WorkbenchError as error:
             self.notes.append(str(error))
             return []
@@ -383,13 +411,35 @@ def _read(place: Place, files: Sequence[LogFile], growing: bool, known: GrownLog
     for one in files:
         groups.setdefault((one.kind, one.group), []).append(one)
     reader = _LogReader(place, growing, known, out.notes)
-    for (kind, _), members in sorted(groups.items()):
+    for members in groups.values():
         members.sort(key=lambda one: one.order)
+    offline: dict[str, list[MetricLog]] = {}
+    for (kind, _), members in sorted(groups.items(), key=lambda one: (one[0][0], one[1][0].order, one[0][1])):
         logs = _files(reader, kind, members) if kind in _READINGS else _group(reader, kind, members)
         for log in logs:
             out.notes += log.notes
+            out.unknown += [f"{log.path!r} was not read as a log: {log.unknown}"] if log.unknown else []
+        if kind == "wandb":
+            folder = os.path.dirname(os.path.dirname(members[0].path))
+            logs = _not_joined(offline.setdefault(folder, []), logs, out.notes)
         out.logs += [log for log in logs if log.columns]
         out.starts_only += [log for log in logs if not log.columns and log.starts]
+    return out
+
+
+def _not_joined(earlier: list[MetricLog], logs: Sequence[MetricLog], notes: list[str]) -> list[MetricLog]:
+    """Return the offline runs that do not continue an earlier one of the folder; those that do are appended to it."""
+    out = []
+    for log in logs:
+        before = [one for one in earlier if _goes_on(one, log)]
+        if len(before) != 1:  # of several, it is unknown which
+            out.append(log)
+            earlier.append(log)
+            continue
+        try:
+            before[0].extend(log)
+        except LogFull:
+            notes.append(f"{log.path!r} has more than {log.limit:,} values; the rest was not read")
     return out
 
 
@@ -403,6 +453,11 @@ def _group(reader: _LogReader, kind: str, members: list[LogFile]) -> list[Metric
                 if place.source(one.path).read_bytes(0, 16) == _SQLITE:
                     return read_databases(place, one.path, VALUES)
                 return []
+            if kind == "json":
+                return read_json_rows(place, one.path)
+            if kind == "packed":
+                log.unknown = "it is compressed; unpack it"
+                continue
             if kind == "hf_trainer":
                 log.files.append(one.path)
                 read_trainer_state(log, place, one.path)
@@ -454,6 +509,13 @@ def _continues(old: MetricLog, log: MetricLog) -> bool:
             for one in (old, log)
         )
         return old_ends != new_ends
+    return _goes_on(old, log)
+
+
+def _goes_on(old: MetricLog, log: MetricLog) -> bool:
+    """Return whether the loss of a log begins within the steps of another one, or right after them: other runs, and the
+    evaluations of the same one, have the same first step.
+    """
     shared = [name for name in log.columns if name in old.columns]
     name = pick_metric("loss", [(name, log.points(name)) for name in shared])
     if name is None:

@@ -273,7 +273,7 @@ def _attempts(steps: Ints, values: Floats, rows: Ints, marks: Sequence[StartMark
     if len(again):
         same = (values[again] == values[again - 1]) | (np.isnan(values[again]) & np.isnan(values[again - 1]))
         if (~same).sum() > max(FEW, REPEATED * len(steps)):
-            note = "many steps are logged several times in a row, as several ranks do; the first of each is used"
+            note = "many steps are logged several times in a row, with other values; the first of each is used"
             same[:] = True
         kept = np.delete(kept, again[same])
     falls = np.flatnonzero(np.diff(steps[kept]) <= 0) + 1

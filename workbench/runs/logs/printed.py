@@ -18,6 +18,7 @@ r"""Logs that trainers print, line by line.
     openrlhf     Train step of epoch 0: … | 61/120 [.., loss=4.3, …]    OpenRLHF/OpenRLHF 3c3be623
     torchtune    Step 61 | loss:4.33 lr:0.0002 …                        pytorch/torchtune bd2a0fc7
     hf_trainer   {'loss': '4.34', …} and the progress bar after it      transformers 5.23
+    printed      step 61/120 | loss 4.33 | …                            `plain`: if no program's line has a loss
 
 One line gives one row, or nothing: text between such lines is ignored. Lines about validation never match. A file that
 several ranks write to gives one log per rank; the caller keeps the lowest that has a loss.
@@ -31,37 +32,22 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
+from workbench.core.words import plural
+from workbench.names.metrics import meaning
 from workbench.names.steps import parse_name
 from workbench.runs.logs.opening import OpeningLines
+from workbench.runs.logs.plain import DIGITS, OF_EPOCH, PrintedRow, number, plain_row
 from workbench.runs.logs.record import PROCESS, LogFull, MetricLog, StartMark, seconds_of
 
 NUM = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
-DIGITS = 18  #: maximum digits of a step; more do not fit 64 bits
-
-
-@dataclass(frozen=True, slots=True)
-class PrintedRow:
-    """A line's step and values."""
-
-    step: int
-    values: dict[str, float]
-    counters: dict[str, float] = field(default_factory=dict)
 
 
 #: A line → its row, or ``None`` if it is not one.
 LineReader = Callable[[str], PrintedRow | None]
-
-
-def number(text: str) -> float | None:
-    """Return ``1,234.5``, ``4.3E+00``, ``nan`` or ``-inf`` as a float; ``None`` for anything else."""
-    try:
-        return float(text.replace(",", "") if "," in text else text)
-    except ValueError:
-        return None
 
 
 def pairs(found: Iterable[tuple[str, str]]) -> dict[str, float]:
@@ -222,7 +208,7 @@ PROGRAMS: tuple[tuple[str, str, LineReader, bool], ...] = (
 )
 #: Every line that is read contains one of these; checked first, because most lines are something else.
 PARTS = (
-    "loss",
+    "oss",
     "step",
     "iteration ",
     "batch=",
@@ -306,8 +292,12 @@ _SAVED = re.compile(
     re.I,
 )
 BAR_TIMER = "the progress bar's time"
+EXAMPLE = 80  #: characters of a line that is shown
 PREFIX = 80  #: characters of a line in which its time is
+NESTED = 2  #: objects in objects whose numbers are read
+FEW = 2  #: rows of a plain log: a single one may be a sentence
 COUNTED = "hf_trainer, by the row"
+PLAIN = "printed"  #: the kind of a log whose lines have no program's form
 BARRED = 0.8  #: share of the Trainer's rows that must be followed by a bar, if the bars show the steps
 _HF_KEYS = ("'loss'", "'eval_loss'")
 
@@ -329,10 +319,15 @@ class PrintedLogs:
         self.spans: dict[tuple[str, int], tuple[int, int]] = {}  # first and last row of each log, in written order
         self.processes: set[int] = set()  # writers that are named by their process, not by their rank
         self.written, self.timer = 0, 0.0
+        self.named = False  # whether a program's line has a loss; the plain lines then are about something else
+        self.seen = 0  # of the marks, those that the plain log has: another program's row may still come
+        self.fed, self.first = 0, ""
         self.saved: list[int] = []  # steps of checkpoints, as lines say
 
     def feed(self, line: str) -> None:
         """Take one line."""
+        self.fed += 1
+        self.first = self.first or line.strip()[:EXAMPLE]
         if self.batch is None and not any(part in line for part in PARTS):
             self.opening.line(line)
             return  # most lines of a large log match no program
@@ -355,12 +350,16 @@ class PrintedLogs:
         if (found := _SAVED.search(line)) is not None:
             self.saved.append(int(found[1]))
             return
+        plain = None if self.named or _AGAIN.search(line) else plain_row(line, about_validation(line))
+        if plain is not None:
+            self._row(PLAIN, who, plain, False, line)
+            return
         self.opening.line(whole)
         self._start(line)
 
     def _row(self, program: str, who: int, row: PrintedRow, zero: bool = False, line: str = "") -> None:
         opening = self.opening.row()
-        if opening and not self.marks:
+        if opening and len(self.marks) == (self.seen if program == PLAIN else 0):
             self.marks.append(StartMark(0, "opening", text=opening))
         self.written += 1
         self.spans[program, who] = (self.spans.get((program, who), (self.written, 0))[0], self.written)
@@ -368,12 +367,18 @@ class PrintedLogs:
         if log is None:
             log = self.logs[program, who] = MetricLog(self.path, program, files=[self.path], limit=self.limit)
             log.zero_based = zero
-        for mark in self.marks:
+            self.named = self.named or (program != PLAIN and any(_is_loss(name) for name in row.values))
+        marks = self.marks[self.seen :] if program == PLAIN else self.marks
+        for mark in marks:
             for other in self.logs.values():
                 other.start(StartMark(other.rows, mark.why, mark.loaded, mark.first, mark.fresh, mark.text))
         timer = row.counters.get(BAR_TIMER, 0.0)
-        again = not self.marks and self.last == (program, who, row.step) and timer >= self.timer
-        self.marks, self.timer = [], timer
+        again = not marks and self.last == (program, who, row.step) and timer >= self.timer
+        self.timer = timer
+        if program == PLAIN:
+            self.seen = len(self.marks)
+        else:
+            self.marks, self.seen = [], 0
         if program == "openrlhf" and again:
             return  # a bar is printed repeatedly; its first print of a step is kept
         self.last = (program, who, row.step)
@@ -449,7 +454,7 @@ class PrintedLogs:
             words = "the training before it had ended ('train_runtime' was logged)"
             self._mark(StartMark(0, "restart line", text=words))
             return True
-        if not any(key in text for key in _HF_KEYS):
+        if not any(key in text for key in _HF_KEYS) or "'step'" in text:
             return False
         self.held = pairs(_DICT.findall(text))
         self._count(self.held, who)
@@ -502,6 +507,10 @@ class PrintedLogs:
                 if barred is None or barred.rows < BARRED * log.rows:
                     self.logs["hf_trainer", who] = log
                 del self.logs[program, who]
+            elif program == PLAIN and (self.named or log.rows < FEW):
+                del self.logs[program, who]
+            elif program == PLAIN:
+                _over_epochs(log)
         self._one_after_another()
         lowest: dict[str, MetricLog] = {}
         for (program, _), log in sorted(self.logs.items()):
@@ -513,6 +522,10 @@ class PrintedLogs:
             console = MetricLog(self.path, "text", files=[self.path])
             console.starts = list(self.marks)
             return [console]
+        if not lowest and self.fed:
+            unknown = MetricLog(self.path, "text", files=[self.path])
+            unknown.unknown = f"{plural(self.fed, 'line')} in no known form, the first {self.first!r}"
+            return [unknown]
         for log in lowest.values():
             announced = bool(log.starts) and log.starts[0].row == 0
             log.saved, log.opened = list(self.saved), announced or self.opening.known
@@ -533,8 +546,8 @@ def numbers_of(document: dict[str, Any], prefix: str = "") -> dict[str, float]:
                 continue
         elif kind is str and len(value) <= 9 and value.lower() in ("nan", "inf", "-inf", "infinity", "-infinity"):
             out[prefix + name] = float(value)
-        elif kind is dict and not prefix:
-            out |= numbers_of(value, f"{name}/")
+        elif kind is dict and prefix.count("/") < NESTED:
+            out |= numbers_of(value, f"{prefix}{name}/")
     return out
 
 
@@ -583,7 +596,29 @@ def _seconds(found: re.Match[str]) -> float:
     return float((hours * 60 + minutes) * 60 + seconds)
 
 
-def _has_loss(log: MetricLog) -> bool:
-    from workbench.names.metrics import meaning
+def _over_epochs(log: MetricLog) -> None:
+    """Count the steps of a log over the whole run, if each row states its epoch and how many steps the epoch has, and
+    the step begins again in an epoch.
+    """
+    epochs, lengths = log.columns.get("epoch"), log.counters.pop(OF_EPOCH, None)
+    if epochs is None or lengths is None or len(epochs.rows) != log.rows or len(lengths.rows) != log.rows:
+        return
+    if not all(epoch.is_integer() for epoch in epochs.values) or len(set(lengths.values)) != 1:
+        return
+    length = int(lengths.values[0])
+    rows = list(zip(epochs.steps, epochs.values, strict=True))
+    again = any(b[1] > a[1] and b[0] <= a[0] for a, b in pairwise(rows))
+    if not again or max(epochs.steps) > length:
+        return
+    least = min(1.0, *epochs.values)
+    before = array("q", (int(epoch - least) * length for epoch in epochs.values))
+    for column in log.columns.values():
+        column.steps = array("q", (step + before[row] for step, row in zip(column.steps, column.rows, strict=True)))
 
-    return any((known := meaning(name)) is not None and known[0] == "loss" for name in log.columns)
+
+def _has_loss(log: MetricLog) -> bool:
+    return any(map(_is_loss, log.columns))
+
+
+def _is_loss(name: str) -> bool:
+    return (known := meaning(name)) is not None and known[0] == "loss"

@@ -77,6 +77,7 @@ class MetricLog:
         zero_based: whether the program numbers the first update 0.
         by_metric: whether each metric has a separate file: rows of different metrics have no common order.
         saved: steps of the checkpoints that the program says it saved.
+        unknown: of a file without rows, what it holds; a note only if the run has no other log.
         opened: whether the program prints lines when it starts: no start can go unnoticed.
     """
 
@@ -93,6 +94,7 @@ class MetricLog:
     by_metric: bool = False
     saved: list[int] = field(default_factory=list)
     opened: bool = False
+    unknown: str = ""
     rows: int = 0
     kept: int = 0
     limit: int = VALUES

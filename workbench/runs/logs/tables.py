@@ -30,7 +30,8 @@ from workbench.core.source import Source
 from workbench.errors import CorruptError, UsageError
 from workbench.names.metrics import STEP_NAMES, counter, normalised
 from workbench.runs.logs.lines import end_of_lines, stripped_lines
-from workbench.runs.logs.printed import number, numbers_of
+from workbench.runs.logs.plain import number
+from workbench.runs.logs.printed import EXAMPLE, numbers_of
 from workbench.runs.logs.record import VALUES, LogFull, MetricLog, StartMark, seconds_of
 
 STATE = 256 << 20  #: bytes of the largest trainer_state.json that is decoded
@@ -110,15 +111,21 @@ class JsonRows:
         self.log = MetricLog(path, "jsonl", files=[path], limit=limit)
         self._chosen: str | None = None
         self._roles: dict[str, str] = {}
-        self._unread = 0
+        self._unread, self._first = 0, ""
 
     def feed(self, line: str) -> None:
         """Take one line. Raises LogFull: there are more values than are kept."""
+        self._first = self._first or line.strip()[:EXAMPLE]
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             self._unread += 1
             return
+        for one in row if isinstance(row, list) else [row]:
+            self.row(one)
+
+    def row(self, row: Any) -> None:
+        """Take one decoded row. Raises LogFull: there are more values than are kept."""
         if not isinstance(row, dict):
             return
         if self._chosen is None or self._chosen not in row:
@@ -139,10 +146,13 @@ class JsonRows:
             elif role != "none":
                 values[name] = value
         for name, value in data.items():
-            if type(value) is str and (self._roles.get(name) or self._role(name)) in ("counter", "timer"):
-                seconds = duration(value)
-                if seconds is not None:
-                    counters[name] = seconds
+            if type(value) is not str or name in values:
+                continue
+            role = self._roles.get(name) or self._role(name)
+            if role in ("counter", "timer") and (seconds := duration(value)) is not None:
+                counters[name] = seconds
+            elif role == "metric" and (plain := number(value)) is not None:
+                values[name] = plain
         self.log.add(step, values, _time(row), counters)
 
     def _role(self, name: str) -> str:
@@ -159,7 +169,10 @@ class JsonRows:
     def done(self) -> list[MetricLog]:
         """Return the log."""
         if self._unread:
-            self.log.notes.append(f"{self.log.path!r}: {self._unread:,} lines are not rows with a step")
+            are = "line is not a row" if self._unread == 1 else "lines are not rows"
+            self.log.notes.append(f"{self.log.path!r}: {self._unread:,} {are} with a step")
+            if not self.log.rows and self._first:
+                self.log.notes[-1] += f", the first {self._first!r}"
         return [self.log]
 
 
@@ -206,12 +219,17 @@ class CsvRows:
         self._times: list[tuple[int, str]] = []
         self._at: int | None = None
         self._open = ""  # a quoted field that continues in the next line
-        self._other = False  # its first line names no step: it is not a log
+        self._other = ""  # its first line, if that names no step: it is not a log
+        self._between = ","
 
     def feed(self, line: str) -> None:
         """Take one line. Raises LogFull: there are more values than are kept."""
         if self._other:
             return
+        if self._at is None:
+            line = line.lstrip("\ufeff")
+            plain = line.replace('"', "")
+            self._between = next((one for one in ";\t" if one in plain and step_name(plain.split(one))), ",")
         cells = self._cells(line)
         if not cells or len(cells) > CELLS:
             return
@@ -226,6 +244,8 @@ class CsvRows:
         counters: dict[str, float] = {}
         for n, name, role in self._columns:
             text = cells[n] if n < len(cells) else ""
+            if self._between == ";":  # where the decimal point is a comma
+                text = text.replace(",", ".")
             value = number(text) if text else None
             if value is not None:
                 (counters if role == "counter" else values)[name] = value
@@ -237,7 +257,7 @@ class CsvRows:
     def _header(self, cells: list[str]) -> None:
         name = step_name(cells)
         if name is None:
-            self._other = True
+            self._other = ",".join(cells)[:EXAMPLE]
             return
         if self._at is not None:
             self.log.start(StartMark(self.log.rows, "restart line", text="the header is repeated"))
@@ -252,12 +272,12 @@ class CsvRows:
         line = (self._open + line).replace("\0", "")
         self._open = ""
         if '"' not in line:
-            return line.split(",")
+            return line.split(self._between)
         if line.count('"') % 2 and len(line) <= FIELD:
             self._open = line
             return []
         try:
-            return next(csv.reader([line]))
+            return next(csv.reader([line], delimiter=self._between))
         except (csv.Error, StopIteration):  # a field of more than 128 KiB
             return []
 
@@ -268,6 +288,8 @@ class CsvRows:
 
     def done(self) -> list[MetricLog]:
         """Return the log."""
+        if self._other:
+            self.log.unknown = f"no column with a step in the first line, {self._other!r}"
         return [self.log]
 
 
@@ -288,6 +310,24 @@ def read_mlflow(log: MetricLog, source: Source, path: str, name: str, growing: b
         stamp = number(parts[0])
         if value is not None and step is not None:
             log.add(step, {name: value}, None if stamp is None else stamp / 1000)
+
+
+def read_json_rows(place: Place, path: str) -> list[MetricLog]:
+    """Return the log of a JSON document that is a list of rows, or of a file of JSON lines; none for any other one.
+
+    Raises:
+        OpenError: it cannot be read. LogFull: there are more values than are kept.
+    """
+    rows = JsonRows(path)
+    try:
+        document = place.read_json(path) if place.stat(path).size <= STATE else None
+    except CorruptError:
+        for line in stripped_lines(place.source(path)):
+            rows.feed(line)
+        return rows.done() if rows.log.rows else []
+    for row in document if isinstance(document, list) else []:
+        rows.row(row)
+    return rows.done() if rows.log.rows else []
 
 
 # ---- SQLite -------------------------------------------------------------------------------------------------------
