@@ -3077,3 +3077,69 @@ def test_a_large_second_moment_is_not_a_gradient_that_grew(tmp_path, what):
     assert severities(found, "P30") == ["warn"]
     assert ("B10" in {one.cause for one in found.causes}) == (what == "gradient")
     assert (found.causes[0].cause == "G3") == (what == "moment")
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_several_updates_for_each_step_of_the_trainer(tmp_path, twice):
+    """Before and after, as with inner steps; a load after which each is counted twice is not that."""
+    run = Run().train(30)
+    one = run.save(tmp_path / "a.pt", step=30 if twice else 10)
+    two = run.train(30 if twice else 6).save(tmp_path / "b.pt", step=40 if twice else 12)
+    assert bool(grave(wb.doctor(one, two))) == twice
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-3])
+@pytest.mark.parametrize("updates", [1, 6])
+def test_weights_of_a_group_whose_rate_is_zero_stand_still(tmp_path, rate, updates):
+    run = Run()
+    still = [run.model[0].bias]
+    rest = [weight for weight in run.model.parameters() if weight is not still[0]]
+    groups = [{"params": still, "lr": rate}, {"params": rest}]
+    run.optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), weight_decay=0)
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda step: 1 - step / 100)
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    held = still[0].detach().clone()
+    run.train(updates)
+    still[0].data.copy_(held)
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=20 + updates))
+    assert severities(found, "P36") == ([] if rate == 0 else ["error"])
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_numbers_that_name_other_parameters_are_not_new_ones(tmp_path, new):
+    """Order of the groups changed, so that numbers say nothing: counters of 1 belong to state that began anew."""
+    run = Run()
+    run.model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16))
+    first, *rest = run.model.parameters()
+    run.optimizer = torch.optim.AdamW(rest if new else [first, *rest], lr=1e-3)
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    state = {weight: run.optimizer.state[weight] for weight in rest}
+    run.optimizer = torch.optim.AdamW([{"params": rest}, {"params": [first]}], lr=1e-3)
+    run.optimizer.state.update(state)
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))
+    assert ("had no state before" in str([sign.message for sign in found])) == new
+    assert any(cause.severity != "info" for cause in found.causes) != new
+
+
+@pytest.mark.parametrize("kept", ["before", "anew"])
+def test_copies_of_the_weights_that_each_update_makes(tmp_path, kept):
+    """SAM keeps the weights from before its update; state that was made from the weights by the load is no such."""
+    run = Run().train(20)
+
+    def saved(name: str, step: int, copies: list[torch.Tensor]) -> Path:
+        held = run.optimizer.state_dict()
+        state = {n: one | {"z": copy} for (n, one), copy in zip(held["state"].items(), copies, strict=True)}
+        torch.save(
+            {"model": run.model.state_dict(), "optimizer": held | {"state": state}, "step": step}, tmp_path / name
+        )
+        return tmp_path / name
+
+    def weights() -> list[torch.Tensor]:
+        return [weight.detach().clone() for weight in run.model.parameters()]
+
+    old = [weight + 0.1 * torch.randn_like(weight) for weight in weights()]
+    one, now = saved("a.pt", 20, old), weights()
+    run.train(1)
+    moved = [copy - 2e-3 * torch.randn_like(copy).sign() for copy in now]
+    two = saved("b.pt", 21, now if kept == "before" else moved)
+    assert ("B1" in {cause.cause for cause in wb.doctor(one, two).causes}) == (kept == "anew")

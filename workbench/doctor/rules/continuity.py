@@ -333,7 +333,7 @@ def _of_codes(forms: Mapping[Key, str]) -> dict[Key, str]:
 def _from_weights(pair: Pair, fqn: str, a: Array, b: Array) -> bool:
     """Return whether an update led to a state from the old weights, and not from its old value ``a``.
 
-    A state that the weights equal after the update is not one: the trainer copies one of them into the other.
+    A state that equals the weights before or after the update is not one: the optimizer or the trainer copies them.
     """
     mine, theirs = (side.params[fqn] for side in (pair.a, pair.b))
     role = "master" if "master" in mine and "master" in theirs else "param"
@@ -343,7 +343,7 @@ def _from_weights(pair: Pair, fqn: str, a: Array, b: Array) -> bool:
         old, new = _sample(pair.a.tensor(mine[role])), _sample(pair.b.tensor(theirs[role]))
     except WorkbenchError:
         return False
-    if not len(old) == len(new) == len(b) or np.array_equal(new, b):
+    if not len(old) == len(new) == len(b) or np.array_equal(new, b) or np.array_equal(old, b):
         return False
     return bool(np.linalg.norm(b - old) < NEARER * np.linalg.norm(b - a))
 

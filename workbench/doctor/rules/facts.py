@@ -146,7 +146,7 @@ def _unfrozen(sign: Sign, evidence: Evidence, which: str) -> Sign:
     held, now = evidence.before.facts.steps.by_name, evidence.state(which).facts.steps.by_name
     new = now.keys() - evidence.before.params.keys()
     added = len(new) - len(held.keys() - now.keys())  # state that has numbers in one file and names in the other
-    if new and all(map(is_numbered, new)) and added <= 0:
+    if which == "after" and new and all(map(is_numbered, new)) and added <= 0:
         return sign
     if new and now.keys() - new <= held.keys() and len({now[name] - held[name] for name in now.keys() - new}) == 1:
         later = {fqn for fqn, roles in evidence.state(which).params.items() if "param" in roles}
