@@ -248,6 +248,32 @@ class SeekNet(nn.Module):
         return F.cross_entropy(self.lm_head(self.model["norm"](x)).flatten(0, 1), tokens[:, 1:].flatten())
 
 
+class Bundle(nn.Module):
+    """Experts in two square-sided tensors, one after the other, each read as ``out × in``; a token visits one."""
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, count, bias=False)
+        self.experts_w1 = nn.Parameter(torch.randn(count, width, width) / math.sqrt(width))
+        self.experts_w2 = nn.Parameter(torch.randn(count, width, width) / math.sqrt(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        score = self.router(x).softmax(-1)
+        picked = score * torch.zeros_like(score).scatter(-1, score.argmax(-1, keepdim=True), 1.0)
+        inner = F.gelu(torch.einsum("bli,eoi->eblo", x, self.experts_w1))
+        return torch.einsum("ebli,eoi,ble->blo", inner, self.experts_w2, picked)
+
+
+class Bundled(Talk):
+    """The language model whose MLPs are bundles of experts."""
+
+    def make(self) -> nn.Module:
+        found = super().make()
+        for layer in found.layers:
+            layer.mlp["dense_h_to_4h"], layer.mlp["dense_4h_to_h"] = nn.Identity(), Bundle(self.deep, 4)
+        return found
+
+
 class Seek(Talk):
     experts = 4
 
