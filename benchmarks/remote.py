@@ -24,10 +24,12 @@ from typing import Any
 
 from harness import ROOT, machine, run
 from synthetic import write_llama
+from synthetic_trained import write_trained
 
 GB = 2_000_000_000
 LATENCY, BANDWIDTH = 0.03, 100e6
 TOTAL = 800e6  #: bytes per second of a network card
+PAIR = 300_000_000  #: bytes of each of two saves that are compared
 ROUNDS = 3
 SERVE = """
 import json, sys
@@ -95,6 +97,7 @@ def main(scratch: Path) -> None:
     if not (llama / "dcp" / ".metadata").exists():
         write_llama(llama, GB)
     one_row(llama)
+    questions(scratch)
     print("### Read a DCP checkpoint of 2 GB from 4 ranks\n")
     whole(llama)
     print(f"### The same where all connections together have {TOTAL / 1e6:,.0f} MB/s\n")
@@ -170,6 +173,29 @@ with timed():
             print(
                 f"| {name} | {found['requests']} | {found['rounds']} | {found['sent'] / 1e6:,.1f} | "
                 f"{found['wall']:.2f} | {found['cpu']:.2f} |"
+            )
+    print()
+
+
+def questions(scratch: Path) -> None:
+    """Calls that read a checkpoint in many small pieces, or more than once."""
+    sides = write_trained(scratch / "pair", PAIR)
+    size = sum(file.stat().st_size for file in sides["before"].iterdir()) / 1e6
+    print(f"### Ask about two saves of one training, {size:,.0f} MB each in 4 files\n")
+    print("| | requests | round trips | MB received | wall s | on the disk, s |\n|---|---:|---:|---:|---:|---:|")
+    with serving(scratch / "pair") as server:
+        for name, code in {
+            "verify(deep=True)": "wb.verify({0}, deep=True)",
+            "diff": "wb.diff({0}, {1})",
+            "doctor": "wb.doctor({0}, {1})",
+        }.items():
+            calls = [
+                code.format(*(f"'{at}/{side}'" for side in ("before", "next"))) for at in (server.url, scratch / "pair")
+            ]
+            far, near = (one(server, f"import workbench as wb\nwith timed():\n    {call}") for call in calls)
+            print(
+                f"| `{name}` | {far['requests']:.0f} | {far['rounds']:.0f} | {far['sent'] / 1e6:,.0f} | "
+                f"{far['wall']:.2f} | {near['wall']:.2f} |"
             )
     print()
 

@@ -591,7 +591,7 @@ class Adapted(torch.nn.Module):
 
 
 def adapters(folder: Path, spoil: Callable[[Any], None] | None, k: int) -> Any:
-    """The diagnosis of a pair whose optimizer knows adapters by name, as FSDP's state dict does."""
+    """The diagnosis of a pair, or of an echo, whose optimizer knows adapters by name, as FSDP's state dict does."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(Adapted("default"), torch.nn.GELU(), Adapted("default"))
     trained = {name: one for name, one in net.named_parameters() if one.requires_grad}
@@ -613,6 +613,8 @@ def adapters(folder: Path, spoil: Callable[[Any], None] | None, k: int) -> Any:
     if spoil is not None:
         with torch.no_grad():
             spoil(net)
+    if not k:
+        return wb.doctor(before.rename(folder / "before.pt"), echo=train(FIRST, FIRST))
     return wb.doctor(before, train(FIRST, FIRST + k))
 
 
@@ -628,3 +630,20 @@ def test_adapters_that_were_not_loaded_are_named_alone(tmp_path: Path, k: int) -
     report = adapters(tmp_path, lambda net: net[0].lora_B["default"].weight.zero_(), k)
     assert report.causes[0].cause == "F5"
     assert "0.lora_B.weight" in str(report) and "2.lora_B.weight" not in str(report)
+
+
+def other_base(net: Any) -> None:
+    net[0].base_layer.weight += 0.01 * torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(3))
+
+
+def merged_base(net: Any) -> None:
+    one = net[0]
+    one.base_layer.weight += 2 * one.lora_B["default"].weight @ one.lora_A["default"].weight
+
+
+@pytest.mark.parametrize("k", [0, 1, 7])
+@pytest.mark.parametrize(("spoil", "cause"), [(other_base, "F6"), (merged_base, "F5")])
+def test_only_a_change_of_the_rank_of_its_adapter_is_a_merge(tmp_path: Path, spoil: Any, cause: str, k: int) -> None:
+    report = adapters(tmp_path, spoil, k)
+    assert report.causes[0].cause == cause, report
+    assert not report.causes[1:], report

@@ -467,6 +467,9 @@ def scaler(tracker: int, scale: float = 2.0**16, interval: int = 2000) -> dict[s
         (scaler(100), scaler(5), "D8"),  # neither skipped nor grown: the scale is the same
         (scaler(100), scaler(5, scale=2.0**15), None),  # one was skipped first, and the trainer does not count it
         (scaler(7, interval=10), scaler(2, scale=2.0**17, interval=10), None),
+        (scaler(7, interval=10), scaler(5, scale=2.0**14, interval=10), "D8"),  # as if it were 2^14 at the load
+        (scaler(1, interval=2), scaler(1, scale=2.0**14, interval=2), "D8"),  # 2^12, and doubled twice
+        (scaler(7, interval=10), scaler(3, scale=2.0**14, interval=10), None),  # skipped in between
         ({"consumed_samples": 40}, {"consumed_samples": 60}, None),
         ({"consumed_samples": 40}, {"consumed_samples": 64}, None),  # one update's data is counted elsewhere
         ({"consumed_samples": 40}, {"consumed_samples": 50}, "C6"),  # half of the ranks went on
@@ -1415,6 +1418,23 @@ def test_a_part_of_the_optimizers_state_that_began_anew(tmp_path, anew):
     assert not any("lr itself" in words for cause in found.causes for words in cause.damage)
 
 
+@pytest.mark.parametrize("anew", [True, False])
+def test_a_part_of_the_optimizers_state_that_began_anew_shows_after_one_update(tmp_path, anew):
+    """Its own update is small beside the distance of the weights from it."""
+    run = Run().train(20)
+    for weight, state in run.optimizer.state.items():
+        state["z"] = weight.detach() + 0.05 * torch.randn_like(weight)
+    one = run.save(tmp_path / "a.pt", step=20)
+    for weight, state in run.optimizer.state.items() if anew else ():
+        state["z"] = weight.detach().clone()
+    run.train(1)
+    for state in run.optimizer.state.values():
+        state["z"] -= 1e-3 * torch.randn_like(state["z"])
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=21))
+    assert [cause.cause for cause in found.causes] == (["B1"] if anew else [])
+    assert all("the moments were kept" in cause.title for cause in found.causes)
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_number_in_an_average_shows_in_no_loss(tmp_path, damaged):
     run = Run().train(20)
@@ -1667,6 +1687,81 @@ def test_an_average_that_began_anew_may_be_as_large_after_some_updates(tmp_path,
 
 
 # ---- another model, optimizer or schedule, on purpose ----------------------------------------------------------------
+
+
+class Mastered(Run):
+    """Weights in bfloat16 beside their float32 masters, which the optimizer holds."""
+
+    def held(self) -> dict[str, Any]:
+        state = deepcopy(self.optimizer.state_dict())
+        for one, master in zip(state["state"].values(), self.model.parameters(), strict=True):
+            one["master_param"] = master.detach().clone()
+        weights = {name: weight.detach().bfloat16() for name, weight in self.model.named_parameters()}
+        return {"model": weights, "optimizer": state}
+
+    def stored(self, path: Path, step: int, held: dict[str, Any]) -> Path:
+        torch.save({**held, "step": step}, path)
+        return path
+
+
+@pytest.mark.parametrize(("stale", "updates"), [("weights", 1), ("weights", 9), ("masters", 1)])
+def test_masters_that_no_update_reached_show_which_side_is_stale(tmp_path, stale, updates):
+    """A frozen weight and its master differ. Masters that are equal to those before are right."""
+    run = Mastered()
+    old = run.train(8).held()
+    one = run.train(6).stored(tmp_path / "a.pt", 14, run.held())
+    run.freeze(True)
+    later = run.train(updates).held()
+    if stale == "weights":
+        later["model"]["0.weight"] = old["model"]["0.weight"]
+    else:
+        later["optimizer"]["state"][0]["master_param"] = old["optimizer"]["state"][0]["master_param"]
+    found = wb.doctor(one, run.stored(tmp_path / "b.pt", 14 + updates, later))
+    first = found.causes[0]
+    assert first.severity == "error" and (first.cause == "D3") == (stale == "weights")
+    assert any("copy the masters into the weights" in one.remedy for one in found.causes) == (stale == "weights")
+    assert ("every loss is wrong" in str(first.damage)) == (stale == "weights")
+
+
+def test_weights_and_masters_that_never_matched_are_not_made_from_each_other(tmp_path):
+    """They differ before the resume, too: nothing shows which of them is right."""
+    run = Mastered()
+    old = run.train(8).held()
+    held = run.train(6).held()
+    held["optimizer"]["state"][2]["master_param"] = old["optimizer"]["state"][2]["master_param"]
+    first = wb.doctor(run.stored(tmp_path / "a.pt", 14, held)).causes[0]
+    assert first.cause == "D2" and first.remedy.startswith("load both from one save")
+
+
+@pytest.mark.parametrize(("steps", "rounded", "told"), [("Adam", True, "D1"), ("Adam", False, ""), ("LAMB", False, "")])
+def test_one_update_tells_adam_from_what_looks_like_it(tmp_path, steps, rounded, told):
+    """The fields of the param groups do not; nor does it matter that the learning rate was lowered in the load."""
+    run = Mastered()
+    run.train(20)
+    began = [weight.detach().clone() for weight in run.model.parameters()]
+    before = run.held()
+    if rounded:
+        with torch.no_grad():
+            for weight in run.model.parameters():
+                weight.copy_(weight.bfloat16().float())
+    run.optimizer.param_groups[0]["lr"] /= 2
+    run.train(1)
+    if steps == "LAMB":  # each parameter has a rate of its own
+        with torch.no_grad():
+            for at, (weight, old) in enumerate(zip(run.model.parameters(), began, strict=True)):
+                weight.copy_(old + (1.2 + 0.1 * at) * (weight - old))
+    after = run.held()
+    for one in (before, after):
+        (group,) = one["optimizer"]["param_groups"]
+        for name in group.keys() - {"lr", "betas", "eps", "weight_decay", "params"}:
+            del group[name]
+    found = wb.doctor(run.stored(tmp_path / "a.pt", 20, before), run.stored(tmp_path / "b.pt", 21, after))
+    masters = [row for row in found.ledger if (row.leg, row.quantity) == ("train", "master")]
+    assert {str(row.status) for row in masters} == {
+        "beyond" if told else "within" if steps == "Adam" else "not compared"
+    }
+    assert {row.form for row in masters} == {"rounded" if told else ""}
+    assert [one.cause for one in found.causes if one.severity == "error"] == [told] * bool(told)
 
 
 class Deep(Run):
@@ -2271,6 +2366,81 @@ def test_a_new_stage_that_has_come_farther_than_the_old_one(tmp_path, seed):
     assert (told == {"C7": "warn", "B1": "warn"}) == (seed == 902) and ("error" in told.values()) == (seed == 311)
 
 
+@pytest.mark.parametrize("anew", [True, False])
+def test_counts_that_may_have_begun_anew_are_settled_by_the_moments(tmp_path, anew):
+    """Optimizer and schedule rose from 11 to 20, and the step by 20: 9 updates and a wrong step, or 20 updates."""
+    run = Run()
+
+    def fresh() -> None:
+        run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=2e-3)
+        run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: 1.0)
+
+    fresh()
+    one = run.train(11).save(tmp_path / "a.pt", step=11)
+    if anew:
+        fresh()
+    found = wb.doctor(one, run.train(20 if anew else 9).save(tmp_path / "b.pt", step=31))
+    assert [cause.cause for cause in found.causes] == ["B1" if anew else "C9"]
+    assert not [one for one in found if one.rule == "P05"]
+    assert {k for one in found if one.rule == "P03" for k in one.evidence["k"]} == ({20} if anew else set())
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_counters_that_fell_back_together_and_moments_that_do_not_continue_are_of_another_save(tmp_path, stale):
+    """A layer is 6 counts behind: it was read from an older save, or left out of 6 updates."""
+    run = Run()
+    run.train(3)
+    old = deepcopy(run.optimizer.state_dict()["state"])
+    large = [weight.register_hook(lambda grad: 2 * grad) for weight in run.model[2].parameters()]
+    one = run.train(6).save(tmp_path / "a.pt", step=9)
+    for hook in large:
+        hook.remove()
+    if stale:
+        state = run.optimizer.state_dict()
+        state["state"] |= {at: old[at] for at in (2, 3)}
+        run.optimizer.load_state_dict(state)
+    else:
+        run.model[2].requires_grad_(False)
+        run.train(6)
+        run.model[2].requires_grad_(True)
+    found = wb.doctor(one, run.train(20 if stale else 14).save(tmp_path / "b.pt", step=29))
+    assert [cause.cause for cause in found.causes] == (["G6"] if stale else [])
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_state_of_an_early_save_is_not_that_of_a_fresh_optimizer(tmp_path, old):
+    """Counters are at 3, or at 1, after one update; that update shows whether it began at zero."""
+    run = Run()
+    early = deepcopy(run.train(2).optimizer.state_dict())
+    one = run.train(6).save(tmp_path / "a.pt", step=8)
+    run.fresh()
+    if old:
+        run.optimizer.load_state_dict(early)
+    first = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=9)).causes[0]
+    assert first.cause in (("G6", "B6") if old else ("B1",))
+
+
+@pytest.mark.parametrize("became", ["zeros", "others", "kept"])
+def test_second_moments_that_fell_nearly_everywhere_were_lost(tmp_path, became):
+    """Their profile does not show it in small tensors; those of other elements would be larger as often."""
+    run = Run()
+    run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=1e-3, betas=(0.9, 0.999))
+    one = run.train(31).save(tmp_path / "a.pt", step=31)
+    for state in run.optimizer.state.values():
+        for name in ("exp_avg", "exp_avg_sq"):
+            if became == "zeros":
+                state[name].zero_()
+            elif became == "others":
+                state[name].view(-1).copy_(state[name].view(-1)[torch.randperm(state[name].numel())])
+    if became != "kept":  # other gradients than before
+        for weight in run.model.parameters():
+            factors = 0.7 * (0.4 * torch.randn_like(weight)).exp()
+            weight.register_hook(lambda grad, by=factors: grad * by)
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=51))
+    told = {one.cause for one in found.causes if one.severity == "error"}
+    assert ("B3" in told) == (became == "zeros") and bool(told) == (became != "kept")
+
+
 @pytest.mark.parametrize("passed", [True, False])
 def test_weights_that_sgd_passed_over_stand_with_their_momentum(tmp_path, passed):
     run = Run()
@@ -2810,3 +2980,100 @@ def test_one_number_does_not_show_a_learning_rate(tmp_path, shape):
         weights["scale"] += 2 * (weights["scale"] - old)  # three times the update
     fired = {sign.rule for cause in wb.doctor(one, save("b.pt", 11)).causes for sign in cause.signs}
     assert ("P13" in fired) == bool(shape), fired
+
+
+@pytest.mark.parametrize(("counts", "fired"), [((480.0001, 160.0001), True), ((480.43, 160.17), False)])
+def test_a_count_of_samples_that_begins_above_zero_does_not_fall(tmp_path, counts, fired):
+    """With a larger batch, it is more than what it would be at the old one; one that decays may fall."""
+    run = Run()
+    run.model.register_buffer("count", torch.tensor(counts[0]))
+    one = run.train(60).save(tmp_path / "a.pt", step=60)
+    run.model.count.fill_(counts[1])
+    found = wb.doctor(one, run.train(10).save(tmp_path / "b.pt", step=70))
+    assert bool(severities(found, "P24")) == fired
+    assert [one.cause for one in found.causes] == (["A5"] if fired else [])
+
+
+@pytest.mark.parametrize("through", [None, torch.bfloat16, torch.float16])
+def test_low_bits_that_were_cut_off_show_after_some_updates(tmp_path, through):
+    """The updates set them anew, but the weights moved by what the rounding took away, too."""
+    run = Run()
+    run.optimizer.param_groups[0]["lr"] = 1e-4 if through != torch.float16 else 2e-5
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    with torch.no_grad():
+        for weight in run.model.parameters() if through is not None else ():
+            weight.copy_(weight.to(through))
+    found = wb.doctor(one, run.train(6).save(tmp_path / "b.pt", step=26))
+    assert [one.cause for one in found.causes][:1] == ([] if through is None else ["D7"]), found.verdict
+    told = [sign.evidence["through"] for sign in found if sign.rule == "P31"]
+    assert told == ([] if through is None else [str(through).rpartition(".")[2]])
+
+
+@pytest.mark.parametrize(("schedule", "first"), [(True, "F7"), (False, "C1")])
+def test_a_larger_table_does_not_explain_a_restarted_schedule(tmp_path, schedule, first):
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(40, 8), "body": torch.nn.Linear(8, 8)})
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model["body"](model["embed"](torch.arange(40))).square().mean().backward()
+        optimizer.step()
+    held = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}
+    torch.save(held | {"scheduler": {"last_epoch": 3, "base_lrs": [1e-3], "_last_lr": [1e-3]}}, tmp_path / "a.pt")
+    held = deepcopy(held)
+    more = torch.nn.functional.pad
+    held["model"]["embed.weight"] = more(held["model"]["embed.weight"], (0, 0, 0, 6), value=0.1)
+    for name in ("exp_avg", "exp_avg_sq"):
+        held["optimizer"]["state"][0][name] = more(held["optimizer"]["state"][0][name], (0, 0, 0, 6))
+    last = 3 if schedule else 0
+    torch.save(held | {"scheduler": {"last_epoch": last, "base_lrs": [1e-3], "_last_lr": [1e-3]}}, tmp_path / "b.pt")
+    found = wb.doctor(tmp_path / "a.pt", echo=tmp_path / "b.pt")
+    assert found.causes[0].cause == first and "F7" in {one.cause for one in found.causes}
+
+
+@pytest.mark.parametrize("updates", [0, 1, 6])
+@pytest.mark.parametrize(("name", "cause"), [("gate_up_proj", "E3"), ("down_proj", "E1"), ("", "")])
+def test_halves_of_the_columns_of_fused_experts(tmp_path, name, cause, updates):
+    """Experts of transformers store [experts, in, out], so that gate and up are columns."""
+    torch.manual_seed(0)
+    shapes = {"gate_up_proj": (4, 24, 32), "down_proj": (4, 16, 24)}
+    held = {f"h.0.mlp.experts.{n}": torch.nn.Parameter(0.2 * torch.randn(shape)) for n, shape in shapes.items()}
+    optimizer = torch.optim.AdamW(held.values(), lr=1e-4, betas=(0.9, 0.95))
+
+    def train(updates: int) -> None:
+        for _ in range(updates):
+            optimizer.zero_grad()
+            up, down = held.values()
+            gate, value = torch.bmm(torch.randn(4, 16, 24), up).chunk(2, -1)
+            torch.bmm(gate.sigmoid() * value, down).sub(1).square().mean().backward()
+            optimizer.step()
+
+    def save(path: Path, step: int) -> Path:
+        torch.save({"model": dict(held), "optimizer": optimizer.state_dict(), "step": step}, path)
+        return path
+
+    train(30)
+    one = save(tmp_path / "a.pt", 30)
+    for weight in [weight for key, weight in held.items() if name and key.endswith(name)]:
+        state = optimizer.state[weight]
+        for tensor in (weight.data, state["exp_avg"], state["exp_avg_sq"]):
+            tensor.copy_(torch.cat(tensor.chunk(2, -1)[::-1], -1))
+    train(updates)
+    two = save(tmp_path / "b.pt", 30 + updates)
+    found = wb.doctor(one, two) if updates else wb.doctor(one, echo=two)
+    assert [one.cause for one in found.causes][:1] == ([cause] if cause else []), found.verdict
+
+
+@pytest.mark.parametrize("what", ["moment", "gradient"])
+def test_a_large_second_moment_is_not_a_gradient_that_grew(tmp_path, what):
+    run = Run()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    weight = run.model[0].weight
+    if what == "moment":
+        run.optimizer.state[weight]["exp_avg_sq"][7, 3] *= 2.0**32
+    else:
+        weight.register_hook(lambda grad: 1e4 * grad)
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))
+    assert severities(found, "P30") == ["warn"]
+    assert ("B10" in {one.cause for one in found.causes}) == (what == "gradient")
+    assert (found.causes[0].cause == "G3") == (what == "moment")

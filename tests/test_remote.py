@@ -162,6 +162,29 @@ def test_ranges_are_merged_and_split(one):
             assert sorted(request.stop - request.start for request in asked) == sizes
 
 
+def test_small_reads_that_follow_each_other_share_requests(one):
+    with RangeServer(one) as server:
+        ckpt = wb.open(f"{server.url}/model.safetensors", cache=False)
+        dense = load_file(one / "model.safetensors")["b"]
+        server.log.clear()
+        for first in (*range(0, 500_000, 500), 0, 250_000):  # the last ones once more
+            assert torch.equal(ckpt["b"][first : first + 500], dense[first : first + 500])
+        sizes = [asked.stop - asked.start for asked in server.log if asked.start is not None]
+        assert sizes[0] == 2000 and len(sizes) < 10 and sum(sizes) < 2 * dense.nbytes
+        server.log.clear()
+        with ckpt.place._files._connection.uncached():  # a proof asks the store
+            assert torch.equal(ckpt["b"][:500], dense[:500]) and len(server.log) == 1
+
+
+def test_a_comparison_and_a_diagnosis_of_small_tensors_ask_for_many_at_once(server, capsys):
+    """Two steps of 149 chunks in two files each; a request for each read of a chunk would be hundreds."""
+    steps = f"{server.url}/titan_run/step-2", f"{server.url}/titan_run/step-4"
+    for words, most in ((("diff", *steps), 100), (("verify", "--deep", steps[0]), 70), (("doctor", *steps), 200)):
+        server.log.clear()
+        assert main(list(words)) in (0, 1)
+        assert len(server.log) < most, words
+
+
 @pytest.mark.parametrize(
     "sample, part, most, gap",
     [

@@ -6,11 +6,13 @@ Reading is only arithmetic on boxes. ``t[2:9, :, -1]`` reads only the bytes that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from workbench.core.arrays import Ints
 from workbench.core.decoding.values import Decoding
 from workbench.core.dtypes import BLOCKS, DType, nbytes_of
 from workbench.core.payload import Payloads
@@ -19,6 +21,7 @@ from workbench.core.read import read_boxes, read_selection, single_chunk
 from workbench.core.select import Selection, whole
 from workbench.core.shown import Shown
 from workbench.core.transfer.arrays import gather
+from workbench.core.transfer.regions import ahead_of
 from workbench.errors import SelectionError, TensorNotFoundError, UnsupportedFormatError
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor as TorchTensor  # in LazyTensor, ``torch`` is a method
     from torch import device as TorchDevice
 
-__all__ = ["LazyTensor", "as_torch", "read_whole"]
+__all__ = ["LazyTensor", "as_torch", "fetched", "read_whole"]
 
 
 class LazyTensor(Shown):
@@ -95,6 +98,11 @@ class LazyTensor(Shown):
         """Whether reading is refused because the elements take far more bytes than are stored (strides of 0)."""
         catalog = self._payloads.catalog
         return bool(catalog.inflated[catalog.rows_of(self._tensor)].any())
+
+    @property
+    def _far(self) -> bool:
+        """Whether it is in a store, where each read is a request."""
+        return self._payloads.pool.at_once > 1
 
     @property
     def chunks(self) -> pd.DataFrame:
@@ -296,6 +304,29 @@ class _Lazy:
 
     def __getitem__(self, key: Any) -> LazyTensor:
         return self._tensor._with(self._tensor._selection.compose(key))
+
+
+@contextmanager
+def fetched(wanted: Iterable[tuple[LazyTensor, Ints, Ints]]) -> Iterator[None]:
+    """Fetch boxes of tensors from stores, all at once, before this thread reads them piece by piece.
+
+    Args:
+        wanted: tensors with offsets and sizes as of :meth:`LazyTensor.boxes`.
+    """
+    by_side: dict[tuple[int, int], tuple[LazyTensor, list[Ints], list[Ints], list[Ints]]] = {}
+    for tensor, offsets, sizes in wanted:
+        if not tensor._far:  # a disk reads on demand
+            continue
+        payloads = tensor._payloads
+        _, tensors, low, extent = by_side.setdefault((id(payloads), tensor._replica), (tensor, [], [], []))
+        pad = ((0, 0), (0, payloads.catalog.shape.shape[1] - offsets.shape[1]))
+        tensors.append(np.full(len(offsets), tensor._tensor))
+        low.append(np.pad(offsets, pad))
+        extent.append(np.pad(sizes, pad, constant_values=1))
+    with ExitStack() as held:
+        for tensor, *columns in by_side.values():
+            held.enter_context(ahead_of(tensor._payloads, *map(np.concatenate, columns), replica=tensor._replica))
+        yield
 
 
 def read_whole(

@@ -27,11 +27,31 @@ from workbench.core.source import LazyBytes
 from workbench.errors import CorruptError, TruncatedError
 
 OBJECT_LIMIT = 1 << 30  #: bytes to which a compressed object may grow
+MOST = 1024  #: small objects of a file that are fetched at once
 
 
 def archive_objects(place: Place, catalog: Catalog) -> LazyMap:
     """Return the objects of a catalog by key; each is an archive in a byte range of one of its files."""
-    return LazyMap({key: partial(_read, place, catalog, row) for row, key in enumerate(catalog.objects.keys)})
+    fetched = _Fetched(place, catalog)
+    return LazyMap({key: partial(_read, place, catalog, row, fetched) for row, key in enumerate(catalog.objects.keys)})
+
+
+class _Fetched:
+    """The files of a store whose small objects were fetched: an object is seldom read alone."""
+
+    def __init__(self, place: Place, catalog: Catalog) -> None:
+        self._place, self._table, self._files = place, catalog.objects, catalog.files
+        self._done: set[int] = set()
+
+    def around(self, row: int) -> None:
+        """Fetch the small objects in the file of an object, all at once."""
+        table, file = self._table, int(self._table.file[row])
+        if self._place.at_once == 1 or file in self._done:  # a disk reads on demand
+            return
+        self._done.add(file)
+        source = self._place.source(self._files[file])
+        small = (table.file == file) & (table.stop - table.start <= source.block)
+        source.fetch(list(zip(table.start[small].tolist(), table.stop[small].tolist(), strict=True))[:MOST])
 
 
 def decode_archive(data: Array | LazyBytes, *, what: str, part: Callable[[Any], Any] | None = None) -> Any:
@@ -117,12 +137,13 @@ class _Replacer:
         return made
 
 
-def _read(place: Place, catalog: Catalog, row: int) -> Any:
+def _read(place: Place, catalog: Catalog, row: int, fetched: _Fetched) -> Any:
     table = catalog.objects
     file, start, stop = catalog.files[table.file[row]], int(table.start[row]), int(table.stop[row])
     what = f"object {table.keys[row]!r} at byte {start:,} of {file!r}"
     if stop > place.stat(file).size:
         raise TruncatedError(f"{what} ends at byte {stop:,}, beyond the end of the file")
+    fetched.around(row)
     data = np.frombuffer(place.read(file, start=start, length=stop - start), np.uint8)
     if codecs.COMPRESSED[table.codec[row]]:
         data = decompress(data, OBJECT_LIMIT, what=what)

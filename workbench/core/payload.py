@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ import numpy as np
 from workbench.core import catalog as cat
 from workbench.core import codecs
 from workbench.core.arrays import Array, Ints
+from workbench.core.box import distinct
 from workbench.core.catalog import Catalog
 from workbench.core.crc32 import fletcher32
 from workbench.core.dtypes import DType, nbytes_of
@@ -40,6 +41,7 @@ EXPANDED_LEAST = 1 << 30  #: … or to this many bytes, if that is more
 
 Undo = Callable[[Array], Array]
 PART_LIMIT = 8 << 30  #: bytes to which an item may grow if a chunk is only a part of it and the size is unknown
+AT_ONCE = 1024  #: small chunks that are fetched together
 HEADERS = 16 << 10  #: bytes that an archive may have around a payload (seen: ~1.6 KB); more costs one more request
 ZIP_OVERHEAD = 1 << 20  #: bytes a torch.save archive of one tensor may need beside its payload (seen: ~1.6 KB)
 
@@ -143,6 +145,18 @@ class Payloads:
         self._check_inside(row)
         return self.pool.window(int(c.file[row]), int(c.start[row]), int(c.stop[row]))
 
+    def fetch_ends(self, rows: Ints) -> None:
+        """Fetch the first and last bytes of stored items, which are archives, from a store: all at once."""
+        if self.pool.at_once == 1:  # a disk reads on demand
+            return
+        c = self.catalog
+        for file in distinct(c.file[rows]).tolist():
+            mine = rows[c.file[rows] == file]
+            source, start, stop = self.pool.source(file), c.start[mine], c.stop[mine]
+            low, high = np.minimum(start + source.block, stop), np.maximum(stop - source.block, start)
+            ends = np.concatenate([start, high]), np.concatenate([low, stop])
+            source.fetch(list(zip(*(end.tolist() for end in ends), strict=True)))
+
     def item(self, row: int) -> tuple[Item, LazyBytes | Array]:
         """Return the position of a ``torch_zip`` chunk's payload, and the bytes of the archive that contains it."""
         c = self.catalog
@@ -203,6 +217,14 @@ class Payloads:
         low = np.where(whole | (first < HEADERS), start, at + first)
         high = np.where(whole, stop, np.minimum(at + last + HEADERS, stop))
         return self.pool.ahead(c.file[rows], low, high)
+
+    def fetching(self, rows: Ints) -> Iterator[int]:
+        """Yield chunks, which are small, :data:`AT_ONCE` at a time: those in a store are fetched together."""
+        for first in range(0, len(rows), AT_ONCE):
+            some = rows[first : first + AT_ONCE]
+            c = self.catalog
+            with self.ahead(some, np.zeros(len(some), np.int64), c.stop[some] - c.start[some]):
+                yield from some.tolist()
 
     def describe(self, row: int) -> str:
         """Describe a chunk for messages: tensor, file and byte."""

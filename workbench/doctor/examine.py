@@ -27,6 +27,7 @@ from workbench.doctor.causes.case import Case
 from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.given import Given, Source, choose
+from workbench.doctor.ledger.roles import MOMENTS
 from workbench.doctor.ledger.rows import Ledger
 from workbench.doctor.ledger.sign import RULES, SAVED, Inapplicable, Outcome, Sign, looked_at
 from workbench.doctor.passes.updates import passed
@@ -204,6 +205,10 @@ def _glance(a: State, b: State, deep: bool, threads: int | None) -> int:
     return 2 if "error" in grave else 1 if "warn" in grave else 0
 
 
+#: Forms of moments that began at zero in the load.
+BEGAN = ("zero", "zeros", "absent")
+
+
 class _Passes:
     """The passes over bytes, run one after the other under one progress; measurements go into the ledger."""
 
@@ -296,9 +301,9 @@ class _Passes:
             self.ledger.add(*counter_rows(pair, "load", 0), *setting_rows(pair, "load"))
         if evidence.after is not None:
             pair = evidence.pair(self.start, "after")
-            self.ledger.add(
-                *counter_rows(pair, "train", passed(pair.a.facts, pair.b.facts)), *setting_rows(pair, "train")
-            )
+            k, train = passed(pair.a.facts, pair.b.facts), self.ledger.change("train")
+            broken, zeros = train.hit(MOMENTS), train.hit(MOMENTS, *BEGAN)
+            self.ledger.add(*counter_rows(pair, "train", k, broken, zeros), *setting_rows(pair, "train"))
 
     def _alone(self, which: str, size: float) -> None:
         earlier = () if which == "before" else (self.evidence.before,)

@@ -25,7 +25,7 @@ from workbench.analysis.patterns.read import bits, runs_of
 from workbench.analysis.patterns.rounding import half_step, numbers
 from workbench.core.arrays import Array
 from workbench.core.runs import ElementRun
-from workbench.tensor import LazyTensor
+from workbench.tensor import LazyTensor, fetched
 
 SMALL = 1 << 16  #: elements of a tensor that is compared without testing a few boxes first
 SPREAD = 16  #: such boxes; a power of two
@@ -83,10 +83,11 @@ class Difference:
         if self.a.numel() < SMALL:
             return False
         offsets, sizes = _spread(self.shape)
-        left, right = (
-            np.stack([box.view(self.a.element.raw) for box in map(np.array, one.boxes(offsets, sizes))])
-            for one in (self.a, self.b)
-        )
+        with fetched((one, offsets, sizes) for one in (self.a, self.b)):
+            left, right = (
+                np.stack([box.view(self.a.element.raw) for box in map(np.array, one.boxes(offsets, sizes))])
+                for one in (self.a, self.b)
+            )
         different = left != right
         if not different.any(axis=tuple(range(1, different.ndim))).all():
             return False

@@ -15,6 +15,8 @@ that does not check them reads one tensor's bytes as another's.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,7 +24,7 @@ import numpy as np
 from workbench.analysis.verify.log import Examined, advice
 from workbench.core import catalog as cat
 from workbench.core import codecs
-from workbench.core.arrays import Array
+from workbench.core.arrays import Array, Ints
 from workbench.core.executors import in_order
 from workbench.core.pickles.standins import Opaque, StorageRef
 from workbench.core.scan import Progress, workers
@@ -33,6 +35,7 @@ from workbench.formats.safetensors import header as safetensors_header
 from workbench.formats.safetensors.weight_index import read_index
 
 BATCH = 512  #: items that a thread processes at a time
+FETCHED = 64  #: the same for items in a store: their first and last bytes are fetched together
 MAX_OBJECTS = 20_000  #: maximum number of objects decoded
 HEADER = 1 << 10  #: approximate number of bytes read per item
 _Verdict: TypeAlias = tuple[str, str, str, dict[str, Any]]  #: rule, message, hint, evidence
@@ -44,10 +47,11 @@ def check_headers(subject: Examined, progress: Progress | None = None) -> None:
     """Compare the directory and pickle of each archived item with the catalog; reads about 1 KB per item."""
     catalog, log = subject.catalog, subject.log
     rows = _one_an_item(catalog, np.flatnonzero((codecs.ZIP & codecs.IN_FILE)[catalog.codec] & ~subject.lost))
-    batches = [rows[at : at + BATCH] for at in range(0, len(rows), BATCH)]
+    batch = BATCH if subject.payloads.pool.at_once == 1 else FETCHED
+    batches = [rows[at : at + batch] for at in range(0, len(rows), batch)]
     done, bad, unread, failed = 0, list[int](), list[int](), set[str]()
     with subject.payloads.pool.keeping(), ThreadPoolExecutor(workers(subject.payloads.pool, subject.threads)) as pool:
-        for found in in_order(pool, lambda batch: [(row, _judge(subject, row)) for row in batch.tolist()], batches):
+        for found in in_order(pool, partial(_judged, subject), batches):
             for row, verdict in found:
                 if verdict is _UNREAD:
                     unread.append(row)
@@ -166,6 +170,12 @@ def check_objects(subject: Examined) -> None:
         )
     if len(objects) > len(names):
         log.not_checked["objects"] = f"{len(objects) - len(names):,} of {len(objects):,} objects: too many to decode"
+
+
+def _judged(subject: Examined, rows: Ints) -> list[tuple[int, _Verdict | None]]:
+    with suppress(WorkbenchError):  # the read itself meets it
+        subject.payloads.fetch_ends(rows)
+    return [(row, _judge(subject, row)) for row in rows.tolist()]
 
 
 def _judge(subject: Examined, row: int) -> _Verdict | None:

@@ -185,7 +185,7 @@ def _scalars(subject: Examined) -> dict[float, list[int]]:
     if len(rows) > MAX_SCALARS:
         subject.log.not_checked["steps"] = f"{len(rows) - MAX_SCALARS:,} of {len(rows):,} optimizer steps: too many"
     found: dict[float, list[int]] = defaultdict(list)
-    for row in rows[:MAX_SCALARS].tolist():
+    for row in subject.payloads.fetching(rows[:MAX_SCALARS]):
         try:
             bits = subject.payloads.array(row).reshape(-1)
         except WorkbenchError as error:

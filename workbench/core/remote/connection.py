@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,45 +21,65 @@ from workbench.core.remote.url import Location
 from workbench.core.source import FileStat
 
 KEPT = 192 << 20  #: bytes of metadata blocks that are kept for each open checkpoint
+RECENT = 48 << 20  #: bytes of tensors' elements that are kept for it: passes read small tensors more than once
+NEAR = 8  #: blocks that are searched for one with the requested bytes
 R = TypeVar("R")
 
 
 class Blocks:
-    """Blocks of metadata that were read last."""
+    """Blocks of objects that were read last, up to ``room`` bytes; a block over a quarter of that is not kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int) -> None:
+        self._room, self._size = room, 0
         self._lock = threading.Lock()
         self._held: OrderedDict[tuple[str, int], Array] = OrderedDict()
-        self._lows: dict[str, set[int]] = {}
-        self._size = 0
+        self._lows: dict[str, list[int]] = {}
 
     def find(self, key: str, start: int, stop: int) -> Array | None:
         """Return the bytes if one block has all of them."""
         with self._lock:
-            for low in self._lows.get(key, ()):
+            for low in self._before(key, start):
                 block = self._held[key, low]
-                if low <= start and stop <= low + len(block):
+                if stop <= low + len(block):
                     self._held.move_to_end((key, low))
                     return block[start - low : stop - low]
         return None
 
+    def ended(self, key: str, start: int, gap: int) -> int:
+        """Return the size of a block that ends up to ``gap`` bytes before ``start``, or later; 0 if there is none."""
+        with self._lock:
+            blocks = ((low, len(self._held[key, low])) for low in self._before(key, start))
+            return next((size for low, size in blocks if low + size + gap >= start), 0)
+
     def keep(self, key: str, low: int, block: Array) -> None:
-        """Keep a block, and drop the oldest ones over :data:`KEPT` bytes."""
-        if len(block) > KEPT // 4:
+        """Keep a block, and drop those that were not used for longest if there is no room for it."""
+        if len(block) > self._room // 4:
             return
         with self._lock:
             self._drop(key, low)
             self._held[key, low] = block
-            self._lows.setdefault(key, set()).add(low)
+            insort(self._lows.setdefault(key, []), low)
             self._size += len(block)
-            while self._size > KEPT:
+            while self._size > self._room:
                 self._drop(*next(iter(self._held)))
+
+    def clear(self) -> None:
+        """Drop all blocks."""
+        with self._lock:
+            while self._held:
+                self._drop(*next(iter(self._held)))
+
+    def _before(self, key: str, start: int) -> list[int]:
+        """Return where blocks begin at ``start`` or before it, the nearest first; no more than :data:`NEAR`."""
+        lows = self._lows.get(key, [])
+        at = bisect_right(lows, start)
+        return lows[max(at - NEAR, 0) : at][::-1]
 
     def _drop(self, key: str, low: int) -> None:
         old = self._held.pop((key, low), None)
         if old is not None:
             self._size -= len(old)
-            self._lows[key].discard(low)
+            self._lows[key].remove(low)
 
 
 @dataclass
@@ -81,15 +102,14 @@ class Connection:
         given = dict(self.options)
         self._use = _CacheUse(cache_of(given))
         self.objects: ObjectStore = connect(self.at, given)
-        self.traffic, self.blocks = Traffic(), Blocks()
+        self.traffic, self.blocks, self.recent = Traffic(), Blocks(KEPT), Blocks(RECENT)
         endpoint = given.get("endpoint") or given.get("aws_endpoint") or os.environ.get("AWS_ENDPOINT_URL", "")
         self._store = f"{self.at.scheme}://{self.at.host} {endpoint}"
 
     def get(self, key: str, name: str, start: int, stop: int, stat: FileStat, into: Array | None = None) -> memoryview:
         """Fetch bytes ``[start, stop)`` of an object, into ``into`` if given, from the disk cache or by a request."""
         pin = stat.tag or self.objects.pin
-        # without a pin, an object's content may change at any time
-        cache = self._use.cache if pin and not self._use.without else None
+        cache = self._use.cache if self.pinned(stat) and not self._use.without else None
         if cache is not None and (kept := cache.find(f"{self._store}/{key}", stat.size, pin, start, stop)) is not None:
             self.traffic.count(cached=len(kept))
             return complete((kept,), start, stop, name, into)
@@ -98,6 +118,10 @@ class Connection:
         if cache is not None:
             cache.keep(f"{self._store}/{key}", stat.size, pin, start, data)
         return data
+
+    def pinned(self, stat: FileStat) -> bool:
+        """Return whether bytes may be used again: an object without a pin may change at any time."""
+        return bool(stat.tag or self.objects.pin)
 
     def head(self, key: str) -> FileStat | None:
         """Request the identity of an object."""
@@ -128,6 +152,7 @@ class Connection:
         """Read from the store alone meanwhile, in all threads and through all that :meth:`again` returns."""
         with self._use.lock:
             self._use.without += 1
+        self.recent.clear()
         try:
             yield
         finally:
@@ -138,7 +163,7 @@ class Connection:
         """Return the same connection without the bytes read so far and, if requested, without the cache on disk."""
         fresh = Connection.__new__(Connection)
         fresh.at, fresh.options, fresh.objects = self.at, self.options, self.objects
-        fresh.traffic, fresh.blocks = self.traffic, Blocks()
+        fresh.traffic, fresh.blocks, fresh.recent = self.traffic, Blocks(KEPT), Blocks(RECENT)
         fresh._use, fresh._store = self._use if cached else _CacheUse(None), self._store
         return fresh
 

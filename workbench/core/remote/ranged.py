@@ -31,6 +31,7 @@ PART = 16 << 20  #: bytes of the largest request
 GAP = 256 << 10  #: bytes between two ranges up to which one request for both is cheaper than two
 SPAN = 32 << 20  #: bytes that are fetched at once to pick strided elements from
 BLOCK = 64 << 10  #: bytes of metadata that are fetched around a small read
+WINDOW = 2 << 20  #: bytes of elements that are fetched at once, at most, for small reads that follow each other
 
 
 class RangedSource(Source):
@@ -120,11 +121,13 @@ class RangedSource(Source):
         def fill(span: tuple[int, int]) -> None:
             low, high = span
             k = int(np.searchsorted(at, low - nbytes, side="right"))
-            if at[k] <= low and high <= at[k] + nbytes and (k + 1 == len(at) or at[k + 1] >= high):  # of one row
+            if (
+                high - low > GAP and at[k] <= low and high <= at[k] + nbytes and (k + 1 == len(at) or at[k + 1] >= high)
+            ):  # of one row
                 into = int(order[k]) * nbytes + low - int(at[k])
                 self._get(low, high, flat[into : into + high - low])
                 return
-            data = np.frombuffer(self._get(low, high), np.uint8)
+            data = self._small(low, high) if high - low <= GAP else np.frombuffer(self._get(low, high), np.uint8)
             while k < len(at) and at[k] < high:
                 begin, end = max(int(at[k]), low), min(int(at[k]) + nbytes, high)
                 into = int(order[k]) * nbytes + begin - int(at[k])
@@ -132,6 +135,21 @@ class RangedSource(Source):
                 k += 1
 
         together(fill, spans)
+
+    def _small(self, low: int, high: int) -> Array:
+        """Fetch a few bytes of elements; also those that follow, if the bytes before were fetched: twice as many each
+        time. They are kept.
+        """
+        if not self._connection.pinned(self.stat):
+            return np.frombuffer(self._get(low, high), np.uint8)
+        recent = self._connection.recent
+        found = recent.find(self._key, low, high)
+        if found is None:
+            before = recent.ended(self._key, low, GAP)
+            stop = min(low + min(max(2 * before, GAP), WINDOW), self.size) if before else high
+            found = np.frombuffer(self._get(low, stop), np.uint8)
+            recent.keep(self._key, low, found)
+        return found[: high - low]
 
     def read(self, start: int, stop: int) -> Array:
         """Read bytes ``[start, stop)`` of metadata; a small read fetches the block around it, which is kept."""

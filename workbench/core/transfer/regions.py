@@ -201,6 +201,17 @@ def ahead(payloads: Payloads, rows: Ints, source: Ints, sizes: Ints) -> Abstract
     return payloads.ahead(rows[whole], first[whole], last[whole])
 
 
+def ahead_of(
+    payloads: Payloads, tensors: Ints, offsets: Ints, sizes: Ints, *, replica: int = 0
+) -> AbstractContextManager[None]:
+    """Fetch ``(R, D)`` boxes of tensors, as :func:`ahead` those of chunks; errors are left to the reads."""
+    try:
+        plan = plan_reads(payloads.catalog, tensors, offsets, sizes, replica=replica, holes={})
+    except WorkbenchError:
+        return nullcontext()
+    return ahead(payloads, plan.row, plan.source, plan.sizes)
+
+
 def portions(nbytes: Ints, size: int, cost: int = 0) -> list[range]:
     """Cut a list of reads into runs of about ``size`` bytes, one for each task of a thread.
 

@@ -314,6 +314,13 @@ class Case:
         return sum(one.evidence["elements"] for one in found) / max(sum(one.evidence["looked_at"] for one in found), 1)
 
     @cached_property
+    def sank(self) -> bool:
+        """Whether most elements of the second moments fell below what updates leave of their old values."""
+        found = [one.evidence for one in self.fired("P03") if "looked_at" in one.evidence]
+        looked = max((one["looked_at"] for one in found), default=0)
+        return sum(one["elements"] for one in found) > NEARLY_ALL * looked > 0
+
+    @cached_property
     def adam(self) -> bool:
         """Whether any file holds Adam's moments."""
         return any({"exp_avg", "exp_avg_sq"} <= self.roles(which) for which in ALONE)

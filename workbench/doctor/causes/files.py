@@ -431,7 +431,7 @@ CORRUPTION = (
          pattern=flipped),
     made("G3", "A bit of a second moment is flipped.", "memory, network or storage",
          "negative: NaN; smaller: a huge step; larger: a frozen weight", RESTORE, HASHES, "catalogue G3",
-         explains="S01 S02 S03 S04 R03 R06 R09 P03 P04 P09 N16 S19 P05 P06 P08 P11 P12 P13 P17 P18",
+         explains="P30 S01 S02 S03 S04 R03 R06 R09 P03 P04 P09 N16 S19 P05 P06 P08 P11 P12 P13 P17 P18",
          losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
          pattern=moment_flipped),
     made("G4", "A file is truncated or unreadable.", "an interrupted or failed write", "the load fails, or zeros",

@@ -508,6 +508,7 @@ def merged(case: Case) -> Iterator[Match]:
         stems = {_stem(fqn.partition(".lora_A")[0]) for fqn in held if ".lora_A" in fqn}
         bases = {_stem(fqn) for fqn in names - adapters}
         adapted = bool(bases) and bases <= stems and not change.hit(MOMENTS) & (names - adapters)
+        adapted = adapted and not _unmerged(case, change)
         if rank is not None or adapted:
             words = (
                 f"the change has rank {rank}"
@@ -528,6 +529,14 @@ def merged(case: Case) -> Iterator[Match]:
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
 
+def _unmerged(case: Case, change: LedgerLeg) -> bool:
+    """Return whether weights with adapters changed in more directions than these have."""
+    if change.leg == "load":
+        return bool(case.traits.get("unmerged"))
+    bases = case.fired("P27")
+    return bool(bases) and all(one.evidence["unmerged"] for one in bases) and not change.hit(MOMENTS)
+
+
 def _begun_anew(case: Case) -> Match | None:
     """Return a match if only weights with adapters changed beside these, and the adapters' own state began anew."""
     bases = [one for one in case.fired("P27") if one.evidence["kind"] == "adapted"]
@@ -546,7 +555,7 @@ def _begun_anew(case: Case) -> Match | None:
 
 
 def other_base(case: Case) -> Iterator[Match]:
-    """Match if weights under unchanged adapters changed, and not only those that have adapters."""
+    """Match if weights under unchanged adapters changed, and not as by merging them."""
     for change in case.changes:
         if change.hit(WEIGHTS, "moved.reference"):
             names = frozenset(name for name in change.hit(WEIGHTS) if is_reference(name))
@@ -558,10 +567,12 @@ def other_base(case: Case) -> Iterator[Match]:
         stems = {_stem(fqn.partition(".lora_A")[0]) for fqn in case.evidence.before.params if ".lora_A" in fqn}
         apart = names == change.hit((*WEIGHTS, *MASTERS, *MOMENTS)) and not names & adapters
         whole = change.whole(WEIGHTS, names | adapters, SOME)
-        if adapters and apart and (whole or change.exact) and not set(map(_stem, names)) <= stems:
+        others = not set(map(_stem, names)) <= stems or (bool(names) and _unmerged(case, change))
+        if adapters and apart and (whole or change.exact) and others:
             words = f"{len(names):,} of {many(len(base), 'weight')} under the adapters changed; the adapters did not"
             yield Match(change.leg, 0.97 if whole else 0.9, names, reasons=case.against(("A2 F5 G6", words)))
-
+    if (signs := case.fired("P27")) and _unmerged(case, case.change("train")):
+        yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors))
     if signs := [one for one in case.fired("P35") if one.tensors and all(map(is_reference, one.tensors))]:
         names = frozenset(n for s in signs for n in s.tensors)
         yield Match("train", 0.9, names, signs=tuple(signs), title=RENEWED, remedy=FROM_ITS_OWN, question=WAS_RENEWED)

@@ -22,6 +22,10 @@ EARLY, LATE = 0.6, 1.5  #: share of the expected position below which it restart
 SOME = 0.5  #: share of the parameters
 LONGER = 3.0  #: times the reach of the updates; averages and weights of other steps are further away
 VALUES = ("near", "other", "part", "ratio")  #: changes of values without another form
+UNDECIDED = "The 16-bit weights and their fp32 masters do not match."
+FROM_ONE = "load both from one save; do not make one from the other before it is known whether the masters are right"
+OF_EITHER = "the first loss is wrong if the weights are stale; the second is wrong if the masters are"
+UNTIL_COPIED = "every loss is wrong until the masters are copied: no update does it, since none reached these weights"
 OF_SCALES = ("amax_history", "scale", "scale_inv", "extra_state")
 
 
@@ -394,20 +398,30 @@ def other_masters(case: Case) -> Iterator[Match]:
     if case.mastered and (rows := [one for one in _stale_rows(case) if not set(one.tensors) <= known]):
         yield Match("train", 0.8, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows))
     signs = [one for one in case.fired("S08") if int(one.evidence.get("elements", 0)) > 8]
-    if signs and not case.change("load").hit((*WEIGHTS, *MASTERS)) and not _masters_right(case):
-        yield Match(case.resumed, 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+    names = frozenset(n for s in signs for n in s.tensors)
+    if signs and not case.change("load").hit((*WEIGHTS, *MASTERS)) and not _masters_right(case, names):
+        title, remedy, losses = ("", "", "") if _masters_wrong(case, names) else (UNDECIDED, FROM_ONE, OF_EITHER)
+        yield Match(case.resumed, 0.7, names, signs=tuple(signs), title=title, remedy=remedy, losses=losses)
 
 
-def _masters_right(case: Case) -> bool:
-    """Return whether all masters moved as the updates allow. Weights that are unlike them are then wrong."""
-    train = case.change("train")
-    return bool(train.seen(*MASTERS)) and not train.hit((*MASTERS, *MOMENTS)) and not case.fired("P11", "P12")
+def _masters_right(case: Case, names: frozenset[str]) -> bool:
+    """Return whether these masters moved as the updates allow. Weights that are unlike them are then wrong."""
+    return bool(names & case.change("train").seen(*MASTERS)) and not _masters_wrong(case, names)
+
+
+def _masters_wrong(case: Case, names: frozenset[str]) -> bool:
+    """Return whether some of these masters, or their moments, did not move as the updates allow."""
+    wrong = case.change("train").hit((*MASTERS, *MOMENTS))
+    return bool(names & wrong.union(*(sign.tensors for sign in case.fired("P11", "P12"))))
 
 
 def other_weights(case: Case) -> Iterator[Match]:
     later = [one for one in case.fired("S08", where="after") if int(one.evidence.get("elements", 0)) > 8]
-    if later and not case.change("load").hit((*WEIGHTS, *MASTERS)) and _masters_right(case):
-        yield Match("train", 0.95, frozenset(n for s in later for n in s.tensors), signs=tuple(later))
+    names = frozenset(n for s in later for n in s.tensors)
+    if later and not case.change("load").hit((*WEIGHTS, *MASTERS)) and _masters_right(case, names):
+        sums = case.pairs.get(f"{case.start} → after", {})
+        still = all(name in sums and sums[name].unchanged == sums[name].count for name in names)
+        yield Match("train", 0.95, names, signs=tuple(later), losses=UNTIL_COPIED if still else "")
     change = case.change("load")
     names = frozenset(change.hit(WEIGHTS, *VALUES, "fill", "zero"))
     held = names & change.seen(*MASTERS)

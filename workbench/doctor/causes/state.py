@@ -20,6 +20,7 @@ from workbench.doctor.causes.case import (
 )
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import counters_restarted, fresh, moments_lost, second_lost, wrong_steps
+from workbench.doctor.facts.counted import may_count_anew
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.roles import BLOCK_MAXIMA, FIRST, MASTERS, MAXIMA, MOMENTS, SECOND, STATE, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg, Status
@@ -249,8 +250,12 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         yield Match("train", 0.9, signs=tuple(signs), question="was the optimizer started fresh on purpose?")
     train = case.change("train")
     other = frozenset(train.hit(MOMENTS, "other", "near", "part", "fallen"))
-    related = train.hit(train.weights) <= train.hit(train.weights, "near", "slight", "part")
-    if other and related and _may_count_anew(case):
+    related = 2 * len(train.hit(train.weights, "near", "slight", "part")) >= len(train.hit(train.weights))
+    if (
+        other
+        and related
+        and may_count_anew(case.evidence.before.facts, case.later.facts, seeded=bool(case.fired("N10")))
+    ):
         signs = case.fired("P03", "P04", "P05", "P06", "P08", "P11", where="before → after")
         question = "was a new stage begun on purpose, in which optimizer, schedule and data are counted anew?"
         # exact: the counts, which show a fresh optimizer otherwise, are not silent against it
@@ -268,21 +273,6 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         title = "" if saved else "The checkpoint holds the optimizer's param groups, but not its state."
         title = "No checkpoint holds the optimizer's state, so it starts fresh." if never else title
         yield Match(case.resumed, 0.9, signs=tuple(absent), question=question, title=title)
-
-
-def _may_count_anew(case: Case) -> bool:
-    """Return whether optimizer and schedule agree on a count that may have begun at the load as well.
-
-    The trainer's step may begin there, too, if the sampler has another seed: a new one was made.
-    """
-    before, after = case.evidence.before.facts, case.later.facts
-    counts = [one.schedule.count if one.schedule is not None else one.steps.usual for one in (before, after)]
-    if before.step is None or after.step is None or counts != [before.steps.usual, after.steps.usual]:
-        return False
-    if before.step != before.steps.usual or after.step <= before.step:
-        return False
-    new = after.step == after.steps.usual and bool(case.fired("N10"))
-    return new or after.step - before.step == after.steps.usual
 
 
 def _forgotten(case: Case, change: LedgerLeg) -> bool:
@@ -352,11 +342,14 @@ def moments_zero(case: Case) -> Iterator[Match]:
         absent = change.hit(MOMENTS, "absent")
         names = frozenset((kept | alone) - absent)
         fell = change.hit(MOMENTS, "fallen") & counters.kept
+        words = f"exp_avg_sq of {many(len(fell), 'parameter')} fell and kept its profile"
+        if case.sank and change.whole(MOMENTS, change.hit(MOMENTS, "fallen", "other")):
+            fell = change.hit(MOMENTS, "fallen", "other") & counters.kept
+            words = "most elements of exp_avg_sq fell; those of other parameters would be larger as often"
         if not names and change.leg == "train" and fell and 2 * len(fell) >= len(change.hit(MOMENTS)):
-            adam = bool(change.hit(("exp_avg_sq",), "fallen"))
-            words = f"exp_avg_sq of {many(len(fell), 'parameter')} fell and kept its profile" if adam else ""
+            adam = bool(change.hit(("exp_avg_sq",), "fallen", "other"))
             reasons = case.against(
-                ("B6 E13", words), ("B1", f"the counters of {many(len(fell), 'parameter')} continued")
+                ("B6 E13", words if adam else ""), ("B1", f"the counters of {many(len(fell), 'parameter')} continued")
             )
             yield Match("train", 0.9, frozenset(change.hit(MOMENTS)), False, reasons=reasons)
         if names:

@@ -13,6 +13,7 @@ One file cannot distinguish 4 micro-batches per update from a reset that long ag
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from fractions import Fraction
 
 from workbench.doctor.facts.state import NAME, TrainingState
@@ -48,6 +49,30 @@ def counts_anew(before: TrainingState, after: TrainingState) -> bool:
     if first is None or last is None or one is None or two is None:
         return False
     return last < first == one and two - one == last
+
+
+def may_count_anew(before: TrainingState, after: TrainingState, seeded: bool = False) -> bool:
+    """Return whether optimizer and schedule agree on a count that may have begun at the load as well.
+
+    The trainer's step may begin there, too, if the sampler has another seed (``seeded``): a new one was made.
+    """
+    counts = [one.schedule.count if one.schedule is not None else one.steps.usual for one in (before, after)]
+    if before.step is None or after.step is None or counts != [before.steps.usual, after.steps.usual]:
+        return False
+    if before.step != before.steps.usual or after.step <= before.step:
+        return False
+    return (seeded and after.step == after.steps.usual) or after.step - before.step == after.steps.usual
+
+
+def fell_back(before: TrainingState, after: TrainingState, names: Iterable[str], k: int | None) -> set[str]:
+    """Return those of ``names`` whose counters were level with most, and together advanced by fewer than ``k``.
+
+    Updates that have no gradient for a parameter leave it out one by one.
+    """
+    first, last = before.steps.by_name, after.steps.by_name
+    by = {name: last[name] - first[name] for name in names if first.get(name) == before.steps.usual and name in last}
+    late = {name: more for name, more in by.items() if 0 < more < (k or 0)}
+    return set(late) if len(set(late.values())) == 1 else set()
 
 
 def lagging(before: TrainingState, after: TrainingState, k: int | None) -> frozenset[str]:

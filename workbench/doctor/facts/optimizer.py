@@ -29,7 +29,7 @@ from typing import Any
 ALL_LAWS = frozenset({"moments", "reach", "replay", "ruler", "counter"})
 UNKNOWN = "unknown"
 
-_LIKE = "Adam or like it"
+LIKE = "Adam or like it"  #: one update, replayed, tells
 _PLAIN = {"lr", "betas", "eps", "weight_decay"}
 _TORCH = {"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
 #: Fields of schedules, of Megatron's group builder, or notes of users; they do not affect updates.
@@ -205,7 +205,7 @@ def together(found: Iterable[Optimizer]) -> Optimizer:
 
 def claimed(found: Optimizer) -> Optimizer:
     """Return Adam for an optimizer that looks like it, because the user gave betas for it."""
-    if found.family != _LIKE:
+    if found.family != LIKE:
         return found
     return replace(found, family="Adam", why=f"{found.why}; but betas were given for it", laws=ALL_LAWS)
 
@@ -253,7 +253,7 @@ def _adam(fields: Mapping[str, Any], state: AbstractSet[str], name: str) -> Opti
         return _made(UNKNOWN, (), f"the arguments call it {name!r}, and its param groups show no more")
     where = "its param groups have only Adam's fields" if fields else "its state has the names of Adam's"
     # LAMB's groups and state look the same; its moments are Adam's, its steps are not
-    return _made(_LIKE, {"moments", "counter"}, f"{where}, which LAMB has too")
+    return _made(LIKE, {"moments", "counter"}, f"{where}, which LAMB has too")
 
 
 def _made(family: str, laws: Iterable[str], why: str) -> Optimizer:

@@ -38,7 +38,7 @@ def read_steps(ckpt: Checkpoint, groups: Sequence[Group], names: Names, found: I
     split: dict[str, None] = {}
     by_name: dict[str, float] = {}
     unread = f"{len(rows) - MAX_SCALARS:,} of {many(len(rows), 'counter')}: too many" if len(rows) > MAX_SCALARS else ""
-    for row in rows[:MAX_SCALARS].tolist():
+    for row in ckpt.payloads.fetching(rows[:MAX_SCALARS]):
         position = int(catalog.tensor[row])
         try:
             value = _number(ckpt, row, position)

@@ -12,6 +12,7 @@ The residual is rounding alone: ‖rest‖ ≤ 4u·‖W‖ if the optimizer upda
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,8 @@ from workbench.core.arrays import Array
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 
 Betas = tuple[float, float]
+REST = 1e-3  #: share of a replayed update's norm, 15 times the worst in healthy runs (catalogue, I5)
+BLUNT = 0.1  #: rounding from which a replay proves nothing
 LOW = {"bfloat16": 0xFFFF, "float16": 0x1FFF}  #: bits of a float32 that a 16-bit type cannot hold
 
 
@@ -84,6 +87,14 @@ class Replay:
         along = self.uu + 2 * decay * self.uw + decay**2 * self.ww
         a = (self.du + decay * self.dw) / along
         return a, decay, self._rest(a, a * decay)
+
+    def follows(self, decays: Iterable[float], noise: float) -> float | None:
+        """Return the learning rate if one update with one of these λ leads from A to B, apart from rounding."""
+        for decay in decays:
+            fit = self.fit(decay)
+            if fit is not None and fit[0] > 0 and fit[2] <= max(REST, noise):
+                return fit[0]
+        return None
 
     def noise(self, dtype: str) -> float:
         """Return the largest ``‖rest‖/‖d‖`` that rounding alone causes."""

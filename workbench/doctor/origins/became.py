@@ -15,7 +15,7 @@ A form is proved on every element that was examined; ``other`` and ``near`` are 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy as np
 from workbench.analysis.patterns.rounding import rounded
 from workbench.core.arrays import Array
 from workbench.doctor.laws.bounds import ROUNDINGS, TINY, UNITS, floor_terms, transition
+from workbench.doctor.laws.exact import BLUNT, along
 from workbench.doctor.origins.index import row_shape
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
@@ -285,7 +286,9 @@ def weights_became(
     rows = spread(after.shape)
     a, b = sampled(before, rows), sampled(after, rows)
     room = update.most if update.most is not None and math.isfinite(update.most) else None
-    undone = _taken_back(b, a, update, rows, moments)
+    known = moments is not None and not update.bars("replay")
+    way = direction(update, [sampled(tensor, rows) for tensor in moments or ()]) if known else None
+    undone = [] if way is None or len(way) != len(b) else _taken_back(b, a, update, way)
     back = undone[0] if undone else None
     loaded, slack = (b, room) if back is None else (back, 4e-6)
     cosine = _cosine(a, loaded)
@@ -302,12 +305,10 @@ def weights_became(
             return Became(form[0], True, cosine, len(b), form[1])
     if cosine is not None and cosine > NEAR and (found := _factor(a, loaded, slack, len(before.shape))) is not None:
         return Became("ratio", True, cosine, len(b), {"ratio": found})
-    if back is not None and cosine is not None and cosine > NEAR:
-        for kind in CASTS:
-            cast = rounded(a, kind)
-            near = np.abs(loaded - cast).max() <= 8e-6 * max(float(np.abs(a).max()), 1e-3)
-            if near and np.ptp(cast) > 0 and np.abs(cast - a).max() > 1.6e-5 * max(float(np.abs(a).max()), 1e-3):
-                return Became("rounded", True, cosine, len(b), {"through": kind})
+    if way is not None and len(way) == len(b) and cosine is not None and cosine > NEAR:
+        kind = cast_before(a, b, way, update)
+        if kind:
+            return Became("rounded", True, cosine, len(b), {"through": kind})
     if room is not None and broken > FEW and (through := _cast(a, b, room)):
         return Became("rounded", False, cosine, len(b), {"through": through})
     if back is None and mean is not None and _nearer(mean, a, loaded, NEARER):
@@ -329,32 +330,52 @@ def weights_became(
     return Became("near" if like else "other", cosine=cosine, looked=len(b))
 
 
-def _taken_back(
-    b: Array, a: Array, update: Update, rows: Array | None, moments: tuple[LazyTensor, ...] | None
-) -> list[Array]:
-    """Return the weights before a single update, if everything it needs is stored.
+def direction(update: Update, state: Sequence[Array]) -> Array | None:
+    """Return along what a single update moved a weight, if that follows from the state after it; else ``None``.
+
+    Args:
+        state: the two moments of Adam, or the momentum.
+    """
+    if update.k != 1 or any(one.shape != state[0].shape for one in state):
+        return None
+    if update.along == "momentum" and len(state) == 1:
+        return state[0]
+    if update.along != "adam" or len(state) != 2 or update.amsgrad:
+        return None
+    if update.betas is None or update.eps is None or (update.after or 0) < 1:
+        return None
+    with np.errstate(all="ignore"):
+        root = np.sqrt(state[1] / (1 - update.betas[1] ** (update.after or 1))) + update.eps
+        return state[0] / (1 - update.betas[0] ** (update.after or 1)) / root
+
+
+def cast_before(a: Array, b: Array, way: Array, update: Update) -> str:
+    """Return the type to which the old weights were rounded before a single update led to the new ones; or empty."""
+    decays = {*update.decays, 0.0}
+    sums = along(a, b, way)
+    if sums.follows(decays, sums.noise("float32")) is not None:
+        return ""
+    for kind in CASTS:
+        cast = rounded(a, kind)
+        sums = along(cast, b, way)
+        noise = sums.noise("float32")
+        if np.ptp(cast) > 0 and noise < BLUNT and sums.follows(decays, noise) is not None:
+            return kind
+    return ""
+
+
+def _taken_back(b: Array, a: Array, update: Update, way: Array) -> list[Array]:
+    """Return the weights before a single update along ``way``, if its learning rate is stored.
 
     If the two checkpoints state different learning rates, the one that leads closer to the old weights comes first.
     """
-    if update.k != 1 or update.lr is None or moments is None or update.bars("replay"):
+    if update.lr is None:
         return []
     low, high = update.lr
     if high <= 0 or high - low > 0.2 * high:
         return []
-    step, decay = [sampled(tensor, rows) for tensor in moments], 0.0
-    if any(one.shape != b.shape for one in step):
-        return []
-    if update.along == "adam":
-        if update.betas is None or update.eps is None or (update.after or 0) < 1 or update.amsgrad or len(step) != 2:
-            return []
-        decay = update.decays[-1] if update.decays and update.decoupled is not False else 0.0
-        with np.errstate(all="ignore"):
-            root = np.sqrt(step[1] / (1 - update.betas[1] ** (update.after or 1))) + update.eps
-            way = step[0] / (1 - update.betas[0] ** (update.after or 1)) / root
-    elif update.along == "momentum" and len(step) == 1:
-        way = step[0]
-    else:
-        return []
+    adam = update.along == "adam" and update.decoupled is not False
+    decay = update.decays[-1] if update.decays and adam else 0.0
     found = [(b + lr * way) / (1 - lr * decay) for lr in {low, high}]
     if not all(np.isfinite(one).all() for one in found):
         return []

@@ -53,10 +53,10 @@ class Matched:
 
 
 def values(tensor: LazyTensor, first: int, last: int, *, columns: bool = False) -> Array:
-    """Return ``(last - first, w) float32`` rows of a tensor, or columns of a matrix; NaN becomes 0."""
+    """Return ``(last - first, w) float32`` rows of a tensor, or columns (of its last axis); NaN becomes 0."""
     count, width = row_shape(tensor.shape)
     if columns:
-        part = tensor.lazy[:, first:last]
+        part = tensor.lazy[(*[slice(None)] * (len(tensor.shape) - 1), slice(first, last))]
     elif len(tensor.shape) == 2:
         part = tensor.lazy[first:last]
     else:
@@ -64,7 +64,7 @@ def values(tensor: LazyTensor, first: int, last: int, *, columns: bool = False) 
         part = tensor.lazy[first // each : -(-last // each)]
     found = _numbers(part, part.numpy())
     if columns:
-        return np.ascontiguousarray(found.T)
+        return np.ascontiguousarray(found.reshape(-1, found.shape[-1]).T)
     rows = found.reshape(-1, width)
     start = 0 if len(tensor.shape) == 2 else first % (count // tensor.shape[0])
     return np.asarray(rows[start : start + last - first])
@@ -99,7 +99,7 @@ def match(after: LazyTensor, before: Sequence[LazyTensor], own: int, *, columns:
     Args:
         before: tensors with rows of the same length.
         own: the number of the one with the same name.
-        columns: match columns of matrices instead.
+        columns: match columns instead, those of the last axis.
 
     Raises:
         HoleError, OpenError: an element is not stored or cannot be read.
@@ -150,7 +150,7 @@ def _all(lines: Any, tensor: LazyTensor, count: int, width: int) -> Array:
 def _lines(tensor: LazyTensor, columns: bool) -> tuple[int, int]:
     """Return the number of rows (columns) and the elements per row."""
     count, width = row_shape(tensor.shape)
-    return (tensor.shape[1], tensor.shape[0]) if columns else (count, width)
+    return (tensor.shape[-1], math.prod(tensor.shape[:-1])) if columns else (count, width)
 
 
 def _signs(width: int) -> Array:

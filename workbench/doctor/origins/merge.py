@@ -4,11 +4,12 @@
 
     averaged   W_B = (cast of) the stored average                  element by element
     low rank   W_B − W_A = c·B·A: nearly all of a sample's energy in r directions, r far below its sides
+    no merge   and if more than that is left beside the r directions of the stored B·A
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from workbench.tensor import LazyTensor
 SAMPLED = 8  #: tensors whose rank is estimated
 SIDE = 384  #: rows and columns of a sample
 ENERGY = 0.9  #: share of the change in the leading directions; the rest is rounding
+ROUNDINGS = 4.0  #: units in the last place of the weights that merging may leave beside the directions of an adapter
 LIKE = 0.3  #: cosine with the old weights above which they are still contained
 SMALL = 0.25  #: largest ratio of the rank to the shorter side; noise has full rank
 
@@ -74,6 +76,52 @@ def changed_rank(before: LazyTensor, after: LazyTensor) -> int | None:
         return None
     with np.errstate(invalid="ignore"):
         return _rank(_sample(after) - _sample(before))
+
+
+def unmerged(atoms: Atoms, weights: Sequence[AtomLook]) -> bool:
+    """Return whether no changed weight with an adapter can have been merged with it."""
+    ranks = ranks_of({atom.fqn: atoms.before(atom).shape for atom in atoms.rows if atom.role == "param"})
+    held = [one for one in weights if not adapter_of(one.atom.fqn) and module_of(one.atom.fqn) in ranks]
+    return bool(held) and all(
+        is_beyond(*atoms.tensors(one.atom), ranks[module_of(one.atom.fqn)])
+        for one in held[:: max(len(held) // SAMPLED, 1)]
+    )
+
+
+def module_of(fqn: str) -> str:
+    """Return the module of a weight, or of an adapter of it."""
+    part = adapter_of(fqn)
+    return fqn.partition(f".{part}")[0] if part else fqn.rpartition(".")[0].removesuffix(".base_layer")
+
+
+def ranks_of(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Return the rank of each module's adapters together; of none with a magnitude (DoRA), which scales all rows."""
+    scaled = {module_of(fqn) for fqn in shapes if "magnitude" in adapter_of(fqn)}
+    found: dict[str, int] = {}
+    for fqn, shape in shapes.items():
+        if adapter_of(fqn) == "lora_A" and (at := module_of(fqn)) not in scaled:
+            found[at] = found.get(at, 0) + min(shape, default=0)
+    return found
+
+
+def is_beyond(before: LazyTensor, after: LazyTensor, rank: int) -> bool:
+    """Return whether a matrix changed in more directions than its adapter has, by more than rounding.
+
+    Raises:
+        OpenError: a tensor cannot be read.
+    """
+    names = {before.element.name, after.element.name}
+    if len(after.shape) != 2 or before.shape != after.shape or not names <= FLOATS.keys():
+        return False
+    with np.errstate(invalid="ignore"):
+        new = _sample(after)
+        change = new - _sample(before)
+    if not np.isfinite(change).all() or 2 * rank >= min(change.shape):
+        return False
+    energy = np.linalg.svd(change, compute_uv=False) ** 2
+    unit = max(2.0 ** -FLOATS[name].mantissa for name in names)
+    rest = float(energy[rank:].sum())
+    return rest > (1 - ENERGY) * float(energy.sum()) and rest > (ROUNDINGS * unit) ** 2 * float(np.square(new).sum())
 
 
 def _sample(tensor: LazyTensor) -> Array:

@@ -78,7 +78,7 @@ def see(atoms: Atoms, atom: Atom) -> SeenWeight:
     family = [atom, *_family(atoms, atom)]
     rows = match(after, [atoms.before(one) for one in family], 0)
     seen = _read(atom, rows, [one.fqn for one in family], False, after.shape, middle)
-    if seen.move is None and len(after.shape) == 2:
+    if seen.move is None and len(after.shape) > 1 and before.shape == after.shape:
         columns = match(after, [before], 0, columns=True)
         seen = _read(atom, columns, [atom.fqn], True, after.shape, middle)
     return seen if seen.move is not None else _transposed(atom, before, after) or seen

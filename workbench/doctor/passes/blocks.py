@@ -26,7 +26,7 @@ import numpy as np
 
 from workbench.analysis.numbers import Decoder
 from workbench.checkpoint import Checkpoint
-from workbench.core.arrays import Array
+from workbench.core.arrays import Array, Ints
 from workbench.core.catalog import INFLATED_LEAST, Catalog
 from workbench.core.dtypes import DType
 from workbench.core.engine import engine
@@ -34,7 +34,7 @@ from workbench.core.executors import cores, ordered
 from workbench.core.runs import Runs
 from workbench.core.scan import Progress
 from workbench.errors import WorkbenchError
-from workbench.tensor import LazyTensor
+from workbench.tensor import LazyTensor, fetched
 
 Name = tuple[int, str]  #: side (0: A, 1: B) and role
 S = TypeVar("S")
@@ -43,6 +43,7 @@ WIDE = 1 << 18  #: elements of a block for compiled code, which needs no interme
 READ = 1 << 19  #: elements per read, for the cost of a read
 RUN = 1 << 22  #: elements that a thread takes at a time, for the cost of planning reads
 TOGETHER, MANY = 1 << 16, 32  #: elements of small parameters that a thread takes at a time, and how many of them
+FAR = 1 << 20  #: elements at a time if they are in a store, which sends them all at once
 
 
 class StoredTensors(Mapping[Name, LazyTensor]):
@@ -180,7 +181,7 @@ def stream(
     failed = False
     tasks = ordered(
         _SlotWork(fold),
-        _together(_runs(slots, getattr(fold, "block", BLOCK))),
+        _together(_runs(slots, getattr(fold, "block", BLOCK)), *((FAR, FAR) if _far(slots) else (TOGETHER, MANY))),
         sum(slot.nbytes for slot in slots),
         threads=threads or cores(),
         at_once=threads,
@@ -237,18 +238,19 @@ class _SlotWork(Generic[S]):
         pass
 
     def __call__(self, runs: list[_SlotRun]) -> list[tuple[S, WorkbenchError | None]]:
-        return [self._run(run) for run in runs]
+        slots = [TensorSlot(run.slot.fqn, dict(run.slot.tensors)) for run in runs]  # tensors are created once
+        boxes = [run.columns() for run in runs]
+        wanted = zip(slots, boxes, strict=True)
+        with fetched((tensor, *columns) for slot, columns in wanted for tensor in slot.tensors.values()):
+            return [self._run(*task) for task in zip(runs, slots, boxes, strict=True)]
 
-    def _run(self, run: _SlotRun) -> tuple[S, WorkbenchError | None]:
-        names = dict(run.slot.tensors)
-        slot = TensorSlot(run.slot.fqn, names)  # tensors are created once
+    def _run(self, run: _SlotRun, slot: TensorSlot, columns: tuple[Ints, Ints]) -> tuple[S, WorkbenchError | None]:
+        names = slot.tensors
         state = self._fold.begin(slot)
         tensors = {id(tensor): tensor for tensor in names.values()}  # a tensor under two names is read once
         decoders = {which: Decoder(tensor.element) for which, tensor in tensors.items()}
-        offsets = np.array([box.offsets for box in run.boxes], np.int64).reshape(len(run.boxes), -1)
-        sizes = np.array([box.sizes for box in run.boxes], np.int64).reshape(len(run.boxes), -1)
         known = {name: (id(tensor), decoders[id(tensor)]) for name, tensor in names.items()}
-        readers = {which: tensor.boxes(offsets, sizes) for which, tensor in tensors.items()}
+        readers = {which: tensor.boxes(*columns) for which, tensor in tensors.items()}
         try:
             for box in run.boxes:
                 read = {which: next(reader).reshape(-1) for which, reader in readers.items()}
@@ -303,6 +305,12 @@ class _SlotRun(NamedTuple):
     def numel(self) -> int:
         return sum(box.stop - box.start for box in self.boxes)
 
+    def columns(self) -> tuple[Ints, Ints]:
+        """Return offsets and sizes of the boxes, ``(R, ndim)``."""
+        count = len(self.boxes)
+        offsets = np.array([box.offsets for box in self.boxes], np.int64).reshape(count, -1)
+        return offsets, np.array([box.sizes for box in self.boxes], np.int64).reshape(count, -1)
+
 
 def _runs(slots: Iterable[TensorSlot], block: int) -> Iterator[_SlotRun]:
     """Yield runs lazily; a large model has a million."""
@@ -317,12 +325,16 @@ def _runs(slots: Iterable[TensorSlot], block: int) -> Iterator[_SlotRun]:
             here, first = after, False
 
 
-def _together(runs: Iterable[_SlotRun]) -> Iterator[list[_SlotRun]]:
+def _far(slots: Sequence[TensorSlot]) -> bool:
+    return any(tensor._far for slot in slots[:1] for tensor in slot.tensors.values())
+
+
+def _together(runs: Iterable[_SlotRun], most: int, many: int) -> Iterator[list[_SlotRun]]:
     """Yield the runs of small parameters in lists: passing one to a thread costs more than folding it."""
     task: list[_SlotRun] = []
     elements = 0
     for run in runs:
-        if task and (elements + run.numel > TOGETHER or len(task) == MANY):
+        if task and (elements + run.numel > most or len(task) == many):
             yield task
             task, elements = [], 0
         task.append(run)

@@ -14,12 +14,13 @@ count is used.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
-from workbench.doctor.facts.counted import began_anew, counts_anew, lagging, per_step
+from workbench.doctor.facts.counted import began_anew, counts_anew, lagging, may_count_anew, per_step
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.facts.groups import TRAINED
-from workbench.doctor.facts.optimizer import UNKNOWN, Optimizer
+from workbench.doctor.facts.optimizer import LIKE, UNKNOWN, Optimizer
 from workbench.doctor.facts.schedule import plan_of
 from workbench.doctor.facts.state import NAME, Group, TrainingState
 from workbench.doctor.laws.bounds import LONGEST, bound, sound
@@ -39,10 +40,16 @@ EXTRA = 3  #: most updates that a load itself makes, to create the optimizer's s
 MOST = 1e300  #: most updates that a float holds
 
 
-def between(pair: Pair) -> dict[str, Update]:
-    """Return fqn → the updates from A to B; parameters with an unknown number of updates are left out."""
+def between(pair: Pair, doubted: Collection[str] = ()) -> dict[str, Update]:
+    """Return fqn → the updates from A to B; parameters with an unknown number of updates are left out.
+
+    Args:
+        doubted: those that had every update since the load, whatever their counters advanced by.
+    """
     a, b = pair.a.facts, pair.b.facts
     trainer = passed(a, b)
+    if doubted and may_count_anew(a, b):
+        trainer = int(b.steps.usual or 0)
     ends = sorted({*a.beta_ends, *b.beta_ends})
     cycled = a.cycled or b.cycled
     found = {}
@@ -54,7 +61,8 @@ def between(pair: Pair) -> dict[str, Update]:
         own = None if first is None or second is None else second - first
         most = math.inf if trainer is None else several if own == several else trainer + EXTRA
         advanced = own is not None and 0 <= own <= most and (second != trainer or own == trainer or fqn in rare)
-        if trainer is not None and not (_own(a, fqn) and _own(b, fqn)):
+        anew = fqn in doubted
+        if anew or (trainer is not None and not (_own(a, fqn) and _own(b, fqn))):
             advanced = False  # counters of others differ, and it may have had every update
         k = own if advanced else trainer  # a counter equal to the updates in between restarted
         if k is None or not 0 <= k <= MOST:
@@ -69,7 +77,7 @@ def between(pair: Pair) -> dict[str, Update]:
             k,
             later or older,
             (group.eps if group is not None else None) or b.eps or a.eps,
-            None if grown and not _own(b, fqn) else _before(a, fqn, first),
+            None if anew or (grown and not _own(b, fqn)) else _before(a, fqn, first),
             second,
             lr,
             certain,
@@ -81,7 +89,7 @@ def between(pair: Pair) -> dict[str, Update]:
             () if (one := later or older) is None else tuple((end, one[1]) for end in ends),
             _barred(older, later, [one.optimizer_of(fqn) for one in (a, b)], cycled)
             + (_UNTRAINED if fqn in surplus else ())
-            + (_ANEW if own is not None and own < 0 else ())
+            + (_ANEW if anew or (own is not None and own < 0) else ())
             + (_OFTEN if advanced and fqn not in rare and _begins_often(a, b, trainer) else ()),
             lag,
             *way,
@@ -218,6 +226,13 @@ def _why(one: Optimizer) -> str:
     if one.family == UNKNOWN:
         return f"the optimizer is unknown: {one.why}"
     return f"this law is not known to hold for {one.family}: {one.why}"
+
+
+def as_adam(pair: Pair, fqn: str, update: Update) -> Update:
+    """Return the update without the bars of an optimizer that is only known to be like Adam."""
+    found = {one.optimizer_of(fqn) for one in (pair.a.facts, pair.b.facts)}
+    reasons = {_why(one) for one in found if one.family == LIKE}
+    return replace(update, barred=tuple(one for one in update.barred if one[1] not in reasons))
 
 
 def betas_of(state: State, fqn: str) -> Betas | None:

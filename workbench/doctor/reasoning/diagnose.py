@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from workbench.analysis.report import SEVERITIES
@@ -34,7 +34,12 @@ def diagnose(case: Case) -> tuple[tuple[Suspect, ...], str]:
     _questions(case, found)
     suspects = [_suspect(one, case) for one in found]
     top = max((one.score for one in found), default=0.0) or 1.0
-    order = sorted(range(len(found)), key=lambda n: (*_order(suspects[n], found[n].score / top), -found[n].score))
+    # a table of another size does not explain a restarted schedule; a new optimizer is often made for it
+    anew = any(one.cause == "B1" and one.question for one in suspects)
+    defined = ("H2",) if anew else ("H2", "F7")
+    order = sorted(
+        range(len(found)), key=lambda n: (*_order(suspects[n], found[n].score / top, defined), -found[n].score)
+    )
     ranked = _together(tuple(suspects[number] for number in order))
     return ranked, verdict(ranked, case)
 
@@ -102,15 +107,16 @@ def _questions(case: Case, found: Sequence[CauseExplanation]) -> None:
     case.outcome.signs[:] = [milder.get(id(sign), sign) for sign in case.outcome.signs]
 
 
-def _order(one: Suspect, share: float) -> tuple[int, int, bool, bool]:
+def _order(one: Suspect, share: float, defined: Collection[str]) -> tuple[int, int, bool, bool]:
     """Return keys by which causes are ordered before their scores: what may have been meant comes after faults.
 
     Settings and definitions come after all of these, and remarks last.
 
     Args:
         share: its score, relative to the best.
+        defined: causes that are definitions of the model if they ask a question.
     """
-    meant = 2 * (one.severity == "info") + (one.cause == "H1" or (one.cause == "H2" and bool(one.question)))
+    meant = 2 * (one.severity == "info") + (one.cause == "H1" or (one.cause in defined and bool(one.question)))
     firm = not one.question and one.certainty != "possible" and one.affected > 0 and share >= FIRM
     anew = bool(one.question) and one.cause in ANEW
     return meant, _rank(one), not firm, anew

@@ -11,6 +11,7 @@
     W_B = W_A    the base under adapters is not trained                                               P27
     e_B ≠ e_A    an average of weights that changed                                                   P28
     g² ≈ v       gradients since then, from v_B − β2^k·v_A, are as large as before                    P30
+    W_B − W_A    does not depend on the low bits of W_A, as if they had been cut off                  P31
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.analysis.patterns.rounding import rounded
 from workbench.core.arrays import Array
 from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.flat import leaves
@@ -31,8 +33,8 @@ from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.facts.state import Group
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.roles import BLOCK_MAXIMA, BUFFERS, FIRST, MASTERS, MOMENTS, STATE, quantity
-from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register, some
-from workbench.doctor.origins.merge import changed_rank
+from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register, some
+from workbench.doctor.origins.merge import changed_rank, is_beyond, module_of, ranks_of
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.doctor.passes.updates import passed
@@ -51,6 +53,7 @@ SAMPLED = 1 << 14  #: elements per tensor
 LOOKED = 64  #: parameters, spread over all
 GROWN = 2.0  #: least v_B/v_A over all elements of a parameter from which its profile is examined
 SHARP = 0.05  #: standard deviation of log v_B about a line over log v_A below which no gradient blurred it
+NEARLY = 1e-3  #: distance to an integer of a count that begins at a small number, such as 1e-4, to divide by it
 #: Words in the keys of integers that count updates.
 _COUNTS = re.compile(r"batch|count|step|averaged|updates|iter")
 _COUNTED = re.compile(r"(?:^|[._])(?:counts?|seen)$")  #: names of counts that are stored as floats
@@ -73,6 +76,8 @@ NONE = 1e-3  #: size of gradients, relative to those before, below which there w
 SCALED = 0.2  #: share that all elements of squares keep if they were multiplied, and not lost
 MOST = 0.9  #: share of the parameters; gradients that reverse suddenly affect fewer
 HALF = 0.5  #: decay^k below which new gradients, which oppose old momentum, may outweigh it
+SIGMAS = 8.0  #: standard errors of a correlation that is not by chance
+LOW_LEAST = 256  #: elements whose low bits are examined
 LEFT = 0.3  #: decay^k from which the rest of an old average is visible among k new gradients
 FULL = 0.8  #: ‖m_B‖/‖m_A‖ from which a momentum that lost its past is another one
 STANDS = 10  #: updates
@@ -179,6 +184,7 @@ def check_carried(
     _squares(pair, updates, found)
     _firsts(pair, updates, found)
     _bases(pair, states, found)
+    _low_bits(pair, found)
     return found
 
 
@@ -445,10 +451,10 @@ def _counters(pair: Pair, found: Outcome) -> None:
     for key in _spread(held):
         try:
             values = [float(_sample(side.ckpt[key])[0]) for side in (pair.stored, pair.b)]
-            whole = values[0].is_integer()
+            whole = values[0].is_integer() or all(abs(one - round(one)) < NEARLY for one in values)
             if not whole and not (step and k and values[0] > 1 and values[1] <= values[0] * k / step + 1):
                 continue  # one that decays
-            old, new = map(int, values)
+            old, new = (round(one) if whole else int(one) for one in values)
             parts |= set() if whole else {key}
         except (WorkbenchError, IndexError, ValueError, OverflowError) as error:
             found.not_checked["P24"] = f"{key!r}: {error}"
@@ -756,7 +762,7 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
         for fqn, roles in side.params.items()
         if any(quantity(role) in trained for role in roles)
     }
-    under = {fqn.partition(f".{part}.")[0] for fqn in pair.b.params if (part := adapter_of(fqn))}
+    under = {module_of(fqn) for fqn in pair.b.params if adapter_of(fqn)}
     if not under or not held:
         found.not_checked.setdefault("P27", Inapplicable("no adapters are stored with their base and an optimizer"))
         return
@@ -769,7 +775,7 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
         and fqn in states
         and fqn not in held
         and not adapter_of(fqn)
-        and (not numbered or _module(fqn) in under)
+        and (not numbered or module_of(fqn) in under)
         and pair.b.shape(roles["param"][1]) not in thawed  # otherwise the optimizer holds more of this shape now
     }
     if not bases:
@@ -779,22 +785,61 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
     if moved:
         which = "under adapters" if numbered else "that the optimizer does not train"
         text = f"{len(moved):,} of {many(len(bases), 'weight')} {which} changed"
-        adapted = [fqn for fqn in moved if _module(fqn) in under][:RANKED]
+        adapted = [fqn for fqn in moved if module_of(fqn) in under][:RANKED]
         places = {fqn: roles["param"] for fqn, roles in pair.shared() if fqn in adapted}
         try:
-            ranks = [changed_rank(pair.a.tensor(one), pair.b.tensor(two)) for one, two in places.values()]
+            tensors = {fqn: (pair.a.tensor(one), pair.b.tensor(two)) for fqn, (one, two) in places.items()}
+            ranks = [changed_rank(*both) for both in tensors.values()]
+            most = ranks_of({f: pair.a.shape(held["param"]) for f, held in pair.a.params.items() if "param" in held})
+            beyond = [is_beyond(*both, most.get(module_of(fqn), len(most))) for fqn, both in tensors.items()]
         except WorkbenchError:
-            ranks = []
+            ranks, beyond = [], []
         merged = bool(ranks) and all(ranks)
         if merged:
             text += f"; the changes have rank {max(filter(None, ranks))} or less, as merged adapters do"
         causes = ("F5",) if merged else ("F6",)
-        kind = "adapted" if all(_module(fqn) in under for fqn in moved) else "base"
-        found.signs.append(P27.sign(text, {"kind": kind}, moved[:NAMED], hit=len(moved), of=len(bases), causes=causes))
+        kind = "adapted" if all(module_of(fqn) in under for fqn in moved) else "base"
+        evidence = {"kind": kind, "unmerged": bool(beyond) and all(beyond)}
+        found.signs.append(P27.sign(text, evidence, moved[:NAMED], hit=len(moved), of=len(bases), causes=causes))
 
 
-def _module(fqn: str) -> str:
-    return fqn.rpartition(".")[0].removesuffix(".base_layer")
+def _low_bits(pair: Pair, found: Outcome) -> None:
+    """Check whether float32 weights moved by what rounding them to 16 bits takes away, beside what updates did.
+
+    No update depends on these bits, so the change correlates with them only by chance. Weights that move less count
+    more, as they show it better.
+    """
+    held = {
+        fqn: roles["param"]
+        for fqn, roles in pair.shared()
+        if "param" in roles
+        and "master" not in roles
+        and {side.dtype(at) for side, at in zip((pair.a, pair.b), roles["param"], strict=True)} == {"float32"}
+    }
+    both = {fqn: one for fqn in _spread(list(held)) if (one := _both(pair, fqn, held[fqn], "P31", found)) is not None}
+    for through in ("bfloat16", "float16"):
+        products: list[Array] = []
+        squares = 0.0
+        names = []
+        for fqn, (a, b) in both.items():
+            moved, cut = b - a, rounded(a, through) - a
+            size = float(np.mean(np.square(moved, dtype=np.float64))) if np.isfinite(moved).all() else 0.0
+            if size > 0 and np.isfinite(cut).all() and cut.any():
+                products.append(moved.astype(np.float64) * cut / size)
+                squares += float(np.square(cut, dtype=np.float64).sum()) / size
+                names.append(fqn)
+        if not names or sum(map(len, products)) < LOW_LEAST:
+            continue
+        total = sum(float(one.sum()) for one in products)
+        error = math.sqrt(sum(float(np.square(one).sum()) for one in products))
+        if total > SIGMAS * error and abs(total / squares - 1) <= HALF:
+            text = (
+                f"the weights of {many(len(names), 'parameter')} moved by {total / squares:.0%} of what rounding them "
+            )
+            text += f"to {through} takes away, beside their updates"
+            evidence = {"through": through, "slope": total / squares, "sigmas": total / error}
+            found.signs.append(RULES["P31"].sign(text, evidence, names[:NAMED], hit=len(names), of=len(both)))
+            return
 
 
 def _both(pair: Pair, fqn: str, places: tuple[int, int], rule: str, found: Outcome) -> tuple[Array, Array] | None:

@@ -49,6 +49,7 @@ ENOUGH = 16  #: elements
 TELLING = 64  #: elements from which a correlation shows whose state it is
 LIKE = 0.5  #: correlation from which a state resembles an old one
 BETTER = 0.25  #: how much better another parameter's old state must fit than its own
+NEARER = 0.5  #: ratio of distances from which a state came from one of two values
 SOME = 3  #: parameters from which the parameters of a role are compared with one another
 MOST = 0.9  #: share of the parameters
 NEW, SMALL = 0.3, 0.6  #: b·a/a·a and ‖b‖/‖a‖ below which an average began anew; one with β = 0.9 has 0.1 and 0.44
@@ -238,6 +239,9 @@ def _role(
     counted = pair.b.facts.optimizer.family == "Adafactor"  # its first update keeps nothing, whatever it had
     once = {fqn for fqn in rest if same and updates[fqn].k == 1 and not (counted and updates[fqn].after == 1)}
     forms |= _broken(rest, once)
+    if what == STATE and single and not role.endswith(" codes"):
+        copies = {fqn for fqn, both in samples.items() if _from_weights(pair, fqn, *both)}
+        forms |= dict.fromkeys(copies, "weights") if SOME <= len(copies) >= MOST * len(samples) else {}
     if what in FIRST and not passing:
         lost = {fqn for fqn in once & rest.keys() - forms.keys() if _is_other(rest[fqn])}
         forms |= dict.fromkeys(lost, "other") if len(rest) >= SOME and len(lost) >= MOST * len(rest) else {}
@@ -324,6 +328,24 @@ def _of_codes(forms: Mapping[Key, str]) -> dict[Key, str]:
         else:
             found[fqn, role] = form.partition(".")[0] if form.startswith("codes") else form
     return found
+
+
+def _from_weights(pair: Pair, fqn: str, a: Array, b: Array) -> bool:
+    """Return whether an update led to a state from the old weights, and not from its old value ``a``.
+
+    A state that the weights equal after the update is not one: the trainer copies one of them into the other.
+    """
+    mine, theirs = (side.params[fqn] for side in (pair.a, pair.b))
+    role = "master" if "master" in mine and "master" in theirs else "param"
+    if role not in mine or role not in theirs:
+        return False
+    try:
+        old, new = _sample(pair.a.tensor(mine[role])), _sample(pair.b.tensor(theirs[role]))
+    except WorkbenchError:
+        return False
+    if not len(old) == len(new) == len(b) or np.array_equal(new, b):
+        return False
+    return bool(np.linalg.norm(b - old) < NEARER * np.linalg.norm(b - a))
 
 
 def _kept(a: Array, b: Array) -> Kept:
@@ -452,6 +474,7 @@ def _signs(forms: Mapping[Key, str]) -> Iterator[Sign]:
             "other": "is as large as before, and does not continue its old values",
             "fill": "is one number in all elements",
             "ratio": "was multiplied by a factor",
+            "weights": "is closer to the old weights than to its own old value",
             "codes": "does not continue its old values",
         }[form]
         yield P33.sign(f"{what} {words}: {names[0]!r}", evidence, names[:NAMED], hit=len(keys), of=of,

@@ -43,7 +43,7 @@ register(
     Rule("N14", "the loss scale restarted", ("D8",), "one",
          "a dynamic scale doubles about every thousand steps and halves at each skipped update",
          f"{SHRUNK:g} times an earlier checkpoint's, and a common initial value; halved more than {SKIPPED} times; or "
-         "unchanged, and its count of good updates began anew",
+         "its count of good updates began anew, and it did not change or began at a quarter or less",
          "transformers 34053", "warn", "a scale that really grew that much", "restore the gradient scaler's state"),
     Rule("N15", "fp8 scales that were never set", ("D9",), "one", "after a step, the largest magnitudes are known",
          f"all histories 0, or all scales 1; fp8 weights {STALE:g} times below the type's largest number",
@@ -131,6 +131,13 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
         words += "each at most doubles it" if interval == 1 else f"it doubles once in {interval:,} updates"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     halved = math.log2(before / scale) if 0 < scale < before < math.inf else 0.0
+    at = 0.0 if earlier is None or not k or _skipped(earlier, state) else _at_load(earlier, state, k)
+    if not signs and 0 < at <= before / DOUBLED**2:
+        words = (
+            f"the loss scale went from {before:,g} to {scale:,g} in {many(k or 0, 'update')}, none of them skipped; "
+        )
+        words += f"its count of good updates fits a start at {at:,g}: was it reset?"
+        signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     anew = earlier is not None and scale in DEFAULTS and halved >= AT_ONCE and not _skipped(earlier, state)
     if not signs and k is not None and (halved > SKIPPED + k / OFTEN or anew):
         words = f"the loss scale fell from {before:,g} to {scale:,g} in {many(k, 'update')}: was it reset, or were "
@@ -172,6 +179,18 @@ def _good_updates(earlier: State, later: State, k: int) -> dict[str, tuple[int, 
         if name == "_growth_tracker" and a[path] + k < interval and b[path] == k < a[path] + k:
             found[path] = a[path], b[path]
     return found
+
+
+def _at_load(earlier: State, later: State, k: int) -> float:
+    """Return the scale from which k good updates lead to the later scale and count, if both began anew; otherwise 0."""
+    scale = later.facts.value("loss_scale")
+    held = [path for path in later.counts if path.rpartition(".")[2] == "_growth_tracker" and path in earlier.counts]
+    interval = _growth_interval(later)
+    if len(held) != 1 or interval < 2 or not scale:
+        return 0.0
+    old, new = earlier.counts[held[0]], later.counts[held[0]]
+    anew = new == k % interval != (old + k) % interval
+    return scale / DOUBLED ** min(k // interval, 1000) if anew else 0.0
 
 
 def _skipped(earlier: State, later: State) -> bool:

@@ -174,7 +174,7 @@ def _unfrozen(sign: Sign, evidence: Evidence, which: str) -> Sign:
     if k < 0 or not all(name in before.params and step <= k for name, step in off.items() if name not in known):
         return sign
     if known and all(0 <= step - held[name] <= k for name, step in known.items()):
-        words = "each advanced by the updates in which its parameter had a gradient"
+        words = "a counter advances only by the updates in which its parameter has a gradient"
         return replace(sign, severity="info", message=f"{sign.message}; {words}")
     if known:
         return sign

@@ -26,7 +26,7 @@ from workbench.doctor.ledger.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, S
 from workbench.doctor.ledger.sign import Cleared, Outcome, Rule, Sign, many, register, some
 from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.look import AtomLook, look
-from workbench.doctor.origins.merge import averaged, low_rank
+from workbench.doctor.origins.merge import averaged, low_rank, unmerged
 from workbench.doctor.origins.where import where
 from workbench.doctor.rules.leaves import causes_of_topic, topic_of
 from workbench.doctor.rules.load_signs import ECHO, load_signs
@@ -104,7 +104,8 @@ class EchoValues(Outcome):
     Attributes:
         status: ``(fqn, role)`` → what happened to that tensor, for pictures.
         geometry: heads, groups and vocabulary, for the meaning of moved rows.
-        traits: of all changes together: ``place`` that holds them, ``averaged`` weights, ``rank`` of their change.
+        traits: of all changes together: ``place`` that holds them, ``averaged`` weights, ``rank`` of their change, and
+            whether it is ``unmerged``: not that of their adapters.
     """
 
     status: Mapping[tuple[str, str], TensorStatus] = field(default_factory=dict)
@@ -149,6 +150,7 @@ def _traits(atoms: Atoms, looks: Sequence[AtomLook]) -> dict[str, Any]:
         "place": where(atoms, values),
         "averaged": averaged(atoms, weights, masters) if weights else 0,
         "rank": low_rank(atoms, weights) if weights else None,
+        "unmerged": unmerged(atoms, weights),
     }
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from workbench.doctor.facts.counted import lagging
+from workbench.doctor.facts.counted import fell_back, lagging
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.laws.bounds import Hits
 from workbench.doctor.ledger.roles import MASTERS, MOMENTS, STATE, WEIGHTS, quantity
@@ -241,7 +241,8 @@ def train_rows(
         update, places = updates[fqn], held.get(fqn, {})
         weight = "master" if "master" in places else "param"
         if weight in places:
-            seen = sums.reach.of or sums.replay.count
+            still = update.k == 0 and 0 < sums.count == sums.unchanged  # no update: the law is equality
+            seen = sums.reach.of or sums.replay.count or still
             # a step as far as wrong moments make it is still the update of the old weights
             follows = replayed(update, sums, pair.b.dtype(places[weight][1]))
             odd = bool(sums.reach.broken) or fqn in turned or fqn in unlike or f"param:{fqn}" in moved
@@ -429,11 +430,15 @@ def _untouched(pair: Pair, states: Mapping[str, PairState], kept: Mapping[tuple[
 # ---- counters --------------------------------------------------------------------------------------------------------
 
 
-def counter_rows(pair: Pair, leg: str, k: int | None) -> Iterator[Row]:
+def counter_rows(
+    pair: Pair, leg: str, k: int | None, broken: Collection[str] = (), zeros: Collection[str] = ()
+) -> Iterator[Row]:
     """Yield what the optimizer's counters did, by parameter.
 
     Args:
         k: number of updates by the trainer between the two; 0 in a load; ``None`` if unknown.
+        broken: parameters whose moments cannot have come from the old ones in the updates that their counters show.
+        zeros: those of them whose moments began at zero.
     """
     found = _GatheredRows(leg)
     a, b = pair.a.facts.steps.by_name, pair.b.facts.steps.by_name
@@ -453,10 +458,13 @@ def counter_rows(pair: Pair, leg: str, k: int | None) -> Iterator[Row]:
     moved = {name: b[name] - a[name] for name in names}
     rare = lagging(pair.a.facts, pair.b.facts, k)
     common = Counter(moved.values()).most_common(1)[0][0]
+    late = fell_back(pair.a.facts, pair.b.facts, broken, k)
     for name, by in moved.items():
         fresh = b[name] <= k + COUNTED and a[name] > COUNTED
+        if k == 1 < b[name] and name in broken and name not in zeros:
+            fresh = False  # one update does not hide zeros: they are of an early save
         if by == k or (
-            leg == "train" and 0 <= by < k and (b[name] != k or name in rare)
+            leg == "train" and 0 <= by < k and (b[name] != k or name in rare) and name not in late
         ):  # a counter does not advance without a gradient or in a skipped update
             status = Status.EQUAL if leg == "load" else Status.WITHIN
             found.put("step", status, name)

@@ -68,8 +68,10 @@ register(
          f"share > {LOW_SHARE:.0%} and {LOW_LEAST} or more; 2^-16 by chance",
          "catalogue, 3.4", "error", "no update yet since a start from 16-bit weights",
          "load the masters; do not rebuild them from the weights", looked=lambda one: one.low.get("master", (0, 0))[1]),
-    Rule("P31", "weights that lost their low bits", ("D7", "D1"), "pair", "an update sets low bits of float32 weights",
-         f"share without them > {LOW_SHARE:.0%} and {LOW_LEAST} or more; at most half of that before",
+    Rule("P31", "weights that lost their low bits", ("D7", "D1"), "pair",
+         "an update sets low bits of float32 weights, and does not depend on those that they had",
+         f"share without them > {LOW_SHARE:.0%} and {LOW_LEAST} or more; at most half of that before; or the change "
+         "correlates with what rounding takes away, by 8 standard errors",
          "catalogue, 3.4", "error", "a cast on purpose",
          "save the weights in the type that they are trained in"),
     Rule("S10", "moments with 16-bit values", ("D4",), "one", "an update sets low bits",

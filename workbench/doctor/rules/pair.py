@@ -12,7 +12,7 @@ from workbench.analysis.patterns.rounding import rounded
 from workbench.core.arrays import Array
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
-from workbench.doctor.laws.exact import Replay, ruler
+from workbench.doctor.laws.exact import BLUNT, REST, Replay, ruler
 from workbench.doctor.ledger.roles import MOMENTS
 from workbench.doctor.ledger.sign import RULES, Rule, Sign, many, register
 from workbench.doctor.origins.became import CASTS, grid_of
@@ -25,8 +25,6 @@ from workbench.errors import WorkbenchError
 from workbench.names.roles import adapter_of
 
 LAWS = "workbench.doctor.laws"
-REST = 1e-3  #: share of a replayed update's norm, 15 times the worst in healthy runs (catalogue, I5)
-BLUNT = 0.1  #: rounding from which a replay proves nothing
 RULERS = 16  #: silent elements from which a ruler is read
 TURNED = 0.9  #: cosine between the old and the new weight within 50 updates (catalogue, 3.2)
 TURNED_FAR = 0.2  #: the same if the optimizer's laws are unknown
@@ -520,10 +518,8 @@ def replayed(update: Update, sums: PairState, kind: str) -> bool:
     noise = sums.replay.noise(kind) if kind in UNITS else math.inf
     if not sums.replay.count or noise > BLUNT:
         return False
-    fits = [sums.replay.fit(decay) for decay in {*update.decays, 0.0}]
-    return _of_own_size(update, sums.replay, noise) or any(
-        fit is not None and fit[0] > 0 and fit[2] <= max(REST, noise) for fit in fits
-    )
+    followed = sums.replay.follows({*update.decays, 0.0}, noise)
+    return followed is not None or _of_own_size(update, sums.replay, noise)
 
 
 def _of_own_size(update: Update, sums: Replay, noise: float) -> bool:

@@ -12,19 +12,24 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from workbench.analysis.patterns.rounding import rounded
 from workbench.core.scan import Progress
+from workbench.doctor.facts.counted import fell_back, may_count_anew
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.laws.bounds import Hits
+from workbench.doctor.laws.exact import REST, along
 from workbench.doctor.ledger.sign import Inapplicable, Sign, many
+from workbench.doctor.origins.became import cast_before, direction
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.blocks import StoredTensors, TensorSlot, compiled, stream
 from workbench.doctor.passes.one import OneFold, OneState
 from workbench.doctor.passes.pair import PairFold, PairState, Update, weight_role
-from workbench.doctor.passes.updates import between, limit_of
+from workbench.doctor.passes.updates import as_adam, between, limit_of, passed
 from workbench.doctor.rules.one import judge_one
 from workbench.doctor.rules.pair import adams, judge_pair
 from workbench.errors import WorkbenchError
@@ -32,9 +37,12 @@ from workbench.names.weights import kinds
 
 #: Of a decaying maximum: tensors and elements that are looked at, distance from β2^k·v, change of exp_avg, share.
 MAXIMA, SAMPLED, EXACT, CHANGED, SHARE = 8, 1 << 13, 5e-7, 0.01, 0.05
+#: Share and number of the parameters that an update of Adam explains; relative difference of their learning rates.
+FITTING, ENOUGH, ALIKE = 0.75, 3, 0.01
 LARGEST = 0.95  #: share of the elements whose second moment is no smaller than their gradient, if it is the largest one
 #: Of rows that keep their length: rows, tensors that are looked at first and at most, change of length per step.
 ROWS, TABLES, MOST, LENGTH = 8, 8, 512, 1e-2
+ADAM = {"exp_avg", "exp_avg_sq"}
 STEPS = ("reach", "replay", "ruler")  #: laws of what an update does to a weight
 LAWS = ("floor", "transition", "reach", "replay")
 ROLES = ("param", "master", "exp_avg", "exp_avg_sq")
@@ -243,20 +251,60 @@ def _rests(pair: Pair, roles: Mapping[str, tuple[int, int]]) -> bool:
     return len(idle) > 2 and int(idle[-1] - idle[0]) >= len(idle) + 2  # others are between them
 
 
-def check_pair(
-    pair: Pair, *, threads: int | None = None, progress: Progress | None = None, fast: bool | None = None
-) -> PassValues:
-    """Check the laws that hold between two checkpoints of a run, A the earlier one.
+def _as_replayed(pair: Pair, updates: Mapping[str, Update]) -> dict[str, Update]:
+    """Lift the bars of an optimizer that looks like Adam if its single update, replayed, is Adam's.
 
-    Args:
-        fast: use the compiled code; by default if numba is installed and there is much to read.
-
-    Raises:
-        MissingExtraError: ``fast`` is requested but numba is not installed.
+    LAMB has the same state and fields, and moves each parameter by a rate of its own. Where the update began from the
+    old weights rounded to a narrower type, it is Adam's all the same.
     """
-    updates = _without_idle(
-        pair, _without_rounded(pair, _without_projected(pair, _without_maxima(pair, between(pair))))
-    )
+    freed = {fqn: as_adam(pair, fqn, one) for fqn, one in updates.items()}
+    known = [
+        (fqn, {role: tuple(zip((pair.a, pair.b), at, strict=True)) for role, at in roles.items()})
+        for fqn, roles in pair.shared()
+        if fqn in freed and len(freed[fqn].barred) < len(updates[fqn].barred) and updates[fqn].k == 1
+    ]
+    known = [(f, roles) for f, roles in known if roles.keys() >= ADAM and roles.keys() & {"master", "param"}]
+    rates: dict[tuple[float, float], list[float]] = {}  # stated learning rates → those of the replayed updates
+    looked = 0
+    for fqn, roles in known[:: max(len(known) // MAXIMA, 1)]:
+        update, weight = freed[fqn], roles["master" if "master" in roles else "param"]
+        if update.lr is None or {side.dtype(at) for side, at in weight} != {"float32"}:
+            continue
+        rows = spread(pair.b.shape(weight[1][1]), SAMPLED)
+        try:
+            a, b, m, v = (
+                sampled(side.tensor(at), rows, SAMPLED)
+                for side, at in (*weight, roles["exp_avg"][1], roles["exp_avg_sq"][1])
+            )
+        except WorkbenchError:
+            continue
+        way = direction(update, [m, v])
+        if way is None or len(way) != len(b) or len(b) < ROWS:
+            continue
+        looked += 1
+        start = rounded(a, through) if (through := cast_before(a, b, way, update)) else a
+        sums = along(start, b, way)
+        rate = sums.follows({*update.decays, 0.0}, sums.noise("float32"))
+        if rate is not None and update.lr[0] * (1 - REST) <= rate <= update.lr[1] * (1 + REST):
+            rates.setdefault(update.lr, []).append(rate)
+    alike = sum(abs(one / median(found) - 1) <= ALIKE for found in rates.values() for one in found)
+    return freed if alike > FITTING * looked and alike >= ENOUGH else dict(updates)
+
+
+class _Sweep(NamedTuple):
+    updates: dict[str, Update]
+    slots: list[TensorSlot]
+    found: dict[str, PairState]
+    unread: dict[str, str]
+    apart: Counter[str]
+
+
+def _sweep(
+    pair: Pair, updates: dict[str, Update], threads: int | None, progress: Progress | None, fast: bool | None
+) -> _Sweep:
+    """Sum over a pair, by the laws that these updates leave."""
+    updates = _without_maxima(pair, _as_replayed(pair, updates))
+    updates = _without_idle(pair, _without_rounded(pair, _without_projected(pair, updates)))
     slots, apart = [], Counter[str]()
     for fqn, roles in pair.shared():
         if fqn not in updates:
@@ -276,6 +324,40 @@ def check_pair(
     fold = PairFold(updates, compiled(slots, fast))
     for slot, sums in stream(slots, fold, threads=threads, progress=progress, on_error=_note(unread)):
         found[slot.fqn] = sums
+    return _Sweep(updates, slots, found, unread, apart)
+
+
+def _broken(found: Mapping[str, PairState]) -> set[str]:
+    """Return the parameters whose moments cannot have evolved from the old ones in the updates that were assumed."""
+    return {fqn for fqn, sums in found.items() if sums.floor.broken or sums.transition.broken}
+
+
+def _doubted(pair: Pair, swept: _Sweep) -> set[str]:
+    """Return the parameters whose moments show that they had more updates than their counters advanced by."""
+    broken = _broken(swept.found)
+    if may_count_anew(pair.a.facts, pair.b.facts):
+        held = {fqn for fqn, sums in swept.found.items() if sums.floor.of or sums.transition.of}
+        return set(swept.found) if 2 * len(broken) > len(held) else set()
+    return fell_back(pair.a.facts, pair.b.facts, broken, passed(pair.a.facts, pair.b.facts))
+
+
+def check_pair(
+    pair: Pair, *, threads: int | None = None, progress: Progress | None = None, fast: bool | None = None
+) -> PassValues:
+    """Check the laws that hold between two checkpoints of a run, A the earlier one.
+
+    Args:
+        fast: use the compiled code; by default if numba is installed and there is much to read.
+
+    Raises:
+        MissingExtraError: ``fast`` is requested but numba is not installed.
+    """
+    swept = _sweep(pair, between(pair), threads, progress, fast)
+    if doubted := _doubted(pair, swept):
+        again = _sweep(pair, between(pair, doubted), threads, None, fast)
+        if 2 * len(_broken(again.found)) > len(_broken(swept.found)):  # otherwise it says nothing of where they began
+            swept = again
+    updates, slots, found, unread, apart = swept
     skipped: dict[str, Counter[str]] = {"updates": apart} if apart else {}
     for sums in found.values():
         for law, why in sums.skipped.items():
