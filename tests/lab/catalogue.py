@@ -60,6 +60,9 @@ from tests.lab.opened19_healthy import HEALTHY19
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
+from tests.lab.sealed20_deliberate import DELIBERATE20
+from tests.lab.sealed20_faults import FAULTS20
+from tests.lab.sealed20_healthy import HEALTHY20
 from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
@@ -94,7 +97,7 @@ _OPENED = (
     *(*FAULTS19, *HEALTHY19, *DELIBERATE19),
 )
 #: Faults whose results are printed only as counts.
-SEALED: tuple[Fault, ...] = ()
+SEALED: tuple[Fault, ...] = (*FAULTS20, *HEALTHY20, *DELIBERATE20)
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},
