@@ -57,12 +57,12 @@ from tests.lab.opened18_healthy import HEALTHY18
 from tests.lab.opened19_deliberate import DELIBERATE19
 from tests.lab.opened19_faults import FAULTS19
 from tests.lab.opened19_healthy import HEALTHY19
+from tests.lab.opened20_deliberate import DELIBERATE20
+from tests.lab.opened20_faults import FAULTS20
+from tests.lab.opened20_healthy import HEALTHY20
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
-from tests.lab.sealed20_deliberate import DELIBERATE20
-from tests.lab.sealed20_faults import FAULTS20
-from tests.lab.sealed20_healthy import HEALTHY20
 from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
@@ -95,9 +95,10 @@ _OPENED = (
     *(*FAULTS17, *HEALTHY17, *DELIBERATE17),
     *(*FAULTS18, *HEALTHY18, *DELIBERATE18),
     *(*FAULTS19, *HEALTHY19, *DELIBERATE19),
+    *(*FAULTS20, *HEALTHY20, *DELIBERATE20),
 )
 #: Faults whose results are printed only as counts.
-SEALED: tuple[Fault, ...] = (*FAULTS20, *HEALTHY20, *DELIBERATE20)
+SEALED: tuple[Fault, ...] = ()
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},

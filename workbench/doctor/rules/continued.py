@@ -450,6 +450,7 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
         return products or "no counters are stored on both sides, or the updates in between are unknown"
     moved = _moved(a, b)
     whole = moved is not None and abs(moved - k) > 1  # the schedule as a whole: P15
+    each = per_step(a, b) or 1  # updates for each step of the trainer
     restarted: dict[str, list[str]] = {}
     fell: dict[bool, list[str]] = {True: [], False: []}
     for path in both:
@@ -471,7 +472,7 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
             fell[_began(old, new, step, k)].append(path)
         if old < SURELY - 5 * (kind == "schedule") or not tracks:
             continue
-        due = {old, old + k, old + k + 1, old + k - 1}
+        due = {old, old + k, old + k + 1, old + k - 1, old + int(k / each)}
         if new in (k, k + 1) and new < old + k - 1 and new not in due and not (whole and kind == "schedule"):
             restarted.setdefault(kind, []).append(path)
     found = []

@@ -14,8 +14,7 @@ from torch import nn
 from tests.lab.fault import Fault, seen
 from tests.lab.hugging import made, trained
 from tests.lab.live import Loop, fault
-from tests.lab.optimizers import AdamW8bit, ScheduleFreeAdamW
-from tests.lab.sealed20_nets import (
+from tests.lab.opened20_nets import (
     T5,
     Act,
     Bundled,
@@ -68,6 +67,7 @@ from tests.lab.sealed20_nets import (
     weights,
     widened,
 )
+from tests.lab.optimizers import AdamW8bit, ScheduleFreeAdamW
 
 __all__ = ["FAULTS20"]
 

@@ -13,8 +13,7 @@ from tests.lab.config import Config
 from tests.lab.fault import Fault
 from tests.lab.hugging import made, trained
 from tests.lab.live import Loop, variant
-from tests.lab.optimizers import AdamW8bit, Optimizer, Prodigy
-from tests.lab.sealed20_nets import (
+from tests.lab.opened20_nets import (
     T5,
     AdamMini,
     AdEMAMix,
@@ -47,6 +46,7 @@ from tests.lab.sealed20_nets import (
     noise,
     stack,
 )
+from tests.lab.optimizers import AdamW8bit, Optimizer, Prodigy
 
 __all__ = ["HEALTHY20"]
 

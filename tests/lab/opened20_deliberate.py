@@ -12,8 +12,7 @@ from torch import nn
 from tests.lab.fault import Fault
 from tests.lab.hugging import made, trained
 from tests.lab.live import variant
-from tests.lab.optimizers import Lion
-from tests.lab.sealed20_nets import (
+from tests.lab.opened20_nets import (
     T5,
     Adapter,
     Convnext,
@@ -53,6 +52,7 @@ from tests.lab.sealed20_nets import (
     weights,
     widened,
 )
+from tests.lab.optimizers import Lion
 
 __all__ = ["DELIBERATE20"]
 
