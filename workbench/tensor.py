@@ -324,7 +324,7 @@ def fetched(wanted: Iterable[tuple[LazyTensor, Ints, Ints]]) -> Iterator[None]:
     """
     by_side: dict[tuple[int, int], tuple[LazyTensor, list[Ints], list[Ints], list[Ints]]] = {}
     for tensor, offsets, sizes in wanted:
-        if not tensor._far:  # a disk reads on demand
+        if not tensor._far or tensor.shape != tensor._stored_shape:  # a disk reads on demand; the boxes are of a slice
             continue
         payloads = tensor._payloads
         _, tensors, low, extent = by_side.setdefault((id(payloads), tensor._replica), (tensor, [], [], []))

@@ -121,9 +121,8 @@ class RangedSource(Source):
         def fill(span: tuple[int, int]) -> None:
             low, high = span
             k = int(np.searchsorted(at, low - nbytes, side="right"))
-            if (
-                high - low > GAP and at[k] <= low and high <= at[k] + nbytes and (k + 1 == len(at) or at[k + 1] >= high)
-            ):  # of one row
+            of_one_row = at[k] <= low and high <= at[k] + nbytes and (k + 1 == len(at) or at[k + 1] >= high)
+            if of_one_row and high - low > GAP:
                 into = int(order[k]) * nbytes + low - int(at[k])
                 self._get(low, high, flat[into : into + high - low])
                 return
