@@ -3143,3 +3143,11 @@ def test_copies_of_the_weights_that_each_update_makes(tmp_path, kept):
     moved = [copy - 2e-3 * torch.randn_like(copy).sign() for copy in now]
     two = saved("b.pt", 21, now if kept == "before" else moved)
     assert ("B1" in {cause.cause for cause in wb.doctor(one, two).causes}) == (kept == "anew")
+
+
+def test_tensors_without_elements_change_nothing(tmp_path):
+    run = Run()
+    run.model.register_parameter("empty", torch.nn.Parameter(torch.empty(0, 4)))
+    run.fresh()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    assert grave(wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))) == []

@@ -828,7 +828,8 @@ def _low_bits(pair: Pair, found: Outcome) -> None:
         names = []
         for fqn, (a, b) in both.items():
             moved, cut = b - a, rounded(a, through) - a
-            size = float(np.mean(np.square(moved, dtype=np.float64))) if np.isfinite(moved).all() else 0.0
+            finite = len(moved) > 0 and np.isfinite(moved).all()
+            size = float(np.mean(np.square(moved, dtype=np.float64))) if finite else 0.0
             if size > 0 and np.isfinite(cut).all() and cut.any():
                 products.append(moved.astype(np.float64) * cut / size)
                 squares += float(np.square(cut, dtype=np.float64).sum()) / size
