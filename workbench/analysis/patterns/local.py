@@ -13,6 +13,8 @@ the ends first, which stops as soon as no local or elementwise pattern remains p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import log2, prod
 from typing import Any, Protocol
 
@@ -23,9 +25,11 @@ from workbench.analysis.patterns.flips import flip_text, one_flip
 from workbench.analysis.patterns.found import Pattern, axis_words, box_text
 from workbench.analysis.patterns.read import bits, runs_of
 from workbench.analysis.patterns.rounding import half_step, numbers
-from workbench.core.arrays import Array
+from workbench.core.arrays import Array, Ints
+from workbench.core.executors import in_order
+from workbench.core.plan import slices
 from workbench.core.runs import ElementRun
-from workbench.tensor import LazyTensor, fetched
+from workbench.tensor import LazyTensor
 
 SMALL = 1 << 16  #: elements of a tensor that is compared without testing a few boxes first
 SPREAD = 16  #: such boxes; a power of two
@@ -83,11 +87,7 @@ class Difference:
         if self.a.numel() < SMALL:
             return False
         offsets, sizes = _spread(self.shape)
-        with fetched((one, offsets, sizes) for one in (self.a, self.b)):
-            left, right = (
-                np.stack([box.view(self.a.element.raw) for box in map(np.array, one.boxes(offsets, sizes))])
-                for one in (self.a, self.b)
-            )
+        left, right = (_boxes(one, offsets, sizes) for one in (self.a, self.b))
         different = left != right
         if not different.any(axis=tuple(range(1, different.ndim))).all():
             return False
@@ -188,6 +188,15 @@ class Difference:
             if 2 * np.count_nonzero(touched) <= np.count_nonzero(seen):
                 return True
         return False
+
+
+def _boxes(tensor: LazyTensor, offsets: Ints, sizes: Ints) -> Array:
+    """Read boxes of one size; those in a store at the same time, as each is a request or more."""
+    if not tensor._far:
+        return np.stack([box.view(tensor.element.raw) for box in map(np.array, tensor.boxes(offsets, sizes))])
+    keys = [slices(low, size) for low, size in zip(offsets.tolist(), sizes.tolist(), strict=True)]
+    with ThreadPoolExecutor(len(keys)) as threads:
+        return np.stack(list(in_order(threads, partial(bits, tensor), keys)))
 
 
 def _spread(shape: tuple[int, ...]) -> tuple[Array, Array]:
