@@ -808,7 +808,7 @@ def test_an_offline_run_that_continues_another_one_is_its_restart(tmp_path):
     assert runs((range(1, 57), 4.0), (range(51, 101), 3.0)) == [[51]]
     assert runs((range(1, 57), 4.0), (range(51, 101), 3.0), (range(91, 120), 2.0)) == [[51, 91]]
     assert runs((range(1, 57), 4.0), (range(1, 101), 3.0)) == [[], []]  # another seed
-    assert runs((range(1, 57), 4.0), (range(1, 57), 3.0), (range(51, 101), 2.0)) == [[], [], []]  # of which?
+    assert runs((range(1, 57), 4.0), (range(1, 57), 3.0), (range(51, 101), 2.0)) == [[], [], []]  # it may continue two
 
 
 # ---- files that grow ----------------------------------------------------------------------------------------------

@@ -283,7 +283,7 @@ def test_without_a_pair_the_message_says_what_to_keep(tmp_path):
         wb.run(tmp_path).diagnose()
     (tmp_path / "checkpoint-50").mkdir()
     (tmp_path / "checkpoint-50" / "trainer_state.json").write_text('{"global_step": 50, "log_history": []}')
-    with pytest.raises(wb.errors.UsageError, match="the newest, 'checkpoint-50': there are no weight files"):
+    with pytest.raises(wb.errors.UsageError, match="'checkpoint-50', the newest one, is not complete: there are no"):
         wb.run(tmp_path).diagnose()
 
 

@@ -89,7 +89,7 @@ def test_everything_under_a_root_is_listed_with_size_step_and_completeness(tmp_p
 
 
 def test_files_that_the_metadata_names_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a small ``.metadata``; and strings of which a file's name is only a part name no file."""
+    """Check the files that a small ``.metadata`` names; longer strings that only contain such a name are none."""
     lost = save_dcp(tmp_path / "lost")
     torch_names = {"w": torch.ones(2), "x/__7_0.distcp": torch.ones(2), "__8_0.distcp.ema": torch.ones(2)}
     dcp.save(torch_names, checkpoint_id=tmp_path / "odd", no_dist=True)
@@ -387,7 +387,7 @@ def test_an_incomplete_newer_step_is_named(tmp_path: Path) -> None:
     assert reason(tmp_path) == wanted
     (tmp_path / "step-4" / ".metadata").unlink()
     with pytest.raises(
-        IncompleteError, match=r"none of the 2 steps is complete; the newest, 'step-6': .metadata is missing"
+        IncompleteError, match=r"none of the 2 steps is complete; the newest is 'step-6': .metadata is missing"
     ):
         wb.open(tmp_path)
 

@@ -217,7 +217,7 @@ class Checkpoint(Shown, Mapping[str, LazyTensor]):
     """
 
     _by_reference = True  #: to workers
-    __eq__ = object.__eq__  # a mapping's own would compare its items, each of which is made on access
+    __eq__ = object.__eq__  # Mapping would compare the items, and each access makes new ones
     __hash__ = object.__hash__
 
     def __init__(

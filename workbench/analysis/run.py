@@ -789,7 +789,9 @@ class Run(Shown):
             return f"compare {before.path!r} with {after.path!r}"
         if before is None and after is None:
             newest = self.found[-1] if self.found else None
-            why = f" (the newest, {newest.path!r}: {newest.why})" if newest is not None and newest.why else ""
+            why = ""
+            if newest is not None and newest.why:
+                why = f" ({newest.path!r}, the newest one, is not complete: {newest.why})"
             return f"no complete checkpoint exists{why}: keep one from before step {step:,} and one from soon after it"
         if before is None:
             assert after is not None

@@ -191,8 +191,10 @@ def pick(place: Place) -> tuple[Found, str] | None:
     complete = [item for item in steps if item.complete]
     if not complete:
         newest = max(steps, key=_step)
-        none = "the only step is not" if len(steps) == 1 else f"none of the {len(steps):,} steps is"
-        raise IncompleteError(f"{place.path!r}: {none} complete; the newest, {newest.path!r}: {newest.why}")
+        words = f"none of the {len(steps):,} steps is complete; the newest is {newest.path!r}"
+        if len(steps) == 1:
+            words = f"the only step, {newest.path!r}, is not complete"
+        raise IncompleteError(f"{place.path!r}: {words}: {newest.why}")
     tracked, note = _tracked(place, steps)
     if tracked is not None and tracked.complete:
         return tracked, Ordinary(f"opened {tracked.path!r}: {note}")

@@ -123,9 +123,8 @@ def tag_of(facts: Geometry, one: Move) -> str:
     if kind == "qkv" and own(one) and (_thirds(one) or _by_head(one)):
         return "qkv"
     if one.columns:
-        if (
-            kind == "gate_up" and 2 * int(one.form.get("size", 0)) == one.shape[-1]
-        ):  # experts of transformers store [in, out]
+        halves = 2 * int(one.form.get("size", 0)) == one.shape[-1]
+        if kind == "gate_up" and halves:  # experts of transformers store [in, out]
             return "gate_up"
         if kind == "qkv":  # GPT-2 stores [in, out]
             return "heads"
