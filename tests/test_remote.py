@@ -185,6 +185,21 @@ def test_a_comparison_and_a_diagnosis_of_small_tensors_ask_for_many_at_once(serv
         assert len(server.log) < most, words
 
 
+@pytest.mark.parametrize("change", ["noise", "rows", "scaled"])
+def test_what_changed_in_a_large_tensor_is_the_same_by_url(one, change):
+    """Its boxes are read from a store at the same time, and from a disk one after the other."""
+    held = load_file(one / "model.safetensors")
+    w = held["w"]
+    held["w"] = {"noise": w + 1e-3 * torch.randn_like(w), "rows": w.roll(3, 0), "scaled": 2 * w}[change]
+    save_file(held, one / "b.safetensors")
+    names = ("model.safetensors", "b.safetensors")
+    with RangeServer(one) as server:
+        far = wb.diff(*(wb.open(f"{server.url}/{name}", cache=False) for name in names))
+    near = wb.diff(*(wb.open(one / name, cache=False) for name in names))
+    found, expected = far.to_dict(), near.to_dict()
+    assert found["tensors"] == expected["tensors"] and near.summary["changed"] == 1
+
+
 @pytest.mark.parametrize(
     "sample, part, most, gap",
     [
