@@ -149,10 +149,13 @@ class Connection:
 
     @contextmanager
     def uncached(self) -> Iterator[None]:
-        """Read from the store alone meanwhile, in all threads and through all that :meth:`again` returns."""
+        """Read from the store meanwhile, not from the cache on disk or what was read before, in all threads and
+        through all that :meth:`again` returns.
+        """
         with self._use.lock:
             self._use.without += 1
         self.recent.clear()
+        self.blocks.clear()
         try:
             yield
         finally:

@@ -120,8 +120,8 @@ def check_files(
     if deep:
         sums = StoredSums(subject)
         passes += [
+            (values_nbytes(subject), lambda at: check_values(subject, sums.summed, at, numbers=False)),
             (sums.nbytes, sums.check),
-            (values_nbytes(subject), lambda at: check_values(subject, at, numbers=False)),
             (pairs_nbytes(subject), lambda at: check_pairs(subject, at, kinds=("replicas",))),
             (manifest_nbytes(place, manifest), lambda at: check_manifest(place, log, manifest, threads, at)),
         ]
