@@ -375,6 +375,12 @@ class Case:
         """Whether the param groups hold another number of parameters."""
         return any(one.evidence.get("kind") == "sizes" for one in self.fired("R12"))
 
+    @property
+    def trains_more(self) -> bool:
+        """Whether the param groups hold more parameters than before."""
+        counts = [[group.count or 0 for group in one.facts.groups] for one in (self.evidence.before, self.later)]
+        return 0 < sum(counts[0]) < sum(counts[1])
+
     @cached_property
     def shaped(self) -> list[Sign]:
         """Signs of tensors that have another shape."""
@@ -584,7 +590,7 @@ def asked(case: Case, cause: str, match: Match) -> str:
         return RESTARTED
     if cause == "B1" and (case.deeper or case.wider or case.upcycled or case.adapted):
         return REBUILT
-    if cause == "F2" and case.regrouped:
+    if cause == "F2" and (case.regrouped or case.trains_more):
         return UNTIED
     if cause == "A2" and _apart(case, change, match.names):
         return ELSEWHERE
