@@ -564,7 +564,7 @@ def matches(case: Case, causes: Mapping[str, Any]) -> list[tuple[str, Match]]:
     """Return what the pattern of each cause finds, as a question where other changes suggest that it was intended."""
     found = [(one.id, match) for one in causes.values() if one.pattern is not None for match in one.pattern(case)]
     case.begun = frozenset(match.leg for cause, match in found if cause == "B1" and match.question)
-    case.restarted = any(cause == "C1" for cause, _ in found)
+    case.restarted = any(cause == "C1" and not match.title for cause, match in found)  # not if only the rate fell
     return [(cause, match if match.question else _with(match, asked(case, cause, match))) for cause, match in found]
 
 

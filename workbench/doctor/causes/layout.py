@@ -584,7 +584,9 @@ def vocabulary(case: Case) -> Iterator[Match]:
         patch = frozenset(change.hit((*change.weights, *MOMENTS), "patch") - change.hit(change.weights, "part"))
         if len(patch) > 1 and kinds(patch) <= OUTER:
             yield Match(change.leg, 0.99, patch, False)
-        part = frozenset(change.hit(change.weights, "part", "zeros"))
+        # divided by second moments that are too small, steps of single rows are too long
+        long = change.hit(MOMENTS) & {name for one in case.fired("S04", where="after") for name in one.tensors}
+        part = frozenset(change.hit(change.weights, "part", "zeros") - long)
         alone = len(change.hit(change.weights) - part) <= len(part)  # in an average, untrained rows stay
         if part and alone and kinds(part) <= OUTER and not case.traits.get("confined"):
             rows = change.detail(change.weights, min(part))
