@@ -590,7 +590,7 @@ def asked(case: Case, cause: str, match: Match) -> str:
         return RESTARTED
     if cause == "B1" and (case.deeper or case.wider or case.upcycled or case.adapted):
         return REBUILT
-    if cause == "F2" and (case.regrouped or case.trains_more):
+    if cause == "F2" and case.regrouped:
         return UNTIED
     if cause == "A2" and _apart(case, change, match.names):
         return ELSEWHERE

@@ -254,7 +254,8 @@ def untied(case: Case) -> Iterator[Match]:
         names = frozenset(n for s in (*new, *gone) for n in s.tensors)
         leg = "load" if case.change("load").rows else "train"
         copied = leg == "load" and not case.change(leg).hit(WEIGHTS) & names
-        trained = leg == "train" and bool(case.later.facts.states) and not names & case.later.unheld
+        held = case.trains_more or not names & case.later.unheld  # of numbered state, the owners may be unknown
+        trained = leg == "train" and bool(case.later.facts.states) and held
         apart = bool(new) and all(one.rule == "R15" for one in new) and not gone
         question = "were they untied on purpose?" if apart and (copied or trained) else ""
         yield Match(leg, 1.0, names, question=question, signs=(*new, *gone))

@@ -34,7 +34,7 @@ def diagnose(case: Case) -> tuple[tuple[Suspect, ...], str]:
     _questions(case, found)
     suspects = [_suspect(one, case) for one in found]
     top = max((one.score for one in found), default=0.0) or 1.0
-    # tensors that are new or of another size do not explain a restarted schedule; a new optimizer is often made for them
+    # new tensors, and those of another size, explain no restarted schedule; a new optimizer is often made for them
     anew = any(one.cause == "B1" and one.question for one in suspects)
     defined = ("H2",) if anew else ("H2", "F7", "A4")
     order = sorted(

@@ -670,7 +670,7 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
     if moved is not None and not rarely and abs(moved - (last - first)) > (0 if aligned else 1):
         if moved > 0 and moved == updates:
             return "schedule and optimizer advanced alike; the trainer's count is off (P01)"
-        if None not in (a.scheduled, b.scheduled) and moved == b.scheduled - a.scheduled:
+        if a.scheduled is not None and b.scheduled is not None and moved == b.scheduled - a.scheduled:
             return "the schedule advanced as the optimizer whose learning rates it sets, which is one of several"
         if not (scaled(b) and 0.5 * (last - first) <= moved <= last - first):
             return [_jump(a, b, moved, last - first, declared)]
