@@ -254,7 +254,8 @@ def untied(case: Case) -> Iterator[Match]:
         names = frozenset(n for s in (*new, *gone) for n in s.tensors)
         leg = "load" if case.change("load").rows else "train"
         copied = leg == "load" and not case.change(leg).hit(WEIGHTS) & names
-        trained = leg == "train" and bool(case.later.facts.states) and not names & case.later.unheld
+        held = case.trains_more or not names & case.later.unheld  # of numbered state, the owners may be unknown
+        trained = leg == "train" and bool(case.later.facts.states) and held
         apart = bool(new) and all(one.rule == "R15" for one in new) and not gone
         question = "were they untied on purpose?" if apart and (copied or trained) else ""
         yield Match(leg, 1.0, names, question=question, signs=(*new, *gone))
@@ -584,7 +585,9 @@ def vocabulary(case: Case) -> Iterator[Match]:
         patch = frozenset(change.hit((*change.weights, *MOMENTS), "patch") - change.hit(change.weights, "part"))
         if len(patch) > 1 and kinds(patch) <= OUTER:
             yield Match(change.leg, 0.99, patch, False)
-        part = frozenset(change.hit(change.weights, "part", "zeros"))
+        # divided by second moments that are too small, steps of single rows are too long
+        long = change.hit(MOMENTS) & {name for one in case.fired("S04", where="after") for name in one.tensors}
+        part = frozenset(change.hit(change.weights, "part", "zeros") - long)
         alone = len(change.hit(change.weights) - part) <= len(part)  # in an average, untrained rows stay
         if part and alone and kinds(part) <= OUTER and not case.traits.get("confined"):
             rows = change.detail(change.weights, min(part))

@@ -260,6 +260,10 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         question = "was a new stage begun on purpose, in which optimizer, schedule and data are counted anew?"
         # exact: the counts, which show a fresh optimizer otherwise, are not silent against it
         yield Match("train", 1.0, other, True, question, signs=tuple(signs))
+    if not case.counters("train").reset and (young := _since_then(case)):
+        names = frozenset(name for one in young for name in one.tensors)
+        title = "The state of some parameters began anew, or only its counters did."
+        yield Match("after", 0.6, names, signs=tuple(young), title=title, remedy=WHOLE)
     absent = [one for one in case.fired("S06") if one.evidence.get("kind") in ("absent", "never", "gone")]
     for one in case.fired("R03", "R01", "N3", "V05", "P33"):
         gone = one.evidence.get("gone")
@@ -273,6 +277,15 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         title = "" if saved else "The checkpoint holds the optimizer's param groups, but not its state."
         title = "No checkpoint holds the optimizer's state, so it starts fresh." if never else title
         yield Match(case.resumed, 0.9, signs=tuple(absent), question=question, title=title)
+
+
+def _since_then(case: Case) -> list[Sign]:
+    """Return signs of counters that the load did not compare and that count no more than the updates since then."""
+    k = passed(case.evidence.before.facts, case.later.facts)
+    odd = [one for one in case.fired("S06", "S07", where="after") if one.evidence.get("kind") in ("fresh", "among")]
+    usual = case.later.facts.steps.usual
+    others = [count for count in case.later.facts.steps.counts if count != usual]
+    return odd if k is not None and usual is not None and max(others, default=usual) <= k < usual else []
 
 
 def _forgotten(case: Case, change: LedgerLeg) -> bool:

@@ -393,7 +393,7 @@ def _constant(one: AtomLook, after: LazyTensor) -> AtomLook:
 
 
 def _joined(atoms: Atoms, looks: list[AtomLook]) -> None:
-    """Assign proved forms of other tensors to tensors too small to prove them, or taken for zeros."""
+    """Assign proved forms of other tensors to tensors too small to prove them, or taken for zeros or a constant."""
     proved: dict[tuple[str, str, str], AtomLook] = {}
     for one in looks:
         if one.kind == "rounded" and one.form.get("through") in FLOATS:
@@ -401,7 +401,7 @@ def _joined(atoms: Atoms, looks: list[AtomLook]) -> None:
         elif one.kind == "ratio" and not one.form.get("rounded"):
             proved.setdefault(("", "ratio", str(one.form["ratio"])), one)
     for at, one in enumerate(looks):
-        if one.kind not in ("near", "other", "part", "zeros", "zero", "flip"):
+        if one.kind not in ("near", "other", "part", "zeros", "zero", "fill", "flip"):
             continue
         before, after = atoms.tensors(one.atom)
         if before.element.name not in FLOATS or before.element != after.element:

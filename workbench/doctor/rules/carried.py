@@ -88,7 +88,7 @@ LARGER = (
 WILD, LONE = 10.0, 2  #: times that limit; most parameters whose gradients alone may be that large
 #: Factored second moments of torch.optim.Adafactor and transformers' Adafactor.
 FACTORED = ("row_var", "col_var", "variance", "exp_avg_sq_row", "exp_avg_sq_col")
-LIKE, BETTER = 0.8, 0.1  #: correlation with the squares of another, and its excess over that with its own
+LIKE, BETTER = 0.5, 0.1  #: correlation with the squares of another, and its excess over that with its own
 SQUARES = frozenset({"sum", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", BLOCK_MAXIMA, *FACTORED})
 SLACK = 1e-5  #: rounding tolerance per update
 DECAYS = ("alpha", "rho", "momentum", "betas", "beta2_decay", "decay_rate")  #: fields of param groups

@@ -670,6 +670,8 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
     if moved is not None and not rarely and abs(moved - (last - first)) > (0 if aligned else 1):
         if moved > 0 and moved == updates:
             return "schedule and optimizer advanced alike; the trainer's count is off (P01)"
+        if a.scheduled is not None and b.scheduled is not None and moved == b.scheduled - a.scheduled:
+            return "the schedule advanced as the optimizer whose learning rates it sets, which is one of several"
         if not (scaled(b) and 0.5 * (last - first) <= moved <= last - first):
             return [_jump(a, b, moved, last - first, declared)]
     if a.lr is None or b.lr is None:
@@ -845,13 +847,19 @@ def data_advances(pair: Pair) -> list[Sign] | str:
             found.append(P20.sign(words, evidence, causes=("C6",) if new < old else ()))
     known = any(side.value(fact) is not None for side in (a, b) for fact in ("loader", "consumed_samples"))
     for path, (then, now) in within.items():
-        if now <= then and (now < then or then[1] > 0):  # a sampler that is saved when an epoch begins stays at 0
+        each, rest = divmod(then[1], first)
+        due = then[1] + each * (last - first)
+        # in an epoch in which every update took as much, it is where it is if it began at 0 in the load
+        again = then[0] == now[0] and not rest and then[1] < now[1] == due - then[1]
+        # a sampler that is saved when an epoch begins stays at 0
+        if again or (now <= then and (now < then or then[1] > 0)):
             old, new = (f"{index:,} of epoch {epoch:,}" for epoch, index in (then, now))
             words = f"{path!r} stayed at {old}" if then == now else f"{path!r} went from {old} to {new}"
             words += f" in {many(last - first, 'update')}"
-            before, after = (then[0], now[0]) if then[0] != now[0] else (then[1], now[1])
+            words += f", which should have advanced it to {due:,}" if again else ""
+            before, after = (then[0], now[0]) if then[0] != now[0] else (due if again else then[1], now[1])
             evidence = {"kind": "loader", "before": before, "loader": after, "stands": then == now}
-            found.append(P20.sign(words, evidence, causes=("C6",) if now < then else ()))
+            found.append(P20.sign(words, evidence, causes=("C6",) if again or now < then else ()))
     for root, moved in {} if found else _positions(pair.a.counts, pair.b.counts, within).items():
         fell = {path: both for path, both in moved.items() if both[1] < both[0]}
         if len(fell) > 1 and 2 * len(fell) >= len(moved):

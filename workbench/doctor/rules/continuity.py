@@ -74,6 +74,7 @@ CHANCE = 4.5  #: over the root of the columns: correlation that the best of many
 BESIDE = 256  #: tensors beside the weights
 DECAYS = frozenset({"momentum", "dampening", "nesterov", "betas", "alpha", "rho"})  #: fields of param groups
 STANDS = 0.7  #: b·a/a·a from which an average continues
+NOISE = 1e-5  #: of the median size of averages of gradients: below it, as of biases before a norm, are rounding errors
 
 P32 = Rule(
     "P32", "state that continues another parameter's", ("B5", "E13"), "pair",
@@ -110,6 +111,7 @@ class Kept:
         low, least: 5 % and 1 % quantiles of b/a where a > 0; NaN if either has negative elements.
         constant: the value of all elements of b, if those of a differ.
         offset: by how much the mean changed, over the size of a.
+        level: the root mean square of a.
     """
 
     own: float
@@ -119,6 +121,7 @@ class Kept:
     least: float
     constant: float | None = None
     offset: float = 0.0
+    level: float = 0.0
 
 
 @dataclass
@@ -358,7 +361,8 @@ def _kept(a: Array, b: Array) -> Kept:
     same = np.array_equal(a, b)
     own = 1.0 if same else _correlation(_eased(a), _eased(b))
     offset = abs(float(b.mean() - a.mean())) * math.sqrt(len(a) / aa)
-    return Kept(own, float(np.dot(a, b)) / aa, math.sqrt(float(np.dot(b, b)) / aa), low, least, constant, offset)
+    size, level = math.sqrt(float(np.dot(b, b)) / aa), math.sqrt(aa / len(a))
+    return Kept(own, float(np.dot(a, b)) / aa, size, low, least, constant, offset, level)
 
 
 def _turned(
@@ -410,7 +414,8 @@ def _broken(kept: Mapping[str, Kept], once: set[str]) -> dict[str, str]:
         return forms | dict.fromkeys(new, "zero")
     usual = median(one.low if squares else one.slope for one in rest.values())
     if len(rest) >= SOME and usual >= (FELL if squares else STANDS):  # most parameters continue
-        few = {fqn for fqn in once if _is_less(rest[fqn], squares, usual)}
+        noise = NOISE * median(one.level for one in rest.values())
+        few = {fqn for fqn in once if _is_less(rest[fqn], squares, usual) and (squares or rest[fqn].level > noise)}
         forms |= dict.fromkeys(few, "zero")
     scaled = {fqn for fqn in once if _is_scaled(rest[fqn], squares)}
     if len(rest) >= SOME and len(scaled) >= MOST * len(rest):

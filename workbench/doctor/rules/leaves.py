@@ -241,6 +241,8 @@ def _sign(rule: Rule, topic: str, off: dict[str, ObjectChange]) -> Sign:
     causes = causes_of_topic(topic)
     if topic == "schedule":
         causes = (_of_schedule(off), *causes)
+    if topic == "average" and all(isinstance(change.after, float) for change in off.values()):
+        causes = ("H1", *causes)  # such as its decay; what an average counts are integers
     words_of = {source: _text(change) for source, change in off.items()}
     listed = ", ".join(f"{source} {text}" for source, text in list(words_of.items())[:SHOWN])
     more = f" and {len(off) - SHOWN:,} more" if len(off) > SHOWN else ""

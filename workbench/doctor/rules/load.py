@@ -200,14 +200,17 @@ def _others(pair: Pair, found: EchoValues) -> list[Sign]:
     if pair.mapped:
         return []
     both = [(roles, pair.b.params.get(fqn, {})) for fqn, roles in pair.a.params.items()]
-    held = {at for mine, theirs in both for role, at in mine.items() if quantity(role) is not None and role in theirs}
+    compared = [
+        (at, theirs[role]) for mine, theirs in both for role, at in mine.items() if quantity(role) and role in theirs
+    ]
+    held, taken = {one for one, _ in compared}, {-1, *(two for _, two in compared)}  # other numbers of the same state
     catalog, there = pair.stored.ckpt.catalog, pair.b.ckpt.catalog
     roles, fqns = pair.a.names.roles, pair.a.names.fqns
     keys = [
         key
         for at, key in enumerate(catalog.keys)
         if at not in held
-        and key in there.index
+        and there.index.get(key, -1) not in taken
         and roles[at] != "step"
         and key not in pair.stored.facts.generators
         and pair.comparable(fqns[at] or "")

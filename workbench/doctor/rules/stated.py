@@ -279,7 +279,7 @@ def _position(facts: TrainingState) -> list[Sign] | str:
         consumed, unit = facts.value("consumed_samples"), int(batch)
         if consumed is not None and abs(count - consumed) <= unit:
             return []
-    if abs(count - step * unit) <= unit or abs(count - (facts.steps.usual or step) * unit) <= unit:
+    if any(abs(count - due * unit) <= unit for due in (step, facts.steps.usual, facts.scheduled) if due is not None):
         return []  # at the trainer's step, or at the optimizer's counters
     if (stated(facts) or accumulated(facts)) and abs(count - (facts.steps.usual or 0) * unit) <= unit:
         return []  # it counts as the optimizer does; S07 reports how the trainer does
