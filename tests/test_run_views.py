@@ -329,6 +329,24 @@ def test_the_page_of_a_run_explains_the_jump_and_lists_the_steps(run):
         page.close()
 
 
+def test_what_a_link_names_and_the_run_lacks_is_told(tmp_path):
+    log(tmp_path / "run" / "log.csv", spiky(1000, last=40))
+    state = WorkbenchState(Jail(tmp_path))
+    state.restore({"run": "run", "at": "3²", "metrics": "loss,gone", "measure": "norms"})
+    page = RunPage(state, runs=RunCache())
+    try:
+        assert page.opening.wait(60)
+        text = page._head.text
+        assert "the step &#x27;3²&#x27;, which is not a number" in text
+        assert "the metric &#x27;gone&#x27;, which the log does not have" in text
+        assert "the picture of layers &#x27;norms&#x27;" in text
+        assert state.metrics == "loss,gone"  # until the reader chooses metrics
+        state.restore({"run": "run", "at": "30", "metrics": "loss"})
+        assert "the link names" not in page._head.text
+    finally:
+        page.close()
+
+
 def test_new_points_are_shown_unless_someone_has_zoomed(tmp_path):
     root = tmp_path / "proj" / "checkpoints"
     save(root, 10)
