@@ -19,6 +19,7 @@ import workbench as wb
 from workbench.cli import main
 from workbench.doctor.facts.gather import gather
 from workbench.doctor.facts.numbers import betas_of, number, step_of
+from workbench.doctor.ledger.rows import LedgerLeg, Row, Status
 from workbench.errors import UsageError, WorkbenchError
 
 HUGE = 10**400
@@ -156,6 +157,15 @@ def anew(found: Any) -> bool:
     """A whole optimizer that began anew may be meant: told as a warning with a question, and never certain."""
     first = found.causes[0]
     return (first.cause, first.severity, found.exit_code) == ("B1", "warn", 1) and bool(first.question)
+
+
+def test_parameters_are_asked_for_by_the_forms_that_broke_a_law():
+    forms = {"a": "zero", "b": "moved.layer", "c": "moved.row", "d": "rounded"}
+    rows = [Row("train", "param", Status.BEYOND, form, (name,)) for name, form in forms.items()]
+    leg = LedgerLeg("train", [*rows, Row("train", "exp_avg", Status.BEYOND, "zero", ("e",))])
+    assert leg.hit(["param"]) == set("abcd") and leg.hit(["param", "exp_avg"], "zero") == {"a", "e"}
+    assert leg.hit(["param"], "moved.", "rounded") == {"b", "c", "d"}
+    assert leg.hit(["param"], "moved") == set() and leg.hit(["absent"], "zero") == set()
 
 
 def test_a_reset_whose_counters_happen_to_divide_the_step_stays_a_reset(tmp_path):

@@ -41,6 +41,7 @@ from workbench.core.place import Place
 from workbench.core.scan import Progress, workers
 from workbench.core.source import LazyBytes, Source
 from workbench.core.storage import Announcer, SourcePool
+from workbench.core.words import plural
 from workbench.core.ziparchive import Archive, read_directory
 from workbench.core.ziprecord import STORED, ZipRecord, inflate, inflated_crc, locate
 from workbench.errors import CorruptError, WorkbenchError
@@ -299,7 +300,7 @@ def _stream(data: Array, codec: int, meta: Mapping[str, Any], what: str) -> Arra
     limit = int(meta["largest_chunk"])
     found = (inflate_stream if codec == codecs.GZIP else decompress)(data, limit, what=what)
     if len(found) < 4:
-        raise CorruptError(f"{what} becomes {len(found)} bytes, fewer than its checksum has")
+        raise CorruptError(f"{what} becomes {plural(len(found), 'byte')}, fewer than its checksum has")
     return found
 
 
@@ -554,7 +555,9 @@ def _of_archive(
         source = announcer.announce(archive.pool, archive.file)
         if archive.stop > source.size:
             short = archive.stop - source.size
-            yield _damaged(archive, "", f"{what} ends {short:,} bytes beyond the end of the file; it is truncated")
+            yield _damaged(
+                archive, "", f"{what} ends {plural(short, 'byte')} beyond the end of the file; it is truncated"
+            )
             return
         data: LazyBytes | Array = LazyBytes(source, archive.start, archive.stop)
         if archive.limit is not None:

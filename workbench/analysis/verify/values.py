@@ -95,7 +95,7 @@ def check_values(subject: Examined, summed: Summed, progress: Progress | None = 
     check_pages(subject, {row: state.pages for row, state in suspects.items() if state.pages}, zero)
     size = int(catalog.chunk_nbytes[read].sum())
     what = "NaN, infinities, signs, zero pages, low bits" if numbers else "zero pages"
-    log.checked["values"] = f"{size:,} bytes of {plural(int(read.sum()), 'chunk')}: {what}"
+    log.checked["values"] = f"{plural(size, 'byte')} of {plural(int(read.sum()), 'chunk')}: {what}"
     packed = [catalog.keys[t] for t in range(len(catalog)) if catalog.dtype_of(t).packed]
     if packed:
         log.not_checked["packed types"] = f"{plural(len(packed), 'tensor')} of packed types: {some_of(packed)}"

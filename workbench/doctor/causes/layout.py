@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from workbench.core.words import plural
 from workbench.doctor.causes.case import ELSE, NEARLY_ALL, OUTER, OUTSIDE, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import wrong_steps
@@ -375,7 +376,7 @@ def averaged(case: Case) -> Iterator[Match]:
         count = case.traits.get("averaged") if change.leg == "load" else None
         if count:
             names = frozenset(change.hit((*change.weights, *MASTERS)))
-            words = f"{count:,} weights equal the stored average bit for bit"
+            words = f"{plural(count, 'weight', 'equal')} the stored average bit for bit"
             yield Match("load", 1.0, names, question=AVERAGE, reasons=case.against(("A2 G6 G7 D2", words)))
             continue
         ema = frozenset(change.hit(AVERAGES) - (change.hit(AVERAGES, "absent") if gone else set()))

@@ -27,6 +27,7 @@ import numpy as np
 
 from workbench.analysis.patterns.rounding import rounded
 from workbench.core.arrays import Array
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.groups import OF_AVERAGES
@@ -643,7 +644,7 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
                 floors[fqn] = left * (1 - SLACK * update.k), b
                 kept.append(float(np.quantile(b[above] / a[above], FELL)) / left)
     if seen:
-        found.checked["P25"] = f"{seen:,} tensors of squares"
+        found.checked["P25"] = f"{plural(seen, 'tensor')} of squares"
     else:
         found.not_checked.setdefault("P25", Inapplicable("no squares other than Adam's are stored with their decay"))
     if fell:

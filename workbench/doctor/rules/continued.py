@@ -14,6 +14,7 @@ import numpy as np
 
 from workbench.analysis.diff import diff
 from workbench.checkpoint import Checkpoint
+from workbench.core.words import plural
 from workbench.doctor.facts.counted import counts_anew, lagging, of_epochs, per_step
 from workbench.doctor.facts.evidence import Pair, is_numbered
 from workbench.doctor.facts.flat import leaves
@@ -348,7 +349,9 @@ def generators_continue(pair: Pair) -> list[Sign] | str:
     if again:
         name, (then, now) = next(iter(again.items()))
         before = "more" if then is None else f"{then:,}"
-        words = f"{name!r} has drawn {now:,} numbers since its seed, and before the resume it had drawn {before}"
+        words = (
+            f"{name!r} has drawn {plural(now, 'number')} since its seed, and before the resume it had drawn {before}"
+        )
         found.append(P51.sign(words, {"kind": "again", "names": list(again)[:NAMED]}, hit=len(again), of=len(seen)))
     for form, names in _ranks(pair.a.generators.keys() & pair.b.generators.keys()).items():
         engines = [[side.generators[name].engines.get("") for name in names] for side in (pair.a, pair.b)]

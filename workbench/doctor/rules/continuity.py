@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from workbench.core.arrays import Array
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.laws.bounds import floor_terms
@@ -149,7 +150,7 @@ def check_continuity(
     kept = {fqn: _kept(*both) for fqn, both in samples.items()}
     turned = _turned(samples, lawful, pair, kept)
     if found.checked:
-        words = f"{sum(map(len, held.values())):,} tensors of state without a law"
+        words = f"{plural(sum(map(len, held.values())), 'tensor')} of state without a law"
         found.checked = dict.fromkeys(("P32", "P33"), words)
     else:
         why = Inapplicable("no optimizer state without a law of its own is stored in both")
@@ -568,7 +569,7 @@ def _in_common(
         return "rows", "second moments stay above the floor of the other half of their rows, and not above their own"
     for by in (by for size in range(1, TELLING + 1) for by in (size, -size)):
         if _broken_by(sides, partial(_apart, by), least) <= least:
-            where = f"the elements {abs(by):,} places {'before' if by > 0 else 'after'} them"
+            where = f"the elements {plural(abs(by), 'place')} {'before' if by > 0 else 'after'} them"
             return "shift", f"second moments stay above the floor of {where}, and not above their own"
     return None
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from workbench.core.scan import Progress
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
 from workbench.doctor.origins.atoms import Atom, Atoms
@@ -99,7 +100,7 @@ def check_rows(pair: Pair, suspects: Sequence[str], *, progress: Progress | None
     strangers = [one for one in lost if calm or out_of_reach(atoms, one.atom, updates)]
     if len(strangers) < len(lost):
         found.not_checked["P18"] = (
-            f"{len(lost) - len(strangers):,} weights may have turned that far through their updates"
+            f"{plural(len(lost) - len(strangers), 'weight')} may have turned that far through their updates"
         )
     found.signs += _strangers(strangers, len(of_weights))
     if not found.signs:  # moments that moved with their weights need no sign of their own

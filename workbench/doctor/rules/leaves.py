@@ -25,6 +25,7 @@ from workbench.analysis.diff import diff
 from workbench.analysis.diff_objects import ObjectChange, object_changes
 from workbench.analysis.echo_file import INSIDE
 from workbench.core.source import Source
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.facts.flat import SWITCHES
 from workbench.doctor.ledger.sign import Rule, Sign, many, register
@@ -217,7 +218,7 @@ def _first_difference(a: Source, b: Source) -> str:
 
 
 def _sizes(before: int, after: int) -> str:
-    return f"has {before:,} bytes → {after:,} bytes" if before != after else ""
+    return f"has {plural(before, 'byte')} → {plural(after, 'byte')}" if before != after else ""
 
 
 def _known(signs: Iterable[Sign]) -> Iterator[str]:

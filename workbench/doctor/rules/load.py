@@ -21,6 +21,7 @@ import numpy as np
 from workbench.analysis.diff import diff
 from workbench.analysis.diff_rows import TensorDiff
 from workbench.core.scan import Progress
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.ledger.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, STATE, WEIGHTS, quantity
 from workbench.doctor.ledger.sign import Cleared, Outcome, Rule, Sign, many, register, some
@@ -302,7 +303,7 @@ def _checked(found: EchoValues, rows: Mapping[tuple[str, str], TensorDiff], coun
         these = [row for (_, role), row in rows.items() if role in roles]
         if these and all(row.status == "equal" for row in these):
             elements = sum(row.numel for row in these)
-            text = f"{len(these):,} of {len(these):,} {what} ({elements:,} elements) are equal bit for bit"
+            text = f"{len(these):,} of {len(these):,} {what} ({plural(elements, 'element')}) are equal bit for bit"
             found.cleared.append(Cleared(what, text, causes))
             whole.append(what)
     lost = any(sign.evidence.get("gone") for sign in found.signs) or absent
