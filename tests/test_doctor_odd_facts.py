@@ -1071,6 +1071,50 @@ def test_norms_of_one_value_say_nothing_of_a_cast(tmp_path, became, cause):
     assert (found.causes[0].cause if found.causes else "") == cause
 
 
+@pytest.mark.parametrize("lowered", [True, False])
+@pytest.mark.parametrize(("anew", "cause"), [(True, "A3"), (False, "A2")])
+def test_norms_with_biases_began_anew_beside_a_lower_learning_rate(tmp_path, anew, cause, lowered):
+    run = Run()
+    run.model = torch.nn.Sequential(
+        OrderedDict({"in": torch.nn.Linear(16, 16), "norm": torch.nn.LayerNorm(16), "out": torch.nn.Linear(16, 16)})
+    )
+    run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=2e-3, betas=(0.9, 0.95))
+    one = run.train(60).save(tmp_path / "a.pt", step=60)
+    if lowered:
+        run.optimizer.param_groups[0]["lr"] = 6e-4
+    with torch.no_grad():
+        run.model.norm.weight.fill_(1)
+        run.model.norm.bias.copy_(torch.zeros(16) if anew else torch.randn(16))
+    echo = run.save(tmp_path / "echo.pt", step=60)
+    after = run.train(1).save(tmp_path / "b.pt", step=61)
+    assert wb.doctor(one, echo=echo).causes[0].cause == cause
+    assert wb.doctor(one, after).causes[0].cause == cause
+
+
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_moments_of_twins_are_not_exchanged(tmp_path, exchanged):
+    class Twins(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.out = (torch.nn.Linear(16, 16) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out((self.one(x) + self.two(x)).tanh())
+
+    run = Run()
+    run.model = Twins()
+    run.fresh()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    state = run.optimizer.state
+    if exchanged:
+        a, b = run.model.one.bias, run.model.out.bias
+        state[a], state[b] = state[b], state[a]
+    for weight in run.model.parameters():
+        weight.data.mul_(0.9)  # makes them all suspicious
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))
+    assert bool(severities(found, "P17")) == exchanged
+
+
 @pytest.mark.parametrize("zeros", [True, False])
 def test_zeros_are_told_beside_a_learning_rate_that_was_lowered(tmp_path, zeros):
     run = Run()
