@@ -1091,6 +1091,41 @@ def test_norms_with_biases_began_anew_beside_a_lower_learning_rate(tmp_path, ane
     assert wb.doctor(one, after).causes[0].cause == cause
 
 
+class Bundle(torch.nn.Module):
+    """Experts in one tensor, and a table with short rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(48, 8))
+        self.experts = torch.nn.Parameter(torch.randn(3, 16, 16) / 4)
+        self.out = torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x + self.table.view(24, 16).mean(0)
+        return self.out(torch.einsum("bi,eij->bj", h, self.experts).tanh())
+
+
+@pytest.mark.parametrize("updates", [1, 20])
+@pytest.mark.parametrize(
+    ("name", "change", "causes"),
+    [
+        ("experts", lambda x: x.mT, {"E1"}),
+        ("table", lambda x: x.roll(1, 0), {"E1"}),
+        ("experts", torch.randn_like, {"A2"}),
+        ("table", torch.randn_like, {"A2"}),
+    ],
+)
+def test_places_are_found_in_stacked_matrices_and_short_rows(tmp_path, name, change, causes, updates):
+    run = Run()
+    run.model = Bundle()
+    run.fresh()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    weight = getattr(run.model, name)
+    weight.data = change(weight.data).contiguous()
+    found = wb.doctor(one, run.train(updates).save(tmp_path / "b.pt", step=20 + updates))
+    assert {cause.cause for cause in found.causes[:1]} == causes, found.verdict
+
+
 @pytest.mark.parametrize("exchanged", [True, False])
 def test_moments_of_twins_are_not_exchanged(tmp_path, exchanged):
     class Twins(torch.nn.Module):

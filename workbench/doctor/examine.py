@@ -37,7 +37,7 @@ from workbench.doctor.reasoning.verdict import coverage
 from workbench.doctor.rules.alone import check_alone
 from workbench.doctor.rules.carried import check_carried
 from workbench.doctor.rules.continuity import check_continuity
-from workbench.doctor.rules.elsewhere import check_rows
+from workbench.doctor.rules.elsewhere import check_rows, turned_weights
 from workbench.doctor.rules.facts import check_facts
 from workbench.doctor.rules.files import check_files
 from workbench.doctor.rules.load import check_echo
@@ -284,8 +284,9 @@ class _Passes:
         self._take(check_twins(pair), where)
         self._take(narrowed(self.alone[start], self.alone["after"]), where)
         signs = list(values.signs)
-        if suspects := _suspects(values.signs):
-            rows = check_rows(pair, suspects)
+        suspects, turned = _suspects(values.signs), turned_weights(values.states)
+        if suspects or turned:
+            rows = check_rows(pair, suspects, turned)
             self._take(rows, where)
             signs += rows.signs
         forms = carried.forms | {key: form for key, form in kept.forms.items() if form or key not in carried.forms}
