@@ -1126,6 +1126,24 @@ def test_places_are_found_in_stacked_matrices_and_short_rows(tmp_path, name, cha
     assert {cause.cause for cause in found.causes[:1]} == causes, found.verdict
 
 
+@pytest.mark.parametrize("flipped", [True, False])
+def test_a_flipped_bit_is_found_in_a_table_that_grew(tmp_path, flipped):
+    run = Run()
+    run.model = torch.nn.Sequential(OrderedDict(embed=torch.nn.Linear(16, 64), out=torch.nn.Linear(64, 16)))
+    run.fresh()
+    one = run.train(10).save(tmp_path / "a.pt", step=10)
+    weight = run.model.embed.weight
+    grown = torch.cat([weight.data, torch.randn(4, 16) / 10])
+    grown[7, 3] *= 2.0**64 if flipped else 1.0
+    held = torch.load(one)
+    held["model"]["embed.weight"] = grown
+    echo = tmp_path / "echo.pt"
+    torch.save(held, echo)
+    found = wb.doctor(one, echo=echo)
+    causes = [cause.cause for cause in found.causes]
+    assert bool(severities(found, "S02")) == (causes[0] == "G1") == flipped and set(causes) & {"F7", "H2"}
+
+
 @pytest.mark.parametrize("exchanged", [True, False])
 def test_moments_of_twins_are_not_exchanged(tmp_path, exchanged):
     class Twins(torch.nn.Module):

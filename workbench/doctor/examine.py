@@ -27,7 +27,7 @@ from workbench.doctor.causes.case import Case
 from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.given import Given, Source, choose
-from workbench.doctor.ledger.roles import MOMENTS
+from workbench.doctor.ledger.roles import MOMENTS, quantity
 from workbench.doctor.ledger.rows import Ledger
 from workbench.doctor.ledger.sign import RULES, SAVED, Inapplicable, Outcome, Sign, looked_at
 from workbench.doctor.passes.updates import passed
@@ -260,7 +260,8 @@ class _Passes:
         self.traits |= found.traits
         pictured["echo"] = found.status
         counts = [state.facts.steps.counts for state in (pair.a, pair.b)]
-        same = bool(found.status) and all(one.status == "equal" for one in found.status.values())
+        stored = {(fqn, r) for fqn, roles in pair.b.params.items() for r in roles if quantity(r) is not None}
+        same = bool(stored) and all(key in found.status and found.status[key].status == "equal" for key in stored)
         if same and counts[0] == counts[1] and not pair.mapped:
             self.alone["echo"] = self.alone["before"]  # the same values, but its files may differ
             numbers = [sign for sign in self.outcome.signs if sign.evidence.get("in") == "before" and sign.tensors]
