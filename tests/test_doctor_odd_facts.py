@@ -1144,6 +1144,64 @@ def test_a_flipped_bit_is_found_in_a_table_that_grew(tmp_path, flipped):
     assert bool(severities(found, "S02")) == (causes[0] == "G1") == flipped and set(causes) & {"F7", "H2"}
 
 
+@pytest.mark.parametrize("lone", [True, False])
+def test_biases_beside_moved_rows_are_no_second_fault(tmp_path, lone):
+    run = Run()
+    attention = torch.nn.Module()
+    attention.query_key_value, attention.forward = torch.nn.Linear(16, 72), lambda x: attention.query_key_value(x)
+    run.model = torch.nn.Sequential(OrderedDict(attention=attention, out=torch.nn.Linear(72, 16)))
+    run.fresh()
+    one = run.train(60).save(tmp_path / "a.pt", step=60)
+    held = attention.query_key_value
+    for weight in (held.bias,) if lone else (held.weight, held.bias):
+        for tensor in (weight.data, run.optimizer.state[weight]["exp_avg"], run.optimizer.state[weight]["exp_avg_sq"]):
+            tensor.copy_(tensor.unflatten(0, (3, 4, -1)).transpose(0, 1).reshape(tensor.shape).clone())
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=61))
+    causes = [cause.cause for cause in found.causes if cause.severity == "error"]
+    assert causes == ["G6"] if lone else causes == ["E4"]
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_counters_of_small_weights_belong_to_the_older_save(tmp_path, older):
+    run = Run()
+    run.model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4)))
+    run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=1e-3, betas=(0.9, 0.999))
+    run.train(40)
+    then = [deepcopy(run.optimizer.state[one]) | {"w": one.data.clone()} for one in run.model[0].parameters()]
+    if not older:
+        then = [{name: torch.zeros_like(value) for name, value in one.items()} for one in then]
+    one = run.train(12).save(tmp_path / "a.pt", step=52)
+    for weight, state in zip(run.model[0].parameters(), then, strict=True):
+        kept = state.pop("w")
+        if weight.ndim > 1 or not older:
+            run.optimizer.state[weight] = state
+            weight.data = kept if older else weight.data
+        else:
+            run.optimizer.state[weight]["step"] = state["step"]  # as if its moments were still lawful
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=53))
+    assert [cause.cause for cause in found.causes] == (["G6"] if older else ["B1"])
+
+
+def test_a_schedule_that_stood_still_is_told_as_such(tmp_path):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: 1.0)
+    one = run.train(30).save(tmp_path / "a.pt", step=30)
+    kept, run.schedule = run.schedule, None
+    run.train(10)
+    run.schedule = kept
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=40))
+    assert any("did not move in 10 steps: it stayed at 30" in one.message for one in found)
+
+
+@pytest.mark.parametrize("jumped", [True, False])
+def test_updates_are_those_that_the_optimizer_and_the_schedule_counted(tmp_path, jumped):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: 1.0)
+    one = run.train(30).save(tmp_path / "a.pt", step=30)
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=150 if jumped else 50))
+    assert "With 20 updates in between" in found.coverage
+
+
 @pytest.mark.parametrize("exchanged", [True, False])
 def test_moments_of_twins_are_not_exchanged(tmp_path, exchanged):
     class Twins(torch.nn.Module):

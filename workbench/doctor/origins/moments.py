@@ -150,7 +150,9 @@ class _Heir:
         none = np.zeros_like(self.m)
         if one_gradient(none, none, self.m, self.v, self.betas) >= EXACT or self._follows(atoms, held, self.atom):
             return None
-        return next((Descent(self.atom, one) for one in _alike(atoms, self.atom) if self._follows(atoms, held, one)), None)
+        return next(
+            (Descent(self.atom, one) for one in _alike(atoms, self.atom) if self._follows(atoms, held, one)), None
+        )
 
     def _follows(self, atoms: Atoms, held: Mapping[tuple[str, str], Atom], one: Atom) -> bool:
         """Return whether one gradient turns that parameter's earlier moments into these."""
