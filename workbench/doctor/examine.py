@@ -260,8 +260,13 @@ class _Passes:
         self.traits |= found.traits
         pictured["echo"] = found.status
         counts = [state.facts.steps.counts for state in (pair.a, pair.b)]
-        stored = {(fqn, r) for fqn, roles in pair.b.params.items() for r in roles if quantity(r) is not None}
-        same = bool(stored) and all(key in found.status and found.status[key].status == "equal" for key in stored)
+        held = pair.a.params
+        apart = any(  # of another shape
+            quantity(role) is not None and role in held.get(fqn, {}) and (fqn, role) not in found.status
+            for fqn, roles in pair.b.params.items()
+            for role in roles
+        )
+        same = bool(found.status) and not apart and all(one.status == "equal" for one in found.status.values())
         if same and counts[0] == counts[1] and not pair.mapped:
             self.alone["echo"] = self.alone["before"]  # the same values, but its files may differ
             numbers = [sign for sign in self.outcome.signs if sign.evidence.get("in") == "before" and sign.tensors]
