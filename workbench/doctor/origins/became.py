@@ -384,7 +384,7 @@ def _taken_back(b: Array, a: Array, update: Update, way: Array) -> list[Array]:
 
 
 def _settled(update: Update) -> bool:
-    """Return whether both checkpoints state about the same learning rate, so that the weights follow from either."""
+    """Return whether both checkpoints state about the same learning rate: the weights follow from either."""
     return update.lr is not None and update.lr[1] - update.lr[0] <= 0.2 * update.lr[1]
 
 
