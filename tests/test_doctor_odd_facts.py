@@ -1081,6 +1081,161 @@ def test_norms_of_one_value_say_nothing_of_a_cast(tmp_path, became, cause):
     assert (found.causes[0].cause if found.causes else "") == cause
 
 
+@pytest.mark.parametrize("lowered", [True, False])
+@pytest.mark.parametrize(("anew", "cause"), [(True, "A3"), (False, "A2")])
+def test_norms_with_biases_began_anew_beside_a_lower_learning_rate(tmp_path, anew, cause, lowered):
+    run = Run()
+    run.model = torch.nn.Sequential(
+        OrderedDict({"in": torch.nn.Linear(16, 16), "norm": torch.nn.LayerNorm(16), "out": torch.nn.Linear(16, 16)})
+    )
+    run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=2e-3, betas=(0.9, 0.95))
+    one = run.train(60).save(tmp_path / "a.pt", step=60)
+    if lowered:
+        run.optimizer.param_groups[0]["lr"] = 6e-4
+    with torch.no_grad():
+        run.model.norm.weight.fill_(1)
+        run.model.norm.bias.copy_(torch.zeros(16) if anew else torch.randn(16))
+    echo = run.save(tmp_path / "echo.pt", step=60)
+    after = run.train(1).save(tmp_path / "b.pt", step=61)
+    assert wb.doctor(one, echo=echo).causes[0].cause == cause
+    assert wb.doctor(one, after).causes[0].cause == cause
+
+
+class Bundle(torch.nn.Module):
+    """Experts in one tensor, and a table with short rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(48, 8))
+        self.experts = torch.nn.Parameter(torch.randn(3, 16, 16) / 4)
+        self.out = torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x + self.table.view(24, 16).mean(0)
+        return self.out(torch.einsum("bi,eij->bj", h, self.experts).tanh())
+
+
+@pytest.mark.parametrize("updates", [1, 20])
+@pytest.mark.parametrize(
+    ("name", "change", "causes"),
+    [
+        ("experts", lambda x: x.mT, {"E1"}),
+        ("table", lambda x: x.roll(1, 0), {"E1"}),
+        ("experts", torch.randn_like, {"A2"}),
+        ("table", torch.randn_like, {"A2"}),
+    ],
+)
+def test_places_are_found_in_stacked_matrices_and_short_rows(tmp_path, name, change, causes, updates):
+    run = Run()
+    run.model = Bundle()
+    run.fresh()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    weight = getattr(run.model, name)
+    weight.data = change(weight.data).contiguous()
+    found = wb.doctor(one, run.train(updates).save(tmp_path / "b.pt", step=20 + updates))
+    assert {cause.cause for cause in found.causes[:1]} == causes, found.verdict
+
+
+@pytest.mark.parametrize("flipped", [True, False])
+def test_a_flipped_bit_is_found_in_a_table_that_grew(tmp_path, flipped):
+    run = Run()
+    run.model = torch.nn.Sequential(OrderedDict(embed=torch.nn.Linear(16, 64), out=torch.nn.Linear(64, 16)))
+    run.fresh()
+    one = run.train(10).save(tmp_path / "a.pt", step=10)
+    weight = run.model.embed.weight
+    grown = torch.cat([weight.data, torch.randn(4, 16) / 10])
+    grown[7, 3] *= 2.0**64 if flipped else 1.0
+    held = torch.load(one)
+    held["model"]["embed.weight"] = grown
+    echo = tmp_path / "echo.pt"
+    torch.save(held, echo)
+    found = wb.doctor(one, echo=echo)
+    causes = [cause.cause for cause in found.causes]
+    assert bool(severities(found, "S02")) == (causes[0] == "G1") == flipped and set(causes) & {"F7", "H2"}
+
+
+@pytest.mark.parametrize("lone", [True, False])
+def test_biases_beside_moved_rows_are_no_second_fault(tmp_path, lone):
+    run = Run()
+    attention = torch.nn.Module()
+    attention.query_key_value, attention.forward = torch.nn.Linear(16, 72), lambda x: attention.query_key_value(x)
+    run.model = torch.nn.Sequential(OrderedDict(attention=attention, out=torch.nn.Linear(72, 16)))
+    run.fresh()
+    one = run.train(60).save(tmp_path / "a.pt", step=60)
+    held = attention.query_key_value
+    for weight in (held.bias,) if lone else (held.weight, held.bias):
+        for tensor in (weight.data, run.optimizer.state[weight]["exp_avg"], run.optimizer.state[weight]["exp_avg_sq"]):
+            tensor.copy_(tensor.unflatten(0, (3, 4, -1)).transpose(0, 1).reshape(tensor.shape).clone())
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=61))
+    causes = [cause.cause for cause in found.causes if cause.severity == "error"]
+    assert causes == ["G6"] if lone else causes == ["E4"]
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_counters_of_small_weights_belong_to_the_older_save(tmp_path, older):
+    run = Run()
+    run.model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4)))
+    run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=1e-3, betas=(0.9, 0.999))
+    run.train(40)
+    then = [deepcopy(run.optimizer.state[one]) | {"w": one.data.clone()} for one in run.model[0].parameters()]
+    if not older:
+        then = [{name: torch.zeros_like(value) for name, value in one.items()} for one in then]
+    one = run.train(12).save(tmp_path / "a.pt", step=52)
+    for weight, state in zip(run.model[0].parameters(), then, strict=True):
+        kept = state.pop("w")
+        if weight.ndim > 1 or not older:
+            run.optimizer.state[weight] = state
+            weight.data = kept if older else weight.data
+        else:
+            run.optimizer.state[weight]["step"] = state["step"]  # as if its moments were still lawful
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=53))
+    assert [cause.cause for cause in found.causes] == (["G6"] if older else ["B1"])
+
+
+def test_a_schedule_that_stood_still_is_told_as_such(tmp_path):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: 1.0)
+    one = run.train(30).save(tmp_path / "a.pt", step=30)
+    kept, run.schedule = run.schedule, None
+    run.train(10)
+    run.schedule = kept
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=40))
+    assert any("did not move in 10 steps: it stayed at 30" in one.message for one in found)
+
+
+@pytest.mark.parametrize("jumped", [True, False])
+def test_updates_are_those_that_the_optimizer_and_the_schedule_counted(tmp_path, jumped):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: 1.0)
+    one = run.train(30).save(tmp_path / "a.pt", step=30)
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=150 if jumped else 50))
+    assert "With 20 updates in between" in found.coverage
+
+
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_moments_of_twins_are_not_exchanged(tmp_path, exchanged):
+    class Twins(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.out = (torch.nn.Linear(16, 16) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out((self.one(x) + self.two(x)).tanh())
+
+    run = Run()
+    run.model = Twins()
+    run.fresh()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    state = run.optimizer.state
+    if exchanged:
+        a, b = run.model.one.bias, run.model.out.bias
+        state[a], state[b] = state[b], state[a]
+    for weight in run.model.parameters():
+        weight.data.mul_(0.9)  # makes them all suspicious
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))
+    assert bool(severities(found, "P17")) == exchanged
+
+
 @pytest.mark.parametrize("zeros", [True, False])
 def test_zeros_are_told_beside_a_learning_rate_that_was_lowered(tmp_path, zeros):
     run = Run()

@@ -86,6 +86,9 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
                 moments = change.hit(MOMENTS, "moved.", "moved") & names
                 weights = set(names)
                 names |= {name for name in change.hit(MOMENTS) if is_numbered(name)}  # the owner is unknown
+                if change.leg == "train":  # in a bias, the rows of its weight are single elements: not recognized
+                    biases = {f"{name.removesuffix('weight')}bias" for name in weights if name.endswith(".weight")}
+                    names |= biases & change.hit((*change.weights, *MASTERS, *MOMENTS), "other", "near", "part")
                 words = f"the moments of {len(moments):,} of {len(names):,} moved with them" if moments else ""
                 reasons = case.against(
                     ("A1 A2 F4 D2 G6", _placed(change, weights)),

@@ -783,7 +783,10 @@ def _jump(a: TrainingState, b: TrainingState, moved: float, k: int, declared: li
     same = a.schedule.kind == b.schedule.kind
     assert ends is not None
     counts = (a.schedule.count, b.schedule.count) if same else (round(ends[0]), round(ends[1]))
-    words = f"the schedule moved by {moved:,.4g} updates in {many(k, 'step')}: from {counts[0]:,} to {counts[1]:,}"
+    if counts[0] == counts[1]:
+        words = f"the schedule did not move in {many(k, 'step')}: it stayed at {counts[0]:,}"
+    else:
+        words = f"the schedule moved by {moved:,.4g} updates in {many(k, 'step')}: from {counts[0]:,} to {counts[1]:,}"
     evidence = {"kind": "jump", "before": counts[0], "after": counts[1], "k": k, "declared": declared}
     sure = not declared and NAME not in (a.source("step"), b.source("step"))
     return P15.sign(words, evidence, severity="error" if sure else "warn")
