@@ -256,8 +256,10 @@ def _ends(case: Case) -> tuple[float | None, float | None]:
     wrong = None in counters or (bool(case.fired("P01")) and None not in steps)
     if None not in (*counters, *steps) and counters[0] == steps[0]:  # as the trainer counted, until the resume
         wrong |= counters[1] < steps[1]  # type: ignore[operator]
-    if any(one.evidence.get("kind") == "moved" for one in case.fired("P01", info=True)):
-        wrong = None in counters  # the schedule went on as the optimizer's count did
+    schedule = [one.schedule.count if one.schedule is not None else None for one in sides]
+    ends = [*counters, *schedule]
+    if None not in ends and ends[1] - ends[0] == ends[3] - ends[2]:  # type: ignore[operator]
+        wrong = False  # the schedule went on as the optimizer's count did
     first, second = steps if wrong else counters
     return first, second
 
