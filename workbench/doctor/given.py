@@ -28,7 +28,6 @@ from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Evidence, State, stripped
 from workbench.doctor.facts.gather import gather
 from workbench.doctor.facts.numbers import usable
-from workbench.doctor.ledger.sign import many
 from workbench.doctor.rules.prints import echo_state
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, UnsafeError, UsageError
 from workbench.runs import TRACKERS, Found, discover, steps_beside
@@ -139,7 +138,7 @@ def choose(
             strange[which] = (
                 f"the {'echo' if which == 'echo' else 'later checkpoint'} belongs to another model: it shares "
                 f"{shared:,} of "
-                f"{many(len(first.params), 'parameter')} and was not compared"
+                f"{plural(len(first.params), 'parameter')} and was not compared"
             )
     middle, last = None if "echo" in strange else middle, None if "after" in strange else last
     prints = None if "echo" in strange else prints

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Evidence, State, is_numbered
 from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, WEIGHTS
 from workbench.doctor.ledger.rows import Ledger, LedgerLeg
-from workbench.doctor.ledger.sign import SAVED, Outcome, Sign, many
+from workbench.doctor.ledger.sign import SAVED, Outcome, Sign
 from workbench.doctor.origins.tags import followers
 from workbench.names.weights import Weight, kinds, parse
 
@@ -292,7 +293,7 @@ class Case:
         if not good or good != asked & change.seen(*quantities):
             return ""
         law = "are equal bit for bit" if change.exact else "moved as the optimizer's law allows"
-        return f"the {what} of {len(good):,} of {many(len(asked), 'parameter')} {law}"
+        return f"the {what} of {len(good):,} of {plural(len(asked), 'parameter')} {law}"
 
     def against(self, *pairs: tuple[str, str]) -> dict[str, str]:
         """Return ``(causes, sentence)`` as a mapping; an empty sentence was not measured and excludes nothing."""
@@ -300,7 +301,7 @@ class Case:
 
     def affected(self, names: Iterable[str], quantities: Iterable[str], change: LedgerLeg) -> str:
         """Return ``52 of 52 parameters``."""
-        return f"{len(set(names)):,} of {many(len(change.seen(*quantities)), 'parameter')}"
+        return f"{len(set(names)):,} of {plural(len(change.seen(*quantities)), 'parameter')}"
 
     @cached_property
     def replaced(self) -> frozenset[str]:

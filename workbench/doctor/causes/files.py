@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from workbench.core.words import plural
 from workbench.doctor.causes.case import NEARLY_ALL, SET_ANEW, Case, Match, leg_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.facts.evidence import State, is_numbered
 from workbench.doctor.ledger.roles import BUFFERS, FIRST, MASTERS, MAXIMA, MOMENTS, SECOND, STATE, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg, Status
-from workbench.doctor.ledger.sign import Sign, many
+from workbench.doctor.ledger.sign import Sign
 from workbench.names.weights import kinds, parse
 
 HASHES = "content hashes of the save (workbench manifest), or an echo"
@@ -46,7 +47,7 @@ def damaged(case: Case) -> Iterator[Match]:
             nan = frozenset()  # wrong moments make values non-finite a few updates later
         if nan and not case.fired("S03"):
             law = (
-                f"elements of {many(len(nan), 'parameter')} were finite before and are not in the echo"
+                f"elements of {plural(len(nan), 'parameter')} were finite before and are not in the echo"
                 if change.exact
                 else ""
             )
@@ -209,7 +210,7 @@ def mixed(case: Case) -> Iterator[Match]:
         elif both and not numbered and _strangers(case, change):
             yield Match(change.leg, 0.8, both, False, title="Weights and moments are not from this run.")
         elif both and not change.whole(change.weights, both):
-            words = f"the rest of {many(len(change.seen(*change.weights)), 'weight')} is not affected"
+            words = f"the rest of {plural(len(change.seen(*change.weights)), 'weight')} is not affected"
             both |= few if both <= few else set()  # small ones whose counters are of the other save, too
             yield Match(change.leg, 0.95, both, False, reasons=case.against(("G7", words)))
         elif moments and not weights and case.still(change, moments):
@@ -305,7 +306,7 @@ def another_size(case: Case) -> Iterator[Match]:
         signs += case.fired("S14")
         copies |= {name for one in case.fired("S14") for name in one.tensors}
     if more and (signs or copies):
-        number = many(abs(more), f"more {what}" if more > 0 else f"fewer {what}")
+        number = plural(abs(more), f"more {what}" if more > 0 else f"fewer {what}")
         yield Match(
             leg,
             1.0,

@@ -14,7 +14,6 @@ from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.ledger.roles import AVERAGES, MASTERS, MOMENTS, SECOND, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg
-from workbench.doctor.ledger.sign import many
 from workbench.doctor.origins.tags import is_follower, is_reference
 from workbench.names.roles import adapter_of
 from workbench.names.weights import kinds
@@ -112,7 +111,7 @@ def _cut_anew(change: LedgerLeg) -> bool:
 
 def _placed(change: LedgerLeg, names: set[str]) -> str:
     law = "bit for bit" if change.exact else "where they fit better than at their own place"
-    return f"the rows of {many(len(names), 'weight')} were found elsewhere in before, {law}"
+    return f"the rows of {plural(len(names), 'weight')} were found elsewhere in before, {law}"
 
 
 def layers(case: Case) -> Iterator[Match]:
@@ -401,7 +400,7 @@ def averaged(case: Case) -> Iterator[Match]:
             off = frozenset(change.hit((*change.weights, *MASTERS)))
             if 2 * len(taken) < len(off):
                 continue  # an average holds all of them
-            words = f"{len(taken):,} of {many(len(off), 'weight')} are closer to the stored average than to before"
+            words = f"{len(taken):,} of {plural(len(off), 'weight')} are closer to the stored average than to before"
             yield Match(change.leg, 0.97, off, False, AVERAGE, case.against(("A1 A2 D2 G6", words)))
             continue
         near = frozenset(change.hit(change.weights, "near", "slight", "other", "fill"))
@@ -574,7 +573,7 @@ def other_base(case: Case) -> Iterator[Match]:
         whole = change.whole(WEIGHTS, names | adapters, SOME)
         others = not set(map(_stem, names)) <= stems or (bool(names) and _unmerged(case, change))
         if adapters and apart and (whole or change.exact) and others:
-            words = f"{len(names):,} of {many(len(base), 'weight')} under the adapters changed; the adapters did not"
+            words = f"{len(names):,} of {plural(len(base), 'weight')} under the adapters changed; the adapters did not"
             yield Match(change.leg, 0.97 if whole else 0.9, names, reasons=case.against(("A2 F5 G6", words)))
     if (signs := case.fired("P27")) and _unmerged(case, case.change("train")):
         yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors))

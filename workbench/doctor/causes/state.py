@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from statistics import median
 
+from workbench.core.words import plural
 from workbench.doctor.causes.case import (
     GONE,
     NEARLY_ALL,
@@ -24,7 +25,7 @@ from workbench.doctor.facts.counted import may_count_anew
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.roles import BLOCK_MAXIMA, FIRST, MASTERS, MAXIMA, MOMENTS, SECOND, STATE, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg, Status
-from workbench.doctor.ledger.sign import Sign, many
+from workbench.doctor.ledger.sign import Sign
 from workbench.doctor.passes.updates import passed
 from workbench.names.weights import kinds
 
@@ -151,7 +152,7 @@ def norms_at_one(case: Case) -> Iterator[Match]:
         if ones and _initial(change, ones) and not change.hit(change.weights, "other"):
             zeros = {name for name in change.hit(change.weights, "zero") if kinds([name]) == {"norm"}}
             names = frozenset(ones | {name for name in zeros if _initial(change, {name})})
-            reasons = case.against(("E12", f"all elements of {many(len(ones), 'vector')} are 1"))
+            reasons = case.against(("E12", f"all elements of {plural(len(ones), 'vector')} are 1"))
             alone = names == change.hit((*change.weights, *MASTERS, *MOMENTS))  # norms may be folded into matrices
             yield Match(change.leg, 0.95, names, change.exact and alone, reasons=reasons)
 
@@ -237,10 +238,12 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         advanced = bool(case.traits.get("advanced"))
         if names and len(kept) < len(names):
             whole = change.whole(MOMENTS, names) and not advanced
-            words = f"the step counters of {len(names & counters.reset):,} of {many(len(names), 'parameter')} restarted"
+            words = (
+                f"the step counters of {len(names & counters.reset):,} of {plural(len(names), 'parameter')} restarted"
+            )
             reasons = case.against(
                 ("B3", words if names <= counters.reset else ""),
-                ("B2", f"the moments of {many(len(names), 'parameter')} are lost too"),
+                ("B2", f"the moments of {plural(len(names), 'parameter')} are lost too"),
                 ("E13 B5 E1", case.equal(change, change.weights, "weights")),
             )
             question = "was the optimizer started fresh on purpose?" if whole else ""
@@ -359,21 +362,21 @@ def moments_zero(case: Case) -> Iterator[Match]:
         absent = change.hit(MOMENTS, "absent")
         names = frozenset((kept | alone) - absent)
         fell = change.hit(MOMENTS, "fallen") & counters.kept
-        words = f"exp_avg_sq of {many(len(fell), 'parameter')} fell and kept its profile"
+        words = f"exp_avg_sq of {plural(len(fell), 'parameter')} fell and kept its profile"
         if case.sank and change.whole(MOMENTS, change.hit(MOMENTS, "fallen", "other")):
             fell = change.hit(MOMENTS, "fallen", "other") & counters.kept
             words = "most elements of exp_avg_sq fell; those of other parameters would be larger as often"
         if not names and change.leg == "train" and fell and 2 * len(fell) >= len(change.hit(MOMENTS)):
             adam = bool(change.hit(("exp_avg_sq",), "fallen", "other"))
             reasons = case.against(
-                ("B6 E13", words if adam else ""), ("B1", f"the counters of {many(len(fell), 'parameter')} continued")
+                ("B6 E13", words if adam else ""), ("B1", f"the counters of {plural(len(fell), 'parameter')} continued")
             )
             yield Match("train", 0.9, frozenset(change.hit(MOMENTS)), False, reasons=reasons)
         if names:
-            words = f"the counters of {len(names & counters.kept):,} of {many(len(names), 'parameter')} continued"
+            words = f"the counters of {len(names & counters.kept):,} of {plural(len(names), 'parameter')} continued"
             reasons = case.against(
                 ("B1", words if names <= counters.kept else ""),
-                ("B4", f"exp_avg of {many(len(names), 'parameter')} is lost" if change.hit(FIRST) else ""),
+                ("B4", f"exp_avg of {plural(len(names), 'parameter')} is lost" if change.hit(FIRST) else ""),
             )
             title = remedy = ""
             if names <= alone:
@@ -388,7 +391,7 @@ def second_gone(case: Case) -> Iterator[Match]:
         held, part = names & change.seen(*FIRST), names & change.partly(*GONE)
         moved = len(change.hit(SECOND, "moved.", "moved")) > len(names)  # these zeros are of other parameters, too
         if names and (held or part) and not moved:
-            words = f"the first moments of {len(held):,} of {many(len(names), 'parameter')} are not zero"
+            words = f"the first moments of {len(held):,} of {plural(len(names), 'parameter')} are not zero"
             reasons = case.against(("B1 B3", words if held else ""))
             title = "" if names & change.hit(("exp_avg_sq",)) else SECOND_LOST if held else PART_LOST
             yield Match(change.leg, 1.0, names, reasons=reasons, title=title)
@@ -430,7 +433,7 @@ def other_binding(case: Case) -> Iterator[Match]:
             words = case.equal(change, change.weights, "weights", names) if still else ""
             reasons = case.against(
                 ("E1 E3 E4 E9", words),
-                ("B6", f"the moments of {many(len(names), 'parameter')} belong to other parameters"),
+                ("B6", f"the moments of {plural(len(names), 'parameter')} belong to other parameters"),
             )
             others = not change.hit(MOMENTS, "moved.") - change.hit(MOMENTS, *OF_OTHERS)  # not their own rows
             exact = change.exact or (bool(case.fired("P17")) and not case.displaced(change) & names)
@@ -447,12 +450,12 @@ def mixed_moments(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 1.0, swapped, change.exact, title="exp_avg and exp_avg_sq were exchanged.")
         second = frozenset(change.hit(SECOND, "second_other") - case.displaced(change))
         if second:
-            words = f"exp_avg of {many(len(second), 'parameter')} implies gradients that fit"
+            words = f"exp_avg of {plural(len(second), 'parameter')} implies gradients that fit"
             yield Match(change.leg, 0.95, second, reasons=case.against(("G6 B5", words)))
         if first := frozenset(
             change.hit(("exp_avg",), "other") & change.clean(("exp_avg_sq",)) - case.displaced(change)
         ):
-            words = f"exp_avg_sq of {many(len(first), 'parameter')} continued"
+            words = f"exp_avg_sq of {plural(len(first), 'parameter')} continued"
             yield Match(change.leg, 0.97, first, reasons=case.against(("G6 B5", words)))
         values = frozenset(change.hit(MOMENTS, "other", "near", "fallen", "ratio", "power"))
         part = change.hit(MOMENTS, "part")
@@ -539,7 +542,7 @@ def gradients_scaled(case: Case) -> Iterator[Match]:
                 0.6,
                 frozenset(signs[0].tensors),
                 signs=tuple(signs),
-                title=f"The gradients of {many(len(signs[0].tensors), 'parameter')} grew far beyond those before.",
+                title=f"The gradients of {plural(len(signs[0].tensors), 'parameter')} grew far beyond those before.",
                 remedy="look for what made them, such as a bad batch, an overflow or a defective device",
             )
             return

@@ -18,11 +18,11 @@ import numpy as np
 
 from workbench.analysis.numbers import Decoder
 from workbench.checkpoint import Checkpoint
+from workbench.core.words import plural
 from workbench.doctor.facts.flat import ObjectLeaf
 from workbench.doctor.facts.groups import Names
 from workbench.doctor.facts.numbers import BITS, number
 from workbench.doctor.facts.state import Group, Steps
-from workbench.doctor.ledger.sign import many
 from workbench.errors import WorkbenchError
 
 MAX_SCALARS = 200_000  #: most counters to read
@@ -37,7 +37,9 @@ def read_steps(ckpt: Checkpoint, groups: Sequence[Group], names: Names, found: I
     by_file: dict[str, dict[float, int]] = defaultdict(lambda: defaultdict(int))
     split: dict[str, None] = {}
     by_name: dict[str, float] = {}
-    unread = f"{len(rows) - MAX_SCALARS:,} of {many(len(rows), 'counter')}: too many" if len(rows) > MAX_SCALARS else ""
+    unread = (
+        f"{len(rows) - MAX_SCALARS:,} of {plural(len(rows), 'counter')}: too many" if len(rows) > MAX_SCALARS else ""
+    )
     for row in ckpt.payloads.fetching(rows[:MAX_SCALARS]):
         position = int(catalog.tensor[row])
         try:

@@ -28,12 +28,6 @@ NEEDS = {
 }
 
 
-def many(count: float, word: str) -> str:
-    """Return ``1 parameter``, ``2 parameters``, ``1,200 matrices``."""
-    stem = {"matrice": "matrix"}.get(word, word)
-    return f"{count:,.0f} {stem if count == 1 else f'{word}s'}"
-
-
 _SINGULAR = {"are": "is", "have": "has", "differ": "differs"}
 
 

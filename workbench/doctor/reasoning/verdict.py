@@ -14,12 +14,12 @@ Every number is a count of rows of the ledger.
 from __future__ import annotations
 
 from workbench.checkpoint import Checkpoint
+from workbench.core.words import plural
 from workbench.doctor.causes.case import Case
 from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.roles import MASTERS
 from workbench.doctor.ledger.rows import GROUPS, Status
-from workbench.doctor.ledger.sign import many
 from workbench.doctor.reasoning.diagnosis import Suspect
 from workbench.doctor.rules.leaves import SETTINGS, topic_of
 
@@ -98,7 +98,7 @@ def _unexplained(case: Case) -> str:
         return ""
     first = rows[0]
     where = "changed in the load" if first.leg == "load" else "moved farther than the updates can move it"
-    return f"The {first.quantity} of {many(sum(len(row.names) for row in rows), 'parameter')} {where}"
+    return f"The {first.quantity} of {plural(sum(len(row.names) for row in rows), 'parameter')} {where}"
 
 
 def _decisive(case: Case) -> bool:
@@ -126,11 +126,11 @@ def _unseen(case: Case) -> list[str]:
         if seen < of or lawless or (held and not of and rule not in case.outcome.checked):
             found.append(group)
     if leg == "train" and (others := _others(case.later.ckpt)):  # no law of what else a program stores is known
-        found.append(many(others, "other tensor"))
+        found.append(plural(others, "other tensor"))
     if leg == "load" and "R17" in case.outcome.checked:
         both = [(set(one.loose or ()), set(one.opened)) for one in (case.evidence.before, case.later)]
         more = len((both[0][0] & both[1][0]) - (both[0][1] & both[1][1]))
-        return found + ([many(more, "further file")] if more > 0 else [])
+        return found + ([plural(more, "further file")] if more > 0 else [])
     return found + [repr(name) for name in case.later.unread if not _judged(name, case)]
 
 

@@ -34,7 +34,7 @@ from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.facts.state import Group
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.roles import BLOCK_MAXIMA, BUFFERS, FIRST, MASTERS, MOMENTS, STATE, quantity
-from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register, some
+from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, register, some
 from workbench.doctor.origins.merge import changed_rank, is_beyond, module_of, ranks_of
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
@@ -178,7 +178,7 @@ def check_carried(
     _counters(pair, found)
     _constants(pair, found)
     if rest := _buffers(pair, found):
-        found.not_checked["buffers"] = f"no law relates the values of {many(rest, 'buffer')} to the old ones"
+        found.not_checked["buffers"] = f"no law relates the values of {plural(rest, 'buffer')} to the old ones"
     found.not_checked.setdefault("P24", Inapplicable("no buffers and counters are stored in both"))
     if "P24" in found.checked:
         del found.not_checked["P24"]
@@ -207,7 +207,7 @@ def _profiles(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
         if both is not None and (line := _line(*both)) is not None:
             slopes[fqn] = line
     if seen:
-        found.checked["P21"] = f"{many(seen, 'parameter')}"
+        found.checked["P21"] = f"{plural(seen, 'parameter')}"
     elif late:
         found.not_checked.setdefault("P21", "after so many updates, little of the old second moments is left")
     else:
@@ -216,7 +216,7 @@ def _profiles(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
         name, (slope, factor) = next(iter(slopes.items()))
         power = abs(slope - 1) > STRAIGHT
         words = f"raised to the power {slope:.3g}" if power else f"multiplied by {factor:.4g}"
-        text = f"exp_avg_sq of {many(len(slopes), 'parameter')} is the old one, transformed: {name!r} was {words}"
+        text = f"exp_avg_sq of {plural(len(slopes), 'parameter')} is the old one, transformed: {name!r} was {words}"
         evidence = {"kind": "power" if power else "factor", "slope": slope, "factor": factor}
         found.signs.append(P21.sign(text, evidence, list(slopes)[:NAMED], hit=len(slopes), of=seen))
 
@@ -285,9 +285,9 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
     if not sizes:
         found.not_checked.setdefault("P30", Inapplicable("no second moments of earlier gradients can be compared"))
         return
-    found.checked["P30"] = f"{many(len(sizes), 'parameter')}"
+    found.checked["P30"] = f"{plural(len(sizes), 'parameter')}"
     if len(level) >= MOST * len(sizes):
-        text = f"exp_avg_sq of {many(len(level), 'parameter')} is nearly one number in all elements: {level[0]!r}"
+        text = f"exp_avg_sq of {plural(len(level), 'parameter')} is nearly one number in all elements: {level[0]!r}"
         found.signs.append(P21.sign(text, {"kind": "level"}, level[:NAMED], hit=len(level), of=len(sizes)))
         return
     middle = median(sizes.values())
@@ -304,7 +304,7 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
         return
     kind = "larger" if large else "smaller"
     times = middle if large else 1 / max(middle, 1e-30)
-    text = f"the gradients of {many(len(agree), 'parameter')} are {times:.3g} times {kind} than those before"
+    text = f"the gradients of {plural(len(agree), 'parameter')} are {times:.3g} times {kind} than those before"
     found.signs.append(P30.sign(text, {"kind": kind, "times": middle}, agree[:NAMED], hit=len(agree), of=len(sizes)))
 
 
@@ -387,12 +387,14 @@ def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
                 ways.append(way)
     for rule, count in looked.items():
         if count:
-            found.checked[rule] = f"{count:,} of {many(len(held), 'averaged parameter')}"
+            found.checked[rule] = f"{count:,} of {plural(len(held), 'averaged parameter')}"
         else:
             found.not_checked.setdefault(rule, "the updates in between are not known well enough")
     found.signs += _strayed(outside, near, looked, ways)
     if stands and len(stands) == looked["P28"]:
-        text = f"the averages of {many(len(stands), 'parameter')} are equal bit for bit although their weights changed"
+        text = (
+            f"the averages of {plural(len(stands), 'parameter')} are equal bit for bit although their weights changed"
+        )
         found.signs.append(P28.sign(text, {}, stands[:NAMED], hit=len(stands), of=looked["P28"]))
 
 
@@ -402,7 +404,7 @@ def _strayed(
     if outside:
         share = max(outside.values())
         text = (
-            f"the averages of {many(len(outside), 'parameter')} left the range between their old values and the "
+            f"the averages of {plural(len(outside), 'parameter')} left the range between their old values and the "
             f"weights, in up to {share:.0%} of the examined elements"
         )
         yield P22.sign(text, {"share": share}, list(outside)[:NAMED], hit=len(outside), of=looked["P22"])
@@ -410,7 +412,7 @@ def _strayed(
     apart = bool(near) and len(ways) > 1 and max(ways) < min(near.values()) / FARTHER  # one decay moves all alike
     if near and (2 * len(near) > looked["P23"] or apart):
         way = sorted(near.values())[len(near) // 2]
-        text = f"the averages of {many(len(near), 'parameter')} moved {way:.0%} of the way to the weights"
+        text = f"the averages of {plural(len(near), 'parameter')} moved {way:.0%} of the way to the weights"
         yield P23.sign(text, {"way": way}, list(near)[:NAMED], hit=len(near), of=looked["P23"])
 
 
@@ -470,14 +472,14 @@ def _counters(pair: Pair, found: Outcome) -> None:
         if new < old or stands or (new == k and old > 1):  # otherwise it is more
             fell[key] = (old, new)
     if seen:
-        found.checked["P24"] = f"{seen:,} of {many(len(held), 'counter')}"
+        found.checked["P24"] = f"{seen:,} of {plural(len(held), 'counter')}"
     for average in (False, True):
         which = {key: both for key, both in fell.items() if any(one in key.lower() for one in OF_AVERAGES) == average}
         if which:
             name, (old, new) = next(iter(which.items()))
             what = "did not advance" if new == old else "fell" if new < old else "began anew"
-            text = f"{len(which):,} of {many(seen, 'counter')} {what}: {name!r} went from {old:,} to {new:,}"
-            text += f", as many as the {many(new, 'update')} since" if new > old else ""
+            text = f"{len(which):,} of {plural(seen, 'counter')} {what}: {name!r} went from {old:,} to {new:,}"
+            text += f", as many as the {plural(new, 'update')} since" if new > old else ""
             names = [pair.b.names.fqns[b[key]] or key for key in which][:NAMED]
             evidence = {"before": old, "after": new, "stands": new == old}
             causes = ("F4",) if average else ("A5",)
@@ -532,9 +534,9 @@ def _buffers(pair: Pair, found: Outcome) -> int:
         if less or more or made or (abs(slope) < UNLIKE and all(map(_is_replaced, *_tables(pair, held, both)))):
             lost += [fqn for fqn, _ in held]
     if places and not rest:
-        found.checked.setdefault("P24", many(len(places), "kind") + " of buffers")
+        found.checked.setdefault("P24", plural(len(places), "kind") + " of buffers")
     if lost:
-        text = f"{many(len(lost), 'buffer')} did not continue from the old values: {some(lost)}"
+        text = f"{plural(len(lost), 'buffer')} did not continue from the old values: {some(lost)}"
         sign = P24.sign(text, {}, lost[:NAMED], severity="warn", hit=len(lost), of=sum(map(len, places.values())))
         found.signs.append(sign)
     return rest
@@ -575,11 +577,13 @@ def _constants(pair: Pair, found: Outcome) -> None:
         if both is not None and not np.array_equal(*both, equal_nan=True):
             other[key] = both
     if held:
-        found.checked.setdefault("P24", f"{many(len(held), 'buffer')} that the config defines")
+        found.checked.setdefault("P24", f"{plural(len(held), 'buffer')} that the config defines")
     if other:
         name, (a, b) = next(iter(other.items()))
         at = int(np.argmax(a != b))
-        text = f"{many(len(other), 'buffer')} that the model's config defines changed: {name!r} went from {a[at]:.6g} "
+        text = (
+            f"{plural(len(other), 'buffer')} that the model's config defines changed: {name!r} went from {a[at]:.6g} "
+        )
         text += f"to {b[at]:.6g}"
         evidence = {"kind": "constant", "before": float(a[at]), "after": float(b[at])}
         names = [pair.b.names.fqns[sides[1].index[key]] or key for key in other][:NAMED]
@@ -650,7 +654,7 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
     if fell:
         name, most = min(fell), max(fell.values())
         text = (
-            f"{roles_of[name]} of {many(len(fell), 'parameter')} fell more than the updates allow, "
+            f"{roles_of[name]} of {plural(len(fell), 'parameter')} fell more than the updates allow, "
             f"in up to {most:.{0 if most >= 0.01 else 2}%} of the examined elements"
         )
         evidence = {"roles": sorted(set(roles_of.values())), "share": max(fell.values())}
@@ -743,14 +747,14 @@ def _firsts(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> Non
     if not kept:
         found.not_checked.setdefault("P26", Inapplicable("no momentum with a known decay is few enough updates apart"))
         return
-    found.checked["P26"] = f"{len(kept):,} of {many(len(stored), 'parameter')}"
+    found.checked["P26"] = f"{len(kept):,} of {plural(len(stored), 'parameter')}"
     lost = [fqn for fqn, part in kept.items() if part < 0.5]
     found.forms |= {(fqn, roles_of[fqn]): "" for fqn in kept.keys() - set(lost)}
     if len(kept) >= 3 and len(lost) >= MOST * len(kept):
         middle = sorted(kept.values())[len(kept) // 2]
         text = (
-            f"the momentum of {len(lost):,} of {many(len(kept), 'parameter')} keeps less than half of what the updates "
-            f"leave of its old value (median: {middle:.0%})"
+            f"the momentum of {len(lost):,} of {plural(len(kept), 'parameter')} keeps less than half of what "
+            f"the updates leave of its old value (median: {middle:.0%})"
         )
         # one that began anew is smaller, because gradients partly cancel
         another = median(sizes) > FULL and median(fresh) < HALF
@@ -786,11 +790,11 @@ def _bases(pair: Pair, states: Mapping[str, PairState], found: Outcome) -> None:
     }
     if not bases:
         return
-    found.checked["P27"] = many(len(bases), "weight")
+    found.checked["P27"] = plural(len(bases), "weight")
     moved = [fqn for fqn, sums in bases.items() if sums.dd > 0 or sums.nan]  # a NaN that stays is not a change
     if moved:
         which = "under adapters" if numbered else "that the optimizer does not train"
-        text = f"{len(moved):,} of {many(len(bases), 'weight')} {which} changed"
+        text = f"{len(moved):,} of {plural(len(bases), 'weight')} {which} changed"
         adapted = [fqn for fqn in moved if module_of(fqn) in under][:RANKED]
         places = {fqn: roles["param"] for fqn, roles in pair.shared() if fqn in adapted}
         try:
@@ -840,10 +844,8 @@ def _low_bits(pair: Pair, found: Outcome) -> None:
         total = sum(float(one.sum()) for one in products)
         error = math.sqrt(sum(float(np.square(one).sum()) for one in products))
         if total > SIGMAS * error and abs(total / squares - 1) <= HALF:
-            text = (
-                f"the weights of {many(len(names), 'parameter')} moved by {total / squares:.0%} of what rounding them "
-            )
-            text += f"to {through} takes away, beside their updates"
+            text = f"the weights of {plural(len(names), 'parameter')} moved by {total / squares:.0%} of what rounding "
+            text += f"them to {through} takes away, beside their updates"
             evidence = {"through": through, "slope": total / squares, "sigmas": total / error}
             found.signs.append(RULES["P31"].sign(text, evidence, names[:NAMED], hit=len(names), of=len(both)))
             return

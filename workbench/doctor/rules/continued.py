@@ -22,7 +22,7 @@ from workbench.doctor.facts.generators import Generator, drawn, is_fresh, seed
 from workbench.doctor.facts.numbers import in_words, number
 from workbench.doctor.facts.schedule import plan_of, rates_at
 from workbench.doctor.facts.state import NAME, TrainingState
-from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register, some
+from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, register, some
 from workbench.doctor.passes.updates import passed, scheduled
 from workbench.doctor.rules.names import renamed, rows_kept, same_buffers, same_parameters, same_size, same_tensors
 from workbench.doctor.rules.pair import SLIGHT
@@ -267,7 +267,7 @@ def _of_counters(
             words = f"went from {was:,.0f} to {now:,.0f}; they should be at {was + k:,.0f}"
             words += ", so they count only the updates since the load" if new and now == k else ""
     if still and not reset_meant(b):
-        words = f"did not advance in {many(k, 'update')}: were these parameters frozen?"
+        words = f"did not advance in {plural(k, 'update')}: were these parameters frozen?"
     elif behind:
         why = "counters do not advance without a gradient or in skipped updates"
         words += f"; {'the schedule advanced alike' if 0 < first == scheduled(a, b) else why}"
@@ -361,7 +361,7 @@ def generators_continue(pair: Pair) -> list[Sign] | str:
         equal = list(map(len, digests)) == [len(names), 1]
         if alike or equal:
             what = "states and are equal now" if equal else "seeds and have one now"
-            words = f"the {many(len(names), 'generator')} {form!r} had different {what}"
+            words = f"the {plural(len(names), 'generator')} {form!r} had different {what}"
             found.append(P51.sign(words, {"kind": "equal", "names": names[:NAMED]}, hit=len(names), of=len(names)))
             other = {name: both for name, both in other.items() if name not in names}
     if other:
@@ -412,7 +412,7 @@ def _unstored(pair: Pair, rule: Rule) -> list[Sign]:
     held_states, left_states = pair.a.generators, pair.b.generators
     if not held_states or left_states or len(one.catalog.files) != len(two.catalog.files):
         return found  # other ranks' generators start fresh
-    words = f"the states of {many(len(held_states), 'random generator')} are no longer stored"
+    words = f"the states of {plural(len(held_states), 'random generator')} are no longer stored"
     evidence = {"kind": "unstored", "names": list(held_states)[:NAMED]}
     return [*found, rule.sign(words, evidence, severity="warn", causes=("C8",))]
 
@@ -485,7 +485,7 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
         words = ", ".join(f"{path!r} from {counts[0][path]:,} to {counts[1][path]:,}" for path in paths[:SOME])
         words += f" and {len(paths) - SOME:,} more" if len(paths) > SOME else ""
         began = f", as if {'it' if len(paths) == 1 else 'they'} began anew at the load" if anew else ""
-        words = f"{many(len(paths), 'stored number')} fell{began}: {words}"
+        words = f"{plural(len(paths), 'stored number')} fell{began}: {words}"
         names = {"kind": "anew" if anew else "fell", "names": paths[:NAMED]}
         causes: tuple[str, ...] = ("H1", "C9")
         if anew and (beside := _beside(pair, paths)):
@@ -496,7 +496,7 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
         )
     for kind, paths in restarted.items():
         old, new = (side[paths[0]] for side in counts)
-        words = f"{paths[0]!r} went from {old:,} to {new:,} in {many(k, 'update')}"
+        words = f"{paths[0]!r} went from {old:,} to {new:,} in {plural(k, 'update')}"
         words += f" (and {len(paths) - 1:,} more fell or restarted)" if len(paths) > 1 else ""
         words += ": it counts only those since the load" if new in (k, k + 1) else ""
         causes = _COUNTED.get(kind, ("C9",))
@@ -523,7 +523,7 @@ def _beside(pair: Pair, paths: Iterable[str]) -> str:
     ]
     rows = diff(*sides, patterns=False, evidence="none").rows
     changed = sum(row.status != "equal" for row in rows)
-    return f"in {some(roots)}, {changed:,} of {many(len(rows), 'tensor')} changed"
+    return f"in {some(roots)}, {changed:,} of {plural(len(rows), 'tensor')} changed"
 
 
 def _products(pair: Pair) -> list[Sign]:
@@ -543,9 +543,8 @@ def _products(pair: Pair) -> list[Sign]:
     if not grown:
         return []
     old, new = next(iter(grown.values()))
-    words = (
-        f"mu_product of {many(len(grown), 'parameter')} went from {old:.3g} to {new:.3g}; each update makes it smaller"
-    )
+    words = f"mu_product of {plural(len(grown), 'parameter')} went from {old:.3g} to {new:.3g}; "
+    words += "each update makes it smaller"
     evidence = {"kind": "products", "before": old, "after": new}
     return [P34.sign(words, evidence, list(grown)[:NAMED], hit=len(grown), of=len(held), causes=("B2", "B1"))]
 
@@ -721,7 +720,7 @@ def _off_its_form(a: TrainingState, b: TrainingState, steps: int, declared: list
     if not off:
         return []
     lr, wanted = off[0]
-    words = f"lr {lr:.4g} {many(steps, 'step')} later, but the formula of the stored schedule gives {wanted:.4g}"
+    words = f"lr {lr:.4g} {plural(steps, 'step')} later, but the formula of the stored schedule gives {wanted:.4g}"
     words += f"; changed settings: {', '.join(declared[:4])}" if declared else ""
     evidence = {"lr": lr, "planned": wanted, "ratio": lr / wanted if wanted else None, "declared": declared}
     return [P15.sign(words, evidence, severity="warn", hit=len(off), of=len(due))]
@@ -784,9 +783,11 @@ def _jump(a: TrainingState, b: TrainingState, moved: float, k: int, declared: li
     assert ends is not None
     counts = (a.schedule.count, b.schedule.count) if same else (round(ends[0]), round(ends[1]))
     if counts[0] == counts[1]:
-        words = f"the schedule did not move in {many(k, 'step')}: it stayed at {counts[0]:,}"
+        words = f"the schedule did not move in {plural(k, 'step')}: it stayed at {counts[0]:,}"
     else:
-        words = f"the schedule moved by {moved:,.4g} updates in {many(k, 'step')}: from {counts[0]:,} to {counts[1]:,}"
+        words = (
+            f"the schedule moved by {moved:,.4g} updates in {plural(k, 'step')}: from {counts[0]:,} to {counts[1]:,}"
+        )
     evidence = {"kind": "jump", "before": counts[0], "after": counts[1], "k": k, "declared": declared}
     sure = not declared and NAME not in (a.source("step"), b.source("step"))
     return P15.sign(words, evidence, severity="error" if sure else "warn")
@@ -847,7 +848,7 @@ def data_advances(pair: Pair) -> list[Sign] | str:
         due = each * (last - first)
         if abs(new - old - due) > each or (new - old) % each or new == old:  # one update may be counted elsewhere
             words = f"{fact.replace('_', ' ')} went from {old:,} to {new:,}; "
-            words += f"{many(last - first, 'update')} should have advanced it by {due:,}"
+            words += f"{plural(last - first, 'update')} should have advanced it by {due:,}"
             evidence = {"kind": kind, "before": old + due, kind if kind == "loader" else "consumed": new}
             evidence |= {"stands": new == old, "fewer": old < new < old + due}
             found.append(P20.sign(words, evidence, causes=("C6",) if new < old else ()))
@@ -861,7 +862,7 @@ def data_advances(pair: Pair) -> list[Sign] | str:
         if again or (now <= then and (now < then or then[1] > 0)):
             old, new = (f"{index:,} of epoch {epoch:,}" for epoch, index in (then, now))
             words = f"{path!r} stayed at {old}" if then == now else f"{path!r} went from {old} to {new}"
-            words += f" in {many(last - first, 'update')}"
+            words += f" in {plural(last - first, 'update')}"
             words += f", which should have advanced it to {due:,}" if again else ""
             before, after = (then[0], now[0]) if then[0] != now[0] else (due if again else then[1], now[1])
             evidence = {"kind": "loader", "before": before, "loader": after, "stands": then == now}
@@ -870,7 +871,7 @@ def data_advances(pair: Pair) -> list[Sign] | str:
         fell = {path: both for path, both in moved.items() if both[1] < both[0]}
         if len(fell) > 1 and 2 * len(fell) >= len(moved):
             words = ", ".join(f"{path!r} from {old:,} to {new:,}" for path, (old, new) in list(fell.items())[:SOME])
-            words = f"{len(fell):,} of {many(len(moved), 'position')} in {root!r} fell: {words}"
+            words = f"{len(fell):,} of {plural(len(moved), 'position')} in {root!r} fell: {words}"
             old, new = next(iter(fell.values()))
             evidence = {"kind": "loader", "before": old, "loader": new}
             found.append(P20.sign(words, evidence, hit=len(fell), of=len(moved), causes=("C6",)))

@@ -34,7 +34,7 @@ from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.laws.bounds import floor_terms
 from workbench.doctor.ledger.roles import FIRST, MOMENTS, SECOND, STATE, quantity
-from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register
+from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, register
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.doctor.rules.load import without_state
@@ -185,7 +185,7 @@ def _stands(
             same += [fqn] if a.any() else []
         else:
             if len(same) >= SOME:
-                text = f"the weights of {many(len(moved), 'parameter')} changed; their {role} is equal bit for bit"
+                text = f"the weights of {plural(len(moved), 'parameter')} changed; their {role} is equal bit for bit"
                 yield RULES["P36"].sign(
                     text, {"kind": "repeated"}, same[:NAMED], severity="warn", hit=len(same), of=len(moved)
                 )
@@ -452,7 +452,7 @@ def _signs(forms: Mapping[Key, str]) -> Iterator[Sign]:
     hit: dict[str, list[Key]] = defaultdict(list)
     buffers = [fqn for (fqn, role), form in forms.items() if form and role == "buffer"]
     if buffers:
-        words = f"buffers of {many(len(buffers), 'module')} do not continue their old values: {buffers[0]!r}"
+        words = f"buffers of {plural(len(buffers), 'module')} do not continue their old values: {buffers[0]!r}"
         of = sum(role == "buffer" for _, role in forms)
         yield RULES["P24"].sign(words, {}, buffers[:NAMED], severity="warn", hit=len(buffers), of=of, causes=("A5",))
     for key, form in forms.items():
@@ -463,7 +463,7 @@ def _signs(forms: Mapping[Key, str]) -> Iterator[Sign]:
         roles = sorted({role for _, role in keys})
         of = sum(role in roles for _, role in forms)
         what = ", ".join(role.replace("absmax", "codes or scales of state") for role in roles[:3])
-        what = f"the state ({what}) of {many(len(names), 'parameter')}"
+        what = f"the state ({what}) of {plural(len(names), 'parameter')}"
         lost = "it is new, or was set to 0" if 2 * len(keys) > of else "it is new, was set to 0, or is another one's"
         evidence: dict[str, Any] = {"roles": roles, "kind": form}
         if form.startswith("moved."):
@@ -506,7 +506,7 @@ def _gone(pair: Pair) -> list[Sign]:
         return [P33.sign(words, evidence, names, hit=len(lost), of=len(tensors), causes=("B1",))]
     if len(gone) <= pair.left_out:  # the optimizer does not hold them (R12)
         return []
-    words = f"the optimizer state of {len(gone):,} of {many(len(had), 'parameter')} is no longer stored"
+    words = f"the optimizer state of {len(gone):,} of {plural(len(had), 'parameter')} is no longer stored"
     return [P33.sign(words, {"kind": "absent", "gone": True}, gone[:NAMED], hit=len(gone), of=len(had), causes=("B1",))]
 
 
@@ -533,7 +533,7 @@ def _rearranged(
         return
     for kind in ("rows", "shift"):
         if some := [fqn for fqn, one in kinds.items() if one == kind]:
-            words = f"second moments of {many(len(some), 'parameter')} are most like old ones of other places"
+            words = f"second moments of {plural(len(some), 'parameter')} are most like old ones of other places"
             evidence = {"kind": kind, "role": "exp_avg", "roles": ["exp_avg_sq"]}
             yield P32.sign(f"{words}: {some[0]!r}", evidence, some, hit=len(some), of=len(states))
 
@@ -742,10 +742,10 @@ def _copies(pair: Pair, states: Mapping[str, PairState], found: Continuity) -> I
         if other is not None:
             hit[key] = catalog.keys[other]
     if beside:
-        found.checked["P35"] = many(len(beside), "tensor")
+        found.checked["P35"] = plural(len(beside), "tensor")
     if hit:
         key, source = next(iter(hit.items()))
-        words = f"{many(len(hit), 'tensor')} beside the trained weights hold what others held: {key!r} that of "
+        words = f"{plural(len(hit), 'tensor')} beside the trained weights hold what others held: {key!r} that of "
         words += repr(source)
         average = any(word in key.lower() for word in OF_AVERAGES)
         causes = ("F4", "F6", "A5") if average else ("F6", "F4", "A5")
@@ -774,7 +774,7 @@ def _taken(pair: Pair, states: Mapping[str, PairState], found: Continuity) -> It
     if hit:
         fqn, source = next(iter(hit.items()))
         words = (
-            f"{len(hit):,} of {many(len(states), 'weight')} hold what other tensors of the earlier checkpoint held: "
+            f"{len(hit):,} of {plural(len(states), 'weight')} hold what other tensors of the earlier checkpoint held: "
         )
         words += f"{fqn!r} that of {source!r}"
         evidence = {"kind": "taken", "from": source}

@@ -22,7 +22,7 @@ import numpy as np
 from workbench.core.scan import Progress
 from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Pair
-from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
+from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, register
 from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.index import MovedRows, row_shape
 from workbench.doctor.origins.line import WINDOW, stood
@@ -114,8 +114,8 @@ def check_rows(
         if not moved:
             found.signs += _line_of_moments(atoms, states, updates, found.not_checked)
     if wanted or turned:
-        found.checked["P17"] = f"{many(len(weights), 'weight')}, rows and columns"
-        found.checked["P18"] = f"{many(len(weights), 'weight')}"
+        found.checked["P17"] = f"{plural(len(weights), 'weight')}, rows and columns"
+        found.checked["P18"] = f"{plural(len(weights), 'weight')}"
     else:
         found.not_checked.setdefault("P17", Inapplicable("no parameter is suspicious"))
     return found
@@ -283,13 +283,13 @@ def _moments(atoms: Atoms, moved: Sequence[Descent]) -> Iterator[Sign]:
     if orphans:
         first = orphans[0]
         text = (
-            f"second moments of {many(len(orphans), 'tensor')} can have evolved from another tensor's but not from "
+            f"second moments of {plural(len(orphans), 'tensor')} can have evolved from another tensor's but not from "
             f"their own: those of {first.atom.fqn!r} from those of {first.parent.fqn!r}"
         )
     else:
         first = moved[0]
         text = (
-            f"second moments of {many(len(moved), 'tensor')} continue another tensor's: those of {first.atom.fqn!r} "
+            f"second moments of {plural(len(moved), 'tensor')} continue another tensor's: those of {first.atom.fqn!r} "
             f"stay above the floor of {first.parent.fqn!r}, which in {first.tested:,} of the examined elements is over "
             "twice what their own would have become"
         )
@@ -302,7 +302,7 @@ def _share(found: float) -> str:
 
 
 def _count(seen: Sequence[SeenWeight]) -> str:
-    return f"{many(len(seen), 'tensor')}" if len(seen) > 1 else "one tensor"
+    return f"{plural(len(seen), 'tensor')}" if len(seen) > 1 else "one tensor"
 
 
 def _sign(

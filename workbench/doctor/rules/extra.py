@@ -19,7 +19,7 @@ from workbench.analysis.numbers import Decoder
 from workbench.core.arrays import Array
 from workbench.core.words import plural
 from workbench.doctor.facts.evidence import State, is_numbered
-from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register, some
+from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, register, some
 from workbench.doctor.passes.one import OneState
 from workbench.doctor.passes.updates import passed
 from workbench.errors import WorkbenchError
@@ -110,9 +110,9 @@ def _largest(state: State, found: Mapping[str, OneState]) -> Said:
     if bad:
         count = sum(found[fqn].shrunk for fqn in bad)
         more = "exceeds its" if count == 1 else "exceed their"
-        words = f"{many(count, 'element')} of exp_avg_sq {more} largest value so far, in {some(bad)}"
+        words = f"{plural(count, 'element')} of exp_avg_sq {more} largest value so far, in {some(bad)}"
         signs.append(RULES["N8"].sign(words, {"elements": count}, bad[:LIST], hit=len(bad), of=len(held)))
-    return f"{many(len(held), 'parameter')}", signs
+    return f"{plural(len(held), 'parameter')}", signs
 
 
 def _loss_scale(state: State, earlier: State | None) -> Said:
@@ -128,25 +128,27 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
     k = None if earlier is None else passed(earlier.facts, state.facts)
     interval = _growth_interval(state)
     if not signs and k and scale > before * DOUBLED ** min(k // interval + 1, 1000):
-        words = f"the loss scale went from {before:,.0f} to {scale:,.0f} in {many(k, 'update')}; "
+        words = f"the loss scale went from {before:,.0f} to {scale:,.0f} in {plural(k, 'update')}; "
         words += "each at most doubles it" if interval == 1 else f"it doubles once in {interval:,} updates"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     halved = math.log2(before / scale) if 0 < scale < before < math.inf else 0.0
     at = 0.0 if earlier is None or not k or _skipped(earlier, state) else _at_load(earlier, state, k)
     if not signs and 0 < at <= before / DOUBLED**2:
         words = (
-            f"the loss scale went from {before:,g} to {scale:,g} in {many(k or 0, 'update')}, none of them skipped; "
+            f"the loss scale went from {before:,g} to {scale:,g} in {plural(k or 0, 'update')}, none of them skipped; "
         )
         words += f"its count of good updates fits a start at {at:,g}: was it reset?"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     anew = earlier is not None and scale in DEFAULTS and halved >= AT_ONCE and not _skipped(earlier, state)
     if not signs and k is not None and (halved > SKIPPED + k / OFTEN or anew):
-        words = f"the loss scale fell from {before:,g} to {scale:,g} in {many(k, 'update')}: was it reset, or were "
+        words = f"the loss scale fell from {before:,g} to {scale:,g} in {plural(k, 'update')}: was it reset, or were "
         words += f"{halved:.0f} more updates skipped? Each skipped update halves it"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     if not signs and k and earlier is not None and scale == before:
         for path, (old, new) in _good_updates(earlier, state, k).items():
-            words = f"{path!r} went from {old:,} to {new:,} in {many(k, 'update')}: it counts only those since the load"
+            words = (
+                f"{path!r} went from {old:,} to {new:,} in {plural(k, 'update')}: it counts only those since the load"
+            )
             signs.append(RULES["N14"].sign(words, {"before": old, "after": new, "k": k}, hit=1, of=1))
     return "loss scales", signs
 
@@ -228,12 +230,12 @@ def _finite(state: State, found: Mapping[str, OneState]) -> Said:
     if not looked:
         return Inapplicable("every tensor belongs to a parameter")
     names = [catalog.keys[at] for at in broken]
-    text = f"{many(count, 'element')} of {some(names)} {'is' if count == 1 else 'are'} NaN"
+    text = f"{plural(count, 'element')} of {some(names)} {'is' if count == 1 else 'are'} NaN"
     evidence: dict[str, object] = {"count": count}
     if {roles[at] for at in broken} <= {"buffer"}:
         evidence["buffers"] = names[:LIST]
     signs = [RULES["S01"].sign(text, evidence, _fqns(state, broken), hit=len(broken), of=looked)] if broken else []
-    return f"{many(looked, 'tensor')} beside the parameters", signs
+    return f"{plural(looked, 'tensor')} beside the parameters", signs
 
 
 def _fp8(state: State, found: Mapping[str, OneState], step: float) -> Said:
@@ -286,9 +288,9 @@ def _balance(state: State, step: float, earlier: State | None) -> Said:
     signs = []
     new = earlier is not None and not earlier.params.keys() & set(_fqns(state, rows))  # they begin at 0
     if not new and len(values) == len(rows) and not any(one.any() for one in values):
-        words = f"the balance of {many(len(rows), 'router')} is 0 at step {step:,.0f}"
+        words = f"the balance of {plural(len(rows), 'router')} is 0 at step {step:,.0f}"
         signs.append(RULES["N26"].sign(words, {"step": step}, _fqns(state, rows), hit=len(rows), of=len(rows)))
-    return f"{many(len(rows), 'router')}", signs
+    return f"{plural(len(rows), 'router')}", signs
 
 
 def _adapters(state: State, found: Mapping[str, OneState], step: float, earlier: State | None) -> Said:
@@ -304,16 +306,16 @@ def _adapters(state: State, found: Mapping[str, OneState], step: float, earlier:
     for value in _read(state, rows, SMALL * 16):
         read += 1
         if value.any():
-            return f"{read:,} of {many(len(rows), 'adapter')}, up to the first that is not 0", []
+            return f"{read:,} of {plural(len(rows), 'adapter')}, up to the first that is not 0", []
     if read < len(rows):
         return "the adapters are too large or cannot be read"
     moved = [fqn for fqn, sums in found.items() if adapter_of(fqn) == "lora_B" and _nonzero(sums, "exp_avg_sq")]
-    words = f"lora_B of all {many(len(rows), 'adapter')} is 0 at step {step:,.0f}"
+    words = f"lora_B of all {plural(len(rows), 'adapter')} is 0 at step {step:,.0f}"
     words += f", although gradients reached {len(moved):,} of them" if moved else ""
     grave = "error" if moved else "warn"
     evidence = {"step": step, "moved": len(moved)}
     sign = RULES["N22"].sign(words, evidence, _fqns(state, rows), severity=grave, hit=len(rows), of=len(rows))
-    return f"{many(len(rows), 'adapter')}", [sign]
+    return f"{plural(len(rows), 'adapter')}", [sign]
 
 
 def _read(state: State, rows: Sequence[int], most: int = SMALL) -> Iterator[Array]:
@@ -358,11 +360,11 @@ def _average(found: Mapping[str, OneState], step: float) -> Said:
     if not any(differ for differ, _ in held.values()):
         of = sum(count for _, count in held.values())
         words = (
-            f"all {plural(of, 'weight')} of {many(len(held), 'parameter')} equal their average bit for bit "
+            f"all {plural(of, 'weight')} of {plural(len(held), 'parameter')} equal their average bit for bit "
             f"at step {step:,.0f}"
         )
         signs.append(RULES["N21"].sign(words, {"step": step}, list(held)[:LIST], hit=len(held), of=len(held)))
-    return f"{many(len(held), 'parameter')} compared with their averages", signs
+    return f"{plural(len(held), 'parameter')} compared with their averages", signs
 
 
 def _clip(state: State, found: Mapping[str, OneState], earlier: State | None) -> Said:
@@ -404,7 +406,7 @@ def _groups(state: State) -> Said:
     bare, decayed = sum(not one for one in matrices), sum(one > 0 for one in vectors)
     if 10 * bare >= 9 * len(matrices) and 10 * decayed >= 9 * len(vectors):
         words = (
-            f"{decayed:,} of {many(len(vectors), 'vector')} decay, but {bare:,} of {len(matrices):,} matrices do not"
+            f"{decayed:,} of {plural(len(vectors), 'vector')} decay, but {bare:,} of {len(matrices):,} matrices do not"
         )
         evidence = {"vectors": decayed, "matrices": bare}
         signs.append(RULES["N27"].sign(words, evidence, hit=bare + decayed, of=len(matrices) + len(vectors)))

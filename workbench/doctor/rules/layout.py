@@ -23,7 +23,7 @@ from workbench.core.arrays import Array
 from workbench.core.words import plural
 from workbench.doctor.facts.evidence import State
 from workbench.doctor.facts.state import TrainingState
-from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register, some
+from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, register, some
 from workbench.doctor.passes.one import OneState
 from workbench.doctor.passes.profiles import MatrixProfile
 from workbench.names.weights import parse
@@ -165,7 +165,7 @@ def _gates(profiles: Mapping[str, MatrixProfile]) -> Said:
         tensors = list(dict.fromkeys(name for pair in hits for name in pair))
         evidence = {"own": worst[0], "other": worst[1], "layers": len(hits)}
         signs.append(RULES["N5"].sign(words, evidence, tensors[:LIST], hit=len(hits), of=len(names)))
-    return f"{many(len(names), 'layer')}' gate and up compared with each other", signs
+    return f"{plural(len(names), 'layer')}' gate and up compared with each other", signs
 
 
 def _queries(profiles: Mapping[str, MatrixProfile], facts: TrainingState) -> Said:
@@ -286,8 +286,8 @@ def _padding(profiles: Mapping[str, MatrixProfile], facts: TrainingState) -> Sai
         causes, proved = _where(profile, int(vocab), pad, trained)
         first = int(np.flatnonzero(~idle[int(vocab) :])[0]) + int(vocab)
         words = (
-            f"{many(trained, 'row')} of {fqn!r} beyond the vocabulary of {int(vocab):,} {_were(trained)} trained (the "
-            f"first is row {first:,}), and {many(below, 'row')} within it {_were(below)} not (rows not trained: "
+            f"{plural(trained, 'row')} of {fqn!r} beyond the vocabulary of {int(vocab):,} {_were(trained)} trained "
+            f"(the first is row {first:,}), and {plural(below, 'row')} within it {_were(below)} not (rows not trained: "
             f"{_spans(profile.idle)})"
         )
         evidence = {
@@ -335,7 +335,7 @@ def _alone(profiles: Mapping[str, MatrixProfile]) -> Said:
         words = f"an isolated exp_avg_sq of {some(hits)} is 2^{most:.1f} times the value its row and column suggest"
         evidence = {"octaves": most, "at": places}
         signs.append(RULES["N28"].sign(words, evidence, hits[:LIST], hit=len(hits), of=len(looked)))
-    return f"{many(len(looked), 'matrice')}", signs
+    return f"{plural(len(looked), 'matrix')}", signs
 
 
 def _number(facts: TrainingState, *names: str) -> int | None:

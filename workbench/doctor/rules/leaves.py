@@ -28,7 +28,7 @@ from workbench.core.source import Source
 from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.facts.flat import SWITCHES
-from workbench.doctor.ledger.sign import Rule, Sign, many, register
+from workbench.doctor.ledger.sign import Rule, Sign, register
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
@@ -247,7 +247,7 @@ def _sign(rule: Rule, topic: str, off: dict[str, ObjectChange]) -> Sign:
     words_of = {source: _text(change) for source, change in off.items()}
     listed = ", ".join(f"{source} {text}" for source, text in list(words_of.items())[:SHOWN])
     more = f" and {len(off) - SHOWN:,} more" if len(off) > SHOWN else ""
-    words = f"{many(len(off), 'stored value')} changed: {listed}{more}"
+    words = f"{plural(len(off), 'stored value')} changed: {listed}{more}"
     evidence: dict[str, Any] = {"kind": topic, "changed": dict(list(words_of.items())[:100])}
     both = ((source, change.before, change.after) for source, change in off.items())
     evidence["fell"] = [path for path, old, new in both if isinstance(old, int) and isinstance(new, int) and new < old]

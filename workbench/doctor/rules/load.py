@@ -24,7 +24,7 @@ from workbench.core.scan import Progress
 from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.ledger.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, STATE, WEIGHTS, quantity
-from workbench.doctor.ledger.sign import Cleared, Outcome, Rule, Sign, many, register, some
+from workbench.doctor.ledger.sign import Cleared, Outcome, Rule, Sign, register, some
 from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.look import AtomLook, look
 from workbench.doctor.origins.merge import averaged, low_rank, unmerged
@@ -232,7 +232,7 @@ def _others(pair: Pair, found: EchoValues) -> list[Sign]:
         found.cleared.append(Cleared("other tensors", f"{equal:,} of {len(rows):,} are equal bit for bit"))
     return [
         R16.sign(
-            f"{len(names):,} of {many(len(rows), 'further tensor')} changed: {some(names)}",
+            f"{len(names):,} of {plural(len(rows), 'further tensor')} changed: {some(names)}",
             {"in": IN, "kind": "other"},
             names,
             severity="info" if topic == "generators" else None,
@@ -249,7 +249,7 @@ def _gone(pair: Pair) -> list[Sign]:
     had, gone = without_state(pair)
     if len(gone) <= pair.left_out:  # the optimizer does not hold them (R12)
         return []
-    text = f"the optimizer state of {len(gone):,} of {many(len(had), 'parameter')} is not in the echo"
+    text = f"the optimizer state of {len(gone):,} of {plural(len(had), 'parameter')} is not in the echo"
     return [ECHO["R03"].sign(text, {"in": IN, "gone": True}, gone[:100], hit=len(gone), of=len(had), causes=("B1",))]
 
 
@@ -296,7 +296,7 @@ def _checked(found: EchoValues, rows: Mapping[tuple[str, str], TensorDiff], coun
     if unread:
         fqn, role = unread[0]
         found.not_checked["echo"] = (
-            f"{many(len(unread), 'tensor')} could not be read; the first is {role} {fqn!r}: {rows[unread[0]].why}"
+            f"{plural(len(unread), 'tensor')} could not be read; the first is {role} {fqn!r}: {rows[unread[0]].why}"
         )
     whole = []
     for what, (roles, causes) in CLEARS.items():

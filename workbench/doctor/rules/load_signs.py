@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from workbench.core.words import plural
 from workbench.doctor.ledger.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, SECOND, STATE, WEIGHTS, quantity
-from workbench.doctor.ledger.sign import Rule, Sign, agreeing, many, register
+from workbench.doctor.ledger.sign import Rule, Sign, agreeing, register
 from workbench.doctor.origins.atoms import Atoms
 from workbench.doctor.origins.look import AtomLook
 from workbench.doctor.origins.tags import TAGS, gathered, move_text, own, shared_sources, tag_of, whole
@@ -230,9 +231,9 @@ def _sign(
     roles = sorted({one.atom.role for one in looks})
     of = len({owner for atom in atoms.rows if atom.role in roles for owner in atom.owners})
     found = {"in": "before → echo", "roles": roles, **evidence}
-    text = f"{len(owners):,} of {many(of, 'buffer')} {agreeing(len(owners), words)}"
+    text = f"{len(owners):,} of {plural(of, 'buffer')} {agreeing(len(owners), words)}"
     if roles != ["buffer"]:
-        text = f"{_called(roles)} of {len(owners):,} of {many(of, 'parameter')} {words}"
+        text = f"{_called(roles)} of {len(owners):,} of {plural(of, 'parameter')} {words}"
     form = str(evidence.get("form", looks[0].kind))
     causes = causes_of(max(roles, key=lambda role: sum(one.row.numel for one in looks if one.atom.role == role)), form)
     return ECHO[rule].sign(text, found, owners, severity=severity, hit=len(owners), of=of, causes=causes)

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from workbench.core.arrays import Array, Ints
-from workbench.core.words import some_of
+from workbench.core.words import plural, some_of
 from workbench.doctor.facts.evidence import Pair, State, stripped
 from workbench.doctor.ledger.roles import AVERAGES, FIRST, MASTERS, MOMENTS, SECOND, STATE, quantity
-from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, agreeing, many, register
+from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, agreeing, register
 from workbench.doctor.rules.stated import NAMED
 from workbench.names.weights import kinds
 from workbench.tensor import LazyTensor
@@ -71,7 +71,7 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
     for words, keys in (("are gone", gone), ("are new", new), ("have another shape", shaped)):
         if keys:
             roles = _roles(keys)
-            message = f"{len(keys):,} of {many(len(a), 'tensor')} {agreeing(len(keys), words)}: {roles}"
+            message = f"{len(keys):,} of {plural(len(a), 'tensor')} {agreeing(len(keys), words)}: {roles}"
             names = list(dict.fromkeys(fqn for fqn, _ in keys))[:NAMED]
             causes = causes_of(role for _, role in keys) if words != "are new" else ()
             if words == "are gone" and len(keys) < len(a) / 2 and {role for _, role in keys} <= {"param", "master"}:
@@ -110,7 +110,7 @@ def rows_kept(pair: Pair) -> list[Sign] | str:
         roles = {role for _, role in keys}
         fqns = list(dict.fromkeys(fqn for fqn, _ in keys))
         what = "weights" if roles <= {"param"} else _roles(keys)
-        message = f"the old rows of {len(keys):,} of {many(looked, 'resized tensor')} are {many(abs(by), 'row')} "
+        message = f"the old rows of {len(keys):,} of {plural(looked, 'resized tensor')} are {plural(abs(by), 'row')} "
         message += f"{'further down' if by > 0 else 'further up'}: {what} of {some_of(fqns)}"
         found.append(R18.sign(message, {"by": by, "roles": sorted(roles)}, fqns, hit=len(keys), of=looked))
     return found
@@ -161,18 +161,18 @@ def same_parameters(pair: Pair) -> list[Sign] | str:
     shaped = [] if pair.mapped else _of_another_shape(pair, "param")
     if shaped:
         one, two = (side.shape(side.params[shaped[0]]["param"]) for side in (pair.a, pair.b))
-        message = f"{many(len(shaped), 'parameter')} changed shape: {shaped[0]!r} from {list(one)} to {list(two)}"
+        message = f"{plural(len(shaped), 'parameter')} changed shape: {shaped[0]!r} from {list(one)} to {list(two)}"
         kind = {"kind": "have another shape"}
         found.append(P02.sign(message, kind, shaped[:NAMED], hit=len(shaped), of=len(a), severity="warn"))
     if buffers := [] if pair.mapped else _of_another_shape(pair, "buffer"):
         one, two = (side.shape(side.params[buffers[0]]["buffer"]) for side in (pair.a, pair.b))
-        message = f"{many(len(buffers), 'buffer')} changed shape: {buffers[0]!r} from {list(one)} to {list(two)}"
+        message = f"{plural(len(buffers), 'buffer')} changed shape: {buffers[0]!r} from {list(one)} to {list(two)}"
         found.append(P02.sign(message, {"kind": "buffers"}, buffers[:NAMED], severity="warn", causes=("A5",)))
     for words, names in (("vanished", gone), ("appeared", new)):
         if names:
             severity = "info" if None not in tied and tied[0] != tied[1] else "warn" if pair.mapped else "error"
             more = f" and {len(names) - 4:,} more" if len(names) > 4 else ""
-            message = f"{many(len(names), 'parameter')} {words}: {', '.join(map(repr, names[:4]))}{more}"
+            message = f"{plural(len(names), 'parameter')} {words}: {', '.join(map(repr, names[:4]))}{more}"
             causes = ("H2", "A2") if words == "vanished" and not kinds(names) <= {"embed", "head"} else P02.causes
             sign = P02.sign(
                 message, {"kind": words}, names[:NAMED], hit=len(names), of=len(a), severity=severity, causes=causes
@@ -212,7 +212,7 @@ def same_size(pair: Pair) -> list[Sign] | str:
     for role in dict.fromkeys(role for _, role in off):
         roles[role] = [sum(size for (_, one), (size, *_) in side.items() if one == role) for side in (a, b)]
     words = ", ".join(f"{role} {one:,} → {two:,}" for role, (one, two) in sorted(roles.items()) if one != two)
-    words = words or f"{many(len(off), 'tensor')} under other names"
+    words = words or f"{plural(len(off), 'tensor')} under other names"
     both = [(one, two) for one, two in off.values() if one and two]
     smaller = [key for key, (one, two) in off.items() if one and two and one[1] == two[1] and two[2] < one[2]]
     rounded, gone = (sorted({role for _, role in keys}) for keys in (smaller, [key for key in off if key not in b]))
@@ -222,7 +222,7 @@ def same_size(pair: Pair) -> list[Sign] | str:
         one is None and role != "param" and (name in pair.a.params or name in numbered)
         for (name, role), (one, _) in off.items()
     )
-    words += f"; {many(len(smaller), 'tensor')} with as many elements now have a smaller type" if rounded else ""
+    words += f"; {plural(len(smaller), 'tensor')} with as many elements now have a smaller type" if rounded else ""
     words += "; all of it is new state of parameters that had none" if late else ""
     wider = all(one and two and one[1] == two[1] and two[2] > one[2] for one, two in off.values())
     words += "; all of it is in a wider type" if wider else ""
@@ -240,7 +240,9 @@ def same_buffers(pair: Pair) -> list[Sign] | str:
     gone = _without(a, b)
     if not gone:
         return []
-    return [N4.sign(f"{len(gone):,} of {many(len(a), 'buffer')} are gone", {}, gone[:NAMED], hit=len(gone), of=len(a))]
+    return [
+        N4.sign(f"{len(gone):,} of {plural(len(a), 'buffer')} are gone", {}, gone[:NAMED], hit=len(gone), of=len(a))
+    ]
 
 
 #: Quantities → the cause if tensors of only these are gone or have another shape.

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from workbench.core.words import plural
 from workbench.doctor.facts.evidence import State
-from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register
+from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, register
 from workbench.doctor.passes.blocks import SlotBlock, TensorSlot, stream
 from workbench.doctor.passes.one import Numbers, OneState
 from workbench.errors import WorkbenchError, WorkerError
@@ -129,7 +129,7 @@ def _numbers(state: State, found: Mapping[str, OneState], earlier: State | None)
                 negative.append((fqn, role, numbers.negative))
     if broken:
         count = sum(one[2] for one in broken)
-        words = f"{many(count, 'element')} of {_names(broken)} {'is' if count == 1 else 'are'} NaN or infinite"
+        words = f"{plural(count, 'element')} of {_names(broken)} {'is' if count == 1 else 'are'} NaN or infinite"
         sign, names = _sign("S01", broken, words, count=count), {one[0] for one in broken}
         if names <= state.unheld and all(one[1] == "param" for one in broken):
             sign = replace(sign, evidence={**sign.evidence, "buffers": sorted(names)[:LIST]})
@@ -146,7 +146,7 @@ def _numbers(state: State, found: Mapping[str, OneState], earlier: State | None)
         )
     if negative:
         count = sum(one[2] for one in negative)
-        text = f"{many(count, 'second moment')} {'is' if count == 1 else 'are'} negative in {_names(negative)}"
+        text = f"{plural(count, 'second moment')} {'is' if count == 1 else 'are'} negative in {_names(negative)}"
         yield _sign("S03", negative, text, count=count)
 
 
@@ -216,7 +216,7 @@ def _moments(found: Mapping[str, OneState], step: float) -> Iterator[Sign]:
     ]
     if step > 0 and held and (len(zero) == len(held) or moving):
         hit = moving if len(zero) < len(held) else [(fqn, "", 1) for fqn in zero]
-        text = f"every second moment is 0 in {len(hit):,} of {many(len(held), 'parameter')} at step {step:,.0f}"
+        text = f"every second moment is 0 in {len(hit):,} of {plural(len(held), 'parameter')} at step {step:,.0f}"
         yield _sign("S05", hit, text, of=len(held), step=step)
 
 
@@ -270,7 +270,7 @@ def narrowed(before: Mapping[str, OneState], after: Mapping[str, OneState]) -> O
         share = sum(one[2] for one in lost) / sum(after[fqn].low["param"][1] for fqn, *_ in lost)
         text = f"{share:.1%} of the numbers in {_names(lost)} fit into 16 bits, which they did not before"
         signs.append(_sign("P31", lost, text, share=share))
-    return Outcome(signs, {"P31": many(len(held), "weight")})
+    return Outcome(signs, {"P31": plural(len(held), "weight")})
 
 
 def _copies(state: State, found: Mapping[str, OneState], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Sign]:
@@ -338,9 +338,8 @@ def _ones(
             still.append((fqn, types[fqn] or "", 1))
     if still and step > 0:
         sharp = all(kind == "float32" for _, kind, _ in still)
-        text = (
-            f"{many(len(still), 'vector')} of ones at step {step:,.0f} although gradients reached them: {_names(still)}"
-        )
+        text = f"{plural(len(still), 'vector')} of ones at step {step:,.0f} although gradients reached them: "
+        text += _names(still)
         yield _sign("S15", still, text, "error" if sharp else "info", step=step)
 
 

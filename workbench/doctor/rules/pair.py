@@ -10,11 +10,12 @@ import numpy as np
 
 from workbench.analysis.patterns.rounding import rounded
 from workbench.core.arrays import Array
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.laws.exact import BLUNT, REST, Replay, ruler
 from workbench.doctor.ledger.roles import MOMENTS
-from workbench.doctor.ledger.sign import RULES, Rule, Sign, many, register
+from workbench.doctor.ledger.sign import RULES, Rule, Sign, register
 from workbench.doctor.origins.became import CASTS, grid_of
 from workbench.doctor.origins.index import row_shape
 from workbench.doctor.origins.samples import sampled, spread
@@ -187,7 +188,7 @@ def _counts(
     if lost:
         count = sum(lost.values())
         were, are = ("was", "is") if count == 1 else ("were", "are")
-        text = f"{many(count, 'element')} of {_names(list(lost))} {were} finite and no longer {are}"
+        text = f"{plural(count, 'element')} of {_names(list(lost))} {were} finite and no longer {are}"
         yield _sign("P09", list(lost), text, len(found), count=count)
     # norm vectors alone show little, so shares are over all parameters
     due = {fqn: updates[fqn].k + max(updates[fqn].lag or 0, 0) for fqn in found}  # as the trainer counts
@@ -212,9 +213,9 @@ def _counts(
         skipped = max(due[fqn] for fqn in trained) == 1 and not any(updates[fqn].k for fqn in trained)
         skipped = skipped and (any(scaled(state.facts) for state in (pair.a, pair.b)) or _of_batches(pair.a))
         steps = max(due[fqn] for fqn in trained)
-        why = "although their moments changed" if moved else f"although the trainer made {many(steps, 'step')}"
+        why = "although their moments changed" if moved else f"although the trainer made {plural(steps, 'step')}"
         equal = sum(sums.unchanged == sums.count for sums in going.values())
-        text = f"{equal:,} of {many(len(going), 'parameter')} are equal bit for bit, {why}"
+        text = f"{equal:,} of {plural(len(going), 'parameter')} are equal bit for bit, {why}"
         due_to_move = going_on and steps >= 1 and all(types[fqn] == "float32" for fqn in trained)
         added = any(adapter_of(fqn) for fqn in pair.b.params.keys() - pair.a.params.keys())  # these are trained instead
         meant = skipped or added or (moved and not due_to_move)
@@ -321,7 +322,7 @@ def _repeated(updates: Mapping[str, Update], trained: Mapping[str, PairState]) -
     what = "second moments are equal bit for bit" if same else "counters did not advance"
     same = same or behind
     if behind or len(same) >= MOST * max(len(moved), 1):
-        text = f"the weights of {many(len(same), 'parameter')} changed; their {what}"
+        text = f"the weights of {plural(len(same), 'parameter')} changed; their {what}"
         sure = all(updates[fqn].betas is not None and not updates[fqn].bars("floor") for fqn in same)
         yield _sign("P36", same, text, len(moved), None if sure else "warn", kind="repeated")
 
@@ -487,7 +488,7 @@ def _replays(updates: Mapping[str, Update], found: Mapping[str, PairState], type
             by_change.setdefault(change, []).append(fqn)
         parts = [f"{_names(names)} decayed by {b} and not by {a} as before" for (a, b), names in by_change.items()]
         text = f"the replayed update shows that {'; '.join(parts[:2])}"
-        text += f"; {many(len(parts) - 2, 'further change')}" if len(parts) > 2 else ""
+        text += f"; {plural(len(parts) - 2, 'further change')}" if len(parts) > 2 else ""
         yield _sign("P12", list(changed), text, of, "warn", old=old, new=new)
     off = {fqn: lr for fqn, lr in off.items() if found[fqn].replay.count > 1}  # one number fits any rate
     if off:

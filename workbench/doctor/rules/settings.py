@@ -21,7 +21,7 @@ from workbench.doctor.facts.numbers import in_words
 from workbench.doctor.facts.schedule import plan_of
 from workbench.doctor.facts.state import Group, TrainingState
 from workbench.doctor.ledger.rows import Row, Status
-from workbench.doctor.ledger.sign import Rule, Sign, many, register
+from workbench.doctor.ledger.sign import Rule, Sign, register
 
 SHOWN = 2  #: changes of a field in a message
 STEEP = 1.5  #: factor by which any schedule may change an lr
@@ -190,7 +190,7 @@ def rates_moved(pair: Pair) -> list[Sign] | str:
     warm = 1.05 * (b.step + 1) / max(a.step, 1)
     peaks = {_get(one, "initial_lr") for one in b.groups}
     if stored and k > max(SUDDEN * a.step, 1):
-        return f"no formula of the schedule is stored, and in {many(k, 'step')} it may have reached any learning rate"
+        return f"no formula of the schedule is stored, and in {plural(k, 'step')} it may have reached any learning rate"
     if stored:  # a cosine may restart at its peak, and ends near 0
         top = max((peak for peak in peaks if _number(peak)), default=0.0)
         off = [(old, new) for old, new in rates if old > LEFT * top and new < FALL * old]
@@ -203,7 +203,7 @@ def rates_moved(pair: Pair) -> list[Sign] | str:
     old, new = off[0]
     words = (
         f"the learning rate of {len(off):,} of {len(rates):,} param groups went from {old:.4g} to {new:.4g} "
-        f"(×{new / old:.3g}) within {many(k, 'step')}, and no {'formula of the ' if stored else ''}schedule is stored"
+        f"(×{new / old:.3g}) within {plural(k, 'step')}, and no {'formula of the ' if stored else ''}schedule is stored"
     )
     evidence = {"kind": "lr", "before": old, "after": new, "ratio": new / old}
     return [P19.sign(words, evidence, hit=len(off), of=len(rates))]

@@ -21,7 +21,7 @@ from workbench.core.scan import Piece, Progress, scan
 from workbench.core.words import plural
 from workbench.core.work import pair_work
 from workbench.doctor.facts.evidence import Pair
-from workbench.doctor.ledger.sign import RULES, Cleared, Inapplicable, Outcome, Rule, many, register
+from workbench.doctor.ledger.sign import RULES, Cleared, Inapplicable, Outcome, Rule, register
 from workbench.errors import WorkbenchError
 
 SAME, OTHER = 0.99, 0.5  #: shares of equal elements: above, a file is stale; below, it is not
@@ -130,7 +130,7 @@ def _judge(pair: Pair, totals: dict[int, list[int]], moving: dict[int, list[int]
     share = {f: (same - zero) / (of - zero) for f, (same, of, zero) in totals.items() if of - zero >= LEAST}
     stale = [file for file, part in share.items() if part > SAME]
     fresh = [file for file, part in share.items() if part < OTHER]
-    found.checked["N24"] = f"{many(len(share), 'file')} compared with the earlier checkpoint"
+    found.checked["N24"] = f"{plural(len(share), 'file')} compared with the earlier checkpoint"
     for file in stale if fresh else []:
         same, of = moving[file]
         if not of and not pair.due(_names(pair, file)):
@@ -154,9 +154,8 @@ def _judge(pair: Pair, totals: dict[int, list[int]], moving: dict[int, list[int]
             RULES["N24"].sign(words, evidence, names, severity=grave, hit=totals[file][0], of=totals[file][1])
         )
     if share and not stale and len(fresh) == len(share):
-        words = (
-            f"{many(len(share), 'file')}: none repeats the earlier checkpoint (at most {max(share.values()):.1%} equal)"
-        )
+        words = f"{plural(len(share), 'file')}: none repeats the earlier checkpoint "
+        words += f"(at most {max(share.values()):.1%} of a file is equal)"
         found.cleared.append(Cleared("shards of the earlier step", words))
 
 

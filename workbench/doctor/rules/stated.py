@@ -13,7 +13,7 @@ from workbench.doctor.facts.evidence import State
 from workbench.doctor.facts.numbers import number
 from workbench.doctor.facts.schedule import plan_of
 from workbench.doctor.facts.state import NAME, Schedule, TrainingState
-from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, many, register
+from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, register
 
 #: What a counter behind the trainer may mean.
 OFTEN = ": either micro-batches are counted, or the counters were reset"
@@ -180,7 +180,7 @@ def _against(facts: TrainingState) -> list[Sign]:
         return []
     skips = scaled(facts) and usual >= 0.5 * step  # a scaler skips many, a guard against NaN few
     severity = "info" if 1 < usual < step and (skips or usual >= 0.9 * step) else _grave(facts)
-    words = f"the optimizer counted {many(usual, 'update')}, the trainer {step:,} (from {facts.source('step')})"
+    words = f"the optimizer counted {plural(usual, 'update')}, the trainer {step:,} (from {facts.source('step')})"
     found = {"kind": "trainer", "optimizer": usual, "trainer": step, "source": facts.source("step")}
     if times := stated(facts):
         severity = "info"
@@ -293,7 +293,7 @@ def _position(facts: TrainingState) -> list[Sign] | str:
         if times and times > 1 and abs(count - step * unit * times) <= unit * times:
             words = f"the schedule is at {count:,}: it counts {times} per update, equal to the {fact.replace('_', ' ')}"
             return [N9.sign(words, evidence)]
-    ratio = f"; after {many(step, 'step')}, it should be at {step * unit:,}" if step else ""
+    ratio = f"; after {plural(step, 'step')}, it should be at {step * unit:,}" if step else ""
     words = f"the schedule ({schedule.source}) is at {count:,}{' samples' if unit > 1 else ''}{ratio}"
     return [S17.sign(words, evidence)]
 
@@ -367,7 +367,7 @@ def generators_differ(state: State) -> list[Sign] | str:
     axes = state.ckpt.mesh.get("axes", {})
     data = axes.get("dp", axes.get("dp_shard")) if axes else None
     severity = "info" if data in (None, 1) and axes else "warn"
-    words = f"the generators of all {many(len(digests), 'rank')} are in the same state"
+    words = f"the generators of all {plural(len(digests), 'rank')} are in the same state"
     return [N11.sign(words, {"ranks": len(digests)}, hit=len(digests), of=len(digests), severity=severity)]
 
 

@@ -24,7 +24,7 @@ from workbench.doctor.facts.counted import fell_back, may_count_anew
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.laws.bounds import Hits
 from workbench.doctor.laws.exact import REST, along
-from workbench.doctor.ledger.sign import Inapplicable, Sign, many
+from workbench.doctor.ledger.sign import Inapplicable, Sign
 from workbench.doctor.origins.became import cast_before, direction
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.blocks import StoredTensors, TensorSlot, compiled, stream
@@ -106,7 +106,7 @@ def check_one(
     why = Counter(sums.unbound for sums in found.values() if sums.unbound)
     return PassValues(
         tuple(judge_one(state, slots, found, earlier)),
-        {"values": f"{many(len(found), 'parameter')} of {state.ckpt.path!r} were read"},
+        {"values": f"{plural(len(found), 'parameter')} of {state.ckpt.path!r} were read"},
         _reasons({"S04": why}, unread),
         found,
     )
@@ -370,7 +370,7 @@ def check_pair(
         )
     return PassValues(
         tuple(judge_pair(pair, updates, slots, found)),
-        {"updates": f"{many(len(found), 'parameter')} of {pair.a.ckpt.path!r} and {pair.b.ckpt.path!r} were compared"},
+        {"updates": f"{plural(len(found), 'parameter', 'were')} compared: {pair.a.ckpt.path!r}, {pair.b.ckpt.path!r}"},
         missed,
         found,
         updates,
@@ -403,5 +403,5 @@ def _reasons(skipped: Mapping[str, Counter[str]], unread: Mapping[str, str]) -> 
             words[law] = "; ".join(f"{reason} ({plural(count, 'parameter')})" for reason, count in why.most_common(3))
     if unread:
         fqn, reason = next(iter(unread.items()))
-        words["values"] = f"{many(len(unread), 'parameter')} could not be read; the first is {fqn!r}: {reason}"
+        words["values"] = f"{plural(len(unread), 'parameter')} could not be read; the first is {fqn!r}: {reason}"
     return words
