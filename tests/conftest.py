@@ -68,6 +68,8 @@ LONG = (
     "test_stores",
     "test_load",
     "test_doctor_claims",
+    "test_watch",
+    "test_write_dcp",
 )
 
 _own = pytest.StashKey[list[str]]()

@@ -130,6 +130,7 @@ class Trial:
             (folder / letter).mkdir(parents=True)
             save_file(tensors(letter), folder / letter / "model.safetensors")
         self.sources = {letter: wb.open(folder / letter, cache=False) for letter in "ab"}
+        export(self.sources["a"], folder / "warm", format, threads=1)  # what an export imports, once for all children
         (folder / "targets").mkdir()
         self.target = folder / "targets" / ("out.pt" if format == "torch" else "out")
         self.told = Counter[str]()

@@ -39,8 +39,8 @@ class Request:
 
 
 #: Looks at a request and returns what to do instead of answering: a status; "reset"; "short" (half of the bytes);
-#: "whole" (the range is ignored); "shifted" (the bytes after those asked for, and said to be); "page" (an HTML page);
-#: "stall" (no answer until the server ends).
+#: "whole" (the range is ignored); "shifted" (the bytes after or before those asked for, and said to be); "page" (an
+#: HTML page); "stall" (no answer until the server ends).
 #: ``None``: it is answered.
 Fault = Callable[[Request], "int | str | None"]
 
@@ -179,8 +179,9 @@ class RangeServer:
         start, stop, status = 0, info.st_size, 200
         if request.start is not None and self.ranges and fault != "whole":
             start, stop, status = request.start, min(request.stop or info.st_size, info.st_size), 206
-            if fault == "shifted" and stop < info.st_size:
-                start, stop = start + 1, stop + 1
+            if fault == "shifted":
+                step = 1 if stop < info.st_size else -1 if start else 0
+                start, stop = start + step, stop + step
             if start >= info.st_size:
                 self._send(handler, 416, b"", body)
                 return

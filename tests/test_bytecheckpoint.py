@@ -256,7 +256,7 @@ def test_ddp_says_that_channels_last_cannot_be_seen(tmp_path):
     names = {"conv.weight": (6, 4, 3, 3), "point.weight": (6, 4, 1, 1), "a.bias": (4,)}
     ddp(tmp_path, names, groups=[{"params": [0, 1, 2]}])
     (note,) = [note for note in wb.open(tmp_path, cache=False).notes if "channels_last" in note]
-    assert note.startswith("2 tensors of a DDP save have 4 or more axes") and "conv.weight" in note  # it and its moment
+    assert note.startswith("2 tensors of a DDP save with 4 or more axes") and "conv.weight" in note  # it and its moment
 
 
 def test_ddp_numbers_stay_numbers_where_nothing_proves_them(tmp_path):
@@ -410,7 +410,7 @@ def test_a_lost_optimizer_range_is_a_hole_and_is_told_from_frozen(tmp_path):
         del meta.storage_data[index], meta.all_tensor_metadata[index]
     files.write(tmp_path / "optimizer", meta)
     ckpt = wb.open(tmp_path, cache=False)
-    assert any("1 chunks of the metadata have no stored item" in note for note in ckpt.notes)
+    assert any("1 chunk of the metadata without a stored item" in note for note in ckpt.notes)
     with pytest.raises(errors.HoleError, match=r"'optimizer.state.a.exp_avg'.*\[0:8, 0:4\]"):
         ckpt.param("a", role="exp_avg").torch()
     same_bits(ckpt.param("b", role="exp_avg").torch(), moments["b"], "the other parameter")
@@ -532,7 +532,7 @@ def test_files_of_another_save_are_told_and_not_read(copy):
         handle.write(bytes(100))
     notes = " ".join(wb.open(copy / STEP, cache=False).notes)
     for words in (
-        "1 data files do not belong to this save, first '__7_0.distcp'",
+        "1 data file does not belong to this save, first '__7_0.distcp'",
         "'__1_0.distcp' by 100 bytes",
         "not written by the same ranks (model by 5, optimizer by 4, extra_state by 4)",
         "another world size",
@@ -557,7 +557,7 @@ def test_state_of_parameters_that_the_model_has_not_is_told(tmp_path):
     state = {"state.gone.exp_avg": [((0,), torch.randn(3), 0)]}
     files.save(tmp_path / "optimizer", state, paths={"state.gone.exp_avg": ("state", "gone", "exp_avg")})
     assert wb.open(tmp_path, cache=False).notes == [
-        "the optimizer has state of 1 parameters that the model lacks, first 'gone'"
+        "the optimizer has state of 1 parameter that the model lacks, first 'gone'"
     ]
 
 
@@ -630,7 +630,7 @@ def test_an_item_without_an_inner_tensor_is_read_only_if_its_length_proves_it(co
     same_bits(
         ckpt.param("layers.0.input_layernorm.weight").torch(), truth["param.layers.0.input_layernorm.weight"], "norm"
     )
-    assert any("1 chunks have no layout" in note for note in ckpt.notes)
+    assert any("1 chunk has no layout" in note for note in ckpt.notes)
 
     def shorten(meta):
         index = next(i for i, v in meta.all_tensor_metadata.items() if v is None)

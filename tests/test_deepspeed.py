@@ -656,7 +656,7 @@ def test_a_shorter_partition_and_other_groups(zero1):
     refused(errors.CorruptError, zero1, "zero_pp_rank_1", "20", "10 fewer than the 30")
     for file in zero1.glob("*model_states.pt"):
         edit(file, lambda c: c["param_shapes"].pop())
-    refused(errors.CorruptError, zero1, "1 groups", "has 2")
+    refused(errors.CorruptError, zero1, "1 group,", "has 2")
 
 
 def test_ranks_of_another_step_and_other_shapes(zero3):

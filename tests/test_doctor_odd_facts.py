@@ -19,6 +19,7 @@ import workbench as wb
 from workbench.cli import main
 from workbench.doctor.facts.gather import gather
 from workbench.doctor.facts.numbers import betas_of, number, step_of
+from workbench.doctor.ledger.rows import LedgerLeg, Row, Status
 from workbench.errors import UsageError, WorkbenchError
 
 HUGE = 10**400
@@ -156,6 +157,15 @@ def anew(found: Any) -> bool:
     """A whole optimizer that began anew may be meant: told as a warning with a question, and never certain."""
     first = found.causes[0]
     return (first.cause, first.severity, found.exit_code) == ("B1", "warn", 1) and bool(first.question)
+
+
+def test_parameters_are_asked_for_by_the_forms_that_broke_a_law():
+    forms = {"a": "zero", "b": "moved.layer", "c": "moved.row", "d": "rounded"}
+    rows = [Row("train", "param", Status.BEYOND, form, (name,)) for name, form in forms.items()]
+    leg = LedgerLeg("train", [*rows, Row("train", "exp_avg", Status.BEYOND, "zero", ("e",))])
+    assert leg.hit(["param"]) == set("abcd") and leg.hit(["param", "exp_avg"], "zero") == {"a", "e"}
+    assert leg.hit(["param"], "moved.", "rounded") == {"b", "c", "d"}
+    assert leg.hit(["param"], "moved") == set() and leg.hit(["absent"], "zero") == set()
 
 
 def test_a_reset_whose_counters_happen_to_divide_the_step_stays_a_reset(tmp_path):
@@ -1069,6 +1079,161 @@ def test_norms_of_one_value_say_nothing_of_a_cast(tmp_path, became, cause):
                 weight.copy_(torch.ones_like(weight) if became == "ones" else weight.bfloat16().float())
     found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=61))
     assert (found.causes[0].cause if found.causes else "") == cause
+
+
+@pytest.mark.parametrize("lowered", [True, False])
+@pytest.mark.parametrize(("anew", "cause"), [(True, "A3"), (False, "A2")])
+def test_norms_with_biases_began_anew_beside_a_lower_learning_rate(tmp_path, anew, cause, lowered):
+    run = Run()
+    run.model = torch.nn.Sequential(
+        OrderedDict({"in": torch.nn.Linear(16, 16), "norm": torch.nn.LayerNorm(16), "out": torch.nn.Linear(16, 16)})
+    )
+    run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=2e-3, betas=(0.9, 0.95))
+    one = run.train(60).save(tmp_path / "a.pt", step=60)
+    if lowered:
+        run.optimizer.param_groups[0]["lr"] = 6e-4
+    with torch.no_grad():
+        run.model.norm.weight.fill_(1)
+        run.model.norm.bias.copy_(torch.zeros(16) if anew else torch.randn(16))
+    echo = run.save(tmp_path / "echo.pt", step=60)
+    after = run.train(1).save(tmp_path / "b.pt", step=61)
+    assert wb.doctor(one, echo=echo).causes[0].cause == cause
+    assert wb.doctor(one, after).causes[0].cause == cause
+
+
+class Bundle(torch.nn.Module):
+    """Experts in one tensor, and a table with short rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(48, 8))
+        self.experts = torch.nn.Parameter(torch.randn(3, 16, 16) / 4)
+        self.out = torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x + self.table.view(24, 16).mean(0)
+        return self.out(torch.einsum("bi,eij->bj", h, self.experts).tanh())
+
+
+@pytest.mark.parametrize("updates", [1, 20])
+@pytest.mark.parametrize(
+    ("name", "change", "causes"),
+    [
+        ("experts", lambda x: x.mT, {"E1"}),
+        ("table", lambda x: x.roll(1, 0), {"E1"}),
+        ("experts", torch.randn_like, {"A2"}),
+        ("table", torch.randn_like, {"A2"}),
+    ],
+)
+def test_places_are_found_in_stacked_matrices_and_short_rows(tmp_path, name, change, causes, updates):
+    run = Run()
+    run.model = Bundle()
+    run.fresh()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    weight = getattr(run.model, name)
+    weight.data = change(weight.data).contiguous()
+    found = wb.doctor(one, run.train(updates).save(tmp_path / "b.pt", step=20 + updates))
+    assert {cause.cause for cause in found.causes[:1]} == causes, found.verdict
+
+
+@pytest.mark.parametrize("flipped", [True, False])
+def test_a_flipped_bit_is_found_in_a_table_that_grew(tmp_path, flipped):
+    run = Run()
+    run.model = torch.nn.Sequential(OrderedDict(embed=torch.nn.Linear(16, 64), out=torch.nn.Linear(64, 16)))
+    run.fresh()
+    one = run.train(10).save(tmp_path / "a.pt", step=10)
+    weight = run.model.embed.weight
+    grown = torch.cat([weight.data, torch.randn(4, 16) / 10])
+    grown[7, 3] *= 2.0**64 if flipped else 1.0
+    held = torch.load(one)
+    held["model"]["embed.weight"] = grown
+    echo = tmp_path / "echo.pt"
+    torch.save(held, echo)
+    found = wb.doctor(one, echo=echo)
+    causes = [cause.cause for cause in found.causes]
+    assert bool(severities(found, "S02")) == (causes[0] == "G1") == flipped and set(causes) & {"F7", "H2"}
+
+
+@pytest.mark.parametrize("lone", [True, False])
+def test_biases_beside_moved_rows_are_no_second_fault(tmp_path, lone):
+    run = Run()
+    attention = torch.nn.Module()
+    attention.query_key_value, attention.forward = torch.nn.Linear(16, 72), lambda x: attention.query_key_value(x)
+    run.model = torch.nn.Sequential(OrderedDict(attention=attention, out=torch.nn.Linear(72, 16)))
+    run.fresh()
+    one = run.train(60).save(tmp_path / "a.pt", step=60)
+    held = attention.query_key_value
+    for weight in (held.bias,) if lone else (held.weight, held.bias):
+        for tensor in (weight.data, run.optimizer.state[weight]["exp_avg"], run.optimizer.state[weight]["exp_avg_sq"]):
+            tensor.copy_(tensor.unflatten(0, (3, 4, -1)).transpose(0, 1).reshape(tensor.shape).clone())
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=61))
+    causes = [cause.cause for cause in found.causes if cause.severity == "error"]
+    assert causes == ["G6"] if lone else causes == ["E4"]
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_counters_of_small_weights_belong_to_the_older_save(tmp_path, older):
+    run = Run()
+    run.model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4)))
+    run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=1e-3, betas=(0.9, 0.999))
+    run.train(40)
+    then = [deepcopy(run.optimizer.state[one]) | {"w": one.data.clone()} for one in run.model[0].parameters()]
+    if not older:
+        then = [{name: torch.zeros_like(value) for name, value in one.items()} for one in then]
+    one = run.train(12).save(tmp_path / "a.pt", step=52)
+    for weight, state in zip(run.model[0].parameters(), then, strict=True):
+        kept = state.pop("w")
+        if weight.ndim > 1 or not older:
+            run.optimizer.state[weight] = state
+            weight.data = kept if older else weight.data
+        else:
+            run.optimizer.state[weight]["step"] = state["step"]  # as if its moments were still lawful
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=53))
+    assert [cause.cause for cause in found.causes] == (["G6"] if older else ["B1"])
+
+
+def test_a_schedule_that_stood_still_is_told_as_such(tmp_path):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: 1.0)
+    one = run.train(30).save(tmp_path / "a.pt", step=30)
+    kept, run.schedule = run.schedule, None
+    run.train(10)
+    run.schedule = kept
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=40))
+    assert any("did not move in 10 steps: it stayed at 30" in one.message for one in found)
+
+
+@pytest.mark.parametrize("jumped", [True, False])
+def test_updates_are_those_that_the_optimizer_and_the_schedule_counted(tmp_path, jumped):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: 1.0)
+    one = run.train(30).save(tmp_path / "a.pt", step=30)
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=150 if jumped else 50))
+    assert "With 20 updates in between" in found.coverage
+
+
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_moments_of_twins_are_not_exchanged(tmp_path, exchanged):
+    class Twins(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.out = (torch.nn.Linear(16, 16) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out((self.one(x) + self.two(x)).tanh())
+
+    run = Run()
+    run.model = Twins()
+    run.fresh()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    state = run.optimizer.state
+    if exchanged:
+        a, b = run.model.one.bias, run.model.out.bias
+        state[a], state[b] = state[b], state[a]
+    for weight in run.model.parameters():
+        weight.data.mul_(0.9)  # makes them all suspicious
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))
+    assert bool(severities(found, "P17")) == exchanged
 
 
 @pytest.mark.parametrize("zeros", [True, False])
@@ -3151,3 +3316,287 @@ def test_tensors_without_elements_change_nothing(tmp_path):
     run.fresh()
     one = run.train(20).save(tmp_path / "a.pt", step=20)
     assert grave(wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))) == []
+
+
+@pytest.mark.parametrize(("index", "causes"), [(20, ["C6"]), (30, []), (24, [])])
+def test_a_position_that_began_anew_may_be_beyond_the_old_one(tmp_path, index, causes):
+    run = Run().train(10)
+    one = run.save(tmp_path / "a.pt", step=10, sampler={"epoch": 0, "index": 10})
+    two = run.train(20).save(tmp_path / "b.pt", step=30, sampler={"epoch": 0, "index": index})
+    assert [found.cause for found in wb.doctor(one, two).causes] == causes
+
+
+@pytest.mark.parametrize(("restarted", "first"), [(False, "A4"), (True, "C1")])
+def test_new_tensors_do_not_explain_a_restarted_schedule(tmp_path, restarted, first):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(run.optimizer, 100)
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    run.model.aux = torch.nn.Linear(16, 2)
+    run.model.forward = lambda x: run.model[2](run.model[1](run.model[0](x)))
+    held = run.schedule.state_dict() | ({"last_epoch": 0, "_step_count": 1} if restarted else {})
+    run.schedule = None
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20, scheduler=held))
+    assert found.causes[0].cause == first and "A4" in {cause.cause for cause in found.causes}
+
+
+@pytest.mark.parametrize(("count", "causes"), [(11, []), (1, ["C1"])])
+def test_a_schedule_advances_as_its_own_of_several_optimizers(tmp_path, count, causes):
+    """The first optimizer makes an update in every third step."""
+    torch.manual_seed(0)
+    nets = [torch.nn.Linear(12, 10), torch.nn.Linear(12, 10)]
+    optimizers = [torch.optim.Adam(net.parameters(), lr=lr) for net, lr in zip(nets, (1e-3, 4e-3), strict=True)]
+    schedules = [torch.optim.lr_scheduler.ConstantLR(one, factor=1.0, total_iters=0) for one in optimizers]
+
+    def save(path: Path, step: int) -> Path:
+        held = {
+            "optimizers": [o.state_dict() for o in optimizers],
+            "lr_schedulers": [s.state_dict() for s in schedules],
+        }
+        model = {f"{at}.{name}": w.clone() for at, net in enumerate(nets) for name, w in net.state_dict().items()}
+        torch.save({"model": model, "step": step, **held}, path)
+        return path
+
+    def train(first: int, last: int) -> None:
+        for step in range(first, last):
+            for at in (0, 1) if step % 3 == 0 else (1,):
+                optimizers[at].zero_grad()
+                nets[at](torch.randn(8, 12)).square().mean().backward()
+                optimizers[at].step()
+                schedules[at].step()
+
+    train(0, 29)
+    one = save(tmp_path / "a.pt", 29)
+    train(29, 33)
+    schedules[0].last_epoch = count
+    found = wb.doctor(one, save(tmp_path / "b.pt", 33))
+    assert [cause.cause for cause in found.causes if cause.cause[0] == "C"][:1] == causes, found.verdict
+
+
+@pytest.mark.parametrize(("trained", "cause"), [(1e-3, "D7"), (0.1, "A3")])
+def test_norms_that_are_rounded_to_one(tmp_path, trained, cause):
+    torch.manual_seed(0)
+    model = {"up.weight": torch.randn(32, 16), "down.weight": torch.randn(16, 32)}
+    model["norm.weight"] = 1 + trained * torch.linspace(1, 2, 16)
+    torch.save({"model": model, "step": 20}, tmp_path / "a.pt")
+    halved = {name: weight.to(torch.bfloat16).float() for name, weight in model.items()}
+    torch.save({"model": halved | {"norm.weight": torch.ones(16)}, "step": 20}, tmp_path / "echo.pt")
+    found = wb.doctor(tmp_path / "a.pt", echo=tmp_path / "echo.pt")
+    assert ("A3" in {one.cause for one in found.causes}) == (cause == "A3") and cause in {
+        one.cause for one in found.causes
+    }
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_counters_that_begin_at_the_load_suggest_fresh_state(tmp_path, lost):
+    """Parameters that moved to another group have other numbers: their state cannot be compared by name."""
+    torch.manual_seed(0)
+    shapes = [(64, 2), (64, 2), (8, 4), (8,), (4, 8)]
+    names = ["encoding.0", "encoding.1", "mlp.0.weight", "mlp.0.bias", "mlp.2.weight"]
+    weights = [torch.nn.Parameter(0.1 * torch.randn(shape)) for shape in shapes]
+    optimizer = torch.optim.Adam(weights, lr=1e-3, betas=(0.9, 0.99))
+
+    def train(updates: int) -> None:
+        for _ in range(updates):
+            for weight in weights:
+                weight.grad = torch.randn_like(weight)
+            optimizer.step()
+
+    def save(path: Path, step: int) -> Path:
+        model = {name: weight.detach().clone() for name, weight in zip(names, weights, strict=True)}
+        torch.save({"model": model, "optimizer": optimizer.state_dict(), "step": step}, path)
+        return path
+
+    train(30)
+    one = save(tmp_path / "a.pt", 30)
+    group = optimizer.param_groups[0]
+    optimizer.param_groups = [{**group, "params": weights[2:]}, {**group, "params": weights[:2], "lr": 3e-4}]
+    for weight in weights[:2] if lost else []:
+        del optimizer.state[weight]
+    train(4)
+    causes = [cause.cause for cause in wb.doctor(one, save(tmp_path / "b.pt", 34)).causes]
+    assert ("B1" in causes) == lost and "B2" not in causes
+
+
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_sums_of_another_table_are_found_after_some_updates(tmp_path, exchanged):
+    torch.manual_seed(2)
+    tables = [torch.nn.Parameter(torch.randn(50, 8)) for _ in range(2)]
+    scales = [torch.exp(1.5 * torch.randn(50, 8)) for _ in tables]
+    optimizer = torch.optim.Adagrad(tables, lr=1e-2)
+
+    def train(updates: int) -> None:
+        for _ in range(updates):
+            for table, scale in zip(tables, scales, strict=True):
+                table.grad = scale * torch.randn(50, 8)
+            optimizer.step()
+
+    def save(path: Path, step: int) -> Path:
+        model = {f"tables.{at}.weight": one.detach().clone() for at, one in enumerate(tables)}
+        torch.save({"model": model, "optimizer": optimizer.state_dict(), "step": step}, path)
+        return path
+
+    train(30)
+    one = save(tmp_path / "a.pt", 30)
+    if exchanged:
+        a, b = (optimizer.state[table] for table in tables)
+        a["sum"], b["sum"] = b["sum"], a["sum"]
+    train(10)
+    found = wb.doctor(one, save(tmp_path / "b.pt", 40))
+    assert [cause.cause for cause in found.causes][:1] == (["B5"] if exchanged else []), found.verdict
+
+
+class Normed(Run):
+    """Inputs and outputs are normed by statistics of their own: five kinds of buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        inner = (torch.nn.Linear(16, 16) for _ in range(2))
+        self.model = torch.nn.Sequential(*inner, torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        self.fresh()
+        for name, size in (("mean", 20), ("var", 20), ("mu", 1), ("sigma", 1)):
+            self.model.register_buffer(name, torch.ones(size))
+        self.model.register_buffer("count", torch.tensor(1e-4, dtype=torch.float64))
+
+    def train(self, updates: int) -> Run:
+        for _ in range(updates):
+            super().train(1)
+            self.model.count += 8
+        return self
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_count_in_float64_is_a_buffer(tmp_path, lost):
+    run = Normed()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    if lost:
+        with torch.no_grad():
+            run.model[0].weight.copy_(torch.randn(16, 16))
+    found = wb.doctor(one, run.train(3).save(tmp_path / "b.pt", step=23))
+    assert [cause.cause for cause in found.causes] == (["A2"] if lost else []), found.verdict
+
+
+def test_a_head_that_the_optimizer_holds_too_is_asked_about(tmp_path):
+    torch.manual_seed(0)
+    embed, norm, *body = (torch.nn.Parameter(torch.randn(size)) for size in ((40, 8), (8,), (8, 8), (8, 8)))
+    model = {"embed_tokens.weight": embed, "up.weight": body[0], "down.weight": body[1], "norm.weight": norm}
+    model["lm_head.weight"] = embed
+    optimizer = torch.optim.AdamW([embed, norm, *body], lr=1e-3)
+
+    def train(updates: int) -> None:
+        for _ in range(updates):
+            optimizer.zero_grad()
+            hidden = model["embed_tokens.weight"] @ body[0] @ body[1] * norm
+            (hidden @ model["lm_head.weight"].T).sub(torch.eye(40)).square().mean().backward()
+            optimizer.step()
+
+    def save(path: Path, step: int) -> Path:
+        torch.save({"model": model, "optimizer": optimizer.state_dict(), "step": step}, path)
+        return path
+
+    train(20)
+    one = save(tmp_path / "a.pt", 20)
+    model["lm_head.weight"] = torch.nn.Parameter(embed.detach().clone())
+    optimizer.add_param_group({"params": [model["lm_head.weight"]]})
+    train(2)
+    found = wb.doctor(one, save(tmp_path / "b.pt", 22))
+    assert [(one.severity, bool(one.question)) for one in found.causes if one.cause == "F2"] == [("warn", True)]
+
+
+@pytest.mark.parametrize(("size", "told"), [(1e-9, []), (1e-3, ["P33"])])
+def test_averages_of_rounding_errors_do_not_continue(tmp_path, size, told):
+    """A bias before a batch norm has no gradient but rounding errors."""
+    torch.manual_seed(0)
+    names = [f"{at}.{name}" for at in range(4) for name in ("weight", "bias")]
+    model = {name: torch.randn(16, 16) if name.endswith("weight") else torch.randn(16) for name in names}
+    averages = {name: 1e-3 * torch.randn_like(weight) for name, weight in model.items()}
+    averages["1.bias"] = size * torch.randn(16)
+
+    def save(path: Path, step: int) -> Path:
+        state = {
+            at: {"step": step, "exp_avg_fast": averages[name], "nu": torch.ones(1)} for at, name in enumerate(names)
+        }
+        group = {"lr": 1e-3, "betas": (0.9, 0.99), "params": list(range(len(names)))}
+        torch.save({"model": model, "optimizer": {"state": state, "param_groups": [group]}, "step": step}, path)
+        return path
+
+    one = save(tmp_path / "a.pt", 30)
+    averages = {name: 0.99 * average for name, average in averages.items()}
+    averages["1.bias"] = 0.3 * size * torch.randn(16)
+    model = {name: weight + 1e-4 for name, weight in model.items()}
+    found = wb.doctor(one, save(tmp_path / "b.pt", 31))
+    assert [sign.rule for sign in found if sign.rule == "P33"] == told
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_state_with_other_numbers_is_not_compared_by_number(tmp_path, kept):
+    torch.manual_seed(0)
+    sizes = {"layers.0.weight": (8, 4), "layers.1.weight": (8, 5), "layers.2.weight": (8, 5), "head.weight": (8, 6)}
+    weights = {name: torch.nn.Parameter(torch.randn(size)) for name, size in sizes.items()}
+
+    def save(path: Path, **more: Any) -> Path:
+        model = {name: weight.detach().clone() for name, weight in weights.items()}
+        torch.save({"model": model, "optimizer": optimizer.state_dict(), "step": 3, **more}, path)
+        return path
+
+    optimizer = torch.optim.Adam(weights.values(), lr=1e-3)
+    for _ in range(3):
+        for weight in weights.values():
+            weight.grad = torch.randn_like(weight)
+        optimizer.step()
+    one = save(tmp_path / "a.pt", table=torch.ones(8))
+    gone = weights.pop("layers.1.weight")
+    optimizer.param_groups[0]["params"] = list(weights.values())
+    del optimizer.state[gone]
+    found = wb.doctor(one, echo=save(tmp_path / "echo.pt", table=torch.ones(8) if kept else torch.zeros(8)))
+    assert severities(found, "R16") == ([] if kept else ["warn"])
+
+
+@pytest.mark.parametrize(("name", "value", "causes"), [("decay", 0.999, ["H1"]), ("num_updates", 3, ["F4"])])
+def test_the_decay_of_an_average_is_a_setting(tmp_path, name, value, causes):
+    run = Run().train(20)
+    ema = {"decay": 0.98, "num_updates": 20}
+    one = run.save(tmp_path / "a.pt", step=20, ema=ema)
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20, ema=ema | {name: value}))
+    assert [cause.cause for cause in found.causes] == causes
+
+
+def test_a_lower_rate_is_no_reason_for_moments_that_are_lost(tmp_path):
+    run = Run()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    for state in run.optimizer.state.values():
+        state["exp_avg"].zero_()
+    run.optimizer.param_groups[0]["lr"] /= 2
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    assert next(one.severity for one in found.causes if one.cause == "B3") == "error"
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_rows_that_second_moments_of_an_older_save_moved_are_not_another_vocabulary(tmp_path, stale):
+    torch.manual_seed(0)
+    embed, body = torch.nn.Parameter(torch.randn(96, 8)), torch.nn.Parameter(torch.randn(8, 8))
+    optimizer = torch.optim.AdamW([embed, body], lr=1e-3)
+
+    def train(updates: int, rows: int = 96) -> None:
+        for _ in range(updates):
+            optimizer.zero_grad()
+            (embed[:rows] @ body).tanh().square().mean().backward()
+            optimizer.step()
+
+    def save(path: Path, step: int) -> Path:
+        model = {"embed_tokens.weight": embed, "body.weight": body}
+        torch.save({"model": model, "optimizer": optimizer.state_dict(), "step": step}, path)
+        return path
+
+    train(20)
+    one = save(tmp_path / "a.pt", 20)
+    with torch.no_grad():
+        if stale:  # these rows had no gradient yet
+            for state in optimizer.state.values():
+                state["exp_avg_sq"].mul_(0.9)
+            optimizer.state[embed]["exp_avg_sq"][93:] = 1e-20
+        else:
+            embed[93:] = torch.randn(3, 8)
+    train(6, 93)
+    found = wb.doctor(one, save(tmp_path / "b.pt", 26))
+    assert ("F7" in {cause.cause for cause in found.causes}) != stale, found.verdict
+    assert not stale or found.causes[0].cause in {"B4", "B6"}

@@ -108,7 +108,7 @@ def test_an_adapter_merged_on_the_way(tmp_path, capsys):
     argv = ["export", str(tmp_path / "in.safetensors"), str(tmp_path / "out"), "--lora", str(tmp_path / "lora")]
     assert cli.main(argv) == 0
     assert load_file(tmp_path / "out" / "model.safetensors")[NAME].equal(weight + 2 * up @ down)
-    assert "1 weights updated by W + s·B·A" in capsys.readouterr().out
+    assert "1 weight updated by W + s·B·A" in capsys.readouterr().out
     assert cli.main([*argv[:2], str(tmp_path / "dcp"), "--to", "dcp", "--tp", "2", *argv[3:]]) == 0
     with wb.open(tmp_path / "dcp") as ckpt:
         assert ckpt[NAME].torch().equal(weight + 2 * up @ down) and len(ckpt[NAME].chunks) == 2

@@ -6,7 +6,9 @@ search of the raw bytes, or another format that the same run was logged in.
 
 from __future__ import annotations
 
+import codecs
 import csv
+import gzip
 import json
 import math
 import os
@@ -331,7 +333,7 @@ def test_lines_in_no_programs_form_are_read(form, tmp_path):
         "step {0}: lossless, 4.0 s",
         "loss after max steps 100: 4.{0}",
         "epoch {0}: loss 4.0",
-        "Train Epoch: 1 [{0}/60000 (1%)] Loss: 2.3",
+        "Epoch: 1 [{0}/60000 (1%)] Loss: 2.3",  # samples or batches
     ],
 )
 def test_lines_about_something_else_are_no_rows_but_are_named(line, tmp_path):
@@ -383,7 +385,7 @@ def test_other_tables_are_read(name, text, tmp_path):
 def test_a_file_that_is_no_log_is_named_if_no_log_was_found(tmp_path):
     put(tmp_path, "out.txt", "hello\nworld\n")
     put(tmp_path, "log.csv", "name,loss\na,1\n")
-    put(tmp_path, "log.jsonl.gz", b"\x1f\x8b")
+    put(tmp_path, "log.jsonl.xz", b"\xfd7zXZ")
     put(tmp_path, "catalog.json", "{}")
     put(tmp_path, "settings.json", "[1]")
     put(tmp_path, "wandb/run-1/logs/debug-internal.log", "hello\n")
@@ -391,7 +393,7 @@ def test_a_file_that_is_no_log_is_named_if_no_log_was_found(tmp_path):
     found = find_logs(Place(tmp_path))
     assert found.notes == [] and found.unknown == [
         "'log.csv' was not read as a log: no column with a step in the first line, 'name,loss'",
-        "'log.jsonl.gz' was not read as a log: it is compressed; unpack it",
+        "'log.jsonl.xz' was not read as a log: it is compressed; unpack it",
         "'out.txt' was not read as a log: 2 lines in no known form, the first 'hello'",
     ]
     (tmp_path / "far.log").symlink_to(__file__)
@@ -404,6 +406,76 @@ def test_a_file_that_is_no_log_is_named_if_no_log_was_found(tmp_path):
     assert run(tmp_path).notes == found.unknown[:2]
     put(tmp_path, "loss.csv", "step,loss\n1,4.5\n2,4.25\n")
     assert run(tmp_path).notes == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("train.log", "step 1 | loss 4.5\nstep 2 | loss 4.25\n"),
+        ("log.jsonl", '{"step": 1, "loss": 4.5}\n{"step": 2, "loss": 4.25}\n'),
+        ("log.csv", "step,loss\n1,4.5\n2,4.25\n"),
+    ],
+)  # fmt: skip
+def test_a_compressed_log_and_one_in_utf16_read_as_the_plain_one(name, text, tmp_path):
+    data, half = text.encode(), len(text) // 2
+    forms = {
+        f"{name}.gz": gzip.compress(data),
+        f"2/{name}.GZ": gzip.compress(data[:half]) + gzip.compress(data[half:]) + bytes(512),  # appended to, and padded
+        f"3/{name}": text.encode("utf-16"),
+        f"4/{name}": codecs.BOM_UTF16_BE + text.encode("utf-16-be"),
+        f"5/{name}": codecs.BOM_UTF8 + data,
+        f"6/{name}.gz": gzip.compress(text.encode("utf-16")),
+        f"7/{name}": gzip.compress(data),
+    }
+    for path, form in forms.items():
+        put(tmp_path, path, form)
+    found = find_logs(Place(tmp_path))
+    assert found.notes == found.unknown == []
+    assert {log.path for log in found.logs} == forms.keys()
+    assert all(loss(log) == ([1, 2], [4.5, 4.25]) for log in found.logs)
+
+
+def test_a_damaged_or_huge_compressed_log_is_a_note(tmp_path, monkeypatch):
+    monkeypatch.setattr("workbench.runs.logs.lines.DECODED", 1 << 20)
+    whole = gzip.compress(b"step 1 | loss 4.5\nstep 2 | loss 4.25\nstep 3 | loss 4.0\n")
+    put(tmp_path, "a/train.log.gz", whole[:15] + bytes(9) + whole[24:])
+    put(tmp_path, "b/train.log.gz", gzip.compress(bytes(2 << 20)))
+    found = find_logs(Place(tmp_path))
+    assert not found.logs and len(found.notes) == 2
+    assert "gzip stream cannot be decompressed" in found.notes[0] and "1,048,576 bytes" in found.notes[1]
+    put(tmp_path, "c.log.gz", whole[:-12])  # still being written
+    assert loss(one(tmp_path))[0] in ([1], [1, 2], [1, 2, 3])
+
+
+def test_samples_of_an_epoch_are_counted_on_and_are_no_steps(tmp_path):
+    line = "Train Epoch: {} [{}/60000 ({:.0f}%)]\tLoss: {:.6f}\n"
+    rows = [(epoch, at) for epoch in (1, 2) for at in range(0, 60000, 640)]
+    text = "".join(line.format(e, at, at / 600, 3 - e / 2 - at / 1e5) for e, at in rows)
+    put(tmp_path, "train.log", text + "\nTest set: Average loss: 0.0481, Accuracy: 9844/10000 (98%)\n")
+    log = one(tmp_path)
+    assert log.unit == "samples" and loss(log)[0] == [60000 * (e - 1) + at for e, at in rows]
+    assert loss(log)[1][:2] == [2.5, 2.4936] and join(log).resumes == []
+    torch.save({"w": torch.ones(2)}, tmp_path / "step-938.pt")
+    found = run(tmp_path)
+    assert "rows state the number of samples instead" in found.notes[0] and found.pair(938).before is None
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "log.csv"])
+def test_rows_of_another_split_are_another_metric(name, tmp_path):
+    def write(key: str, other: str) -> None:
+        rows = [(step, split, value, 1.0) for step in (1, 2, 3) for split, value in (("train", 5.0), (other, 9.0))]
+        lines = [json.dumps({"step": a, key: b, "loss": c, "epoch": d}) for a, b, c, d in rows]
+        table = [f"step,{key},loss,epoch", *(f"{a},{b},{c},{d}" for a, b, c, d in rows)]
+        put(tmp_path, name, "\n".join(table if name.endswith("csv") else lines) + "\n")
+
+    write("split", "val")
+    log = one(tmp_path)
+    assert loss(log) == ([1, 2, 3], [5.0, 5.0, 5.0]) and list(log.columns["val/loss"].values) == [9.0, 9.0, 9.0]
+    assert set(log.columns) == {"loss", "val/loss", "epoch"} and join(log).resumes == []
+    write("mode", "eval")
+    assert loss(one(tmp_path))[1] == [5.0, 5.0, 5.0]
+    write("phase", "warmup")  # the training's own
+    assert loss(one(tmp_path))[1] == [5.0, 9.0] * 3
 
 
 def test_binary_noise_under_a_logs_name_is_a_note(tmp_path):

@@ -321,7 +321,7 @@ def test_a_process_that_was_left_out_of_the_merge_is_named(tmp_path: Path) -> No
     one = {key: value for key, value in values.items() if key != "w/1.0"}
     database(tmp_path, one, data="ocdbt.process_0/d/values")
     database(tmp_path / "ocdbt.process_1", {key: value for key, value in values.items() if key != "w/0.0"})
-    refused(IncompleteError, tmp_path, "1 tensors lack chunks", "'ocdbt.process_1'", "was not merged")
+    refused(IncompleteError, tmp_path, "1 tensor lacks chunks", "'ocdbt.process_1'", "was not merged")
 
 
 def test_an_array_that_the_tree_lists_and_nobody_stored_is_an_error(samples: Path, tmp_path: Path) -> None:
@@ -466,7 +466,7 @@ HOSTILE: dict[str, tuple[Damage, type[WorkbenchError], str]] = {
     "too many entries": (leaf_with(edit=lambda one: one[:2] + made.varint(1 << 40)), CorruptError, "776 entries"),
     "more entries": (leaf_with(edit=lambda one: one[:2] + made.varint(1 << 19)), CorruptError, "fewer than"),
     "too many files": (leaf_with(edit=lambda one: one[:1] + made.varint(1 << 60)), CorruptError, "data files in"),
-    "bytes behind": (leaf_with(edit=lambda one: one + b"x"), CorruptError, "1 bytes after"),
+    "bytes behind": (leaf_with(edit=lambda one: one + b"x"), CorruptError, "1 byte after"),
     "bytes lacking": (leaf_with(edit=lambda one: one[:-1]), CorruptError, "1 bytes too early"),
     "keys out of order": (leaf_with(entries=dict(reversed(LEAF.items()))), CorruptError, "out of order"),
     "a key that is no text": (leaf_with(entries={**LEAF, b"w/\xff": b""}, keys=3), CorruptError, "UTF-8"),

@@ -163,7 +163,7 @@ def test_uint16_is_bfloat16_and_int8_may_be_float8(tmp_path: Path) -> None:
     assert ckpt["w"].torch().view(torch.uint16).tolist() == bits.tolist(), "bits are not touched, NaN payloads included"
     assert ckpt["q"].dtype == torch.int8
     notes = " ".join(ckpt.notes)
-    assert "1 tensors are stored as uint16" in notes and "float8 as int8" in notes
+    assert "1 tensor is stored as uint16" in notes and "float8 as int8" in notes
 
 
 def test_master_weights_and_moments_join_by_static_names(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_legacy_pieces_are_merged_flat_slices_included(tmp_path: Path, flat_rank
     fused = "llama.layers.0.mlp.gate_up_fused_proj.weight"
     for tp in range(2):
         same(ckpt[f"{fused}@tp{tp:02d}"], piece_of(fused, tp))
-    assert any("1 parameters are kept separate by rank" in note and "fused" in note for note in ckpt.notes)
+    assert any("1 parameter is kept separate by rank" in note and "fused" in note for note in ckpt.notes)
     assert ckpt.mesh["axes"]["tp"] == 2 and ckpt.mesh["axes"]["sharding"] == max(flat_ranks, 1)
 
 

@@ -334,6 +334,16 @@ def test_small_boxes_of_one_chunk_are_read_without_a_plan(tmp_path, monkeypatch,
     assert [(at - seen[0]) // 4 for at in seen] == [at - starts[0] for at in starts]
 
 
+def test_a_small_whole_tensor_is_read_without_a_plan(tmp_path, monkeypatch):
+    dense = np.arange(24, dtype=np.int32).reshape(6, 4)
+    tensor = lazy(tmp_path, stored(tmp_path, dense, [((0, 0), (6, 4))]))
+    monkeypatch.setattr("workbench.core.read.plan_reads", None)
+    found = tensor.numpy()
+    assert (found == dense).all() and found.flags.writeable and found.flags.c_contiguous
+    with pytest.raises(TypeError):
+        tensor[1:3]
+
+
 def test_boxes_of_several_chunks_are_planned(tmp_path, monkeypatch):
     dense = np.arange(24, dtype=np.int32).reshape(6, 4)
     halves = lazy(tmp_path, stored(tmp_path, dense, [((0, 0), (3, 4)), ((3, 0), (3, 4))]))

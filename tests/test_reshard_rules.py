@@ -378,7 +378,7 @@ def test_what_is_not_known_is_copied_and_said(tmp_path):
         (Mesh(tp=2), Rules((PlacementRule("", [Shard(0), Shard(0)]),)), "2 placements for"),
         (Mesh(tp=2), Rules((PlacementRule("(", {"tp": Shard(0)}),)), "not a valid regular expression"),
         (Mesh(tp=2), Rules(layers=(1, 1)), "no axis 'pp'"),
-        (Mesh(pp=2), Rules(layers=(1, 1)), "do not divide the 1 layers"),
+        (Mesh(pp=2), Rules(layers=(1, 1)), "do not divide the 1 layer "),
     ],
 )
 def test_rules_that_do_not_fit_are_refused(tmp_path, mesh, rules, told):

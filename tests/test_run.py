@@ -511,6 +511,19 @@ def test_a_single_outlier_without_an_aftermath_is_not_an_alarm():
     assert [one.onset for one in find_spikes(curve.tolist())] == [150]
 
 
+def test_what_is_found_does_not_depend_on_how_long_the_log_goes_on():
+    curve = noisy(130, 0.03) * (1 + 2 * np.exp(-np.arange(130) / 8))
+    curve[20:23] *= math.exp(0.6)
+    curve[70:74] *= math.exp(0.5)
+    whole = find_spikes(curve.tolist())
+    assert [one.onset for one in whole] == [20, 70]
+    for length in (76, 98, 99, 100, 101):
+        found = find_spikes(curve[:length].tolist())
+        assert [(one.onset, one.height, one.sigma) for one in found] == [
+            (one.onset, one.height, one.sigma) for one in whole
+        ]
+
+
 def test_a_flat_curve_and_a_short_one_have_none():
     assert find_spikes([2.0] * 500) == [] and find_spikes([]) == [] and find_spikes([1.0, 9.0]) == []
 

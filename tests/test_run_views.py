@@ -329,6 +329,35 @@ def test_the_page_of_a_run_explains_the_jump_and_lists_the_steps(run):
         page.close()
 
 
+def test_numbers_and_names_beside_a_curve_are_short(tmp_path):
+    rows = [(s, 3.0, 2e-4 / s, 3e-7, 1e9 * s, 1.0) for s in range(1, 40)]
+    head = "step,loss,lr,small,large,optim/norm_of_all_of_it\n"
+    (tmp_path / "log.csv").write_text(head + "".join(",".join(map(str, row)) + "\n" for row in rows))
+    found = wb.run(tmp_path)
+    figures = run_figure(curves_of(found, list(found.metrics.columns))).children
+    formats = {one.yaxis.axis_label: getattr(one.yaxis[0].formatter, "format", None) for one in figures}
+    assert formats == {"loss": "%.7g", "lr": "%.7g", "small": None, "large": None, "…_of_all_of_it": "%.7g"}
+    assert all(one.min_border_top >= 6 and one.min_border_bottom >= 6 for one in figures)  # half of a number's height
+
+
+def test_what_a_link_names_and_the_run_lacks_is_told(tmp_path):
+    log(tmp_path / "run" / "log.csv", spiky(1000, last=40))
+    state = WorkbenchState(Jail(tmp_path))
+    state.restore({"run": "run", "at": "3²", "metrics": "loss,gone", "measure": "norms"})
+    page = RunPage(state, runs=RunCache())
+    try:
+        assert page.opening.wait(60)
+        text = page._head.text
+        assert "the step &#x27;3²&#x27;, which is not a number" in text
+        assert "the metric &#x27;gone&#x27;, which the log does not have" in text
+        assert "the picture of layers &#x27;norms&#x27;" in text
+        assert state.metrics == "loss,gone"  # until the reader chooses metrics
+        state.restore({"run": "run", "at": "30", "metrics": "loss"})
+        assert "the link names" not in page._head.text
+    finally:
+        page.close()
+
+
 def test_new_points_are_shown_unless_someone_has_zoomed(tmp_path):
     root = tmp_path / "proj" / "checkpoints"
     save(root, 10)

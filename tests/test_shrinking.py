@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -25,10 +26,9 @@ from workbench.core.place import Place
 SHAPE = (2048, 1024)  # 8 MiB: several pieces of any pass
 
 PREAMBLE = """
-import os, sys, numpy as np, torch, workbench as wb
+import json, os, sys, traceback, numpy as np, torch, workbench as wb
 from workbench.core import source, storage
 from workbench.errors import ChangedError, WorkbenchError
-path, folder = sys.argv[1:3]
 
 def cut(keep=4096):
     os.truncate(path, keep)
@@ -58,33 +58,24 @@ def refused(call):
     else:
         raise AssertionError('no error')
 
-def each(reads, prepare):
-    '''Every read in a process of its own, forked from this one, with files of its own; says how it ended.'''
-    import json, shutil, traceback
-    torch.set_num_threads(1)  # threads of OpenMP do not survive a fork: a parallel loop in the child may wait for them
-    healthy = wb.open(os.path.join(folder, 'same.safetensors'))  # what a pass imports and compiles, once for all
-    wb.stats(healthy, cache=False), wb.diff(healthy, healthy), wb.doctor(healthy), wb.verify(healthy, deep=True)
-    wb.export(healthy, os.path.join(folder, 'warm')), healthy.to_device('cpu')
-    for name, code in reads.items():
-        own = os.path.join(folder, name)
-        os.mkdir(own)
-        for file in ('x.safetensors', 'same.safetensors', 'x.pt'):
-            shutil.copy2(os.path.join(folder, file), own)
-        pid = os.fork()
-        if not pid:
-            global path
-            path = os.path.join(own, os.path.basename(path))
-            inside = globals() | {'path': path, 'folder': own}
-            try:
-                exec(prepare, inside)
-                exec(code, inside)
-                os._exit(0)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        print('@@' + json.dumps([name, status]))
-        shutil.rmtree(own)
+torch.set_num_threads(1)  # threads of OpenMP do not survive a fork: a parallel loop in the child may wait for them
+healthy = wb.open(sys.argv[1])  # what a pass imports and compiles, once for all
+wb.stats(healthy, cache=False), wb.diff(healthy, healthy), wb.doctor(healthy), wb.verify(healthy, deep=True)
+wb.export(healthy, sys.argv[2]), healthy.to_device('cpu')
+for line in sys.stdin:
+    path, folder, said, code = json.loads(line)
+    pid = os.fork()
+    if not pid:
+        try:
+            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 1), os.dup2(1, 2)
+            exec(code)
+        except BaseException:
+            traceback.print_exc()
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(1)
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 
 READS = {
@@ -119,64 +110,89 @@ def saved(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def told(saved, tmp_path_factory):
+    """A function that runs a program in a process forked from one that has done all once: its exit code, its output."""
+    work = tmp_path_factory.mktemp("told")
+    command = [sys.executable, "-c", PREAMBLE, os.fspath(saved / "x.safetensors"), os.fspath(work / "warm")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+
+        def run(path, folder, code):
+            said = work / "said"
+            said.unlink(missing_ok=True)
+            parent.stdin.write(json.dumps([*map(os.fspath, (path, folder, said)), textwrap.dedent(code)]) + "\n")
+            parent.stdin.flush()
+            return int(parent.stdout.readline()), said.read_text()
+
+        yield run
+
+
+@pytest.fixture
+def run(told):
+    """Run a program of the tests below, which ends by itself."""
+
+    def run(path, folder, code):
+        status, said = told(path, folder, code)
+        assert status >= 0, f"ended by signal {-status}: {said[-2000:]}"
+        assert status == 0, said[-3000:]
+        return said
+
+    return run
+
+
+@pytest.fixture
+def ends(told, saved, tmp_path):
+    """How each read ended, with files of its own, where that was not well: its exit code, or a signal below zero."""
+
+    def ends(name, reads, prepare):
+        bad = {}
+        for read, code in reads.items():
+            own = copied(saved, tmp_path / read)
+            status, said = told(own / name, own, f"{prepare}\n{code}")
+            if status:
+                bad[read] = (status, said[-2000:])
+            shutil.rmtree(own)
+        return bad
+
+    return ends
+
+
+def copied(saved, folder):
+    """Copies that a test may damage."""
+    folder.mkdir(exist_ok=True)
+    for name in ("x.safetensors", "x.pt"):
+        shutil.copyfile(saved / name, folder / name)
+    os.link(saved / "x.safetensors", folder / "same.safetensors")
+    return folder
+
+
 @pytest.fixture
 def folder(saved, tmp_path):
-    """Copies that a test may damage."""
-    for name in ("x.safetensors", "x.pt"):
-        (tmp_path / name).write_bytes((saved / name).read_bytes())
-    os.link(saved / "x.safetensors", tmp_path / "same.safetensors")
-    return tmp_path
+    return copied(saved, tmp_path)
 
 
-def run(path, folder, code):
-    """Run a program of the tests above, which ends by itself."""
-    done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code), os.fspath(path), os.fspath(folder)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode >= 0, f"ended by signal {-done.returncode}: {done.stderr[-2000:]}"
-    assert done.returncode == 0, done.stderr[-3000:] + done.stdout
-    return done.stdout
+def test_a_file_that_is_cut_after_it_was_opened_is_a_changed_file(ends):
+    assert not ends("x.safetensors", READS, "ckpt = wb.open(path)\nckpt['w0'][0]\ncut()")
 
 
-def ends(path, folder, reads, prepare):
-    """How each read ended, where that was not well: its exit code, or a signal below zero; and what was said."""
-    done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + f"each({reads!r}, {prepare!r})", os.fspath(path), os.fspath(folder)],
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    found = dict(json.loads(line[2:]) for line in done.stdout.splitlines() if line.startswith("@@"))
-    assert set(found) == set(reads), done.stderr[-3000:]
-    bad = {name: status for name, status in found.items() if status}
-    return bad and (bad, done.stderr[-5000:])
-
-
-def test_a_file_that_is_cut_after_it_was_opened_is_a_changed_file(folder):
-    assert not ends(folder / "x.safetensors", folder, READS, "ckpt = wb.open(path)\nckpt['w0'][0]\ncut()")
-
-
-def test_a_file_that_is_cut_between_the_check_and_the_read_is_a_changed_file(folder):
-    assert not ends(folder / "x.safetensors", folder, READS, "ckpt = wb.open(path)\nblind()\ncut_before_read(1)")
+def test_a_file_that_is_cut_between_the_check_and_the_read_is_a_changed_file(ends):
+    assert not ends("x.safetensors", READS, "ckpt = wb.open(path)\nblind()\ncut_before_read(1)")
 
 
 @pytest.mark.parametrize("name", ["x.safetensors", pytest.param("x.pt", marks=pytest.mark.slow)])
-def test_a_file_that_is_cut_in_the_middle_of_a_pass_is_a_changed_file(folder, name):
+def test_a_file_that_is_cut_in_the_middle_of_a_pass_is_a_changed_file(ends, name):
     reads = {read: READS[read] for read in ("state_dict", "stats", "diff", "manifest", "export", "doctor")}
-    assert not ends(folder / name, folder, reads, "ckpt = wb.open(path)\nblind()\ncut_before_read(4)")
+    assert not ends(name, reads, "ckpt = wb.open(path)\nblind()\ncut_before_read(4)")
 
 
 @pytest.mark.parametrize("name", [pytest.param("x.safetensors", marks=pytest.mark.slow), "x.pt"])
-def test_verify_reports_a_file_that_is_cut_while_every_byte_is_checked(folder, name):
+def test_verify_reports_a_file_that_is_cut_while_every_byte_is_checked(ends, name):
     check = "report = wb.verify(path, deep=True)\nassert report[0].severity == 'error', report"
     counts = {f"read {count}": f"blind()\ncut_before_read({count})\n{check}" for count in (3, 9, 20)}
-    assert not ends(folder / name, folder, counts, "")
+    assert not ends(name, counts, "")
 
 
-def test_opening_survives_a_file_that_is_cut_while_its_directory_is_read(folder):
+def test_opening_survives_a_file_that_is_cut_while_its_directory_is_read(ends):
     code = """
 cut_before_read({count})
 try:
@@ -184,13 +200,13 @@ try:
 except WorkbenchError:
     pass
 """
-    assert not ends(folder / "x.pt", folder, {f"read {n}": code.format(count=n) for n in (1, 2, 3)}, "")
+    assert not ends("x.pt", {f"read {n}": code.format(count=n) for n in (1, 2, 3)}, "")
 
 
 @pytest.mark.parametrize(
     "how", ["cut", *(pytest.param(how, marks=pytest.mark.slow) for how in ("emptied", "rewritten"))]
 )
-def test_what_was_handed_out_outlives_the_file(folder, how):
+def test_what_was_handed_out_outlives_the_file(run, folder, how):
     changes = {
         "cut": "cut()",
         "emptied": "open(path, 'wb').close()",
@@ -240,7 +256,7 @@ def test_a_view_is_handed_out_to_who_asks_for_one_only(saved):
         np.array(ckpt["w1"], copy=False)
 
 
-def test_a_file_that_is_rewritten_in_the_middle_of_a_read_is_a_changed_file(folder):
+def test_a_file_that_is_rewritten_in_the_middle_of_a_read_is_a_changed_file(run, folder):
     found = run(
         folder / "x.safetensors",
         folder,
@@ -264,7 +280,7 @@ def test_a_file_that_is_rewritten_in_the_middle_of_a_read_is_a_changed_file(fold
     assert "'x.safetensors' was rewritten while bytes" in found
 
 
-def test_a_read_that_ends_early_is_read_on(saved):
+def test_a_read_that_ends_early_is_read_on(run, saved):
     """A system call may give less than it was asked for; only nothing at all is the end of the file."""
     truth = wb.open(saved / "x.safetensors")["w1"].torch()
     run(
@@ -281,7 +297,7 @@ def test_a_read_that_ends_early_is_read_on(saved):
     assert truth.shape == SHAPE
 
 
-def test_a_failing_disk_is_an_error_that_names_the_byte(saved):
+def test_a_failing_disk_is_an_error_that_names_the_byte(run, saved):
     found = run(
         saved / "x.safetensors",
         saved,

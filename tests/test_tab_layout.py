@@ -295,6 +295,16 @@ def test_a_link_restores_the_picture_the_tensor_and_the_rank(root):
     assert tab.body.get_root() is not None
 
 
+def test_a_link_to_a_picture_that_there_is_not_says_so(root):
+    page = Page()
+    state, tab = looked_at(root, page, "dcp_fsdp2", view="everything")
+    assert "the picture 'everything'" in state.notice and state.view == "" and tab.view.looked_at == "all"
+    state.restore({"path": "dcp_fsdp2", "tab": "layout", "view": "save"})  # its phases are not stored
+    assert "the picture 'save'" in state.notice and state.view == ""
+    known, _ = looked_at(root, page, "dcp_fsdp2", view="mesh")
+    assert known.notice == "" and known.view == "mesh"
+
+
 def test_a_tap_names_tensor_rank_file_and_bytes(root, samples):
     page = Page()
     state, tab = looked_at(root, page, view="tensor", tensor=EMBEDDINGS)

@@ -24,6 +24,7 @@ import workbench as wb
 from tests.faults import checked_records
 from tests.megatron_files import Model, write_legacy
 from workbench import errors
+from workbench.analysis.verify import stored as stored_module
 from workbench.analysis.verify import verify
 from workbench.core import checksums as checksums_module
 from workbench.core import scan as scan_module
@@ -950,11 +951,9 @@ def test_progress_weighs_each_pass_by_the_bytes_it_reads(tmp_path, monkeypatch):
     assert plain == sorted(plain) and plain[0] <= 0.25 and plain[-1] == pytest.approx(1.0), plain
     torch.save(tensors, tmp_path / "x.pt")
     summed = []
-    monkeypatch.setattr(
-        sys.modules["workbench.analysis.verify"], "check_values", lambda subject, progress: summed.append("values")
-    )
+    monkeypatch.setattr(stored_module, "_not_covered", lambda subject, covered: summed.append("stored"))
     verify(tmp_path / "x.pt", deep=True, threads=1, progress=summed.append)
-    assert summed[summed.index("values") - 1] == pytest.approx(0.5, abs=0.02)  # CRCs and values read the same bytes
+    assert summed[summed.index("stored") - 2] == pytest.approx(1.0, abs=0.02)  # the values' bytes are read once
 
 
 def test_advice_fits_the_cause(tmp_path):

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from workbench.core.words import plural
+
 ROOT = Path(__file__).resolve().parents[1]
 
 #: Files that are read, as patterns below the root: Markdown, and the Markdown cells of notebooks.
@@ -233,3 +235,14 @@ def test_a_docstring_that_does_not_begin_with_a_verb_is_found(docstring: str) ->
     (found,) = source_faults("c.py", code.format("@staticmethod"))
     assert found.startswith("c.py:4: ") and "begin with a verb" in found
     assert not source_faults("c.py", code.format("@property"))
+
+
+def test_counted_nouns_and_their_verbs_agree():
+    assert [plural(n, "chunk", "are") for n in (0, 1, 2000)] == ["0 chunks are", "1 chunk is", "2,000 chunks are"]
+    assert [plural(n, "row", "lack") for n in (1, 2)] == ["1 row lacks", "2 rows lack"]
+    assert [plural(2, noun) for noun in ("copy", "key", "box", "process")] == [
+        "2 copies",
+        "2 keys",
+        "2 boxes",
+        "2 processes",
+    ]

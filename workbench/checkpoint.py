@@ -24,6 +24,7 @@ from workbench.core.scan import workers
 from workbench.core.shown import Shown, above
 from workbench.core.source import needs_descriptors
 from workbench.core.storage import SourcePool
+from workbench.core.words import plural
 from workbench.errors import ChangedError, IncompleteError, TensorNotFoundError, UsageError, bounded
 from workbench.names.roles import has_role, resolve
 from workbench.names.steps import find_step, find_world_size, is_step
@@ -374,7 +375,9 @@ class Checkpoint(Shown, Mapping[str, LazyTensor]):
             return self._tensor(found[0])
         if found:
             keys = [self.catalog.keys[position] for position in found[:4]]
-            raise TensorNotFoundError(f"parameter {fqn!r} has {len(found)} tensors of role {role!r}: {keys}; use a key")
+            raise TensorNotFoundError(
+                f"parameter {fqn!r} has {plural(len(found), 'tensor')} of role {role!r}: {keys}; use a key"
+            )
         if isinstance(self.views, Checkpoint) and (fqn, role) in self.views._by_meaning:
             return self.views.param(fqn, role)
         roles = sorted({r for f, r in self._by_meaning if f == fqn})

@@ -266,11 +266,14 @@ def _made(kind: type[Loop], needs: dict[str, Any], folder: Path, rng: random.Ran
     torch.set_rng_state(random_state)
     other.run(k)
     other.save(folder / "after", layout)
+    exact = kind.exact and kind.device == "cpu"  # kernels of a GPU may add in another order each time
+    if not kind.faulty and not exact:
+        return
     torch.set_rng_state(random_state)
     loop.run(k)
     if kind.faulty:
         assert _bytes(loop.content()) != _bytes(other.content()), f"{kind.__name__} changes nothing"
-    elif kind.exact and kind.device == "cpu":  # kernels of a GPU may add in another order each time
+    else:
         for (name, one), two in zip(loop.module.state_dict().items(), other.module.state_dict().values(), strict=True):
             assert torch.equal(one, two) or not one.isfinite().all(), f"{kind.__name__}: {name} is another one"
 

@@ -42,6 +42,7 @@ from workbench.core.executors import using
 from workbench.core.remote.url import with_options
 from workbench.core.scan import Progress, part_of
 from workbench.core.source import needs_descriptors
+from workbench.core.words import plural
 from workbench.errors import UsageError, WorkbenchError
 from workbench.names.gguf import LEFT_OUT, MADE, conversion
 from workbench.tensor import LazyTensor
@@ -298,7 +299,9 @@ class _Differ:
                     problems[rows[at].key_b] = why
             done += sum(rows[at].nbytes for at in group)
         if todo:
-            self.checked["values"] = f"{elements:,} elements of {len(todo):,} tensors, bit by bit (with {chosen})"
+            self.checked["values"] = (
+                f"{plural(elements, 'element')} of {plural(len(todo), 'tensor')}, bit by bit (with {chosen})"
+            )
         for key, why in problems.items():
             self.not_checked[f"tensor {key!r}"] = why
 
@@ -330,7 +333,7 @@ class _Differ:
         kinds = {row.rounding.scheme for row in rows if row.rounding is not None}
         if kinds:
             names = ", ".join(sorted(kinds))
-            self.checked["rounding"] = f"{len(todo):,} tensors against what their codes stand for ({names})"
+            self.checked["rounding"] = f"{plural(len(todo), 'tensor')} against what their codes stand for ({names})"
         if self.converted:
             self._without(pairs, rows)
 

@@ -22,7 +22,7 @@ from workbench.analysis.name_map import NameMap, name_map
 from workbench.checkpoint import Checkpoint
 from workbench.core.fingerprint import tensor_fingerprints
 from workbench.core.scan import Progress
-from workbench.core.words import some_of
+from workbench.core.words import plural, some_of
 from workbench.errors import WorkbenchError
 
 ENOUGH = 16  #: minimum elements for equal content to be significant: all step counters are equal
@@ -141,7 +141,7 @@ def renamed(
             pairs.append(TensorPair(a, first[0], second[0], (names[0][0],), names[1][0], RENAMED))
         else:
             notes.append(
-                f"{len(first)} tensors only in a ({some_of(names[0], 3)}) and {len(second)} only in b "
+                f"{plural(len(first), 'tensor')} only in a ({some_of(names[0], 3)}) and {len(second)} only in b "
                 f"({some_of(names[1], 3)}) have the same content: it is ambiguous which was renamed to which"
             )
     return sorted(pairs, key=lambda pair: pair.tensor_b), sorted(notes)

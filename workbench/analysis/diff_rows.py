@@ -159,7 +159,8 @@ class TensorDiff(Shown):
     def weight(self) -> tuple[int, float, float]:
         """Return the sort key of a table: other shapes first, then relative L2, then the share of changes."""
         c = self.comparison
-        relative = c.rel_l2 if c is not None and c.rel_l2 is not None else -1.0
+        known = None if c is None else c.rel_l2
+        relative = -1.0 if known is None else known
         if c is not None and c.nan_new:
             relative = math.inf
         return int(self.status == "shape"), relative, self.share or 0.0
@@ -280,6 +281,8 @@ def _chunk(catalog: Catalog, row: int) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if value is None or type(value) in (str, int, bool):
+        return value
     if isinstance(value, float):
         return finite(value)
     if isinstance(value, complex):

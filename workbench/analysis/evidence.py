@@ -25,6 +25,7 @@ from workbench.core import box, codecs
 from workbench.core.arrays import Array, Ints
 from workbench.core.catalog import Catalog
 from workbench.core.checksums import StoredCrcs, stored_crcs
+from workbench.core.words import plural
 from workbench.errors import MissingFileError, WorkbenchError
 
 CRC, MANIFEST, ONE_FILE = "stored CRC-32", "manifest", "one file"
@@ -109,15 +110,17 @@ def _by_chunks(
     with_crc = int((equal | changed).sum())
     if with_crc:
         checked[CRC] = (
-            f"of {with_crc:,} chunks on both sides, {int(equal.sum()):,} equal: evidence of what was written, not of "
+            f"of {plural(with_crc, 'chunk')} on both sides, {int(equal.sum()):,} equal: evidence of what was "
+            "written, not of "
             "what is on disk now"
         )
     if int(counts[2].sum()):
         not_checked["chunks without evidence"] = (
-            f"{int(counts[2].sum()):,} chunks lack a CRC on both sides, or are sharded differently; they were not read"
+            f"{plural(int(counts[2].sum()), 'chunk', 'lack')} a CRC on both sides, or are sharded differently; "
+            "they were not read"
         )
     if same.any():
-        checked[ONE_FILE] = f"{int(same.sum()):,} chunks are the same bytes of the same file on disk"
+        checked[ONE_FILE] = f"{plural(int(same.sum()), 'chunk', 'are')} the same bytes of the same file on disk"
     found = []
     for k, (yes, no, rest) in enumerate(counts.T.tolist()):
         status = CHANGED if no else EQUAL if yes and not rest else UNKNOWN
@@ -243,7 +246,7 @@ def _by_manifest(
         found.append(verdict)
     if compared:
         checked[MANIFEST] = (
-            f"fingerprints of {compared:,} tensors, as they were when the manifests were written "
+            f"fingerprints of {plural(compared, 'tensor')}, as they were when the manifests were written "
             f"({manifests[0].made} and {manifests[1].made})"
         )
     return found

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from workbench.analysis.report import Report
 from workbench.analysis.verify import verify
 from workbench.core.scan import Progress
+from workbench.core.words import plural
 from workbench.errors import WorkbenchError
 from workbench.runs import Found
 
@@ -73,5 +74,5 @@ def check_step(
         where = f"{bad[0].where}: " if bad[0].where else ""
         words = f"{where}{bad[0].message}{more}{left_out}"
         return StepHealth("finding", bad[0].severity, words, values, spoilt, report)
-    words = f"{len(report.checked):,} kinds of checks found nothing{left_out}"
+    words = f"{plural(len(report.checked), 'kind')} of checks found nothing{left_out}"
     return StepHealth("sound", "", words, values, spoilt, report)

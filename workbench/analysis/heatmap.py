@@ -19,6 +19,7 @@ import numpy as np
 from workbench.analysis.blocks import MatrixBlock, MatrixBlocks
 from workbench.analysis.numbers import BLOCK, Decoder
 from workbench.core.arrays import Array
+from workbench.core.words import plural
 from workbench.tensor import LazyTensor
 
 
@@ -166,9 +167,12 @@ def _words(shape: tuple[int, ...]) -> str:
     if len(shape) == 1:
         return f"a vector of {shape[0]:,} as one row"
     if len(shape) == 2:
-        return f"{shape[0]:,} rows × {shape[1]:,} columns"
+        return f"{plural(shape[0], 'row')} × {plural(shape[1], 'column')}"
     lead = " × ".join(f"{size:,}" for size in shape[:-1])
-    return f"axes 0–{len(shape) - 2} ({lead}) flattened to {prod(shape[:-1]):,} rows, × {shape[-1]:,} columns"
+    return (
+        f"axes 0–{len(shape) - 2} ({lead}) flattened to {plural(prod(shape[:-1]), 'row')}, × "
+        f"{plural(shape[-1], 'column')}"
+    )
 
 
 def _edges(size: int, cells: int) -> Array:

@@ -23,7 +23,7 @@ from workbench.core.blocks import file_digests
 from workbench.core.place import Place, stat_or_absent
 from workbench.core.scan import Progress
 from workbench.core.source import needs_descriptors
-from workbench.core.words import some_of
+from workbench.core.words import plural, some_of
 from workbench.errors import UnsafeError
 
 LISTED = 100  #: findings per file, and names in the evidence of one
@@ -83,7 +83,7 @@ def check(
         )
     checked = {
         "files": f"{len(present):,} of {len(manifest.files):,} files of the manifest, {hashed:,} of "
-        f"{manifest.nbytes:,} bytes compared with their digests"
+        f"{plural(manifest.nbytes, 'byte')} compared with their digests"
     }
     live = manifest.save.get("echo")
     if isinstance(live, Mapping) and type(live.get("equal")) is type(live.get("tensors")) is int:
@@ -94,7 +94,9 @@ def check(
         "meaning": "the values; verify with deep=True checks them",
     }
     if manifest.left_out:
-        not_checked["left out"] = f"{len(manifest.left_out):,} entries of the folder: {some_of(manifest.left_out)}"
+        not_checked["left out"] = (
+            f"{plural(len(manifest.left_out), 'entry')} of the folder: {some_of(manifest.left_out)}"
+        )
     return Report.of(place.path, found, checked, not_checked)
 
 
@@ -113,12 +115,12 @@ def _missing(manifest: Manifest, sizes: Mapping[str, int], refused: Mapping[str,
         if sizes[name] < 0:
             names = _tensors(entry, manifest, 0, entry.size)
             gone = f"not read ({refused[name]})" if name in refused else "gone"
-            lost = f", and with it {len(names):,} tensors: {some_of(names)}" if names else ""
+            lost = f", and with it {plural(len(names), 'tensor')}: {some_of(names)}" if names else ""
             yield Finding(
                 "manifest.missing",
                 "error",
                 name,
-                f"the file of {entry.size:,} bytes is {gone}{lost}",
+                f"the file of {plural(entry.size, 'byte')} is {gone}{lost}",
                 {"file": name, "size": entry.size, "tensors": names[:LISTED]},
                 "restore it from a copy",
             )
@@ -136,7 +138,9 @@ def _added(place: Place, manifest: Manifest, partial: bool) -> Iterator[Finding]
     for name in names:
         if name not in manifest.files and name not in manifest.left_out and not is_manifest(place, name, manifest.path):
             size, refused = _size(place, name, partial)
-            what = f"a file of {size:,} bytes" if refused is None else f"an entry that was not read ({refused}),"
+            what = (
+                f"a file of {plural(size, 'byte')}" if refused is None else f"an entry that was not read ({refused}),"
+            )
             words = f"{what} that is not in the manifest"
             yield Finding("manifest.added", "warn", name, words, {"file": name}, hint)
     for folder in place.folders:
@@ -147,12 +151,12 @@ def _added(place: Place, manifest: Manifest, partial: bool) -> Iterator[Finding]
 def _resized(name: str, entry: FileEntry, size: int, manifest: Manifest) -> Finding:
     evidence: dict[str, Any] = {"file": name, "size": entry.size, "found": size}
     if size > entry.size:
-        words = f"{size - entry.size:,} bytes longer than the {entry.size:,} of the manifest"
+        words = f"{plural(size - entry.size, 'byte')} longer than the {entry.size:,} of the manifest"
         return Finding("manifest.size", "error", name, words, evidence, "restore it from a copy")
     names = _tensors(entry, manifest, size, entry.size)
     evidence |= {"start": size, "stop": entry.size, "tensors": names[:LISTED]}
     words = f"truncated: bytes {size:,} to {entry.size:,} are lost"
-    words += f", with {len(names):,} tensors or parts of them: {some_of(names)}" if names else ""
+    words += f", with {plural(len(names), 'tensor')} or parts of them: {some_of(names)}" if names else ""
     return Finding("manifest.truncated", "error", name, words, evidence, "restore it from a copy")
 
 

@@ -19,6 +19,7 @@ from workbench.analysis.segments import Label
 from workbench.core.arrays import Array, Ints
 from workbench.core.blocks import FileBlocks
 from workbench.core.fingerprint import BLOCK
+from workbench.core.words import plural
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +90,8 @@ class Manifest:
     def __repr__(self) -> str:
         digests = sum(len(entry.digests) for entry in self.files.values())
         return (
-            f"Manifest({self.name!r}, {self.format}, {len(self.files):,} files, {self.nbytes:,} bytes, "
-            f"{len(self.tensors):,} tensors, {digests:,} digests, made {self.made})"
+            f"Manifest({self.name!r}, {self.format}, {plural(len(self.files), 'file')}, {plural(self.nbytes, 'byte')}, "
+            f"{plural(len(self.tensors), 'tensor')}, {plural(digests, 'digest')}, made {self.made})"
         )
 
 

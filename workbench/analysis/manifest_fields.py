@@ -19,6 +19,7 @@ from workbench.core.blocks import DIGEST
 from workbench.core.dtypes import by_name
 from workbench.core.fingerprint import BLOCK
 from workbench.core.pickles.standins import short
+from workbench.core.words import plural
 from workbench.errors import CorruptError, UnsafeError
 
 LIMIT = 1 << 30  #: maximum bytes of a manifest
@@ -87,14 +88,16 @@ class ManifestFields:
         if len(lengths) and (lengths.min() < 1 or lengths.max() > size or owners.min() < 0 or owners.max() >= labels):
             raise self.fail(f"file {name!r} has a segment of impossible length or label")
         if sum(lengths.tolist()) != size:
-            raise self.fail(f"the segments of file {name!r} do not add up to its {size:,} bytes")
+            raise self.fail(f"the segments of file {name!r} do not add up to its {plural(size, 'byte')}")
         try:
             digests = base64.b64decode(self.text(row, "digests"), validate=True)
         except (binascii.Error, ValueError):
             raise self.fail(f"the digests of file {name!r} are not valid base64") from None
         hashed = runs(lengths.astype(np.int64), grain)
         if int((-(-hashed // BLOCK)).sum()) * DIGEST != len(digests):
-            raise self.fail(f"file {name!r} has {len(digests):,} bytes of digests for {len(lengths):,} segments")
+            raise self.fail(
+                f"file {name!r} has {plural(len(digests), 'byte')} of digests for {plural(len(lengths), 'segment')}"
+            )
         return FileEntry(
             size, row["kind"], lengths.astype(np.int64), owners, np.frombuffer(digests, np.uint8).reshape(-1, DIGEST)
         )
@@ -107,7 +110,7 @@ class ManifestFields:
         except (binascii.Error, ValueError, zlib.error):
             raise self.fail(f"the column {name!r} cannot be unpacked") from None
         if len(data) != want:
-            raise self.fail(f"the column {name!r} does not have {count:,} numbers")
+            raise self.fail(f"the column {name!r} does not have {plural(count, 'number')}")
         return np.frombuffer(data, dtype)
 
     def tensor(self, key: str, row: Any) -> TensorEntry:

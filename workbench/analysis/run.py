@@ -267,9 +267,11 @@ class Run(Shown):
         if self._joined:
             self.notes += self._joined[0].notes
             if self._counted:
+                unit = self._joined[0].unit
+                how = "rows are numbered" if unit == "lines" else f"rows state the number of {unit} instead"
                 self.notes.append(
-                    f"{self._joined[0].log.path!r} contains no steps: its rows are numbered, and it is unknown which "
-                    "row belongs to which checkpoint; log to a file with steps, or keep trainer_state.json"
+                    f"{self._joined[0].log.path!r} contains no steps: its {how}, and it is unknown which row belongs "
+                    "to which checkpoint; log to a file with steps, or keep trainer_state.json"
                 )
             self._used = [one for one in self._joined if one is self._joined[0] or self._same(one)]
             first = self._joined[0].log.path
@@ -527,7 +529,7 @@ class Run(Shown):
         steps = [found.step for found in self.found if found.step is not None]
         covered = sum(one.curves[next(iter(one.curves))].steps[-1] >= step for step in steps) if one.curves else 0
         kind = FILES.index(one.log.kind) if one.log.kind in FILES else len(FILES)
-        return one.log.unit == "lines", one.loss is None, -covered, -one.points, kind, one.log.path
+        return one.unit != "step", one.loss is None, -covered, -one.points, kind, one.log.path
 
     def _same(self, one: JoinedLog) -> bool:
         """Return whether another log is of the same run: it has the first log's steps and, where both log it, the same
@@ -536,7 +538,7 @@ class Run(Shown):
         first = self._joined[0]
         curve = one.loss or max(one.curves.values(), key=lambda each: len(each.steps))
         known = first.loss or max(first.curves.values(), key=lambda each: len(each.steps))
-        if one.log.unit == "lines" or not len(curve.steps):
+        if one.unit != first.unit or one.unit == "lines" or not len(curve.steps):
             return False
         shared, mine_at, other_at = np.intersect1d(curve.steps, known.steps, assume_unique=True, return_indices=True)
         if len(shared) < SHARED * len(curve.steps):
@@ -574,8 +576,8 @@ class Run(Shown):
 
     @property
     def _counted(self) -> bool:
-        """Whether the curves are over the rows of a log, because it states no steps."""
-        return bool(self._joined) and self._joined[0].log.unit == "lines"
+        """Whether the curves are over the rows of a log, or over samples or tokens, because it states no steps."""
+        return bool(self._joined) and self._joined[0].unit != "step"
 
     @property
     def _zero_based(self) -> bool:

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-BASE, SHORT, FEW = 24, 12, 100  #: quiet points of the baseline; of a log of fewer than 100 points
+BASE, SHORT = 24, 12  #: quiet points of the baseline: the last 24, once there are 12
 RECENT, LONG = 72, 192  #: residuals that give the scale
 FLOOR = 0.0015  #: of sigma, in nats
 ONSET, NATS = 5.0, 0.10  #: sigma and nats of the first point
@@ -94,7 +94,7 @@ def find_spikes(values: Sequence[float], resumes: Iterable[int] = ()) -> list[Sp
     """
     curve, logarithm = scale(values)
     near_resume = {at + k for at in resumes for k in range(NEAR)}
-    return SpikeWalk(curve, logarithm, SHORT if len(curve) < FEW else BASE, near_resume).run()
+    return SpikeWalk(curve, logarithm, near_resume).run()
 
 
 def scale(values: Sequence[float]) -> tuple[list[float], bool]:
@@ -110,9 +110,9 @@ def scale(values: Sequence[float]) -> tuple[list[float], bool]:
 class SpikeWalk:
     """One causal pass over a curve: the quiet points so far, their scale, and the events found."""
 
-    def __init__(self, curve: list[float], logarithm: bool, base: int, near_resume: set[int]) -> None:
-        self.curve, self.logarithm, self.base, self.near_resume = curve, logarithm, base, near_resume
-        self.quiet: deque[float] = deque(maxlen=base)
+    def __init__(self, curve: list[float], logarithm: bool, near_resume: set[int]) -> None:
+        self.curve, self.logarithm, self.near_resume = curve, logarithm, near_resume
+        self.quiet: deque[float] = deque(maxlen=BASE)
         self.residuals: deque[float] = deque(maxlen=LONG)
         self.level: deque[float] = deque(maxlen=LONG)  #: residuals where the curve was not falling steeply
         self.tails = False
@@ -126,7 +126,7 @@ class SpikeWalk:
             if not math.isfinite(value):
                 at = self._nan(at)
                 continue
-            if len(self.quiet) < self.base:
+            if len(self.quiet) < SHORT:
                 self._learn(value)
                 at += 1
                 continue
@@ -168,12 +168,12 @@ class SpikeWalk:
         return None if stop is None else max(stop, at)
 
     def _learn(self, value: float) -> None:
-        if len(self.quiet) >= self.base // 2:
+        if len(self.quiet) >= SHORT // 2:
             residual, points = value - self._predict(corrected=False), list(self.quiet)
             slope = self._slope()
             step = _median([abs(b - a - slope) for a, b in pairwise(points)])
             self.residuals.append(residual)
-            if -slope * self.base <= STEEP * step:
+            if -slope * BASE <= STEEP * step:
                 self.level.append(residual)
         self.quiet.append(value)
         self.past.append(value)
@@ -192,7 +192,7 @@ class SpikeWalk:
 
     def _noise(self) -> list[float]:
         """Return the residuals that show the noise: in a steep fall, they show how much the prediction lags."""
-        return list(self.level if len(self.level) >= self.base else self.residuals)
+        return list(self.level if len(self.level) >= SHORT else self.residuals)
 
     def _sigma(self) -> float:
         every = self._noise()
@@ -245,7 +245,7 @@ class SpikeWalk:
             self.past.clear()
         if again:  # the next event is measured from where this one had come to
             points = [one for one in curve[onset:at] if math.isfinite(one)][-AGAIN:]
-            self.quiet.extend((points * self.base)[: self.base])
+            self.quiet.extend((points * BASE)[:BASE])
         return max(at, onset + 1)
 
     def _counts(self, onset: int, level: float, sigma: float, height: float, over: int) -> bool:

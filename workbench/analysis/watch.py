@@ -31,6 +31,7 @@ from workbench.core.remote.url import is_url, parse, with_options
 from workbench.core.scan import Progress
 from workbench.core.shown import above
 from workbench.core.source import FileStat
+from workbench.core.words import plural
 from workbench.errors import (
     ChangedError,
     CorruptError,
@@ -357,7 +358,7 @@ class Watcher:
         if entry.known:
             return
         self._busy = True
-        kind, words = "step", f"{found.format}, {found.nbytes:,} bytes"
+        kind, words = "step", f"{found.format}, {plural(found.nbytes, 'byte')}"
         if before is not None:
             kind, words = "rewritten", f"{words}; files {_differences(before, entry.files)}"
         elif odd := self._unlike(entry):

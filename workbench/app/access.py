@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+from workbench.core.words import plural
 from workbench.errors import UsageError
 
 PASSWORD = "WORKBENCH_PASSWORD"  #: environment variable that can contain the password
@@ -115,7 +116,7 @@ def read_password(path: str | None) -> str:
     except UnicodeEncodeError:  # the system passes on any bytes, but no browser could send these
         raise UsageError(f"the password in {PASSWORD} is not UTF-8; choose another, or save it as UTF-8") from None
     if len(found) < SHORTEST:
-        raise UsageError(f"the password has {len(found)} characters; use {SHORTEST} or more")
+        raise UsageError(f"the password has {plural(len(found), 'character')}; use {SHORTEST} or more")
     return found
 
 

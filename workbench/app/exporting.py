@@ -23,6 +23,7 @@ from workbench.app.jail import BucketJail
 from workbench.app.outlet import Outlet, command
 from workbench.app.search import LIMIT, Search
 from workbench.checkpoint import Checkpoint
+from workbench.core.words import plural
 from workbench.errors import UsageError
 from workbench.export.writers.registry import WRITERS
 
@@ -107,7 +108,9 @@ class ExportChoice:
                 raise UsageError(f"there is no {what} {word!r}; choose one of {', '.join(filter(None, known))}")
         mesh = Mesh.parse(self.mesh) if self.mesh else None
         if mesh is not None and mesh.world_size > MOST_RANKS:
-            raise UsageError(f"{mesh.world_size:,} ranks are more than the page plans ({MOST_RANKS:,}); use a shell")
+            raise UsageError(
+                f"{plural(mesh.world_size, 'rank', 'are')} more than the page plans ({MOST_RANKS:,}); use a shell"
+            )
         target = outlet.resolve(self.into, overwrite=self.overwrite)
         chosen, select = self.narrowed(ckpt, progress)
         return export(

@@ -235,7 +235,9 @@ def health_strip(names: Sequence[str], states: Sequence[StepHealth]) -> str:
     )
     worst = [f"{name}: {one.words}" for name, one in zip(names, states, strict=True) if one.state == "finding"]
     summary = (
-        f"{len(worst)} of {len(states)} steps with findings" if worst else f"{len(states)} steps, no findings so far"
+        f"{len(worst)} of {len(states)} steps with findings"
+        if worst
+        else f"{plural(len(states), 'step')}, no findings so far"
     )
     return f'<div class="strip" role="img" aria-label="{html(summary)}">{marks}</div>'
 

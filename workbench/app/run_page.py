@@ -38,7 +38,7 @@ from workbench.app.save import csv_button, text_button
 from workbench.app.state import WorkbenchState, joined, link, separated
 from workbench.app.words import html, safe, size
 from workbench.app.work import JobButton
-from workbench.core.words import plural
+from workbench.core.words import plural, some_of
 from workbench.errors import UsageError, WorkbenchError
 from workbench.runs import grouped
 from workbench.tensor import LazyTensor
@@ -179,6 +179,7 @@ class RunPage(pn.viewable.Viewer):
         state.param.watch(self._moved, ["run", "versus"])
         state.param.watch(self._explain, "at")
         state.param.watch(self._redraw, "metrics")
+        state.param.watch(self._draw_head, ["at", "measure"])
         state.param.watch(self._draw_layers, "measure")
         self._moved()
 
@@ -295,17 +296,38 @@ class RunPage(pn.viewable.Viewer):
 
     # ---- head and curves ---------------------------------------------------------------------------------------------
 
-    def _redraw(self, *_: Any) -> None:
-        reading, state = self.reading, self._state
+    def _draw_head(self, *_: Any) -> None:
+        reading = self.reading
         if reading is None:
             return
-        run = reading.run
-        title = state.jail.title(state.run)
-        words = "".join(style.message(relative_words(note), "info") for note in (*reading.notes, *page_notes(run)))
+        run, title = reading.run, self._state.jail.title(self._state.run)
+        words = "".join(style.message(one, "warning") for one in self._not_in_the_run())
+        words += "".join(style.message(relative_words(note), "info") for note in (*reading.notes, *page_notes(run)))
         self._head.text = (
             f'<h1 class="name">{html(title)}</h1><p class="muted">{_about(run)}</p>'
             f'<p class="verdict">{html(run_sentence(run))}</p>{_bad_steps(reading)}{words}'
         )
+
+    def _not_in_the_run(self) -> list[str]:
+        """Return sentences on what the link names and the run does not have."""
+        assert self.reading is not None
+        state, found = self._state, []
+        if state.at and not state.at.isdecimal():
+            found.append(f"the link names the step {state.at!r}, which is not a number")
+        logged = {name for run in (self.reading.run, *self.reading.others.values()) for name in run.metrics.columns}
+        if lost := [name for name in self._metric_names() if name not in logged and state.metrics]:
+            which = "metric" if len(lost) == 1 else "metrics"
+            found.append(f"the link names the {which} {some_of(lost)}, which the log does not have")
+        if state.measure and state.measure not in LAYER_MEASURES:
+            found.append(f"the link names the picture of layers {state.measure!r}, which does not exist")
+        return found
+
+    def _redraw(self, *_: Any) -> None:
+        reading, state = self.reading, self._state
+        if reading is None:
+            return
+        run, title = reading.run, state.jail.title(state.run)
+        self._draw_head()
         self._chips.text = self._other_runs()
         health = {path: (one.state, relative_words(one.words)) for path, one in reading.health.items()}
         names = None if not state.metrics else ["loss", *self._metric_names()]
@@ -327,7 +349,7 @@ class RunPage(pn.viewable.Viewer):
         return [name for name in ("lr", "grad_norm") if name in columns]
 
     def _chosen(self, event: Any) -> None:
-        if list(event.new) != self._metric_names():
+        if list(event.new) != [name for name in self._metric_names() if name in self._metrics.options]:
             self._state.metrics = joined(["loss", *event.new])
 
     def _other_runs(self) -> str:
@@ -367,7 +389,7 @@ class RunPage(pn.viewable.Viewer):
         """Return the step to explain: the chosen one, that of the highest spike, or the last resume."""
         if self.reading is None:
             return None
-        if self._state.at.isdigit():
+        if self._state.at.isdecimal():
             return int(self._state.at[:18])
         run = self.reading.run
         row = worst_spike(run)

@@ -177,6 +177,10 @@ class WorkbenchState(param.Parameterized):
         unknown = {} if tab in TABS else {"notice": f"the link names the tab {tab!r}, which does not exist"}
         self.show(query.get("path", ""), tab=TABS[0] if unknown else tab, **words, **unknown)
 
+    def not_restored(self, name: str, words: str) -> None:
+        """Clear a value that a link has set to something that does not exist; ``notice`` states it."""
+        self.param.update(**{name: "", "notice": self._noticed(words)})
+
     def borrow(self, which: str) -> Checkpoint:
         """Open the checkpoint named by ``other`` or ``echo``; call it in a job.
 

@@ -69,7 +69,7 @@ def _write(options: argparse.Namespace) -> int:
         return 0
     say(f"{safe(str(made.path))}")
     say(
-        f"  {plural(len(made.files), 'file')}, {units.nbytes(made.nbytes)}, {digests:,} digests; "
+        f"  {plural(len(made.files), 'file')}, {units.nbytes(made.nbytes)}, {plural(digests, 'digest')}; "
         f"{plural(len(made.tensors), 'tensor')} with fingerprints" + (f", {lost:,} without" if lost else "")
     )
     for name, why in list(made.left_out.items())[:SHOWN]:

@@ -11,6 +11,7 @@ from workbench.cli.stats import stats
 from workbench.cli.verify import verify
 from workbench.core.parts import read_parts
 from workbench.core.remote.url import is_url
+from workbench.core.words import plural
 from workbench.errors import MissingFileError, NotACheckpointError, UsageError
 
 _COMMANDS = {"manifest": manifest, "stats": stats, "verify": verify}
@@ -46,7 +47,7 @@ def merge(options: argparse.Namespace) -> int:
             )
         raise
     if merged.again:
-        note(f"{merged.again:,} tasks depend on the results of other parts, so they ran in the merge")
+        note(f"{plural(merged.again, 'task', 'depend')} on the results of other parts, so they ran in the merge")
     return code
 
 

@@ -44,7 +44,7 @@ def show(options: argparse.Namespace) -> None:
     for row in rows[:CHUNKS]:
         say(f"  {_chunk_line(row)}")
     if len(rows) > CHUNKS:
-        say(f"  … {len(rows) - CHUNKS:,} more chunks")
+        say(f"  … {plural(len(rows) - CHUNKS, 'more chunk')}")
     if len(rows) < len(every):
         say(f"  {plural(len(every) - len(rows), 'other chunk')} of the tensor")
     say(values_text(part))

@@ -182,11 +182,11 @@ class Catalog:
         nbytes, stored = int(self.chunk_nbytes[row]), int(self.stop[row] - self.start[row])
         name = f"tensor {self.keys[self.tensor[row]]!r} was not read: "
         if inflates(nbytes, stored):
-            return f"{name}its logical size of {nbytes:,} bytes is stored in {stored:,}; {_EXPANDED}"
+            return f"{name}its logical size of {plural(nbytes, 'byte')} is stored in {stored:,}; {_EXPANDED}"
         file = int(self.file[row])
         total = int(self.chunk_nbytes[self.file == file].sum())
         return (
-            f"{name}the tensors of {self.files[file]!r} have a logical size of {total:,} bytes, stored in "
+            f"{name}the tensors of {self.files[file]!r} have a logical size of {plural(total, 'byte')}, stored in "
             f"{self.file_stats[file].size:,}; {_EXPANDED}"
         )
 
@@ -322,7 +322,8 @@ class Catalog:
         if self.file_stats[self.file[row]].size < 0:
             return MissingFileError(
                 f"file {self.files[self.file[row]]!r} is missing or unreadable; tensor "
-                f"{self.keys[self.tensor[row]]!r} and {int((self.file == self.file[row]).sum()) - 1:,} other chunks "
+                f"{self.keys[self.tensor[row]]!r} and "
+                f"{plural(int((self.file == self.file[row]).sum()) - 1, 'other chunk')} "
                 "are in it; restore it, or open with partial=True to read the rest"
             )
         where = tuple(self.offsets[row, : self.ndim[self.tensor[row]]].tolist())

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import BinaryIO
 
 from workbench.core.source import FileStat, PreadSource, Source, cannot_open
+from workbench.core.words import plural
 from workbench.errors import MissingFileError, NotACheckpointError, UnsafeError
 
 
@@ -204,4 +205,6 @@ def read_limited(path: str, *, what: str, limit: int) -> bytes:
 def check_size(size: int, *, what: str, limit: int) -> None:
     """Raise UnsafeError if a file has more than ``limit`` bytes."""
     if size > limit:
-        raise UnsafeError(f"{what} has {size:,} bytes, over the limit of {limit:,}; it was not read, write it again")
+        raise UnsafeError(
+            f"{what} has {plural(size, 'byte')}, over the limit of {limit:,}; it was not read, write it again"
+        )

@@ -42,7 +42,7 @@ R = TypeVar("R")
 Task = TypeVar("Task", contravariant=True)
 Result = TypeVar("Result", covariant=True)
 
-VERSION = "3"  #: version of the messages and of the meaning of results; increase it with every change of either
+VERSION = "4"  #: version of the messages and of the meaning of results; increase it with every change of either
 LEAST = 32 << 20  #: bytes of a pass below which sending it costs more than running it here
 BATCH = 256 << 20  #: bytes of a batch …
 BATCHES = 8  #: … until each worker has more batches than this; then they grow, as each costs Dask some 4 ms of CPU …

@@ -19,6 +19,7 @@ from math import prod
 import numpy as np
 
 from workbench.core.pickles.standins import DTypeRef, Inert, Opaque, TensorRef, short
+from workbench.core.words import plural
 from workbench.errors import UnsafeError
 
 LISTED = 2_000_000  #: texts that are listed, times their axes
@@ -45,7 +46,9 @@ def jsonable(value: object, *, max_nodes: int = 100_000, max_depth: int = 64) ->
 def check_listed(shape: Sequence[int], what: str) -> None:
     """Raise UnsafeError if elements in nested lists would take far more memory than they do in a file."""
     if (count := prod(shape)) * max(len(shape), 1) > LISTED:
-        raise UnsafeError(f"{what} has {count:,} texts in {len(shape)} axes, more than are listed; they were not read")
+        raise UnsafeError(
+            f"{what} has {plural(count, 'text')} in {len(shape)} axes, more than are listed; they were not read"
+        )
 
 
 def nested(values: Sequence[object], shape: Sequence[int], *, fortran: bool = False) -> object:

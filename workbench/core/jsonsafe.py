@@ -12,6 +12,7 @@ import stat
 from typing import Any
 
 from workbench.core.garbage import uncollected
+from workbench.core.words import plural
 from workbench.errors import CorruptError, OpenError, UnsafeError, UsageError
 
 VALUES = 8_000_000  #: the longest safetensors header has this many; three bytes can become 64 bytes of memory
@@ -54,7 +55,8 @@ def loads(data: bytes | memoryview, *, what: str) -> Any:
     count = text.count(",") + text.count(":")
     if count > VALUES:
         raise UnsafeError(
-            f"{what} contains about {count:,} values in {len(data):,} bytes, over the limit of {VALUES:,}: decoding it "
+            f"{what} contains about {plural(count, 'value')} in {plural(len(data), 'byte')}, over the limit of "
+            f"{VALUES:,}: decoding it "
             "would take gigabytes of memory; refused"
         )
     try:

@@ -11,6 +11,7 @@ from operator import getitem
 from typing import Any
 
 from workbench.core.near import no_such
+from workbench.core.words import plural
 from workbench.errors import ObjectNotFoundError
 
 
@@ -58,4 +59,4 @@ class LazyMap(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         names = ", ".join(repr(name) for name in list(self._makers)[:8])
-        return f"<{len(self)} objects: {names}{', …' if len(self) > 8 else ''}>"
+        return f"<{plural(len(self), 'object')}: {names}{', …' if len(self) > 8 else ''}>"

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.core.words import plural
 from workbench.errors import OpenError
 
 HUGE_PAGE = 2 << 20  #: bytes; x86-64's, and with 4 KiB pages also arm64's
@@ -54,7 +55,7 @@ def _plain(shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> np.ndar
     try:
         return np.empty(shape, dtype)
     except MemoryError:
-        raise OpenError(f"there is not enough memory to read {nbytes:,} bytes; read a slice instead") from None
+        raise OpenError(f"there is not enough memory to read {plural(nbytes, 'byte')}; read a slice instead") from None
 
 
 def map_file(fd: int, nbytes: int, *, offset: int = 0, private: bool = False) -> np.ndarray[Any, Any]:

@@ -33,6 +33,7 @@ from workbench.core.dtypes import DType, nbytes_of
 from workbench.core.region import Axis, Region, resolved, swapped
 from workbench.core.source import LazyBytes
 from workbench.core.storage import SourcePool
+from workbench.core.words import plural
 from workbench.core.ziparchive import Item, single_tensor
 from workbench.errors import CorruptError, MissingExtraError, UnsafeError, UnsupportedFormatError, WorkbenchError
 
@@ -99,7 +100,8 @@ class Payloads:
             reach = inner + cat.reach(sizes, cat.row_major(sizes) if strides is None else strides) * dtype.raw.itemsize
             if reach > len(plain):
                 raise CorruptError(
-                    f"{self.describe(row)} decompresses to {len(plain):,} bytes where {reach:,} are needed; its stream "
+                    f"{self.describe(row)} decompresses to {plural(len(plain), 'byte')} where {reach:,} are "
+                    "needed; its stream "
                     "was cut, or is from another save"
                 )
             found = _strided(plain, inner, sizes, strides, dtype)
@@ -196,7 +198,8 @@ class Payloads:
         region.into(new, axes)
         if wrong := int(np.count_nonzero(out[seen] != new[seen])):
             raise CorruptError(
-                f"{self.describe(row)} overlaps another chunk and differs from it in {wrong:,} elements; it is unknown "
+                f"{self.describe(row)} overlaps another chunk and differs from it in "
+                f"{plural(wrong, 'element')}; it is unknown "
                 "which one is valid: slice around it or restore the file"
             )
         out[...], seen[...] = new, True
@@ -285,7 +288,9 @@ class Payloads:
         _, sizes, _, _ = self._layout(row)
         count = nbytes_of(dtype, math.prod(sizes)) // dtype.raw.itemsize
         if len(ends) != count or ends[-1] != len(data) - 1 or (ends - starts).max() > 9:
-            raise CorruptError(f"{self.describe(row)} does not consist of {count:,} varints; the file is damaged")
+            raise CorruptError(
+                f"{self.describe(row)} does not consist of {plural(count, 'varint')}; the file is damaged"
+            )
         place = np.arange(len(data)) - np.repeat(starts, ends - starts + 1)
         parts = (data & 127).astype(np.uint64) << (7 * place).astype(np.uint64)
         return np.add.reduceat(parts, starts).astype(dtype.raw).view(np.uint8)
@@ -310,7 +315,7 @@ class Payloads:
         at = 0 if c.inner is None else int(c.inner[row])
         if at >= len(outer):
             raise CorruptError(
-                f"{self.describe(row)} decompresses to {len(outer):,} bytes and needs those from {at:,} on"
+                f"{self.describe(row)} decompresses to {plural(len(outer), 'byte')} and needs those from {at:,} on"
             )
         decoder = inflate if codec == "gzip" else decompress
         return decoder(outer[at:], int(c.meta.get("largest_chunk", 0)), what=self.describe(row))
@@ -320,7 +325,7 @@ class Payloads:
         item, data = self._checked(row)
         if cat.inflates(_nbytes(item.shape, dtype), item.nbytes):
             raise UnsafeError(
-                f"{self.describe(row)} has {_nbytes(item.shape, dtype):,} bytes of elements but stores "
+                f"{self.describe(row)} has {plural(_nbytes(item.shape, dtype), 'byte')} of elements but stores "
                 f"{item.nbytes:,}; it is listed but not read"
             )
         payload = np.frombuffer(data[item.start : item.start + item.nbytes], np.uint8)
@@ -358,7 +363,8 @@ class Payloads:
             )
             if needed > held:
                 raise CorruptError(
-                    f"{self.describe(row)} contains {held:,} elements but the metadata says {needed:,} or more, "
+                    f"{self.describe(row)} contains {plural(held, 'element')} but the metadata says "
+                    f"{needed:,} or more, "
                     "including those of this tensor; the file is from another save, or files of two ranks were swapped"
                 )
         return item, data
@@ -438,7 +444,9 @@ def unfilter(data: Array | memoryview, limit: int, *, filters: tuple[str, ...], 
             plain = np.concatenate([plain[:whole].reshape(size, -1).T.reshape(-1), plain[whole:]])
         else:
             if len(plain) < 4:
-                raise CorruptError(f"{what} has {len(plain)} bytes, fewer than its checksum; the file is damaged")
+                raise CorruptError(
+                    f"{what} has {plural(len(plain), 'byte')}, fewer than its checksum; the file is damaged"
+                )
             stored, plain = int.from_bytes(plain[-4:].tobytes(), "little"), plain[:-4]
             found = fletcher32(plain)
             swapped_halves = (found >> 8 & 0x00FF00FF) | (found << 8 & 0xFF00FF00)  # as hdf5 before 1.6.3 wrote it
@@ -480,7 +488,9 @@ def _strided(data: Array, start: int, sizes: tuple[int, ...], strides: tuple[int
 def _check_reach(end: int, room: int, sizes: tuple[int, ...], strides: tuple[int, ...] | None) -> None:
     if end > room:
         layout = "row-major" if strides is None else f"strides {strides}"
-        raise CorruptError(f"a tensor of sizes {sizes}, {layout}, extends {end - room:,} bytes past its payload")
+        raise CorruptError(
+            f"a tensor of sizes {sizes}, {layout}, extends {plural(end - room, 'byte')} past its payload"
+        )
 
 
 def _nbytes(sizes: tuple[int, ...], dtype: DType) -> int:

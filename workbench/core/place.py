@@ -17,6 +17,7 @@ from workbench.core import jsonsafe
 from workbench.core.disk import Disk
 from workbench.core.remote.url import is_url, on_disk
 from workbench.core.source import FileStat, LazyBytes, Source, compared
+from workbench.core.words import plural
 from workbench.errors import MissingFileError, OpenError, TruncatedError, UnsafeError, UsageError
 
 UNFINISHED = ".workbench-unfinished"  #: in a folder of a store while an export into it is not complete
@@ -221,11 +222,13 @@ class Place:
         source = self.source(relative)
         want = source.size - start if length is None else length
         if want > METADATA_LIMIT:
-            raise UnsafeError(f"file {relative!r} has {want:,} bytes of metadata, over the limit of {METADATA_LIMIT:,}")
+            raise UnsafeError(
+                f"file {relative!r} has {plural(want, 'byte')} of metadata, over the limit of {METADATA_LIMIT:,}"
+            )
         data = source.read_bytes(start, start + want)
         if len(data) < want:
             raise TruncatedError(
-                f"file {relative!r} ends at byte {start + len(data):,}, {want - len(data):,} bytes too early"
+                f"file {relative!r} ends at byte {start + len(data):,}, {plural(want - len(data), 'byte')} too early"
             )
         return data
 
@@ -248,7 +251,7 @@ class Place:
         """Read a JSON file inside, decoded strictly (UTF-8, no duplicate keys, bounded size and depth)."""
         size = self.stat(relative).size
         if size > JSON_LIMIT:
-            raise UnsafeError(f"file {relative!r} has {size:,} bytes of JSON, over the limit of {JSON_LIMIT:,}")
+            raise UnsafeError(f"file {relative!r} has {plural(size, 'byte')} of JSON, over the limit of {JSON_LIMIT:,}")
         return jsonsafe.loads(self.read(relative), what=repr(relative))
 
     def check(self) -> None:

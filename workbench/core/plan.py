@@ -23,6 +23,7 @@ import numpy as np
 from workbench.core import box
 from workbench.core.arrays import Array, Ints
 from workbench.core.catalog import Catalog
+from workbench.core.words import plural
 from workbench.errors import CorruptError, HoleError, WorkbenchError
 
 
@@ -195,7 +196,7 @@ def tangled(catalog: Catalog, tensor: int) -> str:
     """Explain why a tensor for which `box.Tangled` is raised is not read."""
     count = int(np.count_nonzero(catalog.tensor == tensor))
     return (
-        f"tensor {catalog.keys[tensor]!r}: its {count:,} chunks overlap in too many ways to check that "
+        f"tensor {catalog.keys[tensor]!r}: its {plural(count, 'chunk', 'overlap')} in too many ways to check that "
         "they contain every element; its metadata is damaged or malicious, use another save"
     )
 
@@ -203,7 +204,7 @@ def tangled(catalog: Catalog, tensor: int) -> str:
 def _hole(catalog: Catalog, tensor: int, offset: Ints, size: Ints, lacking: int) -> HoleError:
     dims = int(catalog.ndim[tensor])
     where = ", ".join(f"{a}:{a + n}" for a, n in zip(offset[:dims].tolist(), size[:dims].tolist(), strict=True))
-    count = f"{lacking:,} requested elements are" if lacking > 0 else "some requested elements are"
+    count = plural(lacking, "requested element", "are") if lacking > 0 else "some requested elements are"
     return HoleError(
         f"tensor {catalog.keys[tensor]!r} {catalog.shape_of(tensor)} has a hole: [{where}] is not stored in any chunk "
         f"({count} missing); a shard of the save is lost: slice around it or restore the file"

@@ -35,6 +35,10 @@ def read_selection(payloads: Payloads, tensor: int, selection: Selection, *, rep
     """
     catalog = payloads.catalog
     dtype, ndim = catalog.dtype_of(tensor), int(catalog.ndim[tensor])
+    if selection.is_whole and selection.shape == (full := catalog.shape_of(tensor)):
+        whole = _together(payloads, tensor, np.zeros((1, ndim), np.int64), np.array([full], np.int64), replica)
+        if whole is not None:
+            return whole[0]
     repeated: dict[int, Array] = {}
     axes = list(selection.axes)
     for at, axis in enumerate(axes):

@@ -59,6 +59,7 @@ class Piece(NamedTuple):
             come as bytes, and ``start`` counts bytes.
         other: the same elements of the second catalog, of its own raw type; ``None`` in a pass over one.
         other_row: chunk row in the second catalog, or -1.
+        byte: of the first catalog's file, at which ``bits`` are stored as they are; -1 if they were decoded.
     """
 
     row: int
@@ -68,6 +69,7 @@ class Piece(NamedTuple):
     bits: Array
     other: Array | None = None
     other_row: int = -1
+    byte: int = -1
 
     def where(self, k: int) -> tuple[int, ...]:
         """Return the position of the piece's element ``k`` in the global tensor, padded like ``offsets``."""
@@ -226,9 +228,11 @@ class _Task(Generic[S]):
                     sources.append(self._sources.announce(pool, file))
                     regions.append(self._region(one, at))
                 self._own.held = sources  # until the next box is found: its files are mostly the same
+                straight = regions[0].straight
                 for start, flat in _pieces(regions, buffers):
                     other, other_row = (flat[1], rows[1]) if len(flat) > 1 else (None, -1)
-                    piece = Piece(rows[0], work.offsets[at], work.sizes[at], start, flat[0], other, other_row)
+                    byte = -1 if straight is None else straight + start * flat[0].itemsize
+                    piece = Piece(rows[0], work.offsets[at], work.sizes[at], start, flat[0], other, other_row, byte)
                     reducer.fold(state, piece)
             except _Unread as unread:
                 result.errors.append((unread.side, rows[unread.side], unread.error))

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from workbench.core.arrays import Array
+from workbench.core.words import plural
 from workbench.errors import ChangedError, MissingFileError, OpenError, TruncatedError, WorkbenchError
 
 BLOCK = 8 << 10  #: bytes that are read around a small request
@@ -248,7 +249,8 @@ class LazyBytes:
 def too_short(name: str, size: int, stop: int) -> TruncatedError:
     """Return the error for a file of ``size`` bytes that is read up to byte ``stop``."""
     return TruncatedError(
-        f"file {name!r} ends at byte {size:,}, {stop - size:,} bytes too early; it is truncated or from another save, "
+        f"file {name!r} ends at byte {size:,}, {plural(stop - size, 'byte')} too early; it is truncated or "
+        "from another save, "
         "restore it"
     )
 
@@ -303,7 +305,8 @@ def needs_descriptors() -> Iterator[None]:
 def changed(name: str, before: int, now: int, when: str = "") -> ChangedError:
     """Return the error for a file whose size changed since the checkpoint was opened."""
     return ChangedError(
-        f"file {name!r} had {before:,} bytes when the checkpoint was opened and has {now:,} now{when}; open it again"
+        f"file {name!r} had {plural(before, 'byte')} when the checkpoint was opened and has {now:,} now{when}; "
+        "open it again"
     )
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from workbench.core.arrays import Array
 from workbench.core.place import Place
 from workbench.core.source import FileStat, LazyBytes, Source, too_short
+from workbench.core.words import plural
 from workbench.errors import CorruptError, MissingFileError, TruncatedError, UnsafeError, quoted
 
 BLOCK = 512
@@ -59,12 +60,13 @@ def read_members(view: LazyBytes, what: str) -> dict[str, TarMember]:
         start, stop = at + BLOCK, at + BLOCK + size
         if stop > len(view):
             raise TruncatedError(
-                f"{what}: the member at byte {at:,} ends at byte {stop:,}, {stop - len(view):,} bytes beyond the end"
+                f"{what}: the member at byte {at:,} ends at byte {stop:,}, {plural(stop - len(view), 'byte')} "
+                "beyond the end"
             )
         at = start + -(-size // BLOCK) * BLOCK
         if kind in (b"L", b"x"):
             if size > NAME_LIMIT:
-                raise UnsafeError(f"{what}: a name of {size:,} bytes at byte {start:,}; refused")
+                raise UnsafeError(f"{what}: a name of {plural(size, 'byte')} at byte {start:,}; refused")
             text = bytes(view[start:stop])
             long, size_of_next = (_text(text), -1) if kind == b"L" else _pax(text, what, start)
             continue
@@ -79,7 +81,7 @@ def read_members(view: LazyBytes, what: str) -> dict[str, TarMember]:
         if name.startswith("/") or ".." in parts or not parts:
             raise UnsafeError(f"{what}: the name {quoted(name)} at byte {start - BLOCK:,} leaves the archive; refused")
         if len(parts) > DEPTH:
-            raise UnsafeError(f"{what}: {len(parts):,} nested folders at byte {start - BLOCK:,}; refused")
+            raise UnsafeError(f"{what}: {plural(len(parts), 'nested folder')} at byte {start - BLOCK:,}; refused")
         name = "/".join(parts)
         if name in found:
             raise CorruptError(f"{what}: {quoted(name)} occurs twice; it is unknown which one is valid")

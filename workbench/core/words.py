@@ -27,9 +27,20 @@ def without_partial(message: str) -> str:
     return _PARTIAL.sub("", message)
 
 
-def plural(count: int, noun: str) -> str:
-    """Format as ``1 chunk``, ``2,000 chunks``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+_SINGULAR = {"are": "is", "have": "has", "were": "was", "do": "does"}
+
+
+def plural(count: int, noun: str, verb: str = "") -> str:
+    """Format as ``1 chunk``, ``2,000 chunks``, or with a verb in the plural, which is adapted.
+
+    >>> plural(1, "chunk", "are"), plural(2000, "chunk", "are"), plural(2, "copy"), plural(3, "box")
+    ('1 chunk is', '2,000 chunks are', '2 copies', '3 boxes')
+    """
+    if count == 1:
+        return f"1 {noun} {_SINGULAR.get(verb, f'{verb}s')}" if verb else f"1 {noun}"
+    ending = "es" if noun.endswith(("x", "s", "ch", "sh")) else "s"
+    many = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}{ending}"
+    return f"{count:,} {many} {verb}".rstrip()
 
 
 def some_of(names: Collection[Any], most: int = 4, show: Callable[[Any], str] = repr, between: str = ", ") -> str:

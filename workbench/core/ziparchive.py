@@ -28,6 +28,7 @@ from workbench.core.pickles.constructors import torch_storage
 from workbench.core.pickles.standins import Opaque, StorageRef, TensorRef, short
 from workbench.core.pickles.unpickle import loads
 from workbench.core.source import LazyBytes
+from workbench.core.words import plural
 from workbench.core.zipdirectory import find_directory, read_records
 from workbench.core.ziprecord import DEFLATED, STORED, ZipRecord, inflate, locate
 from workbench.errors import CorruptError, UnsupportedFormatError, quoted
@@ -244,7 +245,7 @@ def _check_extent(tensor: TensorRef, nbytes: int, what: str) -> None:
         raise UnsupportedFormatError(f"{what}: {error}") from None
     if stored != nbytes:
         raise CorruptError(
-            f"{what}: data.pkl says storage {storage.key!r} has {stored:,} bytes, the record has {nbytes:,}; "
+            f"{what}: data.pkl says storage {storage.key!r} has {plural(stored, 'byte')}, the record has {nbytes:,}; "
             "the file is damaged"
         )
     last = tensor.storage_offset

@@ -18,6 +18,7 @@ from __future__ import annotations
 import struct
 
 from workbench.core.source import LazyBytes
+from workbench.core.words import plural
 from workbench.core.ziprecord import ENCRYPTED, STORED, UTF8, ZipRecord
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError, quoted
 
@@ -80,7 +81,8 @@ def find_directory(view: memoryview | LazyBytes, what: str) -> tuple[int, int, i
         )
     if count > MAX_RECORDS or count * _CENTRAL.size > size:
         raise UnsafeError(
-            f"{what}, byte {at:,}: {count:,} records in a directory of {size:,} bytes; the directory was not read"
+            f"{what}, byte {at:,}: {plural(count, 'record')} in a directory of {plural(size, 'byte')}; the "
+            "directory was not read"
         )
     return offset, stop, count
 
@@ -98,7 +100,7 @@ def read_records(view: memoryview | LazyBytes, start: int, stop: int, count: int
     for _ in range(count):
         if at + 46 > len(directory):
             raise CorruptError(
-                f"{what}, byte {start + at:,}: the central directory ends before its {count:,} records; the "
+                f"{what}, byte {start + at:,}: the central directory ends before its {plural(count, 'record')}; the "
                 "file is damaged"
             )
         row = _CENTRAL.unpack_from(directory, at)
@@ -118,7 +120,7 @@ def read_records(view: memoryview | LazyBytes, start: int, stop: int, count: int
         name = _record_name(raw, flags, what, start + at)
         if method == STORED and csize != usize:
             raise CorruptError(
-                f"{what}, byte {start + at:,}: record {name!r} is stored uncompressed, yet has {csize:,} bytes "
+                f"{what}, byte {start + at:,}: record {name!r} is stored uncompressed, yet has {plural(csize, 'byte')} "
                 f"for {usize:,}; the file is damaged"
             )
         if offset + 30 + n_name + csize > start:
@@ -130,7 +132,8 @@ def read_records(view: memoryview | LazyBytes, start: int, stop: int, count: int
         at = after
     if at != len(directory):
         raise CorruptError(
-            f"{what}, byte {start + at:,}: {len(directory) - at:,} bytes follow the {count:,} records of the "
+            f"{what}, byte {start + at:,}: {plural(len(directory) - at, 'byte', 'follow')} the "
+            f"{plural(count, 'record')} of the "
             "central directory; the file is damaged"
         )
     return _in_order(rows, start, what)
@@ -154,7 +157,8 @@ def _end_record(view: memoryview | LazyBytes, what: str) -> tuple[int, tuple[int
             "bytes; it is truncated, something was appended to it, or its byte range is wrong"
         )
     raise CorruptError(
-        f"{what} ({len(view):,} bytes, starts with {bytes(view[:4])!r}) is not a zip archive; it is damaged, or "
+        f"{what} ({plural(len(view), 'byte')}, starts with {bytes(view[:4])!r}) is not a zip archive; it is "
+        "damaged, or "
         "its byte range is wrong"
     )
 

@@ -18,6 +18,7 @@ import zlib
 from typing import NamedTuple
 
 from workbench.core.source import LazyBytes
+from workbench.core.words import plural
 from workbench.errors import CorruptError, UnsafeError
 
 # signature, needed, flags, method, time, date, CRC, both sizes, length of the name, of the extra field
@@ -85,7 +86,8 @@ def inflate(data: memoryview, record: ZipRecord, what: str) -> bytes:
     """
     if record.usize > MAX_INFLATED or record.usize > MAX_RATIO * max(1, len(data)):
         raise UnsafeError(
-            f"{what}: record {record.name!r} would inflate {len(data):,} bytes to {record.usize:,}; it was not read"
+            f"{what}: record {record.name!r} would inflate {plural(len(data), 'byte')} to {record.usize:,}; it "
+            "was not read"
         )
     stream = zlib.decompressobj(-15)
     try:
@@ -96,7 +98,8 @@ def inflate(data: memoryview, record: ZipRecord, what: str) -> bytes:
         ) from None
     if len(content) != record.usize or not stream.eof:
         raise CorruptError(
-            f"{what}: record {record.name!r} does not inflate to its {record.usize:,} bytes; the file is damaged"
+            f"{what}: record {record.name!r} does not inflate to its {plural(record.usize, 'byte')}; the "
+            "file is damaged"
         )
     return content
 
@@ -122,6 +125,7 @@ def inflated_crc(view: memoryview | LazyBytes, start: int, stop: int, record: Zi
         ) from None
     if length + len(content) != record.usize or not stream.eof:
         raise CorruptError(
-            f"{what}: record {record.name!r} does not inflate to its {record.usize:,} bytes; the file is damaged"
+            f"{what}: record {record.name!r} does not inflate to its {plural(record.usize, 'byte')}; the "
+            "file is damaged"
         )
     return zlib.crc32(content, crc)

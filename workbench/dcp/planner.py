@@ -43,6 +43,7 @@ from torch.distributed.checkpoint.planner_helpers import _create_write_items
 from torch.distributed.tensor import DTensor, Replicate
 
 from workbench.core.garbage import uncollected
+from workbench.core.words import plural
 from workbench.dcp.balance import cut, spread
 from workbench.dcp.datafile import bytes_of
 from workbench.errors import UsageError, WriteError
@@ -338,7 +339,8 @@ class Planner(DefaultSavePlanner):
         if self.differences:
             more = len(self.differences) - NAMED
             warnings.warn(
-                f"{len(self.differences):,} replicated values differ between ranks; those of the lowest rank are "
+                f"{plural(len(self.differences), 'replicated value', 'differ')} between ranks; those of the "
+                "lowest rank are "
                 f"saved: {'; '.join(self.differences[:NAMED])}" + (f"; … {more:,} more" if more > 0 else ""),
                 stacklevel=2,
             )

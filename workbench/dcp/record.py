@@ -30,6 +30,7 @@ from workbench.analysis.segments import Labels
 from workbench.core.blocks import DIGEST
 from workbench.core.dtypes import by_name
 from workbench.core.fingerprint import BLOCK, BlockDigests, combine
+from workbench.core.words import plural
 from workbench.dcp.datafile import OPAQUE, TENSOR, WrittenItem, archive_of
 from workbench.errors import UnsupportedFormatError, WriteError
 from workbench.names.steps import step_of
@@ -111,14 +112,15 @@ def storage_data(records: Sequence[RankRecord], plans: Sequence[Sequence[WriteIt
         planned += len(plan)
         if len(rows) != len(plan) or names_digest(plan) != record.names:
             raise WriteError(
-                f"a rank wrote {len(rows):,} items that differ from the {len(plan):,} planned ones; nothing was "
+                f"a rank wrote {plural(len(rows), 'item')} that differ from the "
+                f"{plural(len(plan), 'planned one')}; nothing was "
                 "committed. Its planner changed the plan after the global plan was made"
             )
         for number, file, _, offset, length, _ in rows.tolist():
             found[plan[number].index] = _StorageInfo(record.files[file][0], offset, length)
     if len(found) != planned:
         twice = planned - len(found)
-        raise WriteError(f"{twice:,} items of the plan have the same name as another item; nothing was committed")
+        raise WriteError(f"{plural(twice, 'item')} of the plan with the name of another item; nothing was committed")
     return found
 
 
@@ -280,7 +282,10 @@ def _tensor(stored: TensorStorageMetadata, chunks: Sequence[_HashedChunk]) -> Te
             return TensorEntry(dtype.name, shape, None, "it is not a single array of elements in row-major order")
         whole_rows = one.sizes[1:] == shape[1:]
         if not whole_rows or (one.offsets or (0,))[0] != end or (end * row) % BLOCK:
-            why = f"the blocks of its {len(chunks):,} chunks are not those of the whole tensor; seal the checkpoint"
+            why = (
+                f"the blocks of its {plural(len(chunks), 'chunk')} are not those of the whole tensor; "
+                "seal the checkpoint"
+            )
             return TensorEntry(dtype.name, shape, None, why)
         end += (one.sizes or (1,))[0]
     if end != (shape or (1,))[0] and prod(shape):

@@ -27,7 +27,7 @@ from workbench.doctor.causes.case import Case
 from workbench.doctor.facts.evidence import Evidence, State
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.given import Given, Source, choose
-from workbench.doctor.ledger.roles import MOMENTS
+from workbench.doctor.ledger.roles import MOMENTS, quantity
 from workbench.doctor.ledger.rows import Ledger
 from workbench.doctor.ledger.sign import RULES, SAVED, Inapplicable, Outcome, Sign, looked_at
 from workbench.doctor.passes.updates import passed
@@ -37,7 +37,7 @@ from workbench.doctor.reasoning.verdict import coverage
 from workbench.doctor.rules.alone import check_alone
 from workbench.doctor.rules.carried import check_carried
 from workbench.doctor.rules.continuity import check_continuity
-from workbench.doctor.rules.elsewhere import check_rows
+from workbench.doctor.rules.elsewhere import check_rows, turned_weights
 from workbench.doctor.rules.facts import check_facts
 from workbench.doctor.rules.files import check_files
 from workbench.doctor.rules.load import check_echo
@@ -260,7 +260,13 @@ class _Passes:
         self.traits |= found.traits
         pictured["echo"] = found.status
         counts = [state.facts.steps.counts for state in (pair.a, pair.b)]
-        same = bool(found.status) and all(one.status == "equal" for one in found.status.values())
+        held = pair.a.params
+        apart = any(  # of another shape
+            quantity(role) is not None and role in held.get(fqn, {}) and (fqn, role) not in found.status
+            for fqn, roles in pair.b.params.items()
+            for role in roles
+        )
+        same = bool(found.status) and not apart and all(one.status == "equal" for one in found.status.values())
         if same and counts[0] == counts[1] and not pair.mapped:
             self.alone["echo"] = self.alone["before"]  # the same values, but its files may differ
             numbers = [sign for sign in self.outcome.signs if sign.evidence.get("in") == "before" and sign.tensors]
@@ -284,8 +290,9 @@ class _Passes:
         self._take(check_twins(pair), where)
         self._take(narrowed(self.alone[start], self.alone["after"]), where)
         signs = list(values.signs)
-        if suspects := _suspects(values.signs):
-            rows = check_rows(pair, suspects)
+        suspects, turned = _suspects(values.signs), turned_weights(values.states)
+        if suspects or turned:
+            rows = check_rows(pair, suspects, turned)
             self._take(rows, where)
             signs += rows.signs
         forms = carried.forms | {key: form for key, form in kept.forms.items() if form or key not in carried.forms}

@@ -24,6 +24,7 @@ from workbench.core.dtypes import PACKED
 from workbench.core.place import Place
 from workbench.core.remote.url import shown
 from workbench.core.scan import Progress
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Evidence, State, stripped
 from workbench.doctor.facts.gather import gather
 from workbench.doctor.facts.numbers import usable
@@ -280,7 +281,8 @@ def _of_run(
     if None in steps and len(states) != 2:
         names = ", ".join(repr(one.path) for one, _ in states[:4])
         raise UsageError(
-            f"{root!r} holds {len(states)} checkpoints without steps, so their order is unknown: {names}; pass two"
+            f"{root!r} holds {plural(len(states), 'checkpoint')} without steps, so their order is unknown: "
+            f"{names}; pass two"
         )
     order = sorted(
         range(len(states)),
@@ -313,7 +315,7 @@ def _of_run(
         two, last = distinct[at + 1]
         paths["after"] = os.path.join(shown(root), two.path)
     if len(whole) > SCANNED:
-        words += f"; the {len(whole) - SCANNED:,} oldest checkpoints were not read"
+        words += f"; the {plural(len(whole) - SCANNED, 'oldest checkpoint', 'were')} not read"
     words = words.removeprefix("; ")
     return Given(Evidence(first, last, middle), (*([words] if words else []), *notes), broken, paths, prints)
 
@@ -333,7 +335,10 @@ def _first_bad(
     if worst is None:
         if many == 2:
             return 0, "the folder holds two checkpoints"
-        return many - 2, f"all {many - 1:,} pairs of neighbouring checkpoints were compared, the last pair in full"
+        return (
+            many - 2,
+            f"all {plural(many - 1, 'pair')} of neighbouring checkpoints were compared, the last pair in full",
+        )
     good, bad = (_name(one) for one in states[worst[0] : worst[0] + 2])
     if not worst[0]:
         return 0, f"{good} is the earliest checkpoint, with none before it to compare; {bad} is the first faulty one"

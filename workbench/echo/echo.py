@@ -243,7 +243,7 @@ def _report(
     )
     compared = compare_prints(pair, found, known=known_fingerprints, ranks=ranks, threads=threads, progress=progress)
     findings += differences(compared, state=found.counts.get("with_state", 1) > 0)
-    source = f"{compared.nbytes:,} bytes" if compared.nbytes else "no bytes"
+    source = plural(compared.nbytes, "byte") if compared.nbytes else "no bytes"
     same = len(compared.equal)
     of = same + len(compared.differing)
     checked["values"] = f"{same:,} of {of:,} tensors are equal bit for bit; {source} of the checkpoint were read"

@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.analysis.echo_file import Echo
 from workbench.analysis.report import Finding, Report
-from workbench.core.words import some_of
+from workbench.core.words import plural, some_of
 from workbench.doctor.facts.evidence import Evidence, Pair, State
 from workbench.doctor.ledger.sign import RULES, Inapplicable
 from workbench.doctor.rules.facts import check_facts
@@ -93,7 +93,9 @@ def own(echo: Echo, before: State | None) -> list[Finding]:
         found.append(Finding("echo.strangers", "warn", "optimizer", message, {"strangers": strangers}, hint))
     if echo.copies:
         names = sorted(echo.copies)
-        message = f"{len(names):,} tensors differ between ranks that hold full copies: {some_of(names, NAMED)}"
+        message = (
+            f"{plural(len(names), 'tensor', 'differ')} between ranks that hold full copies: {some_of(names, NAMED)}"
+        )
         hint = "broadcast them from one rank; or they are shards of tensors that should be DTensors"
         found.append(Finding("echo.copies", "warn", names[0], message, {"tensors": names[:LISTED]}, hint))
     return found
@@ -167,7 +169,7 @@ def facts(before: State, after: State, pair: Pair) -> tuple[list[Finding], dict[
         and one.weight_decay != group.weight_decay
     ]
     if decays:
-        message = f"weight decay differs for {len(decays):,} parameters: {some_of(decays, NAMED)}"
+        message = f"weight decay differs for {plural(len(decays), 'parameter')}: {some_of(decays, NAMED)}"
         made.append(Finding("echo.decay", "warn", decays[0], message, {"tensors": decays[:LISTED]}))
     checked = {rule: f"whether {RULES[rule].law}" for rule, where in outcome.checked.items() if "echo" in where}
     missed = {rule: why for rule, why in outcome.not_checked.items() if not isinstance(why, Inapplicable)}

@@ -30,6 +30,7 @@ from workbench.core import box
 from workbench.core.arrays import Array, Ints
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import ALL, DType, nbytes_of_codes
+from workbench.core.words import plural
 from workbench.errors import UsageError
 from workbench.export.change import Cast, Change
 
@@ -183,7 +184,8 @@ class FileMap:
         for at, data in self.pieces.literal.items():
             if len(data) != self.pieces.nbytes[at]:
                 raise UsageError(
-                    f"tensor {self.pieces.names[at]!r} has {int(self.pieces.nbytes[at]):,} bytes by its shape and "
+                    f"tensor {self.pieces.names[at]!r} has {plural(int(self.pieces.nbytes[at]), 'byte')} by "
+                    "its shape and "
                     f"type; {len(data):,} were given"
                 )
         starts = np.array([*(at for at, _ in self.literals), *self.start.tolist()], np.int64)

@@ -117,7 +117,7 @@ class ExportReport(Shown):
 
     def __str__(self) -> str:
         tensors, files = plural(len(self.tensors), "tensor"), plural(len(self.files), "file")
-        what = f"{tensors}, {self.nbytes:,} bytes in {files} of {self.format}"
+        what = f"{tensors}, {plural(self.nbytes, 'byte')} in {files} of {self.format}"
         if self.dry_run:
             return f"would write {what} to {self.path!r}"
         if self.identical:

@@ -36,6 +36,7 @@ from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.budget import leaves
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place, lacking
+from workbench.core.words import plural
 from workbench.errors import CorruptError, NotACheckpointError, TruncatedError, UnsafeError, quoted
 from workbench.formats.format import Format
 from workbench.names.arrays import meaning
@@ -116,7 +117,8 @@ class _Walker:
         found = self.value(DEPTH)
         if self.at != self.end:
             raise CorruptError(
-                f"{self.name!r}: {self.end - self.at:,} bytes follow the value that ends at byte {self.at:,}; the file "
+                f"{self.name!r}: {plural(self.end - self.at, 'byte', 'follow')} the value that ends at byte "
+                f"{self.at:,}; the file "
                 "is damaged, or two files were joined"
             )
         return found
@@ -133,7 +135,8 @@ class _Walker:
     def room(self, count: int, what: str) -> None:
         if count > self.end - self.at:
             raise TruncatedError(
-                f"{self.name!r} ends at byte {self.end:,}, {count - (self.end - self.at):,} bytes before the end of "
+                f"{self.name!r} ends at byte {self.end:,}, {plural(count - (self.end - self.at), 'byte')} "
+                "before the end of "
                 f"{what} at byte {self.at:,}; the file is truncated, or a length in it is wrong"
             )
 
@@ -174,7 +177,7 @@ class _Walker:
             return self.extension(found)
         if not depth:
             raise CorruptError(f"{self.name!r}, byte {at:,}: more than {DEPTH} nested maps or lists; refused")
-        self.room(found * (2 if kind == "map" else 1), f"{found:,} items")
+        self.room(found * (2 if kind == "map" else 1), plural(found, "item"))
         if kind == "list":
             return [self.value(depth - 1) for _ in range(found)]
         made: dict[str, Any] = {}
@@ -232,7 +235,8 @@ class _Walker:
         dtype = by_name(_numpy_name(name))
         if len(shape) > 64 or prod(shape) > MAX_ELEMENTS or prod(shape) * dtype.itemsize != length:
             raise CorruptError(
-                f"{self.name!r}, byte {at:,}: an array of {dtype} {short(tuple(shape), 200)} has {length:,} bytes; the "
+                f"{self.name!r}, byte {at:,}: an array of {dtype} {short(tuple(shape), 200)} has "
+                f"{plural(length, 'byte')}; the "
                 "file is damaged"
             )
         self.room(length, "an array")
@@ -248,13 +252,15 @@ class _Walker:
         assert shape is not None and pieces is not None
         if len(pieces) * len(shape) ** 2 > PIECES:
             raise UnsafeError(
-                f"{self.name!r}, byte {at:,}: an array of {len(shape)} axes in {len(pieces):,} pieces, more than "
+                f"{self.name!r}, byte {at:,}: an array of {len(shape)} axes in "
+                f"{plural(len(pieces), 'piece')}, more than "
                 "any array is cut into; refused"
             )
         stored = sum(one.shape[0] for one in pieces)
         if len(shape) > 64 or len({one.dtype for one in pieces}) != 1 or prod(shape) != stored:
             raise CorruptError(
-                f"{self.name!r}, byte {at:,}: {len(pieces):,} pieces with {stored:,} elements do not make an array of "
+                f"{self.name!r}, byte {at:,}: {plural(len(pieces), 'piece')} with "
+                f"{plural(stored, 'element', 'do')} not make an array of "
                 f"{short(tuple(shape), 200)}; a piece is missing or damaged"
             )
         return ChunkedArray(pieces[0].dtype, tuple(shape), tuple(pieces))

@@ -35,7 +35,7 @@ from workbench.core.jsonable import check_listed, nested
 from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place
-from workbench.core.words import some_of
+from workbench.core.words import plural, some_of
 from workbench.core.ziparchive import Archive
 from workbench.core.ziprecord import DEFLATED, STORED, ZipRecord, locate
 from workbench.errors import CorruptError, NotACheckpointError, OpenError, TruncatedError, UnsafeError, quoted
@@ -126,11 +126,15 @@ def parse(data: Any, what: str) -> Npy:
     wide = 2 if head[6] == 1 else 4
     length = int.from_bytes(head[8 : 8 + wide], "little")
     if length > HEADER_LIMIT:
-        raise UnsafeError(f"{what}, byte 8: a header of {length:,} bytes, over the limit of {HEADER_LIMIT:,}; refused")
+        raise UnsafeError(
+            f"{what}, byte 8: a header of {plural(length, 'byte')}, over the limit of {HEADER_LIMIT:,}; refused"
+        )
     begin = 8 + wide
     text = bytes(data[begin : begin + length])
     if len(text) < length:
-        raise TruncatedError(f"{what} ends {length - len(text):,} bytes before the end of its header; it is truncated")
+        raise TruncatedError(
+            f"{what} ends {plural(length - len(text), 'byte')} before the end of its header; it is truncated"
+        )
     found = _literal(text.decode("utf-8" if head[6] == 3 else "latin-1", "replace"), what)
     if not isinstance(found, dict) or set(found) != {"descr", "fortran_order", "shape"}:
         raise CorruptError(f"{what}: the header is not a dict of descr, fortran_order and shape; the file is damaged")
@@ -263,11 +267,11 @@ def _members(place: Place, file: str, notes: list[str]) -> Iterator[_Member]:
             continue
         deflated = record.method == DEFLATED
         if deflated and record.usize > RATIO * record.csize + 64:
-            raise UnsafeError(f"{what} cannot inflate from {record.csize:,} bytes to {record.usize:,}; refused")
+            raise UnsafeError(f"{what} cannot inflate from {plural(record.csize, 'byte')} to {record.usize:,}; refused")
         head = _inflated_head(archive, record, start, stop) if deflated else view.part(start, stop)
         yield _Member(record.name.removesuffix(END), start, stop, deflated, record.usize, parse(head, what), what)
     if others:
-        notes.append(f"{len(others):,} members are not arrays and are left out: {others[0]!r} …")
+        notes.append(f"{plural(len(others), 'member', 'are')} not arrays and are left out: {others[0]!r} …")
 
 
 def _inflated_head(archive: Archive, record: ZipRecord, start: int, stop: int) -> bytes:
@@ -285,7 +289,8 @@ def _add(builder: CatalogBuilder, file: str, one: _Member) -> str:
     if not why and npy.data + prod(npy.shape) * item != one.length:
         kind = TruncatedError if npy.data + prod(npy.shape) * item > one.length else CorruptError
         raise kind(
-            f"{one.what} has {one.length - npy.data:,} bytes of elements, but its header says {npy.shape} of {item} "
+            f"{one.what} has {plural(one.length - npy.data, 'byte')} of elements, but its header says "
+            f"{npy.shape} of {item} "
             f"bytes each, {prod(npy.shape) * item:,}; the file is truncated or damaged"
         )
     for field in fields:
@@ -316,13 +321,17 @@ def _text(place: Place, file: str, members: Callable[[], dict[str, _Member]], ke
     count, item = prod(one.npy.shape), int(one.npy.descr.lstrip("<>|=US") or 0)
     item *= 4 if "U" in one.npy.descr else 1
     if one.length > TEXT_LIMIT:
-        raise UnsafeError(f"{one.what} has {one.length:,} bytes of text, over the limit of {TEXT_LIMIT:,}; refused")
+        raise UnsafeError(
+            f"{one.what} has {plural(one.length, 'byte')} of text, over the limit of {TEXT_LIMIT:,}; refused"
+        )
     check_listed(one.npy.shape, one.what)
     data: Any = place.read(file, start=one.start, length=one.stop - one.start)
     if one.deflated:
         data = payload.inflate(memoryview(data), one.length, what=one.what, raw=True).tobytes()
     if len(data) != one.npy.data + count * item:
-        raise CorruptError(f"{one.what} has {len(data):,} bytes, but its header says {one.npy.data + count * item:,}")
+        raise CorruptError(
+            f"{one.what} has {plural(len(data), 'byte')}, but its header says {one.npy.data + count * item:,}"
+        )
     wide = "utf-32-be" if one.npy.descr[0] == ">" else "utf-32-le"
     encoding = wide if "U" in one.npy.descr else "latin-1"
     texts = [
@@ -382,7 +391,7 @@ def read_catalog(place: Place) -> Catalog:
         )
     notes += left[:NOTED]
     if len(left) > NOTED:
-        notes.append(f"{len(left) - NOTED:,} more arrays are left out for similar reasons")
+        notes.append(f"{plural(len(left) - NOTED, 'more array', 'are')} left out for similar reasons")
     return builder.build(
         {"step": None, "notes": notes, "largest_chunk": largest, "objects": texts, "archive": "the archive"}
     )

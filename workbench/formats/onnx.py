@@ -32,6 +32,7 @@ from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place
 from workbench.core.protobuf import BadMessage, signed, spans, varint
+from workbench.core.words import plural
 from workbench.errors import CorruptError, NotACheckpointError, quoted
 from workbench.formats.format import Format
 
@@ -90,7 +91,9 @@ class _Model:
     def text(self, span: tuple[int, int]) -> str:
         start, stop = span
         if stop - start > TEXT_LIMIT:
-            raise CorruptError(f"{self.name!r}, byte {start:,}: text of {stop - start:,} bytes; the file is damaged")
+            raise CorruptError(
+                f"{self.name!r}, byte {start:,}: text of {plural(stop - start, 'byte')}; the file is damaged"
+            )
         try:
             return bytes(self.view[start:stop]).decode()
         except UnicodeDecodeError:
@@ -135,7 +138,9 @@ class _Model:
     def packed(self, span: tuple[int, int]) -> Iterator[int]:
         at, stop = span
         if stop - at > 1024:
-            raise CorruptError(f"{self.name!r}, byte {at:,}: a shape of {stop - at:,} bytes; the file is damaged")
+            raise CorruptError(
+                f"{self.name!r}, byte {at:,}: a shape of {plural(stop - at, 'byte')}; the file is damaged"
+            )
         while at < stop:
             try:
                 value, at = varint(self.view, at, stop)
@@ -217,7 +222,9 @@ def _add(builder: CatalogBuilder, place: Place, model: _Model, one: _Tensor) -> 
             codec, count = codecs.VARINT, nbytes // dtype.raw.itemsize
             nbytes = min(max(span[1] - span[0], count), 10 * count)  # of a varint of each
     if span[1] - span[0] != nbytes:
-        raise CorruptError(f"{what}: {dtype} {shape} takes {nbytes:,} bytes, but {span[1] - span[0]:,} are stored")
+        raise CorruptError(
+            f"{what}: {dtype} {shape} takes {plural(nbytes, 'byte')}, but {span[1] - span[0]:,} are stored"
+        )
     builder.tensor(one.name, dtype, shape)
     builder.chunk(one.name, [0] * len(shape), shape, file, *span, codec=codec)
     return ""

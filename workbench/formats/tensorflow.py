@@ -43,6 +43,7 @@ from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place, lacking
 from workbench.core.protobuf import BadMessage, fields, signed, varint
+from workbench.core.words import plural
 from workbench.errors import CorruptError, NotACheckpointError, OpenError, UnsafeError, UnsupportedFormatError, quoted
 from workbench.formats.format import Format
 
@@ -243,7 +244,9 @@ class _Index:
 def _read_index(place: Place, name: str) -> _Index:
     what = repr(name)
     if place.stat(name).size > INDEX_LIMIT:
-        raise UnsafeError(f"{what} has {place.stat(name).size:,} bytes, over the limit of {INDEX_LIMIT:,} of an index")
+        raise UnsafeError(
+            f"{what} has {plural(place.stat(name).size, 'byte')}, over the limit of {INDEX_LIMIT:,} of an index"
+        )
     entries: dict[bytes, BundleEntry] = {}
     header: dict[int, int] = {}
     first = True
@@ -359,7 +362,7 @@ def read_catalog(place: Place) -> Catalog:
                 crcs.setdefault(file, {})[str(one.start)] = one.crc
     stray = [key for key in index.entries if key[:1] == b"\0" and key not in slices]
     if stray:
-        notes.append(f"{len(stray):,} slices belong to no variable and are left out")
+        notes.append(f"{plural(len(stray), 'slice', 'belong')} to no variable; left out")
     notes += left[:NOTED] + (
         [f"{len(left) - NOTED:,} more are left out for similar reasons"] if len(left) > NOTED else []
     )
@@ -389,7 +392,7 @@ def _text(raw: bytes, name: str) -> str:
 def _data_file(index: _Index, entry: BundleEntry, key: str, name: str) -> str:
     if not 0 <= entry.shard < len(index.files) or entry.start < 0 or entry.size < 0:
         raise CorruptError(
-            f"{name!r}: {quoted(key)} should be {entry.size:,} bytes at byte {entry.start:,} of data file "
+            f"{name!r}: {quoted(key)} should be {plural(entry.size, 'byte')} at byte {entry.start:,} of data file "
             f"{entry.shard:,} of {len(index.files):,}; the entry is damaged"
         )
     return index.files[entry.shard]
@@ -418,7 +421,8 @@ def _box(
         raise CorruptError(f"{name!r}: the slice of {quoted(key)} at {first} has no entry; the index is damaged")
     if one.size != nbytes_of(dtype, prod(sizes)) or by_name(_TYPES.get(one.kind, "bool")) != dtype:
         raise CorruptError(
-            f"{name!r}: {quoted(key)} has {one.size:,} bytes for {dtype} {sizes}; the entry is damaged or of another "
+            f"{name!r}: {quoted(key)} has {plural(one.size, 'byte')} for {dtype} {sizes}; the entry is damaged "
+            "or of another "
             "save"
         )
     return _data_file(index, one, key, name), sizes, first
@@ -456,7 +460,7 @@ def _strings(place: Place, name: str, read: Callable[[], _Index], key: str) -> A
     file, count = _data_file(index, entry, key, name), prod(entry.shape)
     if entry.size > TEXT_LIMIT:
         raise UnsafeError(
-            f"{key!r} has {entry.size:,} bytes of text, over the limit of {TEXT_LIMIT:,}; it was not read"
+            f"{key!r} has {plural(entry.size, 'byte')} of text, over the limit of {TEXT_LIMIT:,}; it was not read"
         )
     check_listed(entry.shape, repr(key))
     data = place.read(file, start=entry.start, length=entry.size)
@@ -468,7 +472,9 @@ def _strings(place: Place, name: str, read: Callable[[], _Index], key: str) -> A
     except BadMessage:
         lengths = []
     if at + 4 + sum(lengths) != len(data) or len(lengths) != count:
-        raise CorruptError(f"{key!r} in {file!r}: {len(data):,} bytes are not {count:,} texts; the file is damaged")
+        raise CorruptError(
+            f"{key!r} in {file!r}: {plural(len(data), 'byte', 'are')} not {plural(count, 'text')}; the file is damaged"
+        )
     widths = b"".join(struct.pack("<I" if length < 1 << 32 else "<Q", length) for length in lengths)
     found = masked(crc32c(np.frombuffer(widths + data[at:], np.uint8)))
     if entry.crc is not None and found != entry.crc:

@@ -36,6 +36,7 @@ from workbench.core.build import merge
 from workbench.core.catalog import Catalog
 from workbench.core.objects import archive_objects
 from workbench.core.place import Place
+from workbench.core.words import plural
 from workbench.errors import IncompleteError, NotACheckpointError, WorkbenchError
 from workbench.formats import Format
 from workbench.formats.layered import parts
@@ -93,7 +94,8 @@ def read_catalog(place: Place) -> Catalog:
     tensors = {key for catalog in found.values() for key in catalog.keys} & shared
     if tensors:
         notes.append(
-            f"{len(tensors)} optimizer tensors are stored by several stages, first {min(tensors)!r}; they are kept "
+            f"{plural(len(tensors), 'optimizer tensor', 'are')} stored by several stages, first "
+            f"{min(tensors)!r}; they are kept "
             "separate, because their parameters are not stored"
         )
     merged = merge("vescale", parts, {})

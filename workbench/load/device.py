@@ -27,6 +27,7 @@ from workbench.core.mesh.mesh import Mesh
 from workbench.core.payload import Payloads
 from workbench.core.scan import Progress
 from workbench.core.transfer.regions import BoxRequests, Regions
+from workbench.core.words import plural
 from workbench.errors import UnsupportedFormatError, UsageError
 from workbench.export.casts import cast_codes
 from workbench.export.selection import ExportSelection, choose
@@ -97,7 +98,7 @@ def to_device(
     if buffer < SMALLEST or (buffers is not None and buffers < 1):
         count = "" if buffers is None else f"{buffers} "
         raise UsageError(
-            f"{count}buffers of {buffer:,} bytes: one or more buffers of {SMALLEST:,} bytes or more are needed"
+            f"{count}buffers of {plural(buffer, 'byte')}: one or more buffers of {SMALLEST:,} bytes or more are needed"
         )
     mesh, number = _rank(None if mesh is None else Mesh.of(mesh), rules, rank, mesh_coord, device_mesh)
     chosen = choose(ckpt, select=select, role=role, mesh=mesh, rules=rules)

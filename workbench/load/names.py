@@ -25,6 +25,7 @@ from workbench.core import box
 from workbench.core.arrays import Ints
 from workbench.core.build import merge
 from workbench.core.near import near
+from workbench.core.words import plural
 from workbench.errors import UsageError
 from workbench.names.roles import resolve
 
@@ -174,7 +175,7 @@ class NamedTensors:
             return found[0]
         if found:
             keys = ", ".join(repr(self._main.catalog.keys[at]) for at in found[:3] if at < self.listed)
-            return f"could be any of {len(found)} tensors ({keys} …): choose one with name_map"
+            return f"could be any of {plural(len(found), 'tensor')} ({keys} …): choose one with name_map"
         return "is not in the checkpoint"
 
     def _show_views(self) -> None:

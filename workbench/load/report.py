@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from workbench.core.words import plural
+
 
 @dataclass(frozen=True)
 class LoadReport:
@@ -47,7 +49,8 @@ class LoadReport:
     def __str__(self) -> str:
         exchanged = f", {self.received_nbytes:,} received" if self.received_nbytes else ""
         summary = (
-            f"loaded {len(self.loaded):,} tensors in {self.seconds:.1f} s: {self.read_nbytes:,} bytes read{exchanged}"
+            f"loaded {plural(len(self.loaded), 'tensor')} in {self.seconds:.1f} s: "
+            f"{plural(self.read_nbytes, 'byte')} read{exchanged}"
         )
         counts = {"missing": self.missing, "mismatched": self.mismatched, "unexpected": self.unexpected}
         return "; ".join([summary, *(f"{len(found):,} {what}" for what, found in counts.items() if found)])

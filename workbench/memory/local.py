@@ -15,6 +15,7 @@ from workbench.core.catalog import Catalog
 from workbench.core.dtypes import ALL
 from workbench.core.mesh.mesh import Mesh
 from workbench.core.mesh.placement import Only
+from workbench.core.words import plural
 from workbench.errors import UsageError
 from workbench.export.sharding import kinds
 from workbench.export.sharding.rules import Rules
@@ -84,7 +85,8 @@ class MemoryModel:
             raise UsageError(f"{source.path!r} contains no named parameters, so no memory budget can be computed")
         if borrowed := sum(roles[tensor] != "param" for tensor in best.values()):
             notes.append(
-                f"{borrowed:,} parameters have no stored weights; their size is taken from the optimizer state's shape"
+                f"{plural(borrowed, 'parameter', 'have')} no stored weights; their size is taken from the "
+                "optimizer state's shape"
             )
         buffers = [tensor for tensor, role in enumerate(roles) if role == "buffer"]
         chosen = np.array(sorted([*best.values(), *buffers]), np.int64)
@@ -95,7 +97,9 @@ class MemoryModel:
             [role != "buffer" and (not moved or fqn in moved) for fqn, role in zip(names, kept, strict=True)], bool
         )
         if frozen := int((~trained).sum()) - len(buffers):
-            notes.append(f"{frozen:,} parameters have no moments although others do; they are counted as frozen")
+            notes.append(
+                f"{plural(frozen, 'parameter', 'have')} no moments although others do; they are counted as frozen"
+            )
         facts = geometry(source.objects) if isinstance(source, Checkpoint) else None
         return cls(catalog.take(chosen), names, kept, facts, trained, notes)
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from workbench import formats
 from workbench.core.place import Place
-from workbench.core.words import Ordinary, some_of
+from workbench.core.words import Ordinary, plural, some_of
 from workbench.errors import IncompleteError, NotACheckpointError, WorkbenchError, quoted
 from workbench.names.steps import is_step, step_of
 
@@ -186,7 +186,8 @@ def pick(place: Place) -> tuple[Found, str] | None:
         return found[0], Ordinary(f"opened {found[0].path!r}: the only checkpoint in the folder")
     if not steps:
         raise NotACheckpointError(
-            f"{place.path!r} has {len(found)} checkpoints whose names contain no step: {_some(found)}; open one of them"
+            f"{place.path!r} has {plural(len(found), 'checkpoint')} whose names contain no step: "
+            f"{_some(found)}; open one of them"
         )
     complete = [item for item in steps if item.complete]
     if not complete:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import holoviews as hv
 
+from workbench.core.words import plural
 from workbench.memory import Budget
 from workbench.memory.budget import PARTS
 from workbench.views import units
@@ -27,10 +28,10 @@ def bars(found: Budget) -> tuple[pd.DataFrame, str]:
         return ranks, "Each bar is a rank."
     places = ranks.groupby(["pp", "ep", "tp"], sort=True)["nbytes"].idxmax()
     if len(places) <= MOST:
-        return ranks.loc[places], f"Each bar is the largest of {found.chosen.dp:,} data-parallel ranks."
+        return ranks.loc[places], f"Each bar is the largest of {plural(found.chosen.dp, 'data-parallel rank')}."
     step = -(-len(ranks) // MOST)
     top = ranks.groupby(ranks.index // step)["nbytes"].idxmax()
-    return ranks.loc[top], f"Each bar is the largest of {step:,} neighbouring ranks."
+    return ranks.loc[top], f"Each bar is the largest of {plural(step, 'neighbouring rank')}."
 
 
 def budget_picture(found: Budget) -> hv.Overlay:

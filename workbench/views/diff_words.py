@@ -133,7 +133,7 @@ def _sentences(row: TensorDiff) -> list[str]:
         found.append(f"The largest change is at [{at}]: {_number(c.max_a)} → {_number(c.max_b)}.")
     for name, before, after in (("NaN", c.nan_a, c.nan_b), ("infinite", c.inf_a, c.inf_b)):
         if before or after:
-            found.append(f"{name}: {before:,} → {after:,} elements.")
+            found.append(f"{name}: {before:,} → {plural(after, 'element')}.")
     if c.same_number:
         found.append(f"{c.same_number:,} of them represent the same number (signs of zero, NaN payloads).")
     if c.rounded is not None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import holoviews as hv
 import numpy as np
 
+from workbench.core.words import plural
 from workbench.doctor.passes.pair import PairState
 from workbench.doctor.pictured.samples import ENDS, Cloud, low_bits, sample_pair
 from workbench.doctor.pictured.shards import STATES, Rows, ShardProfile, match_rows, shard_map
@@ -134,7 +135,7 @@ def reach_picture(states: Mapping[str, PairState]) -> hv.Overlay:
     for (module, layer), held in cells.items():
         fqn, worst = max(held, key=lambda one: one[1].reach.worst)
         at = modules.index(module), layers.index(layer)
-        text = f"{safe(fqn)}: {worst.reach.worst:.3g}, {sum(s.reach.broken for _, s in held):,} elements beyond"
+        text = f"{safe(fqn)}: {worst.reach.worst:.3g}, {plural(sum(s.reach.broken for _, s in held), 'element')} beyond"
         rows.append((at[0], at[1], at[0] + 1, at[1] + 1, min(worst.reach.worst, 1.0), text))
         if any(sums.reach.broken for _, sums in held):
             crossed.append((at[0] + 0.5, at[1] + 0.5, text))
@@ -177,7 +178,7 @@ def shard_picture(shards: ShardProfile) -> hv.Overlay:
     classes = {f"{words}: {len(found):,}": found for words, found in cells.items() if found}
     colours = {new: STATE_COLOURS[new.rpartition(": ")[0]] for new in classes}
     how = "every element was compared" if shards.whole else "samples of each piece were compared"
-    left = f", {shards.left_out:,} tensors left out" if shards.left_out else ""
+    left = f", {plural(shards.left_out, 'tensor')} left out" if shards.left_out else ""
     return boxes(classes, colours, ("tensor", "file"), "piece").opts(
         **legend(
             title=f"Which stored pieces survived the load? {how}{left}",
@@ -206,7 +207,7 @@ def row_picture(rows: Rows) -> hv.Overlay:
     for number, colour in zip(used[:3], (GREEN, PINK, SKY), strict=False):
         classes[f"a row of {_short([rows.sources[number]], 50)[0]}"] = (rows.source == number, colour)
     if len(used) > 3:
-        classes[f"a row of {len(used) - 3:,} other tensors"] = (np.isin(rows.source, used[3:]), YELLOW)
+        classes[f"a row of {plural(len(used) - 3, 'other tensor')}"] = (np.isin(rows.source, used[3:]), YELLOW)
     layers = [hv.Curve([(0, 0), (count, count)], "before", "after").opts(color=GREY, line_dash="dotted", line_width=1)]
     size = max(2.0, min(8.0, 500 / max(count, 1)))
     for words, (picked, colour) in classes.items():

@@ -47,7 +47,7 @@ def checkpoint_html(ckpt: Checkpoint) -> str:
     odd = facts.oddities(ckpt)
     rows += [("note", escape(shorten(sentence, 400))) for sentence in odd[:NOTES]]
     if len(odd) > NOTES:
-        rows.append(("", f"… {len(odd) - NOTES:,} more notes"))
+        rows.append(("", f"… {plural(len(odd) - NOTES, 'more note')}"))
     title = f"<b>{escape(ckpt.format)}</b> checkpoint <code>{_name(ckpt.path)}</code>"
     tree = _Tree(total).render(facts.nodes(ckpt.catalog))
     return f"<div>{title}{_facts(rows)}{tree}</div>"
@@ -59,7 +59,8 @@ def tensor_html(tensor: LazyTensor, *, limit: int | None = SAMPLE) -> str:
     rows = [
         (
             "shape",
-            f"{units.shape(tensor.shape)} {escape(kind)}, {tensor.numel():,} elements, {units.nbytes(tensor.nbytes)}",
+            f"{units.shape(tensor.shape)} {escape(kind)}, {plural(tensor.numel(), 'element')}, "
+            f"{units.nbytes(tensor.nbytes)}",
         ),
         ("role", escape(safe(tensor.role)) + (f" of <code>{_name(tensor.fqn)}</code>" if tensor.fqn else "")),
     ]
@@ -67,7 +68,7 @@ def tensor_html(tensor: LazyTensor, *, limit: int | None = SAMPLE) -> str:
         found = profile(tensor, BINS, limit=limit)
         words = " ".join(f"<b>{escape(word)}</b>" for word in anomalies(found.summary))
         if not found.summary.exact and found.summary.kind != "raw bytes":
-            words += f" (a sample of {found.summary.seen:,} elements)"
+            words += f" (a sample of {plural(found.summary.seen, 'element')})"
         rows.append(("values", f"{escape(distribution(_coarse(found)))} {words}"))
         if found.histogram is not None and found.summary.min != found.summary.max:
             rows.append(("", bars(found.histogram.counts)))

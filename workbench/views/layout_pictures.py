@@ -19,6 +19,7 @@ import numpy as np
 
 from workbench.analysis.layout import Layout
 from workbench.core.arrays import Array
+from workbench.core.words import plural
 from workbench.views import units
 from workbench.views.layout_bytes import Bytes
 from workbench.views.layout_canvas import (
@@ -101,7 +102,7 @@ def shares_picture(share: GroupShares, labels: Sequence[str], marks: Marks | Non
         image = hv.Image(grid[::-1], bounds=(0, 0, columns, rows), kdims=["left", "upper"], vdims=[value])
         layers.append(image.opts(**scale))
     wrong = [
-        (0.0, r + 0.0, float(columns), r + 1.0, f"{n:,} holes or overlaps in {share.groups[r].name}")
+        (0.0, r + 0.0, float(columns), r + 1.0, f"{plural(n, 'hole')} or overlaps in {share.groups[r].name}")
         for r, n in enumerate(share.wrong.tolist())
         if n
     ]

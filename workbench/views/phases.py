@@ -30,7 +30,8 @@ def sentences(found: SavePhases) -> list[str]:
     elif slow is not None and slow.even:
         low = min(found.of("data").values())
         lines.append(
-            f"All {found.ranks:,} ranks took about equally long: {units.seconds(low)} to {units.seconds(slow.seconds)} "
+            f"All {plural(found.ranks, 'rank')} took about equally long: {units.seconds(low)} to "
+            f"{units.seconds(slow.seconds)} "
             "for their data."
         )
     elif slow is not None:

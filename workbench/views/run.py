@@ -139,14 +139,14 @@ def _lines(run: Run) -> Iterator[str]:
         source = _at(" from step", row["from_step"])
         yield from _row("resume", f"at step {int(row['step']):,}{source}: {safe(row['why'])}")
     if len(resumes) > SHOWN:
-        yield from _row("", f"… {len(resumes) - SHOWN:,} earlier ones")
+        yield from _row("", f"… {plural(len(resumes) - SHOWN, 'earlier one')}")
     spikes = run.spikes.to_dict("records")
     high = sorted(spikes, key=spike_rank)[:SHOWN]
     for row in sorted(high, key=lambda row: row["step"]):
         name = "level shift" if row["kind"] == "level shift" else "SPIKE"
         yield from _row(name, f"{spike_sentence(row)}; {safe(row['advice'])}")
     if len(spikes) > SHOWN:
-        yield from _row("", f"… {len(spikes) - SHOWN:,} lower ones")
+        yield from _row("", f"… {plural(len(spikes) - SHOWN, 'lower one')}")
     if len(sources) and not spikes:
         yield from _row("spikes", "none" if "loss" in run.metrics else "not searched: the log contains no loss")
     for note in run.notes[:3]:

@@ -32,7 +32,9 @@ WRONG, DOUBT = OKABE_ITO[5], OKABE_ITO[1]  #: findings and jumps; suspected ones
 INK = {WRONG: "#C25500", DOUBT: "#A36A00"}  #: of words in these colours: 4.5 : 1 on white, 4.1 : 1 on black
 RUNS = tuple(OKABE_ITO[at] for at in (0, 2, 3, 4, 6))  #: one colour per run; those that mark jumps are left out
 MARKERS = {"sound": "circle", "unseen": "circle_dot", "incomplete": "circle", "finding": "triangle"}
-HEIGHTS = {"first": 260, "more": 110, "saved": 52}
+HEIGHTS = {"first": 260, "more": 118, "saved": 60}
+LETTERS = {"first": 40, "more": 14}  #: of a metric's name that fit beside the picture
+PLAIN = 1e-5, 1e6  #: largest values of a metric between which its axis shows 0.0002 rather than 2.000e-4
 #: Quantities of the picture of layers: name → column of ``wb.timeline(by="tensor")``, role, title.
 LAYER_MEASURES: dict[str, tuple[str, str, str]] = {
     "weight norm": ("norm", "param", "norm of the weights"),
@@ -178,7 +180,7 @@ def run_figure(
     if not figures:
         return column(sizing_mode="stretch_width")
     figures[-1].xaxis.axis_label = "step"
-    figures[-1].height += 24
+    figures[-1].height += 32
     for figure in figures[:-1]:
         figure.xaxis.visible = False
     return column(*figures, sizing_mode="stretch_width", spacing=2)
@@ -203,8 +205,8 @@ def _figure(height: int, axis: Any, label: str, **more: Any) -> Any:
         min_width=300,
         min_border_left=76,
         min_border_right=16,
-        min_border_top=4,
-        min_border_bottom=2,
+        min_border_top=7,  # half the height of a number at the end of the axis
+        min_border_bottom=7,
         tools="xpan,xbox_zoom,xwheel_zoom,reset",
         active_drag="xpan",
         toolbar_location="right",
@@ -226,14 +228,19 @@ def _figure(height: int, axis: Any, label: str, **more: Any) -> Any:
 
 
 def _metric(metric: str, lines: Mapping[str, MetricLine], colours: Mapping[str, str], axis: Any, size: str) -> Any:
-    from bokeh.models import ColumnDataSource, HoverTool, Label
+    from bokeh.models import ColumnDataSource, HoverTool, Label, PrintfTickFormatter
 
     drawn = {name: (line.steps, line.values) for name, line in lines.items()}
     values = np.concatenate([values[np.isfinite(values)] for _, values in drawn.values()])
     spread = values.max() / values.min() if len(values) and values.min() > 0 else 1.0
     log = size == "first" and spread > RATIO
     kind = {"y_axis_type": "log"} if log else {}
-    made = _figure(HEIGHTS[size], axis, safe(metric)[:40] + (" (log)" if log else ""), **kind)
+    label, most = safe(metric), LETTERS[size]
+    label = label if len(label) <= most else f"…{label[1 - most :]}"
+    made = _figure(HEIGHTS[size], axis, label + (" (log)" if log else ""), **kind)
+    largest = np.abs(values).max(initial=0)
+    if not log and (largest == 0 or PLAIN[0] <= largest < PLAIN[1]):
+        made.yaxis.formatter = PrintfTickFormatter(format="%.7g")
     made.y_range.range_padding = 0.12 if size == "first" else 0.06
     if len(values) and values.min() == values.max():  # Bokeh would show it in a range of 2, where 0.001 looks like 0
         made.y_range.default_span = 0.8 * abs(float(values[0])) or 1.0

@@ -39,7 +39,7 @@ def checkpoint_text(ckpt: Checkpoint) -> str:
     for sentence in odd[:ODD]:
         lines += _wrapped("note", sentence)
     if len(odd) > ODD:
-        lines.append(_field("", f"… {len(odd) - ODD} more notes"))
+        lines.append(_field("", f"… {plural(len(odd) - ODD, 'more note')}"))
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ from workbench.analysis.numbers import Decoder
 from workbench.core.arrays import Array
 from workbench.core.dtypes import DType
 from workbench.core.jsonable import finite
+from workbench.core.words import plural
 from workbench.tensor import LazyTensor
 
 WHOLE = 200  #: elements up to which everything is printed
@@ -32,7 +33,7 @@ def values_text(tensor: LazyTensor, *, whole: int = WHOLE) -> str:
     edge = 0 if tensor.numel() <= whole else 3 if tensor.ndim <= 3 else 1
     cut = [axis for axis, size in enumerate(tensor.shape) if edge and size > 2 * edge]
     if len(cut) > LONG_AXES:
-        return f"… {tensor.numel():,} elements along {tensor.ndim} axes; show a slice of them"
+        return f"… {plural(tensor.numel(), 'element')} along {tensor.ndim} axes; show a slice of them"
     shown = elements(_edges(tensor, cut, edge), tensor.element)
     texts = np.array([_text(value) for value in shown.reshape(-1).tolist()], object).reshape(shown.shape)
     width = max((len(text) for text in texts.reshape(-1)), default=0)

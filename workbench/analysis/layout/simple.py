@@ -16,7 +16,7 @@ from workbench.analysis.layout.placed import PARTLY, PROVEN, UNKNOWN, InferredMe
 from workbench.checkpoint import Checkpoint
 from workbench.core.arrays import Bools, Ints
 from workbench.core.catalog import Catalog
-from workbench.core.words import some_of
+from workbench.core.words import plural, some_of
 from workbench.formats import record
 
 FLAT_STATES = ("param", "exp_avg", "exp_avg_sq", "momentum")  #: of FSDP1's flat parameters
@@ -80,7 +80,7 @@ def put_flat(table: Table, catalog: Catalog, ground: Ground, tensors: Ints) -> N
         why = f"{called(who, span)} hold consecutive ranges of the flattened tensor, cut inside a row"
         status = UNKNOWN if not mesh.axes else PARTLY if "?" in others.values() else PROVEN
         why = why if mesh.axes else f"{why}; no ranks are stored"
-        cut = f"ranges in {count:,} boxes"
+        cut = f"ranges in {plural(count, 'box')}"
         table.put(
             tensors[at.ravel() == number], Placed("flat", status, why, mesh, (), axis, others, cut=cut, pieces=count)
         )

@@ -24,6 +24,7 @@ from workbench.analysis.patterns.local import KEPT, Difference
 from workbench.analysis.patterns.read import bits, runs_of
 from workbench.core import codecs
 from workbench.core.arrays import Array
+from workbench.core.words import plural
 from workbench.tensor import LazyTensor
 
 PAGE = 4096
@@ -62,10 +63,10 @@ def _run(seen: Difference, value: Any, low: tuple[int, ...], sizes: tuple[int, .
     detail: dict[str, Any] = {"start": start, "length": length, "changed": seen.count, "value": text}
     detail |= {} if whole else {"offsets": list(low), "sizes": list(sizes)}
     place = place_of(b, low, sizes, start, length)
-    region = f"{length:,} elements from flat position {start:,}"
+    region = f"{plural(length, 'element')} from flat position {start:,}"
     region += "" if whole else f" of the stored chunk {box_text(low, _far(low, sizes), seen.shape)}"
     if length == a.numel():
-        region = f"all {length:,} elements"
+        region = f"all {plural(length, 'element')}"
     sentence = f"{region} {'became zero' if zero else f'became {text}'}"
     if seen.count < length:
         sentence += f" ({length - seen.count:,} already were)"
@@ -129,7 +130,9 @@ def _filled_box(seen: Difference, value: Any) -> Pattern | None:
     if surprise < MARGIN:
         return None
     text = number_text(seen.a.element, int(value))
-    sentence = f"{box_text(low, high, seen.shape)}: {inner.numel():,} elements became {text}; all others are equal"
+    sentence = (
+        f"{box_text(low, high, seen.shape)}: {plural(inner.numel(), 'element')} became {text}; all others are equal"
+    )
     detail = {"offsets": list(low), "sizes": list(inner.shape), "changed": seen.count, "value": text}
 
     def make(array: Array, rest: Array | None) -> Array:

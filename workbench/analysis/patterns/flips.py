@@ -14,6 +14,7 @@ import numpy as np
 
 from workbench.analysis.numbers import Decoder
 from workbench.core.dtypes import DType
+from workbench.core.words import plural
 
 # mantissa bits; the sign is the top bit, the exponent is between them. E8M0 has only an exponent.
 _MANTISSA = {
@@ -52,7 +53,7 @@ def flip_text(found: list[dict[str, Any]], numel: int) -> str:
     ]
     if len(parts) == 1:
         return f"one bit differs among {numel:,} elements: {parts[0]}"
-    return f"{len(parts)} elements of {numel:,} differ, each in one bit: " + "; ".join(parts)
+    return f"{plural(len(parts), 'element')} of {numel:,} differ, each in one bit: " + "; ".join(parts)
 
 
 def number_text(element: DType, bits: int) -> str:

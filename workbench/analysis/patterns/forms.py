@@ -28,6 +28,7 @@ from workbench.analysis.patterns.evidence import choose, multinomial
 from workbench.analysis.patterns.index import anchors, assign, cycles, divisors, factors, parted, source
 from workbench.analysis.patterns.read import fold
 from workbench.core.arrays import Array, Ints
+from workbench.core.words import plural
 
 BLOCKS = 64  #: maximum equal blocks whose order is listed
 MOVES = 8  #: maximum moves listed of a general order
@@ -180,7 +181,7 @@ def _blocks(before: Array, after: Array, order: Ints) -> Form | None:
         blocks = found
 
         def say(row: str, rows: str, count: int = count, size: int = size, blocks: Ints = blocks) -> str:
-            return f"{count} equal blocks of {size:,} {rows} in the order {_listed(blocks)}"
+            return f"{plural(count, 'equal block')} of {size:,} {rows} in the order {_listed(blocks)}"
 
         made = (blocks[:, None] * size + np.arange(size)).reshape(-1)
         detail = {"n": count, "size": size, "order": blocks.tolist()}

@@ -29,6 +29,7 @@ from workbench.core.arrays import Array, Ints
 from workbench.core.executors import in_order
 from workbench.core.plan import slices
 from workbench.core.runs import ElementRun
+from workbench.core.words import plural
 from workbench.tensor import LazyTensor
 
 SMALL = 1 << 16  #: elements of a tensor that is compared without testing a few boxes first
@@ -241,7 +242,7 @@ def replaced(seen: Difference) -> Pattern | None:
         surprise = seen.count * log2(seen.a.numel() / volume) - sum(pairs(n) for n in seen.shape)
         low, high = tuple(seen.low), tuple(seen.high)
         box = tuple(slice(*ends) for ends in zip(low, high, strict=True))
-        sentence = f"{box_text(low, high, seen.shape)}: {seen.count:,} elements differ; all others are equal"
+        sentence = f"{box_text(low, high, seen.shape)}: {plural(seen.count, 'element', 'differ')}; all others are equal"
         detail = {"offsets": list(low), "sizes": [h - k for h, k in zip(high, low, strict=True)], "changed": seen.count}
         best = surprise, Pattern("replaced", sentence, detail, evidence=surprise, make=_with_rest(box))
     for axis, touched in enumerate(seen.touched):

@@ -15,6 +15,7 @@ from workbench.analysis.patterns.found import Pattern
 from workbench.analysis.patterns.local import Difference
 from workbench.analysis.patterns.read import bits, differing, fold, runs_of
 from workbench.core.arrays import Array, Ints
+from workbench.core.words import plural
 from workbench.tensor import LazyTensor
 
 LONGEST = 1 << 19  #: longest axis searched for an order, as some numbers are kept per index
@@ -33,7 +34,7 @@ def reordered_units(a: LazyTensor, b: LazyTensor, seen: Difference) -> Pattern |
     surprise = seen.count * seen.bits_each - form.cost
     if surprise < MARGIN or not _proved(a, b, form.order, unit):
         return None
-    units = f"of {unit:,} elements"
+    units = f"of {plural(unit, 'element')}"
     sentence = form.say(f"unit {units}", f"units {units}")
     detail = {"axis": 0, "unit_of": unit, **form.detail}
     order = form.order

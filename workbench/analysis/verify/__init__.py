@@ -3,7 +3,7 @@
 ::
 
     structure   names, sizes, headers, boxes, steps: no payload is read           seconds at any size
-    content     every byte once: stored checksums, values, copies of each other   deep=True, about the speed of reading
+    content     every byte once: values, stored checksums, copies of each other   deep=True, about the speed of reading
     manifest    every byte against digests recorded earlier                       locates any later flip
 
 There is one file per family of rules: files, siblings, commit, boxes, headers, steps and state; for the content counts,
@@ -112,9 +112,9 @@ def verify(
         WorkerError: the executor lost its workers or its scheduler.
     """
     with using(executor), with_options(storage_options, ckpt, manifest):
-        place = ckpt.place.again() if isinstance(ckpt, Checkpoint) else Place(ckpt)
+        place = ckpt.place if isinstance(ckpt, Checkpoint) else Place(ckpt)
         with place.uncached():
-            return _verified(ckpt, place, deep, format, manifest, threads, progress)
+            return _verified(ckpt, place.again(), deep, format, manifest, threads, progress)
 
 
 def _verified(
@@ -141,12 +141,12 @@ def _verified(
         sums = StoredSums(subject) if deep else None
         weights["headers"] = headers_nbytes(subject)
         if sums is not None:
-            weights |= {"stored": sums.nbytes, "values": values_nbytes(subject), "pairs": pairs_nbytes(subject)}
+            weights |= {"values": values_nbytes(subject), "stored": sums.nbytes, "pairs": pairs_nbytes(subject)}
         shares = _Shares(progress, weights)
         _structure(subject, shares)
         if sums is not None:
+            check_values(subject, sums.summed, shares.of("values"))
             sums.check(shares.of("stored"))
-            check_values(subject, shares.of("values"))
             check_pairs(subject, shares.of("pairs"))
         else:
             log.not_checked["values"] = "payloads were not read: verify with --deep (deep=True)"

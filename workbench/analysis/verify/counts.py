@@ -6,7 +6,8 @@
     exp_avg_sq < 0      sign bit on a number but -0
     master's low bits   16 zero bits, no power of two
 
-Counts are kept per chunk: a finding can then name the file and the position in the tensor.
+Counts are kept per chunk: a finding can then name the file and the position in the tensor. The CRC-32 of chunks that
+have a stored one is computed on the way, while their bytes are in the core's cache.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from workbench.analysis.verify.log import Examined
 from workbench.analysis.verify.pages import Pages
 from workbench.core.arrays import Array
+from workbench.core.crc32 import crc32, crc32_of_two
 from workbench.core.dtypes import DType
 from workbench.core.parts import storable
 from workbench.core.scan import Piece
@@ -54,6 +56,9 @@ class ChunkCounts:
     first_inf: tuple[int, ...] | None = None
     first_negative: tuple[int, ...] | None = None
     pages: list[tuple[int, int]] = field(default_factory=list)  #: file pages that may be all zero
+    at: int = -1  #: byte of the file at which the bytes begin whose CRC-32 is in ``crc``
+    nbytes: int = 0  #: their number; -1 if the chunk's bytes do not follow each other
+    crc: int = 0
 
 
 class NumberScan:
@@ -61,10 +66,11 @@ class NumberScan:
 
     Args:
         numbers: check the values, not only for zeros.
+        summed: ``(chunks,) bool`` chunks whose CRC-32 is computed.
     """
 
-    def __init__(self, subject: Examined, numbers: bool = True) -> None:
-        self._numbers = numbers
+    def __init__(self, subject: Examined, numbers: bool, summed: Array) -> None:
+        self._numbers, self._summed = numbers, summed
         catalog, roles, fqns = subject.catalog, subject.ckpt.roles, subject.ckpt.fqns
         self._payloads = subject.payloads
         self._pages = Pages(subject.payloads)
@@ -91,6 +97,8 @@ class NumberScan:
         catalog = self._payloads.catalog
         tensor = int(catalog.tensor[piece.row])
         dtype = catalog.dtype_of(tensor)
+        if self._summed[piece.row]:
+            _sum(state, piece)
         state.count += len(piece.bits)
         state.nonzero = state.nonzero or bool(_whole(piece.bits).any())
         self._pages.look(state.pages, piece)
@@ -111,6 +119,11 @@ class NumberScan:
         """Add a later state of the same chunk."""
         for name in ("count", "nan", "posinf", "neginf", "negative", "low", "full"):
             setattr(state, name, getattr(state, name) + getattr(later, name))
+        if state.nbytes >= 0 and later.nbytes >= 0 and later.at == state.at + state.nbytes:
+            state.crc = crc32_of_two(state.crc, later.crc, later.nbytes)
+            state.nbytes += later.nbytes
+        else:
+            state.nbytes = -1
         state.nonzero = state.nonzero or later.nonzero
         for name in ("first_nan", "first_inf", "first_negative"):
             if getattr(state, name) is None:
@@ -144,6 +157,17 @@ class NumberScan:
             state.negative += int(np.count_nonzero(negative))
             if state.first_negative is None:
                 state.first_negative = _first(piece, negative)
+
+
+def _sum(state: ChunkCounts, piece: Piece) -> None:
+    """Continue the CRC-32 of a chunk, as long as its bytes follow each other in the file."""
+    if state.at < 0:
+        state.at = piece.byte
+    if piece.byte < 0 or state.nbytes < 0 or piece.byte != state.at + state.nbytes:
+        state.nbytes = -1
+        return
+    state.crc = crc32(piece.bits.view(np.uint8), state.crc)
+    state.nbytes += piece.bits.nbytes
 
 
 def _whole(bits: Array) -> Array:

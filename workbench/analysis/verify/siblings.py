@@ -24,6 +24,7 @@ from workbench.analysis.verify.log import Examined
 from workbench.core.parts import is_part
 from workbench.core.place import Place
 from workbench.core.source import no_descriptor
+from workbench.core.words import plural
 from workbench.errors import WorkbenchError
 
 HOUR = 3_600_000_000_000  #: nanoseconds
@@ -135,7 +136,8 @@ def _modes(subject: Examined, family: list[str], stats: dict[str, os.stat_result
                 "files.permissions",
                 "warn",
                 name,
-                f"is readable by fewer users than its {len(family) - 1:,} siblings: mode {mode} instead of {usual}",
+                f"is readable by fewer users than its {plural(len(family) - 1, 'sibling')}: mode {mode} "
+                f"instead of {usual}",
                 "`chmod` it like its siblings, otherwise jobs of other users fail",
                 mode=mode,
                 siblings=usual,
@@ -161,7 +163,7 @@ def _ages(subject: Examined, family: list[str], stats: dict[str, os.stat_result]
             "files.age",
             "warn",
             name,
-            f"is {hours:,.1f} hours {word} than its {len(many):,} siblings, which were written together",
+            f"is {hours:,.1f} hours {word} than its {plural(len(many), 'sibling')}, which were written together",
             "it may be from another save: compare it with a trusted copy",
             hours=round(hours, 2),
             siblings=len(many),

@@ -87,7 +87,7 @@ def check_state(subject: Examined) -> None:
                     "state.partner",
                     "warn",
                     fqn,
-                    f"has {_words(stateful[fqn])} but no {role}, which {have:,} other parameters have",
+                    f"has {_words(stateful[fqn])} but no {role}, which {plural(have, 'other parameter', 'have')}",
                     "a part of the optimizer state was lost: a resume would start it from zero",
                     role=role,
                 )
@@ -292,7 +292,7 @@ def _types(subject: Examined, of: Mapping[str, Mapping[str, int]]) -> None:
                     "names.dtype",
                     "warn",
                     catalog.keys[tensor],
-                    f"is {mine}, but its {count} counterparts are {theirs}",
+                    f"is {mine}, but its {plural(count, 'counterpart', 'are')} {theirs}",
                     "a wrong dtype in a header turns the same bytes into other numbers",
                     dtype=mine.name,
                     usual=theirs.name,

@@ -33,7 +33,7 @@ from workbench.analysis.verify.siblings import leftovers
 from workbench.core import catalog as cat
 from workbench.core import codecs
 from workbench.core.arrays import Array
-from workbench.core.checksums import RecordCheck, archives_nbytes, check_archives
+from workbench.core.checksums import RecordCheck, Summed, archives_nbytes, check_archives
 from workbench.core.executors import cores, ordered
 from workbench.core.place import Place
 from workbench.core.scan import Progress
@@ -51,12 +51,14 @@ class StoredSums:
     """The checksums stored in the files: CRC-32 of records, and sha256 of whole files.
 
     Attributes:
-        nbytes: number of bytes that a check reads.
+        summed: the CRC-32 of chunks, from the pass over their values; without it, they are read here.
+        nbytes: number of bytes that a check reads after that pass.
     """
 
     def __init__(self, subject: Examined) -> None:
-        self._subject = subject
-        self._archived = archives_nbytes(subject.payloads, subject.place, _others(subject)[0])
+        self._subject, self.summed = subject, Summed(subject.payloads)
+        archived = archives_nbytes(subject.payloads, subject.place, _others(subject)[0])
+        self._archived = max(archived - self.summed.nbytes, 0)
         self._digests: dict[str, tuple[str, str]] = {}
         for name, expected, source in (*_integrity(subject), *_hub(subject)):
             self._digests.setdefault(name, (expected, source))
@@ -72,7 +74,7 @@ class StoredSums:
             if progress is not None:
                 progress(share * self._archived / total)
 
-        covered = _archives(self._subject, of_archives)
+        covered = _archives(self._subject, self.summed, of_archives)
         run, threads = _Sha256(self._subject.place, self._sizes), self._subject.threads
         digests = ordered(
             run,
@@ -130,14 +132,16 @@ def manifest_nbytes(place: Place, manifest: Any) -> int:
 # ---- archives ------------------------------------------------------------------------------------------------------
 
 
-def _archives(subject: Examined, progress: Progress | None) -> Array:
+def _archives(subject: Examined, summed: Summed, progress: Progress | None) -> Array:
     """Check the CRC-32 of every record; return the chunk rows covered by one."""
     log, catalog = subject.log, subject.catalog
     counts = {"ok": 0, "absent": 0, "mismatch": 0, "damaged": 0}
     covered = np.zeros(catalog.chunks, bool)
     by_file = np.argsort(catalog.file, kind="stable")
     others, left = _others(subject)
-    checks = check_archives(subject.payloads, subject.place, others, threads=subject.threads, progress=progress)
+    checks = check_archives(
+        subject.payloads, subject.place, others, summed=summed, threads=subject.threads, progress=progress
+    )
     without: set[str] = set()
     for file, group in groupby(checks, key=lambda one: one.file):  # by file: there may be millions of records
         good = []

@@ -21,6 +21,7 @@ from workbench.analysis.verify.counts import SQUARES, ChunkCounts, NumberScan
 from workbench.analysis.verify.log import Examined, advice
 from workbench.analysis.verify.pages import check_pages
 from workbench.core.arrays import Array
+from workbench.core.checksums import Summed
 from workbench.core.scan import Progress, scan
 from workbench.core.words import plural, some_of
 from workbench.core.work import chunk_work
@@ -40,8 +41,11 @@ def values_nbytes(subject: Examined) -> int:
     return int(subject.catalog.chunk_nbytes.sum())
 
 
-def check_values(subject: Examined, progress: Progress | None = None, *, numbers: bool = True) -> None:
-    """Read every stored chunk once and evaluate the counts; without ``numbers``, only zeros and empty pages."""
+def check_values(subject: Examined, summed: Summed, progress: Progress | None = None, *, numbers: bool = True) -> None:
+    """Read every stored chunk once and evaluate the counts; without ``numbers``, only zeros and empty pages.
+
+    The CRC-32 of the chunks that ``summed`` asks for is recorded there.
+    """
     catalog, log = subject.catalog, subject.log
     work = chunk_work(subject.payloads, replica=None, group=np.arange(catalog.chunks))
     work = work.take(np.flatnonzero(~subject.lost[work.sides[0].row])) if len(work) else work
@@ -69,11 +73,12 @@ def check_values(subject: Examined, progress: Progress | None = None, *, numbers
     suspects: dict[int, ChunkCounts] = {}  # one state per chunk would take too much memory for a million chunks
     low = np.zeros((len(catalog), 2), np.int64)
     for row, state in scan(
-        work, NumberScan(subject, numbers), threads=subject.threads, progress=progress, on_error=failed
+        work, NumberScan(subject, numbers, summed.rows), threads=subject.threads, progress=progress, on_error=failed
     ):
         if subject.lost[row]:
             continue  # data read before the failure is not reported
         read[row], zero[row] = True, not state.nonzero
+        summed.add(row, state.at, state.nbytes, state.crc)
         if state.nan or state.posinf or state.neginf or state.negative or (state.pages and state.nonzero):
             suspects[row] = state
         if catalog.replica[row] == 0:
@@ -90,7 +95,7 @@ def check_values(subject: Examined, progress: Progress | None = None, *, numbers
     check_pages(subject, {row: state.pages for row, state in suspects.items() if state.pages}, zero)
     size = int(catalog.chunk_nbytes[read].sum())
     what = "NaN, infinities, signs, zero pages, low bits" if numbers else "zero pages"
-    log.checked["values"] = f"{size:,} bytes of {plural(int(read.sum()), 'chunk')}: {what}"
+    log.checked["values"] = f"{plural(size, 'byte')} of {plural(int(read.sum()), 'chunk')}: {what}"
     packed = [catalog.keys[t] for t in range(len(catalog)) if catalog.dtype_of(t).packed]
     if packed:
         log.not_checked["packed types"] = f"{plural(len(packed), 'tensor')} of packed types: {some_of(packed)}"

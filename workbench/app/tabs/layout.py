@@ -155,3 +155,13 @@ class LayoutTab(JobTab):
         view = LayoutView(found.layout, found, source=state.ckpt, file=file, schedule=self.schedule, **self.of_state())
         self.put(view)
         self.body[:] = [self.result]
+        self._check_link()
+
+    def _forward(self, *events: Any) -> None:
+        self._check_link()
+        super()._forward(*events)
+
+    def _check_link(self) -> None:
+        name = self.state.view
+        if self.view is not None and name and name not in self.view.views:
+            self.state.not_restored("view", f"the link names the picture {name!r}, which this layout does not have")

@@ -16,6 +16,7 @@ from workbench.app.jobs import Progress, Schedule
 from workbench.app.state import WorkbenchState
 from workbench.app.work import JobButton
 from workbench.core.remote.url import is_url
+from workbench.core.words import plural
 from workbench.errors import WorkbenchError
 from workbench.runs import Found, discover
 
@@ -70,7 +71,7 @@ class RunTab(pn.viewable.Viewer):
         at = next((i for i, one in enumerate(steps) if one.path == here), -1)
         for button, by in zip(self._turn, (-1, 1), strict=True):
             button.disabled = not 0 <= at + by < len(steps)
-        words = f"Checkpoint {at + 1:,} of {len(steps):,} in its run" if at >= 0 else f"{len(steps):,} checkpoints"
+        words = f"Checkpoint {at + 1:,} of {len(steps):,} in its run" if at >= 0 else plural(len(steps), "checkpoint")
         buttons = [*self._turn, *([self._page] if self._state.served else [])]
         self._body[:] = [style.pane(f"<h3>{words}</h3>"), pn.FlexBox(*buttons)]
 

@@ -39,6 +39,7 @@ from workbench.core import engine
 from workbench.core.arrays import Array
 from workbench.core.decoding.codebooks import SIGNS, codebook
 from workbench.core.dtypes import BLOCKS, by_name
+from workbench.core.words import plural
 from workbench.errors import CorruptError
 
 CODES = np.array([by_name(name).code for name in BLOCKS], np.uint8)  #: codes of the block types
@@ -83,7 +84,7 @@ def cells(name: str, data: Array) -> Array:
 def _blocks(name: str, data: Array) -> Array:
     _, nbytes = BLOCKS[name]
     if len(data) % nbytes:
-        raise CorruptError(f"{len(data):,} bytes of {name} are not whole blocks of {nbytes}")
+        raise CorruptError(f"{plural(len(data), 'byte')} of {name}, not whole blocks of {nbytes}")
     return np.ascontiguousarray(data).reshape(-1, nbytes)
 
 

@@ -30,6 +30,7 @@ from workbench.core.arrays import Array
 from workbench.core.decoding.floats import E2M1, E4M3, E8M0, rounded, widened
 from workbench.core.decoding.values import StoredParts
 from workbench.core.dtypes import by_name
+from workbench.core.words import plural
 from workbench.errors import CorruptError
 
 _BYTES = np.arange(256, dtype=np.uint8)
@@ -289,5 +290,5 @@ def _in_range(groups: Array, count: int, key: str) -> Array:
     """Raise CorruptError unless every group is one of ``count``."""
     if len(groups) and not 0 <= int(groups.min()) <= int(groups.max()) < count:
         wrong = int(groups.max()) if int(groups.min()) >= 0 else int(groups.min())
-        raise CorruptError(f"tensor {key!r} names group {wrong:,}; there are scales for {count:,} groups")
+        raise CorruptError(f"tensor {key!r} names group {wrong:,}; there are scales for {plural(count, 'group')}")
     return groups

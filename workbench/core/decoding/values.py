@@ -35,6 +35,7 @@ from workbench.core.region import Region
 from workbench.core.select import whole
 from workbench.core.source import FileStat, Source
 from workbench.core.storage import SourcePool
+from workbench.core.words import plural
 from workbench.errors import CorruptError
 
 NEAR = 1 << 10  #: two elements up to this many bytes apart are decoded together with everything between them
@@ -139,7 +140,8 @@ class ValueSource(Source):
             piece = np.ascontiguousarray(recipe.decode(self._stored, low, high)).reshape(-1).view(np.uint8)
             if len(piece) != (high - low) * itemsize:
                 raise CorruptError(
-                    f"{self._what}: its parts decode to {len(piece) // itemsize:,} elements where {high - low:,} are "
+                    f"{self._what}: its parts decode to {plural(len(piece) // itemsize, 'element')} where "
+                    f"{high - low:,} are "
                     "needed; their shapes do not fit each other"
                 )
             begin, end = max(low * itemsize, start), min(high * itemsize, start + len(buffer))

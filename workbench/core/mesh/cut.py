@@ -17,6 +17,7 @@ from workbench.core import box
 from workbench.core.arrays import Ints
 from workbench.core.box import row_major
 from workbench.core.mesh.placement import Flat, Only, PartedShard, Placement, Replicate, Shard, StridedShard
+from workbench.core.words import plural
 from workbench.errors import UsageError
 
 
@@ -250,7 +251,9 @@ def _flat_range(flat: tuple[Flat, int, Ints], numel: Ints) -> tuple[Ints, Ints]:
         start = np.minimum(each * at, numel)
         return start, np.minimum(start + each, numel)
     if not len(placement.starts) == len(placement.stops) == count:
-        raise UsageError(f"a flat range has {len(placement.starts)} starts for {count} ranks of its mesh axis")
+        raise UsageError(
+            f"a flat range has {len(placement.starts)} starts for {plural(count, 'rank')} of its mesh axis"
+        )
     start, stop = np.array(placement.starts, np.int64)[at], np.array(placement.stops, np.int64)[at]
     if ((start < 0) | (stop < start) | (stop > numel)).any():
         raise UsageError("a flat range is outside its tensor, or ends before it starts")

@@ -8,6 +8,7 @@ from dataclasses import astuple, dataclass
 
 from workbench.core.mesh.mesh import Mesh
 from workbench.core.mesh.placement import Only, Placement
+from workbench.core.words import plural
 from workbench.errors import UsageError
 
 Steps = tuple[tuple[str, Placement], ...]
@@ -61,7 +62,7 @@ class PlacementRule:
                     raise UsageError(f"rule {self.pattern!r} places along {axis!r}, which is not an axis of {mesh!r}")
             return tuple(self.placements.items()), False
         if len(self.placements) != len(mesh.axes):
-            raise UsageError(f"rule {self.pattern!r} has {len(self.placements)} placements for {mesh!r}")
+            raise UsageError(f"rule {self.pattern!r} has {plural(len(self.placements), 'placement')} for {mesh!r}")
         return tuple(zip(mesh.axes, self.placements, strict=True)), True
 
 

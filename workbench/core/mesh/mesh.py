@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from workbench.core.arrays import Ints
+from workbench.core.words import plural
 from workbench.errors import UsageError
 
 MAX_RANKS = 1 << 20  #: more ranks than this are a typing error
@@ -55,7 +56,9 @@ class Mesh:
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise UsageError(f"mesh axis {name!r} has size {size!r}; sizes are whole numbers, 1 or more")
         if prod(sizes.values()) > MAX_RANKS:
-            raise UsageError(f"a mesh of {prod(sizes.values()):,} ranks is larger than {MAX_RANKS:,}; check the sizes")
+            raise UsageError(
+                f"a mesh of {plural(prod(sizes.values()), 'rank')} is larger than {MAX_RANKS:,}; check the sizes"
+            )
         self.axes, self.shape = tuple(sizes), tuple(sizes.values())
 
     @classmethod

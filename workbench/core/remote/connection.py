@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from bisect import bisect_right, insort
+from bisect import insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ import numpy as np
 
 from workbench.core.arrays import Array
 from workbench.core.remote.objects import ObjectStore, complete, connect
-from workbench.core.remote.payload_cache import PayloadCache, cache_of
+from workbench.core.remote.payload_cache import PayloadCache, cache_of, up_to
 from workbench.core.remote.requests import StoreCall, Traffic, alone
 from workbench.core.remote.url import Location
 from workbench.core.source import FileStat
@@ -38,7 +38,7 @@ class Blocks:
     def find(self, key: str, start: int, stop: int) -> Array | None:
         """Return the bytes if one block has all of them."""
         with self._lock:
-            for low in self._before(key, start):
+            for low in up_to(self._lows.get(key, []), start, NEAR):
                 block = self._held[key, low]
                 if stop <= low + len(block):
                     self._held.move_to_end((key, low))
@@ -48,7 +48,8 @@ class Blocks:
     def ended(self, key: str, start: int, gap: int) -> int:
         """Return the size of a block that ends up to ``gap`` bytes before ``start``, or later; 0 if there is none."""
         with self._lock:
-            blocks = ((low, len(self._held[key, low])) for low in self._before(key, start))
+            lows = up_to(self._lows.get(key, []), start, NEAR)
+            blocks = ((low, len(self._held[key, low])) for low in lows)
             return next((size for low, size in blocks if low + size + gap >= start), 0)
 
     def keep(self, key: str, low: int, block: Array) -> None:
@@ -68,12 +69,6 @@ class Blocks:
         with self._lock:
             while self._held:
                 self._drop(*next(iter(self._held)))
-
-    def _before(self, key: str, start: int) -> list[int]:
-        """Return where blocks begin at ``start`` or before it, the nearest first; no more than :data:`NEAR`."""
-        lows = self._lows.get(key, [])
-        at = bisect_right(lows, start)
-        return lows[max(at - NEAR, 0) : at][::-1]
 
     def _drop(self, key: str, low: int) -> None:
         old = self._held.pop((key, low), None)
@@ -149,10 +144,13 @@ class Connection:
 
     @contextmanager
     def uncached(self) -> Iterator[None]:
-        """Read from the store alone meanwhile, in all threads and through all that :meth:`again` returns."""
+        """Read from the store meanwhile, not from the cache on disk or what was read before, in all threads and
+        through all that :meth:`again` returns.
+        """
         with self._use.lock:
             self._use.without += 1
         self.recent.clear()
+        self.blocks.clear()
         try:
             yield
         finally:

@@ -30,6 +30,7 @@ from workbench.core.remote.objects import (
 from workbench.core.remote.requests import GRACE, POLL, StoreCall, UnansweredError, alone, together
 from workbench.core.remote.url import current_options, parse
 from workbench.core.source import FileStat
+from workbench.core.words import plural
 from workbench.errors import ChangedError, MissingFileError, NotACheckpointError, OpenError, UsageError, WriteError
 
 R = TypeVar("R")
@@ -188,8 +189,8 @@ class Destination:
                 raise CanceledError(key) from None
             raise
         if stat is None or stat.size != size:
-            kept = "no object" if stat is None else f"{stat.size:,} bytes"
-            raise WriteError(f"{key!r}: {size:,} bytes were sent and the store has {kept}; try again")
+            kept = "no object" if stat is None else plural(stat.size, "byte")
+            raise WriteError(f"{key!r}: {plural(size, 'byte', 'were')} sent and the store has {kept}; try again")
         return stat
 
     def _watched(self, call: Callable[[], R], stop: threading.Event) -> R:

@@ -26,6 +26,7 @@ from workbench.core.arrays import Array
 from workbench.core.remote.requests import IN_FLIGHT, UnansweredError, answered, arrived, pause, together
 from workbench.core.remote.url import Location, parse
 from workbench.core.source import FileStat, changed, rewritten
+from workbench.core.words import plural
 from workbench.errors import (
     ChangedError,
     MissingExtraError,
@@ -838,7 +839,7 @@ def complete(pieces: Iterable[Any], start: int, stop: int, name: str, into: Arra
         sent += len(data)
     if sent != stop - start:
         raise ChangedError(
-            f"file {name!r}: the store sent {sent:,} bytes instead of {stop - start:,} from byte {start:,} on; "
+            f"file {name!r}: the store sent {plural(sent, 'byte')} instead of {stop - start:,} from byte {start:,} on; "
             "it was shortened, open it again"
         )
     return data if into is None else memoryview(into)

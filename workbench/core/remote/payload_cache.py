@@ -20,7 +20,7 @@ import zlib
 from bisect import bisect_right, insort
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,9 @@ CRC = 4  #: bytes of the checksum at the end of a file
 LOW = 0.9  #: share of the size to which files are trimmed
 NEAR = 64  #: ranges of an object that are searched for one with the requested bytes
 CHECKED = 16  #: share of the size after whose writing it is checked again
+
+
+T = TypeVar("T", int, "_Range")
 
 
 class _Range(NamedTuple):
@@ -71,7 +74,8 @@ class PayloadCache:
         folder = self._folder(url, size, pin)
         with self._lock:
             known = self._known(folder)
-            holding = next((one for one in _before(known, start) if one.stop >= stop), None)
+            near = up_to(known, _Range(start, 1 << 63), NEAR)
+            holding = next((one for one in near if one.stop >= stop), None)
         if holding is None:
             return None
         data = _read(os.path.join(folder, f"{holding.start}-{holding.stop}"), holding.stop - holding.start)
@@ -166,10 +170,14 @@ def cache_of(options: dict[str, Any]) -> PayloadCache | None:
         return _caches[folder, size]
 
 
-def _before(known: list[_Range], start: int) -> Iterator[_Range]:
-    """Yield ranges that begin at ``start`` or before it, the nearest first; no more than :data:`NEAR`."""
-    at = bisect_right(known, (start, 1 << 63))
-    yield from reversed(known[max(at - NEAR, 0) : at])
+def up_to(ascending: list[T], last: T, most: int) -> list[T]:
+    """Return up to ``most`` items that are not above ``last``, the nearest first.
+
+    >>> up_to([10, 20, 30, 40], 30, 2)
+    [30, 20]
+    """
+    at = bisect_right(ascending, last)
+    return ascending[max(at - most, 0) : at][::-1]
 
 
 def _read(path: str, nbytes: int) -> memoryview | None:

@@ -46,7 +46,8 @@ class RangedSource(Source):
 
     @contextmanager
     def ahead(self, spans: Sequence[tuple[int, int]]) -> Iterator[None]:
-        parts = [part for span in _merged(spans, self.size) for part in _split(*span)]
+        missing = [span for span in spans if span[1] - span[0] > GAP or self._held(*span) is None]
+        parts = [part for span in _merged(missing, self.size) for part in _split(*span)]
         with ahead(self._get, parts) as fetched:  # as they arrive, never joined
             self._fetched.parts = parts, fetched
             try:
@@ -141,14 +142,20 @@ class RangedSource(Source):
         """
         if not self._connection.pinned(self.stat):
             return np.frombuffer(self._get(low, high), np.uint8)
-        recent = self._connection.recent
-        found = recent.find(self._key, low, high)
+        recent, found = self._connection.recent, self._held(low, high)
         if found is None:
             before = recent.ended(self._key, low, GAP)
             stop = min(low + min(max(2 * before, GAP), WINDOW), self.size) if before else high
             found = np.frombuffer(self._get(low, stop), np.uint8)
             recent.keep(self._key, low, found)
         return found[: high - low]
+
+    def _held(self, low: int, high: int) -> Array | None:
+        """Return a few bytes if they were fetched before, as elements or around metadata, and are kept."""
+        if not self._connection.pinned(self.stat):
+            return None
+        found = self._connection.recent.find(self._key, low, high)
+        return self._connection.blocks.find(self._key, low, high) if found is None else found
 
     def read(self, start: int, stop: int) -> Array:
         """Read bytes ``[start, stop)`` of metadata; a small read fetches the block around it, which is kept."""

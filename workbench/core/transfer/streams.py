@@ -32,6 +32,7 @@ from workbench.core.plan import placed, slices
 from workbench.core.region import Region
 from workbench.core.storage import Announcer
 from workbench.core.transfer.regions import BoxRequests, Regions, portions, reach
+from workbench.core.words import plural
 from workbench.errors import CorruptError, UnsupportedFormatError, WorkbenchError
 
 BLOCK = 4 << 20  #: bytes of a block; part of the definition of fingerprints, so fixed in version 1
@@ -229,7 +230,8 @@ class StreamReader:
                         return
                     if begin + end - at > region.nbytes:
                         raise CorruptError(
-                            f"{self.payloads.describe(row)} has {region.nbytes:,} bytes where {begin + end - at:,} are "
+                            f"{self.payloads.describe(row)} has {plural(region.nbytes, 'byte')} where "
+                            f"{begin + end - at:,} are "
                             "needed"
                         )
                 size, until = region.raw.itemsize, min(end, high)

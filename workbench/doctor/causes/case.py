@@ -375,6 +375,12 @@ class Case:
         """Whether the param groups hold another number of parameters."""
         return any(one.evidence.get("kind") == "sizes" for one in self.fired("R12"))
 
+    @property
+    def trains_more(self) -> bool:
+        """Whether the param groups hold more parameters than before."""
+        counts = [[group.count or 0 for group in one.facts.groups] for one in (self.evidence.before, self.later)]
+        return 0 < sum(counts[0]) < sum(counts[1])
+
     @cached_property
     def shaped(self) -> list[Sign]:
         """Signs of tensors that have another shape."""
@@ -558,7 +564,7 @@ def matches(case: Case, causes: Mapping[str, Any]) -> list[tuple[str, Match]]:
     """Return what the pattern of each cause finds, as a question where other changes suggest that it was intended."""
     found = [(one.id, match) for one in causes.values() if one.pattern is not None for match in one.pattern(case)]
     case.begun = frozenset(match.leg for cause, match in found if cause == "B1" and match.question)
-    case.restarted = any(cause == "C1" for cause, _ in found)
+    case.restarted = any(cause == "C1" and not match.title for cause, match in found)  # not if only the rate fell
     return [(cause, match if match.question else _with(match, asked(case, cause, match))) for cause, match in found]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 
+from workbench.core.words import plural
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.laws.bounds import bias_factor
 
@@ -70,7 +71,7 @@ def moments_lost(facts: TrainingState) -> list[str]:
     first = (1 - betas[0]) / math.sqrt(1 - betas[1])
     return [
         words or f"the first update changes every weight by {first:.2f} times the lr",
-        f"the moments recover after about 3/(1−β2) = {recovery(betas):,} updates",
+        f"the moments recover after about 3/(1−β2) = {plural(recovery(betas), 'update')}",
     ]
 
 
@@ -80,7 +81,7 @@ def fresh(facts: TrainingState) -> list[str]:
         return []
     return [
         "the first update changes each of these weights by the lr itself, about 3 to 5 times the usual amount",
-        f"updates are too large for about 3/(1−β2) = {recovery(facts.betas):,} updates",
+        f"updates are too large for about 3/(1−β2) = {plural(recovery(facts.betas), 'update')}",
     ]
 
 
@@ -95,7 +96,7 @@ def second_lost(facts: TrainingState) -> list[str]:
 def wrong_steps(facts: TrainingState) -> list[str]:
     """Return what to expect if the moments belong to other parameters."""
     betas = facts.betas
-    return [] if betas is None else [f"update sizes are wrong for about 3/(1−β2) = {recovery(betas):,} updates"]
+    return [] if betas is None else [f"update sizes are wrong for about 3/(1−β2) = {plural(recovery(betas), 'update')}"]
 
 
 def updates_lost(facts: TrainingState) -> list[str]:

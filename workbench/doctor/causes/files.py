@@ -210,6 +210,7 @@ def mixed(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 0.8, both, False, title="Weights and moments are not from this run.")
         elif both and not change.whole(change.weights, both):
             words = f"the rest of {many(len(change.seen(*change.weights)), 'weight')} is not affected"
+            both |= few if both <= few else set()  # small ones whose counters are of the other save, too
             yield Match(change.leg, 0.95, both, False, reasons=case.against(("G7", words)))
         elif moments and not weights and case.still(change, moments):
             lagging = bool(odd.behind)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from workbench.core.words import plural
 from workbench.doctor.causes.case import ELSE, NEARLY_ALL, OUTER, OUTSIDE, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import wrong_steps
@@ -85,6 +86,9 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
                 moments = change.hit(MOMENTS, "moved.", "moved") & names
                 weights = set(names)
                 names |= {name for name in change.hit(MOMENTS) if is_numbered(name)}  # the owner is unknown
+                if change.leg == "train":  # in a bias, the rows of its weight are single elements: not recognized
+                    biases = {f"{name.removesuffix('weight')}bias" for name in weights if name.endswith(".weight")}
+                    names |= biases & change.hit((*change.weights, *MASTERS, *MOMENTS), "other", "near", "part")
                 words = f"the moments of {len(moments):,} of {len(names):,} moved with them" if moments else ""
                 reasons = case.against(
                     ("A1 A2 F4 D2 G6", _placed(change, weights)),
@@ -254,7 +258,8 @@ def untied(case: Case) -> Iterator[Match]:
         names = frozenset(n for s in (*new, *gone) for n in s.tensors)
         leg = "load" if case.change("load").rows else "train"
         copied = leg == "load" and not case.change(leg).hit(WEIGHTS) & names
-        trained = leg == "train" and bool(case.later.facts.states) and not names & case.later.unheld
+        held = case.trains_more or not names & case.later.unheld  # of numbered state, the owners may be unknown
+        trained = leg == "train" and bool(case.later.facts.states) and held
         apart = bool(new) and all(one.rule == "R15" for one in new) and not gone
         question = "were they untied on purpose?" if apart and (copied or trained) else ""
         yield Match(leg, 1.0, names, question=question, signs=(*new, *gone))
@@ -374,7 +379,7 @@ def averaged(case: Case) -> Iterator[Match]:
         count = case.traits.get("averaged") if change.leg == "load" else None
         if count:
             names = frozenset(change.hit((*change.weights, *MASTERS)))
-            words = f"{count:,} weights equal the stored average bit for bit"
+            words = f"{plural(count, 'weight', 'equal')} the stored average bit for bit"
             yield Match("load", 1.0, names, question=AVERAGE, reasons=case.against(("A2 G6 G7 D2", words)))
             continue
         ema = frozenset(change.hit(AVERAGES) - (change.hit(AVERAGES, "absent") if gone else set()))
@@ -584,7 +589,9 @@ def vocabulary(case: Case) -> Iterator[Match]:
         patch = frozenset(change.hit((*change.weights, *MOMENTS), "patch") - change.hit(change.weights, "part"))
         if len(patch) > 1 and kinds(patch) <= OUTER:
             yield Match(change.leg, 0.99, patch, False)
-        part = frozenset(change.hit(change.weights, "part", "zeros"))
+        # divided by second moments that are too small, steps of single rows are too long
+        long = change.hit(MOMENTS) & {name for one in case.fired("S04", where="after") for name in one.tensors}
+        part = frozenset(change.hit(change.weights, "part", "zeros") - long)
         alone = len(change.hit(change.weights) - part) <= len(part)  # in an average, untrained rows stay
         if part and alone and kinds(part) <= OUTER and not case.traits.get("confined"):
             rows = change.detail(change.weights, min(part))

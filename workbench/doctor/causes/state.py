@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from statistics import median
 
 from workbench.doctor.causes.case import (
@@ -109,7 +109,7 @@ def not_loaded(case: Case) -> Iterator[Match]:
         whole = change.whole(change.weights, names)
         if names and change.leg == "train" and not case.mastered:  # rows without a gradient are others, too
             names |= {n for one in case.fired("P11") if not one.evidence.get("even") for n in one.tensors}
-        if not names or (kinds(names) == {"norm"} and _ones(change, names)):
+        if not names or (kinds(names) == {"norm"} and _initial(change, names)):
             continue
         large = {name for name in change.seen(*change.weights) if kinds([name]) != {"norm"}}
         if change.leg == "train" and case.mastered and large <= change.hit(change.weights):
@@ -147,16 +147,20 @@ def _changed_some(change: LedgerLeg) -> frozenset[str]:
 
 def norms_at_one(case: Case) -> Iterator[Match]:
     for change in case.changes:
-        names = frozenset(name for name in change.hit(change.weights, "fill") if kinds([name]) == {"norm"})
-        if names and _ones(change, names) and not change.hit(change.weights, "other"):
-            reasons = case.against(("E12", f"all elements of {many(len(names), 'vector')} are 1"))
+        ones = {name for name in change.hit(change.weights, "fill") if kinds([name]) == {"norm"}}
+        if ones and _initial(change, ones) and not change.hit(change.weights, "other"):
+            zeros = {name for name in change.hit(change.weights, "zero") if kinds([name]) == {"norm"}}
+            names = frozenset(ones | {name for name in zeros if _initial(change, {name})})
+            reasons = case.against(("E12", f"all elements of {many(len(ones), 'vector')} are 1"))
             alone = names == change.hit((*change.weights, *MASTERS, *MOMENTS))  # norms may be folded into matrices
             yield Match(change.leg, 0.95, names, change.exact and alone, reasons=reasons)
 
 
-def _ones(change: LedgerLeg, names: frozenset[str]) -> bool:
-    found = [change.detail(change.weights, name).get("value") for name in names]
-    return all(str(value) in ("1", "1.0") for value in found)
+def _initial(change: LedgerLeg, names: Set[str]) -> bool:
+    """Return whether each of these vectors of norms became what it is in a new model: a weight 1, a bias 0."""
+    biases = {name for name in names if name.endswith("bias")}
+    found = [change.detail(change.weights, name).get("value") for name in names - biases]
+    return biases <= change.hit(change.weights, "zero") and all(str(value) in ("1", "1.0") for value in found)
 
 
 def _cosines_of(change: LedgerLeg, names: frozenset[str]) -> list[float]:
@@ -260,6 +264,10 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         question = "was a new stage begun on purpose, in which optimizer, schedule and data are counted anew?"
         # exact: the counts, which show a fresh optimizer otherwise, are not silent against it
         yield Match("train", 1.0, other, True, question, signs=tuple(signs))
+    if not case.counters("train").reset and (young := _since_then(case)):
+        names = frozenset(name for one in young for name in one.tensors)
+        title = "The state of some parameters began anew, or only its counters did."
+        yield Match("after", 0.6, names, signs=tuple(young), title=title, remedy=WHOLE)
     absent = [one for one in case.fired("S06") if one.evidence.get("kind") in ("absent", "never", "gone")]
     for one in case.fired("R03", "R01", "N3", "V05", "P33"):
         gone = one.evidence.get("gone")
@@ -273,6 +281,15 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         title = "" if saved else "The checkpoint holds the optimizer's param groups, but not its state."
         title = "No checkpoint holds the optimizer's state, so it starts fresh." if never else title
         yield Match(case.resumed, 0.9, signs=tuple(absent), question=question, title=title)
+
+
+def _since_then(case: Case) -> list[Sign]:
+    """Return signs of counters that the load did not compare and that count no more than the updates since then."""
+    k = passed(case.evidence.before.facts, case.later.facts)
+    odd = [one for one in case.fired("S06", "S07", where="after") if one.evidence.get("kind") in ("fresh", "among")]
+    usual = case.later.facts.steps.usual
+    others = [count for count in case.later.facts.steps.counts if count != usual]
+    return odd if k is not None and usual is not None and max(others, default=usual) <= k < usual else []
 
 
 def _forgotten(case: Case, change: LedgerLeg) -> bool:
@@ -605,7 +622,7 @@ NAMES = (
         "restore the norms from the older checkpoint; the unread keys show which",
         ECHO,
         "catalogue A3; Model-Optimizer 2322",
-        explains="P05 P06 P08 P11 P12 P13 P17 P18 S15 R09 N29 R08",
+        explains="P05 P06 P08 P11 P12 P13 P17 P18 S15 R03 R08 R09 N29",
         expects="S15",
         losses="the first losses are wrong; they recover over hundreds of updates",
         pattern=norms_at_one,

@@ -347,12 +347,16 @@ class Pair:
 
     def shared(self) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
         """Yield ``(fqn, role → positions in a and b)`` of tensors that both hold in one shape, in ``b``'s order."""
+        shapes, their_shapes = self.a._shapes, self.b._shapes
+        every = not (self.renumbered or self.crossed)
         for fqn, theirs in self.b.params.items():
-            mine = self.a.params.get(fqn, {}) if self.comparable(fqn) else {}
+            mine = self.a.params.get(fqn) if every or self.comparable(fqn) else None
+            if mine is None:
+                continue
             both = {
                 role: (mine[role], there)
                 for role, there in theirs.items()
-                if role in mine and self.a.shape(mine[role]) == self.b.shape(there)
+                if role in mine and shapes[mine[role]] == their_shapes[there]
             }
             if both:
                 yield fqn, both

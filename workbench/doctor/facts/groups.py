@@ -217,9 +217,10 @@ class Names:
         if not self.held or len(leaves) > KINDS:
             return []
         shapes = {leaf: Counter(self.weights[fqn] for fqn in some) for leaf, some in leaves.items()}
-        for count in (1, 2, 3):
+        others = [leaf for leaf in leaves if leaf not in TRAINED]
+        for every in (*(combinations(leaves, count) for count in (1, 2, 3)), [tuple(others)]):
             fits = []
-            for some in combinations(leaves, count):
+            for some in every:
                 out = sum((shapes[leaf] for leaf in some), Counter[tuple[int, ...]]())
                 rest = sum((shapes[leaf] for leaf in leaves if leaf not in some), Counter[tuple[int, ...]]())
                 if _elements(out) < _elements(rest) and _whole_copies(rest, self.held):  # not most weights, frozen

@@ -23,6 +23,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
+from workbench.core.words import plural
+
 #: ``moments``: m² ≤ K·v, v_B ≥ β2^k·v_A and the transition; ``reach``: the lr bounds |ΔW|; ``replay``: an update
 #: follows from the moments after it; ``ruler``: elements without a gradient decay by one factor; ``counter``: each
 #: update of a parameter is one count.
@@ -220,7 +222,7 @@ def _adam(fields: Mapping[str, Any], state: AbstractSet[str], name: str) -> Opti
         return _made(UNKNOWN, (), f"its param groups carry {_quoted(foreign)}{lack}")
     betas = fields.get("betas")
     if isinstance(betas, tuple) and len(betas) != 2:
-        return _made(UNKNOWN, (), f"its param groups state {len(betas)} betas, not two")
+        return _made(UNKNOWN, (), f"its param groups state {plural(len(betas), 'beta')}, not two")
     decoupled = fields.get("decoupled_weight_decay")
     word = name.lower()
     family = "AdamW" if decoupled is True or "adamw" in word else "Adam"

@@ -246,6 +246,19 @@ class TrainingState:
         return found
 
     @property
+    def scheduled(self) -> float | None:
+        """The counter of the optimizer whose learning rates the schedule sets, if that is one of several optimizers."""
+        held: dict[str, list[Group]] = {}
+        for group in self.groups:
+            held.setdefault(group.source.partition(".param_groups")[0], []).append(group)
+        rates = self.schedule.lrs if self.schedule is not None else ()
+        own = [groups for groups in held.values() if tuple(one.lr for one in groups) == rates]
+        if len(held) < 2 or len(own) != 1:
+            return None
+        counts = {self.steps.by_name.get(name) for group in own[0] for name in group.params or ()}
+        return counts.pop() if len(counts) == 1 else None
+
+    @property
     def cycled(self) -> bool:
         """Whether a schedule changes β1 at every update (``OneCycleLR``, ``CyclicLR``)."""
         settings = self.schedule.settings if self.schedule is not None else {}

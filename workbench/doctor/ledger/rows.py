@@ -123,11 +123,18 @@ class LedgerLeg:
 
         A form that ends in ``.`` matches every form that starts with it.
         """
+        whole = {one for one in forms if not one.endswith(".")}
+        starts = tuple(one for one in forms if one.endswith("."))
         found: set[str] = set()
         for quantity in quantities:
-            for name, form in self._form.get(quantity, {}).items():
-                if not forms or any(form == one or (one.endswith(".") and form.startswith(one)) for one in forms):
-                    found.add(name)
+            held = self._form.get(quantity, {})
+            if not forms:
+                found.update(held)
+                continue
+            # there are few distinct forms, and each name has one
+            meant = {form for form in set(held.values()) if form in whole or form.startswith(starts)}
+            if meant:
+                found.update(name for name, form in held.items() if form in meant)
         return found
 
     def form(self, quantity: str, name: str) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.analysis.report import SEVERITIES
+from workbench.core.words import plural
 
 #: What a rule examines.
 NEEDS = {
@@ -192,7 +193,7 @@ def looked_at(needs: str, states: Mapping[str, Any], where: str) -> dict[str, st
     """
     rules = [rule for rule in RULES.values() if rule.needs == needs and rule.looked is not None]
     counts = {rule.id: sum(rule.looked(one) for one in states.values()) for rule in rules if rule.looked is not None}
-    return {rule: f"{where}: {count:,} elements" for rule, count in counts.items() if count}
+    return {rule: f"{where}: {plural(count, 'element')}" for rule, count in counts.items() if count}
 
 
 def register(*rules: Rule) -> None:

@@ -41,6 +41,7 @@ BEGAN = 0.5  #: correlation of log v with its past from which v kept its profile
 NEAR, LIKE = 0.9, 0.5  #: cosines: the same weights, changed; and weights that still contain some of the old ones
 NEARER = 0.7  #: ratio of the distance to the stored average to that to the old weights
 EXACTLY = 0.1  #: the same if the update was undone
+UNDONE = 4e-6  #: by how much weights may be off after their update was undone
 LEAST, APART = 8, 6.0  #: elements of a constant; spread of the old weights, in reaches of the updates
 VALUES = 8  #: different numbers that a cast leaves
 ABOVE, OFTEN = 1.25, 10  #: times the floor that are right above it; so many times as often as below
@@ -289,8 +290,8 @@ def weights_became(
     known = moments is not None and not update.bars("replay")
     way = direction(update, [sampled(tensor, rows) for tensor in moments or ()]) if known else None
     undone = [] if way is None or len(way) != len(b) else _taken_back(b, a, update, way)
-    back = undone[0] if undone else None
-    loaded, slack = (b, room) if back is None else (back, 4e-6)
+    back = undone[0] if undone and _settled(update) else None
+    loaded, slack = (b, room) if back is None else (back, UNDONE)
     cosine = _cosine(a, loaded)
     broken = sums.reach.broken
     mean = None if average is None or average.shape != before.shape else sampled(average, rows)
@@ -298,11 +299,11 @@ def weights_became(
         return Became("average", cosine=cosine, looked=len(b))
     if 0 < broken <= FEW and broken < 0.05 * max(sums.reach.of, 1) and _rest_stays(a, b, room):
         return Became("flip", cosine=cosine, looked=len(b), detail={"elements": broken, "worst": sums.reach.worst})
-    if slack is not None:
-        constants = (_constant(a, one, slack) for one in undone or [b])
-        form = next(filter(None, constants), None) or _gone(a, loaded, slack)
-        if form is not None:
-            return Became(form[0], True, cosine, len(b), form[1])
+    form = next(filter(None, (_constant(a, one, UNDONE) for one in undone)), None)
+    if form is None and slack is not None:
+        form = _constant(a, loaded, slack) or _gone(a, loaded, slack)
+    if form is not None:
+        return Became(form[0], True, cosine, len(b), form[1])
     if cosine is not None and cosine > NEAR and (found := _factor(a, loaded, slack, len(before.shape))) is not None:
         return Became("ratio", True, cosine, len(b), {"ratio": found})
     if way is not None and len(way) == len(b) and cosine is not None and cosine > NEAR:
@@ -372,7 +373,7 @@ def _taken_back(b: Array, a: Array, update: Update, way: Array) -> list[Array]:
     if update.lr is None:
         return []
     low, high = update.lr
-    if high <= 0 or high - low > 0.2 * high:
+    if high <= 0:
         return []
     adam = update.along == "adam" and update.decoupled is not False
     decay = update.decays[-1] if update.decays and adam else 0.0
@@ -380,6 +381,11 @@ def _taken_back(b: Array, a: Array, update: Update, way: Array) -> list[Array]:
     if not all(np.isfinite(one).all() for one in found):
         return []
     return sorted(found, key=lambda one: float(np.median(np.abs(one - a))))
+
+
+def _settled(update: Update) -> bool:
+    """Return whether both checkpoints state about the same learning rate: the weights follow from either."""
+    return update.lr is not None and update.lr[1] - update.lr[0] <= 0.2 * update.lr[1]
 
 
 def _rest_stays(a: Array, b: Array, room: float | None) -> bool:

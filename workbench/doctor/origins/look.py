@@ -29,6 +29,7 @@ from workbench.analysis.patterns.local import ENOUGH
 from workbench.analysis.patterns.long import LONGEST
 from workbench.analysis.patterns.read import bits, readable, runs_of
 from workbench.analysis.patterns.rounding import FLOATS, encode, numbers, rounded
+from workbench.core.words import plural
 from workbench.doctor.ledger.roles import BUFFERS, MASTERS, MOMENTS, STATE, WEIGHTS, quantity
 from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.became import on_grid, one_factor, power
@@ -163,7 +164,7 @@ def _plainly(atom: Atom, row: TensorDiff) -> AtomLook:
         text = f"{count:,} of {row.numel:,} elements {'is' if count == 1 else 'are'} no longer finite"
         return AtomLook(atom, "nan", row, share, cosine, text, form={"alone": c.changed == count <= FEW})
     if c.how != "raw" and c.looked == c.seen and c.l2_b == 0 and c.l2_a:
-        return AtomLook(atom, "zero", row, share, cosine, f"all {row.numel:,} elements became zero")
+        return AtomLook(atom, "zero", row, share, cosine, f"all {plural(row.numel, 'element')} became zero")
     return AtomLook(atom, kind, row, share, cosine)
 
 
@@ -196,7 +197,7 @@ def _moved(atoms: Atoms, looks: list[AtomLook], not_checked: dict[str, str]) -> 
             for at in group:
                 looks[at] = _traced(atoms, looks[at], index, numbers[looks[at].atom.tensor], siblings)
         except WorkbenchError as error:
-            not_checked[f"rows of {role!r}, {width:,} elements each"] = str(error)
+            not_checked[f"rows of {role!r}, {plural(width, 'element')} each"] = str(error)
     return looks
 
 
@@ -389,11 +390,13 @@ def _constant(one: AtomLook, after: LazyTensor) -> AtomLook:
     if len(values) != 1 or one.row.numel < 2:
         return one
     value = number_text(after.element, int(values[0]))
-    return replace(one, kind="fill", text=f"all {one.row.numel:,} elements are {value}", form={"value": value})
+    return replace(
+        one, kind="fill", text=f"all {plural(one.row.numel, 'element', 'are')} {value}", form={"value": value}
+    )
 
 
 def _joined(atoms: Atoms, looks: list[AtomLook]) -> None:
-    """Assign proved forms of other tensors to tensors too small to prove them, or taken for zeros."""
+    """Assign proved forms of other tensors to tensors too small to prove them, or taken for zeros or a constant."""
     proved: dict[tuple[str, str, str], AtomLook] = {}
     for one in looks:
         if one.kind == "rounded" and one.form.get("through") in FLOATS:
@@ -401,7 +404,7 @@ def _joined(atoms: Atoms, looks: list[AtomLook]) -> None:
         elif one.kind == "ratio" and not one.form.get("rounded"):
             proved.setdefault(("", "ratio", str(one.form["ratio"])), one)
     for at, one in enumerate(looks):
-        if one.kind not in ("near", "other", "part", "zeros", "zero", "flip"):
+        if one.kind not in ("near", "other", "part", "zeros", "zero", "fill", "flip"):
             continue
         before, after = atoms.tensors(one.atom)
         if before.element.name not in FLOATS or before.element != after.element:

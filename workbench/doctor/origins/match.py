@@ -39,7 +39,7 @@ class Matched:
         rows: ``(s,)`` the matched rows of after. step: distance between them (1: all). count: number of all rows.
         source, place: ``(s,)`` tensor of before (its number) and row in it.
         cosine: ``(s,)`` with that row. own: with the row of the same number in the same tensor.
-        chance: the best cosine of that many rows of that length by chance, about √(2·ln n / w).
+        chance: the best cosine of that many rows of that length by chance, about √(1 − n^(−2/(w − 1))).
     """
 
     rows: Ints
@@ -138,7 +138,7 @@ def match(after: LazyTensor, before: Sequence[LazyTensor], own: int, *, columns:
     stay = straight >= cosine
     source[stay], place[stay], cosine[stay] = own, rows[stay], straight[stay]
     many = sum(_lines(tensor, columns)[0] for tensor in before)
-    chance = math.sqrt(2 * math.log(max(many, 2)) / max(width, 1))
+    chance = math.sqrt(1 - max(many, 2) ** (-2 / (width - 1))) if width > 1 else 1.0
     return Matched(rows, step, source, place, cosine, straight, chance, count)
 
 

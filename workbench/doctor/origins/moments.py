@@ -142,18 +142,25 @@ class _Heir:
         return 0 if broken else risked
 
     def exactly(self, atoms: Atoms, held: Mapping[tuple[str, str], Atom]) -> Descent | None:
-        """Return the other parameter whose moments one gradient turns into these; none if it makes them from zero."""
+        """Return the other parameter whose moments one gradient turns into these.
+
+        None is returned if one gradient makes them from zero, as other parameters' small moments are nearly zero, or
+        from their own: the moments of two biases that are added to the same activations are nearly equal.
+        """
         none = np.zeros_like(self.m)
-        if one_gradient(none, none, self.m, self.v, self.betas) >= EXACT:
-            return None  # small moments of other parameters are nearly zero, too
-        for one in _alike(atoms, self.atom):
-            partner = held.get((one.fqn, "exp_avg"))
-            if partner is None:
-                continue
-            m_then, v_then = (_some(atoms.before(each)) for each in (partner, one))
-            if one_gradient(m_then, v_then, self.m, self.v, self.betas) >= EXACT:
-                return Descent(self.atom, one)
-        return None
+        if one_gradient(none, none, self.m, self.v, self.betas) >= EXACT or self._follows(atoms, held, self.atom):
+            return None
+        return next(
+            (Descent(self.atom, one) for one in _alike(atoms, self.atom) if self._follows(atoms, held, one)), None
+        )
+
+    def _follows(self, atoms: Atoms, held: Mapping[tuple[str, str], Atom], one: Atom) -> bool:
+        """Return whether one gradient turns that parameter's earlier moments into these."""
+        partner = held.get((one.fqn, "exp_avg"))
+        if partner is None:
+            return False
+        m_then, v_then = (_some(atoms.before(each)) for each in (partner, one))
+        return one_gradient(m_then, v_then, self.m, self.v, self.betas) >= EXACT
 
 
 def _heir(

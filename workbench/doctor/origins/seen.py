@@ -85,19 +85,28 @@ def see(atoms: Atoms, atom: Atom) -> SeenWeight:
 
 
 def _transposed(atom: Atom, before: LazyTensor, after: LazyTensor) -> SeenWeight | None:
-    """Return the move if its rows are its old columns."""
-    if len(after.shape) < 2 or after.shape[0] != after.shape[1]:
-        return None
-    found = []
-    for at in np.unique(np.linspace(0, max(after.shape[0] - STRIP, 0), 3).astype(np.int64)).tolist():
+    """Return the move if its first two axes, or its last two as in stacked matrices, were exchanged."""
+    dims = len(after.shape)
+    for axis in dict.fromkeys([0, dims - 2] if dims > 1 else []):
+        if after.shape[axis] == after.shape[axis + 1] > 1 and _turned(before, after, axis):
+            text = "rows are the old columns" + (" in each matrix" if axis else "")
+            move = Move(atom.fqn, after.shape, True, text=text, form={"form": "transposed"})
+            return SeenWeight(atom, move, True, 0.0, 1.0)
+    return None
+
+
+def _turned(before: LazyTensor, after: LazyTensor, axis: int) -> bool:
+    """Return whether strips along one axis are those along the next axis of before."""
+    ends = [*(size - 1 for size in after.shape[:axis]), max(after.shape[axis] - STRIP, 0)]
+    places = np.linspace(0, ends, 3).astype(np.int64)
+    for *lead, at in places.tolist():
+        outer = [slice(one, one + 1) for one in lead]
         strip = slice(at, at + STRIP)
-        old = before.lazy[:, strip]
-        turned = np.swapaxes(sampled(old, None, old.numel()).reshape(old.shape), 0, 1)
-        found.append(_angle(sampled(after.lazy[strip], None, old.numel()), turned.ravel()))
-    if min(found) < SELF:
-        return None
-    move = Move(atom.fqn, after.shape, True, text="rows are the old columns", form={"form": "transposed"})
-    return SeenWeight(atom, move, True, 0.0, 1.0)
+        old, new = before.lazy[(*outer, slice(None), strip)], after.lazy[(*outer, strip)]
+        turned = np.swapaxes(sampled(old, None, old.numel()).reshape(old.shape), axis, axis + 1)
+        if _angle(sampled(new, None, new.numel()), turned.ravel()) < SELF:
+            return False
+    return True
 
 
 def see_vector(atoms: Atoms, atom: Atom, update: Update) -> SeenWeight | None:

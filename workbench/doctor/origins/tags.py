@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from workbench.core.words import plural
 from workbench.doctor.origins.index import MovedRows, blocks_text
 from workbench.names.frameworks import Geometry
 from workbench.names.weights import parse
@@ -274,7 +275,7 @@ def shared_sources(moves: Iterable[Move]) -> str:
     """Return ``; 18 tensors hold the values of 6``, or "" if each of them holds another one's."""
     held = {one.fqn: one.sources[0] for one in moves if whole(one)}
     count = len(set(held.values()))
-    return "" if count == len(held) else f"; {len(held):,} tensors hold the values of {count:,}"
+    return "" if count == len(held) else f"; {plural(len(held), 'tensor', 'hold')} the values of {count:,}"
 
 
 def move_text(one: Move) -> str:

@@ -94,6 +94,11 @@ class StoredTensors(Mapping[Name, LazyTensor]):
         catalog, position = self._where(name)
         return catalog.dtype_of(position)
 
+    def elements(self) -> Iterator[DType]:
+        """Yield the element type of each tensor, in order."""
+        for (side, _), position in zip(self._names, self._positions, strict=True):
+            yield self._sides[side].catalog.dtype_of(position)
+
     def _where(self, name: Name) -> tuple[Catalog, int]:
         if name not in self._names:
             raise KeyError(name)
@@ -123,7 +128,7 @@ class TensorSlot:
     def nbytes(self) -> int:
         """Bytes of all tensors, each stored once."""
         held = self.tensors
-        known = map(held.element, held) if isinstance(held, StoredTensors) else (one.element for one in held.values())
+        known = held.elements() if isinstance(held, StoredTensors) else (one.element for one in held.values())
         return prod(self.shape) * sum(element.bits for element in known) // 8
 
 

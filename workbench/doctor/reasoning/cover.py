@@ -165,7 +165,10 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
         follows = cause in sign.causes
     later = _order(leg_of(sign)) > _order(match.leg) if match is not None else False
     if match is not None and match.leg == "load" and leg_of(sign) == "echo":
-        follows |= bool(match.names & set(sign.tensors))  # odd values of parameters that the load changed
+        later = False  # no update in between
+        # odd values of parameters that the load changed; another shape alone makes no impossible ones
+        names = match.names - (case.reshaped if sign.severity == "error" else frozenset())
+        follows |= bool(names & set(sign.tensors))
     spread = later and sign.rule in SPREADING and match is not None and match.strength >= 0.5
     if not follows and not spread:
         return None

@@ -34,9 +34,9 @@ def diagnose(case: Case) -> tuple[tuple[Suspect, ...], str]:
     _questions(case, found)
     suspects = [_suspect(one, case) for one in found]
     top = max((one.score for one in found), default=0.0) or 1.0
-    # a table of another size does not explain a restarted schedule; a new optimizer is often made for it
+    # new tensors, and those of another size, explain no restarted schedule; a new optimizer is often made for them
     anew = any(one.cause == "B1" and one.question for one in suspects)
-    defined = ("H2",) if anew else ("H2", "F7")
+    defined = ("H2",) if anew else ("H2", "F7", "A4")
     order = sorted(
         range(len(found)), key=lambda n: (*_order(suspects[n], found[n].score / top, defined), -found[n].score)
     )
@@ -107,7 +107,7 @@ def _questions(case: Case, found: Sequence[CauseExplanation]) -> None:
     case.outcome.signs[:] = [milder.get(id(sign), sign) for sign in case.outcome.signs]
 
 
-def _order(one: Suspect, share: float, defined: Collection[str]) -> tuple[int, int, bool, bool]:
+def _order(one: Suspect, share: float, defined: Collection[str]) -> tuple[int, int, bool, bool, bool]:
     """Return keys by which causes are ordered before their scores: what may have been meant comes after faults.
 
     Settings and definitions come after all of these, and remarks last.
@@ -119,7 +119,7 @@ def _order(one: Suspect, share: float, defined: Collection[str]) -> tuple[int, i
     meant = 2 * (one.severity == "info") + (one.cause == "H1" or (one.cause in defined and bool(one.question)))
     firm = not one.question and one.certainty != "possible" and one.affected > 0 and share >= FIRM
     anew = bool(one.question) and one.cause in ANEW
-    return meant, _rank(one), not firm, anew
+    return meant, _rank(one), not firm, one.certainty == "possible", anew
 
 
 def _rank(one: Suspect) -> int:

@@ -256,6 +256,8 @@ def _ends(case: Case) -> tuple[float | None, float | None]:
     wrong = None in counters or (bool(case.fired("P01")) and None not in steps)
     if None not in (*counters, *steps) and counters[0] == steps[0]:  # as the trainer counted, until the resume
         wrong |= counters[1] < steps[1]  # type: ignore[operator]
+    if any(one.evidence.get("kind") == "moved" for one in case.fired("P01", info=True)):
+        wrong = None in counters  # the schedule went on as the optimizer's count did
     first, second = steps if wrong else counters
     return first, second
 

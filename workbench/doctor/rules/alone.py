@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.core.scan import Progress, part_of
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import State
 from workbench.doctor.ledger.sign import Cleared, Outcome
 from workbench.doctor.passes.one import OneState
@@ -73,10 +74,10 @@ def _healthy(values: PassValues) -> Iterator[Cleared]:
         yield Cleared("numbers", f"all {count:,} are finite")
     compared = sum(one.compared for one in sums)
     if compared and "S08" not in fired:
-        yield Cleared("masters", f"all {compared:,} weights equal their rounded masters", ("D2", "D3"))
+        yield Cleared("masters", f"all {plural(compared, 'weight', 'equal')} their rounded masters", ("D2", "D3"))
     low = sum(one.low.get("master", (0, 0))[1] for one in sums)
     if low and "S09" not in fired:
-        yield Cleared("precision of the masters", f"the low bits of {low:,} masters are in use", ("D1",))
+        yield Cleared("precision of the masters", f"the low bits of {plural(low, 'master')} are in use", ("D1",))
     bound = sum(one.bound.of for one in sums)
     if bound and not {"S03", "S04", "S05"} & fired:
-        yield Cleared("moments", f"m² ≤ K·v in all {bound:,} elements", ("B4",))
+        yield Cleared("moments", f"m² ≤ K·v in all {plural(bound, 'element')}", ("B4",))

@@ -27,6 +27,7 @@ import numpy as np
 
 from workbench.analysis.patterns.rounding import rounded
 from workbench.core.arrays import Array
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.groups import OF_AVERAGES
@@ -88,7 +89,7 @@ LARGER = (
 WILD, LONE = 10.0, 2  #: times that limit; most parameters whose gradients alone may be that large
 #: Factored second moments of torch.optim.Adafactor and transformers' Adafactor.
 FACTORED = ("row_var", "col_var", "variance", "exp_avg_sq_row", "exp_avg_sq_col")
-LIKE, BETTER = 0.8, 0.1  #: correlation with the squares of another, and its excess over that with its own
+LIKE, BETTER = 0.5, 0.1  #: correlation with the squares of another, and its excess over that with its own
 SQUARES = frozenset({"sum", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", BLOCK_MAXIMA, *FACTORED})
 SLACK = 1e-5  #: rounding tolerance per update
 DECAYS = ("alpha", "rho", "momentum", "betas", "beta2_decay", "decay_rate")  #: fields of param groups
@@ -643,7 +644,7 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
                 floors[fqn] = left * (1 - SLACK * update.k), b
                 kept.append(float(np.quantile(b[above] / a[above], FELL)) / left)
     if seen:
-        found.checked["P25"] = f"{seen:,} tensors of squares"
+        found.checked["P25"] = f"{plural(seen, 'tensor')} of squares"
     else:
         found.not_checked.setdefault("P25", Inapplicable("no squares other than Adam's are stored with their decay"))
     if fell:

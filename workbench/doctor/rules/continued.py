@@ -14,6 +14,7 @@ import numpy as np
 
 from workbench.analysis.diff import diff
 from workbench.checkpoint import Checkpoint
+from workbench.core.words import plural
 from workbench.doctor.facts.counted import counts_anew, lagging, of_epochs, per_step
 from workbench.doctor.facts.evidence import Pair, is_numbered
 from workbench.doctor.facts.flat import leaves
@@ -348,7 +349,9 @@ def generators_continue(pair: Pair) -> list[Sign] | str:
     if again:
         name, (then, now) = next(iter(again.items()))
         before = "more" if then is None else f"{then:,}"
-        words = f"{name!r} has drawn {now:,} numbers since its seed, and before the resume it had drawn {before}"
+        words = (
+            f"{name!r} has drawn {plural(now, 'number')} since its seed, and before the resume it had drawn {before}"
+        )
         found.append(P51.sign(words, {"kind": "again", "names": list(again)[:NAMED]}, hit=len(again), of=len(seen)))
     for form, names in _ranks(pair.a.generators.keys() & pair.b.generators.keys()).items():
         engines = [[side.generators[name].engines.get("") for name in names] for side in (pair.a, pair.b)]
@@ -670,6 +673,8 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
     if moved is not None and not rarely and abs(moved - (last - first)) > (0 if aligned else 1):
         if moved > 0 and moved == updates:
             return "schedule and optimizer advanced alike; the trainer's count is off (P01)"
+        if a.scheduled is not None and b.scheduled is not None and moved == b.scheduled - a.scheduled:
+            return "the schedule advanced as the optimizer whose learning rates it sets, which is one of several"
         if not (scaled(b) and 0.5 * (last - first) <= moved <= last - first):
             return [_jump(a, b, moved, last - first, declared)]
     if a.lr is None or b.lr is None:
@@ -778,7 +783,10 @@ def _jump(a: TrainingState, b: TrainingState, moved: float, k: int, declared: li
     same = a.schedule.kind == b.schedule.kind
     assert ends is not None
     counts = (a.schedule.count, b.schedule.count) if same else (round(ends[0]), round(ends[1]))
-    words = f"the schedule moved by {moved:,.4g} updates in {many(k, 'step')}: from {counts[0]:,} to {counts[1]:,}"
+    if counts[0] == counts[1]:
+        words = f"the schedule did not move in {many(k, 'step')}: it stayed at {counts[0]:,}"
+    else:
+        words = f"the schedule moved by {moved:,.4g} updates in {many(k, 'step')}: from {counts[0]:,} to {counts[1]:,}"
     evidence = {"kind": "jump", "before": counts[0], "after": counts[1], "k": k, "declared": declared}
     sure = not declared and NAME not in (a.source("step"), b.source("step"))
     return P15.sign(words, evidence, severity="error" if sure else "warn")
@@ -845,13 +853,19 @@ def data_advances(pair: Pair) -> list[Sign] | str:
             found.append(P20.sign(words, evidence, causes=("C6",) if new < old else ()))
     known = any(side.value(fact) is not None for side in (a, b) for fact in ("loader", "consumed_samples"))
     for path, (then, now) in within.items():
-        if now <= then and (now < then or then[1] > 0):  # a sampler that is saved when an epoch begins stays at 0
+        each, rest = divmod(then[1], first)
+        due = then[1] + each * (last - first)
+        # in an epoch in which every update took as much, it is where it is if it began at 0 in the load
+        again = then[0] == now[0] and not rest and then[1] < now[1] == due - then[1]
+        # a sampler that is saved when an epoch begins stays at 0
+        if again or (now <= then and (now < then or then[1] > 0)):
             old, new = (f"{index:,} of epoch {epoch:,}" for epoch, index in (then, now))
             words = f"{path!r} stayed at {old}" if then == now else f"{path!r} went from {old} to {new}"
             words += f" in {many(last - first, 'update')}"
-            before, after = (then[0], now[0]) if then[0] != now[0] else (then[1], now[1])
+            words += f", which should have advanced it to {due:,}" if again else ""
+            before, after = (then[0], now[0]) if then[0] != now[0] else (due if again else then[1], now[1])
             evidence = {"kind": "loader", "before": before, "loader": after, "stands": then == now}
-            found.append(P20.sign(words, evidence, causes=("C6",) if now < then else ()))
+            found.append(P20.sign(words, evidence, causes=("C6",) if again or now < then else ()))
     for root, moved in {} if found else _positions(pair.a.counts, pair.b.counts, within).items():
         fell = {path: both for path, both in moved.items() if both[1] < both[0]}
         if len(fell) > 1 and 2 * len(fell) >= len(moved):

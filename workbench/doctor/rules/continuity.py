@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from workbench.core.arrays import Array
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.laws.bounds import floor_terms
@@ -74,6 +75,7 @@ CHANCE = 4.5  #: over the root of the columns: correlation that the best of many
 BESIDE = 256  #: tensors beside the weights
 DECAYS = frozenset({"momentum", "dampening", "nesterov", "betas", "alpha", "rho"})  #: fields of param groups
 STANDS = 0.7  #: b·a/a·a from which an average continues
+NOISE = 1e-5  #: of the median size of averages of gradients: below it, as of biases before a norm, are rounding errors
 
 P32 = Rule(
     "P32", "state that continues another parameter's", ("B5", "E13"), "pair",
@@ -110,6 +112,7 @@ class Kept:
         low, least: 5 % and 1 % quantiles of b/a where a > 0; NaN if either has negative elements.
         constant: the value of all elements of b, if those of a differ.
         offset: by how much the mean changed, over the size of a.
+        level: the root mean square of a.
     """
 
     own: float
@@ -119,6 +122,7 @@ class Kept:
     least: float
     constant: float | None = None
     offset: float = 0.0
+    level: float = 0.0
 
 
 @dataclass
@@ -146,7 +150,7 @@ def check_continuity(
     kept = {fqn: _kept(*both) for fqn, both in samples.items()}
     turned = _turned(samples, lawful, pair, kept)
     if found.checked:
-        words = f"{sum(map(len, held.values())):,} tensors of state without a law"
+        words = f"{plural(sum(map(len, held.values())), 'tensor')} of state without a law"
         found.checked = dict.fromkeys(("P32", "P33"), words)
     else:
         why = Inapplicable("no optimizer state without a law of its own is stored in both")
@@ -358,7 +362,8 @@ def _kept(a: Array, b: Array) -> Kept:
     same = np.array_equal(a, b)
     own = 1.0 if same else _correlation(_eased(a), _eased(b))
     offset = abs(float(b.mean() - a.mean())) * math.sqrt(len(a) / aa)
-    return Kept(own, float(np.dot(a, b)) / aa, math.sqrt(float(np.dot(b, b)) / aa), low, least, constant, offset)
+    size, level = math.sqrt(float(np.dot(b, b)) / aa), math.sqrt(aa / len(a))
+    return Kept(own, float(np.dot(a, b)) / aa, size, low, least, constant, offset, level)
 
 
 def _turned(
@@ -410,7 +415,8 @@ def _broken(kept: Mapping[str, Kept], once: set[str]) -> dict[str, str]:
         return forms | dict.fromkeys(new, "zero")
     usual = median(one.low if squares else one.slope for one in rest.values())
     if len(rest) >= SOME and usual >= (FELL if squares else STANDS):  # most parameters continue
-        few = {fqn for fqn in once if _is_less(rest[fqn], squares, usual)}
+        noise = NOISE * median(one.level for one in rest.values())
+        few = {fqn for fqn in once if _is_less(rest[fqn], squares, usual) and (squares or rest[fqn].level > noise)}
         forms |= dict.fromkeys(few, "zero")
     scaled = {fqn for fqn in once if _is_scaled(rest[fqn], squares)}
     if len(rest) >= SOME and len(scaled) >= MOST * len(rest):
@@ -563,7 +569,7 @@ def _in_common(
         return "rows", "second moments stay above the floor of the other half of their rows, and not above their own"
     for by in (by for size in range(1, TELLING + 1) for by in (size, -size)):
         if _broken_by(sides, partial(_apart, by), least) <= least:
-            where = f"the elements {abs(by):,} places {'before' if by > 0 else 'after'} them"
+            where = f"the elements {plural(abs(by), 'place')} {'before' if by > 0 else 'after'} them"
             return "shift", f"second moments stay above the floor of {where}, and not above their own"
     return None
 

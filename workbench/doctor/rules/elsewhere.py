@@ -15,10 +15,12 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
 import numpy as np
 
 from workbench.core.scan import Progress
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, many, register
 from workbench.doctor.origins.atoms import Atom, Atoms
@@ -27,7 +29,7 @@ from workbench.doctor.origins.line import WINDOW, stood
 from workbench.doctor.origins.moments import Descent, descends
 from workbench.doctor.origins.seen import GAP, SELF, SURE, SeenWeight, others_stay, out_of_reach, see, see_vector
 from workbench.doctor.origins.tags import TAGS, Move, gathered, move_text, shared_sources, singular, tag_of
-from workbench.doctor.passes.pair import Update
+from workbench.doctor.passes.pair import PairState, Update
 from workbench.doctor.passes.updates import between
 from workbench.errors import WorkbenchError
 
@@ -53,12 +55,15 @@ P18 = Rule(
 register(P17, P18)
 
 
-def check_rows(pair: Pair, suspects: Sequence[str], *, progress: Progress | None = None) -> Outcome:
+def check_rows(
+    pair: Pair, suspects: Sequence[str], turned: Sequence[str] = (), *, progress: Progress | None = None
+) -> Outcome:
     """Find where suspicious weights and moments came from.
 
     Args:
         pair: ``evidence.pair("before", "after")``, few updates apart.
         suspects: fqns that other rules flagged (P03 P04 P05 P06 P08 P12).
+        turned: fqns of weights that have nothing in common with the old ones, which their updates may have done.
         progress: called with the fraction of the suspects done.
     """
     found = Outcome()
@@ -70,7 +75,7 @@ def check_rows(pair: Pair, suspects: Sequence[str], *, progress: Progress | None
     weights = [
         atom
         for atom in atoms.rows
-        if set(atom.owners) & wanted
+        if set(atom.owners) & wanted.union(turned)
         and len(atoms.before(atom).shape) > 1
         and atom.role == (role if atom.fqn in of_weights else "param")
     ]
@@ -94,12 +99,12 @@ def check_rows(pair: Pair, suspects: Sequence[str], *, progress: Progress | None
         seen = []  # any other match is incidental
     seen = [whole.get(one.atom.tensor, one) for one in seen]
     found.signs += _weights(atoms, [replace(one, move=_mostly(one.move)) for one in seen if one.move is not None])
-    lost = [one for one in seen if one.move is None and one.cosine < ALONE]
+    lost = [one for one in seen if one.move is None and one.cosine < ALONE and set(one.atom.owners) & wanted]
     calm = bool(lost) and others_stay(atoms, role, {one.atom.tensor for one in lost})
     strangers = [one for one in lost if calm or out_of_reach(atoms, one.atom, updates)]
     if len(strangers) < len(lost):
         found.not_checked["P18"] = (
-            f"{len(lost) - len(strangers):,} weights may have turned that far through their updates"
+            f"{plural(len(lost) - len(strangers), 'weight')} may have turned that far through their updates"
         )
     found.signs += _strangers(strangers, len(of_weights))
     if not found.signs:  # moments that moved with their weights need no sign of their own
@@ -108,12 +113,19 @@ def check_rows(pair: Pair, suspects: Sequence[str], *, progress: Progress | None
         found.signs += _moments(atoms, moved)
         if not moved:
             found.signs += _line_of_moments(atoms, states, updates, found.not_checked)
-    if wanted:
+    if wanted or turned:
         found.checked["P17"] = f"{many(len(weights), 'weight')}, rows and columns"
         found.checked["P18"] = f"{many(len(weights), 'weight')}"
     else:
         found.not_checked.setdefault("P17", Inapplicable("no parameter is suspicious"))
     return found
+
+
+def turned_weights(states: Mapping[str, PairState]) -> list[str]:
+    """Return the weights that have nothing in common with the old ones, if most weights are still like theirs."""
+    cosines = {name: cosine for name, sums in states.items() if (cosine := sums.cosine) is not None}
+    found = [name for name, cosine in cosines.items() if cosine < ALONE]
+    return found if found and median(cosines.values()) >= SELF else []
 
 
 def _vectors(
@@ -257,9 +269,9 @@ def _strangers(seen: Sequence[SeenWeight], of: int) -> Iterator[Sign]:
         return
     high = max(one.cosine for one in seen)
     causes = ("A1", "A2", "D2") if 2 * len(seen) > of else ("A2", "D2")
-    hold = "holds" if len(seen) == 1 else "hold"
     text = (
-        f"{_count(seen)} {hold} no row or column of before: the cosine similarity of their rows is at most {high:.2g}"
+        f"in {_count(seen)}, no row or column of before was recognized: the median cosine similarity of the rows with "
+        f"their old values is at most {high:.2g}"
     )
     yield _sign(P18, [one.atom for one in seen], text, causes, None, {"in": "before → after", "cosine": high})
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from workbench.analysis.numbers import Decoder
 from workbench.core.arrays import Array
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import State, is_numbered
 from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register, some
 from workbench.doctor.passes.one import OneState
@@ -265,7 +266,10 @@ def _fp8(state: State, found: Mapping[str, OneState], step: float) -> Said:
             f"the largest code of {some(low)} is {STALE:g} times below its type's: the scale belongs to other weights"
         )
         signs.append(RULES["N15"].sign(text, {"kind": "stale"}, low[:LIST], hit=len(low), of=len(full)))
-    return f"{len(histories):,} amax histories, {len(scales):,} scales, {len(coded):,} fp8 weights", signs
+    return (
+        f"{plural(len(histories), 'amax history')}, {plural(len(scales), 'scale')}, {len(coded):,} fp8 weights",
+        signs,
+    )
 
 
 def _balance(state: State, step: float, earlier: State | None) -> Said:
@@ -341,7 +345,7 @@ def _vanish(state: State, found: Mapping[str, OneState]) -> Said:
     if seen and low > MOST * seen:
         words = f"√v is below ε = {eps:g} in {low / seen:.0%} of {seen:,} elements"
         signs.append(RULES["N16"].sign(words, {"share": low / seen, "eps": eps}, hit=low, of=seen))
-    return f"{seen:,} second moments compared with ε", signs
+    return f"{plural(seen, 'second moment')} compared with ε", signs
 
 
 def _average(found: Mapping[str, OneState], step: float) -> Said:
@@ -354,7 +358,8 @@ def _average(found: Mapping[str, OneState], step: float) -> Said:
     if not any(differ for differ, _ in held.values()):
         of = sum(count for _, count in held.values())
         words = (
-            f"all {of:,} weights of {many(len(held), 'parameter')} equal their average bit for bit at step {step:,.0f}"
+            f"all {plural(of, 'weight')} of {many(len(held), 'parameter')} equal their average bit for bit "
+            f"at step {step:,.0f}"
         )
         signs.append(RULES["N21"].sign(words, {"step": step}, list(held)[:LIST], hit=len(held), of=len(held)))
     return f"{many(len(held), 'parameter')} compared with their averages", signs
@@ -403,7 +408,7 @@ def _groups(state: State) -> Said:
         )
         evidence = {"vectors": decayed, "matrices": bare}
         signs.append(RULES["N27"].sign(words, evidence, hit=bare + decayed, of=len(matrices) + len(vectors)))
-    return f"weight decay of {len(matrices) + len(vectors):,} parameters", signs
+    return f"weight decay of {plural(len(matrices) + len(vectors), 'parameter')}", signs
 
 
 def _nonzero(sums: OneState, role: str) -> bool:

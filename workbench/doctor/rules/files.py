@@ -120,8 +120,8 @@ def check_files(
     if deep:
         sums = StoredSums(subject)
         passes += [
+            (values_nbytes(subject), lambda at: check_values(subject, sums.summed, at, numbers=False)),
             (sums.nbytes, sums.check),
-            (values_nbytes(subject), lambda at: check_values(subject, at, numbers=False)),
             (pairs_nbytes(subject), lambda at: check_pairs(subject, at, kinds=("replicas",))),
             (manifest_nbytes(place, manifest), lambda at: check_manifest(place, log, manifest, threads, at)),
         ]
@@ -266,7 +266,7 @@ def _checked(state: State, log: Log, found: Outcome, fired: set[str], deep: bool
     else:
         found.checked["S12"] = log.checked.get("replicas", "")
         if "S12" not in fired:
-            words = f"{several:,} tensors that several ranks store are equal bit for bit"
+            words = f"{plural(several, 'tensor')} of several ranks: equal bit for bit"
             found.cleared.append(Cleared("replicas", words, ("F1",)))
     sums = "; ".join(log.checked[name] for name in ("checksums", "digests") if name in log.checked)
     if sums:

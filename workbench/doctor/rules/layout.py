@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from workbench.core.arrays import Array
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import State
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register, some
@@ -208,7 +209,7 @@ def _queries(profiles: Mapping[str, MatrixProfile], facts: TrainingState) -> Sai
             )
             evidence = {"right": base, "other": best, "layout": name, "layers": layers}
             signs.append(RULES["N17"].sign(words, evidence, names[:LIST], hit=wins[name], of=layers, causes=("E4",)))
-    return f"rows of q, k and v in {layers:,} layers", signs
+    return f"rows of q, k and v in {plural(layers, 'layer')}", signs
 
 
 def _stacks(profiles: Mapping[str, MatrixProfile]) -> list[tuple[list[str], Array, bool]]:
@@ -298,7 +299,7 @@ def _padding(profiles: Mapping[str, MatrixProfile], facts: TrainingState) -> Sai
         }
         grave = "error" if proved and below >= trained else "warn"
         signs.append(RULES["N20"].sign(words, evidence, (fqn,), hit=trained, of=pad, severity=grave, causes=causes))
-    return f"{len(tables):,} tables of {max(p.shape[0] for p in tables.values()):,} rows", signs
+    return f"{plural(len(tables), 'table')} of {plural(max(p.shape[0] for p in tables.values()), 'row')}", signs
 
 
 def _where(profile: MatrixProfile, vocab: int, pad: int, trained: int) -> tuple[tuple[str, ...], bool]:

@@ -25,6 +25,7 @@ from workbench.analysis.diff import diff
 from workbench.analysis.diff_objects import ObjectChange, object_changes
 from workbench.analysis.echo_file import INSIDE
 from workbench.core.source import Source
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.facts.flat import SWITCHES
 from workbench.doctor.ledger.sign import Rule, Sign, many, register
@@ -217,7 +218,7 @@ def _first_difference(a: Source, b: Source) -> str:
 
 
 def _sizes(before: int, after: int) -> str:
-    return f"has {before:,} bytes → {after:,} bytes" if before != after else ""
+    return f"has {plural(before, 'byte')} → {plural(after, 'byte')}" if before != after else ""
 
 
 def _known(signs: Iterable[Sign]) -> Iterator[str]:
@@ -241,6 +242,8 @@ def _sign(rule: Rule, topic: str, off: dict[str, ObjectChange]) -> Sign:
     causes = causes_of_topic(topic)
     if topic == "schedule":
         causes = (_of_schedule(off), *causes)
+    if topic == "average" and all(isinstance(change.after, float) for change in off.values()):
+        causes = ("H1", *causes)  # such as its decay; what an average counts are integers
     words_of = {source: _text(change) for source, change in off.items()}
     listed = ", ".join(f"{source} {text}" for source, text in list(words_of.items())[:SHOWN])
     more = f" and {len(off) - SHOWN:,} more" if len(off) > SHOWN else ""

@@ -21,6 +21,7 @@ import numpy as np
 from workbench.analysis.diff import diff
 from workbench.analysis.diff_rows import TensorDiff
 from workbench.core.scan import Progress
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.ledger.roles import AVERAGES, BUFFERS, MASTERS, MOMENTS, STATE, WEIGHTS, quantity
 from workbench.doctor.ledger.sign import Cleared, Outcome, Rule, Sign, many, register, some
@@ -200,14 +201,17 @@ def _others(pair: Pair, found: EchoValues) -> list[Sign]:
     if pair.mapped:
         return []
     both = [(roles, pair.b.params.get(fqn, {})) for fqn, roles in pair.a.params.items()]
-    held = {at for mine, theirs in both for role, at in mine.items() if quantity(role) is not None and role in theirs}
+    compared = [
+        (at, theirs[role]) for mine, theirs in both for role, at in mine.items() if quantity(role) and role in theirs
+    ]
+    held, taken = {one for one, _ in compared}, {-1, *(two for _, two in compared)}  # other numbers of the same state
     catalog, there = pair.stored.ckpt.catalog, pair.b.ckpt.catalog
     roles, fqns = pair.a.names.roles, pair.a.names.fqns
     keys = [
         key
         for at, key in enumerate(catalog.keys)
         if at not in held
-        and key in there.index
+        and there.index.get(key, -1) not in taken
         and roles[at] != "step"
         and key not in pair.stored.facts.generators
         and pair.comparable(fqns[at] or "")
@@ -299,7 +303,7 @@ def _checked(found: EchoValues, rows: Mapping[tuple[str, str], TensorDiff], coun
         these = [row for (_, role), row in rows.items() if role in roles]
         if these and all(row.status == "equal" for row in these):
             elements = sum(row.numel for row in these)
-            text = f"{len(these):,} of {len(these):,} {what} ({elements:,} elements) are equal bit for bit"
+            text = f"{len(these):,} of {len(these):,} {what} ({plural(elements, 'element')}) are equal bit for bit"
             found.cleared.append(Cleared(what, text, causes))
             whole.append(what)
     lost = any(sign.evidence.get("gone") for sign in found.signs) or absent

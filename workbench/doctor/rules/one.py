@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import State
 from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, many, register
 from workbench.doctor.passes.blocks import SlotBlock, TensorSlot, stream
@@ -225,7 +226,8 @@ def _masters(found: Mapping[str, OneState], step: float, earlier: State | None) 
         count, of = sum(one[2] for one in odd), sum(sums.compared for sums in found.values())
         ulps = max(found[fqn].ulps for fqn, *_ in odd)
         text = (
-            f"{count:,} of {of:,} weights differ from their rounded master, by up to {ulps:,} units in the last "
+            f"{count:,} of {of:,} weights differ from their rounded master, by up to {plural(ulps, 'unit')} "
+            "in the last "
             f"place: {_names(odd)}"
         )
         severity = "error" if ulps > 1 else "warn"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from workbench.analysis.echo_file import Echo
 from workbench.core.scan import Progress
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.ledger.sign import Cleared, Outcome, Sign
 from workbench.doctor.rules import names as facts_names
@@ -52,7 +53,7 @@ def check_prints(
     found = compare_prints(pair, echo, threads=threads, progress=progress)
     signs = [*_differing(found), *_alone(found, echo)]
     same, other = len(found.equal), len(found.differing)
-    outcome = PrintValues(signs, {"R09": f"before → echo: fingerprints of {same + other:,} tensors"})
+    outcome = PrintValues(signs, {"R09": f"before → echo: fingerprints of {plural(same + other, 'tensor')}"})
     outcome.compared = found
     why = "fingerprints show that tensors differ, but not how; save the echo with payload=True"
     if other:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.facts.flat import SWITCHES
 from workbench.doctor.facts.numbers import in_words
@@ -133,7 +134,7 @@ def settings_kept(pair: Pair) -> list[Sign] | str:
     if not a.groups or not b.groups:
         return "no param groups are stored on both sides"
     if len(a.groups) != len(b.groups):
-        return f"{len(a.groups)} param groups became {len(b.groups)}"
+        return f"{plural(len(a.groups), 'param group')} became {len(b.groups)}"
     signs = []
     for field, (same, off) in _fields(a, b).items():
         if not off:
@@ -229,7 +230,7 @@ def _levelled(rates: list[tuple[float, float]]) -> Sign | None:
         or not 0 < len(risen) < len(rates)
     ):
         return None
-    words = f"{len(rates)} param groups had learning rates of their own, and all have {new:.4g} now"
+    words = f"{plural(len(rates), 'param group')} had learning rates of their own, and all have {new:.4g} now"
     evidence = {"kind": "lr", "before": min(risen), "after": new, "ratio": new / min(risen)}
     return P19.sign(words, evidence, hit=len(risen), of=len(rates))
 
@@ -248,7 +249,10 @@ def tied_kept(pair: Pair) -> list[Sign] | str:
     ]
     if not apart:
         return []
-    words = f"{' and '.join(map(repr, apart[0][:2]))} shared one tensor and are now stored as {len(apart[0])} tensors"
+    words = (
+        f"{' and '.join(map(repr, apart[0][:2]))} shared one tensor and are now stored as "
+        f"{plural(len(apart[0]), 'tensor')}"
+    )
     return [
         R15.sign(
             words, {"groups": len(apart)}, [name for names in apart for name in names], hit=len(apart), of=len(held)

@@ -18,6 +18,7 @@ import numpy as np
 from workbench.core.dtypes import DType
 from workbench.core.payload import Payloads
 from workbench.core.scan import Piece, Progress, scan
+from workbench.core.words import plural
 from workbench.core.work import pair_work
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.ledger.sign import RULES, Cleared, Inapplicable, Outcome, Rule, many, register
@@ -119,7 +120,7 @@ def check_shards(pair: Pair, *, threads: int | None = None, progress: Progress |
                 moving[file] = [moving[file][0] + same - zero, moving[file][1] + of - zero]
     _judge(pair, totals, moving, found)
     if lost:
-        found.not_checked["N24"] = f"{len(lost):,} pieces could not be read: {lost[0]}"
+        found.not_checked["N24"] = f"{plural(len(lost), 'piece')} could not be read: {lost[0]}"
     return found
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from workbench.core.words import plural
 from workbench.doctor.facts.counted import accumulated, stated, whole_ratio
 from workbench.doctor.facts.evidence import State
 from workbench.doctor.facts.numbers import number
@@ -279,7 +280,7 @@ def _position(facts: TrainingState) -> list[Sign] | str:
         consumed, unit = facts.value("consumed_samples"), int(batch)
         if consumed is not None and abs(count - consumed) <= unit:
             return []
-    if abs(count - step * unit) <= unit or abs(count - (facts.steps.usual or step) * unit) <= unit:
+    if any(abs(count - due * unit) <= unit for due in (step, facts.steps.usual, facts.scheduled) if due is not None):
         return []  # at the trainer's step, or at the optimizer's counters
     if (stated(facts) or accumulated(facts)) and abs(count - (facts.steps.usual or 0) * unit) <= unit:
         return []  # it counts as the optimizer does; S07 reports how the trainer does
@@ -304,7 +305,7 @@ def lr_is_schedules(state: State) -> list[Sign] | str:
         return "no schedule, or no lr in the optimizer, is stored"
     if schedule.lrs:
         if len(lrs) != len(schedule.lrs):
-            return f"{len(lrs)} param groups, and a schedule of {len(schedule.lrs)} learning rates"
+            return f"{plural(len(lrs), 'param group')}, and a schedule of {plural(len(schedule.lrs), 'learning rate')}"
         pairs = list(zip(lrs, schedule.lrs, strict=True))
         off = [(lr, last) for lr, last in pairs if abs(lr - last) > ROUNDED * max(abs(lr), abs(last))]
         if not off:
@@ -341,7 +342,7 @@ def data_follows(state: State) -> list[Sign] | str:
     if consumed is None or (ramp is not None and ramp.value):
         return found
     if consumed == 0 < step:
-        words = f"no sample was consumed ({facts.source('consumed_samples')}) in {step:,} steps"
+        words = f"no sample was consumed ({facts.source('consumed_samples')}) in {plural(step, 'step')}"
         found.append(S18.sign(words, {"kind": "samples", "consumed": 0, "step": step}))
     elif batch and step > 0 and abs(consumed - step * batch) > batch:
         if (stated(facts) or accumulated(facts)) and abs(consumed - (facts.steps.usual or 0) * batch) <= batch:
@@ -349,7 +350,10 @@ def data_follows(state: State) -> list[Sign] | str:
         times = consumed / (step * batch)
         micro = facts.source("global_batch").rpartition(".")[2] == "batch_size"
         if not (micro and times >= 2 and times == int(times)):  # a batch per rank, or a micro-batch
-            words = f"{consumed:,} samples were consumed, but {step:,} steps of {batch:,} make {step * batch:,}"
+            words = (
+                f"{plural(consumed, 'sample', 'were')} consumed, but {plural(step, 'step')} of {batch:,} "
+                f"make {step * batch:,}"
+            )
             found.append(S18.sign(words, {"kind": "samples", "consumed": consumed, "step": step, "batch": batch}))
     return found
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from workbench.analysis.patterns.rounding import rounded
 from workbench.core.scan import Progress
+from workbench.core.words import plural
 from workbench.doctor.facts.counted import fell_back, may_count_anew
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.laws.bounds import Hits
@@ -399,7 +400,7 @@ def _reasons(skipped: Mapping[str, Counter[str]], unread: Mapping[str, str]) -> 
     words = {}
     for law, why in skipped.items():
         if why:
-            words[law] = "; ".join(f"{reason} ({count:,} parameters)" for reason, count in why.most_common(3))
+            words[law] = "; ".join(f"{reason} ({plural(count, 'parameter')})" for reason, count in why.most_common(3))
     if unread:
         fqn, reason = next(iter(unread.items()))
         words["values"] = f"{many(len(unread), 'parameter')} could not be read; the first is {fqn!r}: {reason}"

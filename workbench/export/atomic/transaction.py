@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from workbench.core.words import plural
 from workbench.errors import WorkbenchError, WriteError
 from workbench.export.atomic import leftovers, owners
 from workbench.export.atomic.journal import Journal
@@ -228,7 +229,7 @@ def check_room(folder: str, nbytes: int) -> None:
     free = found.f_bavail * found.f_frsize
     if free < nbytes + SPARE:
         raise WriteError(
-            f"not enough space in {folder!r}: {nbytes + SPARE:,} bytes are needed and {free:,} are free, "
+            f"not enough space in {folder!r}: {plural(nbytes + SPARE, 'byte', 'are')} needed and {free:,} are free, "
             f"{nbytes + SPARE - free:,} too few; free some space, or choose another disk"
         )
 

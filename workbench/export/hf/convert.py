@@ -21,6 +21,7 @@ from typing import Any
 
 from workbench.checkpoint import Checkpoint
 from workbench.core.rebox import ComposedBox, Composition, compose
+from workbench.core.words import plural
 from workbench.errors import UsageError
 from workbench.export.hf.facts import ModelFacts, facts
 from workbench.export.hf.models import is_mixtral, misfit, model_config
@@ -153,7 +154,7 @@ def _check(ckpt: Checkpoint, atoms: Mapping[str, list[ComposedBox]], shapes: Map
 def _refusal(refused: Mapping[str, str]) -> str:
     reasons = "; ".join(f"{key!r}: {why}" for key, why in list(refused.items())[:MAX_NAMED])
     more = f" (and {len(refused) - MAX_NAMED} more)" if len(refused) > MAX_NAMED else ""
-    return f"{len(refused)} parameters cannot be renamed for Hugging Face: {reasons}{more}"
+    return f"{plural(len(refused), 'parameter')} cannot be renamed for Hugging Face: {reasons}{more}"
 
 
 def _shape(atom: str, pieces: list[ComposedBox]) -> tuple[int, ...]:
@@ -177,13 +178,16 @@ def _cut_padding(
     for atom in _VOCABULARY:
         rows = shapes[atom][0] if atom in shapes else 0
         if vocab is None and rows:
-            notes.append(f"{hf_name(atom, False)} keeps its {rows:,} rows: the number of padding rows is not stored")
+            notes.append(
+                f"{hf_name(atom, False)} keeps its {plural(rows, 'row')}: the number of padding rows is not stored"
+            )
         if vocab is None or rows <= vocab:
             continue
         atoms[atom] = [_clipped(piece, vocab) for piece in atoms[atom]]
         shapes[atom] = (vocab, *shapes[atom][1:])
         notes.append(
-            f"{hf_name(atom, False)} has {vocab:,} rows: {rows - vocab:,} rows that pad the vocabulary are removed"
+            f"{hf_name(atom, False)} has {plural(vocab, 'row')}: {plural(rows - vocab, 'row')} that pad the "
+            "vocabulary are removed"
         )
     return notes
 

@@ -18,6 +18,7 @@ from workbench.core.executors import in_order
 from workbench.core.fingerprint import BlockDigests, combine
 from workbench.core.scan import Progress
 from workbench.core.source import PreadSource
+from workbench.core.words import plural
 from workbench.errors import OpenError
 from workbench.export.atomic.journal import Kept, Written
 from workbench.export.filemap import FileMap
@@ -67,7 +68,7 @@ def kept_notes(kept: Kept, maps: Sequence[FileMap]) -> list[str]:
     pieces, files = sum(map(len, kept.values())), sum(1 for one in kept.values() if one)
     return [
         f"resumed an unfinished export: {pieces:,} of {sum(len(one.pieces) for one in maps):,} tensors, "
-        f"{nbytes:,} bytes in {files:,} files, were read back, found intact and kept"
+        f"{plural(nbytes, 'byte')} in {plural(files, 'file')}, were read back, found intact and kept"
     ]
 
 

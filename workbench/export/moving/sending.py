@@ -20,6 +20,7 @@ from workbench.core.place import Place
 from workbench.core.remote.objects import PARTS_AT_ONCE, SENT_AT_ONCE
 from workbench.core.scan import Progress
 from workbench.core.source import FileStat
+from workbench.core.words import plural
 from workbench.export.atomic import leftovers, owners
 from workbench.export.atomic.journal import Written
 from workbench.export.atomic.store import StoreStaging
@@ -92,7 +93,8 @@ class Sender:
         if self.written:
             files, nbytes = len(self.written), sum(job.maps[file].size for file in self.written)
             made.notes.append(
-                f"resumed an unfinished export: {files:,} of {len(job.maps):,} files, {nbytes:,} bytes, were in the "
+                f"resumed an unfinished export: {files:,} of {len(job.maps):,} files, "
+                f"{plural(nbytes, 'byte')}, were in the "
                 "store already, as they were recorded, and kept"
             )
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from workbench.core.catalog import Catalog
 from workbench.core.mesh.layout import PlacementRule, TensorLayout
 from workbench.core.mesh.mesh import Mesh
+from workbench.core.words import plural
 from workbench.errors import UsageError
 from workbench.export.sharding.placing import Placing
 from workbench.names.frameworks import Geometry
@@ -81,7 +82,7 @@ class Rules:
                     f"no rule for mesh axis {axis!r}; known axes are {', '.join(AXES)}; otherwise give a Rule for it"
                 )
         if self.layers is not None and "pp" not in mesh.axes:
-            raise UsageError(f"layers of {len(self.layers)} stages are given, but {mesh!r} has no axis 'pp'")
+            raise UsageError(f"layers of {plural(len(self.layers), 'stage')} are given, but {mesh!r} has no axis 'pp'")
         shapes = [catalog.shape_of(tensor) for tensor in range(len(catalog))]
         placing = Placing(self.explicit, self.layers, mesh, does, facts or Geometry())
         return placing.run(catalog.keys, fqns, roles, shapes)

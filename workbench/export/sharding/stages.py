@@ -15,6 +15,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from workbench.core.words import plural
 from workbench.errors import UsageError
 from workbench.export.sharding import kinds
 from workbench.names.weights import parse
@@ -48,10 +49,13 @@ class Stages:
         total = found[self.stack] + 1
         sizes = layers or tuple(total // count + (stage < total % count) for stage in range(count))
         if len(sizes) != count or sum(sizes) != total or min(sizes) < 0:
-            raise UsageError(f"layers={sizes} do not divide the {total} layers of {self.stack!r} into {count} stages")
+            raise UsageError(
+                f"layers={sizes} do not divide the {plural(total, 'layer')} of {self.stack!r} into "
+                f"{plural(count, 'stage')}"
+            )
         if layers is None and total < count:
             empty = f"stage {self.last} has" if total == self.last else f"stages {total} to {self.last} have"
-            note(f"{total} layers on pp={count}: {empty} no layers", self.stack)
+            note(f"{plural(total, 'layer')} on pp={count}: {empty} no layers", self.stack)
         self.ends = np.array(list(accumulate(sizes)))
         outputs = [fqn for fqn in fqns if _is_vocab(fqn) and kinds.end_of(fqn) == "last"]
         self.tied = not outputs

@@ -28,6 +28,7 @@ from workbench.core.mesh.layout import Steps, TensorLayout
 from workbench.core.mesh.mesh import Mesh
 from workbench.core.mesh.placement import Replicate
 from workbench.core.plan import ReadPlan, plan_reads
+from workbench.core.words import plural
 from workbench.errors import TensorNotFoundError, UsageError
 from workbench.export.sharding.rules import Rules
 from workbench.names.frameworks import geometry
@@ -193,10 +194,11 @@ class Explanation:
     def __str__(self) -> str:
         largest, smallest = (int(f(self.ranks["nbytes"])) if len(self.ranks) else 0 for f in (max, min))
         lines = [
-            f"{len(self.tensors):,} tensors on {len(self.ranks):,} ranks: {self.nbytes:,} bytes "
+            f"{plural(len(self.tensors), 'tensor')} on {plural(len(self.ranks), 'rank')}: "
+            f"{plural(self.nbytes, 'byte')} "
             f"({self.unique_nbytes:,} unique, {self.nbytes - self.unique_nbytes:,} in copies)",
-            f"a rank holds {smallest:,} to {largest:,} bytes",
-            f"{self.copies:,} copies from {len(self.files):,} files",
+            f"a rank holds {smallest:,} to {plural(largest, 'byte')}",
+            f"{plural(self.copies, 'copy')} from {plural(len(self.files), 'file')}",
         ]
         return "\n".join([*lines, *self.notes])
 

@@ -23,6 +23,7 @@ import numpy as np
 from workbench.checkpoint import Checkpoint
 from workbench.core.arrays import Array, Ints
 from workbench.core.dtypes import DType
+from workbench.core.words import plural
 from workbench.errors import UnsupportedFormatError, UsageError
 from workbench.export.casts import SOURCES
 from workbench.export.filemap import Pieces
@@ -93,7 +94,8 @@ class Edits:
             codes = [t for t in self.tensors if roles[t] == "param" and fqns[t] in scaled]
             codes = [t for t in codes if self.changes[t].wanted == self.changes[t].source]
             self.notes.append(
-                f"{len(codes):,} quantised weights keep their codes, and {len(kept):,} tensors that belong to them "
+                f"{plural(len(codes), 'quantised weight', 'keep')} their codes, and {plural(len(kept), 'tensor')} "
+                "that belong to them "
                 f"(scales, zero points, maps) are not cast, for example {self.ckpt.catalog.keys[kept[0]]!r}"
             )
 

@@ -28,6 +28,7 @@ from workbench.core.arrays import Array
 from workbench.core.decoding.floats import FP8, fp8_table
 from workbench.core.dtypes import DType, by_name
 from workbench.core.scan import Progress
+from workbench.core.words import plural
 from workbench.errors import UnsupportedFormatError, UsageError
 from workbench.export.casts import FLOATS, LARGEST, SOURCES, widened
 from workbench.export.sharding.kinds import kind_of
@@ -75,7 +76,8 @@ def quantize(
         raise UsageError(f"recipe {recipe!r}: no selected tensor has the name of a linear layer's weight")
     if uneven := [t for t, (m, n) in blocks.items() if catalog.shape_of(t)[-2] % m or catalog.shape_of(t)[-1] % n]:
         edits.notes.append(
-            f"{len(uneven):,} weights, for example {catalog.keys[uneven[0]]!r}, do not divide evenly into blocks of "
+            f"{plural(len(uneven), 'weight')}, for example {catalog.keys[uneven[0]]!r}, do not divide evenly "
+            "into blocks of "
             f"{BLOCK[0]} × {BLOCK[1]}: the last blocks are smaller. transformers' FP8 layers handle this, but if "
             "transformers dequantises while loading (dequantize=True, or no GPU), it assumes blocks of equal size"
         )
@@ -88,7 +90,9 @@ def quantize(
         edits.added.append(
             Added(key + suffix, edits.ckpt.fqns[tensor], "scale", FLOAT32, stored.view(FLOAT32.raw), tensor)
         )
-    edits.notes.append(f"{len(blocks):,} weights of linear layers are written as {E4M3} with scales (recipe {recipe})")
+    edits.notes.append(
+        f"{plural(len(blocks), 'weight')} of linear layers written as {E4M3} with scales (recipe {recipe})"
+    )
 
 
 def dequantize(edits: Edits, *, unscaled: bool = False) -> None:
@@ -122,7 +126,8 @@ def dequantize(edits: Edits, *, unscaled: bool = False) -> None:
     edits.left_out |= scales
     if count:
         edits.notes.append(
-            f"{count:,} 8-bit weights are written as {wanted}, code times scale; {len(scales):,} scales are left out"
+            f"{count:,} 8-bit weights are written as {wanted}, code times scale; "
+            f"{plural(len(scales), 'scale', 'are')} left out"
         )
 
 

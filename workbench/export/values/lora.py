@@ -29,7 +29,7 @@ from workbench.checkpoint import Checkpoint
 from workbench.core.arrays import Array
 from workbench.core.decoding.floats import FP8
 from workbench.core.dtypes import DType
-from workbench.core.words import some_of
+from workbench.core.words import plural, some_of
 from workbench.errors import UnsupportedFormatError, UsageError
 from workbench.export.casts import FLOATS, SOURCES, cast, widened
 from workbench.export.sharding.kinds import kind_of
@@ -63,7 +63,8 @@ def merge(edits: Edits, adapter: Checkpoint) -> None:
     unused = [tensor.key for fqn, pair in pairs.items() if fqn not in base for tensor in pair.values()]
     if unused:
         raise UsageError(
-            f"{len(unused):,} tensors of the adapter have no weight to merge into: {some_of(unused, SHOWN)}; select "
+            f"{plural(len(unused), 'tensor')} of the adapter without a weight to merge into: "
+            f"{some_of(unused, SHOWN)}; select "
             "their weights too, or give the base model that the adapter was trained for"
         )
     for fqn, stored in whole.items():
@@ -72,7 +73,8 @@ def merge(edits: Edits, adapter: Checkpoint) -> None:
     for fqn, pair in pairs.items():
         _update(edits, base[fqn], pair, config, scratch)
     edits.notes.append(
-        f"adapter {adapter.path!r}: {len(pairs):,} weights updated by W + s·B·A, {len(whole):,} tensors replaced"
+        f"adapter {adapter.path!r}: {plural(len(pairs), 'weight')} updated by W + s·B·A, "
+        f"{plural(len(whole), 'tensor')} replaced"
     )
 
 

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from workbench.core.words import plural
 from workbench.errors import UnsupportedFormatError, UsageError
 from workbench.export.filemap import FileMap, Pieces
 
@@ -87,7 +88,8 @@ def one_file(pieces: Pieces, name: str, *, metadata: Mapping[str, str] | None = 
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER:
         raise UsageError(
-            f"file {name!r} would have a header of {len(text):,} bytes, over the {MAX_HEADER:,} that safetensors "
+            f"file {name!r} would have a header of {plural(len(text), 'byte')}, over the {MAX_HEADER:,} that "
+            "safetensors "
             "can read; write more, smaller shards (max_shard_size)"
         )
     head = len(text).to_bytes(8, "little") + text

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from workbench.core.pickles.standins import Record
+from workbench.core.words import plural
 from workbench.export.filemap import FileMap
 from workbench.export.selection import ExportSelection
 from workbench.export.writers.dcp_items import lay_out
@@ -77,7 +78,7 @@ def torch_dist_notes(selection: ExportSelection) -> list[str]:
     ]
     args = _args(selection)
     if args is not None:
-        notes.append(f"only the {len(vars(args)):,} args with plain values are written")
+        notes.append(f"only the {plural(len(vars(args)), 'arg')} with plain values are written")
     strange = [name for name in selection.names if not _MEGATRON.match(name)]
     if strange:
         notes.append(

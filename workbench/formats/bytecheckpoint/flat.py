@@ -34,6 +34,7 @@ from workbench.core.catalog import Catalog, ObjectTable
 from workbench.core.dtypes import ITEMSIZE, by_code
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place
+from workbench.core.words import plural
 from workbench.errors import CorruptError
 
 FLAT = "_flat_param"
@@ -133,17 +134,21 @@ def unflatten(place: Place, catalog: Catalog, flats: Mapping[str, FlatParam], *,
 def _table(key: str, names: Any, mask: Any, numels: Any, shapes: Any, *, what: str) -> FlatParam:
     who = f"{what}: flat parameter {short(key, 80)}"
     if len(mask) != len(numels) or any(type(n) is not int or n < 0 for n in numels):
-        raise CorruptError(f"{who} has {len(numels)} lengths and {len(mask)} padding flags")
+        raise CorruptError(f"{who} has {plural(len(numels), 'length')} and {plural(len(mask), 'padding flag')}")
     ends = np.cumsum(np.array([0, *numels], np.float64))
     real = [i for i, padding in enumerate(mask) if not padding]
     if len(names) != len(real) or len(shapes) != len(real) or ends[-1] > cat.MAX_ELEMENTS:
-        raise CorruptError(f"{who} has {len(real)} parameters, but {len(names)} names and {len(shapes)} shapes")
+        raise CorruptError(
+            f"{who} has {plural(len(real), 'parameter')}, but {len(names)} names and {plural(len(shapes), 'shape')}"
+        )
     if not all(type(name) is str for name in names) or not all(_is_shape(shape) for shape in shapes):
         raise CorruptError(f"{who} has an invalid name or shape")
     for i, name, shape in zip(real, names, shapes, strict=True):
         volume = int(np.prod(shape, dtype=np.float64))
         if volume != numels[i]:
-            raise CorruptError(f"{who}: {name!r} of shape {tuple(shape)} needs {volume:,} elements, not {numels[i]:,}")
+            raise CorruptError(
+                f"{who}: {name!r} of shape {tuple(shape)} needs {plural(volume, 'element')}, not {numels[i]:,}"
+            )
     prefix = clean(key).removesuffix(FLAT)
     # a wrapped module names its own parameters ".weight"; saves before 0.0.2 repeat the prefix
     relative = [clean(name).lstrip(".") for name in names]
@@ -180,7 +185,8 @@ def _flat_tensors(catalog: Catalog, flats: Mapping[str, FlatParam], state: bool)
         length = int(catalog.shape[t, 0])
         if length != flat.numel:
             raise CorruptError(
-                f"tensor {key!r} has {length:,} elements, but the model part's dictionary adds up to {flat.numel:,}; "
+                f"tensor {key!r} has {plural(length, 'element')}, but the model part's dictionary adds up to "
+                f"{flat.numel:,}; "
                 "the parts are from different saves"
             )
         found[t] = flat, leaf

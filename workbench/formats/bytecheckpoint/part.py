@@ -24,6 +24,7 @@ from workbench.core.catalog import Catalog, ObjectTable
 from workbench.core.codecs import OPAQUE, RAW
 from workbench.core.dtypes import ALL, nbytes_of_codes
 from workbench.core.place import Place, stat_or_absent
+from workbench.core.words import plural
 from workbench.errors import CorruptError, IncompleteError
 from workbench.formats.bytecheckpoint import metadata
 
@@ -76,9 +77,9 @@ def _catalog(place: Place, found: metadata.ByteMetadata, folder: str) -> Catalog
     where = f"{folder!r}: " if folder else ""
     lost = len(meta.item) - len(stored)
     if lost:
-        notes.append(f"{lost:,} chunks of the metadata have no stored item: their elements are holes")
+        notes.append(f"{plural(lost, 'chunk')} of the metadata without a stored item: the elements are holes")
     if meta.orphans:
-        notes.append(f"{meta.orphans:,} stored items belong to no tensor of the metadata")
+        notes.append(f"{plural(meta.orphans, 'stored item', 'belong')} to no tensor of the metadata")
     return Catalog(
         format="bytecheckpoint",
         keys=meta.keys,
@@ -133,7 +134,9 @@ def _lay_out(
         bare = np.flatnonzero(number < 0)
         need = nbytes_of_codes(dtype[owner[bare]], np.prod(sizes[bare], axis=1))
         _first(meta, owner, offsets, bare[meta.length[item[bare]] != need], "has no layout in all_tensor_metadata")
-        notes.append(f"{len(bare):,} chunks have no layout in all_tensor_metadata; by their length they are row-major")
+        notes.append(
+            f"{plural(len(bare), 'chunk', 'have')} no layout in all_tensor_metadata; by their length they are row-major"
+        )
     if not len(known):
         return dtype, None, None, codec, notes
     number, rows = number[known], known
@@ -151,7 +154,7 @@ def _lay_out(
     if len(changed):
         first = int(changed[0])
         notes.append(
-            f"{len(changed):,} tensors are not stored in the dtype of their properties, first "
+            f"{plural(len(changed), 'tensor', 'are')} not stored in the dtype of their properties, first "
             f"{meta.keys[first]!r} in {ALL[stated[first]]} instead of {ALL[dtype[first]]}; the stored dtype is used"
         )
         dtype[changed] = stated[changed]
@@ -193,13 +196,16 @@ def _odd_files(place: Place, meta: Any, stats: list[Any]) -> list[str]:
     if longer:
         name, more = longer[0]
         notes.append(
-            f"{len(longer)} files are longer than the metadata states, first {name!r} by {more:,} bytes: another save "
+            f"{plural(len(longer), 'file', 'are')} longer than the metadata states, first {name!r} by "
+            f"{plural(more, 'byte')}: another save "
             "may have written to the folder"
         )
     known = set(meta.files)
     stray = [name for name, stat in place.files.items() if _DATA.fullmatch(name) and name not in known and stat.size]
     if stray:
-        notes.append(f"{len(stray)} data files do not belong to this save, first {stray[0]!r}; they are not read")
+        notes.append(
+            f"{plural(len(stray), 'data file', 'do')} not belong to this save, first {stray[0]!r}; they are not read"
+        )
     if ".metadata.tmp" in place.files:
         notes.append(".metadata.tmp is left over: a later save to this folder was interrupted")
     ranks = sorted(ranks_of(place))

@@ -37,6 +37,7 @@ from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
 from workbench.core.objects import archive_objects, decode_archive
 from workbench.core.place import Place, lacking
+from workbench.core.words import plural
 from workbench.errors import IncompleteError, NotACheckpointError, OpenError, WorkbenchError
 from workbench.formats import Format
 from workbench.formats.bytecheckpoint import flat as flatten
@@ -197,7 +198,8 @@ def _channels_last(merged: Catalog) -> list[str]:
     if not len(doubtful):
         return []
     return [
-        f"{len(doubtful):,} tensors of a DDP save have 4 or more axes, such as {merged.keys[doubtful[0]]!r}: if the "
+        f"{plural(len(doubtful), 'tensor')} of a DDP save with 4 or more axes, such as "
+        f"{merged.keys[doubtful[0]]!r}: if the "
         "model was in channels_last memory format, ByteCheckpoint stored their elements in another order and "
         "no file records it"
     ]
@@ -226,12 +228,14 @@ def _unflat(place: Place, part: PartFile, flats: Mapping[str, flatten.FlatParam]
     left = [key for key in found.catalog.keys if flatten.FLAT in key and not key.endswith(flatten.NUMEL)]
     if left:
         notes.append(
-            f"{where}{len(left)} flat tensors stay flat, first {left[0]!r}: their parameters are listed only in the "
+            f"{where}{plural(len(left), 'flat tensor', 'stay')} flat, first {left[0]!r}: their parameters are "
+            "listed only in the "
             "model part's metadata"
         )
     if found.without:
         notes.append(
-            f"{where}{len(found.without)} parameters have no state, first {found.without[0]!r}: they are frozen or "
+            f"{where}{plural(len(found.without), 'parameter', 'have')} no state, first {found.without[0]!r}: "
+            "they are frozen or "
             "were not passed to the optimizer"
         )
     return replace(part, catalog=found.catalog, paths={**part.paths, **found.paths})
@@ -270,7 +274,7 @@ def _unknown_parameters(merged: Catalog, fqns: list[str | None], roles: list[str
     odd = sorted(state - params)
     if not params or not odd:
         return []
-    return [f"the optimizer has state of {len(odd)} parameters that the model lacks, first {odd[0]!r}"]
+    return [f"the optimizer has state of {plural(len(odd), 'parameter')} that the model lacks, first {odd[0]!r}"]
 
 
 def _step(place: Place, notes: list[str]) -> int | None:

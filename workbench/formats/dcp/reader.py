@@ -264,9 +264,9 @@ def _rank(file: str) -> int:
 def _facts(place: Place, meta: DcpMetadata | None, lost: int) -> dict[str, Any]:
     notes: list[str] = []
     if lost:
-        notes.append(f"{lost:,} chunks of the metadata have no stored item: their elements are holes")
+        notes.append(f"{plural(lost, 'chunk')} of the metadata without a stored item: the elements are holes")
     if meta is not None and meta.orphans:
-        notes.append(f"{meta.orphans:,} stored items belong to no tensor of the metadata")
+        notes.append(f"{plural(meta.orphans, 'stored item', 'belong')} to no tensor of the metadata")
     if meta is not None and meta.transforms:
         notes.append(f"items passed through transforms that cannot be undone here: {', '.join(meta.transforms)}")
     if meta is not None and meta.objects and not meta.keys:
@@ -276,7 +276,8 @@ def _facts(place: Place, meta: DcpMetadata | None, lost: int) -> dict[str, Any]:
         )
     if flat := [key for key in (meta.keys if meta is not None else ()) if key.rpartition(".")[2] == "_flat_param"]:
         notes.append(
-            f"{len(flat):,} tensors are flat parameters of FSDP1 (LOCAL_STATE_DICT), such as {flat[0]!r}: several "
+            f"{plural(len(flat), 'tensor', 'are')} flat parameters of FSDP1 (LOCAL_STATE_DICT), such as "
+            f"{flat[0]!r}: several "
             "parameters and padding end to end, whose names and shapes are not stored"
         )
     if ".metadata.tmp" in place.files:

@@ -24,6 +24,7 @@ from workbench.core.pickles import unpickle
 from workbench.core.pickles.constructors import torch_storage
 from workbench.core.pickles.standins import StorageRef, TensorRef
 from workbench.core.place import Place
+from workbench.core.words import plural
 from workbench.errors import CorruptError, TruncatedError
 from workbench.formats.torch.file import load_tree, storage_range
 
@@ -66,7 +67,8 @@ class States:
         end = (ref.storage_offset + last) * dtype.itemsize
         if last and end > stop - start:
             raise CorruptError(
-                f"{self.file!r}: {what} ends at byte {end:,} of a storage of {stop - start:,} bytes at byte {start:,}; "
+                f"{self.file!r}: {what} ends at byte {end:,} of a storage of {plural(stop - start, 'byte')} at "
+                f"byte {start:,}; "
                 "the file is damaged"
             )
         inner = ref.storage_offset * dtype.itemsize if last else 0

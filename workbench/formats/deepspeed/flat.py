@@ -23,6 +23,7 @@ import numpy as np
 from workbench.core import box
 from workbench.core.arrays import Ints
 from workbench.core.catalog import MAX_ELEMENTS
+from workbench.core.words import plural
 from workbench.errors import CorruptError
 
 BLOCK = 1 << 18  #: ranges turned into boxes at a time, which bounds temporary memory
@@ -122,7 +123,7 @@ def counted(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Ints:
             raise CorruptError(f"param_shapes gives {name!r} the impossibly large shape {shape}")
         counts.append(count)
     if sum(counts) > MAX_ELEMENTS:
-        raise CorruptError(f"param_shapes adds up to {sum(counts):,} elements, which is impossibly large")
+        raise CorruptError(f"param_shapes adds up to {plural(sum(counts), 'element')}, which is impossibly large")
     return np.array(counts, np.int64)
 
 
@@ -138,7 +139,8 @@ def check_line(need: int, part: int, ranks: int, paddings: int | None, what: str
         return
     added = "" if paddings is None else f", including {paddings:,} of padding by the files' own count"
     raise CorruptError(
-        f"{what}: param_shapes add up to {need:,} elements but {ranks} partitions of {part:,} hold {have:,}{added}, "
+        f"{what}: param_shapes add up to {plural(need, 'element')} but {ranks} partitions of {part:,} hold "
+        f"{have:,}{added}, "
         f"{abs(have - need):,} too {'many' if have > need else 'few'}; the model and optimizer files are from "
         "different saves"
     )
@@ -153,7 +155,8 @@ def check_param(numel: Ints, segments: Ints, ranks: int, what: str) -> None:
     need, have = int((-(-numel // ranks)).sum()), int(segments.sum())
     if need != have:
         raise CorruptError(
-            f"{what}: param_shapes of {len(numel):,} parameters over {ranks} ranks need {need:,} elements each, but "
+            f"{what}: param_shapes of {plural(len(numel), 'parameter')} over {ranks} ranks need "
+            f"{plural(need, 'element')} each, but "
             f"the flat groups have {have:,}, {abs(have - need):,} too {'many' if have > need else 'few'}; the model "
             "and optimizer files are from different saves"
         )

@@ -26,6 +26,7 @@ from workbench.core.build import merge
 from workbench.core.catalog import Catalog
 from workbench.core.pickles.standins import Opaque
 from workbench.core.rebox import ComposedBox, Composition, compose
+from workbench.core.words import plural
 from workbench.formats.deepspeed.files import items
 
 #: Regular expressions as DeepSpeed's integrations write them. Others are not run, as an expression in a checkpoint
@@ -78,7 +79,8 @@ def unify(
     if unjoined:
         count = len(dict.fromkeys(unjoined))
         notes.append(
-            f"{count} parameters have pieces on several model-parallel ranks, and no file stores how they were divided "
+            f"{plural(count, 'parameter', 'have')} pieces on several model-parallel ranks, and no file stores "
+            "how they were divided "
             f"(no universal_checkpoint_info): each piece is a separate tensor, such as {unjoined[0]!r}"
         )
     if not targets:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.core.pickles.standins import Opaque, TensorRef
+from workbench.core.words import plural
 from workbench.errors import CorruptError, UnsupportedFormatError
 from workbench.formats.deepspeed.files import Located, States, items
 
@@ -95,7 +96,9 @@ def read_shard(states: States) -> RankShard:
         shard.paddings = _numbers(states, whole.get("group_paddings"), len(parts), "group_paddings")
         aligned = whole.get("param_alignment_paddings")
         if aligned is not None and len(items(aligned)) != len(parts):
-            raise CorruptError(f"{states.file!r}: param_alignment_paddings is {aligned!r:.80} for {len(parts)} groups")
+            raise CorruptError(
+                f"{states.file!r}: param_alignment_paddings is {aligned!r:.80} for {plural(len(parts), 'group')}"
+            )
         if aligned is not None:
             shard.aligned = [_numbers(states, row, None, "param_alignment_paddings") or [] for row in aligned]
         mappings = whole.get("param_slice_mappings")

@@ -31,7 +31,7 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place, lacking
-from workbench.core.words import some_of
+from workbench.core.words import plural, some_of
 from workbench.errors import IncompleteError
 from workbench.formats import Format
 from workbench.formats.deepspeed.files import FileDecoder, items, tensors
@@ -207,7 +207,8 @@ class FolderReader:
         self._scalars(mp, found, [list(group) for group in shapes])
         if found.extra:
             self.notes.append(
-                f"{len(found.extra)} files are of ranks that this save did not have ({len(found.shards)} ranks), left "
+                f"{plural(len(found.extra), 'file', 'are')} of ranks that this save did not have "
+                f"({plural(len(found.shards), 'rank')}), left "
                 f"over from another save: {found.extra[0]!r}"
             )
         if len(found.steps) > 1:

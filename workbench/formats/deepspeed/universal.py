@@ -27,6 +27,7 @@ from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.standins import TensorRef
 from workbench.core.place import Place
+from workbench.core.words import plural
 from workbench.errors import CorruptError, WorkbenchError
 from workbench.formats import Format
 from workbench.formats.deepspeed import reader as deepspeed
@@ -120,7 +121,8 @@ def _flat(builder: CatalogBuilder, key: str, at: Located, shape: tuple[int, ...]
         count *= size
     if count != at.shape[0]:
         raise CorruptError(
-            f"{at.file!r} has {at.shape[0]:,} elements, but param_shapes has {shape}, {count:,} elements; the parts "
+            f"{at.file!r} has {plural(at.shape[0], 'element')}, but param_shapes has {shape}, "
+            f"{plural(count, 'element')}; the parts "
             "of the folder are from different saves"
         )
     builder.tensor(key, at.dtype, shape, fqn=fqn, role=role)
@@ -132,16 +134,20 @@ def _notes(found: Mapping[str, set[str]], shapes: Mapping[str, tuple[int, ...]],
     notes = []
     lost = [name for name in shapes if name not in found]
     if lost:
-        notes.append(f"{len(lost)} parameters of param_shapes have no folder in {ZERO!r}, such as {lost[0]!r}")
+        notes.append(
+            f"{plural(len(lost), 'parameter')} of param_shapes have no folder in {ZERO!r}, such as {lost[0]!r}"
+        )
     most = set.union(*found.values()) if found else set()
     lacking = [name for name in found if name in shapes and found[name] != most]
     if lacking:
         missing = ", ".join(sorted(most - found[lacking[0]]))
-        notes.append(f"{len(lacking)} parameters lack states that others have, such as {lacking[0]!r}: {missing}")
+        notes.append(
+            f"{plural(len(lacking), 'parameter', 'lack')} states that others have, such as {lacking[0]!r}: {missing}"
+        )
     if flat:
         names = list(dict.fromkeys(flat))
         notes.append(
-            f"{len(names)} parameters are stored flat and no file has their shapes, such as {names[0]!r}: "
+            f"{plural(len(names), 'parameter', 'are')} stored flat and no file has their shapes, such as {names[0]!r}: "
             "copy the model_states files here"
         )
     return notes

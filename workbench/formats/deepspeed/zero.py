@@ -21,7 +21,7 @@ import numpy as np
 from workbench.core import codecs
 from workbench.core.build import CatalogBuilder
 from workbench.core.place import Place, lacking
-from workbench.core.words import some_of
+from workbench.core.words import plural, some_of
 from workbench.errors import CorruptError, IncompleteError, UnsafeError
 from workbench.formats.deepspeed import flat
 from workbench.formats.deepspeed.files import FileDecoder, Located
@@ -123,7 +123,8 @@ def add_partitions(
         return adder.notes
     if len(shapes) != first.groups:
         raise CorruptError(
-            f"param_shapes has {len(shapes)} groups, but {first.file!r} has {first.groups}; model and optimizer files "
+            f"param_shapes has {plural(len(shapes), 'group')}, but {first.file!r} has {first.groups}; model "
+            "and optimizer files "
             "are from different saves"
         )
     world = len(parts.shards)
@@ -134,7 +135,8 @@ def add_partitions(
             continue
         if world % count:
             raise CorruptError(
-                f"{first.file!r}: {count} ranks share group {group}, but {count} does not divide {world} ranks"
+                f"{first.file!r}: {plural(count, 'rank', 'share')} group {group}, but {count} does not divide "
+                f"{world} ranks"
             )
         local = local_experts(named)
         for expert in range(world // count):
@@ -163,7 +165,9 @@ class _Adder:
         first, world = self.parts.first, len(self.parts.shards)
         numel = flat.counted(names, shapes)
         if len(names) * world > MAX_PIECES:
-            raise UnsafeError(f"{len(names):,} parameters over {world:,} ranks are more than {MAX_PIECES:,} pieces")
+            raise UnsafeError(
+                f"{plural(len(names), 'parameter')} over {plural(world, 'rank', 'are')} more than {MAX_PIECES:,} pieces"
+            )
         segments = np.array([_master(first, group) for group in range(first.groups)], np.int64)
         flat.check_param(numel, segments, world, f"mp_rank {self.parts.mp:02d}")
         ranges = flat.by_param(numel, segments, world)
@@ -179,7 +183,7 @@ class _Adder:
             if len(first.aligned[group]) != len(names):
                 raise CorruptError(
                     f"{first.file!r}: param_alignment_paddings of group {group} has {len(first.aligned[group])} "
-                    f"entries for {len(names)} parameters"
+                    f"entries for {plural(len(names), 'parameter')}"
                 )
             pads[:] = first.aligned[group]
         need = int((numel + pads).sum())
@@ -277,7 +281,8 @@ class _RangeTable:
             )
         if part.shape[0] < need:
             raise CorruptError(
-                f"{part.file!r}: {state} of group {group} has {part.shape[0]:,} elements, {need - part.shape[0]:,} "
+                f"{part.file!r}: {state} of group {group} has {plural(part.shape[0], 'element')}, "
+                f"{need - part.shape[0]:,} "
                 f"fewer than the {need:,} that param_shapes needs; the file is from another save"
             )
 

@@ -26,6 +26,7 @@ from workbench.core.catalog import MAX_ELEMENTS
 from workbench.core.dtypes import DType, by_name, nbytes_of
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place
+from workbench.core.words import plural
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError, quoted
 
 MAGIC = b"GGUF"
@@ -128,7 +129,7 @@ def begin(place: Place, name: str) -> tuple[_HeaderReader, int, int, int]:
     reader.size = "I" if version == 1 else "Q"
     tensors, pairs = reader.count("tensors", 24), reader.count("metadata pairs", 9)
     if pairs > PAIRS:
-        raise UnsafeError(f"{name!r} has {pairs:,} metadata pairs, over the limit of {PAIRS:,}; refused")
+        raise UnsafeError(f"{name!r} has {plural(pairs, 'metadata pair')}, over the limit of {PAIRS:,}; refused")
     return reader, version, tensors, pairs
 
 
@@ -225,7 +226,8 @@ class _HeaderReader:
         stop = self.at + count
         if stop > self.total:
             raise TruncatedError(
-                f"{self.name!r} ends at byte {self.total:,}, {stop - self.total:,} bytes before the end of {what} at "
+                f"{self.name!r} ends at byte {self.total:,}, {plural(stop - self.total, 'byte')} before the "
+                f"end of {what} at "
                 f"byte {self.at:,}; the file is truncated, or a length in it is wrong"
             )
         if stop > LONGEST:
@@ -258,7 +260,7 @@ class _HeaderReader:
         found = self.number(self.size, f"the number of {what}")
         if found * least > self.total - self.at:
             raise UnsafeError(
-                f"{self.name!r}, byte {at:,}: {found:,} {what} would take {found * least:,} bytes or more, but "
+                f"{self.name!r}, byte {at:,}: {found:,} {what} would take {plural(found * least, 'byte')} or more, but "
                 f"{self.total - self.at:,} remain; the file is damaged"
             )
         return found
@@ -272,7 +274,7 @@ class _HeaderReader:
         at, length = self.at, self.number(self.size, f"the length of {what}")
         if LONGEST_TEXT < length <= self.total - self.at:
             raise UnsafeError(
-                f"{self.name!r}, byte {at:,}: {what} has {length:,} bytes, over {LONGEST_TEXT:,}; refused"
+                f"{self.name!r}, byte {at:,}: {what} has {plural(length, 'byte')}, over {LONGEST_TEXT:,}; refused"
             )
         return self.take(length, what)
 

@@ -32,7 +32,7 @@ from workbench.core.garbage import uncollected
 from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place, lacking
-from workbench.core.words import some_of
+from workbench.core.words import plural, some_of
 from workbench.errors import CorruptError, NotACheckpointError
 from workbench.formats import Format
 from workbench.formats.gguf.header import MAGIC, GgufHeader, begin, parse
@@ -104,7 +104,8 @@ def read_catalog(place: Place) -> Catalog:
     stated = next((header.metadata[TENSORS] for header in headers.values() if TENSORS in header.metadata), None)
     if not lost and stated is not None and stated != sum(tensors):
         raise CorruptError(
-            f"{TENSORS} of {names[0]!r} is {short(stated)}, but the {len(names)} parts hold {sum(tensors):,} tensors; "
+            f"{TENSORS} of {names[0]!r} is {short(stated)}, but the {plural(len(names), 'part', 'hold')} "
+            f"{plural(sum(tensors), 'tensor')}; "
             "a part is from another model"
         )
     versions = sorted({header.version for header in headers.values()})
@@ -187,7 +188,7 @@ def _add(builder: CatalogBuilder, name: str, number: int, header: GgufHeader, no
     if header.big:
         codec[:] = [codecs.OPAQUE if one.dtype.packed else codecs.RAW_BE for one in found]
         if packed := sum(one.dtype.packed for one in found):
-            notes.append(f"{name!r} is big endian: its {packed:,} quantised tensors are listed but not read")
+            notes.append(f"{name!r} is big endian: its {plural(packed, 'quantised tensor', 'are')} listed but not read")
     start, stop = (np.array([getattr(one, side) for one in found], np.int64) for side in ("start", "stop"))
     builder.block(rows, np.zeros_like(sizes), sizes, number, start, stop, codec=codec)
 

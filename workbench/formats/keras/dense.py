@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
+from workbench.core.words import plural
 from workbench.errors import CorruptError, UnsupportedFormatError
 from workbench.formats.keras.structures import StructureFields, Structures
 
@@ -42,7 +43,9 @@ def read_records(file: Structures, address: int, what: str) -> Iterator[bytes]:
     head.take(2)
     root, count = file.address(head), head.uint(2)
     if depth > DEPTH or not size or node <= 10 + size:
-        raise CorruptError(f"{what}, byte {head.begin:,}: nodes of {node:,} bytes, {depth} deep; the file is damaged")
+        raise CorruptError(
+            f"{what}, byte {head.begin:,}: nodes of {plural(node, 'byte')}, {depth} deep; the file is damaged"
+        )
     most = (node - 10) // size
     width, totals = _bytes_of(most), [0]  # bytes of a child's records, and of all records below it, by level
     below = most
@@ -57,7 +60,9 @@ def read_records(file: Structures, address: int, what: str) -> Iterator[bytes]:
         pointer = file.wide + width + totals[level - 1] if level else 0
         length = 6 + count * size + (count + 1) * pointer * bool(level) + 4
         if length > node:
-            raise CorruptError(f"{what}: a node of {length:,} bytes where {node:,} is the most; the file is damaged")
+            raise CorruptError(
+                f"{what}: a node of {plural(length, 'byte')} where {node:,} is the most; the file is damaged"
+            )
         found = file.marked(at, length, b"BTIN" if level else b"BTLF", what)
         file.summed(found.data, found.begin, what)
         found.take(2)
@@ -94,7 +99,9 @@ def read_stored(file: Structures, address: int, ids: Sequence[bytes], what: str)
         start and most >= start and not start & (start - 1) and not most & (most - 1) and 0 < bits <= 64 and rows <= 64
     )
     if not good or not 0 < table <= 1 << 10:
-        raise CorruptError(f"{what}, byte {head.begin:,}: a heap of blocks of {start:,} bytes; the file is damaged")
+        raise CorruptError(
+            f"{what}, byte {head.begin:,}: a heap of blocks of {plural(start, 'byte')}; the file is damaged"
+        )
     wide_offset = (bits + 7) // 8
     wide_length = min((most.bit_length() + 6) // 8, _bytes_of(largest))
     blocks = _HeapBlocks(file, start, most, table, wide_offset, bool(flags & 2), what)
@@ -112,7 +119,8 @@ def read_stored(file: Structures, address: int, ids: Sequence[bytes], what: str)
         block, inside = blocks.found.get(first), offset - first
         if block is None or inside + length > len(block.data):
             raise CorruptError(
-                f"{what}, byte {head.begin:,}: an object of {length:,} bytes at {offset:,} is not in the heap; the "
+                f"{what}, byte {head.begin:,}: an object of {plural(length, 'byte')} at {offset:,} is not in "
+                "the heap; the "
                 "file is damaged"
             )
         yield StructureFields(block.data[inside : inside + length], block.begin + inside, what)

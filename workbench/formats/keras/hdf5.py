@@ -33,6 +33,7 @@ from workbench.core.catalog import MAX_ELEMENTS
 from workbench.core.jsonable import check_listed, nested
 from workbench.core.pickles.standins import short
 from workbench.core.source import LazyBytes
+from workbench.core.words import plural
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError, quoted
 from workbench.formats.keras.dense import read_records, read_stored
 from workbench.formats.keras.indices import MOST_CHUNKS, fixed_array, read_tree, record_rows, tree_rows
@@ -167,10 +168,13 @@ class Hdf5(Structures):
         if version >= 2:
             self.summed(fields.data[: fields.at + 4], fields.begin, what)
         if self.base:
-            raise UnsupportedFormatError(f"{what} begins with a user block of {self.base:,} bytes, which is not read")
+            raise UnsupportedFormatError(
+                f"{what} begins with a user block of {plural(self.base, 'byte')}, which is not read"
+            )
         if end > len(self.view):
             raise TruncatedError(
-                f"{what} has {len(self.view):,} bytes and should end at byte {end:,}, {end - len(self.view):,} later; "
+                f"{what} has {plural(len(self.view), 'byte')} and should end at byte {end:,}, "
+                f"{end - len(self.view):,} later; "
                 "it is truncated"
             )
         self.end = end
@@ -233,7 +237,7 @@ class Hdf5(Structures):
         total = size + next(reversed(seen.values()), 0)
         if begin in seen or total > HEADER_LIMIT:
             raise CorruptError(
-                f"{what}, byte {self.origin + self.base + begin:,}: a block of {size:,} bytes of the header is "
+                f"{what}, byte {self.origin + self.base + begin:,}: a block of {plural(size, 'byte')} of the header is "
                 "referred to twice, or too long; the file is damaged"
             )
         seen[begin] = total
@@ -473,7 +477,8 @@ class Hdf5(Structures):
             return found
         if found.start >= 0 and found.stop - found.start != nbytes:
             raise CorruptError(
-                f"{what}, byte {layout.begin:,}: {found.stop - found.start:,} bytes are stored for {shape} of "
+                f"{what}, byte {layout.begin:,}: {plural(found.stop - found.start, 'byte', 'are')} stored for "
+                f"{shape} of "
                 f"{element.size} bytes each, {nbytes:,}; the file is damaged"
             )
         if found.stop > self.origin + len(self.view):
@@ -555,7 +560,7 @@ class Hdf5(Structures):
             )
         whole = tuple(-(-n // size) for n, size in zip(shape, chunk, strict=True))
         if prod(whole) > MOST_CHUNKS:
-            raise UnsafeError(f"{what}: {prod(whole):,} chunks, over the limit of {MOST_CHUNKS:,}; refused")
+            raise UnsafeError(f"{what}: {plural(prod(whole), 'chunk')}, over the limit of {MOST_CHUNKS:,}; refused")
         if flags & 1:
             found.why = f"has edge chunks without filters (byte {layout.begin:,})"
             return
@@ -576,7 +581,8 @@ class Hdf5(Structures):
                 address = self.address(layout)
                 if address is not None and address + prod(grid) * nbytes > len(self.view):
                     raise TruncatedError(
-                        f"{what}: {prod(grid):,} chunks of {nbytes:,} bytes follow byte {self.origin + address:,}, and "
+                        f"{what}: {plural(prod(grid), 'chunk')} of {plural(nbytes, 'byte')} follow byte "
+                        f"{self.origin + address:,}, and "
                         f"the file ends at byte {self.origin + len(self.view):,}; it is truncated or damaged"
                     )
                 places = np.arange(0 if address is None else prod(grid), dtype=np.int64)
@@ -614,9 +620,10 @@ class Hdf5(Structures):
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             raise CorruptError(
-                f"{what}: its chunk at {tuple(offsets[row].tolist())} should be {int(sizes[row]):,} bytes at byte "
+                f"{what}: its chunk at {tuple(offsets[row].tolist())} should be "
+                f"{plural(int(sizes[row]), 'byte')} at byte "
                 f"{int(starts[row]):,}, which does not fit the shape {found.shape}, the chunks of {found.chunk} or the "
-                f"file of {end:,} bytes; it is damaged or truncated"
+                f"file of {plural(end, 'byte')}; it is damaged or truncated"
             )
         found.offsets, found.starts, found.sizes, found.masks = offsets, starts, sizes, masks
 
@@ -698,7 +705,7 @@ class Hdf5(Structures):
         text = self._global_heap(address, what).get(number)
         if text is None or len(text) < length:
             raise CorruptError(
-                f"{what}: a text of {length:,} bytes is object {number:,} of the heap at byte "
+                f"{what}: a text of {plural(length, 'byte')} is object {number:,} of the heap at byte "
                 f"{self.origin + self.base + address:,}, which does not hold it; the file is damaged"
             )
         return text[:length]

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from workbench.core.arrays import Array
+from workbench.core.words import plural
 from workbench.errors import CorruptError
 from workbench.formats.keras.dense import read_records
 from workbench.formats.keras.structures import Structures
@@ -101,7 +102,9 @@ def fixed_array(
     count, block = head.uint(file.long), file.address(head)
     width = item - file.wide - 4 if filtered else 0  # bytes of a chunk's size
     if not 0 <= width <= 8 or item != file.wide + (4 + width) * filtered or bits > 24 or count > MOST_CHUNKS:
-        raise CorruptError(f"{what}, byte {head.begin:,}: a fixed array of {count:,} items of {item} bytes; damaged")
+        raise CorruptError(
+            f"{what}, byte {head.begin:,}: a fixed array of {plural(count, 'item')} of {item} bytes; damaged"
+        )
     if block is None:
         return none, none, none, none
     pages = -(-count >> bits) if count > 1 << bits else 0

@@ -29,7 +29,7 @@ from workbench.core.dtypes import by_name
 from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.standins import short
 from workbench.core.place import Place
-from workbench.core.words import some_of
+from workbench.core.words import plural, some_of
 from workbench.core.ziparchive import Archive
 from workbench.core.ziprecord import STORED, locate
 from workbench.errors import NotACheckpointError, OpenError, UnsafeError, UnsupportedFormatError
@@ -73,7 +73,9 @@ def _document(archive: Archive | None, name: str) -> Any:
         return None
     what = f"{archive.what}: {name!r}"
     if record.usize > JSON_LIMIT:
-        raise UnsafeError(f"{what} has {record.usize:,} bytes of JSON, over the limit of {JSON_LIMIT:,}; refused")
+        raise UnsafeError(
+            f"{what} has {plural(record.usize, 'byte')} of JSON, over the limit of {JSON_LIMIT:,}; refused"
+        )
     return jsonsafe.loads(archive.read(record), what=what)
 
 
@@ -268,7 +270,7 @@ def _text(place: Place, file5: Hdf5, sets: Callable[[], dict[str, DataSet]], key
     if one.chunk is not None or one.start < 0:
         raise UnsupportedFormatError(f"{place.file!r}: {key!r} is text in chunks or never written, which is not read")
     if length > TEXT_LIMIT:
-        raise UnsafeError(f"{place.file!r}: {key!r} has {length:,} bytes of text, over {TEXT_LIMIT:,}; refused")
+        raise UnsafeError(f"{place.file!r}: {key!r} has {plural(length, 'byte')} of text, over {TEXT_LIMIT:,}; refused")
     return file5.values(place.read(place.file or "", start=one.start, length=length), one.element, one.shape or ())
 
 

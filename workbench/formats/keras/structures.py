@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from workbench.core.pickles.standins import short
 from workbench.core.source import LazyBytes
+from workbench.core.words import plural
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
 
 NODE_LIMIT = 16 << 20  #: maximum bytes of a node, a heap of names, or a page of an index
@@ -29,7 +30,7 @@ class StructureFields:
         if count < 0 or count > len(self.data) - self.at:
             raise CorruptError(
                 f"{self.what}, byte {self.begin + self.at:,}: a field of {count:,} bytes extends beyond the "
-                f"{len(self.data):,} bytes that hold it; the file is damaged"
+                f"{plural(len(self.data), 'byte')} that hold it; the file is damaged"
             )
         self.at += count
         return self.data[self.at - count : self.at]
@@ -97,7 +98,7 @@ class Structures:
         at = self.base + address
         if count > NODE_LIMIT:
             raise UnsafeError(
-                f"{what}, byte {self.origin + at:,}: {count:,} bytes of metadata, over the limit; refused"
+                f"{what}, byte {self.origin + at:,}: {plural(count, 'byte')} of metadata, over the limit; refused"
             )
         if at + count > len(self.view):
             raise TruncatedError(

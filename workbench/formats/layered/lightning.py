@@ -26,6 +26,7 @@ from workbench import formats
 from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
+from workbench.core.words import plural
 from workbench.formats import Format
 
 META = "meta.pt"
@@ -57,7 +58,7 @@ def read_catalog(place: Place) -> Catalog:
     facts = {**model.meta, "step": rest.meta["step"], "objects": rest.meta["objects"]}
     extra = [key for key in rest.keys if key not in model.index]
     if extra:
-        facts["notes"] = [*facts.get("notes", []), f"{len(extra)} tensors of {META!r} are not listed"]
+        facts["notes"] = [*facts.get("notes", []), f"{plural(len(extra), 'tensor')} of {META!r} are not listed"]
     return replace(model, format="lightning", metadata_files=[*model.metadata_files, META], meta=facts)
 
 

@@ -28,6 +28,7 @@ from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place, stat_or_absent
 from workbench.core.tarfiles import TarFiles, read_members
+from workbench.core.words import plural
 from workbench.errors import CorruptError, NotACheckpointError, UnsafeError, UnsupportedFormatError
 from workbench.formats import Format
 
@@ -58,7 +59,7 @@ def _inside(place: Place) -> tuple[TarFiles, Place, Format]:
     found = next((name for name in WEIGHTS if tar.exists(name)), None)
     if found is None:
         ranks = [name for name in members if name.endswith("/model_weights.ckpt")]
-        what = f"the weights of {len(ranks)} ranks, which are not joined" if ranks else "no model_weights"
+        what = f"the weights of {plural(len(ranks), 'rank')}, which are not joined" if ranks else "no model_weights"
         raise UnsupportedFormatError(f"{file!r} holds {what}; unpack it and open its parts")
     inner = Place.of(tar.sub(found))
     name = formats.detect(inner)
@@ -121,7 +122,7 @@ def read_objects(place: Place, catalog: Catalog) -> Mapping[str, Any]:
 def _config(tar: TarFiles, name: str) -> str:
     size = tar.stat(name).size
     if size > TEXT_LIMIT:
-        raise UnsafeError(f"{name!r} has {size:,} bytes, over the limit of {TEXT_LIMIT:,}")
+        raise UnsafeError(f"{name!r} has {plural(size, 'byte')}, over the limit of {TEXT_LIMIT:,}")
     return tar.source(name).read_bytes(0, size).decode("utf-8", "backslashreplace")
 
 

@@ -33,6 +33,7 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.catalog import Catalog
 from workbench.core.dtypes import ITEMSIZE, DType
 from workbench.core.place import Place
+from workbench.core.words import plural
 from workbench.formats.megatron import layout
 from workbench.formats.megatron.args import RunArgs
 from workbench.formats.megatron.flat import fill_buckets
@@ -74,7 +75,8 @@ def named_buckets(place: Place, catalog: Catalog, run: RunArgs, notes: list[str]
     stages = layout.stage_layers(run)
     if stages is None:
         notes.append(
-            f"the optimizer's {sum(map(len, buffers.values()))} buffers have no names: args do not store which layers "
+            f"the optimizer's {plural(sum(map(len, buffers.values())), 'buffer', 'have')} no names: args do "
+            "not store which layers "
             "a pipeline stage holds"
         )
         return None
@@ -95,7 +97,8 @@ def named_buckets(place: Place, catalog: Catalog, run: RunArgs, notes: list[str]
             cutter.add(states, *layout_)
     if lost:
         notes.append(
-            f"{len(lost)} buffers of the optimizer stay without names, first {lost[0]!r}: Megatron's order of "
+            f"{plural(len(lost), 'buffer')} of the optimizer without names, first {lost[0]!r}: "
+            "Megatron's order of "
             "parameters does not fill their buckets to the element"
         )
     notes += _absent(buffers, run)

@@ -41,6 +41,7 @@ from workbench.core.pickles import unpickle
 from workbench.core.pickles.constructors import torch_storage
 from workbench.core.pickles.standins import StorageRef, TensorRef, short
 from workbench.core.place import Place, stat_or_absent
+from workbench.core.words import plural
 from workbench.errors import CorruptError, IncompleteError, MissingFileError, UnsupportedFormatError, WorkbenchError
 from workbench.formats import Format
 from workbench.formats.megatron import boxes, layout
@@ -210,7 +211,8 @@ def _unflattened(catalog: Catalog, fqns: list[str | None], roles: list[str], not
     if odd:
         t = odd[0]
         notes.append(
-            f"{len(odd)} optimizer tensors differ in shape from their parameter, first {catalog.keys[t]!r} "
+            f"{plural(len(odd), 'optimizer tensor', 'differ')} in shape from their parameter, first "
+            f"{catalog.keys[t]!r} "
             f"{catalog.shape_of(t)} and {shapes[fqns[t]]}: flattened by TP rank (megatron-core < 0.14); they are "
             "listed as stored and belong to no parameter"
         )

@@ -38,6 +38,7 @@ from workbench.core.catalog import Catalog
 from workbench.core.lazymap import LazyMap
 from workbench.core.pickles.standins import TensorRef
 from workbench.core.place import Place, lacking
+from workbench.core.words import plural
 from workbench.errors import CorruptError, IncompleteError, NotACheckpointError, WorkbenchError
 from workbench.formats import Format
 from workbench.formats.megatron import boxes, layout
@@ -269,7 +270,8 @@ def _layer_offsets(parts: Sequence[RankFiles], run: RunArgs, notes: list[str]) -
             known = counts.setdefault((chunk, part.coordinates[1]), count)
             if known != count:
                 raise CorruptError(
-                    f"{part.folder!r} has {count} layers of model chunk {chunk}, another rank of that stage {known}; "
+                    f"{part.folder!r} has {plural(count, 'layer')} of model chunk {chunk}, another rank of "
+                    f"that stage {known}; "
                     "the folders are from different runs"
                 )
     table = layout.stage_layers(run)
@@ -279,7 +281,8 @@ def _layer_offsets(parts: Sequence[RankFiles], run: RunArgs, notes: list[str]) -
         if odd:
             v, p = odd[0]
             raise CorruptError(
-                f"stage {p}, model chunk {v} holds {counts[odd[0]]} layers, but by the stored args it should hold "
+                f"stage {p}, model chunk {v} holds {plural(counts[odd[0]], 'layer')}, but by the stored args "
+                "it should hold "
                 f"{expected.get(odd[0], 0)}; the folders are from different runs"
             )
     elif len(counts) > 1:
@@ -297,11 +300,12 @@ def _layer_offsets(parts: Sequence[RankFiles], run: RunArgs, notes: list[str]) -
 def _add_notes(notes: list[str], held: Sequence[RankState], merger: Merger, parts: Sequence[RankFiles]) -> None:
     if merger.ruled:
         notes.append(
-            f"how TP divided {len(merger.ruled)} parameters is not stored; they are merged by Megatron's naming rules"
+            f"how TP divided {plural(len(merger.ruled), 'parameter')} is not stored; they are merged by "
+            "Megatron's naming rules"
         )
     if merger.unknown:
         notes.append(
-            f"how {len(merger.unknown)} tensors were divided is neither stored nor known, first "
+            f"how {plural(len(merger.unknown), 'tensor', 'were')} divided is neither stored nor known, first "
             f"{min(merger.unknown)!r}: each rank's part has a separate key"
         )
     for part, states in zip(parts, held, strict=True):

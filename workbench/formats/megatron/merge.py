@@ -23,6 +23,7 @@ from workbench.core.catalog import reach, row_major
 from workbench.core.codecs import RAW, RAW_BE
 from workbench.core.dtypes import by_name
 from workbench.core.pickles.standins import StorageRef, TensorRef
+from workbench.core.words import plural
 from workbench.errors import CorruptError, UnsupportedFormatError
 from workbench.formats.megatron import layout
 from workbench.formats.megatron.args import RunArgs
@@ -214,6 +215,6 @@ class Merger:
         if end > found[1] - found[0]:
             raise CorruptError(
                 f"{part.folder + '/' + file!r}: tensor {key!r} of shape {list(ref.shape)} ends at byte {end:,} of a "
-                f"storage of {found[1] - found[0]:,} bytes at byte {found[0]:,}; the file is damaged"
+                f"storage of {plural(found[1] - found[0], 'byte')} at byte {found[0]:,}; the file is damaged"
             )
         return found

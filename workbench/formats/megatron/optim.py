@@ -25,6 +25,7 @@ from typing import Any
 
 from workbench.core.catalog import row_major
 from workbench.core.pickles.standins import TensorRef, short
+from workbench.core.words import plural
 from workbench.formats.megatron import layout
 from workbench.formats.megatron.args import RunArgs
 from workbench.formats.megatron.flat import bucket_size, flat_layout
@@ -239,7 +240,7 @@ def _fit(
                 if names and total == length:
                     return dict(zip(names, starts, strict=True))
     nearest = min(got, key=lambda total: abs(total - length), default=0)
-    return f"it has {length:,} elements, but the model's parameters in Megatron's order need {nearest:,}"
+    return f"it has {plural(length, 'element')}, but the model's parameters in Megatron's order need {nearest:,}"
 
 
 def _unnamed(held: RankState, path: str, node: Any) -> None:

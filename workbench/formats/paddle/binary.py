@@ -23,6 +23,7 @@ from workbench.core.catalog import MAX_ELEMENTS
 from workbench.core.dtypes import DType, by_name, nbytes_of
 from workbench.core.protobuf import BadMessage, varint
 from workbench.core.source import LazyBytes
+from workbench.core.words import plural
 from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
 
 #: ``VarType.Type`` of framework.proto.
@@ -93,7 +94,9 @@ def _tensor(view: memoryview | LazyBytes, at: int, what: str) -> Tensor:
         at += 8 + _int(view, at, 8, what)
     version, length = _int(view, at, 4, what), _int(view, at + 4, 4, what)
     if version or not 0 < length <= MAX_DESC:
-        raise CorruptError(f"{what}, byte {at:,}: a tensor with version {version} and {length:,} bytes of description")
+        raise CorruptError(
+            f"{what}, byte {at:,}: a tensor with version {version} and {plural(length, 'byte')} of description"
+        )
     at += 8
     if at + length > len(view):
         raise TruncatedError(f"{what} ends at byte {len(view):,}, inside the description of a tensor at byte {at:,}")
@@ -137,7 +140,7 @@ def _desc(data: bytes, what: str) -> tuple[int, tuple[int, ...]]:
         else:
             raise CorruptError(f"{what}: unknown field {tag >> 3} in the description of a tensor; expected 1 or 2")
     if any(n >= 1 << 63 for n in dims) or len(dims) > 64:
-        raise CorruptError(f"{what}: a tensor with a negative size or {len(dims)} dimensions")
+        raise CorruptError(f"{what}: a tensor with a negative size or {plural(len(dims), 'dimension')}")
     return code, tuple(dims)
 
 

@@ -39,6 +39,7 @@ from workbench.core.codecs import RAW
 from workbench.core.dtypes import DType, by_name, nbytes_of
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place, stat_or_absent
+from workbench.core.words import plural
 from workbench.errors import (
     CorruptError,
     IncompleteError,
@@ -212,7 +213,8 @@ def _stale(meta: Metadata, held: Mapping[str, Any], name: str, notes: list[str])
             )
         if new:
             notes.append(
-                f"{file!r} holds {len(new)} tensors that {name!r} lacks, first {new[0]!r}: two saves may have "
+                f"{file!r} holds {plural(len(new), 'tensor')} that {name!r} lacks, first {new[0]!r}: two "
+                "saves may have "
                 "been written to one folder; the listed tensors have the shapes of the metadata"
             )
 

@@ -36,7 +36,7 @@ from workbench.core import box
 from workbench.core.build import CatalogBuilder
 from workbench.core.dtypes import DType
 from workbench.core.place import Place, lacking
-from workbench.core.words import some_of
+from workbench.core.words import plural, some_of
 from workbench.errors import CorruptError, IncompleteError, UnsupportedFormatError
 from workbench.formats.paddle import names as paddle_names
 from workbench.formats.paddle import nlp_axes as paddlenlp_axes
@@ -333,7 +333,8 @@ def _slices(
         at += size
     if at < numel:
         raise CorruptError(
-            f"{key!r}: the slices of {len(own)} sharding ranks hold {at:,} elements; the piece of shape {list(local)} "
+            f"{key!r}: the slices of {plural(len(own), 'sharding rank')} hold {plural(at, 'element')}; the "
+            f"piece of shape {list(local)} "
             f"has {numel:,}: a rank's file is from another save"
         )
 
@@ -341,12 +342,14 @@ def _slices(
 def _add_notes(facts: Facts) -> None:
     if facts.by_config:
         facts.notes.append(
-            f"tensor parallelism divided {len(facts.by_config)} parameters along an axis that no file stores; it "
+            f"tensor parallelism divided {plural(len(facts.by_config), 'parameter')} along an axis that no "
+            "file stores; it "
             f"follows from config.json: {some_of(facts.by_config, MAX_NAMED)}"
         )
     if facts.unmerged:
         facts.notes.append(
-            f"{len(facts.unmerged)} parameters are kept separate by rank (name@tp00 …): how to join their pieces is "
+            f"{plural(len(facts.unmerged), 'parameter', 'are')} kept separate by rank (name@tp00 …): how to "
+            "join their pieces is "
             f"not stored, and no config.json next to them proves it: {some_of(facts.unmerged, MAX_NAMED)}"
         )
 

@@ -43,6 +43,7 @@ from workbench.core.pickles.opcodes import COUNTED, end_of
 from workbench.core.pickles.standins import Call, Inert, opaque_class, short
 from workbench.core.place import Place
 from workbench.core.source import LazyBytes
+from workbench.core.words import plural
 from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
 
 INLINE = 256  #: largest text in bytes whose value is kept
@@ -94,7 +95,8 @@ def thin(view: memoryview | LazyBytes, what: str) -> tuple[bytes, list[Span | Te
     def cut(start: int, stop: int, span: Span | Text | None) -> int:
         if stop > end:
             raise TruncatedError(
-                f"file {what} ends at byte {end:,}, inside {stop - start:,} bytes from byte {start:,}; it is truncated"
+                f"file {what} ends at byte {end:,}, inside {plural(stop - start, 'byte')} from byte {start:,}; "
+                "it is truncated"
             )
         pieces.append(bytes(view[kept:at]))
         if span is not None:
@@ -198,7 +200,7 @@ class ArrayRef(Inert):
             stored = data.stop - data.start
             if not (nbytes <= stored <= 2 * nbytes if data.text else nbytes == stored):
                 raise ValueError(
-                    f"a numpy array of shape {short(shape)} and {plain} has {stored:,} bytes, not {nbytes:,}"
+                    f"a numpy array of shape {short(shape)} and {plain} has {plural(stored, 'byte')}, not {nbytes:,}"
                 )
             self._set(dtype=plain, shape=shape, fortran=fortran, span=data, refused="")
         elif not nbytes and not data:
@@ -277,7 +279,7 @@ def _stand_ins(view: LazyBytes, evaluated: set[str]) -> dict[tuple[str, str], ob
     def raw(data: object) -> object:
         if isinstance(data, Span):
             if data.stop - data.start > SMALL:
-                raise ValueError(f"{data.stop - data.start:,} bytes where only a few are expected")
+                raise ValueError(f"{plural(data.stop - data.start, 'byte')} where only a few are expected")
             return plain(view, data)
         return data
 

@@ -32,6 +32,7 @@ from workbench.core.dtypes import by_name
 from workbench.core.lazymap import LazyMap
 from workbench.core.place import Place
 from workbench.core.source import LazyBytes
+from workbench.core.words import plural
 from workbench.errors import WorkbenchError
 from workbench.formats import Format
 from workbench.formats.paddle import binary as paddle_binary
@@ -197,7 +198,7 @@ def _named(
     catalog = builder.build({**facts, "aliases": _aliases(found)[:MAX_LISTED]})
     halves = int((catalog.dtype == by_name("bfloat16").code).sum())
     if halves and trees:
-        notes.append(f"{halves} tensors are stored as uint16, which is shown as bfloat16, as in paddle")
+        notes.append(f"{plural(halves, 'tensor', 'are')} stored as uint16 and shown as bfloat16, as in paddle")
     if (catalog.dtype == by_name("int8").code).any() and trees:
         notes.append("paddle stores float8 as int8: whether the int8 tensors were float8 is unknown")
     return replace(

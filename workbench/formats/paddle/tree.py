@@ -26,6 +26,7 @@ from workbench.core.build import CatalogBuilder
 from workbench.core.pickles.budget import GONE, leaves, prune
 from workbench.core.pickles.standins import Opaque, short
 from workbench.core.source import LazyBytes
+from workbench.core.words import plural
 from workbench.errors import CorruptError, UnsupportedFormatError
 from workbench.formats.paddle.pickle import SMALL, ArrayRef, DecodedPickle, Span, Text, plain
 from workbench.formats.torch.file import tree_name
@@ -164,13 +165,14 @@ def _joined(tree: object, found: list[Stored], what: str) -> list[Stored]:
         lost = [part for part, stored in zip(slices, parts, strict=True) if stored is None]
         if lost:
             raise CorruptError(
-                f"{what}: {name!r} was split into {len(slices)} slices, but {short(lost[0], 60)} is missing"
+                f"{what}: {name!r} was split into {plural(len(slices), 'slice')}, but {short(lost[0], 60)} is missing"
             )
         pieces = tuple(stored.pieces[0] for stored in parts if stored is not None)
         total, expected = sum(math.prod(ref.shape) for ref in pieces), math.prod(shape)
         if total != expected or len({ref.dtype for ref in pieces}) > 1:
             raise CorruptError(
-                f"{what}: the {len(pieces)} slices of {name!r} hold {total:,} elements; its shape {tuple(shape)} has "
+                f"{what}: the {plural(len(pieces), 'slice')} of {name!r} hold {plural(total, 'element')}; its "
+                f"shape {tuple(shape)} has "
                 f"{expected:,}; the file is damaged"
             )
         whole[str(slices[0])] = Stored((str(name),), tuple(shape), pieces)

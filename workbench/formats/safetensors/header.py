@@ -32,6 +32,7 @@ from workbench.core.catalog import MAX_ELEMENTS
 from workbench.core.dtypes import ALL, DType
 from workbench.core.garbage import uncollected
 from workbench.core.place import Place
+from workbench.core.words import plural
 from workbench.errors import CorruptError, OpenError, TruncatedError, UnsupportedFormatError
 
 MAX_HEADER = 100_000_000  #: bytes of JSON that safetensors accepts (MAX_HEADER_SIZE)
@@ -140,13 +141,13 @@ def _length(size: int, prefix: bytes, name: str) -> int:
     length = int.from_bytes(prefix[:8], "little")
     if length > MAX_HEADER:
         raise CorruptError(
-            f"file {name!r} claims a header of {length:,} bytes at byte 0, over the limit of {MAX_HEADER:,}; "
+            f"file {name!r} claims a header of {plural(length, 'byte')} at byte 0, over the limit of {MAX_HEADER:,}; "
             "it is not a safetensors file, or its first bytes are damaged"
         )
     if length > size - 8:
         raise TruncatedError(
-            f"file {name!r} claims a header of {length:,} bytes but ends at byte {size:,}, "
-            f"{length + 8 - size:,} bytes too early; it is truncated: copy it again"
+            f"file {name!r} claims a header of {plural(length, 'byte')} but ends at byte {size:,}, "
+            f"{plural(length + 8 - size, 'byte')} too early; it is truncated: copy it again"
         )
     return length
 
@@ -197,7 +198,7 @@ def _wrong(name: str, info: Any) -> OpenError | None:
         known = "it may be newer than this workbench"
         return UnsupportedFormatError(f"{tensor} has the unknown element type {_q(info['dtype'])}; {known}")
     if isinstance(shape, list) and len(shape) > MAX_DIMS:
-        return CorruptError(f"{tensor} has {len(shape):,} dimensions, over the limit of {MAX_DIMS}")
+        return CorruptError(f"{tensor} has {plural(len(shape), 'dimension')}, over the limit of {MAX_DIMS}")
     if not isinstance(shape, list) or any(type(size) is not int or size < 0 for size in shape):
         return CorruptError(f"{tensor} has the shape {_q(shape)}, which is not a list of sizes")
     if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
@@ -214,7 +215,7 @@ def _wrong(name: str, info: Any) -> OpenError | None:
     need, have = bits // 8, stop - start
     if need != have:
         return CorruptError(
-            f"{tensor}: shape {_q(shape)} of {info['dtype']} needs {need:,} bytes but its range [{start:,}, "
+            f"{tensor}: shape {_q(shape)} of {info['dtype']} needs {plural(need, 'byte')} but its range [{start:,}, "
             f"{stop:,}) has {have:,}, {abs(need - have):,} {'too few' if need > have else 'too many'}"
         )
     return None
@@ -239,23 +240,25 @@ def _layout(entries: list[Entry], base: int, size: int, cut: bool) -> Iterator[O
             this = f"tensor {_q(name)}"
             if start < at:
                 yield CorruptError(
-                    f"{this} begins at byte {start:,}, {at - start:,} bytes before the end of {_label(before)}"
+                    f"{this} begins at byte {start:,}, {plural(at - start, 'byte')} before the end of {_label(before)}"
                     ": they overlap"
                 )
             elif start > at:
                 yield CorruptError(
-                    f"{start - at:,} bytes from byte {at:,} on, between {_label(before)} and {this}, "
+                    f"{plural(start - at, 'byte')} from byte {at:,} on, between {_label(before)} and {this}, "
                     "belong to no tensor"
                 )
             if stop > size and not cut:
                 yield TruncatedError(
-                    f"{this} ends at byte {stop:,}, {stop - size:,} bytes beyond the end of the file at "
+                    f"{this} ends at byte {stop:,}, {plural(stop - size, 'byte')} beyond the end of the file at "
                     f"{size:,}: it is truncated, copy it again"
                 )
         if stop >= at:
             at, before = stop, name
     if at < size:
-        yield CorruptError(f"{size - at:,} bytes from byte {at:,} on, after {_label(before)}, belong to no tensor")
+        yield CorruptError(
+            f"{plural(size - at, 'byte')} from byte {at:,} on, after {_label(before)}, belong to no tensor"
+        )
 
 
 def _label(name: str | None) -> str:

@@ -45,6 +45,7 @@ from workbench.core.decoding.scaled import Codes, Scaled, Transposed, unit_of
 from workbench.core.decoding.values import Recipe, StoredParts
 from workbench.core.dtypes import by_name, nbytes_of
 from workbench.core.place import Place
+from workbench.core.words import plural
 from workbench.errors import CorruptError
 from workbench.formats.safetensors.header import parse
 
@@ -320,8 +321,9 @@ class _Finder:
         self._fits(table, (16,), key)
         if -(-numel // 2) != stored or prod(self._shape(absmax)) != -(-numel // size):
             raise CorruptError(
-                f"tensor {state!r} says the shape {tuple(shape)} in blocks of {size}, but {key!r} has {stored:,} bytes "
-                f"and {absmax!r} {prod(self._shape(absmax)):,} scales"
+                f"tensor {state!r} says the shape {tuple(shape)} in blocks of {size}, but {key!r} has "
+                f"{plural(stored, 'byte')} "
+                f"and {absmax!r} {plural(prod(self._shape(absmax)), 'scale')}"
             )
         unit = unit_of(numel, size)
         if unit % 2:
@@ -342,7 +344,9 @@ class _Finder:
             )
         for part, count in ((table, 256), (own, -(-prod(self._shape(absmax)) // block))):
             if self._type(part) != "float32" or prod(self._shape(part)) != count:
-                raise CorruptError(f"tensor {part!r} is not {count} numbers of float32, which {absmax!r} needs")
+                raise CorruptError(
+                    f"tensor {part!r} is not {plural(count, 'number')} of float32, which {absmax!r} needs"
+                )
         return table, own, block, float(more)
 
     def _mlx_floats(self, stem: str) -> Recipe | None:

@@ -21,7 +21,7 @@ from typing import Any
 from workbench.core import catalog as cat
 from workbench.core import jsonsafe
 from workbench.core.build import CatalogBuilder
-from workbench.core.words import some_of
+from workbench.core.words import plural, some_of
 from workbench.errors import CorruptError
 from workbench.formats.safetensors.header import Entry, Header
 
@@ -90,7 +90,7 @@ def _boxes(
         count += prod(sizes)
     if shape is None or count != prod(entry.shape):
         raise CorruptError(
-            f"{KEY} of {file!r} has boxes of {count:,} elements of tensor {entry.name!r}, which has "
+            f"{KEY} of {file!r} has boxes of {plural(count, 'element')} of tensor {entry.name!r}, which has "
             f"{prod(entry.shape):,} there"
         )
     return shape, boxes

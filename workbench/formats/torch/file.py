@@ -25,7 +25,7 @@ from workbench.core.pickles import unpickle
 from workbench.core.pickles.standins import Opaque, StorageRef, TensorRef, short
 from workbench.core.place import Place
 from workbench.core.source import LazyBytes
-from workbench.core.words import some_of
+from workbench.core.words import plural, some_of
 from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
 from workbench.formats.torch import legacy as torch_legacy
 from workbench.formats.torch import tree as torch_tree
@@ -155,7 +155,8 @@ def declare(
     if length and inner + length * itemsize > stop - start:
         raise CorruptError(
             f"{file!r}: tensor {key!r} of shape {list(ref.shape)} and stride {list(ref.stride)} ends at byte "
-            f"{inner + length * itemsize:,} of a storage of {stop - start:,} bytes at byte {start:,}; the file is "
+            f"{inner + length * itemsize:,} of a storage of {plural(stop - start, 'byte')} at byte {start:,}; "
+            "the file is "
             "damaged"
         )
     codec = codecs.RAW_BE if loaded.big and itemsize > 1 else codecs.RAW
@@ -214,7 +215,8 @@ def storage_range(archive: ziparchive.Archive, ref: StorageRef, what: str) -> tu
     size = ref.numel if kind is None else nbytes_of(kind, ref.numel)
     if size != stop - start and not (kind and kind.packed):  # torch counts packed quantized elements differently
         raise CorruptError(
-            f"{what}: storage {short(ref.key, 40)} should have {size:,} bytes, but its record at byte {start:,} has "
+            f"{what}: storage {short(ref.key, 40)} should have {plural(size, 'byte')}, but its record at byte "
+            f"{start:,} has "
             f"{stop - start:,}; the file is damaged"
         )
     return start, stop
@@ -234,7 +236,9 @@ def dotted(paths: Iterable[tuple[Any, ...]], notes: list[str]) -> list[str]:
             twice.append(base)
         found[key] = None
     if twice:
-        notes.append(f"{len(twice)} dotted paths occur more than once; a number was appended: {some_of(twice, 5)}")
+        notes.append(
+            f"{plural(len(twice), 'dotted path', 'occur')} more than once; a number was appended: {some_of(twice, 5)}"
+        )
     return list(found)
 
 

@@ -37,6 +37,7 @@ from workbench.core.pickles.constructors import torch_storage
 from workbench.core.pickles.opcodes import end_of
 from workbench.core.pickles.standins import StorageRef, StorageType, TensorRef, short
 from workbench.core.source import LazyBytes
+from workbench.core.words import plural
 from workbench.errors import CorruptError, TruncatedError, UnsupportedFormatError
 
 FIRST = 64 << 10  #: bytes of a pickle that are read first, then four times as many
@@ -215,12 +216,14 @@ def _storage(
     (count,) = struct.unpack("<q", view[at : at + 8])
     if count < 0 or (numel is not None and count != numel):
         raise CorruptError(
-            f"{what}: storage {short(key, 40)} at byte {at:,} has {count:,} elements, but {numel or 0:,} in the object"
+            f"{what}: storage {short(key, 40)} at byte {at:,} has {plural(count, 'element')}, but "
+            f"{numel or 0:,} in the object"
         )
     stop = at + 8 + count * _width(dtype)
     if stop > len(view):
         raise TruncatedError(
-            f"{what}: storage {short(key, 40)} ends at byte {stop:,}, {stop - len(view):,} bytes beyond the end of the "
+            f"{what}: storage {short(key, 40)} ends at byte {stop:,}, {plural(stop - len(view), 'byte')} "
+            "beyond the end of the "
             "file; it is truncated, copy it again"
         )
     return (at + 8, stop), stop
@@ -261,7 +264,9 @@ def _members(view: LazyBytes, what: str) -> dict[str, tuple[int, int]]:
         raise CorruptError(f"{what} is a tar archive without {name!r}, so not from torch.save")
     for name, (_, stop) in members.items():
         if stop > len(view):
-            raise TruncatedError(f"{what}: member {name!r} ends at byte {stop:,} but the file has {len(view):,} bytes")
+            raise TruncatedError(
+                f"{what}: member {name!r} ends at byte {stop:,} but the file has {plural(len(view), 'byte')}"
+            )
     return members
 
 

@@ -41,7 +41,7 @@ from workbench.core.lazymap import LazyMap
 from workbench.core.mesh.mesh import MAX_RANKS
 from workbench.core.pickles.standins import Opaque, TensorRef
 from workbench.core.place import Place, lacking
-from workbench.core.words import some_of
+from workbench.core.words import plural, some_of
 from workbench.errors import (
     CorruptError,
     IncompleteError,
@@ -159,7 +159,7 @@ def missing(place: Place) -> str:
     if lost:
         return f"{lacking(len(lost), world * len(items), 'files')}, first {lost[0]}"
     empty = [one.name for one in files if not place.files[one.name].size]
-    return f"{len(empty)} files are empty, first {empty[0]!r}" if empty else ""
+    return f"{plural(len(empty), 'file', 'are')} empty, first {empty[0]!r}" if empty else ""
 
 
 def read_catalog(place: Place) -> Catalog:

@@ -32,6 +32,7 @@ from workbench.core.mesh.cut import cut
 from workbench.core.mesh.mesh import MAX_RANKS
 from workbench.core.mesh.placement import Placement, Replicate, Shard, StridedShard
 from workbench.core.pickles.standins import DTypeRef, Opaque, TensorRef, short
+from workbench.core.words import plural
 from workbench.errors import CorruptError, UnsupportedFormatError, UsageError
 
 Ints = tuple[int, ...]
@@ -97,7 +98,7 @@ def from_metadata(group: object, rank: int, what: str, position: Callable[[Seque
         raise CorruptError(f"{what}: mesh_data is not a list of ranks")
     at = position(ranks, rank)
     if len(ranks) != prod(mesh) or at is None:
-        raise CorruptError(f"{what} is on a mesh of {len(ranks)} ranks and shape {mesh}, without rank {rank}")
+        raise CorruptError(f"{what} is on a mesh of {plural(len(ranks), 'rank')} and shape {mesh}, without rank {rank}")
     coordinate = _unravel(at, mesh)
     found = data.get("placements")
     placements = [_placement(one, one.get("type"), what) for one in found] if isinstance(found, list) else []
@@ -166,7 +167,7 @@ def _made(
     what: str,
 ) -> Spec:
     if len(placements) != len(mesh) or prod(mesh) > MAX_RANKS or 0 in mesh:
-        raise CorruptError(f"{what} has {len(placements)} placements on a mesh of shape {mesh}")
+        raise CorruptError(f"{what} has {plural(len(placements), 'placement')} on a mesh of shape {mesh}")
     try:
         local, boxes = _boxes(shape, mesh, coordinate, tuple(placements))
     except UsageError as error:

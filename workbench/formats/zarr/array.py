@@ -29,6 +29,7 @@ from typing import Any
 from workbench.core import codecs, jsonsafe
 from workbench.core.catalog import MAX_ELEMENTS, row_major
 from workbench.core.dtypes import DType, by_name
+from workbench.core.words import plural
 from workbench.errors import CorruptError, UnsupportedFormatError
 
 DESCRIPTIONS = (".zarray", "zarr.json")
@@ -209,7 +210,7 @@ def _consistent(array: ZarrArray, name: str) -> ZarrArray:
             f"size 0, and an array has at most {MAX_ELEMENTS:,} elements; restore the file"
         )
     if array.chunk_nbytes > LARGEST:
-        raise CorruptError(f"{name!r} has chunks of {array.chunk_nbytes:,} bytes, over {LARGEST:,}")
+        raise CorruptError(f"{name!r} has chunks of {plural(array.chunk_nbytes, 'byte')}, over {LARGEST:,}")
     return array if array.strides or not array.payload else replace(array, strides=row_major(array.payload))
 
 

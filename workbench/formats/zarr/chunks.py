@@ -31,6 +31,7 @@ from workbench.core.crc32 import crc32c_rows
 from workbench.core.dtypes import by_name
 from workbench.core.place import Place, stat_or_absent
 from workbench.core.source import Source
+from workbench.core.words import plural
 from workbench.errors import CorruptError, TruncatedError, UnsafeError, UnsupportedFormatError
 from workbench.formats.zarr.array import DESCRIPTIONS, ZarrArray, read_array
 from workbench.formats.zarr.ocdbt import Leaf, read_leaves
@@ -168,7 +169,8 @@ class Adder:
         """Return the facts about the arrays for the catalog's ``meta``."""
         if self.opaque:
             self.notes.append(
-                f"{len(self.opaque)} arrays have a filter, a byte order or a compressor that cannot be undone here, "
+                f"{plural(len(self.opaque), 'array', 'have')} a filter, a byte order or a compressor that "
+                "cannot be undone here, "
                 f"such as blosc; they are listed but not read: {self.opaque[0]!r} …"
             )
         found = {"step": None, "notes": self.notes, "largest_chunk": self.largest}
@@ -219,9 +221,9 @@ class Adder:
         strays = [key for values in stores for key in self._chunks(values, tensors, odd)]
         self.notes += [f"array {array!r} is left out: {error}" for array, error in list(left_out.items())[:NOTED]]
         if len(left_out) > NOTED:
-            self.notes.append(f"{len(left_out) - NOTED:,} more arrays are left out for similar reasons")
+            self.notes.append(f"{plural(len(left_out) - NOTED, 'more array', 'are')} left out for similar reasons")
         if strays:
-            self.notes.append(f"{len(strays):,} keys belong to no array and are left out: {strays[0]!r} …")
+            self.notes.append(f"{plural(len(strays), 'key', 'belong')} to no array; left out: {strays[0]!r} …")
 
     def _kind(self, data: bytes, kind: str, file: str) -> _Described:
         """Decode a description, which many arrays usually share."""
@@ -239,7 +241,9 @@ class Adder:
         files, lengths, within = values.file[chosen], values.length[chosen], values.within[chosen]
         if lengths.max(initial=0) > DESCRIPTION_LIMIT:
             key = values.keys[rows[int(lengths.argmax())]]
-            raise UnsafeError(f"{key!r} has {int(lengths.max()):,} bytes, over the limit of {DESCRIPTION_LIMIT:,}")
+            raise UnsafeError(
+                f"{key!r} has {plural(int(lengths.max()), 'byte')}, over the limit of {DESCRIPTION_LIMIT:,}"
+            )
         starts = values.start[chosen].tolist()
         stops = (values.start[chosen] + lengths).tolist()
         content, texts = memoryview(values.content), [b""] * len(rows)
@@ -259,7 +263,8 @@ class Adder:
             i = next(i for i, text in enumerate(texts) if len(text) < stops[i] - starts[i])
             raise TruncatedError(
                 f"file {values.files[files[i]]!r} ends at byte {starts[i] + len(texts[i]):,}, "
-                f"{stops[i] - starts[i] - len(texts[i]):,} bytes too early: the description of an array is in them; "
+                f"{plural(stops[i] - starts[i] - len(texts[i]), 'byte')} too early: the description of an "
+                "array is in them; "
                 "restore it"
             )
         return texts
@@ -354,7 +359,8 @@ class Adder:
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             raise CorruptError(
-                f"chunk {values.keys[rows[row]]!r} has {length[row]:,} bytes where {array.chunk_nbytes:,} are needed; "
+                f"chunk {values.keys[rows[row]]!r} has {plural(length[row], 'byte')} where "
+                f"{array.chunk_nbytes:,} are needed; "
                 "the store is damaged or from another save"
             )
         sizes = np.minimum(np.array(array.shape, np.int64) - offsets, np.array(chunk, np.int64))
@@ -398,7 +404,8 @@ class Adder:
         short = np.flatnonzero((length < nbytes) & ~lost)
         if len(short):
             raise CorruptError(
-                f"shard {values.keys[rows[short[0]]]!r} has {length[short[0]]:,} bytes, but the index of its {count:,} "
+                f"shard {values.keys[rows[short[0]]]!r} has {plural(length[short[0]], 'byte')}, but the index "
+                f"of its {count:,} "
                 f"inner chunks alone takes {nbytes:,}; the store is damaged or from another save"
             )
         good = np.flatnonzero(~lost)
@@ -424,8 +431,10 @@ class Adder:
         if bad.any():
             row, number = (int(i[0]) for i in np.nonzero(bad))
             raise CorruptError(
-                f"shard {values.keys[rows[good[row]]]!r} has {length[good[row]]:,} bytes, but its index says that "
-                f"inner chunk {number:,} is at byte {table[row, number, 0]:,}, {table[row, number, 1]:,} bytes long"
+                f"shard {values.keys[rows[good[row]]]!r} has {plural(length[good[row]], 'byte')}, but its "
+                "index says that "
+                f"inner chunk {number:,} is at byte {table[row, number, 0]:,}, "
+                f"{plural(table[row, number, 1], 'byte')} long"
             )
         which, chunk = np.nonzero(there)
         at = np.stack(np.unravel_index(chunk, grid), axis=1) if grid else np.empty((len(chunk), 0), np.int64)

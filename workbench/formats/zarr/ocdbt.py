@@ -40,6 +40,7 @@ from workbench.core.crc32 import crc32c
 from workbench.core.payload import decompress
 from workbench.core.place import METADATA_LIMIT, Place
 from workbench.core.source import Source
+from workbench.core.words import plural
 from workbench.errors import CorruptError, IncompleteError, TruncatedError, UnsafeError, UnsupportedFormatError, quoted
 
 MANIFEST = "manifest.ocdbt"
@@ -134,7 +135,7 @@ class _Database:
             files = cursor.files(self.folder, at.base)
             entries = cursor.number()
             if not 0 < entries <= MOST_ENTRIES:
-                raise CorruptError(f"{what} states {entries:,} entries; 1 to {MOST_ENTRIES:,} are possible")
+                raise CorruptError(f"{what} states {plural(entries, 'entry')}; 1 to {MOST_ENTRIES:,} are possible")
             if height:
                 children = list(_children(cursor, files, entries, prefix, height, what))
                 total = sum(child[3] for child in children)
@@ -147,12 +148,15 @@ class _Database:
                 self.text += sum(map(len, leaf.keys)) + KEY * entries
                 if self.text > max(KEYS_LEAST, KEYS * self.total):
                     raise UnsafeError(
-                        f"{what} and those before it have keys of {self.text:,} bytes in {self.total:,}; refused"
+                        f"{what} and those before it have keys of {plural(self.text, 'byte')} in "
+                        f"{self.total:,}; refused"
                     )
                 found += entries
                 yield leaf
             if total != count:
-                raise CorruptError(f"{what} has {total:,} keys where its parent says {count:,}; restore the file")
+                raise CorruptError(
+                    f"{what} has {plural(total, 'key')} where its parent says {count:,}; restore the file"
+                )
 
     def _root(self) -> tuple[NodeRef | None, int, int, int]:
         """Return the root of the newest version, its height, the number of keys, and the largest node's bytes."""
@@ -179,7 +183,7 @@ class _Database:
         files = cursor.files(self.folder, "")
         count = cursor.number()
         if not 0 < count <= 1 << min(arity, 16):
-            raise CorruptError(f"{what} lists {count:,} versions; 1 to {1 << min(arity, 16):,} are possible")
+            raise CorruptError(f"{what} lists {plural(count, 'version')}; 1 to {1 << min(arity, 16):,} are possible")
         generations = cursor.numbers(count)
         height = cursor.take(count)[-1]
         ids, starts, lengths, keys = (cursor.numbers(count) for _ in range(4))
@@ -215,7 +219,9 @@ class _Database:
             raise CorruptError(f"{what} does not begin with {magic.hex()}; the file is damaged or from another save")
         length = int(data[4:12].view("<u8")[0])
         if length != len(data):
-            raise CorruptError(f"{what} states a length of {length:,} bytes and has {len(data):,}; restore the file")
+            raise CorruptError(
+                f"{what} states a length of {plural(length, 'byte')} and has {len(data):,}; restore the file"
+            )
         if crc32c(data[:-4]) != int(data[-4:].view("<u4")[0]):
             raise CorruptError(f"{what} does not match its CRC-32C: a byte of it changed; restore the file")
         head = _Cursor(data[:-4], what, 12)
@@ -231,7 +237,8 @@ class _Database:
         self.content += len(content)
         if self.content > max(EXPANDED_LEAST, EXPANDED * self.total):
             raise UnsafeError(
-                f"{what} and those before it become {self.content:,} bytes from {self.total:,}, more than the limit of "
+                f"{what} and those before it become {plural(self.content, 'byte')} from {self.total:,}, more "
+                "than the limit of "
                 f"{EXPANDED} times as many; refused"
             )
         return _Cursor(content, what), (at.file, at.start + head.at, at.start + len(data) - 4, bool(compression))
@@ -264,7 +271,8 @@ class _Cursor:
         ends = np.flatnonzero(window < 0x80)[:count]
         if len(ends) < count:
             raise CorruptError(
-                f"{self.what} has fewer than the {count:,} numbers stated at byte {self.at:,} of its content; restore "
+                f"{self.what} has fewer than the {plural(count, 'number')} stated at byte {self.at:,} of its "
+                "content; restore "
                 "the file"
             )
         starts = np.concatenate([ends[:0], [0], ends[:-1] + 1])[:count]
@@ -283,7 +291,9 @@ class _Cursor:
         """Read lengths of keys and paths, which are bounded."""
         found = self.numbers(count)
         if count and int(found.max()) >= KEY_LIMIT:
-            raise CorruptError(f"{self.what} has a key or path of {int(found.max()):,} bytes, over {KEY_LIMIT:,}")
+            raise CorruptError(
+                f"{self.what} has a key or path of {plural(int(found.max()), 'byte')}, over {KEY_LIMIT:,}"
+            )
         values: list[int] = found.tolist()
         return values
 
@@ -291,12 +301,16 @@ class _Cursor:
         """Read strings; each shares a prefix with the previous one."""
         total = sum(shared) + sum(suffixes)
         if total > MOST_TEXT:
-            raise UnsafeError(f"{self.what} has keys or paths of {total:,} bytes, over the limit of {MOST_TEXT:,}")
+            raise UnsafeError(
+                f"{self.what} has keys or paths of {plural(total, 'byte')}, over the limit of {MOST_TEXT:,}"
+            )
         data = self.take(sum(suffixes))
         found, at, last = [], 0, first
         for prefix, length in zip(shared, suffixes, strict=True):
             if prefix > len(last):
-                raise CorruptError(f"{self.what} has a key or path that shares {prefix:,} bytes of {len(last):,}")
+                raise CorruptError(
+                    f"{self.what} has a key or path that shares {plural(prefix, 'byte')} of {len(last):,}"
+                )
             last = last[:prefix] + data[at : at + length]
             at += length
             found.append(last)
@@ -306,7 +320,9 @@ class _Cursor:
         """Read the table of data files: path, and base path of the nodes read from it."""
         count = self.number()
         if count > min(MOST_FILES, len(self.data)):
-            raise CorruptError(f"{self.what} states {count:,} data files in {len(self.data):,} bytes; restore the file")
+            raise CorruptError(
+                f"{self.what} states {plural(count, 'data file')} in {plural(len(self.data), 'byte')}; restore the file"
+            )
         if not count:
             return []
         shared = [0, *self.lengths(count - 1)]
@@ -338,7 +354,9 @@ class _Cursor:
         """Skip references to nodes of older versions: generation, file, offset, length, number, height, time."""
         count = self.number()
         if count > 64:
-            raise CorruptError(f"{self.what} refers to {count:,} nodes of older versions; at most 64 are possible")
+            raise CorruptError(
+                f"{self.what} refers to {plural(count, 'node')} of older versions; at most 64 are possible"
+            )
         for _ in range(5):
             self.numbers(count)
         self.take(9 * count)
@@ -346,7 +364,7 @@ class _Cursor:
     def end(self) -> None:
         if self.at != len(self.data):
             raise CorruptError(
-                f"{self.what} has {len(self.data) - self.at:,} bytes after its last entry; restore the file"
+                f"{self.what} has {plural(len(self.data) - self.at, 'byte')} after its last entry; restore the file"
             )
 
 
@@ -374,7 +392,9 @@ def _children(
         at = cursor.reference(files, ids[row], starts[row], lengths[row])
         whole = prefix + key[:cut]
         if len(whole) > KEY_LIMIT:
-            raise CorruptError(f"{what} has the prefix of a subtree of {len(whole):,} bytes, over {KEY_LIMIT:,}")
+            raise CorruptError(
+                f"{what} has the prefix of a subtree of {plural(len(whole), 'byte')}, over {KEY_LIMIT:,}"
+            )
         yield at, height - 1, whole, int(counts[row])
 
 
@@ -400,7 +420,9 @@ def _leaf(cursor: _Cursor, files: list[str], entries: int, prefix: bytes, where:
     cursor.take(int(inline.sum()))
     cursor.end()
     if len(prefix) * entries > MOST_TEXT:
-        raise UnsafeError(f"{cursor.what} has keys of {len(prefix) * entries:,} bytes, over the limit of {MOST_TEXT:,}")
+        raise UnsafeError(
+            f"{cursor.what} has keys of {plural(len(prefix) * entries, 'byte')}, over the limit of {MOST_TEXT:,}"
+        )
     try:
         joined = prefix + (b"\0" + prefix).join(keys)
         del keys  # a million of them, in two forms, are a quarter of a gigabyte

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import torch
 
+from workbench.core.words import plural
 from workbench.errors import DeviceMemoryError
 
 BLOCK = 512  #: bytes: the rounding of torch's CUDA allocator (``c10/cuda/CUDACachingAllocator.cpp``, 2.13)
@@ -25,7 +26,8 @@ def check_room(device: torch.device, results: Iterable[int], scratch: int) -> in
     free = _free(device)
     if free is not None and needed + scratch > free:
         raise DeviceMemoryError(
-            f"{count:,} tensors need {needed:,} bytes and {scratch:,} bytes of scratch on {device}, which has {free:,} "
+            f"{plural(count, 'tensor', 'need')} {plural(needed, 'byte')} and {plural(scratch, 'byte')} of "
+            f"scratch on {device}, which has {free:,} "
             f"free: {needed + scratch - free:,} too few; select fewer tensors, cast with dtype=, or shard with mesh="
         )
     return needed

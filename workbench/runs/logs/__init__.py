@@ -5,6 +5,7 @@
     run/                              kind            read by
       train.log  slurm-12.out         megatron …      printed   what trainers print, by the line
       metrics.csv  history.jsonl      csv, jsonl      tables    rows of CSV and JSON; history.json is a list of them
+      train.log.1.gz  log.jsonl.gz    as without .gz            decompressed in memory
       checkpoint-N/trainer_state.json hf_trainer      tables
       mlruns/  mlflow.db  p.db        mlflow …        tables    file store and SQLite
       runs/exp/events.out.tfevents.*  tensorboard     binary    records of protocol buffers
@@ -22,7 +23,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from workbench.core.place import Place
@@ -31,7 +32,7 @@ from workbench.names.metrics import pick_metric
 from workbench.names.steps import step_of
 from workbench.runs.logs.binary import WANDB_MAGIC, EventsReading, read_wandb
 from workbench.runs.logs.grown import FileReading, GrownLogs, LinesReading, read_grown
-from workbench.runs.logs.lines import is_text
+from workbench.runs.logs.lines import decoded, is_text
 from workbench.runs.logs.printed import PrintedLogs
 from workbench.runs.logs.record import VALUES, LogFull, MetricLog, StartMark
 from workbench.runs.logs.tables import (
@@ -73,7 +74,7 @@ _NOT_TEXT = re.compile(
     r"(?:requirements|readme|license|vocab|merges|latest.*|MARKER|rank\d+|log_rank\d+)\.(?:txt|log)", re.I
 )
 _JSON = re.compile(r"(?:.*[-_.])?(?:logs?|metrics|history|losses)\.json", re.IGNORECASE)
-_PACKED = re.compile(r".*\.(?:jsonl|ndjson|csv|tsv|log|out|txt)\.(?:gz|bz2|xz|zst)", re.IGNORECASE)
+_PACKED = re.compile(r".*\.(?:jsonl|ndjson|csv|tsv|log|out|txt)\.(?:bz2|xz|zst)", re.IGNORECASE)
 #: W&B's own logs, which are about W&B.
 _OF_WANDB = re.compile(r"debug(?:-\w+)?\.log")
 _VERSION = re.compile(r"version_(\d+)")
@@ -276,6 +277,9 @@ def _file(files: Mapping[str, Any], name: str, at: str, given: bool = False) -> 
         return LogFile("json", path, (), path)
     if _PACKED.fullmatch(name):
         return LogFile("packed", path, (), path)
+    if name.lower().endswith(".gz"):
+        inner = _file({}, name[:-3], at, given) if name[:-3] != "trainer_state.json" else None
+        return replace(inner, path=path) if inner is not None and inner.kind in _DECODED else None
     if _OF_WANDB.fullmatch(name) and "wandb" in f"{at}/".split("/"):
         return None
     if (_TEXT.fullmatch(name) and not _NOT_TEXT.fullmatch(name)) or given:
@@ -379,9 +383,11 @@ class _LogReader:
         make = _READINGS[one.kind]
         try:
             source = self.place.source(one.path)
-            if one.kind != "tensorboard" and not is_text(source):
-                self.notes.append(f"{one.path!r} is binary and was not read")
-                return []
+            if one.kind in _DECODED:
+                source = decoded(source, one.path)
+                if not is_text(source):
+                    self.notes.append(f"{one.path!r} is binary and was not read")
+                    return []
             if source.size == 0 and one.kind != "text":  # a console without output loses nothing
                 self.notes.append(f"{one.path!r} is empty")
             at = f"{self.place.root.rstrip('/')}/{one.path}"
@@ -403,6 +409,7 @@ _READINGS: dict[str, Callable[[str], FileReading]] = {
     kind: lambda path, kind=kind: LinesReading(CsvRows(path, kind), path)  # type: ignore[misc]
     for kind in ("csv", "lightning_csv", "deepspeed_csv")
 }
+_DECODED = _READINGS.keys() - {"tensorboard"}  #: kinds of files of lines; they may be compressed or in UTF-16
 
 
 def _read(place: Place, files: Sequence[LogFile], growing: bool, known: GrownLogs | None) -> FoundLogs:

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 
 from workbench.core.protobuf import BadMessage, fields, signed
 from workbench.core.source import Source
+from workbench.core.words import plural
 from workbench.names.metrics import STEP_NAMES
 from workbench.runs.logs.printed import numbers_of
 from workbench.runs.logs.record import LogFull, MetricLog, StartMark
@@ -68,7 +69,7 @@ class EventsReading:
         while not self._ended and (head := ahead.take(12)) is not None:
             (size,) = struct.unpack_from("<Q", head)
             if size > RECORD:
-                self._ended = f"{path!r} has a record of {size:,} bytes at byte {start:,}"
+                self._ended = f"{path!r} has a record of {plural(size, 'byte')} at byte {start:,}"
                 break
             data = ahead.take(size)
             if data is None or ahead.take(4) is None:

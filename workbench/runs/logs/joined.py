@@ -94,6 +94,7 @@ class JoinedLog:
             seconds; ``None`` if the log has no absolute times. A pause alone is not a resume.
         points: rows of the main series with those of abandoned branches.
         twice: steps that are logged again at once, with the same value.
+        unit: of the steps of its main series; if not ``step``, they are not those of checkpoints.
     """
 
     log: MetricLog
@@ -104,6 +105,7 @@ class JoinedLog:
     pauses: list[tuple[int, int, float]] | None = None
     points: int = 0
     twice: list[int] = field(default_factory=list)
+    unit: str = "step"
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -130,8 +132,10 @@ def join(log: MetricLog) -> JoinedLog:
     marks = [] if log.by_metric else _starts(log, log.columns[series])
     for name, _ in names:
         column = log.columns[name]
-        steps = _in_steps(column, log, name, out.notes if name == series else [])
+        steps, unit, note = _in_steps(column, log, name)
         if name == series:
+            out.unit = unit
+            out.notes += [note] if note else []
             steps, per_epoch = _whole_run(steps, column, log)
             if per_epoch:
                 out.notes.append("the step begins again in every epoch; the steps of the epochs before were added")
@@ -231,20 +235,21 @@ def _falls(what: str, rows: Ints, values: Floats, epochs: LoggedColumn | None, r
     return none if len(falls) > 2 and intervals.max() - intervals.min() <= 0.02 * intervals.max() else falls
 
 
-def _in_steps(column: LoggedColumn, log: MetricLog, name: str, notes: list[str]) -> Ints:
-    """Return the steps of a column; samples are divided by the batch, if a row is written for every update."""
+def _in_steps(column: LoggedColumn, log: MetricLog, name: str) -> tuple[Ints, str, str]:
+    """Return the steps of a column, their unit, and a note. Samples are divided by the batch, if a row is written for
+    every update.
+    """
     steps = np.frombuffer(column.steps, np.int64)
-    if log.unit != "samples" and not name.startswith("Train/Samples/"):
-        return steps
     # DeepSpeed's monitor writes at every gradient accumulation boundary (engine.py, _write_monitor)
+    if log.kind != "deepspeed_csv" and not name.startswith("Train/Samples/"):
+        return steps, log.unit, ""
     rising = np.diff(steps)
     rising = rising[rising > 0]
     batch = int(rising.min()) if len(rising) else 0
     if batch <= 1 or (steps % batch).any():
-        notes.append(f"{log.path!r} counts samples, and the batch is unknown: its steps are samples")
-        return steps
-    notes.append(f"{log.path!r} counts samples; its steps are samples / {batch:,}, the difference between two rows")
-    return steps // batch
+        return steps, "samples", ""
+    note = f"{log.path!r} counts samples; its steps are samples / {batch:,}, the difference between two rows"
+    return steps // batch, "step", note
 
 
 def _whole_run(steps: Ints, column: LoggedColumn, log: MetricLog) -> tuple[Ints, bool]:

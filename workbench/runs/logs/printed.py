@@ -18,6 +18,7 @@ r"""Logs that trainers print, line by line.
     openrlhf     Train step of epoch 0: … | 61/120 [.., loss=4.3, …]    OpenRLHF/OpenRLHF 3c3be623
     torchtune    Step 61 | loss:4.33 lr:0.0002 …                        pytorch/torchtune bd2a0fc7
     hf_trainer   {'loss': '4.34', …} and the progress bar after it      transformers 5.23
+    examples     Train Epoch: 1 [640/60000 (1%)]  Loss: 4.33             pytorch/examples mnist
     printed      step 61/120 | loss 4.33 | …                            `plain`: if no program's line has a loss
 
 One line gives one row, or nothing: text between such lines is ignored. Lines about validation never match. A file that
@@ -94,7 +95,9 @@ _VESCALE = re.compile(rf"\biter (\d{{1,{DIGITS}}}) loss ({NUM}) \|g\| ({NUM}) lr
 _NANOGPT = re.compile(rf"\biter (\d{{1,{DIGITS}}}): loss ({NUM}), time ({NUM})ms(?:, mfu ({NUM})%)?", re.IGNORECASE)
 _VERL = re.compile(rf"\bstep:(\d{{1,{DIGITS}}}) - (.*)")
 _VERL_FIELD = re.compile(rf"([\w/.@-]+):({NUM})(?=\s|$)", re.IGNORECASE)
+_EXAMPLES = re.compile(rf"\bTrain Epoch: (\d{{1,9}}) \[(\d{{1,{DIGITS}}})/(\d{{1,{DIGITS}}}) \(\d{{1,3}}%\)\](.*)")
 _TORCHTUNE = re.compile(rf"^\s*Step (\d{{1,{DIGITS}}}) \| (.*)")
+OF_SAMPLES = "pytorch_examples"  #: the program whose lines count the samples of an epoch instead of steps
 _BAR_COUNT = re.compile(rf"(?:^|[|\s])(\d{{1,{DIGITS}}})/(\d{{1,{DIGITS}}}) \[")
 _BAR_HEAD = re.compile(r"\s*\d{1,3}%\|")  #: that of the training has no name before it, as "Map: 10%|" has
 _BAR_TIME = re.compile(r"(?:(\d{1,6}):)?(\d{1,2}):(\d{2})<")
@@ -190,9 +193,18 @@ def _openrlhf(line: str) -> PrintedRow | None:
     return PrintedRow(int(count[1]), values, {} if time is None else {BAR_TIMER: _seconds(time)})
 
 
+def _examples(line: str) -> PrintedRow | None:
+    found = _EXAMPLES.search(line)
+    if found is None:
+        return None
+    epoch, samples, of = map(int, found.groups()[:3])
+    return PrintedRow(samples, {**pairs(_COLON.findall(found[4])), "epoch": float(epoch)}, {OF_EPOCH: float(of)})
+
+
 #: Program, a substring for a quick check of the line, its reader; whether the first update is number 0.
 PROGRAMS: tuple[tuple[str, str, LineReader, bool], ...] = (
     ("nemo", "Training epoch", _nemo, True),
+    (OF_SAMPLES, "Train Epoch: ", _examples, False),
     ("megatron", "iteration ", _megatron, False),
     ("verl", " - ", _by_fields(_VERL, _VERL_FIELD), False),
     ("torchtitan", "loss:", _by_fields(_TITAN, _TITAN_FIELD), False),
@@ -509,7 +521,8 @@ class PrintedLogs:
                 del self.logs[program, who]
             elif program == PLAIN and (self.named or log.rows < FEW):
                 del self.logs[program, who]
-            elif program == PLAIN:
+            elif program in (PLAIN, OF_SAMPLES):
+                log.unit = "samples" if program == OF_SAMPLES else log.unit
                 _over_epochs(log)
         self._one_after_another()
         lowest: dict[str, MetricLog] = {}

@@ -28,7 +28,7 @@ from urllib.parse import quote
 from workbench.core.place import Place
 from workbench.core.source import Source
 from workbench.errors import CorruptError, UsageError
-from workbench.names.metrics import STEP_NAMES, counter, normalised
+from workbench.names.metrics import STEP_NAMES, counter, is_validation, normalised
 from workbench.runs.logs.lines import end_of_lines, stripped_lines
 from workbench.runs.logs.plain import number
 from workbench.runs.logs.printed import EXAMPLE, numbers_of
@@ -43,6 +43,8 @@ _UNITS = {"samples": "samples", "consumed_samples": "samples", "num_tokens": "to
 _ABOUT = {"total_steps", "percentage", "_runtime", "_timestamp", "timestamp", "time", "wall_time"}
 #: Names of the time of a row.
 TIMES = ("Time", "timestamp", "_timestamp", "time", "wall_time", "datetime", "date")
+#: Names of the column that says on which data a row was measured; mmengine calls it ``mode``.
+SPLITS = ("split", "phase", "mode", "stage", "subset")
 _DURATION = re.compile(r"(?:(\d{1,6}) days?, )?(?:(\d{1,6}):)?(\d{1,2}):(\d{1,2}(?:\.\d+)?)")
 
 
@@ -138,7 +140,8 @@ class JsonRows:
             return
         data = row.get("data")  # verl
         data = data if isinstance(data, dict) else row
-        values, counters = {}, {}
+        values: dict[str, float] = {}
+        counters: dict[str, float] = {}
         for name, value in numbers_of(data).items():
             role = self._roles.get(name) or self._role(name)
             if role == "counter":
@@ -153,7 +156,7 @@ class JsonRows:
                 counters[name] = seconds
             elif role == "metric" and (plain := number(value)) is not None:
                 values[name] = plain
-        self.log.add(step, values, _time(row), counters)
+        self.log.add(step, _of_split(row, values), _time(row), counters)
 
     def _role(self, name: str) -> str:
         role = "none" if name == self._chosen else _role(name)
@@ -184,6 +187,16 @@ def _role(name: str) -> str:
     if normalised(name) in _ABOUT:
         return "counter" if elapsed else "none"
     return "timer" if elapsed else "metric"
+
+
+def _of_split(row: Mapping[str, Any], values: dict[str, float]) -> dict[str, float]:
+    """Return the values of a row, named after its split if that is not the training's: ``val/loss``."""
+    split = next((row[name] for name in SPLITS if isinstance(row.get(name), str)), "")
+    if not is_validation(split):
+        return values
+    return {
+        name if is_validation(name) or counter(name) else f"{split}/{name}": value for name, value in values.items()
+    }
 
 
 def duration(text: str) -> float | None:
@@ -217,6 +230,7 @@ class CsvRows:
         self.log.by_metric = kind == "deepspeed_csv"
         self._columns: list[tuple[int, str, str]] = []
         self._times: list[tuple[int, str]] = []
+        self._splits: list[tuple[int, str]] = []
         self._at: int | None = None
         self._open = ""  # a quoted field that continues in the next line
         self._other = ""  # its first line, if that names no step: it is not a log
@@ -227,7 +241,6 @@ class CsvRows:
         if self._other:
             return
         if self._at is None:
-            line = line.lstrip("\ufeff")
             plain = line.replace('"', "")
             self._between = next((one for one in ";\t" if one in plain and step_name(plain.split(one))), ",")
         cells = self._cells(line)
@@ -252,7 +265,8 @@ class CsvRows:
             elif role != "metric" and (value := duration(text)) is not None:
                 counters[name] = value
         time = {name: cells[n] for n, name in self._times if n < len(cells)}
-        self.log.add(step, values, _time(time) if time else None, counters)
+        split = {name: cells[n] for n, name in self._splits if n < len(cells)}
+        self.log.add(step, _of_split(split, values), _time(time) if time else None, counters)
 
     def _header(self, cells: list[str]) -> None:
         name = step_name(cells)
@@ -266,6 +280,7 @@ class CsvRows:
         roles = ((n, cell, _role(cell)) for n, cell in enumerate(cells) if n != self._at)
         # W&B's export adds the extremes of each point
         self._times = [(n, cell) for n, cell in enumerate(cells) if cell in TIMES]
+        self._splits = [(n, cell) for n, cell in enumerate(cells) if cell in SPLITS]
         self._columns = [one for one in roles if one[2] != "none" and not one[1].endswith(("__MIN", "__MAX"))]
 
     def _cells(self, line: str) -> list[str]:
