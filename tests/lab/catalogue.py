@@ -63,6 +63,9 @@ from tests.lab.opened20_healthy import HEALTHY20
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
+from tests.lab.sealed21_deliberate import DELIBERATE21
+from tests.lab.sealed21_faults import FAULTS21
+from tests.lab.sealed21_healthy import HEALTHY21
 from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
@@ -98,7 +101,7 @@ _OPENED = (
     *(*FAULTS20, *HEALTHY20, *DELIBERATE20),
 )
 #: Faults whose results are printed only as counts.
-SEALED: tuple[Fault, ...] = ()
+SEALED: tuple[Fault, ...] = (*FAULTS21, *HEALTHY21, *DELIBERATE21)
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},
