@@ -1,7 +1,7 @@
 """Every fault and control by id: the 42 of the first lab, the wider ones, the healthy; and the halves.
 
 Rules may be tuned on the development half. A sealed half only measures: its results are printed as counts, and nobody
-reads its cases while tuning. The first eighteen (``opened*.py``) are development now. ``gpu`` are the loops that a
+reads its cases while tuning. Those before (``opened*.py``) are development now. ``gpu`` are the loops that a
 GPU can run, those of development included.
 """
 
@@ -60,12 +60,12 @@ from tests.lab.opened19_healthy import HEALTHY19
 from tests.lab.opened20_deliberate import DELIBERATE20
 from tests.lab.opened20_faults import FAULTS20
 from tests.lab.opened20_healthy import HEALTHY20
+from tests.lab.opened21_deliberate import DELIBERATE21
+from tests.lab.opened21_faults import FAULTS21
+from tests.lab.opened21_healthy import HEALTHY21
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
-from tests.lab.sealed21_deliberate import DELIBERATE21
-from tests.lab.sealed21_faults import FAULTS21
-from tests.lab.sealed21_healthy import HEALTHY21
 from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
@@ -99,9 +99,10 @@ _OPENED = (
     *(*FAULTS18, *HEALTHY18, *DELIBERATE18),
     *(*FAULTS19, *HEALTHY19, *DELIBERATE19),
     *(*FAULTS20, *HEALTHY20, *DELIBERATE20),
+    *(*FAULTS21, *HEALTHY21, *DELIBERATE21),
 )
 #: Faults whose results are printed only as counts.
-SEALED: tuple[Fault, ...] = (*FAULTS21, *HEALTHY21, *DELIBERATE21)
+SEALED: tuple[Fault, ...] = ()
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},

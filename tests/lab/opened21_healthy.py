@@ -15,7 +15,7 @@ from tests.lab.config import Config
 from tests.lab.fault import Fault
 from tests.lab.hugging import made, trained
 from tests.lab.live import variant
-from tests.lab.sealed21_nets import (
+from tests.lab.opened21_nets import (
     Adan,
     Amp,
     Bart,

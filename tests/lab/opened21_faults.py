@@ -17,7 +17,7 @@ from tests.lab.fault import Fault, Lab, masters, seen
 from tests.lab.hugging import made, trained
 from tests.lab.live import fault
 from tests.lab.model import is_norm
-from tests.lab.sealed21_nets import (
+from tests.lab.opened21_nets import (
     Adan,
     Amp,
     Bart,
