@@ -3099,6 +3099,20 @@ def test_a_counter_that_is_larger_has_not_fallen(tmp_path, new, told):
     assert any(told in sign.message for sign in found if sign.rule == "P24")
 
 
+@pytest.mark.parametrize("fell", [1, 2])
+def test_a_zero_point_that_fell_is_no_counter(tmp_path, fell):
+    """A restart makes all integers of a name fall; one of them alone is a setting that moved."""
+    run = Run()
+    for layer in (run.model[0], run.model[2]):
+        layer.register_buffer("zero_point", torch.tensor(130))
+    one = run.train(18).save(tmp_path / "a.pt", step=18)
+    run.train(20)
+    for layer in (run.model[0], run.model[2])[:fell]:
+        layer.zero_point.fill_(121)
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=38))
+    assert bool(severities(found, "P24")) == (fell == 2)
+
+
 @pytest.mark.parametrize("before", ["none", "some"])
 def test_adapters_that_begin_in_the_load_are_zero(tmp_path, before):
     run = Run().train(20)

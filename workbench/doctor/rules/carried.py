@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -446,11 +446,12 @@ def _counters(pair: Pair, found: Outcome) -> None:
     """Check that integers stored as tensors, as of running statistics and averages, did not fall or restart."""
     sides = (pair.stored, pair.b)
     a, b = ({key: at for key, at in one.ckpt.catalog.index.items() if _is_counter(one, at)} for one in sides)
-    held = [key for key in a if key in b and not _WRAPS.fullmatch(key.rpartition(".")[2].lower())]
+    held = [key for key in a if key in b and not _WRAPS.fullmatch(_leaf(key).lower())]
     k, step = passed(pair.a.facts, pair.b.facts), pair.a.facts.step
     fell: dict[str, tuple[int, int]] = {}
     parts: set[str] = set()  # those that may decay
     seen = 0
+    of: Counter[str] = Counter()
     for key in _spread(held):
         try:
             values = [float(_sample(side.ckpt[key])[0]) for side in (pair.stored, pair.b)]
@@ -468,11 +469,17 @@ def _counters(pair: Pair, found: Outcome) -> None:
             found.not_checked["P24"] = f"{key!r}: {error}"
             continue
         seen += 1
+        of[_leaf(key)] += 1
         stands = new == old == step and bool(k) and _COUNTS.search(key.lower()) is not None  # of every update so far
         if new < old or stands or (new == k and old > 1):  # otherwise it is more
             fell[key] = (old, new)
     if seen:
         found.checked["P24"] = f"{seen:,} of {plural(len(held), 'counter')}"
+    # an integer whose name does not say that it counts, as a zero point, may fall; a restart makes all of them fall
+    below = Counter(map(_leaf, fell))
+    fell = {
+        key: both for key, both in fell.items() if _COUNTS.search(key.lower()) or below[_leaf(key)] == of[_leaf(key)]
+    }
     for average in (False, True):
         which = {key: both for key, both in fell.items() if any(one in key.lower() for one in OF_AVERAGES) == average}
         if which:
@@ -488,6 +495,10 @@ def _counters(pair: Pair, found: Outcome) -> None:
             grave = None if sure and not parts & which.keys() else "warn"
             sign = P24.sign(text, evidence, names, severity=grave, hit=len(which), of=seen, causes=causes)
             found.signs.append(sign)
+
+
+def _leaf(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def _is_counter(state: State, at: int) -> bool:
