@@ -436,7 +436,7 @@ def test_memory_is_checked_before_anything_is_allocated(tmp_path, monkeypatch):
     monkeypatch.setattr(device_memory, "_free", lambda device: dense.nbytes + scratch - 1)
     with monkeypatch.context() as patch:
         patch.setattr(DeviceResults, "allocate", None)
-        told = rf"1 tensors need {dense.nbytes:,} bytes and {scratch:,} bytes of scratch on cpu.*: 1 too few"
+        told = rf"1 tensor needs {dense.nbytes:,} bytes and {scratch:,} bytes of scratch on cpu.*: 1 too few"
         with pytest.raises(errors.DeviceMemoryError, match=told) as info:
             to_device(ckpt, "cpu")
     assert isinstance(info.value, MemoryError)

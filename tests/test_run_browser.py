@@ -69,7 +69,7 @@ def test_the_cause_of_a_jump_is_one_click_from_the_first_page_and_is_sent_with_a
     page = quiet
     page.goto(served)
     card = page.locator("a[href='?run=spike']")
-    expect(card).to_contain_text("The loss jumps at step 242 by 0.26, 1 step after a resume from step 240")
+    expect(card).to_contain_text("The loss jumps at step 242 by 0.24, 1 step after a resume from step 240")
     began = time.monotonic()
     card.click()
     expect(page.locator(".cause")).to_contain_text(CAUSE)

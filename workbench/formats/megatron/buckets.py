@@ -97,7 +97,7 @@ def named_buckets(place: Place, catalog: Catalog, run: RunArgs, notes: list[str]
             cutter.add(states, *layout_)
     if lost:
         notes.append(
-            f"{plural(len(lost), 'buffer')} of the optimizer without names, first {lost[0]!r}: "
+            f"{plural(len(lost), 'optimizer buffer', 'stay')} without names, first {lost[0]!r}: "
             "Megatron's order of "
             "parameters does not fill their buckets to the element"
         )
