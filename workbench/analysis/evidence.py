@@ -110,9 +110,8 @@ def _by_chunks(
     with_crc = int((equal | changed).sum())
     if with_crc:
         checked[CRC] = (
-            f"of {plural(with_crc, 'chunk')} on both sides, {int(equal.sum()):,} equal: evidence of what was "
-            "written, not of "
-            "what is on disk now"
+            f"of {plural(with_crc, 'chunk')} on both sides, {int(equal.sum()):,} equal: evidence of what was written, "
+            "not of what is on disk now"
         )
     if int(counts[2].sum()):
         not_checked["chunks without evidence"] = (

@@ -321,10 +321,9 @@ class Catalog:
         """Return the error for a chunk that is beyond the end of its file, or whose file is absent."""
         if self.file_stats[self.file[row]].size < 0:
             return MissingFileError(
-                f"file {self.files[self.file[row]]!r} is missing or unreadable; tensor "
-                f"{self.keys[self.tensor[row]]!r} and "
-                f"{plural(int((self.file == self.file[row]).sum()) - 1, 'other chunk')} "
-                "are in it; restore it, or open with partial=True to read the rest"
+                f"file {self.files[self.file[row]]!r} is missing or unreadable; tensor {self.keys[self.tensor[row]]!r} "
+                f"and {plural(int((self.file == self.file[row]).sum()) - 1, 'other chunk')} are in it; restore it, or "
+                "open with partial=True to read the rest"
             )
         where = tuple(self.offsets[row, : self.ndim[self.tensor[row]]].tolist())
         file = int(self.file[row])

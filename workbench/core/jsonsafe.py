@@ -56,8 +56,7 @@ def loads(data: bytes | memoryview, *, what: str) -> Any:
     if count > VALUES:
         raise UnsafeError(
             f"{what} contains about {plural(count, 'value')} in {plural(len(data), 'byte')}, over the limit of "
-            f"{VALUES:,}: decoding it "
-            "would take gigabytes of memory; refused"
+            f"{VALUES:,}: decoding it would take gigabytes of memory; refused"
         )
     try:
         with uncollected():

@@ -100,9 +100,8 @@ class Payloads:
             reach = inner + cat.reach(sizes, cat.row_major(sizes) if strides is None else strides) * dtype.raw.itemsize
             if reach > len(plain):
                 raise CorruptError(
-                    f"{self.describe(row)} decompresses to {plural(len(plain), 'byte')} where {reach:,} are "
-                    "needed; its stream "
-                    "was cut, or is from another save"
+                    f"{self.describe(row)} decompresses to {plural(len(plain), 'byte')} where {reach:,} are needed; "
+                    "its stream was cut, or is from another save"
                 )
             found = _strided(plain, inner, sizes, strides, dtype)
             return Region.of(swapped(found, dtype=dtype) if codec.big else found)
@@ -198,9 +197,8 @@ class Payloads:
         region.into(new, axes)
         if wrong := int(np.count_nonzero(out[seen] != new[seen])):
             raise CorruptError(
-                f"{self.describe(row)} overlaps another chunk and differs from it in "
-                f"{plural(wrong, 'element')}; it is unknown "
-                "which one is valid: slice around it or restore the file"
+                f"{self.describe(row)} overlaps another chunk and differs from it in {plural(wrong, 'element')}; it is "
+                "unknown which one is valid: slice around it or restore the file"
             )
         out[...], seen[...] = new, True
 
@@ -363,9 +361,9 @@ class Payloads:
             )
             if needed > held:
                 raise CorruptError(
-                    f"{self.describe(row)} contains {plural(held, 'element')} but the metadata says "
-                    f"{needed:,} or more, "
-                    "including those of this tensor; the file is from another save, or files of two ranks were swapped"
+                    f"{self.describe(row)} contains {plural(held, 'element')} but the metadata says {needed:,} or "
+                    "more, including those of this tensor; the file is from another save, or files of two ranks were "
+                    "swapped"
                 )
         return item, data
 

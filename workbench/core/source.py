@@ -249,9 +249,8 @@ class LazyBytes:
 def too_short(name: str, size: int, stop: int) -> TruncatedError:
     """Return the error for a file of ``size`` bytes that is read up to byte ``stop``."""
     return TruncatedError(
-        f"file {name!r} ends at byte {size:,}, {plural(stop - size, 'byte')} too early; it is truncated or "
-        "from another save, "
-        "restore it"
+        f"file {name!r} ends at byte {size:,}, {plural(stop - size, 'byte')} too early; it is truncated or from "
+        "another save, restore it"
     )
 
 

@@ -133,8 +133,7 @@ def read_records(view: memoryview | LazyBytes, start: int, stop: int, count: int
     if at != len(directory):
         raise CorruptError(
             f"{what}, byte {start + at:,}: {plural(len(directory) - at, 'byte', 'follow')} the "
-            f"{plural(count, 'record')} of the "
-            "central directory; the file is damaged"
+            f"{plural(count, 'record')} of the central directory; the file is damaged"
         )
     return _in_order(rows, start, what)
 
@@ -157,9 +156,8 @@ def _end_record(view: memoryview | LazyBytes, what: str) -> tuple[int, tuple[int
             "bytes; it is truncated, something was appended to it, or its byte range is wrong"
         )
     raise CorruptError(
-        f"{what} ({plural(len(view), 'byte')}, starts with {bytes(view[:4])!r}) is not a zip archive; it is "
-        "damaged, or "
-        "its byte range is wrong"
+        f"{what} ({plural(len(view), 'byte')}, starts with {bytes(view[:4])!r}) is not a zip archive; it is damaged, "
+        "or its byte range is wrong"
     )
 
 

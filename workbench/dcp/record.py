@@ -112,9 +112,8 @@ def storage_data(records: Sequence[RankRecord], plans: Sequence[Sequence[WriteIt
         planned += len(plan)
         if len(rows) != len(plan) or names_digest(plan) != record.names:
             raise WriteError(
-                f"a rank wrote {plural(len(rows), 'item')} that differ from the "
-                f"{plural(len(plan), 'planned one')}; nothing was "
-                "committed. Its planner changed the plan after the global plan was made"
+                f"a rank wrote {plural(len(rows), 'item')} that differ from the {plural(len(plan), 'planned one')}; "
+                "nothing was committed. Its planner changed the plan after the global plan was made"
             )
         for number, file, _, offset, length, _ in rows.tolist():
             found[plan[number].index] = _StorageInfo(record.files[file][0], offset, length)

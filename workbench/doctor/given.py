@@ -137,8 +137,7 @@ def choose(
         if other is not None and (shared := _shared(first, other)) is not None:
             strange[which] = (
                 f"the {'echo' if which == 'echo' else 'later checkpoint'} belongs to another model: it shares "
-                f"{shared:,} of "
-                f"{plural(len(first.params), 'parameter')} and was not compared"
+                f"{shared:,} of {plural(len(first.params), 'parameter')} and was not compared"
             )
     middle, last = None if "echo" in strange else middle, None if "after" in strange else last
     prints = None if "echo" in strange else prints

@@ -184,9 +184,8 @@ class FileMap:
         for at, data in self.pieces.literal.items():
             if len(data) != self.pieces.nbytes[at]:
                 raise UsageError(
-                    f"tensor {self.pieces.names[at]!r} has {plural(int(self.pieces.nbytes[at]), 'byte')} by "
-                    "its shape and "
-                    f"type; {len(data):,} were given"
+                    f"tensor {self.pieces.names[at]!r} has {plural(int(self.pieces.nbytes[at]), 'byte')} by its shape "
+                    f"and type; {len(data):,} were given"
                 )
         starts = np.array([*(at for at, _ in self.literals), *self.start.tolist()], np.int64)
         sizes = np.array([*(len(data) for _, data in self.literals), *self.pieces.nbytes.tolist()], np.int64)

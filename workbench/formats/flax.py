@@ -118,8 +118,7 @@ class _Walker:
         if self.at != self.end:
             raise CorruptError(
                 f"{self.name!r}: {plural(self.end - self.at, 'byte', 'follow')} the value that ends at byte "
-                f"{self.at:,}; the file "
-                "is damaged, or two files were joined"
+                f"{self.at:,}; the file is damaged, or two files were joined"
             )
         return found
 
@@ -135,9 +134,8 @@ class _Walker:
     def room(self, count: int, what: str) -> None:
         if count > self.end - self.at:
             raise TruncatedError(
-                f"{self.name!r} ends at byte {self.end:,}, {plural(count - (self.end - self.at), 'byte')} "
-                "before the end of "
-                f"{what} at byte {self.at:,}; the file is truncated, or a length in it is wrong"
+                f"{self.name!r} ends at byte {self.end:,}, {plural(count - (self.end - self.at), 'byte')} before the "
+                f"end of {what} at byte {self.at:,}; the file is truncated, or a length in it is wrong"
             )
 
     def head(self) -> tuple[str, Any]:
@@ -236,8 +234,7 @@ class _Walker:
         if len(shape) > 64 or prod(shape) > MAX_ELEMENTS or prod(shape) * dtype.itemsize != length:
             raise CorruptError(
                 f"{self.name!r}, byte {at:,}: an array of {dtype} {short(tuple(shape), 200)} has "
-                f"{plural(length, 'byte')}; the "
-                "file is damaged"
+                f"{plural(length, 'byte')}; the file is damaged"
             )
         self.room(length, "an array")
         start, self.at = self.at, self.at + length
@@ -252,16 +249,14 @@ class _Walker:
         assert shape is not None and pieces is not None
         if len(pieces) * len(shape) ** 2 > PIECES:
             raise UnsafeError(
-                f"{self.name!r}, byte {at:,}: an array of {len(shape)} axes in "
-                f"{plural(len(pieces), 'piece')}, more than "
-                "any array is cut into; refused"
+                f"{self.name!r}, byte {at:,}: an array of {len(shape)} axes in {plural(len(pieces), 'piece')}, more "
+                "than any array is cut into; refused"
             )
         stored = sum(one.shape[0] for one in pieces)
         if len(shape) > 64 or len({one.dtype for one in pieces}) != 1 or prod(shape) != stored:
             raise CorruptError(
-                f"{self.name!r}, byte {at:,}: {plural(len(pieces), 'piece')} with "
-                f"{plural(stored, 'element', 'do')} not make an array of "
-                f"{short(tuple(shape), 200)}; a piece is missing or damaged"
+                f"{self.name!r}, byte {at:,}: {plural(len(pieces), 'piece')} with {plural(stored, 'element', 'do')} "
+                f"not make an array of {short(tuple(shape), 200)}; a piece is missing or damaged"
             )
         return ChunkedArray(pieces[0].dtype, tuple(shape), tuple(pieces))
 

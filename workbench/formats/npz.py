@@ -289,9 +289,8 @@ def _add(builder: CatalogBuilder, file: str, one: _Member) -> str:
     if not why and npy.data + prod(npy.shape) * item != one.length:
         kind = TruncatedError if npy.data + prod(npy.shape) * item > one.length else CorruptError
         raise kind(
-            f"{one.what} has {plural(one.length - npy.data, 'byte')} of elements, but its header says "
-            f"{npy.shape} of {item} "
-            f"bytes each, {prod(npy.shape) * item:,}; the file is truncated or damaged"
+            f"{one.what} has {plural(one.length - npy.data, 'byte')} of elements, but its header says {npy.shape} of "
+            f"{item} bytes each, {prod(npy.shape) * item:,}; the file is truncated or damaged"
         )
     for field in fields:
         key = one.key + field.name

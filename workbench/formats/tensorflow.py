@@ -421,9 +421,8 @@ def _box(
         raise CorruptError(f"{name!r}: the slice of {quoted(key)} at {first} has no entry; the index is damaged")
     if one.size != nbytes_of(dtype, prod(sizes)) or by_name(_TYPES.get(one.kind, "bool")) != dtype:
         raise CorruptError(
-            f"{name!r}: {quoted(key)} has {plural(one.size, 'byte')} for {dtype} {sizes}; the entry is damaged "
-            "or of another "
-            "save"
+            f"{name!r}: {quoted(key)} has {plural(one.size, 'byte')} for {dtype} {sizes}; the entry is damaged or of "
+            "another save"
         )
     return _data_file(index, one, key, name), sizes, first
 

@@ -94,9 +94,8 @@ def read_catalog(place: Place) -> Catalog:
     tensors = {key for catalog in found.values() for key in catalog.keys} & shared
     if tensors:
         notes.append(
-            f"{plural(len(tensors), 'optimizer tensor', 'are')} stored by several stages, first "
-            f"{min(tensors)!r}; they are kept "
-            "separate, because their parameters are not stored"
+            f"{plural(len(tensors), 'optimizer tensor', 'are')} stored by several stages, first {min(tensors)!r}; they "
+            "are kept separate, because their parameters are not stored"
         )
     merged = merge("vescale", parts, {})
     fqns, roles = _named(merged)

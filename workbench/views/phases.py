@@ -31,8 +31,7 @@ def sentences(found: SavePhases) -> list[str]:
         low = min(found.of("data").values())
         lines.append(
             f"All {plural(found.ranks, 'rank')} took about equally long: {units.seconds(low)} to "
-            f"{units.seconds(slow.seconds)} "
-            "for their data."
+            f"{units.seconds(slow.seconds)} for their data."
         )
     elif slow is not None:
         times = f", {slow.seconds / slow.typical:.3g} × the median ({units.seconds(slow.typical)})"

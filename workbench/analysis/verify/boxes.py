@@ -66,9 +66,8 @@ def check_boxes(subject: Examined) -> None:
             "coverage.hole",
             "error",
             catalog.keys[tensor],
-            f"its {plural(count, 'chunk', 'have')} more overlaps or holes than can be checked: it is unknown "
-            "which elements are "
-            "stored",
+            f"its {plural(count, 'chunk', 'have')} more overlaps or holes than can be checked: it is unknown which "
+            "elements are stored",
             "the metadata is damaged, or crafted to be slow: use another save",
         )
     if record(catalog.format).own_bytes:

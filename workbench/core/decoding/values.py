@@ -141,8 +141,7 @@ class ValueSource(Source):
             if len(piece) != (high - low) * itemsize:
                 raise CorruptError(
                     f"{self._what}: its parts decode to {plural(len(piece) // itemsize, 'element')} where "
-                    f"{high - low:,} are "
-                    "needed; their shapes do not fit each other"
+                    f"{high - low:,} are needed; their shapes do not fit each other"
                 )
             begin, end = max(low * itemsize, start), min(high * itemsize, start + len(buffer))
             buffer[begin - start : end - start] = piece[begin - low * itemsize : end - low * itemsize]

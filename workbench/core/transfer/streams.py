@@ -231,8 +231,7 @@ class StreamReader:
                     if begin + end - at > region.nbytes:
                         raise CorruptError(
                             f"{self.payloads.describe(row)} has {plural(region.nbytes, 'byte')} where "
-                            f"{begin + end - at:,} are "
-                            "needed"
+                            f"{begin + end - at:,} are needed"
                         )
                 size, until = region.raw.itemsize, min(end, high)
                 part, begin_at = out[place - low : until - low], begin + place - at

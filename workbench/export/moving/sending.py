@@ -93,9 +93,8 @@ class Sender:
         if self.written:
             files, nbytes = len(self.written), sum(job.maps[file].size for file in self.written)
             made.notes.append(
-                f"resumed an unfinished export: {files:,} of {len(job.maps):,} files, "
-                f"{plural(nbytes, 'byte')}, were in the "
-                "store already, as they were recorded, and kept"
+                f"resumed an unfinished export: {files:,} of {len(job.maps):,} files, {plural(nbytes, 'byte')}, were "
+                "in the store already, as they were recorded, and kept"
             )
 
     def __enter__(self) -> Sender:

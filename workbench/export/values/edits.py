@@ -94,9 +94,9 @@ class Edits:
             codes = [t for t in self.tensors if roles[t] == "param" and fqns[t] in scaled]
             codes = [t for t in codes if self.changes[t].wanted == self.changes[t].source]
             self.notes.append(
-                f"{plural(len(codes), 'quantised weight', 'keep')} their codes, and {plural(len(kept), 'tensor')} "
-                "that belong to them "
-                f"(scales, zero points, maps) are not cast, for example {self.ckpt.catalog.keys[kept[0]]!r}"
+                f"{plural(len(codes), 'quantised weight', 'keep')} their codes, and {plural(len(kept), 'tensor')} that "
+                "belong to them (scales, zero points, maps) are not cast, for example "
+                f"{self.ckpt.catalog.keys[kept[0]]!r}"
             )
 
     def step(self, tensor: int, step: Step, wanted: DType | None = None) -> None:

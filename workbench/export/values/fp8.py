@@ -76,10 +76,10 @@ def quantize(
         raise UsageError(f"recipe {recipe!r}: no selected tensor has the name of a linear layer's weight")
     if uneven := [t for t, (m, n) in blocks.items() if catalog.shape_of(t)[-2] % m or catalog.shape_of(t)[-1] % n]:
         edits.notes.append(
-            f"{plural(len(uneven), 'weight')}, for example {catalog.keys[uneven[0]]!r}, do not divide evenly "
-            "into blocks of "
-            f"{BLOCK[0]} × {BLOCK[1]}: the last blocks are smaller. transformers' FP8 layers handle this, but if "
-            "transformers dequantises while loading (dequantize=True, or no GPU), it assumes blocks of equal size"
+            f"{plural(len(uneven), 'weight')}, for example {catalog.keys[uneven[0]]!r}, do not divide evenly into "
+            f"blocks of {BLOCK[0]} × {BLOCK[1]}: the last blocks are smaller. transformers' FP8 layers handle this, "
+            "but if transformers dequantises while loading (dequantize=True, or no GPU), it assumes blocks of equal "
+            "size"
         )
     amax = largest(edits.ckpt.payloads, edits.changes, blocks, threads=threads, progress=progress)
     for tensor, grid in amax.items():

@@ -63,9 +63,8 @@ def merge(edits: Edits, adapter: Checkpoint) -> None:
     unused = [tensor.key for fqn, pair in pairs.items() if fqn not in base for tensor in pair.values()]
     if unused:
         raise UsageError(
-            f"{plural(len(unused), 'tensor')} of the adapter without a weight to merge into: "
-            f"{some_of(unused, SHOWN)}; select "
-            "their weights too, or give the base model that the adapter was trained for"
+            f"{plural(len(unused), 'tensor')} of the adapter without a weight to merge into: {some_of(unused, SHOWN)}; "
+            "select their weights too, or give the base model that the adapter was trained for"
         )
     for fqn, stored in whole.items():
         _replace(edits, base.get(fqn), fqn, stored)

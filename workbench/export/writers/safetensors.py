@@ -89,8 +89,7 @@ def one_file(pieces: Pieces, name: str, *, metadata: Mapping[str, str] | None = 
     if len(text) > MAX_HEADER:
         raise UsageError(
             f"file {name!r} would have a header of {plural(len(text), 'byte')}, over the {MAX_HEADER:,} that "
-            "safetensors "
-            "can read; write more, smaller shards (max_shard_size)"
+            "safetensors can read; write more, smaller shards (max_shard_size)"
         )
     head = len(text).to_bytes(8, "little") + text
     return FileMap(name, len(head) + int(laid.nbytes.sum()), ((0, head),), laid, len(head) + starts)

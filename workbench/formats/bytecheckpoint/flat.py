@@ -186,8 +186,7 @@ def _flat_tensors(catalog: Catalog, flats: Mapping[str, FlatParam], state: bool)
         if length != flat.numel:
             raise CorruptError(
                 f"tensor {key!r} has {plural(length, 'element')}, but the model part's dictionary adds up to "
-                f"{flat.numel:,}; "
-                "the parts are from different saves"
+                f"{flat.numel:,}; the parts are from different saves"
             )
         found[t] = flat, leaf
     return found

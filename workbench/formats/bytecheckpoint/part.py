@@ -197,8 +197,7 @@ def _odd_files(place: Place, meta: Any, stats: list[Any]) -> list[str]:
         name, more = longer[0]
         notes.append(
             f"{plural(len(longer), 'file', 'are')} longer than the metadata states, first {name!r} by "
-            f"{plural(more, 'byte')}: another save "
-            "may have written to the folder"
+            f"{plural(more, 'byte')}: another save may have written to the folder"
         )
     known = set(meta.files)
     stray = [name for name, stat in place.files.items() if _DATA.fullmatch(name) and name not in known and stat.size]

@@ -198,9 +198,8 @@ def _channels_last(merged: Catalog) -> list[str]:
     if not len(doubtful):
         return []
     return [
-        f"{plural(len(doubtful), 'tensor')} of a DDP save with 4 or more axes, such as "
-        f"{merged.keys[doubtful[0]]!r}: if the "
-        "model was in channels_last memory format, ByteCheckpoint stored their elements in another order and "
+        f"{plural(len(doubtful), 'tensor')} of a DDP save with 4 or more axes, such as {merged.keys[doubtful[0]]!r}: "
+        "if the model was in channels_last memory format, ByteCheckpoint stored their elements in another order and "
         "no file records it"
     ]
 
@@ -228,15 +227,13 @@ def _unflat(place: Place, part: PartFile, flats: Mapping[str, flatten.FlatParam]
     left = [key for key in found.catalog.keys if flatten.FLAT in key and not key.endswith(flatten.NUMEL)]
     if left:
         notes.append(
-            f"{where}{plural(len(left), 'flat tensor', 'stay')} flat, first {left[0]!r}: their parameters are "
-            "listed only in the "
-            "model part's metadata"
+            f"{where}{plural(len(left), 'flat tensor', 'stay')} flat, first {left[0]!r}: their parameters are listed "
+            "only in the model part's metadata"
         )
     if found.without:
         notes.append(
-            f"{where}{plural(len(found.without), 'parameter', 'have')} no state, first {found.without[0]!r}: "
-            "they are frozen or "
-            "were not passed to the optimizer"
+            f"{where}{plural(len(found.without), 'parameter', 'have')} no state, first {found.without[0]!r}: they are "
+            "frozen or were not passed to the optimizer"
         )
     return replace(part, catalog=found.catalog, paths={**part.paths, **found.paths})
 

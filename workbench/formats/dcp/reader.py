@@ -276,9 +276,8 @@ def _facts(place: Place, meta: DcpMetadata | None, lost: int) -> dict[str, Any]:
         )
     if flat := [key for key in (meta.keys if meta is not None else ()) if key.rpartition(".")[2] == "_flat_param"]:
         notes.append(
-            f"{plural(len(flat), 'tensor', 'are')} flat parameters of FSDP1 (LOCAL_STATE_DICT), such as "
-            f"{flat[0]!r}: several "
-            "parameters and padding end to end, whose names and shapes are not stored"
+            f"{plural(len(flat), 'tensor', 'are')} flat parameters of FSDP1 (LOCAL_STATE_DICT), such as {flat[0]!r}: "
+            "several parameters and padding end to end, whose names and shapes are not stored"
         )
     if ".metadata.tmp" in place.files:
         notes.append(".metadata.tmp is left over: a later save to this folder was interrupted")

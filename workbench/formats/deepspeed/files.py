@@ -67,9 +67,8 @@ class States:
         end = (ref.storage_offset + last) * dtype.itemsize
         if last and end > stop - start:
             raise CorruptError(
-                f"{self.file!r}: {what} ends at byte {end:,} of a storage of {plural(stop - start, 'byte')} at "
-                f"byte {start:,}; "
-                "the file is damaged"
+                f"{self.file!r}: {what} ends at byte {end:,} of a storage of {plural(stop - start, 'byte')} at byte "
+                f"{start:,}; the file is damaged"
             )
         inner = ref.storage_offset * dtype.itemsize if last else 0
         return Located(self.file, start, stop, inner, dtype, ref.shape, ref.stride, self._big and dtype.itemsize > 1)

@@ -140,9 +140,8 @@ def check_line(need: int, part: int, ranks: int, paddings: int | None, what: str
     added = "" if paddings is None else f", including {paddings:,} of padding by the files' own count"
     raise CorruptError(
         f"{what}: param_shapes add up to {plural(need, 'element')} but {ranks} partitions of {part:,} hold "
-        f"{have:,}{added}, "
-        f"{abs(have - need):,} too {'many' if have > need else 'few'}; the model and optimizer files are from "
-        "different saves"
+        f"{have:,}{added}, {abs(have - need):,} too {'many' if have > need else 'few'}; the model and optimizer files "
+        "are from different saves"
     )
 
 
@@ -156,7 +155,6 @@ def check_param(numel: Ints, segments: Ints, ranks: int, what: str) -> None:
     if need != have:
         raise CorruptError(
             f"{what}: param_shapes of {plural(len(numel), 'parameter')} over {ranks} ranks need "
-            f"{plural(need, 'element')} each, but "
-            f"the flat groups have {have:,}, {abs(have - need):,} too {'many' if have > need else 'few'}; the model "
-            "and optimizer files are from different saves"
+            f"{plural(need, 'element')} each, but the flat groups have {have:,}, {abs(have - need):,} too "
+            f"{'many' if have > need else 'few'}; the model and optimizer files are from different saves"
         )

@@ -79,9 +79,8 @@ def unify(
     if unjoined:
         count = len(dict.fromkeys(unjoined))
         notes.append(
-            f"{plural(count, 'parameter', 'have')} pieces on several model-parallel ranks, and no file stores "
-            "how they were divided "
-            f"(no universal_checkpoint_info): each piece is a separate tensor, such as {unjoined[0]!r}"
+            f"{plural(count, 'parameter', 'have')} pieces on several model-parallel ranks, and no file stores how they "
+            f"were divided (no universal_checkpoint_info): each piece is a separate tensor, such as {unjoined[0]!r}"
         )
     if not targets:
         return rest, notes

@@ -208,8 +208,7 @@ class FolderReader:
         if found.extra:
             self.notes.append(
                 f"{plural(len(found.extra), 'file', 'are')} of ranks that this save did not have "
-                f"({plural(len(found.shards), 'rank')}), left "
-                f"over from another save: {found.extra[0]!r}"
+                f"({plural(len(found.shards), 'rank')}), left over from another save: {found.extra[0]!r}"
             )
         if len(found.steps) > 1:
             self.notes.append(f"ranks of mp_rank {mp:02d} have different steps: {some_of(sorted(found.steps), 8)}")

@@ -122,8 +122,7 @@ def _flat(builder: CatalogBuilder, key: str, at: Located, shape: tuple[int, ...]
     if count != at.shape[0]:
         raise CorruptError(
             f"{at.file!r} has {plural(at.shape[0], 'element')}, but param_shapes has {shape}, "
-            f"{plural(count, 'element')}; the parts "
-            "of the folder are from different saves"
+            f"{plural(count, 'element')}; the parts of the folder are from different saves"
         )
     builder.tensor(key, at.dtype, shape, fqn=fqn, role=role)
     codec = codecs.RAW_BE if at.big else codecs.RAW

@@ -123,9 +123,8 @@ def add_partitions(
         return adder.notes
     if len(shapes) != first.groups:
         raise CorruptError(
-            f"param_shapes has {plural(len(shapes), 'group')}, but {first.file!r} has {first.groups}; model "
-            "and optimizer files "
-            "are from different saves"
+            f"param_shapes has {plural(len(shapes), 'group')}, but {first.file!r} has {first.groups}; model and "
+            "optimizer files are from different saves"
         )
     world = len(parts.shards)
     for group, named in enumerate(shapes):
@@ -282,8 +281,8 @@ class _RangeTable:
         if part.shape[0] < need:
             raise CorruptError(
                 f"{part.file!r}: {state} of group {group} has {plural(part.shape[0], 'element')}, "
-                f"{need - part.shape[0]:,} "
-                f"fewer than the {need:,} that param_shapes needs; the file is from another save"
+                f"{need - part.shape[0]:,} fewer than the {need:,} that param_shapes needs; the file is from another "
+                "save"
             )
 
 

@@ -226,9 +226,8 @@ class _HeaderReader:
         stop = self.at + count
         if stop > self.total:
             raise TruncatedError(
-                f"{self.name!r} ends at byte {self.total:,}, {plural(stop - self.total, 'byte')} before the "
-                f"end of {what} at "
-                f"byte {self.at:,}; the file is truncated, or a length in it is wrong"
+                f"{self.name!r} ends at byte {self.total:,}, {plural(stop - self.total, 'byte')} before the end of "
+                f"{what} at byte {self.at:,}; the file is truncated, or a length in it is wrong"
             )
         if stop > LONGEST:
             raise UnsafeError(f"{self.name!r} has a header of more than {LONGEST:,} bytes, for {what}; refused")

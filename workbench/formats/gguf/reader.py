@@ -105,8 +105,7 @@ def read_catalog(place: Place) -> Catalog:
     if not lost and stated is not None and stated != sum(tensors):
         raise CorruptError(
             f"{TENSORS} of {names[0]!r} is {short(stated)}, but the {plural(len(names), 'part', 'hold')} "
-            f"{plural(sum(tensors), 'tensor')}; "
-            "a part is from another model"
+            f"{plural(sum(tensors), 'tensor')}; a part is from another model"
         )
     versions = sorted({header.version for header in headers.values()})
     return builder.build(facts | {"version": versions[-1]})

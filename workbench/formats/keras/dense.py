@@ -119,9 +119,8 @@ def read_stored(file: Structures, address: int, ids: Sequence[bytes], what: str)
         block, inside = blocks.found.get(first), offset - first
         if block is None or inside + length > len(block.data):
             raise CorruptError(
-                f"{what}, byte {head.begin:,}: an object of {plural(length, 'byte')} at {offset:,} is not in "
-                "the heap; the "
-                "file is damaged"
+                f"{what}, byte {head.begin:,}: an object of {plural(length, 'byte')} at {offset:,} is not in the heap; "
+                "the file is damaged"
             )
         yield StructureFields(block.data[inside : inside + length], block.begin + inside, what)
 

@@ -173,9 +173,8 @@ class Hdf5(Structures):
             )
         if end > len(self.view):
             raise TruncatedError(
-                f"{what} has {plural(len(self.view), 'byte')} and should end at byte {end:,}, "
-                f"{end - len(self.view):,} later; "
-                "it is truncated"
+                f"{what} has {plural(len(self.view), 'byte')} and should end at byte {end:,}, {end - len(self.view):,} "
+                "later; it is truncated"
             )
         self.end = end
         return root
@@ -477,9 +476,8 @@ class Hdf5(Structures):
             return found
         if found.start >= 0 and found.stop - found.start != nbytes:
             raise CorruptError(
-                f"{what}, byte {layout.begin:,}: {plural(found.stop - found.start, 'byte', 'are')} stored for "
-                f"{shape} of "
-                f"{element.size} bytes each, {nbytes:,}; the file is damaged"
+                f"{what}, byte {layout.begin:,}: {plural(found.stop - found.start, 'byte', 'are')} stored for {shape} "
+                f"of {element.size} bytes each, {nbytes:,}; the file is damaged"
             )
         if found.stop > self.origin + len(self.view):
             raise TruncatedError(
@@ -620,10 +618,9 @@ class Hdf5(Structures):
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             raise CorruptError(
-                f"{what}: its chunk at {tuple(offsets[row].tolist())} should be "
-                f"{plural(int(sizes[row]), 'byte')} at byte "
-                f"{int(starts[row]):,}, which does not fit the shape {found.shape}, the chunks of {found.chunk} or the "
-                f"file of {plural(end, 'byte')}; it is damaged or truncated"
+                f"{what}: its chunk at {tuple(offsets[row].tolist())} should be {plural(int(sizes[row]), 'byte')} at "
+                f"byte {int(starts[row]):,}, which does not fit the shape {found.shape}, the chunks of {found.chunk} "
+                f"or the file of {plural(end, 'byte')}; it is damaged or truncated"
             )
         found.offsets, found.starts, found.sizes, found.masks = offsets, starts, sizes, masks
 

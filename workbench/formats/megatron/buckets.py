@@ -75,9 +75,8 @@ def named_buckets(place: Place, catalog: Catalog, run: RunArgs, notes: list[str]
     stages = layout.stage_layers(run)
     if stages is None:
         notes.append(
-            f"the optimizer's {plural(sum(map(len, buffers.values())), 'buffer', 'have')} no names: args do "
-            "not store which layers "
-            "a pipeline stage holds"
+            f"the optimizer's {plural(sum(map(len, buffers.values())), 'buffer', 'have')} no names: args do not store "
+            "which layers a pipeline stage holds"
         )
         return None
     model = StageModel(catalog, run, stages)
@@ -98,8 +97,7 @@ def named_buckets(place: Place, catalog: Catalog, run: RunArgs, notes: list[str]
     if lost:
         notes.append(
             f"{plural(len(lost), 'optimizer buffer', 'stay')} without names, first {lost[0]!r}: "
-            "Megatron's order of "
-            "parameters does not fill their buckets to the element"
+            "Megatron's order of parameters does not fill their buckets to the element"
         )
     notes += _absent(buffers, run)
     if not used:

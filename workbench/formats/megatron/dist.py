@@ -212,9 +212,8 @@ def _unflattened(catalog: Catalog, fqns: list[str | None], roles: list[str], not
         t = odd[0]
         notes.append(
             f"{plural(len(odd), 'optimizer tensor', 'differ')} in shape from their parameter, first "
-            f"{catalog.keys[t]!r} "
-            f"{catalog.shape_of(t)} and {shapes[fqns[t]]}: flattened by TP rank (megatron-core < 0.14); they are "
-            "listed as stored and belong to no parameter"
+            f"{catalog.keys[t]!r} {catalog.shape_of(t)} and {shapes[fqns[t]]}: flattened by TP rank (megatron-core < "
+            "0.14); they are listed as stored and belong to no parameter"
         )
     for t in odd:
         fqns[t], roles[t] = None, "other"

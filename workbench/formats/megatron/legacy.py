@@ -270,9 +270,8 @@ def _layer_offsets(parts: Sequence[RankFiles], run: RunArgs, notes: list[str]) -
             known = counts.setdefault((chunk, part.coordinates[1]), count)
             if known != count:
                 raise CorruptError(
-                    f"{part.folder!r} has {plural(count, 'layer')} of model chunk {chunk}, another rank of "
-                    f"that stage {known}; "
-                    "the folders are from different runs"
+                    f"{part.folder!r} has {plural(count, 'layer')} of model chunk {chunk}, another rank of that stage "
+                    f"{known}; the folders are from different runs"
                 )
     table = layout.stage_layers(run)
     if table is not None and len(counts) > 1:
@@ -281,9 +280,8 @@ def _layer_offsets(parts: Sequence[RankFiles], run: RunArgs, notes: list[str]) -
         if odd:
             v, p = odd[0]
             raise CorruptError(
-                f"stage {p}, model chunk {v} holds {plural(counts[odd[0]], 'layer')}, but by the stored args "
-                "it should hold "
-                f"{expected.get(odd[0], 0)}; the folders are from different runs"
+                f"stage {p}, model chunk {v} holds {plural(counts[odd[0]], 'layer')}, but by the stored args it should "
+                f"hold {expected.get(odd[0], 0)}; the folders are from different runs"
             )
     elif len(counts) > 1:
         notes.append("args do not store which layers a stage holds: layers are numbered in order of the stages")

@@ -213,9 +213,8 @@ def _stale(meta: Metadata, held: Mapping[str, Any], name: str, notes: list[str])
             )
         if new:
             notes.append(
-                f"{file!r} holds {plural(len(new), 'tensor')} that {name!r} lacks, first {new[0]!r}: two "
-                "saves may have "
-                "been written to one folder; the listed tensors have the shapes of the metadata"
+                f"{file!r} holds {plural(len(new), 'tensor')} that {name!r} lacks, first {new[0]!r}: two saves may "
+                "have been written to one folder; the listed tensors have the shapes of the metadata"
             )
 
 

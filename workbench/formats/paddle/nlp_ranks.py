@@ -333,24 +333,21 @@ def _slices(
         at += size
     if at < numel:
         raise CorruptError(
-            f"{key!r}: the slices of {plural(len(own), 'sharding rank')} hold {plural(at, 'element')}; the "
-            f"piece of shape {list(local)} "
-            f"has {numel:,}: a rank's file is from another save"
+            f"{key!r}: the slices of {plural(len(own), 'sharding rank')} hold {plural(at, 'element')}; the piece of "
+            f"shape {list(local)} has {numel:,}: a rank's file is from another save"
         )
 
 
 def _add_notes(facts: Facts) -> None:
     if facts.by_config:
         facts.notes.append(
-            f"tensor parallelism divided {plural(len(facts.by_config), 'parameter')} along an axis that no "
-            "file stores; it "
-            f"follows from config.json: {some_of(facts.by_config, MAX_NAMED)}"
+            f"tensor parallelism divided {plural(len(facts.by_config), 'parameter')} along an axis that no file "
+            f"stores; it follows from config.json: {some_of(facts.by_config, MAX_NAMED)}"
         )
     if facts.unmerged:
         facts.notes.append(
-            f"{plural(len(facts.unmerged), 'parameter', 'are')} kept separate by rank (name@tp00 …): how to "
-            "join their pieces is "
-            f"not stored, and no config.json next to them proves it: {some_of(facts.unmerged, MAX_NAMED)}"
+            f"{plural(len(facts.unmerged), 'parameter', 'are')} kept separate by rank (name@tp00 …): how to join their "
+            f"pieces is not stored, and no config.json next to them proves it: {some_of(facts.unmerged, MAX_NAMED)}"
         )
 
 

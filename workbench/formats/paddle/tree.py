@@ -171,9 +171,8 @@ def _joined(tree: object, found: list[Stored], what: str) -> list[Stored]:
         total, expected = sum(math.prod(ref.shape) for ref in pieces), math.prod(shape)
         if total != expected or len({ref.dtype for ref in pieces}) > 1:
             raise CorruptError(
-                f"{what}: the {plural(len(pieces), 'slice')} of {name!r} hold {plural(total, 'element')}; its "
-                f"shape {tuple(shape)} has "
-                f"{expected:,}; the file is damaged"
+                f"{what}: the {plural(len(pieces), 'slice')} of {name!r} hold {plural(total, 'element')}; its shape "
+                f"{tuple(shape)} has {expected:,}; the file is damaged"
             )
         whole[str(slices[0])] = Stored((str(name),), tuple(shape), pieces)
         taken |= set(map(str, slices))

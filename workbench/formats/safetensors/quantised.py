@@ -322,8 +322,7 @@ class _Finder:
         if -(-numel // 2) != stored or prod(self._shape(absmax)) != -(-numel // size):
             raise CorruptError(
                 f"tensor {state!r} says the shape {tuple(shape)} in blocks of {size}, but {key!r} has "
-                f"{plural(stored, 'byte')} "
-                f"and {absmax!r} {plural(prod(self._shape(absmax)), 'scale')}"
+                f"{plural(stored, 'byte')} and {absmax!r} {plural(prod(self._shape(absmax)), 'scale')}"
             )
         unit = unit_of(numel, size)
         if unit % 2:

@@ -155,9 +155,8 @@ def declare(
     if length and inner + length * itemsize > stop - start:
         raise CorruptError(
             f"{file!r}: tensor {key!r} of shape {list(ref.shape)} and stride {list(ref.stride)} ends at byte "
-            f"{inner + length * itemsize:,} of a storage of {plural(stop - start, 'byte')} at byte {start:,}; "
-            "the file is "
-            "damaged"
+            f"{inner + length * itemsize:,} of a storage of {plural(stop - start, 'byte')} at byte {start:,}; the file "
+            "is damaged"
         )
     codec = codecs.RAW_BE if loaded.big and itemsize > 1 else codecs.RAW
     try:
@@ -216,8 +215,7 @@ def storage_range(archive: ziparchive.Archive, ref: StorageRef, what: str) -> tu
     if size != stop - start and not (kind and kind.packed):  # torch counts packed quantized elements differently
         raise CorruptError(
             f"{what}: storage {short(ref.key, 40)} should have {plural(size, 'byte')}, but its record at byte "
-            f"{start:,} has "
-            f"{stop - start:,}; the file is damaged"
+            f"{start:,} has {stop - start:,}; the file is damaged"
         )
     return start, stop
 

@@ -222,9 +222,8 @@ def _storage(
     stop = at + 8 + count * _width(dtype)
     if stop > len(view):
         raise TruncatedError(
-            f"{what}: storage {short(key, 40)} ends at byte {stop:,}, {plural(stop - len(view), 'byte')} "
-            "beyond the end of the "
-            "file; it is truncated, copy it again"
+            f"{what}: storage {short(key, 40)} ends at byte {stop:,}, {plural(stop - len(view), 'byte')} beyond the "
+            "end of the file; it is truncated, copy it again"
         )
     return (at + 8, stop), stop
 

@@ -169,9 +169,8 @@ class Adder:
         """Return the facts about the arrays for the catalog's ``meta``."""
         if self.opaque:
             self.notes.append(
-                f"{plural(len(self.opaque), 'array', 'have')} a filter, a byte order or a compressor that "
-                "cannot be undone here, "
-                f"such as blosc; they are listed but not read: {self.opaque[0]!r} …"
+                f"{plural(len(self.opaque), 'array', 'have')} a filter, a byte order or a compressor that cannot be "
+                f"undone here, such as blosc; they are listed but not read: {self.opaque[0]!r} …"
             )
         found = {"step": None, "notes": self.notes, "largest_chunk": self.largest}
         return found | ({"chunk_crc32c": self.checked, "archive": "zarr"} if self.checked else {})
@@ -263,9 +262,8 @@ class Adder:
             i = next(i for i, text in enumerate(texts) if len(text) < stops[i] - starts[i])
             raise TruncatedError(
                 f"file {values.files[files[i]]!r} ends at byte {starts[i] + len(texts[i]):,}, "
-                f"{plural(stops[i] - starts[i] - len(texts[i]), 'byte')} too early: the description of an "
-                "array is in them; "
-                "restore it"
+                f"{plural(stops[i] - starts[i] - len(texts[i]), 'byte')} too early: the description of an array is in "
+                "them; restore it"
             )
         return texts
 
@@ -359,9 +357,8 @@ class Adder:
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             raise CorruptError(
-                f"chunk {values.keys[rows[row]]!r} has {plural(length[row], 'byte')} where "
-                f"{array.chunk_nbytes:,} are needed; "
-                "the store is damaged or from another save"
+                f"chunk {values.keys[rows[row]]!r} has {plural(length[row], 'byte')} where {array.chunk_nbytes:,} are "
+                "needed; the store is damaged or from another save"
             )
         sizes = np.minimum(np.array(array.shape, np.int64) - offsets, np.array(chunk, np.int64))
         steps = np.broadcast_to(np.array(array.strides, np.int64), sizes.shape)
@@ -404,9 +401,8 @@ class Adder:
         short = np.flatnonzero((length < nbytes) & ~lost)
         if len(short):
             raise CorruptError(
-                f"shard {values.keys[rows[short[0]]]!r} has {plural(length[short[0]], 'byte')}, but the index "
-                f"of its {count:,} "
-                f"inner chunks alone takes {nbytes:,}; the store is damaged or from another save"
+                f"shard {values.keys[rows[short[0]]]!r} has {plural(length[short[0]], 'byte')}, but the index of its "
+                f"{count:,} inner chunks alone takes {nbytes:,}; the store is damaged or from another save"
             )
         good = np.flatnonzero(~lost)
         if len(good) * count > MOST_CHUNKS:
@@ -431,9 +427,8 @@ class Adder:
         if bad.any():
             row, number = (int(i[0]) for i in np.nonzero(bad))
             raise CorruptError(
-                f"shard {values.keys[rows[good[row]]]!r} has {plural(length[good[row]], 'byte')}, but its "
-                "index says that "
-                f"inner chunk {number:,} is at byte {table[row, number, 0]:,}, "
+                f"shard {values.keys[rows[good[row]]]!r} has {plural(length[good[row]], 'byte')}, but its index says "
+                f"that inner chunk {number:,} is at byte {table[row, number, 0]:,}, "
                 f"{plural(table[row, number, 1], 'byte')} long"
             )
         which, chunk = np.nonzero(there)

@@ -237,9 +237,8 @@ class _Database:
         self.content += len(content)
         if self.content > max(EXPANDED_LEAST, EXPANDED * self.total):
             raise UnsafeError(
-                f"{what} and those before it become {plural(self.content, 'byte')} from {self.total:,}, more "
-                "than the limit of "
-                f"{EXPANDED} times as many; refused"
+                f"{what} and those before it become {plural(self.content, 'byte')} from {self.total:,}, more than the "
+                f"limit of {EXPANDED} times as many; refused"
             )
         return _Cursor(content, what), (at.file, at.start + head.at, at.start + len(data) - 4, bool(compression))
 
@@ -271,9 +270,8 @@ class _Cursor:
         ends = np.flatnonzero(window < 0x80)[:count]
         if len(ends) < count:
             raise CorruptError(
-                f"{self.what} has fewer than the {plural(count, 'number')} stated at byte {self.at:,} of its "
-                "content; restore "
-                "the file"
+                f"{self.what} has fewer than the {plural(count, 'number')} stated at byte {self.at:,} of its content; "
+                "restore the file"
             )
         starts = np.concatenate([ends[:0], [0], ends[:-1] + 1])[:count]
         widths = ends - starts

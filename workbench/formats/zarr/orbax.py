@@ -221,9 +221,8 @@ def _unmerged(place: Place, tree: _Item) -> str:
     processes = sum(_PROCESS.fullmatch(one) is not None for one in here.folders)
     if processes:
         return (
-            f"{tree.file(MANIFEST)!r} is missing: the databases of {plural(processes, 'process')} "
-            "(ocdbt.process_0 …) were "
-            "not merged, which is the last step of a save"
+            f"{tree.file(MANIFEST)!r} is missing: the databases of {plural(processes, 'process')} (ocdbt.process_0 …) "
+            "were not merged, which is the last step of a save"
         )
     if TREE in here.files:
         size = here.files[TREE].size
@@ -271,10 +270,9 @@ def _partly_merged(place: Place, tree: _Item, catalog: Catalog) -> str:
     for process in filter(_PROCESS.fullmatch, tree.at(place).folders):
         if not any(file.startswith(tree.file(process) + "/") for file in catalog.files):
             return (
-                f"{plural(len(holes), 'tensor', 'lack')} chunks, such as {catalog.keys[holes[0]]!r}, and the "
-                "merged database "
-                f"refers to no data file of {tree.file(process)!r}: it was not merged; restore {tree.file(MANIFEST)!r} "
-                "or open with partial=True to read the rest"
+                f"{plural(len(holes), 'tensor', 'lack')} chunks, such as {catalog.keys[holes[0]]!r}, and the merged "
+                f"database refers to no data file of {tree.file(process)!r}: it was not merged; restore "
+                f"{tree.file(MANIFEST)!r} or open with partial=True to read the rest"
             )
     return ""
 
