@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 #: A room may import rooms of lower rank and its own; rooms of one rank do not know each other.
@@ -72,11 +73,17 @@ def modules(package: Path) -> dict[str, Path]:
     return found
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text("utf-8"))
+
+
 def imports(name: str, path: Path, known: set[str]) -> list[Import]:
     """Every import of one module, at any depth, with relative ones made absolute."""
     is_package = path.name == "__init__.py"
     out = []
-    for node, function, type_only in _walk(ast.parse(path.read_text("utf-8")), None, False):
+    for node, function, type_only in _walk(parsed(path), None, False):
         for target in _targets(node, name, is_package, known):
             out.append(Import(name, target, node.lineno, function, type_only))
     return out

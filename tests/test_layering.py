@@ -125,7 +125,7 @@ def test_import_workbench_loads_nothing_heavy():
 
 def test_shared_decoders_are_not_readers():
     for name in layering.SHARED_DECODERS:
-        tree = ast.parse(MODULES[name].read_text("utf-8"))
+        tree = layering.parsed(MODULES[name])
         defined = {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
         assert not defined & {"detect", "read_catalog", "read_objects"}, name
 
@@ -253,7 +253,7 @@ def test_a_class_name_means_one_thing():
     """Across the whole package, so that a name in a traceback or a docstring is found at once."""
     where: dict[str, list[str]] = {}
     for name, path in MODULES.items():
-        for node in ast.parse(path.read_text("utf-8")).body:
+        for node in layering.parsed(path).body:
             if isinstance(node, ast.ClassDef):
                 where.setdefault(node.name, []).append(name)
     assert len(where) > 300
