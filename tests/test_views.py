@@ -357,14 +357,14 @@ def test_html_keeps_text_and_inherits_colours(samples: Path) -> None:
 
 def test_html_size_is_bounded(tmp_path: Path) -> None:
     header = ",".join(
-        f'"{"<&>" * 12}{i}.x{i % 977}.{i}w":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(100_000)
+        f'"{"<&>" * 12}{i}.x{i % 977}.{i}w":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(30_000)
     )
     data = ("{" + header + "}").encode()
     path = tmp_path / "many.safetensors"
     path.write_bytes(len(data).to_bytes(8, "little") + data)
     page = checkpoint_html(wb.open(path, cache=False))
     assert len(page.encode()) < 60_000
-    assert "99,960 more" in page
+    assert "29,960 more" in page
 
 
 # ---- names and their numbers ---------------------------------------------------------------------------------------
