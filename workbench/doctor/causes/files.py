@@ -457,7 +457,7 @@ CORRUPTION = (
          dcp="dcp.async_save must stage CPU tensors too; compare the time of .metadata with those of the files",
          deepspeed="all *_optim_states.pt must come from one save: compare their times",
          megatron="all mp_rank_* must come from one save: compare their times and iterations",
-         explains="P24 P26 P27 P33 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 V04 N28 "
+         explains="P24 P25 P26 P27 P33 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 V04 N28 "
                   "S04 S06 S07 "
                   "S08 S12 N24 R10 P01 ",
          losses="damaged weights show in the first loss; damaged masters and moments show from the second on",

@@ -119,16 +119,16 @@ def moments_became(
     if update.k == 1 and not sums.floor.broken and sums.transition.broken > FEW:  # others break their floor as well
         return Became("first_other", looked=len(v_b))
     if few:
-        detail = {"elements": broken, "worst": max(sums.floor.worst, sums.transition.worst)}
         # a second moment that is smaller breaks its floor, and a larger one no law
-        return Became("flip" if sums.floor.broken else "first_flip", looked=len(m_b), detail=detail)
-    if update.k > 1 and update.betas is not None and (kind := _vanished(v_a, v_b, update, after[1].element.name)):
+        form, hits = ("second_flip", sums.floor) if sums.floor.broken else ("first_flip", sums.transition)
+        return Became(form, looked=len(m_b), detail={"elements": broken, "worst": hits.worst})
+    if update.k > 1 and update.betas is not None and (kind := _vanished(after[1], v_a, v_b, update)):
         return Became("rounded", looked=len(v_b), detail={"through": kind})
     lost = (v_b == 0) & (v_a != 0)
     if PAGE <= np.count_nonzero(lost) < 0.9 * len(v_b):
         return Became("zeros", True, looked=len(v_b), detail={"elements": int(np.count_nonzero(lost))})
     if update.k > 1 and update.betas is not None and (inside := _below(after[1], v_a, v_b, update)) is not None:
-        began = _began(v_a[inside], v_b[inside], update) and not _began(v_a[~inside], v_b[~inside], update)
+        began = _began(v_a[inside], v_b[inside], update, _grew(v_a[~inside], v_b[~inside]))
         detail = {"elements": int(inside.sum()), "depth": sums.floor.worst}
         return Became("zeros" if began else "part", looked=len(v_b), detail=detail)
     if update.k > 1 and update.betas is not None and _in_spots(v_a, v_b, update, after[1].element.name):
@@ -143,13 +143,26 @@ def moments_became(
     return Became("fallen" if fell else "other", False, looked=len(v_b), detail=detail)
 
 
-def _began(v_a: Array, v_b: Array, update: Update) -> bool:
-    """Return whether v is closer to the sum of ``k`` updates from zero than to its old value."""
+def _grew(v_a: Array, v_b: Array) -> float | None:
+    """Return the median factor of the elements, or ``None`` if there is none."""
     both = (v_a > 0) & (v_b > 0)
-    if update.betas is None or not both.any():
+    return float(np.median(v_b[both] / v_a[both])) if both.any() else None
+
+
+def _began(v_a: Array, v_b: Array, update: Update, rest: float | None = None) -> bool:
+    """Return whether v is closer to the sum of ``k`` updates from zero than to what ``k`` updates make of its old value.
+
+    That is the sum of all updates until then, which still grows as long as they are few.
+
+    Args:
+        rest: the factor of elements that continued; by default, that of gradients as large as before.
+    """
+    grew = _grew(v_a, v_b)
+    if update.betas is None or grew is None:
         return False
-    gathered = 1 - update.betas[1] ** update.k
-    return float(np.median(v_b[both] / v_a[both])) < (1 + gathered) / 2
+    old, since = update.betas[1] ** (update.before or math.inf), update.betas[1] ** update.k
+    whole = (1 - old * since) / (1 - old)
+    return grew < (whole if rest is None else rest) * (1 + (1 - since) / (1 - old * since)) / 2
 
 
 def _below(tensor: LazyTensor, v_a: Array, v_b: Array, update: Update) -> Array | None:
@@ -230,14 +243,16 @@ def _hypotheses(m: Array, v: Array) -> Iterator[tuple[str, tuple[Array, Array], 
     yield from ((f"second_{form}", (m, two), detail) for form, detail, (_, two) in parts)
 
 
-def _vanished(v_a: Array, v_b: Array, update: Update, kind: str) -> str:
-    """Return the type below whose smallest number all elements that fell were, if others would have some by chance."""
-    fade, lost, under = floor_terms(update.fading, update.k, kind)
+def _vanished(tensor: LazyTensor, v_a: Array, v_b: Array, update: Update) -> str:
+    """Return the type below whose smallest number all elements of exp_avg_sq that fell were, if others would have some
+    by chance, and not all that did are in one part of the tensor.
+    """
+    fade, lost, under = floor_terms(update.fading, update.k, tensor.element.name)
     fell = v_b < fade * v_a * (1 - lost) - under
     for through in CASTS:
         small = (rounded(v_a, through) == 0) & (v_a > 0)
         share = float(fell.sum()) / max(float(small.sum()), 1.0)
-        if not share or (fell & ~small).any():
+        if not share or (fell & ~small).any() or _confined(tensor.shape, fell, small) is not None:
             continue
         if np.count_nonzero(~small) * -math.log1p(-min(share, 0.99)) > CHANCE:
             return through

@@ -28,6 +28,7 @@ import numpy as np
 from workbench.analysis.patterns.rounding import rounded
 from workbench.core.arrays import Array
 from workbench.core.words import plural
+from workbench.doctor.facts.counted import fell_back
 from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.groups import OF_AVERAGES
@@ -660,7 +661,9 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
         evidence = {"roles": sorted(set(roles_of.values())), "share": max(fell.values())}
         others = {role for fqn, roles in pair.shared() if fqn in fell for role in roles} & set(FIRST)
         parents = _parents(pair, roles_of, floors, found)
-        scaled = min(kept) > SCALED and len(fell) > 1  # fresh state would be far smaller where gradients are
+        older = fell_back(pair.a.facts, pair.b.facts, fell, passed(pair.a.facts, pair.b.facts))
+        # fresh state would be far smaller where gradients are
+        scaled = min(kept) > SCALED and len(fell) > 1 and not older
         if set(roles_of.values()) == {"max_exp_avg_sq"}:
             causes: tuple[str, ...] = ("B11",)
         elif set(roles_of.values()) == {BLOCK_MAXIMA}:  # beside its codes, which may be right
@@ -671,7 +674,7 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
             text += f"; those of {name!r} can have evolved from those of {parent!r}"
             found.forms |= dict.fromkeys(roles_of.items(), "moved.name")
         else:
-            causes = ("B6", "E12", "B4") if scaled else ("B4",) if others else ("B1", "B3")
+            causes = ("G6", "C9") if older else ("B6", "E12", "B4") if scaled else ("B4",) if others else ("B1", "B3")
             found.forms |= dict.fromkeys(roles_of.items(), "ratio" if scaled else "fallen")
         found.signs.append(
             P25.sign(text, evidence, list(fell)[:NAMED], hit=len(fell), of=max(seen, len(fell)), causes=causes)

@@ -30,6 +30,7 @@ import numpy as np
 
 from workbench.core.arrays import Array
 from workbench.core.words import plural
+from workbench.doctor.facts.counted import fell_back
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.laws.bounds import floor_terms
@@ -37,6 +38,7 @@ from workbench.doctor.ledger.roles import FIRST, MOMENTS, SECOND, STATE, quantit
 from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, register
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
+from workbench.doctor.passes.updates import passed
 from workbench.doctor.rules.load import without_state
 from workbench.doctor.rules.settings import fields_changed
 from workbench.doctor.rules.stated import NAMED
@@ -243,6 +245,8 @@ def _role(
     counted = pair.b.facts.optimizer.family == "Adafactor"  # its first update keeps nothing, whatever it had
     once = {fqn for fqn in rest if same and updates[fqn].k == 1 and not (counted and updates[fqn].after == 1)}
     forms |= _broken(rest, once)
+    older = fell_back(pair.a.facts, pair.b.facts, once & forms.keys(), passed(pair.a.facts, pair.b.facts))
+    forms |= {fqn: "fallen" for fqn in older if forms[fqn] == "zero" and kept[fqn].constant is None}
     if what == STATE and single and not role.endswith(" codes"):
         copies = {fqn for fqn, both in samples.items() if _from_weights(pair, fqn, *both)}
         forms |= dict.fromkeys(copies, "weights") if SOME <= len(copies) >= MOST * len(samples) else {}
@@ -477,6 +481,7 @@ def _signs(forms: Mapping[Key, str]) -> Iterator[Sign]:
         words = {
             "zero": f"does not continue its old values: {lost}",
             "zeros": "does not continue its old values in a part of the rows",
+            "fallen": "fell, and so did the count of its updates",
             "other": "is as large as before, and does not continue its old values",
             "fill": "is one number in all elements",
             "ratio": "was multiplied by a factor",
@@ -791,6 +796,8 @@ def _causes(forms: Mapping[Key, str], names: Sequence[str], roles: Sequence[str]
         return ("B6", "E12", "E13")
     if form == "codes":
         return ("B11", "B6")
+    if form == "fallen":
+        return ("G6", "C9")
     wanted = set(names)
     others = {role for (fqn, role), one in forms.items() if fqn in wanted and not one}
     if not others:
