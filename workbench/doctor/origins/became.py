@@ -55,6 +55,8 @@ STEP = 2e-3  #: distance from a step of a grid, for rounding of float32
 #: Type of small floats that share a scale → bits of its mantissa, its least exponent, its largest number; the coarsest
 #: first, because its numbers are also numbers of the next.
 SCALED_TO = {"float4_e2m1": (1, 0, 6.0), "float8_e5m2": (2, -14, 57344.0), "float8_e4m3": (3, -6, 448.0)}
+FEW_WHOLE = 0.1  #: share of the rows that pruning may have emptied
+FOUR = 4  #: of that many elements in a row, pruning for sparse tensor cores keeps two
 POWERED = 0.1  #: least variance of logarithms in which a power is searched
 STRAIGHT = 0.05  #: distance of a power from 1, and of logarithms from its line; 16-bit numbers are within 0.004
 INSIDE = 0.9  #: share of the elements within half a step
@@ -69,7 +71,7 @@ class Became:
     Attributes:
         form: of moments ``still swapped second_other flip part spots fallen other``, and ``zero rounded ratio``, also
             as ``first_zero`` … if only one of the two has it, and ``first_other``; of weights ``zero fill ratio rounded
-            average part flip zeros near other``.
+            average part flip zeros pruned near other``.
         exact: whether the form was proved on every examined element.
         cosine: between the weights and those of before. looked: number of examined elements.
         detail: numbers of the form: ``value`` (fill), ``ratio``, ``rows`` and ``of`` (part), ``share``.
@@ -331,6 +333,8 @@ def weights_became(
         return Became("average", cosine=cosine, looked=len(b))
     if back is None and room is not None and rows is None and (run := _near_zero(a, b, room)) is not None:
         return Became("zeros", cosine=cosine, looked=len(b), detail=run)
+    if room is not None and broken > FEW and (b[np.abs(b - a) > room * 1.001] == 0).all() and smallest(before, after):
+        return Became("pruned", cosine=cosine, looked=len(b))
     part = _part(before, a, loaded, slack)
     if part is not None and part.pop("zero"):
         return Became("zeros", cosine=cosine, looked=len(b), detail={"rows": part["rows"], "of": part["of"]})
@@ -585,6 +589,24 @@ def _scaled_to(new: Array, old: Array, mantissa: int, least: int, largest: float
         on.append(np.abs((q := x / step) - np.rint(q)) < STEP)
     whole, was = on
     return bool(whole.mean() >= EXACT > 2 * was.mean() and (np.abs(new - old) <= step * (1 + STEP)).all())
+
+
+def smallest(before: LazyTensor, after: LazyTensor) -> bool:
+    """Return whether the elements that became zero were the smallest of the tensor, of its rows, or of each four."""
+    if len(before.shape) < 2:
+        return False
+    rows = spread(before.shape)
+    old, new = (np.abs(sampled(one, rows)) for one in (before, after))
+    lost, width = (new == 0) & (old > 0), row_shape(before.shape)[1]
+    for size in (len(old), width, FOUR):
+        if size < 2 or len(old) % size or width % min(size, width):
+            continue
+        gone = np.where(lost, old, 0.0).reshape(-1, size).max(1)
+        left = np.where(lost | (old == 0), np.inf, old).reshape(-1, size).min(1)
+        whole = np.count_nonzero((gone > 0) & np.isinf(left))  # a run of zeros leaves nothing to compare with
+        if (gone <= left).all() and whole <= FEW_WHOLE * np.count_nonzero(gone):
+            return True
+    return False
 
 
 def _part(tensor: LazyTensor, a: Array, b: Array, slack: float | None) -> dict[str, Any] | None:

@@ -218,6 +218,8 @@ def _counts(
         text = f"{equal:,} of {plural(len(going), 'parameter')} are equal bit for bit, {why}"
         due_to_move = going_on and steps >= 1 and all(types[fqn] == "float32" for fqn in trained)
         added = any(adapter_of(fqn) for fqn in pair.b.params.keys() - pair.a.params.keys())  # these are trained instead
+        counts = [state.facts.steps.by_name for state in (pair.a, pair.b)]
+        added |= 0 < len(counts[0]) < len(counts[1]) and counts[0].items() <= counts[1].items()
         meant = skipped or added or (moved and not due_to_move)
         yield _sign("N25", list(trained), text, len(trained), severity="info" if meant else None)
         return
