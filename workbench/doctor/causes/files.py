@@ -151,8 +151,10 @@ def zeroed(case: Case) -> Iterator[Match]:
 
 def _masked(case: Case, names: frozenset[str], pruned: frozenset[str]) -> frozenset[str]:
     """Return those of ``names`` that are pruned weights, or state of their sizes whose owners are unknown."""
-    sizes = set(case.sizes(pruned, "param"))
-    return names & pruned | {n for n in names if is_numbered(n) and set(case.sizes([n], *MOMENTS)) <= sizes}
+    sizes, later = {case.numel(name) for name in pruned}, case.later
+    held = {name: later.params.get(name, {}) for name in names if is_numbered(name)}
+    numels = {name: [int(later.ckpt.catalog.numel[held[name][r]]) for r in MOMENTS if r in held[name]] for name in held}
+    return names & pruned | {name for name, own in numels.items() if own and set(own) <= sizes}
 
 
 def _rows_replaced(case: Case, change: LedgerLeg, names: frozenset[str]) -> bool:
