@@ -152,9 +152,9 @@ def _grew(v_a: Array, v_b: Array) -> float | None:
 
 
 def _began(v_a: Array, v_b: Array, update: Update, rest: float | None = None) -> bool:
-    """Return whether v is closer to the sum of ``k`` updates from zero than to what ``k`` updates make of its old value.
+    """Return whether v is closer to the sum of ``k`` updates from zero than to that of all updates until then.
 
-    That is the sum of all updates until then, which still grows as long as they are few.
+    The latter still grows as long as they are few.
 
     Args:
         rest: the factor of elements that continued; by default, that of gradients as large as before.
@@ -171,10 +171,10 @@ def _below(tensor: LazyTensor, v_a: Array, v_b: Array, update: Update) -> Array 
     """Return the part of exp_avg_sq that holds all elements below their floor, or ``None``."""
     fade, lost, under = floor_terms(update.fading, update.k, tensor.element.name)
     broken = v_b < fade * v_a * (1 - lost) - under
-    return _confined(tensor.shape, broken, broken | (v_b > fade * v_a * (1 + 1e-3) + under))
+    return confined(tensor.shape, broken, broken | (v_b > fade * v_a * (1 + 1e-3) + under))
 
 
-def _confined(shape: tuple[int, ...], broken: Array, seen: Array) -> Array | None:
+def confined(shape: tuple[int, ...], broken: Array, seen: Array) -> Array | None:
     """Return the rows or columns that hold all broken elements, if by chance others would have some too.
 
     Args:
@@ -254,7 +254,7 @@ def _vanished(tensor: LazyTensor, v_a: Array, v_b: Array, update: Update) -> str
     for through in CASTS:
         small = (rounded(v_a, through) == 0) & (v_a > 0)
         share = float(fell.sum()) / max(float(small.sum()), 1.0)
-        if not share or (fell & ~small).any() or _confined(tensor.shape, fell, small) is not None:
+        if not share or (fell & ~small).any() or confined(tensor.shape, fell, small) is not None:
             continue
         if np.count_nonzero(~small) * -math.log1p(-min(share, 0.99)) > CHANCE:
             return through
@@ -341,7 +341,7 @@ def weights_became(
     if part is not None:
         return Became("part", cosine=cosine, looked=len(b), detail={**part, "tail": rows is None and part["tail"]})
     if room is not None and broken > FEW:
-        inside = _confined(after.shape, np.abs(b - a) > room * 1.001, np.ones(len(a), bool))
+        inside = confined(after.shape, np.abs(b - a) > room * 1.001, np.ones(len(a), bool))
         if inside is not None:
             width = row_shape(after.shape)[1]
             count = int(inside.reshape(-1, width).any(1).sum())

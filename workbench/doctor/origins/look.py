@@ -35,7 +35,6 @@ from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.became import on_grid, one_factor, power, smallest
 from workbench.doctor.origins.flat import FoundWindow, find_windows
 from workbench.doctor.origins.index import MovedRows, RowIndex, row_keys, row_shape
-from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.origins.tags import Move, has_copy, is_follower
 from workbench.errors import WorkbenchError
 from workbench.names.roles import adapter_of

@@ -36,7 +36,7 @@ _OFTEN = tuple(
     for law in ("floor", "transition", "reach", "replay", "ruler")
 )
 TIMES = 8  #: most updates that a trainer may make in what it counts as one step
-#: Largest norm of the matrix that torch's Muon makes of a momentum. Its coefficients take norms up to 1 to 1.21 or less.
+#: Largest norm of the matrix that torch's Muon makes of a momentum: its coefficients take norms up to 1.21 to less.
 ORTHOGONAL = 1.3
 EXTRA = 3  #: most updates that a load itself makes, to create the optimizer's state
 MOST = 1e300  #: most updates that a float holds

@@ -36,6 +36,7 @@ from workbench.doctor.facts.state import Group
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.roles import BLOCK_MAXIMA, BUFFERS, FIRST, MASTERS, MOMENTS, STATE, quantity
 from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, register, some
+from workbench.doctor.origins.became import confined
 from workbench.doctor.origins.merge import changed_rank, is_beyond, module_of, ranks_of
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
@@ -627,6 +628,7 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
     fell: dict[str, float] = {}
     floors: dict[str, tuple[float, Array]] = {}  # the share that remains at least, and the squares after the updates
     kept: list[float] = []  # what all elements keep at least
+    parts: set[str] = set()  # of which only some rows fell
     roles_of: dict[str, str] = {}
     seen, only = 0, _only(pair.b.facts.groups)
     for fqn, roles in pair.shared():
@@ -644,8 +646,10 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
             seen += 1
             above = a > 0
             least = FELL if role != "max_exp_avg_sq" else FEW / max(len(a), 1)  # a largest value never falls
-            if above.any() and (share := float((b[above] < left * a[above] * (1 - SLACK * update.k)).mean())) > least:
+            below = b < left * a * (1 - SLACK * update.k)
+            if above.any() and (share := float(below[above].mean())) > least:
                 fell[fqn], roles_of[fqn] = share, role
+                parts |= {fqn} if confined(pair.b.shape(roles[role][1]), below, above) is not None else set()
                 floors[fqn] = left * (1 - SLACK * update.k), b
                 kept.append(float(np.quantile(b[above] / a[above], FELL)) / left)
     if seen:
@@ -673,6 +677,10 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
             name, parent = next(iter(parents.items()))
             text += f"; those of {name!r} can have evolved from those of {parent!r}"
             found.forms |= dict.fromkeys(roles_of.items(), "moved.name")
+        elif parts == fell.keys():
+            causes = ("G6", "E1")
+            text += ", all of them in a part of the rows or columns"
+            found.forms |= dict.fromkeys(roles_of.items(), "part")
         else:
             causes = ("G6", "C9") if older else ("B6", "E12", "B4") if scaled else ("B4",) if others else ("B1", "B3")
             found.forms |= dict.fromkeys(roles_of.items(), "ratio" if scaled else "fallen")
