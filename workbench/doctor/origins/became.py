@@ -551,8 +551,8 @@ def grid_of(a: Array, b: Array, width: int) -> str | None:
 
 def _mantissa(old: Array, new: Array) -> int:
     """Return how many bits of float32 mantissas are left if ``new`` is ``old`` cut or rounded to them, otherwise 0."""
-    whole, zeros = (np.bitwise_or.reduce(x.astype(np.float32).view(np.int32)) for x in (old, new))
-    cut = int(zeros & -zeros).bit_length() - 1  # low bits that are 0 in all elements
+    whole, zeros = (int(np.bitwise_or.reduce(x.astype(np.float32).view(np.int32))) for x in (old, new))
+    cut = (zeros & -zeros).bit_length() - 1  # low bits that are 0 in all elements
     if not (8 <= cut < 23 and whole & 0xFF):
         return 0
     return 23 - cut if (np.abs(new - old) <= 2.0 ** (cut - 23) * np.abs(old)).all() else 0

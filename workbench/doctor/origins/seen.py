@@ -199,7 +199,9 @@ def _read(
     share = float((clear | still).mean())
     different = len(np.unique(found.source[clear] * (1 << 40) + found.place[clear]))
     few = clear.mean() < FEW and not (
-        _is_run(clear) and len(set((found.place - found.rows)[clear].tolist())) == 1 and found.cosine[clear].min() >= SELF
+        _is_run(clear)
+        and len(set((found.place - found.rows)[clear].tolist())) == 1
+        and found.cosine[clear].min() >= SELF
     )
     if few or share < SOME or different < SURE * np.count_nonzero(clear):
         return SeenWeight(atom, None, False, cosine, share)
