@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -130,7 +130,8 @@ def moments_became(
     if PAGE <= np.count_nonzero(lost) < 0.9 * len(v_b):
         return Became("zeros", True, looked=len(v_b), detail={"elements": int(np.count_nonzero(lost))})
     if update.k > 1 and update.betas is not None and (inside := _below(after[1], v_a, v_b, update)) is not None:
-        began = _began(v_a[inside], v_b[inside], update, _grew(v_a[~inside], v_b[~inside]))
+        settled = replace(update, before=None)  # parts of an early save are below what was settled by then, too
+        began = _began(v_a[inside], v_b[inside], settled) and not _began(v_a[~inside], v_b[~inside], settled)
         detail = {"elements": int(inside.sum()), "depth": sums.floor.worst}
         return Became("zeros" if began else "part", looked=len(v_b), detail=detail)
     if update.k > 1 and update.betas is not None and _in_spots(v_a, v_b, update, after[1].element.name):
@@ -145,26 +146,17 @@ def moments_became(
     return Became("fallen" if fell else "other", False, looked=len(v_b), detail=detail)
 
 
-def _grew(v_a: Array, v_b: Array) -> float | None:
-    """Return the median factor of the elements, or ``None`` if there is none."""
-    both = (v_a > 0) & (v_b > 0)
-    return float(np.median(v_b[both] / v_a[both])) if both.any() else None
-
-
-def _began(v_a: Array, v_b: Array, update: Update, rest: float | None = None) -> bool:
+def _began(v_a: Array, v_b: Array, update: Update) -> bool:
     """Return whether v is closer to the sum of ``k`` updates from zero than to that of all updates until then.
 
-    The latter still grows as long as they are few.
-
-    Args:
-        rest: the factor of elements that continued; by default, that of gradients as large as before.
+    The latter still grows as long as they are few; if their number is unknown, it is taken to be the old value.
     """
-    grew = _grew(v_a, v_b)
-    if update.betas is None or grew is None:
+    both = (v_a > 0) & (v_b > 0)
+    if update.betas is None or not both.any():
         return False
     old, since = update.betas[1] ** (update.before or math.inf), update.betas[1] ** update.k
-    whole = (1 - old * since) / (1 - old)
-    return grew < (whole if rest is None else rest) * (1 + (1 - since) / (1 - old * since)) / 2
+    sums = 1 - old * since, 1 - since
+    return float(np.median(v_b[both] / v_a[both])) < sum(sums) / 2 / (1 - old)
 
 
 def _below(tensor: LazyTensor, v_a: Array, v_b: Array, update: Update) -> Array | None:
