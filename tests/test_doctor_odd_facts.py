@@ -3849,3 +3849,26 @@ def test_state_that_was_made_from_weights_of_an_unknown_number(tmp_path, made):
     weights = [weight - 1e-3 * torch.randn(8, 8) for weight in weights]
     found = wb.doctor(one, save(tmp_path / "b.pt", 21))
     assert ("B1" in {cause.cause for cause in found.causes}) == made, found.verdict
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_the_reach_of_an_update_depends_on_whose_it_is(tmp_path, alike):
+    """Matrices of one shape do not say which of two optimizers updates them."""
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(16, 16 if alike or n < 2 else 8)) for n in range(4)]
+    optimizers = [torch.optim.Muon(weights[:2], lr=1e-3), torch.optim.AdamW(weights[2:], lr=1e-4)]
+
+    def train(updates: int, step: int) -> Path:
+        for _ in range(updates):
+            for weight in weights:
+                weight.grad = torch.randn_like(weight)
+            for one in optimizers:
+                one.step()
+        held = {name: one.state_dict() for name, one in zip(("muon", "adamw"), optimizers, strict=True)}
+        model = {f"{n}.weight": weight for n, weight in enumerate(weights)}
+        torch.save({"model": model, "step": step, **held}, path := tmp_path / f"{step}.pt")
+        return path
+
+    found = wb.doctor(train(10, 10), train(1, 11))
+    compared = found.ledger.count("train", ["param"], "within")[0]
+    assert compared == (0 if alike else 4) and grave(found) == []

@@ -14,7 +14,7 @@ count is used.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from workbench.doctor.facts.counted import began_anew, counts_anew, lagging, may_count_anew, per_step
@@ -30,6 +30,7 @@ Betas = tuple[float, float]
 #: Law of an optimizer → the laws of a pair that depend on it.
 _LAWS = {"moments": ("floor", "transition"), "reach": ("reach",), "replay": ("replay",), "ruler": ("ruler",)}
 _UNTRAINED = tuple((law, "the optimizer has no state for it") for law in ("reach", "replay", "ruler"))
+_SEVERAL = tuple((law, "which of several optimizers updates it is unknown") for law in ("reach", "replay", "ruler"))
 _ANEW = (("ruler", "the optimizer's state began anew in between"),)
 _OFTEN = tuple(
     (law, "the optimizer's counters are below the updates in between: it may have begun anew")
@@ -75,7 +76,9 @@ def between(pair: Pair, doubted: Collection[str] = ()) -> dict[str, Update]:
         older, later = betas_of(pair.a, fqn), betas_of(pair.b, fqn)
         flags = [one.decoupled for one in (group, old) if one is not None and one.decoupled is not None]
         at = pair.b.params[fqn].get("param")
-        way = _way(group or _only(b.groups), () if at is None else pair.b.shape(at))
+        shape = () if at is None else pair.b.shape(at)
+        ways = {_way(one, shape) for one in ([group] if group is not None else b.groups)}
+        way = ways.pop() if len(ways) == 1 else _way(None, shape)
         found[fqn] = Update(
             k,
             later or older,
@@ -92,6 +95,7 @@ def between(pair: Pair, doubted: Collection[str] = ()) -> dict[str, Update]:
             () if (one := later or older) is None else tuple((end, one[1]) for end in ends),
             _barred(older, later, [one.optimizer_of(fqn) for one in (a, b)], cycled)
             + (_UNTRAINED if fqn in surplus else ())
+            + (_SEVERAL if ways else ())
             + (_ANEW if anew or (own is not None and own < 0) else ())
             + (_OFTEN if advanced and fqn not in rare and _begins_often(a, b, trainer) else ()),
             lag,
@@ -138,12 +142,6 @@ def _way(group: Group | None, shape: tuple[int, ...]) -> tuple[float | None, str
             return None, along
         return 1 / math.sqrt(1 - alpha) / (1 - momentum), along
     return (None, along) if family == "SGD" else (None, "adam")
-
-
-def _only(groups: Sequence[Group]) -> Group | None:
-    """Return the first param group if all groups are updated alike."""
-    ways = {(one.optimizer.family, str(one.settings.get("momentum")), str(one.settings.get("alpha"))) for one in groups}
-    return groups[0] if len(ways) == 1 else None
 
 
 def _surplus(pair: Pair) -> frozenset[str]:
