@@ -40,7 +40,7 @@ def stood(
     """Locate the window in the middle of each tensor; ``None`` if it is too short or all zero.
 
     Args:
-        floors: for each tensor of squares, the share of an element that its updates leave at least. Squares have a high
+        floors: for each tensor of squares, the least share of an element that its updates leave. Squares have a high
             cosine with any others, so a window must be above the floor of its place.
 
     Raises:

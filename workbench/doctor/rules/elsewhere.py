@@ -207,7 +207,7 @@ def _line(
     """Return the weights that are another complete tensor, and a sign if most are other parts of the flat line.
 
     Args:
-        floors: tensor → the share of its elements that the updates leave at least, of second moments.
+        floors: tensor → the least share of its elements that the updates leave, of second moments.
     """
     long = [one for one in seen if atoms.before(one.atom).numel() >= 2 * WINDOW]
     looked = long[:: max(len(long) // WINDOWS, 1)]
