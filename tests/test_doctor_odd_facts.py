@@ -3614,3 +3614,275 @@ def test_rows_that_second_moments_of_an_older_save_moved_are_not_another_vocabul
     found = wb.doctor(one, save(tmp_path / "b.pt", 26))
     assert ("F7" in {cause.cause for cause in found.causes}) != stale, found.verdict
     assert not stale or found.causes[0].cause in {"B4", "B6"}
+
+
+@pytest.mark.parametrize("updates", [1, 12])
+@pytest.mark.parametrize("load", ["", "older", "fresh"])
+def test_squares_of_an_older_save_are_not_fresh_or_multiplied(tmp_path, load, updates):
+    """The counts tell: they fell behind by the updates in between, and do not begin at the load."""
+    run = Run()
+    run.optimizer = torch.optim.RMSprop(run.model.parameters(), lr=1e-4)
+    older = deepcopy(run.train(5).optimizer.state_dict())
+    for state in older["state"].values():
+        state["square_avg"] *= 0.03  # as where gradients grew
+    one = run.train(5).save(tmp_path / "a.pt", step=10)
+    if load == "fresh":
+        run.optimizer = torch.optim.RMSprop(run.model.parameters(), lr=1e-4)
+    elif load:
+        run.optimizer.load_state_dict(older)
+    found = wb.doctor(one, run.train(updates).save(tmp_path / "b.pt", step=10 + updates))
+    assert [one.cause for one in found.causes][:1] == {"": [], "older": ["G6"], "fresh": ["B1"]}[load], found.verdict
+
+
+@pytest.mark.parametrize(("role", "bit", "cause"), [("exp_avg_sq", 22, "G3"), ("exp_avg", 30, "G1")])
+def test_a_flipped_bit_is_that_of_the_moment_that_broke_its_law(tmp_path, role, bit, cause):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    moment = run.optimizer.state[run.model[0].weight][role].reshape(-1)
+    at = int((moment.view(torch.int32) >> 22 & 1).argmax())  # its second moment becomes smaller
+    moment.view(torch.int32)[at] ^= 1 << bit
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))
+    assert found.causes[0].cause == cause, found.verdict
+
+
+@pytest.mark.parametrize("what", ["page", "rounded"])
+def test_small_second_moments_of_one_part_were_not_rounded_away(tmp_path, what):
+    """The smallest number of a narrow type is large beside all of them; those of the other rows continued."""
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(80, 32))
+    optimizer = torch.optim.AdamW([weight], lr=1e-5, betas=(0.9, 0.95))
+    scales = torch.logspace(-6, 0, 80 * 32)[torch.randperm(80 * 32)].reshape(80, 32)
+    scales[32:64] *= 1e-3
+
+    def train(updates: int) -> None:
+        for _ in range(updates):
+            weight.grad = scales * (1 + 0.1 * torch.randn(80, 32))
+            optimizer.step()
+
+    def save(path: Path, step: int) -> Path:
+        torch.save({"model": {"wte.weight": weight}, "optimizer": optimizer.state_dict(), "step": step}, path)
+        return path
+
+    train(30)
+    one = save(tmp_path / "a.pt", 30)
+    second = optimizer.state[weight]["exp_avg_sq"]
+    if what == "page":
+        second[32:64] = 0
+    else:
+        second.copy_(second.to(torch.float8_e4m3fn).float())
+    train(8)
+    found = wb.doctor(one, save(tmp_path / "b.pt", 38))
+    causes = [cause.cause for cause in found.causes]
+    assert causes[0] == "G5" if what == "page" else "G5" not in causes, found.verdict
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_moments_that_began_anew_early_in_training(tmp_path, lost):
+    """Second moments that still grow fall below their floor in about half of the elements if they begin at zero."""
+    run = Run()
+    run.optimizer = torch.optim.Adam(run.model.parameters(), lr=1e-4, betas=(0.9, 0.98))
+    one = run.train(35).save(tmp_path / "a.pt", step=35)
+    for state in run.optimizer.state.values() if lost else ():
+        state["exp_avg"].zero_()
+        state["exp_avg_sq"].zero_()
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=55))
+    assert [cause.cause for cause in found.causes] == (["B3"] if lost else []), found.verdict
+
+
+@pytest.mark.parametrize("updates", [1, 5])
+@pytest.mark.parametrize(("way", "coefficients"), [("original", None), ("match_rms_adamw", None), (None, (3.0, -3, 1))])
+def test_an_update_of_muon_has_a_reach(tmp_path, way, coefficients, updates):
+    """A norm bounds every element of the matrix that its usual coefficients make; of others it is not known."""
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(16, 8) / 4)
+    more = {} if coefficients is None else {"ns_coefficients": coefficients}
+    optimizer = torch.optim.Muon([weight], lr=1e-2, weight_decay=0.1, adjust_lr_fn=way, **more)
+
+    def save(path: Path, step: int) -> Path:
+        torch.save({"model": {"fc.weight": weight}, "optimizer": optimizer.state_dict(), "step": step}, path)
+        return path
+
+    def train(updates: int) -> None:
+        for _ in range(updates):
+            weight.grad = torch.outer(torch.randn(16), torch.randn(8)) + 0.1 * torch.randn(16, 8)
+            optimizer.step()
+
+    train(10)
+    one = save(tmp_path / "a.pt", 10)
+    train(updates)
+    assert grave(wb.doctor(one, save(tmp_path / "b.pt", 10 + updates))) == []
+    weight.data[3, 4] += 1.0
+    found = wb.doctor(one, save(tmp_path / "b.pt", 10 + updates))
+    assert ("P05" in {sign.rule for sign in found}) == (coefficients is None)
+    assert coefficients is not None or found.causes[0].cause in ("G1", "G2")
+
+
+@pytest.mark.parametrize("updates", [1, 6])
+def test_complete_rows_that_a_trainer_replaces_are_asked_about(tmp_path, updates):
+    """After several updates, these may be units that it begins anew; in the first one, they are damage."""
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    run.train(updates)
+    run.model[0].weight.data[4:7] = torch.randn(3, 16) / 4
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=20 + updates))
+    assert (found.causes[0].severity, bool(found.causes[0].question)) == (
+        ("error", False) if updates == 1 else ("warn", True)
+    ), found.verdict
+
+
+@pytest.mark.parametrize("updates", [0, 1])
+@pytest.mark.parametrize("smallest", [True, False])
+def test_moments_that_were_masked_with_pruned_weights(tmp_path, smallest, updates):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    weight = run.model[0].weight.data
+    keep = weight.abs() > weight.abs().median() if smallest else torch.arange(weight.numel()).view_as(weight) >= 256
+
+    for tensor in (weight, *run.optimizer.state[run.model[0].weight].values()):
+        if tensor.dim():
+            tensor *= keep
+    run.train(updates)
+    weight *= keep
+    more = {"mask": keep.float()} if smallest else {}
+    masked = {"model": run.model.state_dict() | more, "optimizer": run.optimizer.state_dict()}
+    torch.save(masked | {"step": 20 + updates, "config": {"sparsity": 0.5}}, tmp_path / "b.pt")
+    found = wb.doctor(one, tmp_path / "b.pt") if updates else wb.doctor(one, echo=tmp_path / "b.pt")
+    assert found.causes[0].cause == "G5", found.verdict
+    assert (found.causes[0].severity == "warn") == smallest, found.verdict
+    assert "B1" not in {cause.cause for cause in found.causes}
+    words = [sign.message for sign in found if "sparsity" in sign.message]
+    assert not updates or all("echo" not in one for one in words)
+
+
+@pytest.mark.parametrize(("second", "updates"), [(True, 1), (True, 5), (False, 1)])
+def test_adapters_that_stand_still_beside_those_of_another_name(tmp_path, second, updates):
+    """A second adapter is trained instead of the first; without one, the save repeats an older one."""
+    torch.manual_seed(0)
+    model = {f"model.q_proj.lora_{side}.default.weight": torch.nn.Parameter(torch.randn(8, 4)) for side in "AB"}
+    optimizer = torch.optim.AdamW(model.values(), lr=1e-3)
+
+    def train(step: int) -> Path:
+        for weight in list(model.values())[-2:]:
+            weight.grad = torch.randn_like(weight)
+        optimizer.step()
+        torch.save({"model": model, "optimizer": optimizer.state_dict(), "step": step}, path := tmp_path / f"{step}.pt")
+        return path
+
+    train(9)
+    one = train(10)
+    if second:
+        optimizer.zero_grad()
+        more = [torch.nn.Parameter(torch.randn(8, 4)) for _ in "AB"]
+        model |= {f"model.q_proj.lora_{side}.second.weight": weight for side, weight in zip("AB", more, strict=True)}
+        optimizer.add_param_group({"params": more})
+        for step in range(11, 10 + updates):
+            train(step)
+        two = train(10 + updates)
+    else:
+        torch.save(torch.load(one) | {"step": 12}, two := tmp_path / "b.pt")
+    found = wb.doctor(one, two)
+    assert severities(found, "N25") == ["info" if second else "warn"]
+    told = next(sign.message for sign in found if sign.rule == "N25")
+    assert not second or told.endswith(f"the trainer made {updates} step{'s' * (updates > 1)}")
+    assert {"G7", "C9"}.isdisjoint(cause.cause for cause in found.causes) == second, found.verdict
+
+
+@pytest.mark.parametrize(("moved", "cause"), [(4, "E8"), (0, "")])
+@pytest.mark.parametrize("updates", [1, 6])
+def test_a_few_rows_that_are_those_before_them(tmp_path, moved, cause, updates):
+    """The last shard of a table holds the rows before it, and so do the squares of its gradients."""
+    torch.manual_seed(0)
+    model = {"embedding.weight": torch.nn.Parameter(torch.randn(60, 12)), "fc": torch.nn.Parameter(torch.randn(12, 12))}
+    optimizer = torch.optim.Adagrad(model.values(), lr=1e-3)
+    scales = torch.rand(60, 1)
+
+    def train(updates: int) -> None:
+        for _ in range(updates):
+            for weight in model.values():
+                weight.grad = torch.randn_like(weight) * scales[: len(weight)]
+            optimizer.step()
+
+    def save(path: Path, step: int) -> Path:
+        torch.save({"model": model, "optimizer": optimizer.state_dict(), "step": step}, path)
+        return path
+
+    train(30)
+    one = save(tmp_path / "a.pt", 30)
+    table = model["embedding.weight"]
+    for tensor in (table.data, optimizer.state[table]["sum"]) if moved else ():
+        tensor[-moved:] = tensor[-2 * moved : -moved].clone()
+    train(updates)
+    found = wb.doctor(one, save(tmp_path / "b.pt", 30 + updates))
+    assert {one.cause for one in found.causes} <= {cause, "E1"} and bool(found.causes) == bool(moved), found.verdict
+
+
+@pytest.mark.parametrize("what", ["other", "shifted"])
+def test_squares_of_another_run_come_from_no_flat_line(tmp_path, what):
+    """Squares have a high cosine with any others; those of another place are above what updates leave of it."""
+    run = Run()
+    shape = (24, 64)
+    run.model = torch.nn.Sequential(*(torch.nn.Linear(shape[1], shape[0], bias=False) for _ in range(4)))
+    run.fresh()
+
+    def train(updates: int) -> None:
+        for _ in range(updates):
+            for weight in run.model.parameters():
+                weight.grad = 1 + 0.3 * torch.randn(shape)
+            run.optimizer.step()
+
+    train(30)
+    one = run.save(tmp_path / "a.pt", step=30)
+    states = [run.optimizer.state[weight] for weight in run.model.parameters()]
+    for role in ("exp_avg", "exp_avg_sq"):
+        line = torch.cat([state[role].flatten() for state in states])
+        line = line.roll(-200) if what == "shifted" else line[torch.randperm(len(line))]
+        for state, part in zip(states, line.split(shape[0] * shape[1]), strict=True):
+            state[role].copy_(part.view(shape))
+    train(1)
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=31))
+    told = any(sign.rule == "P17" and "windows" in sign.evidence for sign in found)
+    assert told == (what == "shifted"), found.verdict
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_state_that_was_made_from_weights_of_an_unknown_number(tmp_path, made):
+    """Matrices of one shape do not say which number is whose."""
+    torch.manual_seed(0)
+    weights = [torch.randn(8, 8) for _ in range(4)]
+    z = [weight + 0.1 * torch.randn(8, 8) for weight in weights]
+
+    def save(path: Path, step: int) -> Path:
+        state = {n: {"z": one, "exp_avg_sq": torch.full((8, 8), 1e-4)} for n, one in enumerate(z)}
+        groups = [{"params": list(range(4)), "lr": 1e-3, "betas": (0.9, 0.95), "weight_lr_power": 2.0, "k": step}]
+        model = {f"{n}.weight": weight for n, weight in enumerate(weights)}
+        torch.save({"model": model, "optimizer": {"state": state, "param_groups": groups}, "step": step}, path)
+        return path
+
+    one = save(tmp_path / "a.pt", 20)
+    z = [(old if made else own) - 2e-3 * torch.randn(8, 8) for old, own in zip(weights, z, strict=True)]
+    weights = [weight - 1e-3 * torch.randn(8, 8) for weight in weights]
+    found = wb.doctor(one, save(tmp_path / "b.pt", 21))
+    assert ("B1" in {cause.cause for cause in found.causes}) == made, found.verdict
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_the_reach_of_an_update_depends_on_whose_it_is(tmp_path, alike):
+    """Matrices of one shape do not say which of two optimizers updates them."""
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(16, 16 if alike or n < 2 else 8)) for n in range(4)]
+    optimizers = [torch.optim.Muon(weights[:2], lr=1e-3), torch.optim.AdamW(weights[2:], lr=1e-4)]
+
+    def train(updates: int, step: int) -> Path:
+        for _ in range(updates):
+            for weight in weights:
+                weight.grad = torch.randn_like(weight)
+            for one in optimizers:
+                one.step()
+        held = {name: one.state_dict() for name, one in zip(("muon", "adamw"), optimizers, strict=True)}
+        model = {f"{n}.weight": weight for n, weight in enumerate(weights)}
+        torch.save({"model": model, "step": step, **held}, path := tmp_path / f"{step}.pt")
+        return path
+
+    found = wb.doctor(train(10, 10), train(1, 11))
+    compared = found.ledger.count("train", ["param"], "within")[0]
+    assert compared == (0 if alike else 4) and grave(found) == []

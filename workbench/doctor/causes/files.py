@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from workbench.core.words import plural
-from workbench.doctor.causes.case import NEARLY_ALL, SET_ANEW, Case, Match, leg_of
+from workbench.doctor.causes.case import NEARLY_ALL, OUTSIDE, SET_ANEW, Case, Match, leg_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.facts.evidence import State, is_numbered
 from workbench.doctor.ledger.roles import BUFFERS, FIRST, MASTERS, MAXIMA, MOMENTS, SECOND, STATE, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg, Status
 from workbench.doctor.ledger.sign import Sign
+from workbench.doctor.passes.updates import passed
 from workbench.names.weights import kinds, parse
 
 HASHES = "content hashes of the save (workbench manifest), or an echo"
@@ -113,13 +114,16 @@ def zeroed(case: Case) -> Iterator[Match]:
         anew = frozenset() if change.exact else _units_anew(change)
         anew -= {name for one in case.fired("S04", where="after") for name in one.tensors}  # the first moments stayed
         names -= anew
+        pruned = frozenset(change.hit(WEIGHTS, "pruned"))
+        masked = _masked(case, names, pruned)
+        names -= masked
         parts = change.hit(MOMENTS, "part")  # in small ones, the new form of a part cannot be seen
         if names and len(parts) <= 2 * len(names & change.hit(MOMENTS, "zeros")):
             names |= parts
         if names:
             yield Match(change.leg, 0.98, names, False, title=_of_zeros(change, names))
-        if pruned := frozenset(change.hit(WEIGHTS, "pruned")):
-            yield Match(change.leg, 0.98, pruned, question=PRUNED, title="The smallest weights became zero.")
+        if pruned:
+            yield Match(change.leg, 0.98, pruned | masked, question=PRUNED, title="The smallest weights became zero.")
         patch = frozenset(change.hit(_all(change), "patch") - change.hit(change.weights, "moved."))
         rows = patch & change.hit((*change.weights, *MASTERS), "part")
         patch -= {name for name in rows if kinds([name]) <= {"embed", "head"}}  # complete rows of a vocabulary
@@ -132,6 +136,8 @@ def zeroed(case: Case) -> Iterator[Match]:
             if both:
                 title = "A part of a tensor, and of its optimizer state, did not continue."
             question = "does the trainer begin units anew, with their optimizer state?" if both else ""
+            if not both and _rows_replaced(case, change, patch):
+                title, question = "Complete rows of a tensor were replaced.", OUTSIDE
             yield Match(change.leg, 0.97, patch, False, question, title=title)
         whole = frozenset(change.hit((*change.weights, *MASTERS), "zero"))
         whole = frozenset(name for name in whole if not name.endswith(BORN_ZERO))
@@ -141,6 +147,24 @@ def zeroed(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 0.85 if change.exact else 0.7, whole, False, title=title)
     if signs := case.fired("S11"):
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+
+
+def _masked(case: Case, names: frozenset[str], pruned: frozenset[str]) -> frozenset[str]:
+    """Return those of ``names`` that are pruned weights, or state of their sizes whose owners are unknown."""
+    sizes, later = {case.numel(name) for name in pruned}, case.later
+    held = {name: later.params.get(name, {}) for name in names if is_numbered(name)}
+    numels = {name: [int(later.ckpt.catalog.numel[held[name][r]]) for r in MOMENTS if r in held[name]] for name in held}
+    return names & pruned | {name for name, own in numels.items() if own and set(own) <= sizes}
+
+
+def _rows_replaced(case: Case, change: LedgerLeg, names: frozenset[str]) -> bool:
+    """Return whether these are weights with complete rows that are others, while several updates continued the moments.
+
+    Trainers begin units anew now and then; that one did at the very update after the load is unlikely.
+    """
+    k = passed(case.evidence.before.facts, case.later.facts)
+    rows = all("tail" in change.detail(change.weights, name) for name in names)
+    return change.leg == "train" and k is not None and k > 1 and rows and not change.hit(MOMENTS)
 
 
 def _units_anew(change: LedgerLeg) -> frozenset[str]:
@@ -457,7 +481,7 @@ CORRUPTION = (
          dcp="dcp.async_save must stage CPU tensors too; compare the time of .metadata with those of the files",
          deepspeed="all *_optim_states.pt must come from one save: compare their times",
          megatron="all mp_rank_* must come from one save: compare their times and iterations",
-         explains="P24 P26 P27 P33 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 V04 N28 "
+         explains="P24 P25 P26 P27 P33 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 V04 N28 "
                   "S04 S06 S07 "
                   "S08 S12 N24 R10 P01 ",
          losses="damaged weights show in the first loss; damaged masters and moments show from the second on",

@@ -65,13 +65,14 @@ def may_count_anew(before: TrainingState, after: TrainingState, seeded: bool = F
 
 
 def fell_back(before: TrainingState, after: TrainingState, names: Iterable[str], k: int | None) -> set[str]:
-    """Return those of ``names`` whose counters were level with most, and together advanced by fewer than ``k``.
+    """Return those of ``names`` whose counters were level with most, and together advanced by fewer than ``k`` or fell.
 
-    Updates that have no gradient for a parameter leave it out one by one.
+    Updates that have no gradient for a parameter leave it out one by one. Counters that fell to ``k`` or less
+    restarted.
     """
     first, last = before.steps.by_name, after.steps.by_name
     by = {name: last[name] - first[name] for name in names if first.get(name) == before.steps.usual and name in last}
-    late = {name: more for name, more in by.items() if 0 < more < (k or 0)}
+    late = {name: more for name, more in by.items() if 0 < more < (k or 0) or (more < 0 < (k or 0) < last[name])}
     return set(late) if len(set(late.values())) == 1 else set()
 
 

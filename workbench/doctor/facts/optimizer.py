@@ -96,7 +96,7 @@ _BY_STATE: tuple[tuple[frozenset[str], str, frozenset[str]], ...] = tuple(
         ({"prev", "step_size"}, "Rprop", {"counter"}),
     )
 )
-#: A field of the param groups → family. No law is proved here for these.
+#: A field of the param groups → family. No law on the state is proved here for these.
 _BY_FIELD = {
     "weight_lr_power": "schedule-free",
     "train_mode": "schedule-free",
@@ -118,6 +118,8 @@ _BY_FIELD = {
     "grad_averaging": "LAMB",
 }
 
+#: Coefficients of torch's Muon, which bound the norm of what it makes of a momentum.
+ORTHOGONAL = (3.4445, -4.775, 2.0315)
 
 #: Family → laws on its steps, and the fields of its param groups in torch or, of Lion, by Google.
 _STEPS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
@@ -125,6 +127,7 @@ _STEPS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "RMSprop": (("reach", "replay"), frozenset({"momentum", "alpha", "eps", "centered"})),
     "Adagrad": (("reach",), frozenset({"lr_decay", "eps", "initial_accumulator_value"})),
     "Lion": (("reach", "replay"), frozenset({"betas"})),
+    "Muon": (("reach",), frozenset({"momentum", "nesterov", "eps", "ns_steps", "ns_coefficients", "adjust_lr_fn"})),
 }
 
 
@@ -162,7 +165,7 @@ def recognise(fields: Mapping[str, Any], state: AbstractSet[str], name: str = ""
             return _made(family, laws | _known_steps(family, fields), f"its state holds {_quoted(words)}")
     for field, family in _BY_FIELD.items():
         if field in fields:
-            return _made(family, (), f"its param groups carry {field!r}")
+            return _made(family, _known_steps(family, fields), f"its param groups carry {field!r}")
     if state >= _ADAM_STATE or (not state - _BESIDE and "betas" in fields and "eps" in fields):
         return _adam(fields, state, name)
     if "dampening" in fields and "nesterov" in fields and not state - {"momentum", "momentum_buffer", *_BESIDE}:
@@ -191,6 +194,9 @@ def _known_steps(family: str, fields: Mapping[str, Any]) -> frozenset[str]:
         return frozenset()
     if family == "RMSprop" and fields.get("centered") is not False:
         return frozenset({"replay"})
+    if family == "Muon":  # whatever the momentum is, its step is made orthogonal
+        usual = "adjust_lr_fn" in fields and fields.get("ns_coefficients") in ([*ORTHOGONAL], ORTHOGONAL)
+        return frozenset(laws if usual else ())
     return frozenset(() if fields.get("nesterov") is True else laws)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,8 @@ STEP = 2e-3  #: distance from a step of a grid, for rounding of float32
 #: Type of small floats that share a scale → bits of its mantissa, its least exponent, its largest number; the coarsest
 #: first, because its numbers are also numbers of the next.
 SCALED_TO = {"float4_e2m1": (1, 0, 6.0), "float8_e5m2": (2, -14, 57344.0), "float8_e4m3": (3, -6, 448.0)}
+FEW_WHOLE = 0.1  #: share of the rows that pruning may have emptied
+FOUR = 4  #: of that many elements in a row, pruning for sparse tensor cores keeps two
 POWERED = 0.1  #: least variance of logarithms in which a power is searched
 STRAIGHT = 0.05  #: distance of a power from 1, and of logarithms from its line; 16-bit numbers are within 0.004
 INSIDE = 0.9  #: share of the elements within half a step
@@ -69,7 +71,7 @@ class Became:
     Attributes:
         form: of moments ``still swapped second_other flip part spots fallen other``, and ``zero rounded ratio``, also
             as ``first_zero`` … if only one of the two has it, and ``first_other``; of weights ``zero fill ratio rounded
-            average part flip zeros near other``.
+            average part flip zeros pruned near other``.
         exact: whether the form was proved on every examined element.
         cosine: between the weights and those of before. looked: number of examined elements.
         detail: numbers of the form: ``value`` (fill), ``ratio``, ``rows`` and ``of`` (part), ``share``.
@@ -119,16 +121,17 @@ def moments_became(
     if update.k == 1 and not sums.floor.broken and sums.transition.broken > FEW:  # others break their floor as well
         return Became("first_other", looked=len(v_b))
     if few:
-        detail = {"elements": broken, "worst": max(sums.floor.worst, sums.transition.worst)}
         # a second moment that is smaller breaks its floor, and a larger one no law
-        return Became("flip" if sums.floor.broken else "first_flip", looked=len(m_b), detail=detail)
-    if update.k > 1 and update.betas is not None and (kind := _vanished(v_a, v_b, update, after[1].element.name)):
+        form, hits = ("second_flip", sums.floor) if sums.floor.broken else ("first_flip", sums.transition)
+        return Became(form, looked=len(m_b), detail={"elements": broken, "worst": hits.worst})
+    if update.k > 1 and update.betas is not None and (kind := _vanished(after[1], v_a, v_b, update)):
         return Became("rounded", looked=len(v_b), detail={"through": kind})
     lost = (v_b == 0) & (v_a != 0)
     if PAGE <= np.count_nonzero(lost) < 0.9 * len(v_b):
         return Became("zeros", True, looked=len(v_b), detail={"elements": int(np.count_nonzero(lost))})
     if update.k > 1 and update.betas is not None and (inside := _below(after[1], v_a, v_b, update)) is not None:
-        began = _began(v_a[inside], v_b[inside], update) and not _began(v_a[~inside], v_b[~inside], update)
+        settled = replace(update, before=None)  # parts of an early save are below what was settled by then, too
+        began = _began(v_a[inside], v_b[inside], settled) and not _began(v_a[~inside], v_b[~inside], settled)
         detail = {"elements": int(inside.sum()), "depth": sums.floor.worst}
         return Became("zeros" if began else "part", looked=len(v_b), detail=detail)
     if update.k > 1 and update.betas is not None and _in_spots(v_a, v_b, update, after[1].element.name):
@@ -144,22 +147,26 @@ def moments_became(
 
 
 def _began(v_a: Array, v_b: Array, update: Update) -> bool:
-    """Return whether v is closer to the sum of ``k`` updates from zero than to its old value."""
+    """Return whether v is closer to the sum of ``k`` updates from zero than to that of all updates until then.
+
+    The latter still grows as long as they are few; if their number is unknown, it is taken to be the old value.
+    """
     both = (v_a > 0) & (v_b > 0)
     if update.betas is None or not both.any():
         return False
-    gathered = 1 - update.betas[1] ** update.k
-    return float(np.median(v_b[both] / v_a[both])) < (1 + gathered) / 2
+    old, since = update.betas[1] ** (update.before or math.inf), update.betas[1] ** update.k
+    sums = 1 - old * since, 1 - since
+    return float(np.median(v_b[both] / v_a[both])) < sum(sums) / 2 / (1 - old)
 
 
 def _below(tensor: LazyTensor, v_a: Array, v_b: Array, update: Update) -> Array | None:
     """Return the part of exp_avg_sq that holds all elements below their floor, or ``None``."""
     fade, lost, under = floor_terms(update.fading, update.k, tensor.element.name)
     broken = v_b < fade * v_a * (1 - lost) - under
-    return _confined(tensor.shape, broken, broken | (v_b > fade * v_a * (1 + 1e-3) + under))
+    return confined(tensor.shape, broken, broken | (v_b > fade * v_a * (1 + 1e-3) + under))
 
 
-def _confined(shape: tuple[int, ...], broken: Array, seen: Array) -> Array | None:
+def confined(shape: tuple[int, ...], broken: Array, seen: Array) -> Array | None:
     """Return the rows or columns that hold all broken elements, if by chance others would have some too.
 
     Args:
@@ -230,14 +237,16 @@ def _hypotheses(m: Array, v: Array) -> Iterator[tuple[str, tuple[Array, Array], 
     yield from ((f"second_{form}", (m, two), detail) for form, detail, (_, two) in parts)
 
 
-def _vanished(v_a: Array, v_b: Array, update: Update, kind: str) -> str:
-    """Return the type below whose smallest number all elements that fell were, if others would have some by chance."""
-    fade, lost, under = floor_terms(update.fading, update.k, kind)
+def _vanished(tensor: LazyTensor, v_a: Array, v_b: Array, update: Update) -> str:
+    """Return the type below whose smallest number all elements of exp_avg_sq that fell were, if others would have some
+    by chance, and not all that did are in one part of the tensor.
+    """
+    fade, lost, under = floor_terms(update.fading, update.k, tensor.element.name)
     fell = v_b < fade * v_a * (1 - lost) - under
     for through in CASTS:
         small = (rounded(v_a, through) == 0) & (v_a > 0)
         share = float(fell.sum()) / max(float(small.sum()), 1.0)
-        if not share or (fell & ~small).any():
+        if not share or (fell & ~small).any() or confined(tensor.shape, fell, small) is not None:
             continue
         if np.count_nonzero(~small) * -math.log1p(-min(share, 0.99)) > CHANCE:
             return through
@@ -316,13 +325,15 @@ def weights_became(
         return Became("average", cosine=cosine, looked=len(b))
     if back is None and room is not None and rows is None and (run := _near_zero(a, b, room)) is not None:
         return Became("zeros", cosine=cosine, looked=len(b), detail=run)
+    if room is not None and broken > FEW and (b[np.abs(b - a) > room * 1.001] == 0).all() and smallest(before, after):
+        return Became("pruned", cosine=cosine, looked=len(b))
     part = _part(before, a, loaded, slack)
     if part is not None and part.pop("zero"):
         return Became("zeros", cosine=cosine, looked=len(b), detail={"rows": part["rows"], "of": part["of"]})
     if part is not None:
         return Became("part", cosine=cosine, looked=len(b), detail={**part, "tail": rows is None and part["tail"]})
     if room is not None and broken > FEW:
-        inside = _confined(after.shape, np.abs(b - a) > room * 1.001, np.ones(len(a), bool))
+        inside = confined(after.shape, np.abs(b - a) > room * 1.001, np.ones(len(a), bool))
         if inside is not None:
             width = row_shape(after.shape)[1]
             count = int(inside.reshape(-1, width).any(1).sum())
@@ -532,8 +543,8 @@ def grid_of(a: Array, b: Array, width: int) -> str | None:
 
 def _mantissa(old: Array, new: Array) -> int:
     """Return how many bits of float32 mantissas are left if ``new`` is ``old`` cut or rounded to them, otherwise 0."""
-    whole, zeros = (np.bitwise_or.reduce(x.astype(np.float32).view(np.int32)) for x in (old, new))
-    cut = int(zeros & -zeros).bit_length() - 1  # low bits that are 0 in all elements
+    whole, zeros = (int(np.bitwise_or.reduce(x.astype(np.float32).view(np.int32))) for x in (old, new))
+    cut = (zeros & -zeros).bit_length() - 1  # low bits that are 0 in all elements
     if not (8 <= cut < 23 and whole & 0xFF):
         return 0
     return 23 - cut if (np.abs(new - old) <= 2.0 ** (cut - 23) * np.abs(old)).all() else 0
@@ -570,6 +581,24 @@ def _scaled_to(new: Array, old: Array, mantissa: int, least: int, largest: float
         on.append(np.abs((q := x / step) - np.rint(q)) < STEP)
     whole, was = on
     return bool(whole.mean() >= EXACT > 2 * was.mean() and (np.abs(new - old) <= step * (1 + STEP)).all())
+
+
+def smallest(before: LazyTensor, after: LazyTensor) -> bool:
+    """Return whether the elements that became zero were the smallest of the tensor, of its rows, or of each four."""
+    if len(before.shape) < 2:
+        return False
+    rows = spread(before.shape)
+    old, new = (np.abs(sampled(one, rows)) for one in (before, after))
+    lost, width = (new == 0) & (old > 0), row_shape(before.shape)[1]
+    for size in (len(old), width, FOUR):
+        if size < 2 or len(old) % size or width % min(size, width):
+            continue
+        gone = np.where(lost, old, 0.0).reshape(-1, size).max(1)
+        left = np.where(lost | (old == 0), np.inf, old).reshape(-1, size).min(1)
+        whole = np.count_nonzero((gone > 0) & np.isinf(left))  # a run of zeros leaves nothing to compare with
+        if (gone <= left).all() and whole <= FEW_WHOLE * np.count_nonzero(gone):
+            return True
+    return False
 
 
 def _part(tensor: LazyTensor, a: Array, b: Array, slack: float | None) -> dict[str, Any] | None:

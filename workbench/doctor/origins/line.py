@@ -21,6 +21,7 @@ from workbench.tensor import LazyTensor
 
 WINDOW = 256  #: elements
 PIECE = 1 << 17  #: elements of the line that are transformed at a time
+SLACK, ABOVE = 0.01, 0.98  #: rounding of 16-bit squares; share of a window that is above its floor
 LINE = 256 << 20  #: most bytes of the line
 
 
@@ -33,8 +34,14 @@ class Stood(NamedTuple):
     cosine: float
 
 
-def stood(after: Sequence[LazyTensor], before: Sequence[LazyTensor]) -> list[Stood | None]:
+def stood(
+    after: Sequence[LazyTensor], before: Sequence[LazyTensor], floors: Sequence[float] = ()
+) -> list[Stood | None]:
     """Locate the window in the middle of each tensor; ``None`` if it is too short or all zero.
+
+    Args:
+        floors: for each tensor of squares, the least share of an element that its updates leave. Squares have a high
+            cosine with any others, so a window must be above the floor of its place.
 
     Raises:
         HoleError, OpenError: an element is not stored or cannot be read.
@@ -50,19 +57,22 @@ def stood(after: Sequence[LazyTensor], before: Sequence[LazyTensor]) -> list[Sto
         for at, one in enumerate(windows):
             if one is None:
                 continue
-            first, window = one
+            first, window, length = one
             products = np.fft.irfft(spectrum * np.conj(np.fft.rfft(window, size)), size)[: len(lengths)]
             cosines = np.where(known, products / np.where(known, lengths, 1), 0)
             top = int(cosines.argmax())
             best = found[at]
             if best is None or cosines[top] > best.cosine:
+                here = line[top : top + WINDOW]
+                if floors and np.mean(window * length >= floors[at] * (1 - SLACK) * here) < ABOVE:
+                    continue
                 number, offset, begin = max(start for start in starts if start[1] <= top)
                 found[at] = Stood(first, number, begin + top - offset, float(cosines[top]))
     return found
 
 
-def _window(tensor: LazyTensor) -> tuple[int, Array] | None:
-    """Return position and direction of a window in the middle."""
+def _window(tensor: LazyTensor) -> tuple[int, Array, float] | None:
+    """Return position, direction and length of a window in the middle."""
     if tensor.numel() < 2 * WINDOW:
         return None
     runs = runs_of(tensor.shape, tensor.element.itemsize, 64 << 10)
@@ -71,7 +81,7 @@ def _window(tensor: LazyTensor) -> tuple[int, Array] | None:
     at = max((len(part) - WINDOW) // 2, 0)
     window = part[at : at + WINDOW]
     length = float(np.linalg.norm(window))
-    return None if len(window) < WINDOW or length == 0 else (run.start + at, window / length)
+    return None if len(window) < WINDOW or length == 0 else (run.start + at, window / length, length)
 
 
 def _line(tensors: Sequence[LazyTensor]) -> Iterator[tuple[Array, list[tuple[int, int, int]]]]:

@@ -32,10 +32,9 @@ from workbench.analysis.patterns.rounding import FLOATS, encode, numbers, rounde
 from workbench.core.words import plural
 from workbench.doctor.ledger.roles import BUFFERS, MASTERS, MOMENTS, STATE, WEIGHTS, quantity
 from workbench.doctor.origins.atoms import Atom, Atoms
-from workbench.doctor.origins.became import on_grid, one_factor, power
+from workbench.doctor.origins.became import on_grid, one_factor, power, smallest
 from workbench.doctor.origins.flat import FoundWindow, find_windows
 from workbench.doctor.origins.index import MovedRows, RowIndex, row_keys, row_shape
-from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.origins.tags import Move, has_copy, is_follower
 from workbench.errors import WorkbenchError
 from workbench.names.roles import adapter_of
@@ -51,8 +50,6 @@ PATTERN_BYTES = 4 << 30
 WINDOWS_FOUND = 0.6  #: share of a tensor's windows; windows across a cut are not found
 FEW = 8  #: elements that are equal by chance
 OCTAVES = 16  #: factor of 2 by which no update changes one element alone
-FEW_WHOLE = 0.1  #: share of the rows that pruning may have emptied
-FOUR = 4  #: of that many elements in a row, pruning for sparse tensor cores keeps two
 SMALL = 1 << 20  #: elements below which a tensor may be too small to prove a form by itself
 SAMPLED = 48  #: rows that are searched first, before all of them
 SHARDS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  #: numbers of shards of a matrix
@@ -303,7 +300,7 @@ def _patterns(atoms: Atoms, looks: list[AtomLook], not_checked: dict[str, str]) 
                 looks[at] = replace(looks[at], kind="type")  # the same numbers in a wider type
         if looks[at].kind in ("near", "other", "part"):
             if _zeros(one, before, after):
-                pruned = one.atom.role in WEIGHTS and _smallest(before, after)
+                pruned = one.atom.role in WEIGHTS and smallest(before, after)
                 looks[at] = replace(looks[at], kind="pruned" if pruned else "zeros", text="")
             elif looks[at].kind != "part" and _reordered(before, after) and not rejoined(before, after):
                 text = "the same values are at other places"
@@ -475,21 +472,3 @@ def _zeros(one: AtomLook, before: LazyTensor, after: LazyTensor) -> bool:
         if left > 2:
             return False
     return True
-
-
-def _smallest(before: LazyTensor, after: LazyTensor) -> bool:
-    """Return whether the elements that became zero were the smallest of the tensor, of its rows, or of each four."""
-    if len(before.shape) < 2:
-        return False
-    rows = spread(before.shape)
-    old, new = (np.abs(sampled(one, rows)) for one in (before, after))
-    lost, width = (new == 0) & (old > 0), row_shape(before.shape)[1]
-    for size in (len(old), width, FOUR):
-        if size < 2 or len(old) % size or width % min(size, width):
-            continue
-        gone = np.where(lost, old, 0.0).reshape(-1, size).max(1)
-        left = np.where(lost | (old == 0), np.inf, old).reshape(-1, size).min(1)
-        whole = np.count_nonzero((gone > 0) & np.isinf(left))  # a run of zeros leaves nothing to compare with
-        if (gone <= left).all() and whole <= FEW_WHOLE * np.count_nonzero(gone):
-            return True
-    return False

@@ -34,6 +34,7 @@ LIKE = 0.6  #: cosine from which a row may be another one
 SURE = 0.9  #: share of the rows
 SOME = 0.75  #: share of the rows from which an order is reported
 FEW = 0.1  #: least share of rows that come from other places
+RUN = 3  #: rows one after the other from which fewer are enough
 ROOM = 0.1  #: margin above the best cosine by chance
 DULL = 0.98  #: cosine by chance from which rows are too short to be identified
 SIBLINGS = 16  #: most tensors that each is searched in
@@ -73,7 +74,7 @@ def see(atoms: Atoms, atom: Atom) -> SeenWeight:
     before, after = atoms.tensors(atom)
     own = _straight(before, after)
     middle = float(np.median(own))
-    if middle >= SELF and (own < LIKE).mean() < FEW:
+    if middle >= SELF and (own < LIKE).mean() < FEW and not _is_run(own < LIKE):
         return SeenWeight(atom, None, True, middle, 0.0)
     family = [atom, *_family(atoms, atom)]
     rows = match(after, [atoms.before(one) for one in family], 0)
@@ -82,6 +83,12 @@ def see(atoms: Atoms, atom: Atom) -> SeenWeight:
         columns = match(after, [before], 0, columns=True)
         seen = _read(atom, columns, [atom.fqn], True, after.shape, middle)
     return seen if seen.move is not None else _transposed(atom, before, after) or seen
+
+
+def _is_run(rows: Array) -> bool:
+    """Return whether these are a few rows, one after the other."""
+    places = np.flatnonzero(rows)
+    return len(places) >= RUN and int(places[-1] - places[0]) == len(places) - 1
 
 
 def _transposed(atom: Atom, before: LazyTensor, after: LazyTensor) -> SeenWeight | None:
@@ -191,7 +198,12 @@ def _read(
     still = found.own >= LIKE
     share = float((clear | still).mean())
     different = len(np.unique(found.source[clear] * (1 << 40) + found.place[clear]))
-    if clear.mean() < FEW or share < SOME or different < SURE * np.count_nonzero(clear):
+    few = clear.mean() < FEW and not (
+        _is_run(clear)
+        and len(set((found.place - found.rows)[clear].tolist())) == 1
+        and found.cosine[clear].min() >= SELF
+    )
+    if few or share < SOME or different < SURE * np.count_nonzero(clear):
         return SeenWeight(atom, None, False, cosine, share)
     source, place = _mended(found, clear | still)
     used = sorted(set(source.tolist()))

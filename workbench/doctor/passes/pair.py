@@ -55,7 +55,8 @@ class Update:
         lag: by how many updates the trainer's count exceeds the parameter's; ``None`` if either is unknown.
         pace: how far an update moves a weight at most, in learning rates, for optimizers other than Adam.
         along: what an update moves a weight along: ``adam`` (the moments after it), ``momentum`` (the momentum after
-            it) or ``sign`` (by the learning rate itself, up or down).
+            it), ``sign`` (by the learning rate itself, up or down), ``orthogonal`` (a matrix that is not stored, beside
+            AdamW's weight decay) or ``other``.
     """
 
     k: int
@@ -223,7 +224,7 @@ class PairFold:
         if update.k != 1:
             skip.setdefault("replay", f"there are {update.k:,} updates in between, not one")
         elif not of_adam:
-            if update.along == "other":
+            if update.along in ("other", "orthogonal"):
                 skip.setdefault("replay", "an update of this optimizer does not follow from what it stores")
             elif update.along == "momentum" and slot.dtype((1, "momentum")) != "float32":
                 skip.setdefault("replay", "no float32 momentum after the update is stored")

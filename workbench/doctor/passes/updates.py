@@ -14,7 +14,7 @@ count is used.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from workbench.doctor.facts.counted import began_anew, counts_anew, lagging, may_count_anew, per_step
@@ -30,12 +30,15 @@ Betas = tuple[float, float]
 #: Law of an optimizer → the laws of a pair that depend on it.
 _LAWS = {"moments": ("floor", "transition"), "reach": ("reach",), "replay": ("replay",), "ruler": ("ruler",)}
 _UNTRAINED = tuple((law, "the optimizer has no state for it") for law in ("reach", "replay", "ruler"))
+_SEVERAL = tuple((law, "which of several optimizers updates it is unknown") for law in ("reach", "replay", "ruler"))
 _ANEW = (("ruler", "the optimizer's state began anew in between"),)
 _OFTEN = tuple(
     (law, "the optimizer's counters are below the updates in between: it may have begun anew")
     for law in ("floor", "transition", "reach", "replay", "ruler")
 )
 TIMES = 8  #: most updates that a trainer may make in what it counts as one step
+#: Largest norm of the matrix that torch's Muon makes of a momentum: its coefficients take norms up to 1.21 to less.
+ORTHOGONAL = 1.3
 EXTRA = 3  #: most updates that a load itself makes, to create the optimizer's state
 MOST = 1e300  #: most updates that a float holds
 
@@ -72,7 +75,10 @@ def between(pair: Pair, doubted: Collection[str] = ()) -> dict[str, Update]:
         group, old = b.group_of(fqn), a.group_of(fqn)
         older, later = betas_of(pair.a, fqn), betas_of(pair.b, fqn)
         flags = [one.decoupled for one in (group, old) if one is not None and one.decoupled is not None]
-        way = _way(group or _only(b.groups))
+        at = pair.b.params[fqn].get("param")
+        shape = () if at is None else pair.b.shape(at)
+        ways = {_way(one, shape) for one in ([group] if group is not None else b.groups)}
+        way = ways.pop() if len(ways) == 1 else _way(None, shape)
         found[fqn] = Update(
             k,
             later or older,
@@ -83,12 +89,13 @@ def between(pair: Pair, doubted: Collection[str] = ()) -> dict[str, Update]:
             certain,
             _decays(a, b, fqn),
             None if None in (own_decay := (a.weight_decay(fqn), b.weight_decay(fqn))) else own_decay,  # type: ignore[arg-type]
-            {"sign": True, "adam": flags[0] if flags else b.decoupled}.get(way[1], False),
+            {"sign": True, "orthogonal": True, "adam": flags[0] if flags else b.decoupled}.get(way[1], False),
             bool(b.amsgrad),
             older,
             () if (one := later or older) is None else tuple((end, one[1]) for end in ends),
             _barred(older, later, [one.optimizer_of(fqn) for one in (a, b)], cycled)
             + (_UNTRAINED if fqn in surplus else ())
+            + (_SEVERAL if ways else ())
             + (_ANEW if anew or (own is not None and own < 0) else ())
             + (_OFTEN if advanced and fqn not in rare and _begins_often(a, b, trainer) else ()),
             lag,
@@ -108,10 +115,11 @@ def counted_several(a: TrainingState, b: TrainingState, trainer: int | None) -> 
     return counted if counted % trainer == 0 and 2 <= counted // trainer <= TIMES else 0  # more: it was changed
 
 
-def _way(group: Group | None) -> tuple[float | None, str]:
+def _way(group: Group | None, shape: tuple[int, ...]) -> tuple[float | None, str]:
     """Return how far an update moves a weight at most, in learning rates, and along what: ``pace`` and ``along``.
 
     Squares keep (1−α)·g² of the last gradient at least, so |g|/√v ≤ 1/√(1−α); a momentum sums up to 1/(1−μ) of these.
+    No element of an orthogonal matrix is larger than its norm.
     """
     if group is None:
         return None, "adam"
@@ -124,18 +132,16 @@ def _way(group: Group | None) -> tuple[float | None, str]:
         return 1.0, "sign"
     if family == "Adagrad" and "reach" in laws:
         return 1.0, "other"
+    if family == "Muon" and "reach" in laws and len(shape) == 2:
+        way = settings["adjust_lr_fn"]
+        spread = 0.2 * math.sqrt(max(shape)) if way == "match_rms_adamw" else math.sqrt(max(1, shape[0] / shape[1]))
+        return ORTHOGONAL * spread, "orthogonal"
     if family == "RMSprop" and "reach" in laws:
         alpha = settings.get("alpha")
         if not isinstance(alpha, (int, float)) or not 0 < alpha < 1:
             return None, along
         return 1 / math.sqrt(1 - alpha) / (1 - momentum), along
     return (None, along) if family == "SGD" else (None, "adam")
-
-
-def _only(groups: Sequence[Group]) -> Group | None:
-    """Return the first param group if all groups are updated alike."""
-    ways = {(one.optimizer.family, str(one.settings.get("momentum")), str(one.settings.get("alpha"))) for one in groups}
-    return groups[0] if len(ways) == 1 else None
 
 
 def _surplus(pair: Pair) -> frozenset[str]:

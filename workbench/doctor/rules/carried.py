@@ -28,6 +28,7 @@ import numpy as np
 from workbench.analysis.patterns.rounding import rounded
 from workbench.core.arrays import Array
 from workbench.core.words import plural
+from workbench.doctor.facts.counted import fell_back
 from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.groups import OF_AVERAGES
@@ -35,6 +36,7 @@ from workbench.doctor.facts.state import Group
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.roles import BLOCK_MAXIMA, BUFFERS, FIRST, MASTERS, MOMENTS, STATE, quantity
 from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, register, some
+from workbench.doctor.origins.became import confined
 from workbench.doctor.origins.merge import changed_rank, is_beyond, module_of, ranks_of
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
@@ -637,6 +639,7 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
     fell: dict[str, float] = {}
     floors: dict[str, tuple[float, Array]] = {}  # the share that remains at least, and the squares after the updates
     kept: list[float] = []  # what all elements keep at least
+    parts: set[str] = set()  # of which only some rows fell
     roles_of: dict[str, str] = {}
     seen, only = 0, _only(pair.b.facts.groups)
     for fqn, roles in pair.shared():
@@ -654,8 +657,10 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
             seen += 1
             above = a > 0
             least = FELL if role != "max_exp_avg_sq" else FEW / max(len(a), 1)  # a largest value never falls
-            if above.any() and (share := float((b[above] < left * a[above] * (1 - SLACK * update.k)).mean())) > least:
+            below = b < left * a * (1 - SLACK * update.k)
+            if above.any() and (share := float(below[above].mean())) > least:
                 fell[fqn], roles_of[fqn] = share, role
+                parts |= {fqn} if confined(pair.b.shape(roles[role][1]), below, above) is not None else set()
                 floors[fqn] = left * (1 - SLACK * update.k), b
                 kept.append(float(np.quantile(b[above] / a[above], FELL)) / left)
     if seen:
@@ -671,7 +676,9 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
         evidence = {"roles": sorted(set(roles_of.values())), "share": max(fell.values())}
         others = {role for fqn, roles in pair.shared() if fqn in fell for role in roles} & set(FIRST)
         parents = _parents(pair, roles_of, floors, found)
-        scaled = min(kept) > SCALED and len(fell) > 1  # fresh state would be far smaller where gradients are
+        older = fell_back(pair.a.facts, pair.b.facts, fell, passed(pair.a.facts, pair.b.facts))
+        # fresh state would be far smaller where gradients are
+        scaled = min(kept) > SCALED and len(fell) > 1 and not older
         if set(roles_of.values()) == {"max_exp_avg_sq"}:
             causes: tuple[str, ...] = ("B11",)
         elif set(roles_of.values()) == {BLOCK_MAXIMA}:  # beside its codes, which may be right
@@ -681,8 +688,12 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
             name, parent = next(iter(parents.items()))
             text += f"; those of {name!r} can have evolved from those of {parent!r}"
             found.forms |= dict.fromkeys(roles_of.items(), "moved.name")
+        elif parts == fell.keys():
+            causes = ("G6", "E1")
+            text += ", all of them in a part of the rows or columns"
+            found.forms |= dict.fromkeys(roles_of.items(), "part")
         else:
-            causes = ("B6", "E12", "B4") if scaled else ("B4",) if others else ("B1", "B3")
+            causes = ("G6", "C9") if older else ("B6", "E12", "B4") if scaled else ("B4",) if others else ("B1", "B3")
             found.forms |= dict.fromkeys(roles_of.items(), "ratio" if scaled else "fallen")
         found.signs.append(
             P25.sign(text, evidence, list(fell)[:NAMED], hit=len(fell), of=max(seen, len(fell)), causes=causes)

@@ -30,13 +30,15 @@ import numpy as np
 
 from workbench.core.arrays import Array
 from workbench.core.words import plural
-from workbench.doctor.facts.evidence import Pair, State
+from workbench.doctor.facts.counted import fell_back
+from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.laws.bounds import floor_terms
 from workbench.doctor.ledger.roles import FIRST, MOMENTS, SECOND, STATE, quantity
 from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, register
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
+from workbench.doctor.passes.updates import passed
 from workbench.doctor.rules.load import without_state
 from workbench.doctor.rules.settings import fields_changed
 from workbench.doctor.rules.stated import NAMED
@@ -243,8 +245,10 @@ def _role(
     counted = pair.b.facts.optimizer.family == "Adafactor"  # its first update keeps nothing, whatever it had
     once = {fqn for fqn in rest if same and updates[fqn].k == 1 and not (counted and updates[fqn].after == 1)}
     forms |= _broken(rest, once)
+    older = fell_back(pair.a.facts, pair.b.facts, once & forms.keys(), passed(pair.a.facts, pair.b.facts))
+    forms |= {fqn: "fallen" for fqn in older if forms[fqn] == "zero" and kept[fqn].constant is None}
     if what == STATE and single and not role.endswith(" codes"):
-        copies = {fqn for fqn, both in samples.items() if _from_weights(pair, fqn, *both)}
+        copies = {fqn for fqn, both in samples.items() if _from_weights(pair, fqn, places[fqn][0], *both)}
         forms |= dict.fromkeys(copies, "weights") if SOME <= len(copies) >= MOST * len(samples) else {}
     if what in FIRST and not passing:
         lost = {fqn for fqn in once & rest.keys() - forms.keys() if _is_other(rest[fqn])}
@@ -334,22 +338,28 @@ def _of_codes(forms: Mapping[Key, str]) -> dict[Key, str]:
     return found
 
 
-def _from_weights(pair: Pair, fqn: str, a: Array, b: Array) -> bool:
+def _from_weights(pair: Pair, fqn: str, at: int, a: Array, b: Array) -> bool:
     """Return whether an update led to a state from the old weights, and not from its old value ``a``.
 
     A state that equals the weights before or after the update is not one: the optimizer or the trainer copies them.
+    Where the owner is unknown, it may be any weight of that shape.
     """
     mine, theirs = (side.params[fqn] for side in (pair.a, pair.b))
     role = "master" if "master" in mine and "master" in theirs else "param"
-    if role not in mine or role not in theirs:
-        return False
-    try:
-        old, new = _sample(pair.a.tensor(mine[role])), _sample(pair.b.tensor(theirs[role]))
-    except WorkbenchError:
-        return False
-    if not len(old) == len(new) == len(b) or np.array_equal(new, b) or np.array_equal(old, b):
-        return False
-    return bool(np.linalg.norm(b - old) < NEARER * np.linalg.norm(b - a))
+    places = [(mine[role], theirs[role])] if role in mine and role in theirs else []
+    if is_numbered(fqn):
+        held = [roles["param"] for name, roles in pair.shared() if "param" in roles and name not in pair.b.facts.states]
+        places = [both for both in held if pair.a.shape(both[0]) == pair.a.shape(at)][:LOOKED]
+    for one, two in places:
+        try:
+            old, new = _sample(pair.a.tensor(one)), _sample(pair.b.tensor(two))
+        except WorkbenchError:
+            continue
+        if not len(old) == len(new) == len(b) or np.array_equal(new, b) or np.array_equal(old, b):
+            continue
+        if np.linalg.norm(b - old) < NEARER * np.linalg.norm(b - a):
+            return True
+    return False
 
 
 def _kept(a: Array, b: Array) -> Kept:
@@ -477,6 +487,7 @@ def _signs(forms: Mapping[Key, str]) -> Iterator[Sign]:
         words = {
             "zero": f"does not continue its old values: {lost}",
             "zeros": "does not continue its old values in a part of the rows",
+            "fallen": "fell, and so did the count of its updates",
             "other": "is as large as before, and does not continue its old values",
             "fill": "is one number in all elements",
             "ratio": "was multiplied by a factor",
@@ -791,6 +802,8 @@ def _causes(forms: Mapping[Key, str], names: Sequence[str], roles: Sequence[str]
         return ("B6", "E12", "E13")
     if form == "codes":
         return ("B11", "B6")
+    if form == "fallen":
+        return ("G6", "C9")
     wanted = set(names)
     others = {role for (fqn, role), one in forms.items() if fqn in wanted and not one}
     if not others:

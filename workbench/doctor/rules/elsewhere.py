@@ -202,16 +202,21 @@ def _weights(atoms: Atoms, seen: Sequence[SeenWeight]) -> Iterator[Sign]:
 
 
 def _line(
-    atoms: Atoms, seen: Sequence[SeenWeight], not_checked: dict[str, str]
+    atoms: Atoms, seen: Sequence[SeenWeight], not_checked: dict[str, str], floors: Mapping[int, float] | None = None
 ) -> tuple[dict[int, SeenWeight], Sign | None]:
-    """Return the weights that are another complete tensor, and a sign if most are other parts of the flat line."""
+    """Return the weights that are another complete tensor, and a sign if most are other parts of the flat line.
+
+    Args:
+        floors: tensor → the least share of its elements that the updates leave, of second moments.
+    """
     long = [one for one in seen if atoms.before(one.atom).numel() >= 2 * WINDOW]
     looked = long[:: max(len(long) // WINDOWS, 1)]
     if not looked:
         return {}, None
     line = [atom for atom in atoms.rows if atom.role == seen[0].atom.role]
     try:
-        found = stood([atoms.tensors(one.atom)[1] for one in looked], [atoms.before(atom) for atom in line])
+        least = [floors[one.atom.tensor] for one in looked] if floors is not None else ()
+        found = stood([atoms.tensors(one.atom)[1] for one in looked], [atoms.before(atom) for atom in line], least)
     except WorkbenchError as error:
         not_checked["line"] = str(error)
         return {}, None
@@ -260,7 +265,8 @@ def _line_of_moments(
         for atom, one in known
         if one is not None and one.betas is not None and one.betas[1] ** one.k > FRESH
     ]
-    cut = _line(atoms, fresh, not_checked)[1] if fresh else None
+    floors = {atom.tensor: one.fading**one.k for atom, one in known if one is not None and one.betas is not None}
+    cut = _line(atoms, fresh, not_checked, floors)[1] if fresh else None
     return [] if cut is None else [replace(cut, evidence={**cut.evidence, "role": "exp_avg"})]
 
 

@@ -103,8 +103,12 @@ def _counted(sign: Sign, evidence: Evidence, which: str) -> Sign:
     new = evidence.state(which).has_adapters and not evidence.before.has_adapters
     if new and None not in (a.step, b.step) and b.steps.usual == b.step - a.step:  # type: ignore[operator]
         return replace(sign, severity="info", message=f"{sign.message}; before has no adapters: they are new")
+    held, kept = a.steps.by_name, b.steps.by_name
+    since = {kept[name] for name in kept.keys() - held.keys()}
+    if held and held.items() <= kept.items() and None not in (a.step, b.step) and since == {b.step - a.step}:  # type: ignore[operator]
+        words = "these counters are as before, and those of new state count the updates since"
+        return replace(sign, severity="info", message=f"{sign.message}; {words}")
     if which == "echo":
-        held, kept = evidence.before.facts.steps.by_name, evidence.state(which).facts.steps.by_name
         fewer = len(kept) < len(held) and evidence.before.facts.step == evidence.state(which).facts.step
         if kept and fewer and kept.items() <= held.items():
             return replace(sign, severity="info", message=f"{sign.message}; these counters are as before")

@@ -45,6 +45,7 @@ P52 = Rule(
     "settings that were changed on purpose", "restore what is named, if it was not intended"
 )  # fmt: skip
 register(R17, P52)
+LATER = {R17.id: "the echo", P52.id: "the later checkpoint"}  #: rule → words for the second checkpoint
 
 #: Topic → words in a path, and the causes if a value of it changed; the first that fits.
 TOPICS: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = (
@@ -109,13 +110,13 @@ def values_kept(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
     Args:
         signs: those of this pair so far; their topics are not reported again.
     """
-    found = _changed(pair, signs)
+    found = _changed(pair, signs, LATER[R17.id])
     return found if isinstance(found, str) else [_sign(R17, topic, off) for topic, off in found.items()]
 
 
 def settings_stay(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
     """Compare the settings in objects and further files of two checkpoints (P52); arguments as :func:`values_kept`."""
-    found = _changed(pair, signs)
+    found = _changed(pair, signs, LATER[P52.id])
     if isinstance(found, str):
         return found
     signs = []
@@ -127,15 +128,15 @@ def settings_stay(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
     return signs
 
 
-def _changed(pair: Pair, signs: Iterable[Sign]) -> dict[str, dict[str, ObjectChange]] | str:
-    """Return topic → path → change, or why nothing can be compared."""
+def _changed(pair: Pair, signs: Iterable[Sign], later: str) -> dict[str, dict[str, ObjectChange]] | str:
+    """Return topic → path → change, or why nothing can be compared; ``later``: words for the second checkpoint."""
     a, b = pair.stored.ckpt, pair.b.ckpt
     if pair.mapped or a.format != b.format:
         return "the two checkpoints are stored in different formats"
     known = set(_known(signs))
     part = b.place.file is None and b.place.exists(INSIDE)  # `wb.echo` records a part of what a trainer saves
     found: dict[str, dict[str, ObjectChange]] = {}
-    for file, change in chain((("", one) for one in object_changes(a.objects, b.objects)), _files(pair)):
+    for file, change in chain((("", one) for one in object_changes(a.objects, b.objects)), _files(pair, later)):
         source = file + change.path
         topic = change.kind if change.kind in OF_TENSORS else topic_of(source.lower())
         name = re.sub(r"\[[^\]]*\]", "", change.path).rpartition(".")[2]
@@ -151,8 +152,8 @@ def _changed(pair: Pair, signs: Iterable[Sign]) -> dict[str, dict[str, ObjectCha
     return found
 
 
-def _files(pair: Pair) -> Iterator[tuple[str, ObjectChange]]:
-    """Compare files that no reader opens: as checkpoints, as JSON, or else byte by byte."""
+def _files(pair: Pair, later: str) -> Iterator[tuple[str, ObjectChange]]:
+    """Compare files that no reader opens: as checkpoints, as JSON, or else byte by byte; ``later``: words for B."""
     a, b = pair.stored, pair.b
     if a.loose is None or b.loose is None:
         return
@@ -160,8 +161,7 @@ def _files(pair: Pair) -> Iterator[tuple[str, ObjectChange]]:
         if _OTHERS.search(name):
             continue
         if name not in a.loose or name not in b.loose:
-            side = "before" if name in a.loose else "the echo"
-            yield name, ObjectChange("", "changed", f"is in {side} only")
+            yield name, ObjectChange("", "changed", f"is in {'before' if name in a.loose else later} only")
             continue
         if name not in a.opened or name not in b.opened:  # the verdict counts them
             if differing := _sizes(a.size(name), b.size(name)):
@@ -171,7 +171,7 @@ def _files(pair: Pair) -> Iterator[tuple[str, ObjectChange]]:
         if one is not None and two is not None:
             yield from ((f"{name}/", change) for change in object_changes(one.objects, two.objects))
             compared = diff(one, two, patterns=False, evidence="none")
-            for keys, kind, side in ((compared.removed, "removed", "before"), (compared.added, "added", "the echo")):
+            for keys, kind, side in ((compared.removed, "removed", "before"), (compared.added, "added", later)):
                 yield from ((f"{name}/{key}", ObjectChange("", kind, f"is in {side} only")) for key in keys)
             for row in compared.rows:
                 if row.status in ("changed", "type", "shape"):
@@ -244,7 +244,7 @@ def _sign(rule: Rule, topic: str, off: dict[str, ObjectChange]) -> Sign:
         causes = (_of_schedule(off), *causes)
     if topic == "average" and all(isinstance(change.after, float) for change in off.values()):
         causes = ("H1", *causes)  # such as its decay; what an average counts are integers
-    words_of = {source: _text(change) for source, change in off.items()}
+    words_of = {source: _text(change, LATER[rule.id]) for source, change in off.items()}
     listed = ", ".join(f"{source} {text}" for source, text in list(words_of.items())[:SHOWN])
     more = f" and {len(off) - SHOWN:,} more" if len(off) > SHOWN else ""
     words = f"{plural(len(off), 'stored value')} changed: {listed}{more}"
@@ -256,8 +256,8 @@ def _sign(rule: Rule, topic: str, off: dict[str, ObjectChange]) -> Sign:
     return rule.sign(words, evidence, hit=len(off), severity=severity, causes=tuple(dict.fromkeys(causes)))
 
 
-def _text(change: ObjectChange) -> str:
-    for words, side in (("only in a", "before"), ("only in b", "the echo")):
+def _text(change: ObjectChange, later: str) -> str:
+    for words, side in (("only in a", "before"), ("only in b", later)):
         if change.kind in CAME_OR_WENT and change.text.startswith(words):
             return f"is in {side} only{change.text.removeprefix(words)}"
     return change.text

@@ -215,7 +215,9 @@ def same_size(pair: Pair) -> list[Sign] | str:
     words = words or f"{plural(len(off), 'tensor')} under other names"
     both = [(one, two) for one, two in off.values() if one and two]
     smaller = [key for key, (one, two) in off.items() if one and two and one[1] == two[1] and two[2] < one[2]]
-    rounded, gone = (sorted({role for _, role in keys}) for keys in (smaller, [key for key in off if key not in b]))
+    rounded = sorted({role for _, role in smaller})
+    # not if it is stored under other names
+    gone = sorted({role for name, role in off if (name, role) not in b and roles[role][1] < roles[role][0]})
     # state that a parameter of before gets later: before was saved before the first update, or it was frozen
     numbered = {pair.b.ckpt.catalog.keys[at] for fqn in pair.b.numbered for at in pair.b.params[fqn].values()}
     late = all(
@@ -227,9 +229,13 @@ def same_size(pair: Pair) -> list[Sign] | str:
     wider = all(one and two and one[1] == two[1] and two[2] > one[2] for one, two in off.values())
     words += "; all of it is in a wider type" if wider else ""
     evidence = {"bytes": roles, "held": len(both), "rounded": rounded, "gone": gone, "late": late}
+    changed = [role for role, (one, two) in roles.items() if one != two] or list(roles)
+    if set(changed) <= _BUFFERS and not any(role in changed and key in a for key in off for role in key[1:]):
+        evidence["kind"] = "appeared"
     known = pair.a.params.keys() | pair.b.params.keys()  # and no keys of state that is only numbered
-    names = list(dict.fromkeys(name for name, _ in off if name in known))[:NAMED] if both else []
-    severity, causes = "info" if late or wider else "warn", causes_of(role for _, role in off)
+    told = both or "kind" in evidence
+    names = list(dict.fromkeys(name for name, role in off if name in known and role in changed))[:NAMED] if told else []
+    severity, causes = "info" if late or wider else "warn", causes_of(changed)
     return [N3.sign(f"the stored bytes of roles changed: {words}", evidence, names, severity=severity, causes=causes)]
 
 

@@ -21,6 +21,7 @@ from workbench.doctor.origins.index import row_shape
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.blocks import TensorSlot
 from workbench.doctor.passes.pair import PairState, Update, weight_role
+from workbench.doctor.passes.updates import passed
 from workbench.doctor.rules.stated import scaled
 from workbench.errors import WorkbenchError
 from workbench.names.roles import adapter_of
@@ -212,12 +213,15 @@ def _counts(
         moved = any(sums.ratio != 1 for sums in joined)  # an update multiplies some second moment by less than 1
         skipped = max(due[fqn] for fqn in trained) == 1 and not any(updates[fqn].k for fqn in trained)
         skipped = skipped and (any(scaled(state.facts) for state in (pair.a, pair.b)) or _of_batches(pair.a))
-        steps = max(due[fqn] for fqn in trained)
+        most, steps = passed(pair.a.facts, pair.b.facts), max(due[fqn] for fqn in trained)
+        steps = steps if most is None else min(steps, most)  # where counters stand still, their lag is counted twice
         why = "although their moments changed" if moved else f"although the trainer made {plural(steps, 'step')}"
         equal = sum(sums.unchanged == sums.count for sums in going.values())
         text = f"{equal:,} of {plural(len(going), 'parameter')} are equal bit for bit, {why}"
         due_to_move = going_on and steps >= 1 and all(types[fqn] == "float32" for fqn in trained)
         added = any(adapter_of(fqn) for fqn in pair.b.params.keys() - pair.a.params.keys())  # these are trained instead
+        counts = [state.facts.steps.by_name for state in (pair.a, pair.b)]
+        added |= 0 < len(counts[0]) < len(counts[1]) and counts[0].items() <= counts[1].items()
         meant = skipped or added or (moved and not due_to_move)
         yield _sign("N25", list(trained), text, len(trained), severity="info" if meant else None)
         return
