@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from workbench.analysis.patterns.rounding import FLOATS
-from workbench.doctor.causes.case import ELSE, OUTSIDE, RELATED, Case, Match, below_stated, where_of
+from workbench.doctor.causes.case import ELSE, OUTSIDE, RELATED, Case, Match, below_stated, sets_rates, where_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
 from workbench.doctor.facts.counted import began_anew, counts_anew
@@ -108,7 +108,7 @@ def _rates(case: Case) -> Iterator[tuple[Sign, float | None]]:
 
 def _declared(case: Case, signs: list[Sign]) -> bool:
     """Return whether a changed argument, or setting of the schedule, may be the reason."""
-    return bool(case.declared or case.fired("P37")) or any(one.evidence.get("declared") for one in signs)
+    return bool(any(map(sets_rates, case.declared)) or case.fired("P37")) or any(one.evidence.get("declared") for one in signs)
 
 
 def _stands(case: Case) -> bool:

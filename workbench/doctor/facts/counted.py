@@ -27,7 +27,7 @@ def began_anew(before: TrainingState, after: TrainingState) -> bool:
     """Return whether the optimizer's counter agreed with the trainer's step, and counts only the steps since then.
 
     If it rose and the schedule rose with it, both continue, and the trainer's step is the one that is off, unless the
-    position in the data agrees with the step.
+    position in the data agrees with the step, or the optimizer holds another number of parameters.
     """
     first, last = before.step, after.step
     one, two = before.steps.usual, after.steps.usual
@@ -36,7 +36,9 @@ def began_anew(before: TrainingState, after: TrainingState) -> bool:
     counts = [side.schedule.count if side.schedule is not None else None for side in (before, after)]
     data = [[side.value(kind) for side in (before, after)] for kind in ("consumed_samples", "loader")]
     right = any(was and now is not None and now * first == was * last for was, now in data)
-    return first == one and two == last - first and (right or not (one < two and counts == [one, two]))
+    held = [sum(group.count or 0 for group in side.groups) for side in (before, after)]
+    other = all(held) and held[0] != held[1]
+    return first == one and two == last - first and (right or other or not (one < two and counts == [one, two]))
 
 
 def counts_anew(before: TrainingState, after: TrainingState) -> bool:

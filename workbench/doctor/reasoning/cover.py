@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from workbench.doctor.causes.case import Case, Match, asked, leg_of, matches, where_of
+from workbench.doctor.causes.case import Case, Match, asked, leg_of, matches, sets_rates, where_of
 from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.sign import RULES, Sign
@@ -30,6 +30,7 @@ SIDE = 0.25  #: weight of a sign that may follow from a cause, relative to one t
 LATER = 0.5  #: factor for what a later checkpoint shows, if an echo shows what the load did
 #: Rules for faults that spread from one parameter to all within a few updates.
 SPREADING = frozenset({"S01", "S02", "S19", "N16", "N28", "P06", "P09", "N5", "N17", "N20", "N29", "S03", "S04"})
+OF_RATES = frozenset({"N6", "P13", "P15", "P19", "P37", "S16"})
 LASTING = frozenset({"S07", "S13", "S14", "S17"})  #: rules that detect a bad load in a later checkpoint too
 _GRAVE = {"error": 1.0, "warn": 0.3, "info": 0.02}
 
@@ -127,13 +128,17 @@ def _possible(case: Case, cause: str) -> bool:
 
 
 def _join(found: list[CauseExplanation], one: CauseExplanation) -> None:
-    """Add a cause, or merge it into its existing entry."""
-    same = next((other for other in found if other.cause == one.cause), None)
+    """Add a cause, or merge it into its existing entry; a question about one change does not ask about another."""
+    same = next((other for other in found if other.cause == one.cause and _title(other) == _title(one)), None)
     if same is None:
         found.append(one)
         return
     same.proof += [sign for sign in one.proof if sign not in same.proof]
     same.follows += [sign for sign in one.follows if sign not in same.follows and sign not in same.proof]
+
+
+def _title(one: CauseExplanation) -> str:
+    return one.match.title if one.match is not None and one.match.question else ""
 
 
 def _consists(cause: str, match: Match | None, sign: Sign) -> bool:
@@ -153,6 +158,8 @@ def _consists(cause: str, match: Match | None, sign: Sign) -> bool:
 def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[str] | None:
     """Return the names of a sign that a cause explains, or ``None``."""
     if (cause[0] == "B" and _beside_optimizer(sign)) or (cause == "H1" and _of_position(sign)):
+        return None
+    if cause == "H1" and _of_rates(sign) and (match is None or not _sets_rates(match)):
         return None
     if cause == "H1" and sign.rule == "P05" and _slower(case):
         return None
@@ -184,6 +191,8 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
 def _beside_optimizer(sign: Sign) -> bool:
     """Return whether a sign is about buffers, or weights that are new or reshaped, which no optimizer does."""
     roles, kind = sign.evidence.get("roles"), sign.evidence.get("kind")
+    if sign.rule == "N3" and any(before < after for before, after in sign.evidence["bytes"].values()):
+        return True  # state that was lost makes nothing larger
     changed = kind in ("are new", "have another shape") and "param" in str(roles)
     return roles == ["buffer"] or kind == "appeared" or changed
 
@@ -201,6 +210,17 @@ def _of_position(sign: Sign) -> bool:
     if sign.rule == "P20" and found.get("kind") == "loader":
         return bool(found.get("before") is not None and found["loader"] < found["before"])
     return found.get("kind") == "jump" if sign.rule == "P15" else sign.rule == "S17" and found.get("unit", 1) == 1
+
+
+def _of_rates(sign: Sign) -> bool:
+    """Return whether a sign is about learning rates, or about what a schedule makes of them."""
+    return sign.rule in OF_RATES or (sign.rule == "R14" and sign.evidence.get("kind") == "lr")
+
+
+def _sets_rates(match: Match) -> bool:
+    """Return whether the settings of a match, or some of them, set learning rates."""
+    changed = {name for one in match.signs for name in one.evidence.get("changed") or ()}
+    return any(map(_of_rates, match.signs)) or any(sets_rates(name) for name in changed)
 
 
 def _moment(leg: str) -> str:
