@@ -30,6 +30,7 @@ SIDE = 0.25  #: weight of a sign that may follow from a cause, relative to one t
 LATER = 0.5  #: factor for what a later checkpoint shows, if an echo shows what the load did
 #: Rules for faults that spread from one parameter to all within a few updates.
 SPREADING = frozenset({"S01", "S02", "S19", "N16", "N28", "P06", "P09", "N5", "N17", "N20", "N29", "S03", "S04"})
+OF_DECAY = ("H1", "B7", "C5")  #: causes of another weight decay
 OF_RATES = frozenset({"N6", "P13", "P15", "P19", "P37", "S16"})
 LASTING = frozenset({"S07", "S13", "S14", "S17"})  #: rules that detect a bad load in a later checkpoint too
 _GRAVE = {"error": 1.0, "warn": 0.3, "info": 0.02}
@@ -158,6 +159,8 @@ def _consists(cause: str, match: Match | None, sign: Sign) -> bool:
 def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[str] | None:
     """Return the names of a sign that a cause explains, or ``None``."""
     if (cause[0] == "B" and _beside_optimizer(sign)) or (cause == "H1" and _of_position(sign)):
+        return None
+    if sign.rule == "P12" and "old" in sign.evidence and cause not in OF_DECAY:
         return None
     if cause == "H1" and _of_rates(sign) and (match is None or not _sets_rates(match)):
         return None

@@ -611,14 +611,27 @@ def _decays(pair: Pair, changed: Mapping[str, Any]) -> list[Sign]:
     some = [*old, *new]
     slight = whole and len(old) == len(new) == 1 and max(some) <= SLIGHT * min(some)  # a trainer may schedule it
     what = "parameters" if named else "param groups"
-    words = f"weight decay changed for {len(off):,} of {of:,} {what}, and no argument that was read says why"
+    stated = _stated(pair, "weight_decay")
+    why = f"as {stated!r} states" if stated else "and no argument that was read says why"
+    words = f"weight decay changed for {len(off):,} of {of:,} {what}, {why}"
     tensors = sorted(off)[:NAMED] if named else []
     if pair.renumbered and any(map(is_numbered, off)):  # the numbers are of other parameters
         if len({sum(group.count or 0 for group in side.groups) for side in (a, b)}) > 1:
             return [_sizes(pair)]
         words, tensors = _sizes(pair).message, []
-    kind, severity = "decay" if whole else "groups", "info" if slight else "warn"
+    kind, severity = "decay" if whole else "groups", "info" if slight or (whole and stated) else "warn"
     return [R12.sign(words, {"kind": kind}, tensors, severity=severity, hit=len(off), of=of)]
+
+
+def _stated(pair: Pair, name: str) -> str:
+    """Return the path of a setting of that name in a further file, if its value changed; empty if none did."""
+    for file in sorted(pair.stored.beside.keys() & pair.b.beside.keys()):
+        sides = [leaves(side.beside[file].objects)[0] for side in (pair.stored, pair.b)]
+        old, new = ({leaf.path: leaf.value for leaf in held if leaf.name == name} for held in sides)
+        for path in old.keys() & new.keys():
+            if old[path] != new[path]:
+                return f"{file}/{'.'.join(path)}"
+    return ""
 
 
 def _is_other(pair: Pair, name: str) -> bool:
