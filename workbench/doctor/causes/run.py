@@ -305,6 +305,9 @@ def another_step(case: Case) -> Iterator[Match]:
         )
     if _step_is_off(case) and not case.counters("train").reset:
         off = case.fired("S07", "S16", "S17", "S18", "P01", "P15", "P20", "R11")
+        counted = [side.facts.steps.usual for side in (case.evidence.before, case.later)]
+        if None not in counted and counted[1] < counted[0]:  # all of it is from an earlier step
+            off += case.fired("P03", "P04", "P05", "P06", "P08", "P11", "P12", "P24", where="before → after")
         exact = any(one.rule == "R11" and one.evidence.get("kind") == "step" for one in off)
         words = "the optimizer's counters agree with the schedule, or with the data's position"
         yield Match(
