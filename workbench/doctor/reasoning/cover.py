@@ -314,7 +314,8 @@ def _remarks(case: Case, found: list[CauseExplanation], every: Sequence[tuple[st
             home = CauseExplanation("H1", match or next(iter(of_settings), None))
             found.append(home)
         known = sign.evidence.get("kind") not in ("groups", "schedule")  # which arguments declare
-        if home is None and sign.rule in ("R11", "R17", "P34", "P52") and known:
+        alone = sign.rule in ("R11", "R17", "P34", "P52") or sign.evidence.get("wider")
+        if home is None and alone and known:
             remedy = RULES[sign.rule].remedy
             match = Match(leg_of(sign), UNNAMED, signs=(sign,), title=_sentence(sign), remedy=remedy)
             home = CauseExplanation(causes[0], match)

@@ -24,7 +24,15 @@ from workbench.doctor.facts.schedule import plan_of, rates_at
 from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, register, some
 from workbench.doctor.passes.updates import passed, scheduled
-from workbench.doctor.rules.names import renamed, rows_kept, same_buffers, same_parameters, same_size, same_tensors
+from workbench.doctor.rules.names import (
+    renamed,
+    rows_kept,
+    same_buffers,
+    same_parameters,
+    same_size,
+    same_tensors,
+    wider_types,
+)
 from workbench.doctor.rules.pair import SLIGHT
 from workbench.doctor.rules.settings import fields_changed, rates_moved, settings_kept, tied_kept
 from workbench.doctor.rules.stated import NAMED, reset_meant, scaled
@@ -998,6 +1006,7 @@ ECHO: dict[str, Callable[[Pair], list[Sign] | str]] = {
     "R11": same_trainer,
     "R12": arguments,
     "N1": renamed,
+    "N3": wider_types,
     "N4": same_buffers,
     "N10": same_seed,
     "R14": settings_kept,

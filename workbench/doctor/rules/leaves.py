@@ -77,7 +77,7 @@ REMARKS = ("other", "generators", "arguments")  #: topics whose change may mean 
 #: Values that identify a launch or a save, or that are measured.
 _PASSING = re.compile(
     r"(?:^|[._/])(?:\w*time\w*|\w*path|\w*dir|\w*file\w*|host\w*|\w*version|should_\w+)(?:$|[._/\[])"
-    r"|(?:^|[./])(?:\w+_)?(?:clock|date|rank|world_size|device|verbose|uuid|pid|run_id|job_id|save_log)(?:$|[./\[])"
+    r"|(?:^|[./])(?:\w+_)?(?:clock|date|rank|device|verbose|uuid|pid|run_id|job_id|save_log)(?:$|[./\[])"
 )
 #: Paths that are not of this launch alone: what is trained on.
 _INPUTS = re.compile(r"(?:data|corpus|blend|tokenizer|vocab)\w*(?:$|\[)")
@@ -87,6 +87,8 @@ _COUNTS = re.compile(
 )
 _OTHERS = re.compile(r"manifest|echo|tfevents|\.(?:log|lock|tmp|md)$")  #: files that no trainer loads
 SETTINGS = ("model", "arguments", "seed")  #: topics that no update changes
+#: Values beside an average that no update changes.
+_OF_AVERAGES = re.compile(r"(?:^|[._])(?:(?:min_|max_)?decay|inv_gamma|power|update_after_step|update_every)$")
 OF_TENSORS = ("tensors", "moments")  #: topics of tensors in files that no reader opens
 #: Kind of an R11 sign → topic. Other rules → topic: they compare the same values.
 _FACTS = {
@@ -119,6 +121,8 @@ def settings_stay(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
     if isinstance(found, str):
         return found
     signs = []
+    averaged = {source: one for source, one in found.get("average", {}).items() if _OF_AVERAGES.search(source)}
+    found["arguments"] = {**found.get("arguments", {}), **averaged}
     for topic in SETTINGS:
         off = {source: one for source, one in found.get(topic, {}).items() if not _COUNTS.search(source.lower())}
         if off:
@@ -247,6 +251,7 @@ def _sign(rule: Rule, topic: str, off: dict[str, ObjectChange]) -> Sign:
     words_of = {source: _text(change) for source, change in off.items()}
     listed = ", ".join(f"{source} {text}" for source, text in list(words_of.items())[:SHOWN])
     more = f" and {len(off) - SHOWN:,} more" if len(off) > SHOWN else ""
+    listed = listed if rule is R17 else listed.replace(" in the echo only", " in the later checkpoint only")
     words = f"{plural(len(off), 'stored value')} changed: {listed}{more}"
     evidence: dict[str, Any] = {"kind": topic, "changed": dict(list(words_of.items())[:100])}
     both = ((source, change.before, change.after) for source, change in off.items())

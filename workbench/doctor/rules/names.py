@@ -225,12 +225,21 @@ def same_size(pair: Pair) -> list[Sign] | str:
     words += f"; {plural(len(smaller), 'tensor')} with as many elements now have a smaller type" if rounded else ""
     words += "; all of it is new state of parameters that had none" if late else ""
     wider = all(one and two and one[1] == two[1] and two[2] > one[2] for one, two in off.values())
-    words += "; all of it is in a wider type" if wider else ""
-    evidence = {"bytes": roles, "held": len(both), "rounded": rounded, "gone": gone, "late": late}
+    words = f"the stored bytes of roles changed: {words}"
+    if wider:
+        words += "; all of it is in a wider type"
+    evidence = {"bytes": roles, "held": len(both), "rounded": rounded, "gone": gone, "late": late, "wider": wider}
     known = pair.a.params.keys() | pair.b.params.keys()  # and no keys of state that is only numbered
     names = list(dict.fromkeys(name for name, _ in off if name in known))[:NAMED] if both else []
-    severity, causes = "info" if late or wider else "warn", causes_of(role for _, role in off)
-    return [N3.sign(f"the stored bytes of roles changed: {words}", evidence, names, severity=severity, causes=causes)]
+    severity = "info" if late or wider else "warn"
+    causes = ("H1",) if wider else causes_of(role for _, role in off)
+    return [N3.sign(words, evidence, names, severity=severity, causes=causes)]
+
+
+def wider_types(pair: Pair) -> list[Sign] | str:
+    """Report tensors that are stored in a wider type since the load, of which no other rule tells."""
+    found = same_size(pair)
+    return found if isinstance(found, str) else [one for one in found if one.evidence["wider"]]
 
 
 def same_buffers(pair: Pair) -> list[Sign] | str:
