@@ -267,7 +267,7 @@ def untied(case: Case) -> Iterator[Match]:
 
 ASTRAY = "The weights are not where the updates lead, as if averaged weights or those of another step were loaded."
 OF_ANOTHER = "Averaged weights, or weights of another step, were loaded."
-FARTHER = "Some weights moved farther than the stored settings of the optimizer let them."
+FARTHER = "Some weights moved farther than updates with the stored settings of the optimizer would."
 OF_ONE_SAVE = "load weights and optimizer state from one save, and the weights themselves, not an average"
 AVERAGES_ONLY = "the training loss does not show it; evaluations of the averaged weights do"
 RENEWED = "A copy that is not trained, such as a reference model, holds the trained weights."

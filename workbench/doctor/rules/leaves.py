@@ -249,9 +249,10 @@ def _sign(rule: Rule, topic: str, off: dict[str, ObjectChange]) -> Sign:
     if topic == "average" and all(isinstance(change.after, float) for change in off.values()):
         causes = ("H1", *causes)  # such as its decay; what an average counts are integers
     words_of = {source: _text(change) for source, change in off.items()}
+    if rule is P52:
+        words_of = {source: text.replace(" in the echo only", " in the later checkpoint only") for source, text in words_of.items()}
     listed = ", ".join(f"{source} {text}" for source, text in list(words_of.items())[:SHOWN])
     more = f" and {len(off) - SHOWN:,} more" if len(off) > SHOWN else ""
-    listed = listed if rule is R17 else listed.replace(" in the echo only", " in the later checkpoint only")
     words = f"{plural(len(off), 'stored value')} changed: {listed}{more}"
     evidence: dict[str, Any] = {"kind": topic, "changed": dict(list(words_of.items())[:100])}
     both = ((source, change.before, change.after) for source, change in off.items())
