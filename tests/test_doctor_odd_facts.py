@@ -3602,7 +3602,7 @@ def test_rows_that_second_moments_of_an_older_save_moved_are_not_another_vocabul
     assert not stale or found.causes[0].cause in {"B4", "B6"}
 
 
-# ---- a change that is meant, beside one that it does not explain ------------------------------------------------------
+# ---- a change that is meant, beside one that it does not explain -----------------------------------------------------
 
 
 @pytest.mark.parametrize(("length", "first"), [(30, "C4"), (100, "H1")])
@@ -3622,12 +3622,21 @@ def test_frozen_parameters_do_not_explain_another_schedule(tmp_path, length, fir
 def test_another_weight_decay_sets_no_learning_rate(tmp_path, stale, first):
     run = Run()
     run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda at: 0.95**at)
-    one = run.train(12).save(tmp_path / "a.pt", step=12, args={"weight_decay": 0.01})
+    one = run.train(12).save(tmp_path / "a.pt", step=12)
     run.optimizer.param_groups[0]["weight_decay"] = 0.02
     run.train(1)
     if stale:
         run.optimizer.param_groups[0]["lr"] = 1e-3
-    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=13, args={"weight_decay": 0.02}))
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=13))
+    assert found.causes[0].cause == first, found.verdict
+
+
+@pytest.mark.parametrize(("stated", "first"), [("weight_decay", "C2"), ("lr", "H1")])
+def test_an_argument_explains_a_learning_rate_only_if_it_sets_one(tmp_path, stated, first):
+    run, args = Run(), {"weight_decay": 0.01, "lr": 1e-3}
+    one = run.train(12).save(tmp_path / "a.pt", step=12, args=args)
+    run.optimizer.param_groups[0]["lr"] = 4e-3
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=13, args=args | {stated: 4 * args[stated]}))
     assert found.causes[0].cause == first, found.verdict
 
 
@@ -3715,7 +3724,9 @@ def test_all_of_an_earlier_step_is_one_cause(tmp_path, back):
     one = run.train(6).save(tmp_path / "a.pt", step=37)
     held = (older or run).train(1).save(tmp_path / "b.pt", step=38)
     found = wb.doctor(one, held)
-    assert [cause.cause for cause in found.causes if cause.severity != "info"] == (["C9"] if back else []), found.verdict
+    assert [cause.cause for cause in found.causes if cause.severity != "info"] == (["C9"] if back else []), (
+        found.verdict
+    )
 
 
 @pytest.mark.parametrize("by_head", [True, False])

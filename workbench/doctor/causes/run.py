@@ -108,7 +108,9 @@ def _rates(case: Case) -> Iterator[tuple[Sign, float | None]]:
 
 def _declared(case: Case, signs: list[Sign]) -> bool:
     """Return whether a changed argument, or setting of the schedule, may be the reason."""
-    return bool(any(map(sets_rates, case.declared)) or case.fired("P37")) or any(one.evidence.get("declared") for one in signs)
+    return bool(any(map(sets_rates, case.declared)) or case.fired("P37")) or any(
+        one.evidence.get("declared") for one in signs
+    )
 
 
 def _stands(case: Case) -> bool:
@@ -305,8 +307,8 @@ def another_step(case: Case) -> Iterator[Match]:
         )
     if _step_is_off(case) and not case.counters("train").reset:
         off = case.fired("S07", "S16", "S17", "S18", "P01", "P15", "P20", "R11")
-        counted = [side.facts.steps.usual for side in (case.evidence.before, case.later)]
-        if None not in counted and counted[1] < counted[0]:  # all of it is from an earlier step
+        first, last = (side.facts.steps.usual for side in (case.evidence.before, case.later))
+        if first is not None and last is not None and last < first:  # all of it is from an earlier step
             off += case.fired("P03", "P04", "P05", "P06", "P08", "P11", "P12", "P24", where="before → after")
         exact = any(one.rule == "R11" and one.evidence.get("kind") == "step" for one in off)
         words = "the optimizer's counters agree with the schedule, or with the data's position"

@@ -28,7 +28,7 @@ def began_anew(before: TrainingState, after: TrainingState) -> bool:
     """Return whether the optimizer's counter agreed with the trainer's step, and counts only the steps since then.
 
     If it rose and the schedule rose with it, both continue, and the trainer's step is the one that is off, unless the
-    position in the data, or an average's count, agrees with the step, or the optimizer holds another number of parameters.
+    position in the data, or an average's count, agrees with the step, or the optimizer holds more or fewer parameters.
     """
     first, last = before.step, after.step
     one, two = before.steps.usual, after.steps.usual

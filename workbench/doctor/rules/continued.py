@@ -172,7 +172,17 @@ _RETURNS = re.compile(
 SOME = 3  #: of such numbers in a message
 _INDEX = frozenset(
     {
-        *("index", "next_index", "start_index", "batch_index", "batch_idx", "sample_index", "sample_idx", "position", "offset"),
+        *(
+            "index",
+            "next_index",
+            "start_index",
+            "batch_index",
+            "batch_idx",
+            "sample_index",
+            "sample_idx",
+            "position",
+            "offset",
+        ),
         *("batches_yielded", "samples_yielded"),
     }
 )

@@ -250,7 +250,10 @@ def _sign(rule: Rule, topic: str, off: dict[str, ObjectChange]) -> Sign:
         causes = ("H1", *causes)  # such as its decay; what an average counts are integers
     words_of = {source: _text(change) for source, change in off.items()}
     if rule is P52:
-        words_of = {source: text.replace(" in the echo only", " in the later checkpoint only") for source, text in words_of.items()}
+        words_of = {
+            source: text.replace(" in the echo only", " in the later checkpoint only")
+            for source, text in words_of.items()
+        }
     listed = ", ".join(f"{source} {text}" for source, text in list(words_of.items())[:SHOWN])
     more = f" and {len(off) - SHOWN:,} more" if len(off) > SHOWN else ""
     words = f"{plural(len(off), 'stored value')} changed: {listed}{more}"

@@ -158,8 +158,8 @@ def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState], right: 
             hits = {fqn: one for fqn, one in hits.items() if fqn not in right}
             if hits.keys() <= followers(found):  # no optimizer holds them
                 text = (
-                    "{0:,} of {1:,} weights moved farther than an optimizer with the stored settings moves weights, all "
-                    "of them in networks that follow others: {2}"
+                    "{0:,} of {1:,} weights moved farther than an optimizer with the stored settings moves weights, "
+                    "all of them in networks that follow others: {2}"
                 )
         if not hits:
             continue
