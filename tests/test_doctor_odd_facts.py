@@ -3635,8 +3635,8 @@ def test_another_weight_decay_sets_no_learning_rate(tmp_path, stale, first):
 def test_an_argument_explains_a_learning_rate_only_if_it_sets_one(tmp_path, stated, first):
     run, args = Run(), {"weight_decay": 0.01, "lr": 1e-3}
     one = run.train(12).save(tmp_path / "a.pt", step=12, args=args)
-    run.optimizer.param_groups[0]["lr"] = 4e-3
-    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=13, args=args | {stated: 4 * args[stated]}))
+    run.optimizer.param_groups[0]["lr"] = 2e-2
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=13, args=args | {stated: 20 * args[stated]}))
     assert found.causes[0].cause == first, found.verdict
 
 

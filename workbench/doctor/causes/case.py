@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -65,10 +64,6 @@ RESET = "were the moments reset on purpose, together with the schedule?"
 WITH_THEM = "were these buffers begun anew on purpose, together with the optimizer?"
 EXCHANGED = "was the optimizer exchanged on purpose?"
 ANEW = "was a new run started from other weights on purpose, with a fresh optimizer?"
-#: Names of settings from which learning rates are computed.
-_RATES = re.compile(
-    r"(?:^|[._])lrs?(?:$|[._])|rate|sched|style|warm|anneal|batch|steps|epochs|iters|samples|t_max|gamma|cos_min"
-)
 #: Fields of param groups that some kinds of optimizers have and others lack.
 FIELDS = frozenset(
     [
@@ -546,11 +541,6 @@ class Case:
         names = set(names)
         seen = names & change.seen(*MOMENTS)
         return bool(seen) and not seen & change.hit(MOMENTS)
-
-
-def sets_rates(name: str) -> bool:
-    """Return whether learning rates are computed from a setting of that name."""
-    return _RATES.search(name.lower()) is not None
 
 
 def below_stated(sign: Sign) -> bool:

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from workbench.core.words import plural
-from workbench.doctor.causes.case import NEARLY_ALL, SET_ANEW, Case, Match, leg_of, sets_rates
+from workbench.doctor.causes.case import NEARLY_ALL, SET_ANEW, Case, Match, leg_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.facts.evidence import State, is_numbered
+from workbench.doctor.facts.schedule import sets_rates
 from workbench.doctor.ledger.roles import BUFFERS, FIRST, MASTERS, MAXIMA, MOMENTS, SECOND, STATE, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg, Status
 from workbench.doctor.ledger.sign import Sign

@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from workbench.doctor.causes.case import Case, Match, asked, leg_of, matches, sets_rates, where_of
+from workbench.doctor.causes.case import Case, Match, asked, leg_of, matches, where_of
 from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.facts.evidence import is_numbered
+from workbench.doctor.facts.schedule import sets_rates
 from workbench.doctor.ledger.sign import RULES, Sign
 
 UNNAMED = 0.3  #: strength of a cause that only a rule names

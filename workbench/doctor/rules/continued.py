@@ -20,7 +20,7 @@ from workbench.doctor.facts.evidence import Pair, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.generators import Generator, drawn, is_fresh, seed
 from workbench.doctor.facts.numbers import in_words, number
-from workbench.doctor.facts.schedule import plan_of, rates_at
+from workbench.doctor.facts.schedule import plan_of, rates_at, sets_rates
 from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, register, some
 from workbench.doctor.passes.updates import passed, scheduled
@@ -47,11 +47,6 @@ NEAR = 1.5  #: a changed lr beyond this factor is a warning, within it a remark
 _PASSING = re.compile(
     r"(?:^|\.)(?:iteration|step|consumed_\w+|skipped_train_samples|rank|local_rank|master_\w+|\w*(?:dir|path|name|file)"
     r"|load|save|exit_\w+|\w*_version|timestamp|world_size|data_parallel_size|start_time)$"
-)
-#: Arguments of a schedule, as several trainers name them.
-_SCHEDULE = re.compile(
-    r"(?:^|[._])(?:lr|learning_rate|min_lr|max_lr|warmup\w*|lr_warmup\w*|lr_decay\w*|train_iters|max_iters|max_steps|"
-    r"total_num_steps|warmup_num_steps|cos_min_ratio|train_samples|num_train_epochs|\w*batch_size)$"
 )
 
 R10 = Rule(
@@ -668,7 +663,7 @@ def _another_setting(became: set[tuple[float | None, float | None]]) -> bool:
 
 def _declared(a: TrainingState, b: TrainingState) -> list[str]:
     """Return changed arguments or stored constants of the schedule."""
-    found = [name for name in changed_arguments(a, b) if _SCHEDULE.search(name)]
+    found = [name for name in changed_arguments(a, b) if sets_rates(name)]
     one, two = a.schedule, b.schedule
     if one and two and one.kind == two.kind:
         for name in ("max_lr", "min_lr", "warmup", "total", "style", "base_lrs"):
