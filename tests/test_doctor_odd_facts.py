@@ -3667,8 +3667,9 @@ def test_the_position_of_a_sampler_in_a_file_of_its_own(tmp_path, at, causes):
     run = Run()
     one = in_folder(run.train(12), tmp_path / "checkpoint-12", 12, sampler={"epoch": 0, "next_index": 96})
     held = {"epoch": 0, "next_index": at}
-    found = wb.doctor(one, in_folder(run.train(4), tmp_path / "checkpoint-16", 16, sampler=held))
+    found = wb.doctor(one, in_folder(run.train(4), tmp_path / "checkpoint-16", 16, sampler=held, other=torch.ones(2)))
     assert [cause.cause for cause in found.causes] == causes, found.verdict
+    assert causes or ("'sampler.pt'" not in found.verdict and "'other.pt'" in found.verdict)
 
 
 @pytest.mark.parametrize(("lost", "first"), [(True, "B1"), (False, "A4")])

@@ -136,9 +136,12 @@ def _unseen(case: Case) -> list[str]:
 
 
 def _judged(file: str, case: Case) -> bool:
-    """Return whether rules on pairs compared what a file beside the checkpoint holds: settings, or generators."""
-    rules = case.outcome.checked
-    return (topic_of(file.lower()) in SETTINGS and "P52" in rules) or ("rng" in file and "P51" in rules)
+    """Return whether rules on pairs compared a file beside the checkpoint: settings, positions, or generators."""
+    rules, topic = case.outcome.checked, topic_of(file.lower())
+    counted = any(path.startswith(f"{file.rpartition('.')[0]}.") for path in case.later.counts)
+    if topic == "data" and counted and "P20" in rules:
+        return True
+    return (topic in SETTINGS and "P52" in rules) or ("rng" in file and "P51" in rules)
 
 
 def _others(ckpt: Checkpoint) -> int:

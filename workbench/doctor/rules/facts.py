@@ -12,6 +12,7 @@ fault.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -70,9 +71,10 @@ def _declared(found: Outcome) -> Outcome:
 def _set(sign: Sign, rates: bool) -> bool:
     """Return whether a sign is about settings that arguments change; ``rates``: whether these set learning rates."""
     kind = sign.evidence.get("kind")
-    if (sign.rule in ("R14", "P19") and kind == "lr") or (sign.rule == "R17" and kind == "schedule"):
+    decays = sign.rule == "R17" and all(re.search(r"wd|weight_decay", path) for path in sign.evidence["changed"])
+    if not decays and ((sign.rule in ("R14", "P19") and kind == "lr") or (sign.rule == "R17" and kind == "schedule")):
         return rates
-    return sign.rule in ("R14", "P19") or (sign.rule == "R17" and kind == "groups")
+    return sign.rule in ("R14", "P19") or (sign.rule == "R17" and kind in ("groups", "schedule"))
 
 
 def _never(found: Outcome, evidence: Evidence) -> None:

@@ -237,7 +237,7 @@ def same_size(pair: Pair) -> list[Sign] | str:
 
 
 def wider_types(pair: Pair) -> list[Sign] | str:
-    """Report tensors that are stored in a wider type since the load, of which no other rule tells."""
+    """Report tensors that are stored in a wider type since the load."""
     found = same_size(pair)
     return found if isinstance(found, str) else [one for one in found if one.evidence["wider"]]
 
