@@ -3612,6 +3612,7 @@ def test_frozen_parameters_do_not_explain_another_schedule(tmp_path, length, fir
     one = run.train(12).save(tmp_path / "a.pt", step=12)
     run.freeze(True)
     run.schedule.T_max = length
+    run.optimizer.param_groups[0]["eps"] = 1e-7
     found = wb.doctor(one, run.train(6).save(tmp_path / "b.pt", step=18))
     assert found.causes[0].cause == first, found.verdict
     frozen = next(one for one in found.causes if one.title == "No update reached some of the parameters.")

@@ -32,6 +32,7 @@ LATER = 0.5  #: factor for what a later checkpoint shows, if an echo shows what 
 #: Rules for faults that spread from one parameter to all within a few updates.
 SPREADING = frozenset({"S01", "S02", "S19", "N16", "N28", "P06", "P09", "N5", "N17", "N20", "N29", "S03", "S04"})
 OF_DECAY = ("H1", "B7", "C5")  #: causes of another weight decay
+OF_SETTINGS = ("N12", "P16", "R12")
 OF_RATES = frozenset({"N6", "P13", "P15", "P19", "P37", "S16"})
 LASTING = frozenset({"S07", "S13", "S14", "S17"})  #: rules that detect a bad load in a later checkpoint too
 _GRAVE = {"error": 1.0, "warn": 0.3, "info": 0.02}
@@ -165,6 +166,8 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
         return None
     if cause == "H1" and _of_rates(sign) and (match is None or not _sets_rates(match)):
         return None
+    if cause == "H1" and sign.rule in OF_SETTINGS and match is not None and match.title:
+        return {*sign.tensors, ""} if any(sign is one for one in match.signs) else None  # the match is about another
     if cause == "H1" and sign.rule == "P05" and _slower(case):
         return None
     if _consists(cause, match, sign):
