@@ -3886,3 +3886,228 @@ def test_the_reach_of_an_update_depends_on_whose_it_is(tmp_path, alike):
     found = wb.doctor(train(10, 10), train(1, 11))
     compared = found.ledger.count("train", ["param"], "within")[0]
     assert compared == (0 if alike else 4) and grave(found) == []
+
+
+# ---- a change that is meant, beside one that it does not explain -----------------------------------------------------
+
+
+@pytest.mark.parametrize(("length", "first"), [(30, "C4"), (100, "H1")])
+def test_frozen_parameters_do_not_explain_another_schedule(tmp_path, length, first):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(run.optimizer, 100)
+    one = run.train(12).save(tmp_path / "a.pt", step=12)
+    run.freeze(True)
+    run.schedule.T_max = length
+    run.optimizer.param_groups[0]["eps"] = 1e-7
+    found = wb.doctor(one, run.train(6).save(tmp_path / "b.pt", step=18))
+    assert found.causes[0].cause == first, found.verdict
+    frozen = next(one for one in found.causes if one.title == "No update reached some of the parameters.")
+    assert {sign.rule for sign in frozen.signs} <= {"P01", "P36", "S07"}
+
+
+@pytest.mark.parametrize(("stale", "first"), [(True, "B8"), (False, "H1")])
+def test_another_weight_decay_sets_no_learning_rate(tmp_path, stale, first):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda at: 0.95**at)
+    one = run.train(12).save(tmp_path / "a.pt", step=12)
+    run.optimizer.param_groups[0]["weight_decay"] = 0.02
+    run.train(1)
+    if stale:
+        run.optimizer.param_groups[0]["lr"] = 1e-3
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=13))
+    assert found.causes[0].cause == first, found.verdict
+
+
+@pytest.mark.parametrize(("stated", "first"), [("weight_decay", "C2"), ("lr", "H1")])
+def test_an_argument_explains_a_learning_rate_only_if_it_sets_one(tmp_path, stated, first):
+    run, args = Run(), {"weight_decay": 0.01, "lr": 1e-3}
+    one = run.train(12).save(tmp_path / "a.pt", step=12, args=args)
+    run.optimizer.param_groups[0]["lr"] = 2e-2
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=13, args=args | {stated: 20 * args[stated]}))
+    assert found.causes[0].cause == first, found.verdict
+
+
+def in_folder(run: Run, path: Path, step: int, **files: Any) -> Path:
+    """Save what transformers' Trainer saves, and further files of a script."""
+    path.mkdir()
+    save_file(run.model.state_dict(), path / "model.safetensors")
+    (path / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    for name, held in {"optimizer": run.optimizer.state_dict(), **files}.items():
+        torch.save(held, path / f"{name}.pt")
+    return path
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_a_weight_decay_that_a_further_file_states(tmp_path, stated):
+    run = Run()
+    one = in_folder(run.train(12), tmp_path / "checkpoint-12", 12, config={"weight_decay": 0.01})
+    run.optimizer.param_groups[0]["weight_decay"] = 0.02
+    config = {"weight_decay": 0.02 if stated else 0.01}
+    found = wb.doctor(one, in_folder(run.train(4), tmp_path / "checkpoint-16", 16, config=config))
+    sign = next(sign for sign in found if sign.rule == "R12")
+    assert sign.severity == ("info" if stated else "warn")
+    assert sign.message.endswith("as 'config.pt/weight_decay' states" if stated else "says why")
+
+
+@pytest.mark.parametrize(("at", "causes"), [(128, []), (32, ["C6"])])
+def test_the_position_of_a_sampler_in_a_file_of_its_own(tmp_path, at, causes):
+    run = Run()
+    one = in_folder(run.train(12), tmp_path / "checkpoint-12", 12, sampler={"epoch": 0, "next_index": 96})
+    held = {"epoch": 0, "next_index": at}
+    found = wb.doctor(one, in_folder(run.train(4), tmp_path / "checkpoint-16", 16, sampler=held, other=torch.ones(2)))
+    assert [cause.cause for cause in found.causes] == causes, found.verdict
+    assert causes or ("'sampler.pt'" not in found.verdict and "'other.pt'" in found.verdict)
+
+
+@pytest.mark.parametrize(("lost", "first"), [(True, "B1"), (False, "A4")])
+@pytest.mark.parametrize("updates", [0, 2])
+def test_new_tensors_do_not_explain_a_lost_optimizer(tmp_path, lost, first, updates):
+    run = Run()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    run.model.aux = torch.nn.Linear(16, 2)
+    run.model.forward = lambda x: run.model[2](run.model[1](run.model[0](x)))
+    if lost:
+        run.fresh()
+    two = run.train(updates).save(tmp_path / "b.pt", step=20 + updates)
+    found = wb.doctor(one, two) if updates else wb.doctor(one, echo=two)
+    assert found.causes[0].cause == first, found.verdict
+    added = next(cause for cause in found.causes if cause.cause == "A4")
+    assert not {"P01", "R10", "S07"} & {sign.rule for sign in added.signs}
+
+
+@pytest.mark.parametrize(("fewer", "first"), [(True, "B1"), (False, "C9")])
+def test_counters_of_other_parameters_began_anew(tmp_path, fewer, first):
+    """The optimizer counted 14 updates of 26 steps: 2 more than before, or 14 since the load."""
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda at: 0.99**at)
+    one = run.train(12).save(tmp_path / "a.pt", step=12)
+    if fewer:
+        run.optimizer = torch.optim.AdamW(run.model[2].parameters(), lr=1e-3, betas=(0.9, 0.95))
+        run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda at: 0.99**at)
+    found = wb.doctor(one, run.train(14 if fewer else 2).save(tmp_path / "b.pt", step=26))
+    assert next(cause.cause for cause in found.causes if cause.cause in ("B1", "C9")) == first, found.verdict
+
+
+@pytest.mark.parametrize(("anew", "first"), [(True, "B1"), (False, "C9")])
+def test_the_count_of_an_average_shows_which_count_is_off(tmp_path, anew, first):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda at: 0.99**at)
+    one = run.train(15).save(tmp_path / "a.pt", step=15, ema_state={"optimization_step": 15})
+    if anew:
+        run.fresh()
+        run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda at: 0.99**at)
+    run.train(24 if anew else 9)
+    two = run.save(tmp_path / "b.pt", step=39, ema_state={"optimization_step": 39 if anew else 24})
+    found = wb.doctor(one, two)
+    assert found.causes[0].cause == first, found.verdict
+    assert not severities(found, "P34")
+
+
+@pytest.mark.parametrize("back", [6, 0])
+def test_all_of_an_earlier_step_is_one_cause(tmp_path, back):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda at: 0.99**at)
+    run.train(31)
+    older = deepcopy(run) if back else None
+    one = run.train(6).save(tmp_path / "a.pt", step=37)
+    held = (older or run).train(1).save(tmp_path / "b.pt", step=38)
+    found = wb.doctor(one, held)
+    assert [cause.cause for cause in found.causes if cause.severity != "info"] == (["C9"] if back else []), (
+        found.verdict
+    )
+
+
+@pytest.mark.parametrize("by_head", [True, False])
+def test_the_bias_of_a_fused_qkv_moves_as_its_weight(tmp_path, by_head):
+    torch.manual_seed(0)
+    held = {"blocks.0.attn.qkv.weight": torch.randn(72, 24), "blocks.0.attn.qkv.bias": torch.randn(72)}
+    one, two = tmp_path / "a.pt", tmp_path / "echo.pt"
+    torch.save({"model": held, "step": 5}, one)
+    if by_head:
+        held = {name: w.view(4, 3, 6, -1).transpose(0, 1).reshape(w.shape) for name, w in held.items()}
+    torch.save({"model": held, "step": 5}, two)
+    errors = [cause.cause for cause in wb.doctor(one, echo=two).causes if cause.severity == "error"]
+    assert errors == (["E4"] if by_head else [])
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_adapters_that_went_on_were_merged_by_mistake(tmp_path, anew):
+    torch.manual_seed(0)
+    base = torch.nn.Linear(24, 24, bias=False)
+    low, high = torch.nn.Linear(24, 2, bias=False), torch.nn.Linear(2, 24, bias=False)
+    optimizer = torch.optim.AdamW([low.weight, high.weight], lr=1e-3, betas=(0.9, 0.99))
+
+    def train(updates: int) -> None:
+        for _ in range(updates):
+            optimizer.zero_grad()
+            x = torch.randn(8, 24)
+            (base(x) + high(low(x)) - x.roll(1, 1)).square().mean().backward()
+            optimizer.step()
+
+    def saved(path: Path, step: int) -> Path:
+        held = {"base_layer": base.weight, "lora_A": low.weight, "lora_B": high.weight}
+        model = {f"model.q_proj.{name}.weight": weight.detach().clone() for name, weight in held.items()}
+        torch.save({"model": model, "optimizer": optimizer.state_dict(), "step": step}, path)
+        return path
+
+    train(30)
+    one = saved(tmp_path / "a.pt", 30)
+    with torch.no_grad():
+        base.weight += high.weight @ low.weight
+        if anew:
+            torch.nn.init.normal_(low.weight, std=0.2)
+            high.weight.zero_()
+    train(1)
+    first = wb.doctor(one, saved(tmp_path / "b.pt", 31)).causes[0]
+    assert (first.cause, first.severity) == ("F5", "warn" if anew else "error")
+
+
+@pytest.mark.parametrize("wider", [True, False])
+@pytest.mark.parametrize("echo", [True, False])
+def test_a_wider_type_is_remarked(tmp_path, wider, echo):
+    run = Run().train(10)
+    if wider:
+        run.model.bfloat16()
+    one = run.save(tmp_path / "a.pt", step=10)
+    run.model.float()
+    two = run.save(tmp_path / "b.pt", step=10) if echo else run.train(1).save(tmp_path / "b.pt", step=11)
+    found = wb.doctor(one, echo=two) if echo else wb.doctor(one, two)
+    told = [cause.severity for cause in found.causes if "wider type" in cause.title]
+    assert told == (["info"] if wider else []), found.verdict
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"config": {"world_size": 4}}, "config.world_size is in the later checkpoint only: 4"),
+        ({"ema_state": {"decay": 0.995}}, "ema_state.decay 0.97 → 0.995"),
+        ({}, ""),
+    ],
+)
+def test_settings_that_changed_are_remarked(tmp_path, more, told):
+    run = Run().train(10)
+    before = {"config": {"width": 32}, "ema_state": {"decay": 0.97}}
+    one = run.save(tmp_path / "a.pt", step=10, **before)
+    after = {name: held | more.get(name, {}) for name, held in before.items()}
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=11, **after))
+    assert [cause.severity for cause in found.causes] == (["info"] if told else [])
+    assert told in found.verdict
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_no_optimizer_moves_a_network_that_follows_another(tmp_path, follows):
+    run, far = Run().train(10), torch.zeros(32, 16)
+    name = "critic_target" if follows else "critic_other"
+    model = {"critic.0.weight": run.model[0].weight.detach(), f"{name}.0.weight": run.model[0].weight.detach() + 0.5}
+
+    def save(path: Path, step: int) -> Path:
+        torch.save({"model": model, "optimizer": run.optimizer.state_dict(), "step": step}, path)
+        return path
+
+    one = save(tmp_path / "a.pt", 10)
+    far[0, 0] = 0.3
+    model[f"{name}.0.weight"] = model[f"{name}.0.weight"] + far
+    run.train(1)
+    model["critic.0.weight"] = run.model[0].weight.detach()
+    found = [one for one in wb.doctor(one, save(tmp_path / "b.pt", 11)) if one.rule == "P05"]
+    assert all(("networks that follow others" in one.message) == follows for one in found) and found

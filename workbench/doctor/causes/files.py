@@ -9,6 +9,7 @@ from workbench.core.words import plural
 from workbench.doctor.causes.case import NEARLY_ALL, OUTSIDE, SET_ANEW, Case, Match, leg_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.facts.evidence import State, is_numbered
+from workbench.doctor.facts.schedule import sets_rates
 from workbench.doctor.ledger.roles import BUFFERS, FIRST, MASTERS, MAXIMA, MOMENTS, SECOND, STATE, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg, Status
 from workbench.doctor.ledger.sign import Sign
@@ -409,7 +410,8 @@ def settings(case: Case) -> Iterator[Match]:
         title = "No update reached some of the parameters."
         yield Match("train", 1.0, still, signs=tuple(idle), question=question, title=title)
     rates = [one for one in case.fired("P15", "S16", "P13", "P19", "R14") if one.evidence.get("kind") in (None, "lr")]
-    if rates and (case.declared or case.rescaled or any(one.evidence.get("declared") for one in rates)):
+    stated = any(map(sets_rates, case.declared))
+    if rates and (stated or case.rescaled or any(one.evidence.get("declared") for one in rates)):
         if case.rescaled:
             rates += [one for one in case.fired("N6", "R17") if one.rule == "N6" or _of_rates(one)]
         yield Match(case.resumed, 0.9, signs=tuple(rates), question="was the learning rate changed on purpose?")

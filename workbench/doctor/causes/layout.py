@@ -18,6 +18,7 @@ from workbench.doctor.origins.tags import is_follower, is_reference
 from workbench.names.roles import adapter_of
 from workbench.names.weights import kinds
 
+ALIKE = 0.9  #: cosine similarity of adapters to their old values from which they went on
 MANY_TAGS = 4  #: number of kinds of moves that only a flat line cut at other places explains
 SOME = 0.7  #: share of the weights
 ONE_MORE = 0.2  #: distance of a factor from 2 within which 1 may have been added to norms
@@ -266,7 +267,7 @@ def untied(case: Case) -> Iterator[Match]:
 
 ASTRAY = "The weights are not where the updates lead, as if averaged weights or those of another step were loaded."
 OF_ANOTHER = "Averaged weights, or weights of another step, were loaded."
-FARTHER = "Some weights moved farther than the stored settings of the optimizer let them."
+FARTHER = "Some weights moved farther than updates with the stored settings of the optimizer would."
 OF_ONE_SAVE = "load weights and optimizer state from one save, and the weights themselves, not an average"
 AVERAGES_ONLY = "the training loss does not show it; evaluations of the averaged weights do"
 RENEWED = "A copy that is not trained, such as a reference model, holds the trained weights."
@@ -521,7 +522,7 @@ def merged(case: Case) -> Iterator[Match]:
             )
             # a few rows that changed have a low rank too
             exact = rank is not None and adapted
-            question = MERGED if change.leg == "train" else ""  # as ReLoRA does while it trains
+            question = MERGED if change.leg == "train" and not _continued(case) else ""  # as ReLoRA does
             reasons = case.against(("A2 F4 G6", words))
             title = "" if stems else "The weights changed as by a merged adapter, but no file holds one."
             yield Match(change.leg, 1.0, names - adapters, exact, question, reasons, title=title)
@@ -539,6 +540,13 @@ def _unmerged(case: Case, change: LedgerLeg) -> bool:
         return bool(case.traits.get("unmerged"))
     bases = case.fired("P27")
     return bool(bases) and all(one.evidence.get("unmerged") for one in bases) and not change.hit(MOMENTS)
+
+
+def _continued(case: Case) -> bool:
+    """Return whether the adapters are still those of before, which merged ones that began anew are not."""
+    sums = {name: one for name, one in case.pairs.get("before → after", {}).items() if adapter_of(name) == "lora_B"}
+    cosines = [one.cosine for one in sums.values()]
+    return bool(cosines) and all(one is not None and one > ALIKE for one in cosines)
 
 
 def _begun_anew(case: Case) -> Match | None:

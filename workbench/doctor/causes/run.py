@@ -10,6 +10,7 @@ from workbench.doctor.causes.case import ELSE, OUTSIDE, RELATED, Case, Match, be
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
 from workbench.doctor.facts.counted import began_anew, counts_anew
+from workbench.doctor.facts.schedule import sets_rates
 from workbench.doctor.ledger.roles import AVERAGES, MASTERS, MOMENTS, WEIGHTS, quantity
 from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.ledger.sign import Sign
@@ -108,7 +109,9 @@ def _rates(case: Case) -> Iterator[tuple[Sign, float | None]]:
 
 def _declared(case: Case, signs: list[Sign]) -> bool:
     """Return whether a changed argument, or setting of the schedule, may be the reason."""
-    return bool(case.declared or case.fired("P37")) or any(one.evidence.get("declared") for one in signs)
+    return bool(any(map(sets_rates, case.declared)) or case.fired("P37")) or any(
+        one.evidence.get("declared") for one in signs
+    )
 
 
 def _stands(case: Case) -> bool:
@@ -305,6 +308,9 @@ def another_step(case: Case) -> Iterator[Match]:
         )
     if _step_is_off(case) and not case.counters("train").reset:
         off = case.fired("S07", "S16", "S17", "S18", "P01", "P15", "P20", "R11")
+        first, last = (side.facts.steps.usual for side in (case.evidence.before, case.later))
+        if first is not None and last is not None and last < first:  # all of it is from an earlier step
+            off += case.fired("P03", "P04", "P05", "P06", "P08", "P11", "P12", "P24", where="before → after")
         exact = any(one.rule == "R11" and one.evidence.get("kind") == "step" for one in off)
         words = "the optimizer's counters agree with the schedule, or with the data's position"
         yield Match(

@@ -248,11 +248,10 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
             )
             question = "was the optimizer started fresh on purpose?" if whole else ""
             yield Match(change.leg, 1.0, names, False, question, reasons)
-        elif counters.reset and (
-            2 * len(_measured(case, change) & counters.reset) < len(counters.reset) or _forgotten(case, change)
-        ):
+        rest = counters.reset - names
+        if rest and (2 * len(_measured(case, change) & rest) < len(rest) or _forgotten(case, change)):
             question = "were the optimizer's counters reset on purpose?"
-            yield Match(change.leg, 0.6, counters.reset, False, question if _whole(case, change) else "")
+            yield Match(change.leg, 0.6, rest, False, question if _whole(case, change) else "")
     if signs := [one for one in case.fired("P34") if one.evidence["kind"] == "optimizer"]:
         yield Match("train", 0.9, signs=tuple(signs), question="was the optimizer started fresh on purpose?")
     train = case.change("train")
@@ -638,7 +637,7 @@ NAMES = (
         ADDED,
         "the trainer's arguments of both saves",
         "diffusers 6366",
-        explains="R01 P02 N3 S14 S06 R10 P01",
+        explains="R01 P02 N3 S14 S06",
         losses=OF_ADDED,
         pattern=added,
     ),

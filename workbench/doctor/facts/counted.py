@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable
 from fractions import Fraction
 
+from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.facts.state import TrainingState
 
 MOST = 128  #: most micro-batches per update that a single file makes likely
@@ -27,7 +28,7 @@ def began_anew(before: TrainingState, after: TrainingState) -> bool:
     """Return whether the optimizer's counter agreed with the trainer's step, and counts only the steps since then.
 
     If it rose and the schedule rose with it, both continue, and the trainer's step is the one that is off, unless the
-    position in the data agrees with the step.
+    position in the data, or an average's count, agrees with the step, or the optimizer holds more or fewer parameters.
     """
     first, last = before.step, after.step
     one, two = before.steps.usual, after.steps.usual
@@ -35,8 +36,15 @@ def began_anew(before: TrainingState, after: TrainingState) -> bool:
         return False
     counts = [side.schedule.count if side.schedule is not None else None for side in (before, after)]
     data = [[side.value(kind) for side in (before, after)] for kind in ("consumed_samples", "loader")]
+    data += [
+        [side.counts.get(path) for side in (before, after)]
+        for path in before.counts
+        if any(word in path.lower() for word in OF_AVERAGES)
+    ]
     right = any(was and now is not None and now * first == was * last for was, now in data)
-    return first == one and two == last - first and (right or not (one < two and counts == [one, two]))
+    held = [sum(group.count or 0 for group in side.groups) for side in (before, after)]
+    other = all(held) and held[0] != held[1]
+    return first == one and two == last - first and (right or other or not (one < two and counts == [one, two]))
 
 
 def counts_anew(before: TrainingState, after: TrainingState) -> bool:

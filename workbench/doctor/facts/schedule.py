@@ -14,6 +14,7 @@ Formulas: torch 2.13 ``lr_scheduler.py``; megatron-core 0.16.1 ``optimizer_param
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +33,18 @@ _ARGUMENTS = (
     ("learning_rate", "min_lr", "warmup_iters", "lr_decay_iters"),
     ("lr", "min_lr", "lr_warmup_iters", "lr_decay_iters"),
 )
+#: Names of settings from which learning rates are computed, as several trainers and torch have them.
+_RATES = re.compile(
+    r"(?:^|[._])(?:\w*lrs?|lr_\w+|\w*learning_rate|\w*schedul\w*|warm\w*|\w*anneal\w*|cos_min_ratio|style|t_max|gamma"
+    r"|milestones|num_cycles|decay_(?:style|steps|iters)|(?:train|max|total)_(?:num_)?(?:iters|steps|samples|epochs)"
+    r"|num_(?:train_|training_)?(?:steps|epochs|iters)|\w*batch_size|\w*accumulation\w*)$"
+    r"|(?:^|\.)(?:total|steps|epochs|iters)$"
+)
+
+
+def sets_rates(name: str) -> bool:
+    """Return whether learning rates are computed from a setting of that name."""
+    return _RATES.search(name.lower()) is not None
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from workbench.doctor.origins.atoms import Atom, Atoms
 from workbench.doctor.origins.became import on_grid, one_factor, power, smallest
 from workbench.doctor.origins.flat import FoundWindow, find_windows
 from workbench.doctor.origins.index import MovedRows, RowIndex, row_keys, row_shape
-from workbench.doctor.origins.tags import Move, has_copy, is_follower
+from workbench.doctor.origins.tags import WITHIN, Move, has_copy, is_follower
 from workbench.errors import WorkbenchError
 from workbench.names.roles import adapter_of
 from workbench.tensor import LazyTensor
@@ -373,6 +373,8 @@ def _reordered(before: LazyTensor, after: LazyTensor) -> bool:
 
 def _named(one: AtomLook, pattern: Pattern) -> AtomLook:
     detail = dict(pattern.detail)
+    if pattern.name in WITHIN:  # as rows in another order are described
+        detail["form"] = pattern.name
     kind = _NAMED.get(pattern.name, "columns" if detail.get("axis") else "moved")
     if pattern.name == "fill":
         kind = "zeros" if detail["value"] in ("0", "0.0") else "fill" if detail["changed"] > 8 else one.kind

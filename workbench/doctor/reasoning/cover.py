@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from workbench.doctor.causes.case import Case, Match, asked, leg_of, matches, where_of
 from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.facts.evidence import is_numbered
+from workbench.doctor.facts.schedule import sets_rates
 from workbench.doctor.ledger.sign import RULES, Sign
 
 UNNAMED = 0.3  #: strength of a cause that only a rule names
@@ -30,6 +31,9 @@ SIDE = 0.25  #: weight of a sign that may follow from a cause, relative to one t
 LATER = 0.5  #: factor for what a later checkpoint shows, if an echo shows what the load did
 #: Rules for faults that spread from one parameter to all within a few updates.
 SPREADING = frozenset({"S01", "S02", "S19", "N16", "N28", "P06", "P09", "N5", "N17", "N20", "N29", "S03", "S04"})
+OF_DECAY = ("H1", "B7", "C5")  #: causes of another weight decay
+OF_SETTINGS = ("N12", "P16", "R12")
+OF_RATES = frozenset({"N6", "P13", "P15", "P19", "P37", "S16"})
 LASTING = frozenset({"S07", "S13", "S14", "S17"})  #: rules that detect a bad load in a later checkpoint too
 _GRAVE = {"error": 1.0, "warn": 0.3, "info": 0.02}
 
@@ -127,13 +131,17 @@ def _possible(case: Case, cause: str) -> bool:
 
 
 def _join(found: list[CauseExplanation], one: CauseExplanation) -> None:
-    """Add a cause, or merge it into its existing entry."""
-    same = next((other for other in found if other.cause == one.cause), None)
+    """Add a cause, or merge it into its existing entry; a question about one change does not ask about another."""
+    same = next((other for other in found if other.cause == one.cause and _title(other) == _title(one)), None)
     if same is None:
         found.append(one)
         return
     same.proof += [sign for sign in one.proof if sign not in same.proof]
     same.follows += [sign for sign in one.follows if sign not in same.follows and sign not in same.proof]
+
+
+def _title(one: CauseExplanation) -> str:
+    return one.match.title if one.match is not None and one.match.question else ""
 
 
 def _consists(cause: str, match: Match | None, sign: Sign) -> bool:
@@ -154,6 +162,12 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
     """Return the names of a sign that a cause explains, or ``None``."""
     if (cause[0] == "B" and _beside_optimizer(sign)) or (cause == "H1" and _of_position(sign)):
         return None
+    if sign.rule == "P12" and "old" in sign.evidence and cause not in OF_DECAY:
+        return None
+    if cause == "H1" and _of_rates(sign) and (match is None or not _sets_rates(match)):
+        return None
+    if cause == "H1" and sign.rule in OF_SETTINGS and match is not None and match.title:
+        return {*sign.tensors, ""} if any(sign is one for one in match.signs) else None  # the match is about another
     if cause == "H1" and sign.rule == "P05" and _slower(case):
         return None
     if _consists(cause, match, sign):
@@ -184,6 +198,8 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
 def _beside_optimizer(sign: Sign) -> bool:
     """Return whether a sign is about buffers, or weights that are new or reshaped, which no optimizer does."""
     roles, kind = sign.evidence.get("roles"), sign.evidence.get("kind")
+    if sign.rule == "N3" and any(before < after for before, after in sign.evidence["bytes"].values()):
+        return True  # state that was lost makes nothing larger
     changed = kind in ("are new", "have another shape") and "param" in str(roles)
     return roles == ["buffer"] or kind == "appeared" or changed
 
@@ -201,6 +217,17 @@ def _of_position(sign: Sign) -> bool:
     if sign.rule == "P20" and found.get("kind") == "loader":
         return bool(found.get("before") is not None and found["loader"] < found["before"])
     return found.get("kind") == "jump" if sign.rule == "P15" else sign.rule == "S17" and found.get("unit", 1) == 1
+
+
+def _of_rates(sign: Sign) -> bool:
+    """Return whether a sign is about learning rates, or about what a schedule makes of them."""
+    return sign.rule in OF_RATES or (sign.rule == "R14" and sign.evidence.get("kind") == "lr")
+
+
+def _sets_rates(match: Match) -> bool:
+    """Return whether the settings of a match, or some of them, set learning rates."""
+    changed = {name for one in match.signs for name in one.evidence.get("changed") or ()}
+    return any(map(_of_rates, match.signs)) or any(sets_rates(name) for name in changed)
 
 
 def _moment(leg: str) -> str:
@@ -291,7 +318,8 @@ def _remarks(case: Case, found: list[CauseExplanation], every: Sequence[tuple[st
             home = CauseExplanation("H1", match or next(iter(of_settings), None))
             found.append(home)
         known = sign.evidence.get("kind") not in ("groups", "schedule")  # which arguments declare
-        if home is None and sign.rule in ("R11", "R17", "P34", "P52") and known:
+        alone = sign.rule in ("R11", "R17", "P34", "P52") or sign.evidence.get("wider")
+        if home is None and alone and known:
             remedy = RULES[sign.rule].remedy
             match = Match(leg_of(sign), UNNAMED, signs=(sign,), title=_sentence(sign), remedy=remedy)
             home = CauseExplanation(causes[0], match)

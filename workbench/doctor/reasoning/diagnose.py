@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from workbench.analysis.report import SEVERITIES
-from workbench.doctor.causes.case import ALONE, Case, Match, leg_of, where_of
+from workbench.doctor.causes.case import ALONE, RESHAPED, RESTARTED, Case, Match, leg_of, where_of
 from workbench.doctor.causes.cause import Cause
 from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.facts.counted import of_epochs
@@ -34,8 +34,8 @@ def diagnose(case: Case) -> tuple[tuple[Suspect, ...], str]:
     _questions(case, found)
     suspects = [_suspect(one, case) for one in found]
     top = max((one.score for one in found), default=0.0) or 1.0
-    # new tensors, and those of another size, explain no restarted schedule; a new optimizer is often made for them
-    anew = any(one.cause == "B1" and one.question for one in suspects)
+    # new tensors, and those of another size, explain no restarted schedule, and no state of others that is gone
+    anew = any(one.cause == "B1" and one.question in (RESHAPED, RESTARTED) for one in suspects)
     defined = ("H2",) if anew else ("H2", "F7", "A4")
     order = sorted(
         range(len(found)), key=lambda n: (*_order(suspects[n], found[n].score / top, defined), -found[n].score)

@@ -17,6 +17,7 @@ from workbench.checkpoint import Checkpoint
 from workbench.core.words import plural
 from workbench.doctor.causes.case import Case
 from workbench.doctor.causes.table import CAUSES
+from workbench.doctor.facts.counted import began_anew
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.ledger.roles import MASTERS
 from workbench.doctor.ledger.rows import GROUPS, Status
@@ -135,9 +136,12 @@ def _unseen(case: Case) -> list[str]:
 
 
 def _judged(file: str, case: Case) -> bool:
-    """Return whether rules on pairs compared what a file beside the checkpoint holds: settings, or generators."""
-    rules = case.outcome.checked
-    return (topic_of(file.lower()) in SETTINGS and "P52" in rules) or ("rng" in file and "P51" in rules)
+    """Return whether rules on pairs compared a file beside the checkpoint: settings, positions, or generators."""
+    rules, topic = case.outcome.checked, topic_of(file.lower())
+    counted = any(path.startswith(f"{file.rpartition('.')[0]}.") for path in case.later.counts)
+    if topic == "data" and counted and "P20" in rules:
+        return True
+    return (topic in SETTINGS and "P52" in rules) or ("rng" in file and "P51" in rules)
 
 
 def _others(ckpt: Checkpoint) -> int:
@@ -258,7 +262,9 @@ def _ends(case: Case) -> tuple[float | None, float | None]:
         wrong |= counters[1] < steps[1]  # type: ignore[operator]
     schedule = [one.schedule.count if one.schedule is not None else None for one in sides]
     ends = [*counters, *schedule]
-    if None not in ends and ends[1] - ends[0] == ends[3] - ends[2]:  # type: ignore[operator]
+    if began_anew(*sides):
+        wrong = True
+    elif None not in ends and ends[1] - ends[0] == ends[3] - ends[2]:  # type: ignore[operator]
         wrong = False  # the schedule went on as the optimizer's count did
     first, second = steps if wrong else counters
     return first, second

@@ -20,11 +20,19 @@ from workbench.doctor.facts.evidence import Pair, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.generators import Generator, drawn, is_fresh, seed
 from workbench.doctor.facts.numbers import in_words, number
-from workbench.doctor.facts.schedule import plan_of, rates_at
+from workbench.doctor.facts.schedule import plan_of, rates_at, sets_rates
 from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, register, some
 from workbench.doctor.passes.updates import passed, scheduled
-from workbench.doctor.rules.names import renamed, rows_kept, same_buffers, same_parameters, same_size, same_tensors
+from workbench.doctor.rules.names import (
+    renamed,
+    rows_kept,
+    same_buffers,
+    same_parameters,
+    same_size,
+    same_tensors,
+    wider_types,
+)
 from workbench.doctor.rules.pair import SLIGHT
 from workbench.doctor.rules.settings import fields_changed, rates_moved, settings_kept, tied_kept
 from workbench.doctor.rules.stated import NAMED, reset_meant, scaled
@@ -39,11 +47,6 @@ NEAR = 1.5  #: a changed lr beyond this factor is a warning, within it a remark
 _PASSING = re.compile(
     r"(?:^|\.)(?:iteration|step|consumed_\w+|skipped_train_samples|rank|local_rank|master_\w+|\w*(?:dir|path|name|file)"
     r"|load|save|exit_\w+|\w*_version|timestamp|world_size|data_parallel_size|start_time)$"
-)
-#: Arguments of a schedule, as several trainers name them.
-_SCHEDULE = re.compile(
-    r"(?:^|[._])(?:lr|learning_rate|min_lr|max_lr|warmup\w*|lr_warmup\w*|lr_decay\w*|train_iters|max_iters|max_steps|"
-    r"total_num_steps|warmup_num_steps|cos_min_ratio|train_samples|num_train_epochs|\w*batch_size)$"
 )
 
 R10 = Rule(
@@ -164,7 +167,17 @@ _RETURNS = re.compile(
 SOME = 3  #: of such numbers in a message
 _INDEX = frozenset(
     {
-        *("index", "start_index", "batch_index", "batch_idx", "sample_index", "sample_idx", "position", "offset"),
+        *(
+            "index",
+            "next_index",
+            "start_index",
+            "batch_index",
+            "batch_idx",
+            "sample_index",
+            "sample_idx",
+            "position",
+            "offset",
+        ),
         *("batches_yielded", "samples_yielded"),
     }
 )
@@ -611,14 +624,27 @@ def _decays(pair: Pair, changed: Mapping[str, Any]) -> list[Sign]:
     some = [*old, *new]
     slight = whole and len(old) == len(new) == 1 and max(some) <= SLIGHT * min(some)  # a trainer may schedule it
     what = "parameters" if named else "param groups"
-    words = f"weight decay changed for {len(off):,} of {of:,} {what}, and no argument that was read says why"
+    stated = _stated(pair, "weight_decay")
+    why = f"as {stated!r} states" if stated else "and no argument that was read says why"
+    words = f"weight decay changed for {len(off):,} of {of:,} {what}, {why}"
     tensors = sorted(off)[:NAMED] if named else []
     if pair.renumbered and any(map(is_numbered, off)):  # the numbers are of other parameters
         if len({sum(group.count or 0 for group in side.groups) for side in (a, b)}) > 1:
             return [_sizes(pair)]
         words, tensors = _sizes(pair).message, []
-    kind, severity = "decay" if whole else "groups", "info" if slight else "warn"
+    kind, severity = "decay" if whole else "groups", "info" if slight or (whole and stated) else "warn"
     return [R12.sign(words, {"kind": kind}, tensors, severity=severity, hit=len(off), of=of)]
+
+
+def _stated(pair: Pair, name: str) -> str:
+    """Return the path of a setting of that name in a further file, if its value changed; empty if none did."""
+    for file in sorted(pair.stored.beside.keys() & pair.b.beside.keys()):
+        sides = [leaves(side.beside[file].objects)[0] for side in (pair.stored, pair.b)]
+        old, new = ({leaf.path: leaf.value for leaf in held if leaf.name == name} for held in sides)
+        for path in old.keys() & new.keys():
+            if old[path] != new[path]:
+                return f"{file}/{'.'.join(path)}"
+    return ""
 
 
 def _is_other(pair: Pair, name: str) -> bool:
@@ -637,7 +663,7 @@ def _another_setting(became: set[tuple[float | None, float | None]]) -> bool:
 
 def _declared(a: TrainingState, b: TrainingState) -> list[str]:
     """Return changed arguments or stored constants of the schedule."""
-    found = [name for name in changed_arguments(a, b) if _SCHEDULE.search(name)]
+    found = [name for name in changed_arguments(a, b) if sets_rates(name)]
     one, two = a.schedule, b.schedule
     if one and two and one.kind == two.kind:
         for name in ("max_lr", "min_lr", "warmup", "total", "style", "base_lrs"):
@@ -985,6 +1011,7 @@ ECHO: dict[str, Callable[[Pair], list[Sign] | str]] = {
     "R11": same_trainer,
     "R12": arguments,
     "N1": renamed,
+    "N3": wider_types,
     "N4": same_buffers,
     "N10": same_seed,
     "R14": settings_kept,

@@ -12,12 +12,14 @@ fault.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from workbench.doctor.facts.counted import accumulated, per_step, stated
 from workbench.doctor.facts.evidence import Evidence, Pair, State, is_numbered
+from workbench.doctor.facts.schedule import sets_rates
 from workbench.doctor.facts.state import NAME
 from workbench.doctor.ledger.sign import RULES, Outcome, Sign
 from workbench.doctor.rules import continued as facts_two
@@ -54,14 +56,25 @@ def check_facts(evidence: Evidence) -> Outcome:
 
 def _declared(found: Outcome) -> Outcome:
     """Reduce settings that changed with an argument to remarks."""
-    if any(sign.rule == "R12" and sign.evidence.get("kind") == "declared" for sign in found.signs):
-        found.signs = [replace(sign, severity="info") if _set(sign) else sign for sign in found.signs]
+    changed = {
+        name
+        for sign in found.signs
+        if sign.rule == "R12" and sign.evidence.get("kind") == "declared"
+        for name in sign.evidence["changed"]
+    }
+    if changed:
+        rates = any(map(sets_rates, changed))
+        found.signs = [replace(sign, severity="info") if _set(sign, rates) else sign for sign in found.signs]
     return found
 
 
-def _set(sign: Sign) -> bool:
-    """Return whether a sign is about settings, which arguments change."""
-    return sign.rule in ("R14", "P19") or (sign.rule == "R17" and sign.evidence["kind"] in ("groups", "schedule"))
+def _set(sign: Sign, rates: bool) -> bool:
+    """Return whether a sign is about settings that arguments change; ``rates``: whether these set learning rates."""
+    kind = sign.evidence.get("kind")
+    decays = sign.rule == "R17" and all(re.search(r"wd|weight_decay", path) for path in sign.evidence["changed"])
+    if not decays and ((sign.rule in ("R14", "P19") and kind == "lr") or (sign.rule == "R17" and kind == "schedule")):
+        return rates
+    return sign.rule in ("R14", "P19") or (sign.rule == "R17" and kind in ("groups", "schedule"))
 
 
 def _never(found: Outcome, evidence: Evidence) -> None:

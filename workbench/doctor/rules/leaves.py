@@ -78,7 +78,7 @@ REMARKS = ("other", "generators", "arguments")  #: topics whose change may mean 
 #: Values that identify a launch or a save, or that are measured.
 _PASSING = re.compile(
     r"(?:^|[._/])(?:\w*time\w*|\w*path|\w*dir|\w*file\w*|host\w*|\w*version|should_\w+)(?:$|[._/\[])"
-    r"|(?:^|[./])(?:\w+_)?(?:clock|date|rank|world_size|device|verbose|uuid|pid|run_id|job_id|save_log)(?:$|[./\[])"
+    r"|(?:^|[./])(?:\w+_)?(?:clock|date|rank|device|verbose|uuid|pid|run_id|job_id|save_log)(?:$|[./\[])"
 )
 #: Paths that are not of this launch alone: what is trained on.
 _INPUTS = re.compile(r"(?:data|corpus|blend|tokenizer|vocab)\w*(?:$|\[)")
@@ -88,6 +88,8 @@ _COUNTS = re.compile(
 )
 _OTHERS = re.compile(r"manifest|echo|tfevents|\.(?:log|lock|tmp|md)$")  #: files that no trainer loads
 SETTINGS = ("model", "arguments", "seed")  #: topics that no update changes
+#: Values beside an average that no update changes.
+_OF_AVERAGES = re.compile(r"(?:^|[._])(?:(?:min_|max_)?decay|inv_gamma|power|update_after_step|update_every)$")
 OF_TENSORS = ("tensors", "moments")  #: topics of tensors in files that no reader opens
 #: Kind of an R11 sign → topic. Other rules → topic: they compare the same values.
 _FACTS = {
@@ -120,6 +122,8 @@ def settings_stay(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
     if isinstance(found, str):
         return found
     signs = []
+    averaged = {source: one for source, one in found.get("average", {}).items() if _OF_AVERAGES.search(source)}
+    found["arguments"] = {**found.get("arguments", {}), **averaged}
     for topic in SETTINGS:
         off = {source: one for source, one in found.get(topic, {}).items() if not _COUNTS.search(source.lower())}
         if off:

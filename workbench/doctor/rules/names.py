@@ -228,15 +228,21 @@ def same_size(pair: Pair) -> list[Sign] | str:
     words += "; all of it is new state of parameters that had none" if late else ""
     wider = all(one and two and one[1] == two[1] and two[2] > one[2] for one, two in off.values())
     words += "; all of it is in a wider type" if wider else ""
-    evidence = {"bytes": roles, "held": len(both), "rounded": rounded, "gone": gone, "late": late}
+    evidence = {"bytes": roles, "held": len(both), "rounded": rounded, "gone": gone, "late": late, "wider": wider}
     changed = [role for role, (one, two) in roles.items() if one != two] or list(roles)
     if set(changed) <= _BUFFERS and not any(role in changed and key in a for key in off for role in key[1:]):
         evidence["kind"] = "appeared"
     known = pair.a.params.keys() | pair.b.params.keys()  # and no keys of state that is only numbered
     told = both or "kind" in evidence
     names = list(dict.fromkeys(name for name, role in off if name in known and role in changed))[:NAMED] if told else []
-    severity, causes = "info" if late or wider else "warn", causes_of(changed)
+    severity, causes = "info" if late or wider else "warn", ("H1",) if wider else causes_of(changed)
     return [N3.sign(f"the stored bytes of roles changed: {words}", evidence, names, severity=severity, causes=causes)]
+
+
+def wider_types(pair: Pair) -> list[Sign] | str:
+    """Report tensors that are stored in a wider type since the load."""
+    found = same_size(pair)
+    return found if isinstance(found, str) else [one for one in found if one.evidence["wider"]]
 
 
 def same_buffers(pair: Pair) -> list[Sign] | str:

@@ -19,6 +19,7 @@ from workbench.doctor.ledger.sign import RULES, Rule, Sign, register
 from workbench.doctor.origins.became import CASTS, grid_of
 from workbench.doctor.origins.index import row_shape
 from workbench.doctor.origins.samples import sampled, spread
+from workbench.doctor.origins.tags import followers
 from workbench.doctor.passes.blocks import TensorSlot
 from workbench.doctor.passes.pair import PairState, Update, weight_role
 from workbench.doctor.passes.updates import passed
@@ -156,6 +157,11 @@ def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState], right: 
         hits = {fqn: getattr(sums, law) for fqn, sums in found.items() if getattr(sums, law).broken}
         if rule == "P05":
             hits = {fqn: one for fqn, one in hits.items() if fqn not in right}
+            if hits.keys() <= followers(found):  # no optimizer holds them
+                text = (
+                    "{0:,} of {1:,} weights moved farther than an optimizer with the stored settings moves weights, "
+                    "all of them in networks that follow others: {2}"
+                )
         if not hits:
             continue
         count, of = sum(one.broken for one in hits.values()), sum(getattr(sums, law).of for sums in found.values())
