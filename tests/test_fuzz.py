@@ -1,6 +1,6 @@
 """Whatever is done to a checkpoint: an answer or one of our errors, in time, within bounds, without side effects.
 
-100 cases in ``make test``, 10,000 with ``WORKBENCH_SLOW=1``. A case that fails is run again, and told, by
+150 cases in ``make test``, 10,000 with ``WORKBENCH_SLOW=1``. A case that fails is run again, and told, by
 ``python -m tests.fuzz SEED``; :mod:`tests.fuzz` says what a case is.
 """
 
@@ -18,7 +18,7 @@ from workbench.formats import FORMATS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and peaks are read from /proc")
 
-BLOCK = 250 if SLOW else 100
+BLOCK = 250 if SLOW else 150
 BLOCKS = 40 if SLOW else 1
 #: Cases that failed once: seed → what was wrong, and is mended.
 MENDED = {
