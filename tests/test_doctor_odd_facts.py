@@ -1765,37 +1765,45 @@ def test_a_count_by_which_a_schedule_only_warns(tmp_path):
     assert grave(wb.doctor(one, run.train(5).save(tmp_path / "b.pt", step=25))) == []
 
 
-def test_adapters_that_are_merged_and_begin_anew(tmp_path):
-    torch.manual_seed(0)
-    base = torch.nn.Linear(16, 16, bias=False)
-    low, high = torch.nn.Linear(16, 2, bias=False), torch.nn.Linear(2, 16, bias=False)
-    torch.nn.init.zeros_(high.weight)
-    base.weight.requires_grad_(False)
-    optimizer = torch.optim.AdamW([low.weight, high.weight], lr=1e-3, betas=(0.9, 0.99))
+class Adapted:
+    """A frozen square weight with adapters of rank 2 that are trained."""
 
-    def train(updates: int) -> None:
+    def __init__(self, width: int) -> None:
+        torch.manual_seed(0)
+        self.base = torch.nn.Linear(width, width, bias=False).requires_grad_(False)
+        self.low, self.high = torch.nn.Linear(width, 2, bias=False), torch.nn.Linear(2, width, bias=False)
+        self.optimizer = torch.optim.AdamW([self.low.weight, self.high.weight], lr=1e-3, betas=(0.9, 0.99))
+
+    def train(self, updates: int) -> Adapted:
         for _ in range(updates):
-            optimizer.zero_grad()
-            x = torch.randn(8, 16)
-            (base(x) + high(low(x)) - x.roll(1, 1)).square().mean().backward()
-            optimizer.step()
+            self.optimizer.zero_grad()
+            x = torch.randn(8, self.base.in_features)
+            (self.base(x) + self.high(self.low(x)) - x.roll(1, 1)).square().mean().backward()
+            self.optimizer.step()
+        return self
 
-    def saved(path: Path, step: int) -> Path:
-        held = {"base_layer": base.weight, "lora_A": low.weight, "lora_B": high.weight}
+    def merge(self, anew: bool = True) -> None:
+        with torch.no_grad():
+            self.base.weight += self.high.weight @ self.low.weight
+            if anew:
+                torch.nn.init.normal_(self.low.weight, std=0.2)
+                self.high.weight.zero_()
+
+    def save(self, path: Path, step: int) -> Path:
+        held = {"base_layer": self.base.weight, "lora_A": self.low.weight, "lora_B": self.high.weight}
         model = {f"model.q_proj.{name}.weight": weight.detach().clone() for name, weight in held.items()}
-        torch.save({"model": model, "optimizer": optimizer.state_dict(), "step": step}, path)
+        torch.save({"model": model, "optimizer": self.optimizer.state_dict(), "step": step}, path)
         return path
 
-    train(30)
-    one = saved(tmp_path / "a.pt", 30)
-    with torch.no_grad():
-        base.weight += high.weight @ low.weight
-        torch.nn.init.normal_(low.weight, std=0.2)
-        high.weight.zero_()
-        for state in optimizer.state.values():
-            state["exp_avg"].zero_(), state["exp_avg_sq"].zero_()
-    train(4)
-    found = wb.doctor(one, saved(tmp_path / "b.pt", 34))
+
+def test_adapters_that_are_merged_and_begin_anew(tmp_path):
+    run = Adapted(16)
+    torch.nn.init.zeros_(run.high.weight)
+    one = run.train(30).save(tmp_path / "a.pt", 30)
+    run.merge()
+    for state in run.optimizer.state.values():
+        state["exp_avg"].zero_(), state["exp_avg_sq"].zero_()
+    found = wb.doctor(one, run.train(4).save(tmp_path / "b.pt", 34))
     assert found.exit_code == 1 and found.causes[0].title == "Adapters were merged into the weights, and began anew."
 
 
@@ -4032,33 +4040,10 @@ def test_the_bias_of_a_fused_qkv_moves_as_its_weight(tmp_path, by_head):
 
 @pytest.mark.parametrize("anew", [True, False])
 def test_adapters_that_went_on_were_merged_by_mistake(tmp_path, anew):
-    torch.manual_seed(0)
-    base = torch.nn.Linear(24, 24, bias=False)
-    low, high = torch.nn.Linear(24, 2, bias=False), torch.nn.Linear(2, 24, bias=False)
-    optimizer = torch.optim.AdamW([low.weight, high.weight], lr=1e-3, betas=(0.9, 0.99))
-
-    def train(updates: int) -> None:
-        for _ in range(updates):
-            optimizer.zero_grad()
-            x = torch.randn(8, 24)
-            (base(x) + high(low(x)) - x.roll(1, 1)).square().mean().backward()
-            optimizer.step()
-
-    def saved(path: Path, step: int) -> Path:
-        held = {"base_layer": base.weight, "lora_A": low.weight, "lora_B": high.weight}
-        model = {f"model.q_proj.{name}.weight": weight.detach().clone() for name, weight in held.items()}
-        torch.save({"model": model, "optimizer": optimizer.state_dict(), "step": step}, path)
-        return path
-
-    train(30)
-    one = saved(tmp_path / "a.pt", 30)
-    with torch.no_grad():
-        base.weight += high.weight @ low.weight
-        if anew:
-            torch.nn.init.normal_(low.weight, std=0.2)
-            high.weight.zero_()
-    train(1)
-    first = wb.doctor(one, saved(tmp_path / "b.pt", 31)).causes[0]
+    run = Adapted(24).train(30)
+    one = run.save(tmp_path / "a.pt", 30)
+    run.merge(anew)
+    first = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", 31)).causes[0]
     assert (first.cause, first.severity) == ("F5", "warn" if anew else "error")
 
 

@@ -639,7 +639,7 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
     fell: dict[str, float] = {}
     floors: dict[str, tuple[float, Array]] = {}  # the share that remains at least, and the squares after the updates
     kept: list[float] = []  # what all elements keep at least
-    parts: set[str] = set()  # of which only some rows fell
+    parts: set[str] = set()  # parameters in which only some rows or columns fell
     roles_of: dict[str, str] = {}
     seen, only = 0, _only(pair.b.facts.groups)
     for fqn, roles in pair.shared():
