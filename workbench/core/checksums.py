@@ -121,6 +121,11 @@ class SummedTable(NamedTuple):
         first, last = np.searchsorted(self.start[low:high], (start, stop)).tolist()
         return range(int(low) + first, int(low) + last)
 
+    def find(self, file: int, start: int, nbytes: int) -> int | None:
+        """Return the chunk row of ``nbytes`` bytes that begins at ``start``, if there is one."""
+        found = (int(self.row[at]) for at in self.within(file, start, start + 1) if self.nbytes[at] == nbytes)
+        return next(found, None)
+
 
 class Summed:
     """CRC-32 of chunks, computed by a pass that reads their elements anyway.
@@ -417,17 +422,10 @@ def _rows_of(archive: ArchiveRange, table: SummedTable | None) -> _RowOf:
     if table is None or archive.limit is not None or not (archive.owner or archive.listed):
         return lambda record, start: None
     if not archive.owner:
-        return lambda record, start: next(_rows(table, archive.file, start, record), None)
+        return lambda record, start: table.find(archive.file, start, record.csize) if record.method == STORED else None
     at = table.within(archive.file, archive.start, archive.start + 1)[:1]
     rows = {int(nbytes): int(row) for nbytes, row in zip(table.nbytes[at], table.row[at], strict=True)}
     return lambda record, start: rows.get(record.csize) if record.method == STORED else None
-
-
-def _rows(table: SummedTable, file: int, start: int, record: ZipRecord) -> Iterator[int]:
-    if record.method == STORED:
-        yield from (
-            int(table.row[at]) for at in table.within(file, start, start + 1) if table.nbytes[at] == record.csize
-        )
 
 
 def _summed_spans(archive: ArchiveRange, table: SummedTable | None) -> list[tuple[int, int]]:
