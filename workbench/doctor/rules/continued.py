@@ -15,7 +15,7 @@ import numpy as np
 from workbench.analysis.diff import diff
 from workbench.checkpoint import Checkpoint
 from workbench.core.words import plural
-from workbench.doctor.facts.counted import counts_anew, lagging, of_epochs, per_step
+from workbench.doctor.facts.counted import LOADS, counts_anew, in_epochs, lagging, of_epochs, per_step
 from workbench.doctor.facts.evidence import Pair, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.generators import Generator, drawn, is_fresh, seed
@@ -157,7 +157,6 @@ _COUNTED = {
     "data": ("C6",),
 }
 _OF_DATA = re.compile(r"loader|sampler|epoch(?!$)|batch|scaler|growth|bad_epochs|cooldown|_dim|size|length")
-_LOADS = re.compile(r"loader|sampler|dataset")
 #: Integers that begin anew in any run, are measured, or name something.
 _RETURNS = re.compile(
     r"ptr|pointer|cursor|position|pos$|index|idx|offset|head$|queue|since|left|remaining|patience|wait|micro|accum|cycle"
@@ -165,22 +164,6 @@ _RETURNS = re.compile(
     r"|consecutive|streak|skip|bad|fail|stall|retr"
 )
 SOME = 3  #: of such numbers in a message
-_INDEX = frozenset(
-    {
-        *(
-            "index",
-            "next_index",
-            "start_index",
-            "batch_index",
-            "batch_idx",
-            "sample_index",
-            "sample_idx",
-            "position",
-            "offset",
-        ),
-        *("batches_yielded", "samples_yielded"),
-    }
-)
 SCHEDULED = ("lr", "weight_decay")  #: fields that a schedule changes, or that other rules compare
 CYCLED = ("betas", "momentum")
 PRODUCTS = 64  #: of NAdam that are read
@@ -483,7 +466,7 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
         if kind == "optimizer" and 1 < old > new:
             restarted.setdefault(kind, []).append(path)
             continue
-        returns = _RETURNS.search(path.lower()) or _LOADS.search(path.lower())  # positions in the data: P20
+        returns = _RETURNS.search(path.lower()) or LOADS.search(path.lower())  # positions in the data: P20
         if not kind and 1 < old > new >= 0 and not tracks and not returns:
             fell[_began(old, new, step, k)].append(path)
         if old < SURELY - 5 * (kind == "schedule") or not tracks:
@@ -861,7 +844,7 @@ def data_advances(pair: Pair) -> list[Sign] | str:
     if not first or last is None or last <= first:
         return "the steps are not stored, or do not advance"
     found, judged = [], False
-    within = _in_epochs(pair.a.counts, pair.b.counts)
+    within = in_epochs(pair.a.counts, pair.b.counts)
     anew = any(then[0] != now[0] for then, now in within.values())  # positions that are counted in an epoch
     for kind, fact in (("loader", "loader"), ("samples", "consumed_samples")):
         old, new = a.value(fact), b.value(fact)
@@ -916,24 +899,13 @@ def _positions(
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for path in sorted(a.keys() & b.keys() - set(known)):
         root, _, name = path.partition(".")
-        if name and _LOADS.search(root.lower()) and a[path] > 1:
+        if name and LOADS.search(root.lower()) and a[path] > 1:
             found.setdefault(root, {})[path] = a[path], b[path]
     return {
         root: moved
         for root, moved in found.items()
         if not any(path.startswith(f"{root}.") and "epoch" in path for path in a)
     }
-
-
-def _in_epochs(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
-    """Return the path of each position in an epoch, where data loaders count both: ``(epoch, index)`` on both sides."""
-    found = {}
-    for path in sorted(a.keys() & b.keys()):
-        parent, _, name = path.rpartition(".")
-        epoch = f"{parent}.epoch"
-        if _LOADS.search(parent.lower()) and name in _INDEX and epoch in a and epoch in b:
-            found[path] = (a[epoch], a[path]), (b[epoch], b[path])
-    return found
 
 
 # ---- data ----------------------------------------------------------------------------------------------------------
