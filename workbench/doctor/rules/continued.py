@@ -862,19 +862,23 @@ def data_advances(pair: Pair) -> list[Sign] | str:
             evidence |= {"stands": new == old, "fewer": old < new < old + due}
             found.append(P20.sign(words, evidence, causes=("C6",) if new < old else ()))
     known = any(side.value(fact) is not None for side in (a, b) for fact in ("loader", "consumed_samples"))
+    batches = [side.value("global_batch") for side in (a, b)]
     for path, (then, now) in within.items():
         each, rest = divmod(then[1], first)
-        due = then[1] + each * (last - first)
-        # in an epoch in which every update took as much, it is where it is if it began at 0 in the load
-        again = then[0] == now[0] and not rest and then[1] < now[1] == due - then[1]
+        rate = each if batches[0] == batches[1] else batches[1] if each == batches[0] else 0
+        due = then[1] + (rate or each) * (last - first)
+        even = then[0] == now[0] and not rest and rate > 0  # an epoch in which every update took as much
+        again = even and then[1] < now[1] == due - then[1]  # it is where it is if it began at 0 in the load
+        off = even and (then[0] == 0 or each == batches[0]) and abs(now[1] - due) > rate  # one may be counted elsewhere
         # a sampler that is saved when an epoch begins stays at 0
-        if again or (now <= then and (now < then or then[1] > 0)):
+        if again or off or (now <= then and (now < then or then[1] > 0)):
             old, new = (f"{index:,} of epoch {epoch:,}" for epoch, index in (then, now))
             words = f"{path!r} stayed at {old}" if then == now else f"{path!r} went from {old} to {new}"
             words += f" in {plural(last - first, 'update')}"
-            words += f", which should have advanced it to {due:,}" if again else ""
-            before, after = (then[0], now[0]) if then[0] != now[0] else (due if again else then[1], now[1])
+            words += f", which should have advanced it to {due:,}" if again or off else ""
+            before, after = (then[0], now[0]) if then[0] != now[0] else (due if again or off else then[1], now[1])
             evidence = {"kind": "loader", "before": before, "loader": after, "stands": then == now}
+            evidence |= {"fewer": off and not again and then < now and now[1] < due}
             found.append(P20.sign(words, evidence, causes=("C6",) if again or now < then else ()))
     for root, moved in {} if found else _positions(pair.a.counts, pair.b.counts, within).items():
         fell = {path: both for path, both in moved.items() if both[1] < both[0]}
