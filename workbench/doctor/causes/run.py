@@ -129,13 +129,19 @@ def _stands(case: Case) -> bool:
 
 
 def schedule_restarted(case: Case) -> Iterator[Match]:
-    behind = [sign for sign, ratio in _positions(case) if ratio is None or (ratio < EARLY and not _stands(case))]
+    stands = _stands(case)
+    behind = [
+        sign
+        for sign, ratio in _positions(case)
+        if ratio is None or (ratio < EARLY and (not stands or ratio == 0))  # as many updates as it had counted
+    ]
     slow = [sign for sign, ratio in _rates(case) if ratio is not None and ratio < 1]
     question = "was the learning-rate schedule restarted on purpose?"
     leg = "load" if any(one.rule in ("R11", "R14") for one in (*behind, *slow)) else case.resumed
     if behind:
         more = [sign for sign, _ in _rates(case)]
-        yield Match(leg, 1.0, question=question, signs=(*behind, *more))
+        title = "The learning-rate schedule restarted, or it was not stepped." if stands else ""
+        yield Match(leg, 1.0, question=question, signs=(*behind, *more), title=title)
     elif inner := [one for one in case.fired("P34") if one.evidence["kind"] == "schedule"]:
         yield Match(leg, 1.0, question=question, signs=(*inner, *(sign for sign, _ in _rates(case))))
     elif slow and not case.fired("N6") and not all(map(below_stated, slow)):  # which no schedule set (B8)
@@ -199,7 +205,7 @@ def _shrank_more(case: Case) -> list[Sign]:
 
 def stepped_twice(case: Case) -> Iterator[Match]:
     stands = _stands(case)
-    ahead = [(sign, ratio) for sign, ratio in _positions(case) if ratio is not None and (ratio >= EARLY or stands)]
+    ahead = [(sign, ratio) for sign, ratio in _positions(case) if ratio and (ratio >= EARLY or stands)]
     if ahead:
         strength = 1.0 if any(ratio >= LATE for _, ratio in ahead) else 0.8
         leg = "load" if any(sign.rule == "R11" for sign, _ in ahead) else case.resumed

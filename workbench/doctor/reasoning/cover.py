@@ -154,7 +154,7 @@ def _consists(cause: str, match: Match | None, sign: Sign) -> bool:
         return False
     if _moment(leg_of(sign)) != _moment(match.leg):
         return False
-    known = sign.rule in CAUSES[cause].explains or cause in (*RULES[sign.rule].causes, *sign.causes)
+    known = sign.rule in CAUSES[cause].explains or cause in (sign.causes or RULES[sign.rule].causes)
     return known and (not sign.tensors or not match.names or bool(match.names & set(sign.tensors)))
 
 
