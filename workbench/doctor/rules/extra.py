@@ -160,7 +160,9 @@ def _grown(earlier: State | None, later: State) -> bool:
         return False
     interval, k = _growth_interval(later), passed(earlier.facts, later.facts)
     one, two = earlier.loss_scale, later.loss_scale
-    return interval > 1 and k is not None and one is not None and two <= one * DOUBLED ** min(k // interval + 1, 1000)
+    if k is None or one is None or two is None:
+        return False
+    return interval > 1 and two <= one * DOUBLED ** min(k // interval + 1, 1000)
 
 
 def _growth_interval(state: State) -> int:
