@@ -4272,7 +4272,8 @@ class GroupCounting(torch.optim.AdamW):
 def test_a_frozen_parameter_whose_group_counts_updates(tmp_path):
     run = Run()
     run.optimizer = GroupCounting(run.model.parameters(), lr=1e-3, betas=(0.9, 0.95))
-    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    one = in_folder(run.train(20), tmp_path / "checkpoint-20", 20)
     run.freeze(True)
-    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))
-    assert found.exit_code <= 1, found.verdict
+    found = wb.doctor(one, in_folder(run.train(1), tmp_path / "checkpoint-21", 21))
+    told = [sign.message for sign in found if sign.rule == "P36"]
+    assert found.exit_code == 1 and told and all(one.endswith("were they frozen?") for one in told)
