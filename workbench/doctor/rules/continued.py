@@ -216,6 +216,8 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
     # as many updates as since the load, unless schedule and counters show fewer
     fresh = {name for name in off if k and b.steps.by_name.get(name, b.steps.usual) == k and name not in rare}
     fresh = fresh if passed(a, b) in (k, None) else set()
+    still = {name for name in fresh if moved[name] == 0}  # it had as many updates as were made since
+    fresh = fresh - still if len(still) < len(moved) else fresh
     # no gradient, or updates that the trainer skipped
     behind = {name for name in off if 0 <= moved[name] < k}
     anew = [name for name in off if name in fresh and moved[name] < 0]
