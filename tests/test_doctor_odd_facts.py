@@ -4277,3 +4277,63 @@ def test_a_frozen_parameter_whose_group_counts_updates(tmp_path):
     found = wb.doctor(one, in_folder(run.train(1), tmp_path / "checkpoint-21", 21))
     told = [sign.message for sign in found if sign.rule == "P36"]
     assert found.exit_code == 1 and told and all(one.endswith("were they frozen?") for one in told)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_counter_at_the_number_of_updates_since(tmp_path, frozen):
+    """That of a frozen parameter stands; those of all parameters would be there if they had begun anew."""
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    run.freeze(frozen)
+    if not frozen:
+        for state in run.optimizer.state.values():
+            state["step"].zero_()
+    run.optimizer.zero_grad(set_to_none=True)
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=40))
+    assert severities(found, "P01") == (["warn"] if frozen else ["error"]), found.verdict
+
+
+@pytest.mark.parametrize(("skipped", "told"), [(0, True), (4, False)])
+def test_a_schedule_lags_only_by_updates_that_a_scaler_skipped(tmp_path, skipped, told):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda done: 1 - done / 400)
+    one = run.train(60).save(tmp_path / "a.pt", step=60, **scaler(60, 2.0**12))
+    run.train(20 - skipped)
+    run.schedule.last_epoch = 76
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=80, **scaler(10, 2.0**12)))
+    assert any(cause.cause == "C3" for cause in found.causes) == told, found.verdict
+
+
+class Signs(torch.optim.Optimizer):
+    """Lion: https://arxiv.org/abs/2302.06675."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            one, two = group["betas"]
+            for weight in group["params"]:
+                average = self.state[weight].setdefault("exp_avg", torch.zeros_like(weight))
+                weight -= group["lr"] * average.lerp(weight.grad, 1 - one).sign()
+                average.lerp_(weight.grad, 1 - two)
+
+
+def test_a_teacher_is_not_moved_by_signs(tmp_path):
+    """The numbers of the state are those of either network: both have its shapes."""
+    student, teacher = Run(), Run()
+    student.optimizer = Signs(student.model.parameters())
+    model = torch.nn.ModuleDict({"student": student.model, "teacher": teacher.model})
+
+    def save(path: Path, step: int) -> Path:
+        torch.save({"model": model.state_dict(), "optimizer": student.optimizer.state_dict(), "step": step}, path)
+        return path
+
+    student.train(20)
+    one = save(tmp_path / "a.pt", 20)
+    student.train(1)
+    with torch.no_grad():
+        for a, b in zip(teacher.model.parameters(), student.model.parameters(), strict=True):
+            a.lerp_(b, 0.03)
+    assert severities(wb.doctor(one, save(tmp_path / "b.pt", 21)), "P12") == []

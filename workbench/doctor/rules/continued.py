@@ -685,7 +685,8 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
             return "schedule and optimizer advanced alike; the trainer's count is off (P01)"
         if a.scheduled is not None and b.scheduled is not None and moved == b.scheduled - a.scheduled:
             return "the schedule advanced as the optimizer whose learning rates it sets, which is one of several"
-        if not (scaled(b) and 0.5 * (last - first) <= moved <= last - first):
+        skipped = scaled(b) and updates != last - first  # otherwise the optimizer made all of them
+        if not (skipped and 0.5 * (last - first) <= moved <= last - first):
             return [_jump(a, b, moved, last - first, declared)]
     if a.lr is None or b.lr is None:
         return "an optimizer stores no lr"
