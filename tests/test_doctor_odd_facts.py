@@ -4337,3 +4337,24 @@ def test_a_teacher_is_not_moved_by_signs(tmp_path):
         for a, b in zip(teacher.model.parameters(), student.model.parameters(), strict=True):
             a.lerp_(b, 0.03)
     assert severities(wb.doctor(one, save(tmp_path / "b.pt", 21)), "P12") == []
+
+
+@pytest.mark.parametrize("stage", [True, False])
+@pytest.mark.parametrize("updates", [0, 1])
+def test_moments_that_are_halved_when_a_stage_begins(tmp_path, stage, updates):
+    run = Run()
+
+    def begin() -> None:
+        run.optimizer.param_groups[0]["lr"] = 1e-3
+        run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda done: 1 - done / 200)
+
+    begin()
+    one = run.train(30).save(tmp_path / "a.pt", step=30)
+    for state in run.optimizer.state.values():
+        state["exp_avg"] /= 2
+        state["exp_avg_sq"] /= 2
+    if stage:
+        begin()
+    two = run.train(updates).save(tmp_path / "b.pt", step=30 + updates)
+    found = wb.doctor(one, two) if updates else wb.doctor(one, echo=two)
+    assert found.causes[0].cause == "E12" and found.exit_code == (1 if stage else 2), found.verdict
