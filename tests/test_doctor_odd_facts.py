@@ -4358,3 +4358,13 @@ def test_moments_that_are_halved_when_a_stage_begins(tmp_path, stage, updates):
     two = run.train(updates).save(tmp_path / "b.pt", step=30 + updates)
     found = wb.doctor(one, two) if updates else wb.doctor(one, echo=two)
     assert found.causes[0].cause == "E12" and found.exit_code == (1 if stage else 2), found.verdict
+
+
+@pytest.mark.parametrize(("index", "told"), [(112, False), (104, True), (64, True)])
+def test_a_batch_size_that_a_further_file_states(tmp_path, index, told):
+    run = Run().train(12)
+    sampler = {"epoch": 0, "next_index": 96}
+    one = in_folder(run, tmp_path / "checkpoint-12", 12, sampler=sampler, config={"batch_size": 8})
+    sampler = {"epoch": 0, "next_index": index}
+    two = in_folder(run.train(4), tmp_path / "checkpoint-16", 16, sampler=sampler, config={"batch_size": 4})
+    assert any(cause.cause == "C6" for cause in wb.doctor(one, two).causes) == told

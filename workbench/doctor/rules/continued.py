@@ -16,10 +16,10 @@ from workbench.analysis.diff import diff
 from workbench.checkpoint import Checkpoint
 from workbench.core.words import plural
 from workbench.doctor.facts.counted import LOADS, counts_anew, in_epochs, lagging, of_epochs, per_step
-from workbench.doctor.facts.evidence import Pair, is_numbered
+from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.generators import Generator, drawn, is_fresh, seed
-from workbench.doctor.facts.numbers import in_words, number
+from workbench.doctor.facts.numbers import in_words, number, step_of
 from workbench.doctor.facts.schedule import plan_of, rates_at, sets_rates
 from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, register, some
@@ -167,6 +167,7 @@ SOME = 3  #: of such numbers in a message
 SCHEDULED = ("lr", "weight_decay")  #: fields that a schedule changes, or that other rules compare
 CYCLED = ("betas", "momentum")
 PRODUCTS = 64  #: of NAdam that are read
+BATCHES = ("global_batch_size", "train_batch_size", "batch_size")
 SEARCHED = 16  #: generators whose draws are counted, at up to 0.1 s each
 ORDER = 16, 1 << 20  #: least and most elements of a stored order of the data
 
@@ -865,7 +866,7 @@ def data_advances(pair: Pair) -> list[Sign] | str:
             evidence |= {"stands": new == old, "fewer": old < new < old + due}
             found.append(P20.sign(words, evidence, causes=("C6",) if new < old else ()))
     known = any(side.value(fact) is not None for side in (a, b) for fact in ("loader", "consumed_samples"))
-    batches = [side.value("global_batch") for side in (a, b)]
+    batches = [_batch(side) for side in (pair.stored, pair.b)]
     for path, (then, now) in within.items():
         each, rest = divmod(then[1], first)
         rate = each if batches[0] == batches[1] else batches[1] if each == batches[0] else 0
@@ -894,6 +895,14 @@ def data_advances(pair: Pair) -> list[Sign] | str:
     if judged or within or found:
         return found
     return "the data of an update is unknown" if known else "no position of the data is stored"
+
+
+def _batch(state: State) -> int | None:
+    """Return the batch size, that in a setting of a further file included."""
+    stated: int | None = state.facts.value("global_batch")
+    held = [leaf for ckpt in state.beside.values() for leaf in leaves(ckpt.objects)[0]]
+    found = {step_of(leaf.value) for leaf in held if leaf.name in BATCHES} if stated is None else {stated}
+    return found.pop() if len(found) == 1 else None
 
 
 def _positions(
