@@ -55,8 +55,9 @@ def _step_is_off(case: Case) -> bool:
     """Return whether the optimizer agrees with the schedule or the data's position, but not with the trainer's step."""
     before = case.evidence.before
     old = before.facts
+    resets = [case.counters(leg).reset for leg in ("load", "train", case.resumed)]
     known = old.steps.by_name.keys()  # those of new parameters begin at 0
-    if any(case.counters(leg).reset & (known or case.counters(leg).reset) for leg in ("load", "train", case.resumed)):
+    if any(reset & known if known else reset for reset in resets):
         return False  # several of them restarted
     for state in (case.later, case.evidence.after):
         facts = state.facts if state is not None else old

@@ -24,22 +24,9 @@ MOST = 128  #: most micro-batches per update that a single file makes likely
 LEAST = 3  #: updates from which an integer ratio is not a coincidence
 LOADS = re.compile(r"loader|sampler|dataset")  #: of a path to the data's position
 SIGMAS = 3.0  #: standard deviations within which a parameter has its updates as often as before
-
-_INDEX = frozenset(
-    {
-        *(
-            "index",
-            "next_index",
-            "start_index",
-            "batch_index",
-            "batch_idx",
-            "sample_index",
-            "sample_idx",
-            "position",
-            "offset",
-        ),
-        *("batches_yielded", "samples_yielded"),
-    }
+#: Name of a position in an epoch.
+_INDEX = re.compile(
+    r"(?:(?:next|start|batch|sample)_)?index|(?:batch|sample)_idx|position|offset|(?:batches|samples)_yielded"
 )
 
 
@@ -134,7 +121,7 @@ def in_epochs(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, tuple[tup
     for path in sorted(a.keys() & b.keys()):
         parent, _, name = path.rpartition(".")
         epoch = f"{parent}.epoch"
-        if LOADS.search(parent.lower()) and name in _INDEX and epoch in a and epoch in b:
+        if LOADS.search(parent.lower()) and _INDEX.fullmatch(name) and epoch in a and epoch in b:
             found[path] = (a[epoch], a[path]), (b[epoch], b[path])
     return found
 
