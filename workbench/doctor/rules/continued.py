@@ -869,7 +869,7 @@ def data_advances(pair: Pair) -> list[Sign] | str:
     batches = [_batch(side) for side in (pair.stored, pair.b)]
     for path, (then, now) in within.items():
         each, rest = divmod(then[1], first)
-        rate = each if batches[0] == batches[1] else batches[1] if each == batches[0] else 0
+        rate = each if batches[0] == batches[1] else (batches[1] or 0) if each == batches[0] else 0
         due = then[1] + (rate or each) * (last - first)
         even = then[0] == now[0] and not rest and rate > 0  # an epoch in which every update took as much
         again = even and then[1] < now[1] == due - then[1]  # it is where it is if it began at 0 in the load
