@@ -63,7 +63,7 @@ def felt(act: Act) -> Act:
     def checked(self: Any) -> None:
         before, rest = stored(self), self.apply
         act(self)
-        assert self.apply is not rest or stored(self) != before, "the fault changes nothing"
+        assert self.apply != rest or stored(self) != before, "the fault changes nothing"
 
     return checked
 
