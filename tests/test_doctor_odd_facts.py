@@ -3340,7 +3340,7 @@ def test_tensors_without_elements_change_nothing(tmp_path):
     assert grave(wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))) == []
 
 
-@pytest.mark.parametrize(("index", "causes"), [(20, ["C6"]), (30, []), (24, [])])
+@pytest.mark.parametrize(("index", "causes"), [(20, ["C6"]), (30, []), (24, ["C6"])])
 def test_a_position_that_began_anew_may_be_beyond_the_old_one(tmp_path, index, causes):
     run = Run().train(10)
     one = run.save(tmp_path / "a.pt", step=10, sampler={"epoch": 0, "index": 10})
@@ -4096,3 +4096,275 @@ def test_no_optimizer_moves_a_network_that_follows_another(tmp_path, follows):
     model["critic.0.weight"] = run.model[0].weight.detach()
     found = [one for one in wb.doctor(one, save(tmp_path / "b.pt", 11)) if one.rule == "P05"]
     assert all(("networks that follow others" in one.message) == follows for one in found) and found
+
+
+# ---- faults of counters and settings beside an innocent change ------------------------------------------------------
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_an_empty_list_holds_no_schedule(tmp_path, gone):
+    """As Lightning's, beside another learning rate that the arguments state."""
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda done: 1 - done / 200)
+    run.train(30)
+    schedule, run.schedule = run.schedule, None
+    schedules = {"lr_schedulers": [schedule.state_dict()]}
+    one = run.save(tmp_path / "a.pt", step=30, args={"lr": 1e-3}, **schedules)
+    run.optimizer.param_groups[0]["lr"] = 5e-4
+    schedules = {"lr_schedulers": []} if gone else schedules
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=30, args={"lr": 5e-4}, **schedules))
+    assert (found.causes[0].cause == "C1") == gone
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=31, args={"lr": 5e-4}, **schedules))
+    assert ("the schedule is no longer stored" in str(found.to_dict())) == gone
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_loss_scale_that_began_anew_beside_another_learning_rate(tmp_path, plain, lost):
+    """It doubles every five updates; after twenty, its count is what it was. SGD counts no updates."""
+    run = Run()
+    if plain:
+        run.optimizer = torch.optim.SGD(run.model.parameters(), lr=1e-3, momentum=0.9)
+    one = run.train(40).save(tmp_path / "a.pt", step=40, args={"lr": 1e-3}, **scaler(0, 2.0**22, 5))
+    run.optimizer.param_groups[0]["lr"] = 5e-4
+    scale = 2.0**20 if lost else 2.0**26
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=60, args={"lr": 5e-4}, **scaler(0, scale, 5)))
+    assert ([cause.cause for cause in found.causes][:1] == ["D8"]) == lost, found.verdict
+    assert ("none of them skipped" in str(found.to_dict())) == (lost and not plain)
+
+
+@pytest.mark.parametrize("scale", [2.0**16, 2.0**22])
+def test_a_loss_scale_in_a_file_of_its_own(tmp_path, scale):
+    run = Run().train(12)
+    one = in_folder(run, tmp_path / "checkpoint-12", 12, grad_scaler=scaler(3, 2.0**22)["scaler"])
+    held = scaler(4 if scale > 2.0**16 else 1, scale)["scaler"]
+    found = wb.doctor(one, in_folder(run.train(1), tmp_path / "checkpoint-13", 13, grad_scaler=held))
+    assert [cause.cause for cause in found.causes] == (["D8"] if scale == 2.0**16 else []), found.verdict
+
+
+@pytest.mark.parametrize("step", ["anew", "doubled", "right", "stage"])
+@pytest.mark.parametrize("updates", [0, 1, 20])
+def test_a_step_that_is_off_where_no_optimizer_counts(tmp_path, step, updates):
+    """The schedule and the sampler go on; in a new stage, the schedule counts anew as well."""
+    run = Run()
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=1e-3, momentum=0.9)
+    begun = {"lr_lambda": lambda done: 1 - done / 200}
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, **begun)
+    one = run.train(30).save(tmp_path / "a.pt", step=30, sampler={"epoch": 0, "next_index": 120})
+    if step == "stage":
+        run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, **begun)
+    now = {"anew": 0, "doubled": 60, "right": 30, "stage": 0}[step] + updates
+    index = 4 * updates + (0 if step == "stage" else 120)
+    two = run.train(updates).save(tmp_path / "b.pt", step=now, sampler={"epoch": 0, "next_index": index})
+    found = wb.doctor(one, echo=two) if not updates else wb.doctor(one, two)
+    named = [cause.cause for cause in found.causes if cause.severity != "info"]
+    assert (named[:1] == ["C9"]) == (step in ("anew", "doubled")), found.verdict
+    assert named or step not in ("anew", "doubled")
+
+
+@pytest.mark.parametrize("updates", [1, 20])
+def test_a_step_that_is_doubled_beside_a_new_head(tmp_path, updates):
+    """The head's counters tell how many updates there were since; those of a new optimizer would tell the same."""
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda done: 1 - done / 200)
+    one = run.train(30).save(tmp_path / "a.pt", step=30)
+    run.model.add_module("probe", torch.nn.Linear(16, 16))
+    run.optimizer.add_param_group({"params": list(run.model.probe.parameters())})
+    run.schedule.base_lrs.append(1e-3)
+    run.schedule.lr_lambdas.append(run.schedule.lr_lambdas[0])
+    found = wb.doctor(one, run.train(updates).save(tmp_path / "b.pt", step=60 + updates))
+    assert found.causes[0].cause == "C9", found.verdict
+
+
+@pytest.mark.parametrize(
+    ("index", "batch", "title"),
+    [
+        (160, 4, ""),
+        (164, 4, ""),  # one update's data is counted elsewhere
+        (200, 8, ""),
+        (120, 4, "The data advanced less than the updates."),  # it was at 80 / 2 in the load
+        (160, 8, "The data advanced less than the updates."),
+        (240, 4, "Data was skipped."),
+    ],
+)
+def test_a_position_that_is_behind_after_several_updates(tmp_path, index, batch, title):
+    run = Run().train(20)
+    stated = {"config": {"batch_size": 4, "max_grad_norm": 1.0}}
+    one = run.save(tmp_path / "a.pt", step=20, sampler={"epoch": 0, "next_index": 80}, **stated)
+    index = index if batch == 4 else index + 40
+    stated = {"config": {"batch_size": batch, "max_grad_norm": 0.5}}
+    two = run.train(20).save(tmp_path / "b.pt", step=40, sampler={"epoch": 0, "next_index": index}, **stated)
+    found = wb.doctor(one, two)
+    assert [cause.title for cause in found.causes if cause.cause in ("C6", "H1") and cause.severity == "warn"] == (
+        [title] if title else []
+    )
+
+
+@pytest.mark.parametrize("updates", [20, 10])
+def test_a_schedule_that_stands_where_as_many_updates_lead(tmp_path, updates):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda done: 1 - done / 200)
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    schedule, run.schedule = run.schedule, None
+    two = run.train(updates).save(tmp_path / "b.pt", step=20 + updates, scheduler=schedule.state_dict())
+    first = wb.doctor(one, two).causes[0]
+    also = "The learning-rate schedule restarted, or it was not stepped."
+    assert first.title == (also if updates == 20 else "The schedule was not stepped.")
+
+
+@pytest.mark.parametrize(("seed", "epoch", "severity"), [(78, 0, "warn"), (78, 1, "info"), (77, 0, "")])
+def test_the_seed_of_a_sampler_in_a_file_of_its_own(tmp_path, seed, epoch, severity):
+    """Beside another setting; an epoch may have a seed of its own."""
+    run = Run().train(12)
+    held = {"epoch": 0, "next_index": 96, "seed": 77}
+    one = in_folder(run, tmp_path / "checkpoint-12", 12, sampler=held, config={"max_grad_norm": 1.0})
+    held = {"epoch": epoch, "next_index": 104, "seed": seed}
+    two = in_folder(run.train(1), tmp_path / "checkpoint-13", 13, sampler=held, config={"max_grad_norm": 0.5})
+    told = [cause.severity for cause in wb.doctor(one, two).causes if cause.cause == "C7"]
+    assert told == ([severity] if severity else [])
+
+
+@pytest.mark.parametrize(("decays", "cause"), [((0.0, 0.05), "B7"), ((0.05, 0.0), "H1"), ((0.0, 0.0), "H1")])
+def test_groups_that_exchanged_their_decay_which_was_halved(tmp_path, decays, cause):
+    run = Run()
+    groups = [{"params": list(run.model[n].parameters()), "weight_decay": d} for n, d in ((0, 0.1), (2, 0.0))]
+    run.optimizer = torch.optim.AdamW(groups, lr=1e-3)
+    one = run.train(10).save(tmp_path / "a.pt", step=10, config={"weight_decay": 0.1})
+    for group, decay in zip(run.optimizer.param_groups, decays, strict=True):
+        group["weight_decay"] = decay
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=10, config={"weight_decay": 0.05}))
+    assert found.causes[0].cause == cause
+
+
+@pytest.mark.parametrize("rows", [40, 4])
+def test_masters_of_new_rows_may_have_16_bits(tmp_path, rows):
+    """They were made from the rows; where more than the new rows have no low bits, the masters were rebuilt."""
+    torch.manual_seed(0)
+    master = torch.randn(40, 16)
+    moments = {"exp_avg": torch.randn(40, 16) / 100, "exp_avg_sq": torch.rand(40, 16) / 100}
+
+    def save(path: Path, master: torch.Tensor, **moments: torch.Tensor) -> Path:
+        state = {0: {"master_param": master, "step": torch.tensor(10.0), **moments}}
+        optimizer = {"state": state, "param_groups": [{"params": [0], "lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8}]}
+        torch.save({"model": {"embed.weight": master.bfloat16()}, "optimizer": optimizer, "step": 10}, path)
+        return path
+
+    one = save(tmp_path / "a.pt", master, **moments)
+    more = {name: torch.cat([held, torch.zeros(4, 16)]) for name, held in moments.items()}
+    longer = torch.cat([master, torch.randn(4, 16)])
+    longer[-rows:] = longer[-rows:].bfloat16().float()
+    found = wb.doctor(one, echo=save(tmp_path / "echo.pt", longer, **more))
+    assert bool(severities(found, "S09")) == (rows > 4)
+
+
+class GroupCounting(torch.optim.AdamW):
+    """Its state has no counters of parameters: as Transformer Engine's, each group counts."""
+
+    def state_dict(self) -> dict[str, Any]:
+        held = super().state_dict()
+        steps = [float(state.pop("step")) for state in map(dict.copy, held["state"].values())]
+        held["state"] = {n: {k: v for k, v in one.items() if k != "step"} for n, one in held["state"].items()}
+        for group in held["param_groups"]:
+            group["step"] = int(max(steps))
+        return held
+
+
+def test_a_frozen_parameter_whose_group_counts_updates(tmp_path):
+    run = Run()
+    run.optimizer = GroupCounting(run.model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+    one = in_folder(run.train(20), tmp_path / "checkpoint-20", 20)
+    run.freeze(True)
+    found = wb.doctor(one, in_folder(run.train(1), tmp_path / "checkpoint-21", 21))
+    told = [sign.message for sign in found if sign.rule == "P36"]
+    assert found.exit_code == 1 and told and all(one.endswith("were they frozen?") for one in told)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_counter_at_the_number_of_updates_since(tmp_path, frozen):
+    """That of a frozen parameter stands; those of all parameters would be there if they had begun anew."""
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    run.freeze(frozen)
+    if not frozen:
+        for state in run.optimizer.state.values():
+            state["step"].zero_()
+    run.optimizer.zero_grad(set_to_none=True)
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=40))
+    assert severities(found, "P01") == (["warn"] if frozen else ["error"]), found.verdict
+
+
+@pytest.mark.parametrize(("skipped", "told"), [(0, True), (4, False)])
+def test_a_schedule_lags_only_by_updates_that_a_scaler_skipped(tmp_path, skipped, told):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda done: 1 - done / 400)
+    one = run.train(60).save(tmp_path / "a.pt", step=60, **scaler(60, 2.0**12))
+    run.train(20 - skipped)
+    run.schedule.last_epoch = 76
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=80, **scaler(10, 2.0**12)))
+    assert any(cause.cause == "C3" for cause in found.causes) == told, found.verdict
+
+
+class Signs(torch.optim.Optimizer):
+    """Lion: https://arxiv.org/abs/2302.06675."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            one, two = group["betas"]
+            for weight in group["params"]:
+                average = self.state[weight].setdefault("exp_avg", torch.zeros_like(weight))
+                weight -= group["lr"] * average.lerp(weight.grad, 1 - one).sign()
+                average.lerp_(weight.grad, 1 - two)
+
+
+def test_a_teacher_is_not_moved_by_signs(tmp_path):
+    """The numbers of the state are those of either network: both have its shapes."""
+    student, teacher = Run(), Run()
+    student.optimizer = Signs(student.model.parameters())
+    model = torch.nn.ModuleDict({"student": student.model, "teacher": teacher.model})
+
+    def save(path: Path, step: int) -> Path:
+        torch.save({"model": model.state_dict(), "optimizer": student.optimizer.state_dict(), "step": step}, path)
+        return path
+
+    student.train(20)
+    one = save(tmp_path / "a.pt", 20)
+    student.train(1)
+    with torch.no_grad():
+        for a, b in zip(teacher.model.parameters(), student.model.parameters(), strict=True):
+            a.lerp_(b, 0.03)
+    assert severities(wb.doctor(one, save(tmp_path / "b.pt", 21)), "P12") == []
+
+
+@pytest.mark.parametrize("stage", [True, False])
+@pytest.mark.parametrize("updates", [0, 1])
+def test_moments_that_are_halved_when_a_stage_begins(tmp_path, stage, updates):
+    run = Run()
+
+    def begin() -> None:
+        run.optimizer.param_groups[0]["lr"] = 1e-3
+        run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda done: 1 - done / 200)
+
+    begin()
+    one = run.train(30).save(tmp_path / "a.pt", step=30)
+    for state in run.optimizer.state.values():
+        state["exp_avg"] /= 2
+        state["exp_avg_sq"] /= 2
+    if stage:
+        begin()
+    two = run.train(updates).save(tmp_path / "b.pt", step=30 + updates)
+    found = wb.doctor(one, two) if updates else wb.doctor(one, echo=two)
+    assert found.causes[0].cause == "E12" and found.exit_code == (1 if stage else 2), found.verdict
+
+
+@pytest.mark.parametrize(("index", "told"), [(112, False), (104, True), (64, True)])
+def test_a_batch_size_that_a_further_file_states(tmp_path, index, told):
+    run = Run().train(12)
+    sampler = {"epoch": 0, "next_index": 96}
+    one = in_folder(run, tmp_path / "checkpoint-12", 12, sampler=sampler, config={"batch_size": 8})
+    sampler = {"epoch": 0, "next_index": index}
+    two = in_folder(run.train(4), tmp_path / "checkpoint-16", 16, sampler=sampler, config={"batch_size": 4})
+    assert any(cause.cause == "C6" for cause in wb.doctor(one, two).causes) == told

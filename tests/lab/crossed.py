@@ -63,7 +63,7 @@ def felt(act: Act) -> Act:
     def checked(self: Any) -> None:
         before, rest = stored(self), self.apply
         act(self)
-        assert self.apply is not rest or stored(self) != before, "the fault changes nothing"
+        assert self.apply != rest or stored(self) != before, "the fault changes nothing"
 
     return checked
 
@@ -268,7 +268,12 @@ def reordered_state(self: Any) -> None:
 
 @dataclass(frozen=True)
 class Ill:
-    """A fault: its answers, the best first; where it shows; what it does; which networks and optimizers have it."""
+    """A fault: its answers, the best first; where it shows; what it does; which networks and optimizers have it.
+
+    Attributes:
+        keeps: whether it reads an older save.
+        last: whether it comes after the change, which would set again what it sets.
+    """
 
     name: str
     causes: str
@@ -277,6 +282,7 @@ class Ill:
     networks: str = ""
     optimizers: str = ""
     keeps: bool = False
+    last: bool = False
 
 
 ADAMS = "adamw adam nadam amsgrad"
@@ -300,7 +306,7 @@ FAULTS = (
     Ill("schedule_gone", "C2 B8 C1", ALL, just(stopped)),
     Ill("schedule_twice", "C3", LATE, just(twice)),
     Ill("schedule_behind", "C1 C3 C9 G6 C4 B8", ALL, just(behind(7))),
-    Ill("rate_alone", "B8", "echo", just(optimizer_rate(0.1))),
+    Ill("rate_alone", "B8", "echo", just(optimizer_rate(0.1)), last=True),
     Ill("sampler_restarted", "C6", ALL, just(nets.extra("sampler", epoch=0, next_index=0))),
     Ill("sampler_seed", "C7", ALL, just(nets.extra("sampler", seed=78))),
     Ill("sampler_behind", "C6 C9 G6", ALL, just(nets.extra("sampler", next_index=lambda n: n // 2))),
@@ -428,7 +434,7 @@ def drawn(seed: int, control: bool = False) -> Fault:
     name = f"{seed}_{ill.name}_{network.__name__}_{kind}_{change}"
     best, *rest = ill.causes.split()
     more |= {"keeps": True} if ill.keeps else {}
-    loaded = nets.then(*fails, *changes)
+    loaded = nets.then(*changes, *fails) if ill.last else nets.then(*fails, *changes)
     return fault(name, best, ill.name, ill.where, base=network, also=tuple(rest), loaded=loaded, **more)
 
 

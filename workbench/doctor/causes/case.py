@@ -61,6 +61,7 @@ UNTIED = "was the head untied on purpose? The optimizer holds it, too."
 ELSEWHERE = "no optimizer holds these tensors: were they replaced on purpose?"
 REGROUPED = "were parameters moved between param groups on purpose?"
 RESET = "were the moments reset on purpose, together with the schedule?"
+SCALED_TOO = "were the moments scaled on purpose, together with the schedule?"
 WITH_THEM = "were these buffers begun anew on purpose, together with the optimizer?"
 EXCHANGED = "was the optimizer exchanged on purpose?"
 ANEW = "was a new run started from other weights on purpose, with a fresh optimizer?"
@@ -601,6 +602,8 @@ def asked(case: Case, cause: str, match: Match) -> str:
         return WITH_THEM
     if cause in ("B3", "B6") and case.restarted:
         return RESET
+    if cause in ("B10", "E12") and case.restarted and names and not names & change.hit((*change.weights, *MASTERS)):
+        return SCALED_TOO
     named = [name for name in match.names if not is_numbered(name)]
     table = bool(named) and kinds(named) <= OUTER  # another tokenizer's
     layered = any(parse(name).layer is not None for name in named)  # heads are outside of the layers

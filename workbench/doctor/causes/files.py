@@ -524,7 +524,7 @@ CHANGES = (
         "compare the arguments with the intended ones; if they differ, resume again with the previous arguments",
         "the arguments of both launches",
         "catalogue H1",
-        explains="R11 R12 P30 P03 P04 P05 P08 P11 P12 P13 P15 P16 N12 S16 S17 S18 N6 N14 S06 S07 N3",
+        explains="R11 R12 P30 P03 P04 P05 P08 P11 P12 P13 P15 P16 N12 S16 S17 S18 N6 S06 S07 N3",
         losses="the loss depends on the setting",
         everywhere=True,
         pattern=settings,

@@ -24,7 +24,7 @@ from workbench.analysis.name_map import name_map
 from workbench.checkpoint import Checkpoint, open_place
 from workbench.core.place import stat_or_absent
 from workbench.doctor.facts.flat import leaves
-from workbench.doctor.facts.gather import counts_of
+from workbench.doctor.facts.gather import counts_of, scales_of
 from workbench.doctor.facts.generators import Generator, generators
 from workbench.doctor.facts.groups import TRAINED, Names, is_numbered, number_of
 from workbench.doctor.facts.state import TrainingState
@@ -208,6 +208,14 @@ class State:
                     with suppress(WorkbenchError):  # verify reports the reason
                         found[f"{stem}.{tensor.key}"] = int(tensor.numpy().reshape(-1)[0])
         return found
+
+    @cached_property
+    def loss_scale(self) -> float | None:
+        """The loss scale, that of a further file included."""
+        if (found := self.facts.value("loss_scale")) is not None:
+            return float(found)
+        files = (leaves({name.rpartition(".")[0]: ckpt.objects})[0] for name, ckpt in self.beside.items())
+        return next((float(one.value) for held in files for one in scales_of(held)), None)
 
     @cached_property
     def generators(self) -> Mapping[str, Generator]:

@@ -154,13 +154,13 @@ def _consists(cause: str, match: Match | None, sign: Sign) -> bool:
         return False
     if _moment(leg_of(sign)) != _moment(match.leg):
         return False
-    known = sign.rule in CAUSES[cause].explains or cause in (*RULES[sign.rule].causes, *sign.causes)
+    known = sign.rule in CAUSES[cause].explains or cause in (sign.causes or RULES[sign.rule].causes)
     return known and (not sign.tensors or not match.names or bool(match.names & set(sign.tensors)))
 
 
 def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[str] | None:
     """Return the names of a sign that a cause explains, or ``None``."""
-    if (cause[0] == "B" and _beside_optimizer(sign)) or (cause == "H1" and _of_position(sign)):
+    if (cause[0] == "B" and _beside_optimizer(sign)) or (cause == "H1" and (_of_position(sign) or _unstored(sign))):
         return None
     if sign.rule == "P12" and "old" in sign.evidence and cause not in OF_DECAY:
         return None
@@ -209,6 +209,11 @@ def _slower(case: Case) -> bool:
     rates = [one.evidence["ratio"] for one in case.signs if one.rule == "P15" and "ratio" in one.evidence]
     changed = {name for one in case.signs if one.rule in ("P16", "R12") for name in one.evidence.get("changed") or ()}
     return bool(rates) and max(rates) < 1 and all("lr" in name or "rate" in name for name in changed)
+
+
+def _unstored(sign: Sign) -> bool:
+    """Return whether a sign is about a part of the trainer's state that is gone, which no setting removes."""
+    return sign.rule in ("R11", "P29") and sign.evidence.get("kind") == "unstored"
 
 
 def _of_position(sign: Sign) -> bool:

@@ -266,7 +266,9 @@ def _still(
     stood = [fqn for fqn in stood if updates[fqn].k]
     if not stood or len(stood) == len(wide):
         return
-    counted = [fqn for fqn in stood if updates[fqn].lag == 0 and fqn in pair.b.facts.steps.by_name]
+    facts = pair.b.facts
+    counted = [fqn for fqn in stood if updates[fqn].lag == 0 and fqn in facts.steps.by_name]
+    counted = [f for f in counted if (group := facts.group_of(f)) is None or group.step is None]  # a group's counts all
     sure = len(counted) == len(stood)
     text = f"weights and second moments of {_names(stood)} are equal bit for bit"
     text += ", although their own counters advanced" if sure else ": were they frozen?"

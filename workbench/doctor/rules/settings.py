@@ -166,7 +166,14 @@ def settings_kept(pair: Pair) -> list[Sign] | str:
 
 
 def _exchanged(off: Sequence[tuple[Any, Any]]) -> bool:
-    return Counter(map(repr, (old for old, _ in off))) == Counter(map(repr, (new for _, new in off)))
+    """Return whether the groups have one another's values, which may all have been multiplied by one number."""
+    if not all(_number(value) and value >= 0 for both in off for value in both):
+        return Counter(map(repr, (old for old, _ in off))) == Counter(map(repr, (new for _, new in off)))
+    sides = [[both[side] for both in off] for side in (0, 1)]
+    times = sum(sides[1]) / sum(sides[0]) if any(sides[0]) else 0.0
+    places = [all(math.isclose(times * a, b, rel_tol=1e-6) for a, b in zip(*two, strict=True))
+              for two in (sides, [sorted(side) for side in sides])]  # fmt: skip
+    return times > 0 and places == [False, True]
 
 
 def rates_moved(pair: Pair) -> list[Sign] | str:
