@@ -212,7 +212,7 @@ def mixed(case: Case) -> Iterator[Match]:
         weights = change.hit((*change.weights, *MASTERS), *VALUES) & case.displaced(change)
         moments, spots = change.hit(MOMENTS, *STATES), change.hit(MOMENTS, "spots")
         moments |= spots if case.of_layer(change, spots) else set()
-        moments -= change.hit(("exp_avg",), "other") & change.clean(("exp_avg_sq",))  # one of two: not by saves (B6)
+        moments -= case.first_other(change)  # one of two: not by saves (B6)
         place = case.traits.get("place") if change.leg == "load" else None
         confined = place is not None and place.confined
         part = frozenset(change.hit(_all(change), "part") - change.hit(change.weights, "moved."))

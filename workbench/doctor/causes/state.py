@@ -7,6 +7,7 @@ from statistics import median
 
 from workbench.core.words import plural
 from workbench.doctor.causes.case import (
+    FLIPS,
     GONE,
     NEARLY_ALL,
     OUTSIDE,
@@ -225,7 +226,7 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
     for change in case.changes:
         counters = case.counters(change.leg)
         first, second = case.lost(change)
-        broken = change.hit(MOMENTS) & counters.reset
+        broken = (change.hit(MOMENTS) - change.hit(MOMENTS, "still")) & counters.reset
         copies = change.hit((STATE,), "weights") & change.clean(MOMENTS) - change.hit(MOMENTS)
         if copies:
             yield Match(change.leg, 0.95, frozenset(copies), title=PART_ANEW, remedy=WHOLE, losses=OF_PART)
@@ -321,7 +322,7 @@ def counters_reset(case: Case) -> Iterator[Match]:
             title = "A number with which the optimizer counts its updates changed."
             yield Match(change.leg, 0.95, single, title=title, remedy=WHOLE)
         counters = case.counters(change.leg)
-        broken = change.hit(MOMENTS) & counters.reset
+        broken = (change.hit(MOMENTS) - change.hit(MOMENTS, "still")) & counters.reset
         names = frozenset(counters.reset - change.hit(MOMENTS, *GONE, "fallen"))
         if not names or (broken and change.leg == "train"):
             continue
@@ -365,7 +366,8 @@ def moments_zero(case: Case) -> Iterator[Match]:
         if case.sank and change.whole(MOMENTS, change.hit(MOMENTS, "fallen", "other")):
             fell = change.hit(MOMENTS, "fallen", "other") & counters.kept
             words = "most elements of exp_avg_sq fell; those of other parameters would be larger as often"
-        if not names and change.leg == "train" and fell and 2 * len(fell) >= len(change.hit(MOMENTS)):
+        stayed = _first_stayed(change)
+        if not names and change.leg == "train" and not stayed and fell and 2 * len(fell) >= len(change.hit(MOMENTS)):
             adam = bool(change.hit(("exp_avg_sq",), "fallen", "other"))
             reasons = case.against(
                 ("B6 E13", words if adam else ""), ("B1", f"the counters of {plural(len(fell), 'parameter')} continued")
@@ -383,6 +385,13 @@ def moments_zero(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 1.0, names, reasons=reasons, title=title, remedy=remedy)
 
 
+def _first_stayed(change: LedgerLeg) -> bool:
+    """Return whether the first moments beside second ones that fell are, in every element, those that were stored."""
+    found = [change.detail(SECOND, name) for name in change.hit(SECOND, "fallen", "other")]
+    began, kept = (sum(int(one.get(law, 0)) for one in found) for law in ("not_from_zero", "not_from_old"))
+    return began > FLIPS and not kept and not change.hit(MOMENTS, "moved.", "moved")
+
+
 def second_gone(case: Case) -> Iterator[Match]:
     for change in case.changes:
         first, second = case.lost(change)
@@ -397,6 +406,10 @@ def second_gone(case: Case) -> Iterator[Match]:
         if sunk := case.sunk(change):
             names = sunk | change.hit((*change.weights, *MASTERS))
             yield Match(change.leg, 0.96, names, title=SUNK)
+        elif _first_stayed(change) and (case.sank or change.whole(SECOND, change.hit(SECOND, "fallen", "other"))):
+            words = "exp_avg cannot have begun at zero, and can be what became of its old value"
+            names = frozenset(change.hit((*change.weights, *MASTERS, *MOMENTS)))
+            yield Match(change.leg, 0.97, names, reasons=case.against(("B1 B3", words)), title=SUNK)
     if signs := [one for one in case.fired("P25") if one.causes[:1] == ("B4",)]:
         yield Match(
             "train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=SECOND_LOST
@@ -426,7 +439,7 @@ def other_binding(case: Case) -> Iterator[Match]:
             names |= change.hit(MOMENTS, "other", "fallen", "near")  # the source of small ones cannot be found
         odd = case.displaced(change) & names
         if change.leg == "load":  # masters are state of the optimizer, and move with it
-            odd -= change.hit(MASTERS, *OF_OTHERS) & change.clean(WEIGHTS)
+            odd -= case.masters_alone(change, *OF_OTHERS)
         if names and not 4 * len(odd) > len(names):  # steps by wrong moments are too long
             still = change.seen(*change.weights) & names
             words = case.equal(change, change.weights, "weights", names) if still else ""
@@ -451,9 +464,8 @@ def mixed_moments(case: Case) -> Iterator[Match]:
         if second:
             words = f"exp_avg of {plural(len(second), 'parameter')} implies gradients that fit"
             yield Match(change.leg, 0.95, second, reasons=case.against(("G6 B5", words)))
-        if first := frozenset(
-            change.hit(("exp_avg",), "other") & change.clean(("exp_avg_sq",)) - case.displaced(change)
-        ):
+        held = (*change.weights, *MASTERS)  # wrong steps lead anywhere, but not to values that are found elsewhere
+        if first := frozenset(case.first_other(change) - change.hit(held, "moved.", "other")):
             words = f"exp_avg_sq of {plural(len(first), 'parameter')} continued"
             yield Match(change.leg, 0.97, first, reasons=case.against(("G6 B5", words)))
         values = frozenset(change.hit(MOMENTS, "other", "near", "fallen", "ratio", "power"))

@@ -36,6 +36,7 @@ PARTLY = 0.98  #: share of elements that either follow or started from zero
 EXACT = 0.995  #: share of the elements in which a hypothesis about the moments holds
 CHANCE = 20.0  #: e-folds of improbability that elements keep a law by chance
 ENOUGH = 24  #: fewest elements to examine
+SHRANK = 1e-5  #: relative distance of an average from its old value times β^k, if there was no gradient
 ALIKE = 0.5  #: correlation of log v with its past, for one parameter several saves apart
 BEGAN = 0.5  #: correlation of log v with its past from which v kept its profile
 NEAR, LIKE = 0.9, 0.5  #: cosines: the same weights, changed; and weights that still contain some of the old ones
@@ -118,7 +119,7 @@ def moments_became(
         return Became("first_zero", looked=len(v_b))
     if np.array_equal(m_a, m_b) and np.array_equal(v_a, v_b):
         return Became("still", True, looked=len(v_b))
-    if update.k == 1 and not sums.floor.broken and sums.transition.broken > FEW:  # others break their floor as well
+    if not sums.floor.broken and sums.transition.broken > FEW:  # others break their floor as well
         return Became("first_other", looked=len(v_b))
     if few:
         # a second moment that is smaller breaks its floor, and a larger one no law
@@ -143,7 +144,23 @@ def moments_became(
         kept = v_b >= fade * v_a  # gradients have grown since: other moments would still be below in fewer elements
         fell |= _likeness(v_a[kept], v_b[kept]) >= BEGAN
     detail = {"likeness": like, "share": share, "depth": sums.floor.worst}
+    if update.k > 1 and update.betas is not None:
+        detail |= _of_first(m_a, m_b, v_b, update, after[1].element.name)
     return Became("fallen" if fell else "other", False, looked=len(v_b), detail=detail)
+
+
+def _of_first(m_a: Array, m_b: Array, v_b: Array, update: Update, kind: str) -> dict[str, int]:
+    """Return in how many elements exp_avg cannot have begun at zero, and in how many not at its old value.
+
+    Both are taken to have come with an exp_avg_sq of zero: one that was kept in part allows less. Where there was no
+    gradient, exp_avg shrank by β1 alone, which it does from its old value only.
+    """
+    assert update.betas is not None
+    none = np.zeros_like(m_a)
+    began, kept = (transition(m, none, m_b, v_b, update.betas, update.k, kind).broken for m in (none, m_a))
+    left = update.betas[0] ** update.k * m_a
+    shrank = np.count_nonzero((np.abs(m_b - left) <= SHRANK * np.abs(left)) & (left != 0))
+    return {"not_from_zero": began + (shrank if shrank >= ENOUGH else 0), "not_from_old": kept}
 
 
 def _began(v_a: Array, v_b: Array, update: Update) -> bool:
