@@ -46,6 +46,8 @@ SUNK = "The second moments were lost, or became far too small."
 SECOND_LOST = "The second moments were lost; other state was kept."  #: for optimizers that use other names
 PART_LOST = "A part of the second moments was lost."
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  #: statistics of normalised inputs
+OTHER_ELEMENTS = "The optimizer's state belongs to other elements than those that it is stored for."
+ONE_MAP = "read the optimizer's state by the same map as the weights: order of blocks, axes, shards"
 SCALED = "were all moments scaled on purpose?"
 RECALIBRATED = "were the running statistics computed anew on purpose?"
 ADDED = "if the run uses the new tensors, nothing; if not, leave them out of the save"
@@ -389,7 +391,8 @@ def _first_stayed(change: LedgerLeg) -> bool:
     """Return whether the first moments beside second ones that fell are, in every element, those that were stored."""
     found = [change.detail(SECOND, name) for name in change.hit(SECOND, "fallen", "other")]
     began, kept = (sum(int(one.get(law, 0)) for one in found) for law in ("not_from_zero", "not_from_old"))
-    return began > FLIPS and not kept and not change.hit(MOMENTS, "moved.", "moved")
+    proved = began > FLIPS or change.hit(SECOND, "ratio") - change.hit(FIRST)
+    return bool(proved) and not kept and not change.hit(MOMENTS, "moved.", "moved")
 
 
 def second_gone(case: Case) -> Iterator[Match]:
@@ -450,7 +453,8 @@ def other_binding(case: Case) -> Iterator[Match]:
             others = not change.hit(MOMENTS, "moved.") - change.hit(MOMENTS, *OF_OTHERS)  # not their own rows
             exact = change.exact or (bool(case.fired("P17")) and not case.displaced(change) & names)
             exact = exact and others
-            yield Match(change.leg, 1.0, names, exact, reasons=reasons)
+            title, remedy = ("", "") if others else (OTHER_ELEMENTS, ONE_MAP)
+            yield Match(change.leg, 1.0, names, exact, reasons=reasons, title=title, remedy=remedy)
     if signs := case.fired("N5"):
         yield Match(case.resumed, 0.6, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -487,8 +491,8 @@ def mixed_moments(case: Case) -> Iterator[Match]:
             reasons = case.against(("E1 E9 A2 F4", words))
             yield Match(change.leg, strength, values, question=question, reasons=reasons, title=title)
     if signs := case.fired("P21"):
-        ways = {"factor": "multiplied by a factor", "power": "raised to a power", "level": "set to one number"}
-        way = ways.get(str(signs[0].evidence["kind"]), "transformed")
+        ways = {"power": "raised to a power", "level": "set to one number"}
+        way = ways.get(str(signs[0].evidence["kind"]), "multiplied by a factor")
         title = f"The second moments were {way}."
         yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=title)
     if signs := [one for one in case.odd("S04") if one.hit > 2 or int(one.evidence.get("elements", 0)) > 8]:
