@@ -483,6 +483,8 @@ def mixed_moments(case: Case) -> Iterator[Match]:
             large = {n for n in change.seen(*MOMENTS) if kinds([n]) != {"norm"} and not n.endswith("bias")}
             whole = len(values & large) >= NEARLY_ALL * len(large)  # otherwise one rank's part of an older save
             scaled = values <= change.hit(MOMENTS, "ratio", "power")
+            if not scaled and not case.adam:
+                continue  # there are no two moments that could be from different saves
             strength = 0.97 if scaled else 0.85 if whole else 0.7
             power = "raised to a power" if values & change.hit(MOMENTS, "power") else "multiplied by a factor"
             title = f"The moments were {power}." if scaled else ""

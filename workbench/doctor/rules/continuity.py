@@ -256,12 +256,12 @@ def _role(
         forms |= dict.fromkeys(lost, "other") if len(rest) >= SOME and len(lost) >= MOST * len(rest) else {}
     elif role in STATISTICS and len(rest) >= SOME and all(one.own < LIKE for one in rest.values()):
         forms |= dict.fromkeys(rest.keys() - forms.keys(), "other")
-    if once and not (forms.keys() - rest.keys()):
+    # among parameters that continue, one that does not even resemble itself
+    odd = {f for f in rest if rest[f].own < LIKE / 2 and median(one.own for one in kept.values()) >= STANDS}
+    if (once or odd) and not (forms.keys() - rest.keys()):
         loud = {f for f, form in forms.items() if form in ("zero", "other", "ratio")} | (rest.keys() - forms.keys())
-        moved = _searched(pair, {f: places[f] for f in once & loud}, found)
-        # a single one may resemble others by chance, if it resembles itself
-        sure = {f for f in moved if kept[f].own < LIKE / 2 and median(one.own for one in kept.values()) >= STANDS}
-        forms |= {f: f"moved.{kind}" for f, kind in moved.items() if len(moved) >= max(least, 2) or f in sure}
+        moved = _searched(pair, {f: places[f] for f in (once | odd) & loud}, found)
+        forms |= {f: f"moved.{kind}" for f, kind in moved.items() if len(moved) >= max(least, 2) or f in odd}
         forms |= dict.fromkeys(_in_part(pair, {f: places[f] for f in once - forms.keys()}, found), "zeros")
     codes = role.endswith(" codes")
     role = role.partition(" ")[0]  # buffers are compared with those of their name
