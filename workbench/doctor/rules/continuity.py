@@ -34,7 +34,7 @@ from workbench.doctor.facts.counted import fell_back
 from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.laws.bounds import floor_terms
-from workbench.doctor.ledger.roles import FIRST, MOMENTS, SECOND, STATE, quantity
+from workbench.doctor.ledger.roles import FIRST, MAXIMA, MOMENTS, SECOND, STATE, quantity
 from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, register
 from workbench.doctor.origins.became import arrangements
 from workbench.doctor.origins.samples import sampled, spread
@@ -175,7 +175,7 @@ def _stands(
     """Yield a sign if averages of gradients or squares are equal bit for bit, and the weights are not."""
     for role, places in held.items():
         moved = {f: both for f, both in places.items() if f in states and states[f].unchanged < states[f].count}
-        if quantity(role) not in MOMENTS or role in AT_INTERVALS or len(moved) < SOME:
+        if quantity(role) not in MOMENTS or role in (MAXIMA, *AT_INTERVALS) or len(moved) < SOME:
             continue
         same = []
         for fqn in list(moved)[:: max(math.ceil(len(moved) / LOOKED), 1)]:
