@@ -103,6 +103,8 @@ def moments_became(
     m_a, v_a, m_b, v_b = (sampled(tensor, rows) for tensor in (*before, *after))
     if np.array_equal(m_a, m_b) and np.array_equal(v_a, v_b):
         return Became("still", True, looked=len(v_b))
+    if update.k == 0:
+        return _unmoved((m_a, v_a), (m_b, v_b), after[0].shape if rows is None else ())
     broken = max(sums.floor.broken, sums.transition.broken)
     few = 0 < broken <= FEW and broken < 0.05 * max(sums.floor.of, sums.transition.of)
     if update.betas is not None and update.k == 1 and not update.bars("floor"):
@@ -216,6 +218,26 @@ def _orders(rows: int) -> Iterator[Array]:
                 yield each.reshape(blocks // parts, parts, -1).swapaxes(0, 1).ravel()
     if rows % 2 == 0:
         yield np.roll(np.arange(rows), rows // 2)
+
+
+def _unmoved(old: tuple[Array, Array], new: tuple[Array, Array], shape: tuple[int, ...]) -> Became:
+    """Return the form of moments that changed although no update was made."""
+    looked, same = len(new[1]), [np.array_equal(a, b) for a, b in zip(old, new, strict=True)]
+    for form, both, detail in _hypotheses(*old):
+        if all(map(np.array_equal, both, new)):
+            return Became(form, True, looked=looked, detail=detail)
+    for at in arrangements(shape):
+        if all(np.array_equal(a[at], b) for a, b in zip(old, new, strict=True)):
+            return Became("moved.rows", True, looked=looked)
+    changed = [int(np.count_nonzero(a != b)) for a, b in zip(old, new, strict=True)]
+    if any(same) and max(changed) <= FEW:
+        return Became("second_flip" if same[0] else "first_flip", looked=looked, detail={"elements": max(changed)})
+    factors = {_factor(a, b, 0.0, 1) for a, b, one in zip(old, new, same, strict=True) if not one}
+    if len(factors) == 1 and (factor := factors.pop()) is not None:
+        form = "second_ratio" if same[0] else "first_ratio" if same[1] else "ratio"
+        return Became(form, True, looked=looked, detail={"ratio": factor})
+    form = "second_other" if same[0] else "first_other" if same[1] else "other"
+    return Became(form, looked=looked)
 
 
 def _began(v_a: Array, v_b: Array, update: Update) -> bool:
