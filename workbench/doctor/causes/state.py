@@ -478,7 +478,8 @@ def mixed_moments(case: Case) -> Iterator[Match]:
             values |= part
         if any(map(is_numbered, values)) and change.hit(change.weights):
             continue
-        if values and not case.displaced(change) & values and not case.counters(change.leg).reset:
+        odd = case.displaced(change) & values  # steps by wrong moments may be too long
+        if 2 * len(odd) < len(values) and not case.counters(change.leg).reset:
             words = case.equal(change, change.weights, "weights", values)
             large = {n for n in change.seen(*MOMENTS) if kinds([n]) != {"norm"} and not n.endswith("bias")}
             whole = len(values & large) >= NEARLY_ALL * len(large)  # otherwise one rank's part of an older save
