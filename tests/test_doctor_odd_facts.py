@@ -4096,3 +4096,175 @@ def test_no_optimizer_moves_a_network_that_follows_another(tmp_path, follows):
     model["critic.0.weight"] = run.model[0].weight.detach()
     found = [one for one in wb.doctor(one, save(tmp_path / "b.pt", 11)) if one.rule == "P05"]
     assert all(("networks that follow others" in one.message) == follows for one in found) and found
+
+
+# ---- the optimizer's state, some updates later -----------------------------------------------------------------------
+
+
+def state_of(run: Run, number: int = 0) -> dict[str, Any]:
+    """The optimizer's state of one parameter: 0 is a matrix of 32 × 16."""
+    return run.optimizer.state[list(run.model.parameters())[number]]
+
+
+def first_cause(found: Any) -> str:
+    return next((one.cause for one in found.causes if one.severity != "info"), "")
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_first_moments_of_another_tensor_are_seen_many_updates_later(tmp_path, kept):
+    """An older save has older second moments, too."""
+    run = Run().train(20)
+    older = deepcopy(run.optimizer.state_dict())
+    one = run.train(12).save(tmp_path / "a.pt", step=32)
+    if kept:
+        state_of(run)["exp_avg"].copy_(0.5 * torch.randn(32, 16))
+    else:
+        run.optimizer.load_state_dict(older)
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=52))
+    assert (first_cause(found) == "B6") == kept, found.verdict
+
+
+@pytest.mark.parametrize(("also", "first"), [(False, "B4"), (True, "B3")])
+def test_first_moments_that_stayed_beside_second_ones_that_fell(tmp_path, also, first):
+    run = Run().train(60)
+    one = run.save(tmp_path / "a.pt", step=60)
+    for n in range(4):
+        state_of(run, n)["exp_avg_sq"].mul_(0 if also else 1 / 64)
+        state_of(run, n)["exp_avg"].mul_(not also)
+    found = wb.doctor(one, run.train(4).save(tmp_path / "b.pt", step=64))
+    assert first_cause(found) == first, found.verdict
+
+
+@pytest.mark.parametrize("turned", [True, False])
+@pytest.mark.parametrize("updates", [1, 5])
+def test_state_that_is_read_along_the_other_axis(tmp_path, turned, updates):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    for key in ("exp_avg", "exp_avg_sq") if turned else ():
+        state_of(run)[key].copy_(state_of(run)[key].T.reshape(32, 16).clone())
+    found = wb.doctor(one, run.train(updates).save(tmp_path / "b.pt", step=20 + updates))
+    assert first_cause(found) == ("B5" if turned else ""), found.verdict
+    assert not turned or "other elements" in found.causes[0].title
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_a_single_momentum_that_is_read_along_the_other_axis(tmp_path, turned):
+    run = Run()
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=1e-2, momentum=0.95)
+    one = run.train(40).save(tmp_path / "a.pt", step=40)
+    if turned:
+        held = state_of(run)["momentum_buffer"]
+        held.copy_(held.T.reshape(32, 16).clone())
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=41))
+    assert first_cause(found) == ("B5" if turned else ""), found.verdict
+
+
+@pytest.mark.parametrize("multiplied", [True, False])
+def test_moments_that_all_grew_by_about_the_same(tmp_path, multiplied):
+    """Larger gradients, of another loss, add to some elements more than to others."""
+    run = Run().train(40)
+    one = run.save(tmp_path / "a.pt", step=40)
+    for n in range(4):
+        for key in ("exp_avg", "exp_avg_sq") if multiplied else ():
+            state_of(run, n)[key].mul_(8)
+    for weight in () if multiplied else run.model.parameters():
+        weight.register_hook(lambda gradient: 3 * gradient)
+    found = wb.doctor(one, run.train(12).save(tmp_path / "b.pt", step=52))
+    assert ("P21" in {sign.rule for sign in found}) == multiplied
+    assert (first_cause(found) == "B6") == multiplied, found.verdict
+
+
+@pytest.mark.parametrize("factor", [1 / 64, 8.0, 1.0])
+def test_rows_without_a_gradient_show_a_factor_of_the_moments(tmp_path, factor):
+    torch.manual_seed(0)
+    table = torch.nn.Embedding(64, 8)
+    optimizer = torch.optim.AdamW(table.parameters(), lr=1e-3, betas=(0.9, 0.95))
+
+    def train(updates: int, rows: int, step: int) -> Path:
+        for _ in range(updates):
+            optimizer.zero_grad()
+            (table(torch.randint(rows, (40,))) - torch.randn(8)).square().mean().backward()
+            optimizer.step()
+        held = {"model": {"embed.weight": table.weight}, "optimizer": optimizer.state_dict(), "step": step}
+        torch.save(held, path := tmp_path / f"{step}.pt")
+        return path
+
+    one = train(20, 64, 20)
+    optimizer.state[table.weight]["exp_avg_sq"].mul_(factor)
+    found = wb.doctor(one, train(6, 16, 26))
+    forms = {(row.quantity, row.form) for row in found.ledger if row.leg == "train" and row.status == "beyond"}
+    assert (("exp_avg_sq", "ratio") in forms) == (factor < 1) and ("exp_avg", "ratio") not in forms
+
+
+@pytest.mark.parametrize("updates", [1, 20])
+@pytest.mark.parametrize("anew", [True, False])
+def test_counters_that_restart_beside_a_frozen_layer(tmp_path, updates, anew):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    for n in range(4) if anew else ():
+        state_of(run, n)["step"].zero_()
+    run.freeze(True)
+    run.optimizer.zero_grad()
+    found = wb.doctor(one, run.train(updates).save(tmp_path / "b.pt", step=20 + updates))
+    assert found.causes[0].cause == ("B2" if anew else "H1"), found.verdict
+    assert anew or found.exit_code < 2
+
+
+@pytest.mark.parametrize(("factor", "first"), [(1 / 64, "B6"), (1.0, "H1")])
+def test_the_state_of_a_frozen_layer_stays_as_it_is(tmp_path, factor, first):
+    run = Run().train(30)
+    one = run.save(tmp_path / "a.pt", step=30)
+    state_of(run)["exp_avg_sq"].mul_(factor)
+    run.freeze(True)
+    run.optimizer.zero_grad()
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=50))
+    assert found.causes[0].cause == first, found.verdict
+    told = [row.form for row in found.ledger if row.leg == "train" and row.status == "beyond"]
+    assert told == (["ratio"] if factor != 1 else [])
+
+
+@pytest.mark.parametrize(("both", "first"), [(True, "E12"), (False, "B6")])
+def test_ranks_add_up_both_kinds_of_moments(tmp_path, both, first):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    for n in range(4):
+        state_of(run, n)["exp_avg_sq"].mul_(4)
+        state_of(run, n)["exp_avg"].mul_(4 if both else 1)
+    assert first_cause(wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))) == first
+
+
+def test_a_momentum_of_an_older_save_has_no_second_moments(tmp_path):
+    run = Run()
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=1e-2, momentum=0.9)
+    older = deepcopy(run.train(20).optimizer.state_dict())
+    one = run.train(6).save(tmp_path / "a.pt", step=26)
+    run.optimizer.load_state_dict(older)
+    assert first_cause(wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=26))) == "G6"
+
+
+@pytest.mark.parametrize(("frozen", "older"), [(True, True), (False, True), (True, False)])
+def test_sums_of_an_older_save_beside_a_frozen_layer(tmp_path, frozen, older):
+    run = Run()
+    run.optimizer = torch.optim.Adagrad(run.model.parameters(), lr=1e-2)
+    state = deepcopy(run.train(6).optimizer.state_dict())
+    one = run.train(6).save(tmp_path / "a.pt", step=12)
+    if older:
+        run.optimizer.load_state_dict(state)
+    run.freeze(frozen)
+    run.optimizer.zero_grad()
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=13))
+    assert found.causes[0].cause == ("G6" if older else "H1"), found.verdict
+
+
+@pytest.mark.parametrize(("lost", "causes"), [(True, ["B4"]), (False, [])])
+def test_largest_second_moments_may_stay(tmp_path, lost, causes):
+    run = Run()
+    run.optimizer = torch.optim.Adam(run.model.parameters(), lr=1e-3, betas=(0.9, 0.95), amsgrad=True)
+    one = run.train(40).save(tmp_path / "a.pt", step=40)
+    for n in range(4):
+        state_of(run, n)["max_exp_avg_sq"].mul_(9)  # of steeper beginnings
+    one = run.save(one, step=40)
+    for n in range(4) if lost else ():
+        state_of(run, n)["exp_avg_sq"].zero_()
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=41))
+    assert [cause.cause for cause in found.causes if cause.severity != "info"] == causes, found.verdict

@@ -24,7 +24,7 @@ from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import counters_restarted, fresh, moments_lost, second_lost, wrong_steps
 from workbench.doctor.facts.counted import may_count_anew
 from workbench.doctor.facts.evidence import is_numbered
-from workbench.doctor.ledger.roles import BLOCK_MAXIMA, FIRST, MASTERS, MAXIMA, MOMENTS, SECOND, STATE, WEIGHTS
+from workbench.doctor.ledger.roles import BLOCK_MAXIMA, FIRST, MASTERS, MAXIMA, MOMENTS, SECOND, STATE
 from workbench.doctor.ledger.rows import LedgerLeg, Status
 from workbench.doctor.ledger.sign import Sign
 from workbench.doctor.passes.updates import passed

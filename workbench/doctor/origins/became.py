@@ -196,7 +196,7 @@ def _multiplied(m_a: Array, v_a: Array, m_b: Array, v_b: Array, update: Update) 
 
 
 def arrangements(shape: Sequence[int]) -> Iterator[Array]:
-    """Yield the flat orders in which elements of a matrix are read along the other axis, or as blocks of other ranks."""
+    """Yield flat orders in which a matrix is read along the other axis, or as blocks of other ranks."""
     if len(shape) < 2 or min(shape[:2]) < 2:
         return
     at = np.arange(math.prod(shape)).reshape(shape)

@@ -240,7 +240,9 @@ def _grown(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairS
         if both is not None and (some := both[0] > 0).any():
             times.append(float(np.median(both[1][some] / both[0][some])) / floors[fqn])
     if times and lowest - 1 > HALF * (max(times) - 1):
-        text = f"exp_avg_sq of {plural(len(floors), 'parameter')} is, in every element, at least {lowest:.3g} times what "
+        text = (
+            f"exp_avg_sq of {plural(len(floors), 'parameter')} is, in every element, at least {lowest:.3g} times what "
+        )
         text += f"the updates leave of its old value, and at most {max(times):.3g} times that in the median"
         evidence = {"kind": "grown", "factor": lowest}
         sign = P21.sign(text, evidence, list(floors)[:NAMED], severity="warn", hit=len(floors), of=len(floors))

@@ -553,7 +553,7 @@ def _rearranged(
 
 
 def _is_arranged(pair: Pair, both: tuple[int, int], update: Update, found: Continuity) -> bool:
-    """Return whether second moments stay above the floor of their old values in another order, not of those in place."""
+    """Return whether second moments stay above the floor of their old values in another order, not in place."""
     if update.betas is None or update.k < 1 or (sides := _matrices(pair, both, found)) is None:
         return False
     fade, lost, under = floor_terms(update.fading, update.k, pair.b.dtype(both[1]))
