@@ -169,7 +169,7 @@ def _of_first(m_a: Array, m_b: Array, v_b: Array, update: Update, kind: str) -> 
     began, kept = (transition(m, none, m_b, v_b, update.betas, update.k, kind).broken for m in (none, m_a))
     left = update.betas[0] ** update.k * m_a
     shrank = np.count_nonzero((np.abs(m_b - left) <= _rounding(update) * np.abs(left)) & (left != 0))
-    return {"not_from_zero": began + (shrank if shrank >= ENOUGH else 0), "not_from_old": kept}
+    return {"not_from_zero": began + (int(shrank) if shrank >= ENOUGH else 0), "not_from_old": kept}
 
 
 def _rounding(update: Update) -> float:
