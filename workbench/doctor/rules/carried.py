@@ -104,7 +104,8 @@ SMALL = 0.6  #: ‖b‖/‖a‖ below which a buffer began anew
 P21 = Rule(
     "P21", "second moments that were transformed", ("B6",), "pair",
     "k gradients blur the profile of v, so v_B is not a function of v_A if every element grew",
-    f"every v_B/v_A ≥ {GROWN:g}, and log v_B within {SHARP:g} of a line over log v_A", "workbench.doctor.laws",
+    f"every v_B/v_A ≥ {GROWN:g}, and log v_B within {SHARP:g} of a line over log v_A; a warning: every v_B/(β2^k·v_A) "
+    f"≥ {GROWN:g}, and the least of them exceeds 1 by {HALF:g} of what their median does", "workbench.doctor.laws",
     "error", "none known", "load exp_avg_sq as it was saved: unscaled and squared"
 )  # fmt: skip
 P22 = Rule(
