@@ -4268,3 +4268,30 @@ def test_largest_second_moments_may_stay(tmp_path, lost, causes):
         state_of(run, n)["exp_avg_sq"].zero_()
     found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=41))
     assert [cause.cause for cause in found.causes if cause.severity != "info"] == causes, found.verdict
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_count_of_a_group_advances_for_frozen_parameters(tmp_path, shared):
+    """As that of Transformer Engine's FusedAdam; a counter of a parameter advances with its updates alone."""
+    run, count = Run().train(30), 30
+
+    def save(name: str) -> Path:
+        held = run.optimizer.state_dict()
+        if shared:
+            held["param_groups"][0]["step"] = count
+            held["state"] = {
+                n: {key: one for key, one in state.items() if key != "step"} for n, state in held["state"].items()
+            }
+        model = run.model.state_dict()
+        torch.save({"model": model, "optimizer": held, "step": count}, path := tmp_path / name)
+        return path
+
+    one = save("a.pt")
+    run.freeze(True)
+    run.optimizer.zero_grad()
+    run.train(20)
+    count = 50
+    if not shared:
+        state_of(run)["step"] += 20
+    found = wb.doctor(one, save("b.pt"))
+    assert [one.severity for one in found if one.rule == "P36"] == ["warn" if shared else "error"], found.verdict

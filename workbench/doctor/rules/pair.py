@@ -266,7 +266,8 @@ def _still(
     stood = [fqn for fqn in stood if updates[fqn].k]
     if not stood or len(stood) == len(wide):
         return
-    counted = [fqn for fqn in stood if updates[fqn].lag == 0 and fqn in pair.b.facts.steps.by_name]
+    shared = any(group.step is not None for group in pair.b.facts.groups)  # it advances for frozen parameters, too
+    counted = [fqn for fqn in stood if updates[fqn].lag == 0 and fqn in pair.b.facts.steps.by_name and not shared]
     sure = len(counted) == len(stood)
     text = f"weights and second moments of {_names(stood)} are equal bit for bit"
     text += ", although their own counters advanced" if sure else ": were they frozen?"
