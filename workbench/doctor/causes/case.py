@@ -534,6 +534,13 @@ class Case:
         clean, whole = change.clean(WEIGHTS), bool(change.seen(*WEIGHTS)) and not change.hit(WEIGHTS)
         return {name for name in change.hit(MASTERS, *forms) if name in clean or (whole and is_numbered(name))}
 
+    def first_stayed(self, change: LedgerLeg) -> bool:
+        """Return whether first moments beside second ones that fell are, in every element, those that were stored."""
+        found = [change.detail(SECOND, name) for name in change.hit(SECOND, "fallen", "other")]
+        began, kept = (sum(int(one.get(law, 0)) for one in found) for law in ("not_from_zero", "not_from_old"))
+        proved = began > FLIPPED or change.hit(SECOND, "ratio") - change.hit(FIRST)
+        return bool(proved) and not kept and not change.hit(MOMENTS, "moved.", "moved")
+
     def first_other(self, change: LedgerLeg) -> set[str]:
         """Return the parameters whose first moments are others while the second ones continued."""
         return change.hit(("exp_avg",), "other") & change.clean(("exp_avg_sq",))

@@ -7,7 +7,6 @@ from statistics import median
 
 from workbench.core.words import plural
 from workbench.doctor.causes.case import (
-    FLIPS,
     GONE,
     NEARLY_ALL,
     OUTSIDE,
@@ -368,7 +367,7 @@ def moments_zero(case: Case) -> Iterator[Match]:
         if case.sank and change.whole(MOMENTS, change.hit(MOMENTS, "fallen", "other")):
             fell = change.hit(MOMENTS, "fallen", "other") & counters.kept
             words = "most elements of exp_avg_sq fell; those of other parameters would be larger as often"
-        stayed = _first_stayed(change)
+        stayed = case.first_stayed(change)
         if not names and change.leg == "train" and not stayed and fell and 2 * len(fell) >= len(change.hit(MOMENTS)):
             adam = bool(change.hit(("exp_avg_sq",), "fallen", "other"))
             reasons = case.against(
@@ -387,14 +386,6 @@ def moments_zero(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 1.0, names, reasons=reasons, title=title, remedy=remedy)
 
 
-def _first_stayed(change: LedgerLeg) -> bool:
-    """Return whether the first moments beside second ones that fell are, in every element, those that were stored."""
-    found = [change.detail(SECOND, name) for name in change.hit(SECOND, "fallen", "other")]
-    began, kept = (sum(int(one.get(law, 0)) for one in found) for law in ("not_from_zero", "not_from_old"))
-    proved = began > FLIPS or change.hit(SECOND, "ratio") - change.hit(FIRST)
-    return bool(proved) and not kept and not change.hit(MOMENTS, "moved.", "moved")
-
-
 def second_gone(case: Case) -> Iterator[Match]:
     for change in case.changes:
         first, second = case.lost(change)
@@ -409,7 +400,7 @@ def second_gone(case: Case) -> Iterator[Match]:
         if sunk := case.sunk(change):
             names = sunk | change.hit((*change.weights, *MASTERS))
             yield Match(change.leg, 0.96, names, title=SUNK)
-        elif _first_stayed(change) and (case.sank or change.whole(SECOND, change.hit(SECOND, "fallen", "other"))):
+        elif case.first_stayed(change) and (case.sank or change.whole(SECOND, change.hit(SECOND, "fallen", "other"))):
             words = "exp_avg cannot have begun at zero, and can be what became of its old value"
             names = frozenset(change.hit((*change.weights, *MASTERS, *MOMENTS)))
             yield Match(change.leg, 0.97, names, reasons=case.against(("B1 B3", words)), title=SUNK)

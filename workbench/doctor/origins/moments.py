@@ -155,12 +155,20 @@ class _Heir:
         )
 
     def _follows(self, atoms: Atoms, held: Mapping[tuple[str, str], Atom], one: Atom) -> bool:
-        """Return whether one gradient turns that parameter's earlier moments into these."""
-        partner = held.get((one.fqn, "exp_avg"))
-        if partner is None:
+        """Return whether one gradient turns that parameter's earlier moments, or one of them, into these."""
+        first = [held[name, "exp_avg"] for name in (one.fqn, self.atom.fqn) if (name, "exp_avg") in held]
+        if not first or first[0].fqn != one.fqn:
             return False
-        m_then, v_then = (_some(atoms.before(each)) for each in (partner, one))
-        return one_gradient(m_then, v_then, self.m, self.v, self.betas) >= EXACT
+        m_then, v_then = ([_some(atoms.before(each)) for each in some] for some in (first, (one, self.atom)))
+        both = [(m_then[0], v_then[0])]
+        if one.fqn != self.atom.fqn:
+            both += [(m_then[-1], v_then[0]), (m_then[0], v_then[1])]
+        few = slice(SAMPLED >> 6)
+        return any(
+            one_gradient(m[few], v[few], self.m[few], self.v[few], self.betas) >= EXACT
+            and one_gradient(m, v, self.m, self.v, self.betas) >= EXACT
+            for m, v in both
+        )
 
 
 def _heir(
