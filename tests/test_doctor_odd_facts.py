@@ -4295,3 +4295,63 @@ def test_the_count_of_a_group_advances_for_frozen_parameters(tmp_path, shared):
         state_of(run)["step"] += 20
     found = wb.doctor(one, save("b.pt"))
     assert [one.severity for one in found if one.rule == "P36"] == ["warn" if shared else "error"], found.verdict
+
+
+@pytest.mark.parametrize(("what", "first"), [("all", "G6"), ("masters", "D2"), ("bound", "B5")])
+@pytest.mark.parametrize("named", [True, False])
+def test_masters_are_state_of_the_optimizer(tmp_path, what, first, named):
+    """They are of an older save with the moments, or alone, or are given to other parameters with them."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(16, 16, bias=False) for _ in range(3)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95))
+
+    def state() -> dict[int, Any]:
+        held = deepcopy(optimizer.state_dict()["state"])
+        for n, weight in enumerate(model.parameters()):
+            held[n]["master_param"] = weight.detach().clone()
+        return held
+
+    def train() -> dict[int, Any]:
+        for _ in range(10):
+            optimizer.zero_grad()
+            x = torch.randn(8, 16)
+            (model(x) - x.roll(1, 1)).square().mean().backward()
+            optimizer.step()
+        return state()
+
+    def save(name: str, held: dict[int, Any]) -> Path:
+        groups = [{**optimizer.state_dict()["param_groups"][0], "params": [0, 1, 2]}]
+        if named:
+            groups[0]["param_names"] = list(weights)
+        held = {"model": weights, "optimizer": {"state": held, "param_groups": groups}, "step": 20}
+        torch.save(held, path := tmp_path / name)
+        return path
+
+    older, now = train(), train()
+    weights = {name: weight.detach().bfloat16() for name, weight in model.named_parameters()}
+    wrong = {n: now[n] | (older[n] if what == "all" else {"master_param": older[n]["master_param"]}) for n in now}
+    wrong = wrong if what != "bound" else {n: now[(n + 1) % 3] for n in now}
+    found = wb.doctor(save("a.pt", now), echo=save("echo.pt", wrong))
+    assert first_cause(found) == first, found.verdict
+
+
+@pytest.mark.parametrize(("of_next", "form"), [(True, "moved.name"), (False, "zero")])
+def test_one_moment_of_another_parameter_is_found_after_an_update(tmp_path, of_next, form):
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(12, 8)) for _ in range(2)]
+    optimizer = torch.optim.AdamW(weights, lr=1e-3, betas=(0.9, 0.95))
+
+    def train(updates: int, step: int) -> Path:
+        for _ in range(updates):
+            for n, weight in enumerate(weights):
+                weight.grad = torch.randn(12, 8) / 10**n
+            optimizer.step()
+        model = {f"{n}.weight": weight for n, weight in enumerate(weights)}
+        torch.save({"model": model, "optimizer": optimizer.state_dict(), "step": step}, path := tmp_path / f"{step}.pt")
+        return path
+
+    one = train(30, 30)
+    held = [optimizer.state[weight]["exp_avg_sq"] for weight in weights]
+    held[0].copy_(held[1] if of_next else torch.zeros(12, 8))
+    found = wb.doctor(one, train(1, 31))
+    assert [row.form for row in found.ledger if row.quantity == "exp_avg_sq" and row.status == "beyond"] == [form]
