@@ -4131,7 +4131,7 @@ def test_first_moments_that_stayed_beside_second_ones_that_fell(tmp_path, also, 
     for n in range(4):
         state_of(run, n)["exp_avg_sq"].mul_(0 if also else 1 / 64)
         state_of(run, n)["exp_avg"].mul_(not also)
-    found = wb.doctor(one, run.train(4).save(tmp_path / "b.pt", step=64))
+    found = wb.doctor(one, run.train(14).save(tmp_path / "b.pt", step=74))
     assert first_cause(found) == first, found.verdict
 
 
@@ -4169,7 +4169,7 @@ def test_moments_that_all_grew_by_about_the_same(tmp_path, multiplied):
             state_of(run, n)[key].mul_(8)
     for weight in () if multiplied else run.model.parameters():
         weight.register_hook(lambda gradient: 3 * gradient)
-    found = wb.doctor(one, run.train(12).save(tmp_path / "b.pt", step=52))
+    found = wb.doctor(one, run.train(24).save(tmp_path / "b.pt", step=64))
     assert ("P21" in {sign.rule for sign in found}) == multiplied
     assert (first_cause(found) == "B6") == multiplied, found.verdict
 
