@@ -226,7 +226,7 @@ def _profiles(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
 
 
 def _grown(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Outcome) -> None:
-    """Report second moments that all lie above the floor by about the same.
+    """Report second moments that are all above the floor by about the same.
 
     What gradients add differs from element to element, however large they are, and some elements get little.
     """
