@@ -4368,3 +4368,262 @@ def test_a_batch_size_that_a_further_file_states(tmp_path, index, told):
     sampler = {"epoch": 0, "next_index": index}
     two = in_folder(run.train(4), tmp_path / "checkpoint-16", 16, sampler=sampler, config={"batch_size": 4})
     assert any(cause.cause == "C6" for cause in wb.doctor(one, two).causes) == told
+
+
+# ---- the optimizer's state, some updates later -----------------------------------------------------------------------
+
+
+def state_of(run: Run, number: int = 0) -> dict[str, Any]:
+    """The optimizer's state of one parameter: 0 is a matrix of 32 × 16."""
+    return run.optimizer.state[list(run.model.parameters())[number]]
+
+
+def first_cause(found: Any) -> str:
+    return next((one.cause for one in found.causes if one.severity != "info"), "")
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_first_moments_of_another_tensor_are_seen_many_updates_later(tmp_path, kept):
+    """An older save has older second moments, too."""
+    run = Run().train(20)
+    older = deepcopy(run.optimizer.state_dict())
+    one = run.train(12).save(tmp_path / "a.pt", step=32)
+    if kept:
+        state_of(run)["exp_avg"].copy_(0.5 * torch.randn(32, 16))
+    else:
+        run.optimizer.load_state_dict(older)
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=52))
+    assert (first_cause(found) == "B6") == kept, found.verdict
+
+
+@pytest.mark.parametrize(("also", "first"), [(False, "B4"), (True, "B3")])
+def test_first_moments_that_stayed_beside_second_ones_that_fell(tmp_path, also, first):
+    run = Run().train(60)
+    one = run.save(tmp_path / "a.pt", step=60)
+    for n in range(4):
+        state_of(run, n)["exp_avg_sq"].mul_(0 if also else 1 / 64)
+        state_of(run, n)["exp_avg"].mul_(not also)
+    found = wb.doctor(one, run.train(14).save(tmp_path / "b.pt", step=74))
+    assert first_cause(found) == first, found.verdict
+
+
+@pytest.mark.parametrize("turned", [True, False])
+@pytest.mark.parametrize("updates", [1, 5])
+def test_state_that_is_read_along_the_other_axis(tmp_path, turned, updates):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    for key in ("exp_avg", "exp_avg_sq") if turned else ():
+        state_of(run)[key].copy_(state_of(run)[key].T.reshape(32, 16).clone())
+    found = wb.doctor(one, run.train(updates).save(tmp_path / "b.pt", step=20 + updates))
+    assert first_cause(found) == ("B5" if turned else ""), found.verdict
+    assert not turned or "other elements" in found.causes[0].title
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_a_single_momentum_that_is_read_along_the_other_axis(tmp_path, turned):
+    run = Run()
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=1e-2, momentum=0.95)
+    one = run.train(40).save(tmp_path / "a.pt", step=40)
+    if turned:
+        held = state_of(run)["momentum_buffer"]
+        held.copy_(held.T.reshape(32, 16).clone())
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=41))
+    assert first_cause(found) == ("B5" if turned else ""), found.verdict
+
+
+@pytest.mark.parametrize("multiplied", [True, False])
+def test_moments_that_all_grew_by_about_the_same(tmp_path, multiplied):
+    """Larger gradients, of another loss, add to some elements more than to others."""
+    run = Run().train(40)
+    one = run.save(tmp_path / "a.pt", step=40)
+    for n in range(4):
+        for key in ("exp_avg", "exp_avg_sq") if multiplied else ():
+            state_of(run, n)[key].mul_(8)
+    for weight in () if multiplied else run.model.parameters():
+        weight.register_hook(lambda gradient: 3 * gradient)
+    found = wb.doctor(one, run.train(24).save(tmp_path / "b.pt", step=64))
+    assert ("P21" in {sign.rule for sign in found}) == multiplied
+    assert (first_cause(found) == "B6") == multiplied, found.verdict
+
+
+@pytest.mark.parametrize("factor", [1 / 64, 8.0, 1.0])
+def test_rows_without_a_gradient_show_a_factor_of_the_moments(tmp_path, factor):
+    torch.manual_seed(0)
+    table = torch.nn.Embedding(64, 8)
+    optimizer = torch.optim.AdamW(table.parameters(), lr=1e-3, betas=(0.9, 0.95))
+
+    def train(updates: int, rows: int, step: int) -> Path:
+        for _ in range(updates):
+            optimizer.zero_grad()
+            (table(torch.randint(rows, (40,))) - torch.randn(8)).square().mean().backward()
+            optimizer.step()
+        held = {"model": {"embed.weight": table.weight}, "optimizer": optimizer.state_dict(), "step": step}
+        torch.save(held, path := tmp_path / f"{step}.pt")
+        return path
+
+    one = train(20, 64, 20)
+    optimizer.state[table.weight]["exp_avg_sq"].mul_(factor)
+    found = wb.doctor(one, train(6, 16, 26))
+    forms = {(row.quantity, row.form) for row in found.ledger if row.leg == "train" and row.status == "beyond"}
+    assert (("exp_avg_sq", "ratio") in forms) == (factor < 1) and ("exp_avg", "ratio") not in forms
+
+
+@pytest.mark.parametrize("updates", [1, 20])
+@pytest.mark.parametrize("anew", [True, False])
+def test_counters_that_restart_beside_a_frozen_layer(tmp_path, updates, anew):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    for n in range(4) if anew else ():
+        state_of(run, n)["step"].zero_()
+    run.freeze(True)
+    run.optimizer.zero_grad()
+    found = wb.doctor(one, run.train(updates).save(tmp_path / "b.pt", step=20 + updates))
+    assert found.causes[0].cause == ("B2" if anew else "H1"), found.verdict
+    assert anew or found.exit_code < 2
+
+
+@pytest.mark.parametrize(("factor", "first"), [(1 / 64, "B6"), (1.0, "H1")])
+def test_the_state_of_a_frozen_layer_stays_as_it_is(tmp_path, factor, first):
+    run = Run().train(30)
+    one = run.save(tmp_path / "a.pt", step=30)
+    state_of(run)["exp_avg_sq"].mul_(factor)
+    run.freeze(True)
+    run.optimizer.zero_grad()
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=50))
+    assert found.causes[0].cause == first, found.verdict
+    told = [row.form for row in found.ledger if row.leg == "train" and row.status == "beyond"]
+    assert told == (["ratio"] if factor != 1 else [])
+
+
+@pytest.mark.parametrize(("both", "first"), [(True, "E12"), (False, "B6")])
+def test_ranks_add_up_both_kinds_of_moments(tmp_path, both, first):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    for n in range(4):
+        state_of(run, n)["exp_avg_sq"].mul_(4)
+        state_of(run, n)["exp_avg"].mul_(4 if both else 1)
+    assert first_cause(wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))) == first
+
+
+def test_a_momentum_of_an_older_save_has_no_second_moments(tmp_path):
+    run = Run()
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=1e-2, momentum=0.9)
+    older = deepcopy(run.train(20).optimizer.state_dict())
+    one = run.train(6).save(tmp_path / "a.pt", step=26)
+    run.optimizer.load_state_dict(older)
+    assert first_cause(wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=26))) == "G6"
+
+
+@pytest.mark.parametrize(("frozen", "older"), [(True, True), (False, True), (True, False)])
+def test_sums_of_an_older_save_beside_a_frozen_layer(tmp_path, frozen, older):
+    run = Run()
+    run.optimizer = torch.optim.Adagrad(run.model.parameters(), lr=1e-2)
+    state = deepcopy(run.train(6).optimizer.state_dict())
+    one = run.train(6).save(tmp_path / "a.pt", step=12)
+    if older:
+        run.optimizer.load_state_dict(state)
+    run.freeze(frozen)
+    run.optimizer.zero_grad()
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=13))
+    assert found.causes[0].cause == ("G6" if older else "H1"), found.verdict
+
+
+@pytest.mark.parametrize(("lost", "causes"), [(True, ["B4"]), (False, [])])
+def test_largest_second_moments_may_stay(tmp_path, lost, causes):
+    run = Run()
+    run.optimizer = torch.optim.Adam(run.model.parameters(), lr=1e-3, betas=(0.9, 0.95), amsgrad=True)
+    one = run.train(40).save(tmp_path / "a.pt", step=40)
+    for n in range(4):
+        state_of(run, n)["max_exp_avg_sq"].mul_(9)  # of steeper beginnings
+    one = run.save(one, step=40)
+    for n in range(4) if lost else ():
+        state_of(run, n)["exp_avg_sq"].zero_()
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=41))
+    assert [cause.cause for cause in found.causes if cause.severity != "info"] == causes, found.verdict
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_count_of_a_group_advances_for_frozen_parameters(tmp_path, shared):
+    """As that of Transformer Engine's FusedAdam; a counter of a parameter advances with its updates alone."""
+    run, count = Run().train(30), 30
+
+    def save(name: str) -> Path:
+        held = run.optimizer.state_dict()
+        if shared:
+            held["param_groups"][0]["step"] = count
+            held["state"] = {
+                n: {key: one for key, one in state.items() if key != "step"} for n, state in held["state"].items()
+            }
+        model = run.model.state_dict()
+        torch.save({"model": model, "optimizer": held, "step": count}, path := tmp_path / name)
+        return path
+
+    one = save("a.pt")
+    run.freeze(True)
+    run.optimizer.zero_grad()
+    run.train(20)
+    count = 50
+    if not shared:
+        state_of(run)["step"] += 20
+    found = wb.doctor(one, save("b.pt"))
+    assert [one.severity for one in found if one.rule == "P36"] == ["warn" if shared else "error"], found.verdict
+
+
+@pytest.mark.parametrize(("what", "first"), [("all", "G6"), ("masters", "D2"), ("bound", "B5")])
+@pytest.mark.parametrize("named", [True, False])
+def test_masters_are_state_of_the_optimizer(tmp_path, what, first, named):
+    """They are of an older save with the moments, or alone, or are given to other parameters with them."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(16, 16, bias=False) for _ in range(3)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95))
+
+    def state() -> dict[int, Any]:
+        held = deepcopy(optimizer.state_dict()["state"])
+        for n, weight in enumerate(model.parameters()):
+            held[n]["master_param"] = weight.detach().clone()
+        return held
+
+    def train() -> dict[int, Any]:
+        for _ in range(10):
+            optimizer.zero_grad()
+            x = torch.randn(8, 16)
+            (model(x) - x.roll(1, 1)).square().mean().backward()
+            optimizer.step()
+        return state()
+
+    def save(name: str, held: dict[int, Any]) -> Path:
+        groups = [{**optimizer.state_dict()["param_groups"][0], "params": [0, 1, 2]}]
+        if named:
+            groups[0]["param_names"] = list(weights)
+        held = {"model": weights, "optimizer": {"state": held, "param_groups": groups}, "step": 20}
+        torch.save(held, path := tmp_path / name)
+        return path
+
+    older, now = train(), train()
+    weights = {name: weight.detach().bfloat16() for name, weight in model.named_parameters()}
+    wrong = {n: now[n] | (older[n] if what == "all" else {"master_param": older[n]["master_param"]}) for n in now}
+    wrong = wrong if what != "bound" else {n: now[(n + 1) % 3] for n in now}
+    found = wb.doctor(save("a.pt", now), echo=save("echo.pt", wrong))
+    assert first_cause(found) == first, found.verdict
+
+
+@pytest.mark.parametrize(("of_next", "form"), [(True, "moved.name"), (False, "zero")])
+def test_one_moment_of_another_parameter_is_found_after_an_update(tmp_path, of_next, form):
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(12, 8)) for _ in range(2)]
+    optimizer = torch.optim.AdamW(weights, lr=1e-3, betas=(0.9, 0.95))
+
+    def train(updates: int, step: int) -> Path:
+        for _ in range(updates):
+            for n, weight in enumerate(weights):
+                weight.grad = torch.randn(12, 8) / 10**n
+            optimizer.step()
+        model = {f"{n}.weight": weight for n, weight in enumerate(weights)}
+        torch.save({"model": model, "optimizer": optimizer.state_dict(), "step": step}, path := tmp_path / f"{step}.pt")
+        return path
+
+    one = train(30, 30)
+    held = [optimizer.state[weight]["exp_avg_sq"] for weight in weights]
+    held[0].copy_(held[1] if of_next else torch.zeros(12, 8))
+    found = wb.doctor(one, train(1, 31))
+    assert [row.form for row in found.ledger if row.quantity == "exp_avg_sq" and row.status == "beyond"] == [form]

@@ -530,6 +530,22 @@ class Case:
         fell = change.hit(SECOND, "other", "part", "fallen") - odd
         return frozenset(name for name in fell if SUNK < float(change.detail(SECOND, name).get("depth", 0)) < math.inf)
 
+    def masters_alone(self, change: LedgerLeg, *forms: str) -> set[str]:
+        """Return the masters of those forms whose weights are clean; of numbered ones, if all weights are."""
+        clean, whole = change.clean(WEIGHTS), bool(change.seen(*WEIGHTS)) and not change.hit(WEIGHTS)
+        return {name for name in change.hit(MASTERS, *forms) if name in clean or (whole and is_numbered(name))}
+
+    def first_stayed(self, change: LedgerLeg) -> bool:
+        """Return whether first moments beside second ones that fell are, in every element, those that were stored."""
+        found = [change.detail(SECOND, name) for name in change.hit(SECOND, "fallen", "other")]
+        began, kept = (sum(int(one.get(law, 0)) for one in found) for law in ("not_from_zero", "not_from_old"))
+        proved = began > FLIPPED or change.hit(SECOND, "ratio") - change.hit(FIRST)
+        return bool(proved) and not kept and not change.hit(MOMENTS, "moved.", "moved")
+
+    def first_other(self, change: LedgerLeg) -> set[str]:
+        """Return the parameters whose first moments are others while the second ones continued."""
+        return change.hit(("exp_avg",), "other") & change.clean(("exp_avg_sq",))
+
     def still(self, change: LedgerLeg, names: Iterable[str]) -> bool:
         """Return whether the weights and masters of ``names`` were compared and satisfy their bound."""
         names, seen = set(names), change.seen(*WEIGHTS, *MASTERS)

@@ -212,10 +212,12 @@ def mixed(case: Case) -> Iterator[Match]:
         weights = change.hit((*change.weights, *MASTERS), *VALUES) & case.displaced(change)
         moments, spots = change.hit(MOMENTS, *STATES), change.hit(MOMENTS, "spots")
         moments |= spots if case.of_layer(change, spots) else set()
-        moments -= change.hit(("exp_avg",), "other") & change.clean(("exp_avg_sq",))  # one of two: not by saves (B6)
+        moments -= case.first_other(change)  # one of two: not by saves (B6)
         place = case.traits.get("place") if change.leg == "load" else None
         confined = place is not None and place.confined
         part = frozenset(change.hit(_all(change), "part") - change.hit(change.weights, "moved."))
+        if change.leg == "train" and case.first_stayed(change):  # another save has other ones, too
+            weights, moments, part = set(), moments - change.hit(SECOND, "fallen", "other"), frozenset()
         if sunk := case.sunk(change):  # updates divided by the roots of these second moments are large
             weights, moments, part = weights - sunk, moments - sunk, part - sunk
         if not weights and len(part) < len(moments - part) and part <= change.hit(MOMENTS, "part"):
@@ -228,7 +230,10 @@ def mixed(case: Case) -> Iterator[Match]:
         if change.leg == "load" and odd.ahead and change.whole(change.weights, weights):
             continue  # the load itself made updates
         outer = kinds(weights | moments | part) <= {"embed", "head"}  # rows of the vocabulary
-        if confined and (weights or moments) and not (part and outer):
+        masters = case.masters_alone(change, *VALUES)  # which are state of the optimizer
+        if change.exact and masters and weights <= masters and 2 * len(moments) > len(masters):
+            yield Match("load", 0.97, frozenset(masters | moments), False)
+        elif confined and (weights or moments) and not (part and outer):
             yield Match(change.leg, 0.97, frozenset(weights | moments), False)
         elif len(part) > 2 and not kinds(part) <= {"embed", "head"}:
             yield Match(change.leg, 0.93, frozenset(weights | moments | part), False)

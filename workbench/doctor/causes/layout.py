@@ -12,7 +12,7 @@ from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.facts.groups import OF_AVERAGES
-from workbench.doctor.ledger.roles import AVERAGES, MASTERS, MOMENTS, SECOND, WEIGHTS
+from workbench.doctor.ledger.roles import AVERAGES, FIRST, MASTERS, MOMENTS, SECOND, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.origins.tags import is_follower, is_reference
 from workbench.names.roles import adapter_of
@@ -74,7 +74,7 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
             by_tag: dict[str, set[str]] = {}
             for form, names in change.forms((*change.weights, *MASTERS)).items():
                 if form.startswith("moved.") and change.leg == "load":  # masters alone: a partition of the optimizer
-                    names = names - (change.hit(MASTERS, form) & change.clean(WEIGHTS))
+                    names = names - case.masters_alone(change, form)
                 if form.startswith("moved.") and names:
                     by_tag.setdefault(form.removeprefix("moved."), set()).update(names)
             if _cut_anew(change):
@@ -154,7 +154,7 @@ def partition(cause: str) -> Callable[[Case], Iterator[Match]]:
                     reasons=case.against(("E1 E4 E9", words)),
                 )
             if cause == "E13":
-                masters = frozenset(change.hit(MASTERS, "moved.") & change.clean(WEIGHTS))
+                masters = frozenset(case.masters_alone(change, "moved."))
                 if masters and change.leg == "load":  # complete ones are assigned to others (B5)
                     yield Match(change.leg, 0.95, masters, False)
 
@@ -169,6 +169,7 @@ def uneven(case: Case) -> Iterator[Match]:
             for name in change.hit(change.weights, "part", "zeros", "other")
             if change.detail(change.weights, name).get("tail")
         )
+        names -= case.first_other(change)  # whose steps were wrong
         if names:
             yield Match(change.leg, 0.97, names, False)
     if signs := case.fired("N18"):
@@ -186,8 +187,9 @@ def scaled(case: Case) -> Iterator[Match]:
         for quantities in ((*change.weights, *MASTERS), MOMENTS):
             names, every = frozenset(change.hit(quantities, "ratio")), change.hit(quantities)
             factors = sorted({float(change.detail(quantities, n).get("ratio", 0)) for n in names})
-            second = change.hit(SECOND, "ratio") or not change.seen(*SECOND)  # ranks hold both kinds of moments
-            if names and (quantities is not MOMENTS or (second and all(map(_of_ranks, factors)))):
+            kinds_of = [kind for kind in (FIRST, SECOND) if change.seen(*kind)]  # ranks hold both kinds of moments
+            both = all(change.hit(kind, "ratio") for kind in kinds_of)
+            if names and (quantities is not MOMENTS or (both and all(map(_of_ranks, factors)))):
                 words = f"they are {', '.join(f'{one:.3g}' for one in factors[:3])} times the old values"
                 strength = 0.98 if quantities is MOMENTS else 0.95
                 most = len(names) >= NEARLY_ALL * len(every)  # in small ones, a factor cannot be proved

@@ -92,7 +92,8 @@ def fell_back(before: TrainingState, after: TrainingState, names: Iterable[str],
     first, last = before.steps.by_name, after.steps.by_name
     by = {name: last[name] - first[name] for name in names if first.get(name) == before.steps.usual and name in last}
     late = {name: more for name, more in by.items() if 0 < more < (k or 0) or (more < 0 < (k or 0) < last[name])}
-    return set(late) if len(set(late.values())) == 1 else set()
+    most = max(late.values(), default=0.0)
+    return set(late) if {*late.values()} <= {most, most - (k or 0)} else set()  # or had no update since
 
 
 def lagging(before: TrainingState, after: TrainingState, k: int | None) -> frozenset[str]:

@@ -104,7 +104,8 @@ SMALL = 0.6  #: ‖b‖/‖a‖ below which a buffer began anew
 P21 = Rule(
     "P21", "second moments that were transformed", ("B6",), "pair",
     "k gradients blur the profile of v, so v_B is not a function of v_A if every element grew",
-    f"every v_B/v_A ≥ {GROWN:g}, and log v_B within {SHARP:g} of a line over log v_A", "workbench.doctor.laws",
+    f"every v_B/v_A ≥ {GROWN:g}, and log v_B within {SHARP:g} of a line over log v_A; a warning: every v_B/(β2^k·v_A) "
+    f"≥ {GROWN:g}, and the least of them exceeds 1 by {HALF:g} of what their median does", "workbench.doctor.laws",
     "error", "none known", "load exp_avg_sq as it was saved: unscaled and squared"
 )  # fmt: skip
 P22 = Rule(
@@ -210,6 +211,7 @@ def _profiles(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
             slopes[fqn] = line
     if seen:
         found.checked["P21"] = f"{plural(seen, 'parameter')}"
+        _grown(pair, updates, {f: one for f, one in states.items() if one.floor.of >= ENOUGH}, found)
     elif late:
         found.not_checked.setdefault("P21", "after so many updates, little of the old second moments is left")
     else:
@@ -221,6 +223,31 @@ def _profiles(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
         text = f"exp_avg_sq of {plural(len(slopes), 'parameter')} is the old one, transformed: {name!r} was {words}"
         evidence = {"kind": "power" if power else "factor", "slope": slope, "factor": factor}
         found.signs.append(P21.sign(text, evidence, list(slopes)[:NAMED], hit=len(slopes), of=seen))
+
+
+def _grown(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Outcome) -> None:
+    """Report second moments that are all above the floor by about the same.
+
+    What gradients add differs from element to element, however large they are, and some elements get little.
+    """
+    held = dict(pair.shared())
+    floors = {f: betas[1] ** updates[f].k for f in states if (betas := updates[f].betas) is not None and updates[f].k}
+    lowest = min((states[fqn].ratio / floors[fqn] for fqn in floors), default=0.0)
+    if lowest < GROWN or lowest == math.inf or sum(states[fqn].floor.of for fqn in floors) < LOW_LEAST:
+        return
+    times = []
+    for fqn in _spread(list(floors)):
+        both = _both(pair, fqn, held[fqn]["exp_avg_sq"], "P21", found)
+        if both is not None and (some := both[0] > 0).any():
+            times.append(float(np.median(both[1][some] / both[0][some])) / floors[fqn])
+    if times and lowest - 1 > HALF * (max(times) - 1):
+        text = (
+            f"exp_avg_sq of {plural(len(floors), 'parameter')} is, in every element, at least {lowest:.3g} times what "
+        )
+        text += f"the updates leave of its old value, and at most {max(times):.3g} times that in the median"
+        evidence = {"kind": "grown", "factor": lowest}
+        sign = P21.sign(text, evidence, list(floors)[:NAMED], severity="warn", hit=len(floors), of=len(floors))
+        found.signs.append(sign)
 
 
 def _line(v_a: Array, v_b: Array) -> tuple[float, float] | None:

@@ -216,6 +216,7 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
     off = [name for name, by in moved.items() if by != k]
     # as many updates as since the load, unless schedule and counters show fewer
     fresh = {name for name in off if k and b.steps.by_name.get(name, b.steps.usual) == k and name not in rare}
+    fresh -= {name for name in fresh if not moved[name] and len(off) < len(moved)}  # it may as well have stood still
     fresh = fresh if passed(a, b) in (k, None) else set()
     still = {name for name in fresh if moved[name] == 0}  # it had as many updates as were made since
     fresh = fresh - still if len(still) < len(moved) else fresh

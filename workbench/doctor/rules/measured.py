@@ -464,7 +464,7 @@ def counter_rows(
         if k == 1 < b[name] and name in broken and name not in zeros:
             fresh = False  # one update does not hide zeros: they are of an early save
         if by == k or (
-            leg == "train" and 0 <= by < k and (b[name] != k or name in rare) and name not in late
+            leg == "train" and 0 <= by < k and (b[name] != k or name in rare or by == 0 != common) and name not in late
         ):  # a counter does not advance without a gradient or in a skipped update
             status = Status.EQUAL if leg == "load" else Status.WITHIN
             found.put("step", status, name)
