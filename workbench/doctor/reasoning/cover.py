@@ -33,6 +33,7 @@ LATER = 0.5  #: factor for what a later checkpoint shows, if an echo shows what 
 SPREADING = frozenset({"S01", "S02", "S19", "N16", "N28", "P06", "P09", "N5", "N17", "N20", "N29", "S03", "S04"})
 OF_DECAY = ("H1", "B7", "C5")  #: causes of another weight decay
 OF_SETTINGS = ("N12", "P16", "R12")
+OF_VALUES = ("P03", "P04", "P05", "P08", "P11", "P12")  #: rules on what updates do to weights and moments
 OF_RATES = frozenset({"N6", "P13", "P15", "P19", "P37", "S16"})
 LASTING = frozenset({"S07", "S13", "S14", "S17"})  #: rules that detect a bad load in a later checkpoint too
 _GRAVE = {"error": 1.0, "warn": 0.3, "info": 0.02}
@@ -166,9 +167,9 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
         return None
     if cause == "H1" and _of_rates(sign) and (match is None or not _sets_rates(match)):
         return None
-    if cause == "H1" and sign.rule in OF_SETTINGS and match is not None and match.title:
+    if cause == "H1" and match is not None and match.title and sign.rule in (*OF_SETTINGS, *OF_VALUES):
         return {*sign.tensors, ""} if any(sign is one for one in match.signs) else None  # the match is about another
-    if cause == "H1" and sign.rule == "P05" and _slower(case):
+    if cause == "H1" and sign.rule in OF_VALUES and (_of_few(sign) or _slower(case)):
         return None
     if _consists(cause, match, sign):
         names = match.names if match is not None and match.names and not any(sign is s for s in match.signs) else None
@@ -202,6 +203,11 @@ def _beside_optimizer(sign: Sign) -> bool:
         return True  # state that was lost makes nothing larger
     changed = kind in ("are new", "have another shape") and "param" in str(roles)
     return roles == ["buffer"] or kind == "appeared" or changed
+
+
+def _of_few(sign: Sign) -> bool:
+    """Return whether values of fewer than half of the parameters broke a law: the optimizer's settings are for all."""
+    return "old" not in sign.evidence and 2 * sign.hit < sign.of
 
 
 def _slower(case: Case) -> bool:
