@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, WEIGH
 from workbench.doctor.ledger.rows import Ledger, LedgerLeg
 from workbench.doctor.ledger.sign import SAVED, Outcome, Sign
 from workbench.doctor.origins.tags import followers
+from workbench.doctor.passes.updates import passed
 from workbench.names.weights import Weight, kinds, parse
 
 ALONE = ("before", "echo", "after")
@@ -210,6 +211,20 @@ class Case:
     @property
     def later(self) -> State:
         return self.evidence.state(self.resumed)
+
+    @cached_property
+    def counted(self) -> list[Sign]:
+        """Signs of counters of batches that are behind, but counted more than what was since: they are of an older save."""
+        k = passed(self.evidence.before.facts, self.later.facts)
+        found = [one for one in self.fired("P24") if "after" in one.evidence and "F4" not in one.causes[:1]]
+        return [one for one in found if k is not None and k + 1 < one.evidence["after"] != one.evidence["before"]]
+
+    def restarted_with(self, names: Collection[str]) -> frozenset[str]:
+        """Return the buffers that restarted in the modules of these weights."""
+        signs = [one for one in self.fired("P24") if one not in self.counted and "F4" not in one.causes[:1]]
+        buffers = {name for one in signs for name in one.tensors}
+        modules = {_parent(name) for name in names}
+        return frozenset(b for b in buffers if any(f".{_parent(b)}".endswith(f".{one}") for one in modules))
 
     def numel(self, name: str) -> int:
         """Return the number of elements of a parameter in the resumed state; 0 if it is not stored."""

@@ -224,6 +224,13 @@ def mixed(case: Case) -> Iterator[Match]:
         both = frozenset(weights & moments or (weights | numbered if numbered else ()))
         odd = case.counters(change.leg)
         off = odd.ahead | odd.behind
+        if change.leg == "train":  # with its counter, even one that only its second moments show
+            moments |= change.hit(MOMENTS) & odd.behind
+        counts = tuple(case.counted if change.leg == "train" else ())
+        if counts and (weights or moments or all(one.evidence["after"] > one.evidence["before"] for one in counts)):
+            names = frozenset(weights | moments | {name for one in counts for name in one.tensors})
+            yield Match(change.leg, 0.97, names, signs=counts)
+            continue
         few = off if len(off) < 0.9 * len(odd.known) else frozenset()
         if change.leg == "load" and odd.ahead and change.whole(change.weights, weights):
             continue  # the load itself made updates

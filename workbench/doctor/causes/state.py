@@ -91,6 +91,7 @@ def renamed(case: Case) -> Iterator[Match]:
                 title, remedy = NONE_LOADED, "load the stored weights into the model before the optimizer is made"
             strength, losses = 1.0 if prefix else 0.8, "the loss is that of a new model" if remedy else ""
             exact = bool(prefix)
+            names |= case.restarted_with(names)
             yield Match(change.leg, strength, names, exact, reasons=reasons, title=title, remedy=remedy, losses=losses)
 
 
@@ -103,7 +104,7 @@ def not_loaded(case: Case) -> Iterator[Match]:
             continue
         if anew := case.anew(change):
             title = "Some weights and their optimizer state are new."
-            yield Match(change.leg, 0.99, anew, question=RESTARTED, title=title)
+            yield Match(change.leg, 0.99, anew | case.restarted_with(anew), question=RESTARTED, title=title)
         names = _unlike(case, change) - anew
         if not case.mastered:
             names |= _changed_some(change)  # initial values that are not constant
@@ -131,6 +132,7 @@ def not_loaded(case: Case) -> Iterator[Match]:
             title, question = "The head is new.", "was it started anew on purpose, with a fresh optimizer?"
         elif change.leg == "train" and (found := _cosines_of(change, names)) and median(found) > KIN:
             title, question = "Weights moved far, and are still like the old ones.", OUTSIDE
+        names |= case.restarted_with(names)
         yield Match(change.leg, strength, names, False, question, reasons, title=title)  # may be a deliberate new head
 
 
@@ -154,6 +156,7 @@ def norms_at_one(case: Case) -> Iterator[Match]:
             names = frozenset(ones | {name for name in zeros if _initial(change, {name})})
             reasons = case.against(("E12", f"all elements of {plural(len(ones), 'vector')} are 1"))
             alone = names == change.hit((*change.weights, *MASTERS, *MOMENTS))  # norms may be folded into matrices
+            names |= case.restarted_with(names)
             yield Match(change.leg, 0.95, names, change.exact and alone, reasons=reasons)
 
 
@@ -447,7 +450,8 @@ def mixed_moments(case: Case) -> Iterator[Match]:
         swapped = frozenset(change.hit(ADAM, "swapped"))
         if swapped:
             yield Match(change.leg, 1.0, swapped, change.exact, title="exp_avg and exp_avg_sq were exchanged.")
-        second = frozenset(change.hit(SECOND, "second_other") - case.displaced(change))
+        older = case.counters(change.leg).behind
+        second = frozenset(change.hit(SECOND, "second_other") - case.displaced(change) - older)
         if second:
             words = f"exp_avg of {plural(len(second), 'parameter')} implies gradients that fit"
             yield Match(change.leg, 0.95, second, reasons=case.against(("G6 B5", words)))
@@ -596,7 +600,7 @@ NAMES = (
         hf="call from_pretrained with output_loading_info=True and map the prefix; missing_keys must be empty",
         deepspeed="load_checkpoint(load_module_strict=True); save the module inside the compile wrapper, if any",
         lightning="load_from_checkpoint(strict=True); save the module inside torch.compile",
-        explains="P05 P06 P08 P11 P12 P13 P17 P18 N1 N29 R01 R09 P02 S13 S15 S08 N4",
+        explains="P05 P06 P08 P11 P12 P13 P17 P18 P24 N1 N29 R01 R09 P02 S13 S15 S08 N4",
         losses="the first losses are wrong; they recover over hundreds of updates",
         everywhere=True,
         pattern=renamed,
@@ -612,7 +616,7 @@ NAMES = (
         dcp="dcp.load with a planner that refuses missing keys (DefaultLoadPlanner(allow_partial_load=False))",
         megatron="--dist-ckpt-strictness raise_all",
         hf="check missing_keys of from_pretrained's loading info",
-        explains="P05 P06 P08 P11 P12 P13 P17 P18 N29 R01 R02 R03 R09 R13 P02 N3 P01 P03 P04 R10 S06 S07",
+        explains="P05 P06 P08 P11 P12 P13 P17 P18 P24 N29 R01 R02 R03 R09 R13 P02 N3 P01 P03 P04 R10 S06 S07",
         losses="the first losses are wrong; they recover over hundreds of updates",
         pattern=not_loaded,
     ),
@@ -624,7 +628,7 @@ NAMES = (
         "restore the norms from the older checkpoint; the unread keys show which",
         ECHO,
         "catalogue A3; Model-Optimizer 2322",
-        explains="P05 P06 P08 P11 P12 P13 P17 P18 S15 R03 R08 R09 N29",
+        explains="P05 P06 P08 P11 P12 P13 P17 P18 P24 S15 R03 R08 R09 N29",
         expects="S15",
         losses="the first losses are wrong; they recover over hundreds of updates",
         pattern=norms_at_one,

@@ -168,9 +168,12 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
     if cause == "H1" and _of_rates(sign) and (match is None or not _sets_rates(match)):
         return None
     if cause == "H1" and match is not None and match.title and sign.rule in (*OF_SETTINGS, *OF_VALUES):
-        return {*sign.tensors, ""} if any(sign is one for one in match.signs) else None  # the match is about another
-    if cause == "H1" and sign.rule in OF_VALUES and (_of_few(sign) or _slower(case)):
-        return None
+        if any(sign is one for one in match.signs):
+            return {*sign.tensors, ""}
+        return set(sign.tensors) & match.names or None  # the match is about others
+    if cause == "H1" and sign.rule in OF_VALUES and "old" not in sign.evidence:
+        if 2 * sign.hit < sign.of or _slower(case):  # the optimizer's settings are for all parameters
+            return None
     if _consists(cause, match, sign):
         names = match.names if match is not None and match.names and not any(sign is s for s in match.signs) else None
         return set(sign.tensors) | {""} if names is None else (set(sign.tensors) & names) | {""}
@@ -203,11 +206,6 @@ def _beside_optimizer(sign: Sign) -> bool:
         return True  # state that was lost makes nothing larger
     changed = kind in ("are new", "have another shape") and "param" in str(roles)
     return roles == ["buffer"] or kind == "appeared" or changed
-
-
-def _of_few(sign: Sign) -> bool:
-    """Return whether values of fewer than half of the parameters broke a law: the optimizer's settings are for all."""
-    return "old" not in sign.evidence and 2 * sign.hit < sign.of
 
 
 def _slower(case: Case) -> bool:

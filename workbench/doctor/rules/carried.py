@@ -473,7 +473,8 @@ def _counters(pair: Pair, found: Outcome) -> None:
         seen += 1
         of[_leaf(key)] += 1
         stands = new == old == step and bool(k) and _COUNTS.search(key.lower()) is not None  # of every update so far
-        if new < old or stands or (new == k and old > 1):  # otherwise it is more
+        late = old == step and new - old < (k or 0) and _COUNTS.search(key.lower()) is not None
+        if new < old or stands or late or (new == k and old > 1):  # otherwise it is more
             fell[key] = (old, new)
     if seen:
         found.checked["P24"] = f"{seen:,} of {plural(len(held), 'counter')}"
@@ -486,14 +487,16 @@ def _counters(pair: Pair, found: Outcome) -> None:
         which = {key: both for key, both in fell.items() if any(one in key.lower() for one in OF_AVERAGES) == average}
         if which:
             name, (old, new) = next(iter(which.items()))
-            what = "did not advance" if new == old else "fell" if new < old else "began anew"
+            what = "began anew" if new == k else "advanced by too little" if new > old else "did not advance"
+            what = "fell" if new < old else what
             text = f"{len(which):,} of {plural(seen, 'counter')} {what}: {name!r} went from {old:,} to {new:,}"
-            text += f", as many as the {plural(new, 'update')} since" if new > old else ""
+            text += f", as many as the {plural(new, 'update')} since" if new == k > old else ""
+            text += f" in {plural(k or 0, 'update')}, and counted each one before" if k != new > old else ""
             names = [pair.b.names.fqns[b[key]] or key for key in which][:NAMED]
             evidence = {"before": old, "after": new, "stands": new == old}
             causes = ("F4",) if average else ("A5",)
             # others may count fewer updates, or not at all where a module is not trained
-            sure = all(new < old or (old == step and new != old) for old, new in which.values())
+            sure = all(new < old or (old == step and new == k != old) for old, new in which.values())
             grave = None if sure and not parts & which.keys() else "warn"
             sign = P24.sign(text, evidence, names, severity=grave, hit=len(which), of=seen, causes=causes)
             found.signs.append(sign)
