@@ -12,6 +12,7 @@
     e_B ≠ e_A    an average of weights that changed                                                   P28
     g² ≈ v       gradients since then, from v_B − β2^k·v_A, are as large as before                    P30
     W_B − W_A    does not depend on the low bits of W_A, as if they had been cut off                  P31
+    γ_B − 1      keeps most of γ_A − 1: norms do not go back to where they began                       P08
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ LEAST = 8  #: elements of buffers
 MULTIPLIED = 3.0  #: b·a/a·a from which a buffer was multiplied
 UNLIKE = 0.1  #: b·a/a·a below which one update replaced nearly all rows of a buffer
 SMALL = 0.6  #: ‖b‖/‖a‖ below which a buffer began anew
+NOTICED = 8  #: roundings that an offset of norms exceeds
+PARTS = 4.0  #: the same as SIGMAS, of a single vector among others
 
 P21 = Rule(
     "P21", "second moments that were transformed", ("B6",), "pair",
@@ -188,6 +191,7 @@ def check_carried(
     _firsts(pair, updates, found)
     _bases(pair, states, found)
     _low_bits(pair, found)
+    _offsets(pair, updates, found)
     return found
 
 
@@ -874,6 +878,52 @@ def _low_bits(pair: Pair, found: Outcome) -> None:
             evidence = {"through": through, "slope": total / squares, "sigmas": total / error}
             found.signs.append(RULES["P31"].sign(text, evidence, names[:NAMED], hit=len(names), of=len(both)))
             return
+
+
+def _offsets(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
+    """Check whether norms keep what they moved from 1, and their biases from 0, whatever the optimizer is.
+
+    The scatter of what they moved since tells how far that may be chance.
+    """
+    held = {
+        fqn: roles["param"]
+        for fqn, roles in pair.shared()
+        if "param" in roles and fqn in updates and updates[fqn].k > 0 and len(pair.b.shape(roles["param"][1])) == 1
+    }
+    norms = {}
+    for fqn in _spread([fqn for fqn in held if fqn.endswith(".weight")]):
+        both = _both(pair, fqn, held[fqn], "P08", found)
+        if both is not None and len(both[0]) >= LEAST and _rms(both[0] - 1) < HALF:
+            norms[fqn] = both[0] - 1, both[1] - 1
+            bias = f"{fqn.removesuffix('weight')}bias"
+            if bias in held and (both := _both(pair, bias, held[bias], "P08", found)) is not None:
+                norms[bias] = both
+    lost = {}
+    for fqn, (a, b) in norms.items():
+        fine = NOTICED * max((UNITS.get(side.dtype(at), 1.0) for side, at in zip((pair.a, pair.b), held[fqn])))
+        if len(a) == len(b) and _rms(a) > fine and np.isfinite(b).all() and _forgot(a, b, PARTS):
+            lost[fqn] = a, b
+    if not lost:
+        return
+    a, b = (np.concatenate(side) for side in zip(*lost.values(), strict=True))
+    if len(a) < ENOUGH / 4 or not _forgot(a, b, SIGMAS):
+        return
+    text = f"{plural(len(lost), 'norm vector')} went back to about where norms begin: {next(iter(lost))!r}; "
+    text += f"{max(float(np.dot(a, b) / np.dot(a, a)), 0.0):.0%} of their way from there is left"
+    evidence = {"kind": "offset"}
+    sign = RULES["P08"].sign(text, evidence, list(lost), hit=len(lost), of=len(norms), causes=("A3", "A2"))
+    found.signs.append(sign)
+
+
+def _rms(x: Array) -> float:
+    return float(np.sqrt(np.mean(x * x)))
+
+
+def _forgot(a: Array, b: Array, sigmas: float) -> bool:
+    """Return whether less than half of ``a`` is left in ``b``, by that many standard errors less than all of it."""
+    left = float(np.dot(a, b) / np.dot(a, a))
+    error = _rms(b - left * a) / max(float(np.linalg.norm(a)), 1e-30)
+    return left < HALF and 1 - left > sigmas * error
 
 
 def _both(pair: Pair, fqn: str, places: tuple[int, int], rule: str, found: Outcome) -> tuple[Array, Array] | None:
