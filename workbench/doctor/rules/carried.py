@@ -890,19 +890,18 @@ def _offsets(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
         for fqn, roles in pair.shared()
         if "param" in roles and fqn in updates and updates[fqn].k > 0 and len(pair.b.shape(roles["param"][1])) == 1
     }
-    norms = {}
+    seen, lost = 0, {}
     for fqn in _spread([fqn for fqn in held if fqn.endswith(".weight")]):
-        both = _both(pair, fqn, held[fqn], "P08", found)
-        if both is not None and len(both[0]) >= LEAST and _rms(both[0] - 1) < HALF:
-            norms[fqn] = both[0] - 1, both[1] - 1
-            bias = f"{fqn.removesuffix('weight')}bias"
-            if bias in held and (both := _both(pair, bias, held[bias], "P08", found)) is not None:
-                norms[bias] = both
-    lost = {}
-    for fqn, (a, b) in norms.items():
-        fine = NOTICED * max((UNITS.get(side.dtype(at), 1.0) for side, at in zip((pair.a, pair.b), held[fqn])))
-        if len(a) == len(b) and _rms(a) > fine and np.isfinite(b).all() and _forgot(a, b, PARTS):
-            lost[fqn] = a, b
+        for name, start in ((fqn, 1.0), (f"{fqn.removesuffix('weight')}bias", 0.0)):
+            both = _both(pair, name, held[name], "P08", found) if name in held else None
+            if both is None or len(both[0]) < LEAST or len(both[0]) != len(both[1]) or _rms(both[0] - start) > HALF:
+                break
+            seen += 1
+            a, b = both[0] - start, both[1] - start
+            fine = max(UNITS.get(side.dtype(at), 1.0) for side, at in zip((pair.a, pair.b), held[name], strict=True))
+            if not (_rms(a) > NOTICED * fine and np.isfinite(b).all() and _forgot(a, b, PARTS)):
+                break  # a bias alone may turn: it begins at 0, and has no other scale
+            lost[name] = a, b
     if not lost:
         return
     a, b = (np.concatenate(side) for side in zip(*lost.values(), strict=True))
@@ -911,7 +910,7 @@ def _offsets(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
     text = f"{plural(len(lost), 'norm vector')} went back to about where norms begin: {next(iter(lost))!r}; "
     text += f"{max(float(np.dot(a, b) / np.dot(a, a)), 0.0):.0%} of their way from there is left"
     evidence = {"kind": "offset"}
-    sign = RULES["P08"].sign(text, evidence, list(lost), hit=len(lost), of=len(norms), causes=("A3", "A2"))
+    sign = RULES["P08"].sign(text, evidence, list(lost), hit=len(lost), of=seen, causes=("A3", "A2"))
     found.signs.append(sign)
 
 
