@@ -355,6 +355,7 @@ def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
     outside: dict[str, float] = {}
     near: dict[str, float] = {}
     ways: list[float] = []
+    taken: dict[str, tuple[Array, Array]] = {}
     stands: list[str] = []
     looked = dict.fromkeys(("P22", "P23", "P28"), 0)
     for fqn in _spread(list(held)):
@@ -383,8 +384,10 @@ def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
             if share > OUTSIDE:
                 outside[fqn] = share
         way = _way(e_a, e_b, w_b)
+        if np.isfinite(w_b).all() and np.isfinite(e_a).all() and (e_a != w_a).any():
+            taken[fqn] = e_a - w_a, w_b - w_a
         begun = update.before if update.before is not None else pair.a.facts.step
-        if way is not None and begun is not None and begun >= SETTLED:
+        if way is not None and begun is not None and begun >= EARLY:
             looked["P23"] += 1
             decay = min(DECAY, (1 + begun) / (10 + begun))
             if way > 1 - decay**update.k + CLEAR:
@@ -397,11 +400,23 @@ def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
         else:
             found.not_checked.setdefault(rule, "the updates in between are not known well enough")
     found.signs += _strayed(outside, near, looked, ways)
+    if taken and _went(*(np.concatenate(side) for side in zip(*taken.values(), strict=True))):
+        text = f"the weights of {plural(len(taken), 'parameter')} went to where their averages were"
+        evidence = {"kind": "average"}
+        sign = RULES["P08"].sign(text, evidence, list(taken), hit=len(taken), of=len(taken), causes=("F4",))
+        found.signs.append(sign)
     if stands and len(stands) == looked["P28"]:
         text = (
             f"the averages of {plural(len(stands), 'parameter')} are equal bit for bit although their weights changed"
         )
         found.signs.append(P28.sign(text, {}, stands[:NAMED], hit=len(stands), of=looked["P28"]))
+
+
+def _went(way: Array, moved: Array) -> bool:
+    """Return whether weights went most of the way, by more than chance; updates lead away from averages of the past."""
+    size = float(np.dot(way, way))
+    part = float(np.dot(way, moved)) / max(size, 1e-30)
+    return part > HALF and part * math.sqrt(size) > SIGMAS * _rms(moved - part * way)
 
 
 def _strayed(
