@@ -13,6 +13,7 @@
     g² ≈ v       gradients since then, from v_B − β2^k·v_A, are as large as before                    P30
     W_B − W_A    does not depend on the low bits of W_A, as if they had been cut off                  P31
     γ_B − 1      keeps most of γ_A − 1: norms do not go back to where they began                       P08
+    W_B          keeps most of W_A in each run of elements, too                                        P08
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ UNLIKE = 0.1  #: b·a/a·a below which one update replaced nearly all rows of a 
 SMALL = 0.6  #: ‖b‖/‖a‖ below which a buffer began anew
 NOTICED = 8  #: roundings that an offset of norms exceeds
 PARTS = 4.0  #: the same as SIGMAS, of a single vector among others
+RUN = 32  #: elements of a run that is compared by itself
 
 P21 = Rule(
     "P21", "second moments that were transformed", ("B6",), "pair",
@@ -192,6 +194,7 @@ def check_carried(
     _bases(pair, states, found)
     _low_bits(pair, found)
     _offsets(pair, updates, found)
+    _emptied(pair, updates, states, found)
     return found
 
 
@@ -927,6 +930,52 @@ def _offsets(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
     evidence = {"kind": "offset"}
     sign = RULES["P08"].sign(text, evidence, list(lost), hit=len(lost), of=seen, causes=("A3", "A2"))
     found.signs.append(sign)
+
+
+def _emptied(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Outcome) -> None:
+    """Search weights for a run of elements that began at zero, while the others continued, whatever the optimizer is."""
+    held = {
+        fqn: roles["param"]
+        for fqn, roles in pair.shared()
+        if "param" in roles
+        and fqn in updates
+        and updates[fqn].k > 0
+        and not (fqn in states and states[fqn].reach.broken)
+        and len(pair.b.shape(roles["param"][1])) > 1
+    }
+    runs = {}
+    for fqn in _spread(list(held)):
+        shape = pair.b.shape(held[fqn][1])
+        if math.prod(shape) > SAMPLED or math.prod(shape) < 4 * RUN or pair.a.shape(held[fqn][0]) != shape:
+            continue
+        both = _both(pair, fqn, held[fqn], "P08", found)
+        if both is not None and (run := _run_from_zero(*both)) is not None:
+            whole = all(edge % math.prod(shape[1:]) == 0 for edge in run)
+            runs |= {} if whole else {fqn: run}  # complete rows may be pruned, or those of tokens
+    if 0 < len(runs) <= LONE:
+        name, (first, stop) = next(iter(runs.items()))
+        text = f"about {stop - first:,} elements in a row of {name!r} fell to about 0, and the others did not"
+        sign = RULES["P08"].sign(text, {"kind": "zeros"}, list(runs), hit=len(runs), of=len(held), causes=("G5",))
+        found.signs.append(sign)
+
+
+def _run_from_zero(a: Array, b: Array) -> tuple[int, int] | None:
+    """Return where a run of elements begins and stops that holds nothing of the old ones, and is smaller."""
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return None
+    old, both, new = (np.cumsum(np.concatenate([[0.0], x])) for x in (a * a, a * b, b * b))
+    old, both, new = (x[RUN:] - x[:-RUN] for x in (old, both, new))
+    odd = (both < LEFT * old) & (new < old / 4) & (old > RUN / 4 * np.mean(a * a))
+    places = np.flatnonzero(odd)
+    if len(places) < RUN / 4:
+        return None
+    first, last = int(places[0]), int(places[-1])
+    small = np.abs(b[first : last + RUN]) < _rms(a) / 2
+    inside = np.flatnonzero(small)
+    first, stop = first + int(inside[0]), first + int(inside[-1]) + 1
+    rest = np.r_[0:first, stop : len(a)]
+    alone = 2 * len(rest) > len(a) and float(np.dot(a[rest], b[rest])) > MOST * float(np.dot(a[rest], a[rest]))
+    return (first, stop) if alone else None
 
 
 def _rms(x: Array) -> float:

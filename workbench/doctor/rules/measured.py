@@ -256,8 +256,8 @@ def train_rows(
                 # a few rows of a vocabulary are tokens, those of another weight a damaged place
                 tokens = kinds([fqn]) <= {"embed", "head"} and not detail.get("tail")
                 rows = form == "part" and (tokens or detail["rows"] >= PATCH * detail["of"])
-                if gone.get(fqn) == "average":
-                    form = "average"
+                if gone.get(fqn) in ("average", "zeros"):
+                    form = str(gone[fqn])
                 elif gone.get(fqn) and form in ("near", "flip", "other"):
                     form, detail = ("zero", detail) if fqn.endswith("bias") else ("fill", detail | {"value": 1.0})
                 elif not rows and fqn not in unlike:
