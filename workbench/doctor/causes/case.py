@@ -231,6 +231,11 @@ class Case:
         at = self.later.params.get(name, {}).get("param")
         return 0 if at is None else int(self.later.ckpt.catalog.numel[at])
 
+    def cosine(self, change: LedgerLeg, names: Iterable[str]) -> float:
+        """Return the mean cosine similarity of weights to the old ones, by their elements; 0 if none was measured."""
+        found = [(c, self.numel(n)) for n in names if (c := change.detail(change.weights, n).get("cosine")) is not None]
+        return sum(float(c) * count for c, count in found) / max(sum(count for _, count in found), 1)
+
     def both(self, names: Iterable[str]) -> Iterator[tuple[int, int]]:
         """Yield where each weight is stored in the checkpoint before and in the later one, if it is in both."""
         before, later = self.evidence.before.params, self.later.params

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from workbench.core.words import plural
-from workbench.doctor.causes.case import ELSE, NEARLY_ALL, OUTER, OUTSIDE, Case, Match
+from workbench.doctor.causes.case import ELSE, NEARLY_ALL, OUTER, OUTSIDE, RELATED, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
@@ -413,12 +413,12 @@ def averaged(case: Case) -> Iterator[Match]:
             continue
         whole = change.whole(change.weights, near, 0.9 if change.exact else NEARLY_ALL)  # bounds of updates are loose
         kept = case.equal(change, MOMENTS, "moments", near)
-        low = min((c for n in near if (c := change.detail(change.weights, n).get("cosine")) is not None), default=0.0)
+        mean = case.cosine(change, near)  # a few numbers about 0, as in biases, may turn far
         masters = change.leg == "load" and bool(change.seen(*MASTERS) & near) and not change.hit(MASTERS) & near
         if masters or (change.leg == "train" and case.mastered):
             continue
-        if low > 0.5 and (whole or not change.exact):  # an average covers everything that is trained
-            words = f"their cosine similarity to before is at least {low:.3f}"
+        if mean > RELATED and (whole or not change.exact):  # an average covers everything that is trained
+            words = f"their mean cosine similarity to before is {mean:.3f}"
             reasons = case.against(("A1 A2", words), ("G7 B1", kept))
             if change.leg == "load" and near <= change.hit(MASTERS, "absent") and _widened(case, near):
                 gone = [one for one in case.fired("R01") if str(one.evidence.get("roles")).split()[1:] == ["master"]]

@@ -60,20 +60,15 @@ NONE_LOADED = "None of the weights were loaded: they kept their initial values."
 def _unlike(case: Case, change: LedgerLeg) -> frozenset[str]:
     """Return the weights that keep nothing of the old ones although their stored moments are right."""
     names = change.hit(change.weights, *UNLIKE)
-    if _related(change) and change.whole(change.weights, change.hit(change.weights)):
-        names -= change.hit(change.weights, "other")  # all weights changed: an average, or another step's
+    other = change.hit(change.weights, "other")
+    if change.whole(change.weights, change.hit(change.weights)) and case.cosine(change, other) > RELATED:
+        names -= other  # all weights changed: an average, or another step's
     if names and change.leg == "train":  # only a part of a fused weight
         names |= {name for name in change.hit(change.weights, "part") if not kinds([name]) <= {"embed", "head"}}
     lost = change.hit(MOMENTS, *GONE)
     if change.whole(MOMENTS, lost):
         return frozenset(names - (change.hit(MOMENTS) - lost))  # a fresh optimizer says nothing of single weights
     return frozenset(names - change.hit(MOMENTS))
-
-
-def _related(change: LedgerLeg) -> set[str]:
-    """Return the weights that are unlike the old ones but still correlate with them."""
-    names = change.hit(change.weights, "other")
-    return {name for name in names if float(change.detail(change.weights, name).get("cosine", 0)) > RELATED}
 
 
 def renamed(case: Case) -> Iterator[Match]:
