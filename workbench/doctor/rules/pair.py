@@ -269,6 +269,8 @@ def _still(
     if not stood or len(stood) == len(wide):
         return
     counted = [fqn for fqn in stood if updates[fqn].lag == 0 and fqn in pair.b.facts.steps.by_name]
+    groups = [pair.b.facts.group_of(fqn) for fqn in counted]
+    counted = [f for f, group in zip(counted, groups, strict=True) if group is None or group.step is None]  # its own
     sure = len(counted) == len(stood)
     text = f"weights and second moments of {_names(stood)} are equal bit for bit"
     text += ", although their own counters advanced" if sure else ": were they frozen?"
