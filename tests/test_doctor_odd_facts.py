@@ -4101,7 +4101,7 @@ def test_no_optimizer_moves_a_network_that_follows_another(tmp_path, follows):
 # ---- weights beside a change that does not explain them --------------------------------------------------------------
 
 
-class Normed(Run):
+class Counted(Run):
     """With a norm, which counts its batches."""
 
     def __init__(self, kind: type[torch.nn.Module] = torch.nn.BatchNorm1d) -> None:
@@ -4168,7 +4168,7 @@ def test_layers_with_short_rows_changed_places(tmp_path, swapped):
 @pytest.mark.parametrize(("what", "first"), [("older", "G6"), ("new", "A2"), ("counts", "A5"), ("kept", None)])
 @pytest.mark.parametrize("updates", [1, 12])
 def test_counters_of_batches_tell_an_older_save_from_a_new_one(tmp_path, what, first, updates):
-    run = Normed().train(30)
+    run = Counted().train(30)
     older = deepcopy(run.model.state_dict())
     one = run.train(6).save(tmp_path / "a.pt", step=36)
     if what == "older":
@@ -4188,7 +4188,7 @@ def test_counters_of_batches_tell_an_older_save_from_a_new_one(tmp_path, what, f
 @pytest.mark.parametrize("reset", [True, False])
 @pytest.mark.parametrize("updates", [1, 10])
 def test_norms_that_went_back_to_where_they_begin(tmp_path, optimizer, reset, updates):
-    run = Normed(torch.nn.LayerNorm)
+    run = Counted(torch.nn.LayerNorm)
     run.optimizer = optimizer(run.model.parameters(), lr=0.5 if optimizer is torch.optim.SGD else 1e-3)
     one = run.train(40).save(tmp_path / "a.pt", step=40)
     if reset:
@@ -4197,3 +4197,72 @@ def test_norms_that_went_back_to_where_they_begin(tmp_path, optimizer, reset, up
     told = [sign for sign in found if sign.rule == "P08" and sign.evidence.get("kind") == "offset"]
     assert bool(told) == reset
     assert [one.cause for one in found.causes][:1] in ([["A2"], ["A3"]] if reset else [[]]), found.verdict
+
+
+@pytest.mark.parametrize(("taken", "first"), [("weights", "F4"), ("average", "F4"), ("", None)])
+def test_averages_and_weights_took_each_other_s_place(tmp_path, taken, first):
+    run = Run()
+    run.optimizer = torch.optim.NAdam(run.model.parameters(), lr=1e-3)  # with no law of its steps
+    ema = {name: weight.clone() for name, weight in run.model.state_dict().items()}
+
+    def train(path: Path, updates: int, step: int) -> Path:
+        for _ in range(updates):
+            run.train(1)
+            for name, weight in run.model.state_dict().items():
+                ema[name].lerp_(weight, 0.05)
+        return run.save(path, ema_model=ema, step=step)
+
+    one = train(tmp_path / "a.pt", 12, 12)
+    for name, weight in run.model.state_dict().items():
+        if taken == "weights":
+            weight.copy_(ema[name])
+        elif taken:
+            ema[name].copy_(weight)
+    found = wb.doctor(one, train(tmp_path / "b.pt", 1, 13))
+    assert [one.cause for one in found.causes][:1] == ([first] if first else []), found.verdict
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.NAdam])
+@pytest.mark.parametrize("began", ["zero", "random", "kept"])
+def test_a_run_of_zeros_beside_an_optimizer_without_a_law(tmp_path, optimizer, began):
+    run = Run()
+    run.optimizer = optimizer(run.model.parameters(), lr=1e-3)
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    if began != "kept":
+        part = run.model[2].weight.detach().view(-1)[170:234]
+        part.copy_(torch.randn(64) * part.std() if began == "random" else torch.zeros(64))
+    found = wb.doctor(one, run.train(2).save(tmp_path / "b.pt", step=22))
+    assert ("G5" in [one.cause for one in found.causes]) == (began == "zero"), found.verdict
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_no_length_of_a_schedule_explains_where_an_update_led(tmp_path, older):
+    run = Run()
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=0.05, momentum=0.9)
+    held = deepcopy(run.train(20).model.state_dict())
+    one = run.train(6).save(tmp_path / "a.pt", step=26, args={"max_steps": 100})
+    if older:
+        run.model.load_state_dict(held)
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=27, args={"max_steps": 200}))
+    assert found.causes[0].cause == ("F4" if older else "H1"), found.verdict
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_counter_of_all_parameters_shows_no_update_of_one(tmp_path, shared):
+    run = Run().train(20)
+
+    def save(path: Path) -> Path:
+        held = deepcopy(run.optimizer.state_dict())
+        for state in held["state"].values() if shared else ():
+            held["param_groups"][0]["step"] = int(state.pop("step"))
+        torch.save({"model": run.model.state_dict(), "optimizer": held, "step": 20 + (path.name == "b.pt")}, path)
+        return path
+
+    one, kept = save(tmp_path / "a.pt"), deepcopy(run.optimizer.state_dict()["state"][0])
+    weight = run.model[0].weight.detach().clone()
+    run.train(1)
+    run.model[0].weight.detach().copy_(weight)
+    for name in ("exp_avg", "exp_avg_sq"):
+        run.optimizer.state[run.model[0].weight][name] = kept[name]
+    stood = [sign.evidence["kind"] for sign in wb.doctor(one, save(tmp_path / "b.pt")) if sign.rule == "P36"]
+    assert stood == ["frozen" if shared else "counted"]

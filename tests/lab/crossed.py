@@ -284,7 +284,7 @@ ADAMS = "adamw adam nadam amsgrad"
 OF_WEIGHTS = (
     "layer_not_read matrix_not_read nothing_read norms_not_read weights_rounded weights_transposed "
     "layers_exchanged_alone weights_older zeros_in_weights bit_of_a_weight"
-).split()
+)
 #: Rows of experts are these themselves, and those of queries and keys whole heads (E10, E6). After twenty updates, no
 #: running statistic holds what it began with, and weights of six updates before are where these may have led.
 FAULTS = (
@@ -436,7 +436,7 @@ def drawn(seed: int, control: bool = False) -> Fault:
     best, *rest = ill.causes.split()
     more |= {"keeps": True} if ill.keeps else {}
     loaded = nets.then(*fails, *changes)
-    where = "echo" if network is nets.Half and ill.name in OF_WEIGHTS else ill.where
+    where = "echo" if network is nets.Half and ill.name in OF_WEIGHTS.split() else ill.where
     return fault(name, best, ill.name, where, base=network, also=tuple(rest), loaded=loaded, **more)
 
 

@@ -214,7 +214,7 @@ class Case:
 
     @cached_property
     def counted(self) -> list[Sign]:
-        """Signs of counters of batches that are behind, but counted more than what was since: they are of an older save."""
+        """Signs of counters of batches that are behind and yet counted more than since the load: of an older save."""
         k = passed(self.evidence.before.facts, self.later.facts)
         found = [one for one in self.fired("P24") if "after" in one.evidence and "F4" not in one.causes[:1]]
         return [one for one in found if k is not None and k + 1 < one.evidence["after"] != one.evidence["before"]]

@@ -37,7 +37,9 @@ OF_DECAY = ("H1", "B7", "C5")  #: causes of another weight decay
 OF_SETTINGS = ("N12", "P16", "R12")
 OF_VALUES = ("P03", "P04", "P05", "P08", "P11", "P12")  #: rules on what updates do to weights and moments
 #: Arguments of the data, of gradients, and of what is saved; and weight decay, which a sign of its own is about.
-HARMLESS = re.compile(r"batch|accum|clip|grad_norm|steps|epoch|decay|wd|save|log|eval|seed|worker|rank|world|path|dir|name")
+HARMLESS = re.compile(
+    r"batch|accum|clip|grad_norm|steps|epoch|decay|wd|save|log|eval|seed|worker|rank|world|path|dir|name"
+)
 OF_RATES = frozenset({"N6", "P13", "P15", "P19", "P37", "S16"})
 LASTING = frozenset({"S07", "S13", "S14", "S17"})  #: rules that detect a bad load in a later checkpoint too
 _GRAVE = {"error": 1.0, "warn": 0.3, "info": 0.02}
@@ -175,9 +177,9 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
         if any(sign is one for one in match.signs):
             return {*sign.tensors, ""}
         return set(sign.tensors) & match.names or None  # the match is about others
-    if cause == "H1" and sign.rule in OF_VALUES and "old" not in sign.evidence:
-        if 2 * sign.hit < sign.of or not _acts(case, sign):  # the optimizer's settings are for all parameters
-            return None
+    of_values = cause == "H1" and sign.rule in OF_VALUES and "old" not in sign.evidence
+    if of_values and (2 * sign.hit < sign.of or not _acts(case, sign)):  # settings are for all parameters
+        return None
     if _consists(cause, match, sign):
         names = match.names if match is not None and match.names and not any(sign is s for s in match.signs) else None
         return set(sign.tensors) | {""} if names is None else (set(sign.tensors) & names) | {""}
@@ -217,7 +219,8 @@ def _acts(case: Case, sign: Sign) -> bool:
 
     Learning rates do so only if they were higher in between, and decay only in weights that no gradient reached.
     """
-    changed = {name for one in case.signs if one.rule in ("P16", "R12", "R14") for name in one.evidence.get("changed") or ()}
+    found = [one.evidence.get("changed") or () for one in case.signs if one.rule in ("P16", "R12")]
+    changed = {name for names in found for name in names}
     changed |= {str(one.evidence["field"]) for one in case.signs if one.rule == "R14" and "field" in one.evidence}
     if any(not (sets_rates(name) or HARMLESS.search(name.lower())) for name in changed):
         return True

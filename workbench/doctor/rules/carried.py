@@ -933,7 +933,7 @@ def _offsets(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
 
 
 def _emptied(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Outcome) -> None:
-    """Search weights for a run of elements that began at zero, while the others continued, whatever the optimizer is."""
+    """Search weights for a run of elements that began at zero while the others continued, whatever the optimizer is."""
     held = {
         fqn: roles["param"]
         for fqn, roles in pair.shared()

@@ -341,9 +341,7 @@ def _repeated(updates: Mapping[str, Update], trained: Mapping[str, PairState]) -
         yield _sign("P36", same, text, len(moved), None if sure else "warn", kind="repeated")
 
 
-def _sizes(
-    updates: Mapping[str, Update], found: Mapping[str, PairState], alike: set[str], step: int
-) -> Iterator[Sign]:
+def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike: set[str], step: int) -> Iterator[Sign]:
     soon = {fqn: sums for fqn, sums in found.items() if 0 < updates[fqn].k <= SOON and sums.count >= 8}
     # the updates of other optimizers are unknown
     known = {fqn for fqn in soon if not updates[fqn].bars("reach") and updates[fqn].most is not None}
