@@ -512,8 +512,8 @@ def _counters(pair: Pair, found: Outcome) -> None:
             what = "began anew" if new == k else "advanced by too little" if new > old else "did not advance"
             what = "fell" if new < old else what
             text = f"{len(which):,} of {plural(seen, 'counter')} {what}: {name!r} went from {old:,} to {new:,}"
-            text += f", as many as the {plural(new, 'update')} since" if new == k > old else ""
-            text += f" in {plural(k or 0, 'update')}, and counted each one before" if k != new > old else ""
+            text += f", as many as the {plural(new, 'update')} since" if new == k and new > old else ""
+            text += f" in {plural(k or 0, 'update')}, and counted each one before" if new != k and new > old else ""
             names = [pair.b.names.fqns[b[key]] or key for key in which][:NAMED]
             evidence = {"before": old, "after": new, "stands": new == old}
             causes = ("F4",) if average else ("A5",)
@@ -908,7 +908,8 @@ def _offsets(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
         for fqn, roles in pair.shared()
         if "param" in roles and fqn in updates and updates[fqn].k > 0 and len(pair.b.shape(roles["param"][1])) == 1
     }
-    seen, lost = 0, {}
+    seen = 0
+    lost: dict[str, tuple[Array, Array]] = {}
     for fqn in _spread([fqn for fqn in held if fqn.endswith(".weight")]):
         for name, start in ((fqn, 1.0), (f"{fqn.removesuffix('weight')}bias", 0.0)):
             both = _both(pair, name, held[name], "P08", found) if name in held else None
@@ -943,7 +944,7 @@ def _emptied(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pai
         and not (fqn in states and states[fqn].reach.broken)
         and len(pair.b.shape(roles["param"][1])) > 1
     }
-    runs = {}
+    runs: dict[str, tuple[int, int]] = {}
     for fqn in _spread(list(held)):
         shape = pair.b.shape(held[fqn][1])
         if math.prod(shape) > SAMPLED or math.prod(shape) < 4 * RUN or pair.a.shape(held[fqn][0]) != shape:
