@@ -149,7 +149,9 @@ def norms_at_one(case: Case) -> Iterator[Match]:
         if ones and _initial(change, ones) and not change.hit(change.weights, "other"):
             zeros = {name for name in change.hit(change.weights, "zero") if kinds([name]) == {"norm"}}
             names = frozenset(ones | {name for name in zeros if _initial(change, {name})})
-            words = f"all elements of {plural(len(ones), 'vector')} are 1" if change.proved(change.weights, "fill") else ""
+            words = (
+                f"all elements of {plural(len(ones), 'vector')} are 1" if change.proved(change.weights, "fill") else ""
+            )
             reasons = case.against(("E12", words))
             alone = names == change.hit((*change.weights, *MASTERS, *MOMENTS))  # norms may be folded into matrices
             names |= case.restarted_with(names)

@@ -901,7 +901,7 @@ def _low_bits(pair: Pair, found: Outcome) -> None:
 def _offsets(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
     """Check whether norms keep what they moved from 1, and their biases from 0, whatever the optimizer is.
 
-    The scatter of what they moved since tells how far that may be chance.
+    The scatter of what they moved since shows how far that may be chance.
     """
     held = {
         fqn: roles["param"]
