@@ -4266,3 +4266,16 @@ def test_a_counter_of_all_parameters_shows_no_update_of_one(tmp_path, shared):
         run.optimizer.state[run.model[0].weight][name] = kept[name]
     stood = [sign.evidence["kind"] for sign in wb.doctor(one, save(tmp_path / "b.pt")) if sign.rule == "P36"]
     assert stood == ["frozen" if shared else "counted"]
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+def test_rows_of_several_experts_are_no_permutation_of_experts(tmp_path, transposed):
+    torch.manual_seed(0)
+    experts, router = "layers.1.mlp.experts.down_proj", "layers.1.mlp.router.weight"
+    held = {experts: torch.randn(4, 6, 24), router: torch.randn(4, 6)}
+    torch.save({"model": held, "step": 5}, tmp_path / "a.pt")
+    weight = held[experts]
+    held[experts] = weight.transpose(0, 1).reshape(4, 6, 24).clone() if transposed else weight.roll(1, 0)
+    torch.save({"model": held, "step": 5}, tmp_path / "echo.pt")
+    found = wb.doctor(tmp_path / "a.pt", echo=tmp_path / "echo.pt")
+    assert found.causes[0].cause == ("E1" if transposed else "E10"), found.verdict

@@ -147,7 +147,7 @@ def tag_of(facts: Geometry, one: Move) -> str:
         return "qkv"
     if all(other.pattern == mine.pattern for other in theirs):
         if all(other.layer == mine.layer for other in theirs):
-            return "expert"
+            return "expert" if whole(one) or len(theirs) == 1 else "mixed"
         return "layer"
     return "name" if whole(one) else "mixed"
 
