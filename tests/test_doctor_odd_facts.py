@@ -4279,3 +4279,15 @@ def test_rows_of_several_experts_are_no_permutation_of_experts(tmp_path, transpo
     torch.save({"model": held, "step": 5}, tmp_path / "echo.pt")
     found = wb.doctor(tmp_path / "a.pt", echo=tmp_path / "echo.pt")
     assert found.causes[0].cause == ("E1" if transposed else "E10"), found.verdict
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_weights_that_a_load_changed_while_they_were_frozen(tmp_path, moved):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    run.freeze(True)
+    run.optimizer.zero_grad()
+    weight = run.model[0].weight.detach()
+    weight.copy_(torch.cat([weight[::2], weight[1::2]]) if moved else weight)
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))
+    assert [one.cause for one in found.causes] == (["E1", "H1"] if moved else ["H1"]), found.verdict

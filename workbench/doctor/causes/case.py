@@ -329,6 +329,12 @@ class Case:
         return frozenset(name for change in self.changes for name in change.hit(change.weights, "zeros"))
 
     @cached_property
+    def rewritten(self) -> frozenset[str]:
+        """The weights that a load changed: no update makes such values of the old ones."""
+        train = self.change("train")
+        return frozenset(train.hit(train.weights, "moved.", "fill", "zero", "zeros", "other"))
+
+    @cached_property
     def far(self) -> float:
         """Share of the elements of weights that moved farther than the optimizer can move them."""
         found = self.fired("P05")

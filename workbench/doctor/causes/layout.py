@@ -28,7 +28,7 @@ FEW_FAR = 0.1  #: share of the elements that moved too far, below which the weig
 FAR = 0.1  #: distance of a factor of norms from 1 that updates do not reach
 ECHO = "an echo, saved right after the load and before any update"
 #: Rules that see elements of weights at other places, those of them that say where, and what the loss does.
-OF_ELEMENTS = "P03 P04 P05 P06 P08 P11 P12 P13 P17 P25 P32 P18 R02 R04 R05 R09 R13 N5 N17"
+OF_ELEMENTS = "P03 P04 P05 P06 P08 P11 P12 P13 P17 P25 P32 P36 P18 R02 R04 R05 R09 R13 N5 N17"
 OF_PLACES = "P17 P32 R02 R04 R05 R13 N17 N20"
 RECOVERS = "the first losses are wrong; they recover over hundreds of updates"
 #: Tag of where rows moved → how well each cause fits it.
