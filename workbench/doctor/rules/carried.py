@@ -403,7 +403,8 @@ def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
         else:
             found.not_checked.setdefault(rule, "the updates in between are not known well enough")
     found.signs += _strayed(outside, near, looked, ways)
-    if taken and _went(*(np.concatenate(side) for side in zip(*taken.values(), strict=True))):
+    each = [float(np.dot(way, moved)) > HALF * float(np.dot(way, way)) for way, moved in taken.values()]
+    if 4 * sum(each) > 3 * len(each) and _went(*(np.concatenate(side) for side in zip(*taken.values(), strict=True))):
         text = f"the weights of {plural(len(taken), 'parameter')} went to where their averages were"
         evidence = {"kind": "average"}
         sign = RULES["P08"].sign(text, evidence, list(taken), hit=len(taken), of=len(taken), causes=("F4",))
