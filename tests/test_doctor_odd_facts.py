@@ -4627,3 +4627,198 @@ def test_one_moment_of_another_parameter_is_found_after_an_update(tmp_path, of_n
     held[0].copy_(held[1] if of_next else torch.zeros(12, 8))
     found = wb.doctor(one, train(1, 31))
     assert [row.form for row in found.ledger if row.quantity == "exp_avg_sq" and row.status == "beyond"] == [form]
+
+
+# ---- weights beside a change that does not explain them --------------------------------------------------------------
+
+
+class Counted(Run):
+    """With a norm, which counts its batches."""
+
+    def __init__(self, kind: type[torch.nn.Module] = torch.nn.BatchNorm1d) -> None:
+        super().__init__()
+        self.model = torch.nn.Sequential(self.model[0], kind(32), *self.model[1:])
+        self.fresh()
+
+
+@pytest.mark.parametrize("change", ["eps", "frozen"])
+@pytest.mark.parametrize("zeros", [True, False])
+def test_no_setting_replaces_elements_of_one_weight(tmp_path, change, zeros):
+    run = Run()
+    run.optimizer = torch.optim.RMSprop(run.model.parameters(), lr=1e-4)
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda at: 0.99**at)
+    run.train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    if change == "eps":
+        run.optimizer.param_groups[0]["eps"] = 1e-7
+    else:
+        run.model[0].bias.requires_grad_(False)
+        run.optimizer.zero_grad()
+    if zeros:
+        run.model[2].weight.detach().view(-1)[170:234] = 0
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))
+    assert found.causes[0].cause == ("G5" if zeros else "H1"), found.verdict
+    assert "H1" in [one.cause for one in found.causes]
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("updates", [0, 1, 10])
+def test_a_weight_that_was_transposed_under_its_old_shape(tmp_path, updates, fresh):
+    run = Run()
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=0.05, momentum=0.9)
+    one = run.train(40).save(tmp_path / "a.pt", step=40)
+    weight = run.model[2].weight.detach()
+    weight.copy_(torch.randn(16, 32) * weight.std() if fresh else weight.t().reshape(16, 32).clone())
+    two = run.train(updates).save(tmp_path / "b.pt", step=40 + updates)
+    found = wb.doctor(one, two) if updates else wb.doctor(one, echo=two)
+    assert [one.cause for one in found.causes][:1] in ([["A2"], []] if fresh else [["E1"]]), found.verdict
+
+
+@pytest.mark.parametrize("swapped", [True, False])
+def test_layers_with_short_rows_changed_places(tmp_path, swapped):
+    torch.manual_seed(0)
+    convs = torch.nn.ModuleList(torch.nn.Conv2d(4, 12, 1) for _ in range(2))
+    optimizer = torch.optim.SGD(convs.parameters(), lr=0.01, momentum=0.9)
+
+    def train(updates: int) -> dict[str, Any]:
+        for _ in range(updates):
+            optimizer.zero_grad()
+            sum(conv(torch.randn(2, 4, 3, 3)).square().mean() for conv in convs).backward()
+            optimizer.step()
+        return {"model": convs.state_dict(), "optimizer": optimizer.state_dict()}
+
+    torch.save(train(20) | {"step": 20}, tmp_path / "a.pt")
+    held = [conv.weight.detach().clone() for conv in convs]
+    for conv, weight in zip(convs, held[::-1], strict=True):
+        conv.weight.detach().copy_(weight if swapped else torch.randn_like(weight))
+    torch.save(train(1) | {"step": 21}, tmp_path / "b.pt")
+    causes = [one.cause for one in wb.doctor(tmp_path / "a.pt", tmp_path / "b.pt").causes]
+    assert causes[0] == "E9" if swapped else "E9" not in causes
+
+
+@pytest.mark.parametrize(("what", "first"), [("older", "G6"), ("new", "A2"), ("counts", "A5"), ("kept", None)])
+@pytest.mark.parametrize("updates", [1, 12])
+def test_counters_of_batches_tell_an_older_save_from_a_new_one(tmp_path, what, first, updates):
+    run = Counted().train(30)
+    older = deepcopy(run.model.state_dict())
+    one = run.train(6).save(tmp_path / "a.pt", step=36)
+    if what == "older":
+        run.model.load_state_dict(older)
+    elif what == "new":
+        run.model[1].reset_parameters()
+        run.model[1].bias.detach().fill_(0.5)
+    elif what == "counts":
+        run.model[1].reset_running_stats()
+    found = wb.doctor(one, run.train(updates).save(tmp_path / "b.pt", step=36 + updates))
+    causes = [one.cause for one in found.causes if one.severity != "info"]
+    assert causes[:1] == ([first] if first else []), found.verdict
+    assert what == "counts" or "A5" not in causes
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.NAdam, torch.optim.AdamW])
+@pytest.mark.parametrize("reset", [True, False])
+@pytest.mark.parametrize("updates", [1, 10])
+def test_norms_that_went_back_to_where_they_begin(tmp_path, optimizer, reset, updates):
+    run = Counted(torch.nn.LayerNorm)
+    run.optimizer = optimizer(run.model.parameters(), lr=0.5 if optimizer is torch.optim.SGD else 1e-3)
+    one = run.train(40).save(tmp_path / "a.pt", step=40)
+    if reset:
+        run.model[1].reset_parameters()
+    found = wb.doctor(one, run.train(updates).save(tmp_path / "b.pt", step=40 + updates))
+    told = [sign for sign in found if sign.rule == "P08" and sign.evidence.get("kind") == "offset"]
+    assert bool(told) == reset
+    assert [one.cause for one in found.causes][:1] in ([["A2"], ["A3"]] if reset else [[]]), found.verdict
+
+
+@pytest.mark.parametrize(("taken", "first"), [("weights", "F4"), ("average", "F4"), ("", None)])
+def test_averages_and_weights_took_each_other_s_place(tmp_path, taken, first):
+    run = Run()
+    run.optimizer = torch.optim.NAdam(run.model.parameters(), lr=1e-3)  # with no law of its steps
+    ema = {name: weight.clone() for name, weight in run.model.state_dict().items()}
+
+    def train(path: Path, updates: int, step: int) -> Path:
+        for _ in range(updates):
+            run.train(1)
+            for name, weight in run.model.state_dict().items():
+                ema[name].lerp_(weight, 0.05)
+        return run.save(path, ema_model=ema, step=step)
+
+    one = train(tmp_path / "a.pt", 12, 12)
+    for name, weight in run.model.state_dict().items():
+        if taken == "weights":
+            weight.copy_(ema[name])
+        elif taken:
+            ema[name].copy_(weight)
+    found = wb.doctor(one, train(tmp_path / "b.pt", 1, 13))
+    assert [one.cause for one in found.causes][:1] == ([first] if first else []), found.verdict
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.NAdam])
+@pytest.mark.parametrize("began", ["zero", "random", "kept"])
+def test_a_run_of_zeros_beside_an_optimizer_without_a_law(tmp_path, optimizer, began):
+    run = Run()
+    run.optimizer = optimizer(run.model.parameters(), lr=1e-3)
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    if began != "kept":
+        part = run.model[2].weight.detach().view(-1)[170:234]
+        part.copy_(torch.randn(64) * part.std() if began == "random" else torch.zeros(64))
+    found = wb.doctor(one, run.train(2).save(tmp_path / "b.pt", step=22))
+    assert ("G5" in [one.cause for one in found.causes]) == (began == "zero"), found.verdict
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_no_length_of_a_schedule_explains_where_an_update_led(tmp_path, older):
+    run = Run()
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=0.05, momentum=0.9)
+    held = deepcopy(run.train(20).model.state_dict())
+    one = run.train(6).save(tmp_path / "a.pt", step=26, args={"max_steps": 100})
+    if older:
+        run.model.load_state_dict(held)
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=27, args={"max_steps": 200}))
+    assert found.causes[0].cause == ("F4" if older else "H1"), found.verdict
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_counter_of_all_parameters_shows_no_update_of_one(tmp_path, shared):
+    run = Run().train(20)
+
+    def save(path: Path) -> Path:
+        held = deepcopy(run.optimizer.state_dict())
+        for state in held["state"].values() if shared else ():
+            held["param_groups"][0]["step"] = int(state.pop("step"))
+        torch.save({"model": run.model.state_dict(), "optimizer": held, "step": 20 + (path.name == "b.pt")}, path)
+        return path
+
+    one, kept = save(tmp_path / "a.pt"), deepcopy(run.optimizer.state_dict()["state"][0])
+    weight = run.model[0].weight.detach().clone()
+    run.train(1)
+    run.model[0].weight.detach().copy_(weight)
+    for name in ("exp_avg", "exp_avg_sq"):
+        run.optimizer.state[run.model[0].weight][name] = kept[name]
+    stood = [sign.evidence["kind"] for sign in wb.doctor(one, save(tmp_path / "b.pt")) if sign.rule == "P36"]
+    assert stood == ["frozen" if shared else "counted"]
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+def test_rows_of_several_experts_are_no_permutation_of_experts(tmp_path, transposed):
+    torch.manual_seed(0)
+    experts, router = "layers.1.mlp.experts.down_proj", "layers.1.mlp.router.weight"
+    held = {experts: torch.randn(4, 6, 24), router: torch.randn(4, 6)}
+    torch.save({"model": held, "step": 5}, tmp_path / "a.pt")
+    weight = held[experts]
+    held[experts] = weight.transpose(0, 1).reshape(4, 6, 24).clone() if transposed else weight.roll(1, 0)
+    torch.save({"model": held, "step": 5}, tmp_path / "echo.pt")
+    found = wb.doctor(tmp_path / "a.pt", echo=tmp_path / "echo.pt")
+    assert found.causes[0].cause == ("E1" if transposed else "E10"), found.verdict
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_weights_that_a_load_changed_while_they_were_frozen(tmp_path, moved):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    run.freeze(True)
+    run.optimizer.zero_grad()
+    weight = run.model[0].weight.detach()
+    weight.copy_(torch.cat([weight[::2], weight[1::2]]) if moved else weight)
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))
+    assert [one.cause for one in found.causes] == (["E1", "H1"] if moved else ["H1"]), found.verdict

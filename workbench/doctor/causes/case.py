@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, WEIGH
 from workbench.doctor.ledger.rows import Ledger, LedgerLeg
 from workbench.doctor.ledger.sign import SAVED, Outcome, Sign
 from workbench.doctor.origins.tags import followers
+from workbench.doctor.passes.updates import passed
 from workbench.names.weights import Weight, kinds, parse
 
 ALONE = ("before", "echo", "after")
@@ -212,10 +213,29 @@ class Case:
     def later(self) -> State:
         return self.evidence.state(self.resumed)
 
+    @cached_property
+    def counted(self) -> list[Sign]:
+        """Signs of counters of batches that are behind and yet counted more than since the load: of an older save."""
+        k = passed(self.evidence.before.facts, self.later.facts)
+        found = [one for one in self.fired("P24") if "after" in one.evidence and "F4" not in one.causes[:1]]
+        return [one for one in found if k is not None and k + 1 < one.evidence["after"] != one.evidence["before"]]
+
+    def restarted_with(self, names: Collection[str]) -> frozenset[str]:
+        """Return the buffers that restarted in the modules of these weights."""
+        signs = [one for one in self.fired("P24") if one not in self.counted and "F4" not in one.causes[:1]]
+        buffers = {name for one in signs for name in one.tensors}
+        modules = {_parent(name) for name in names}
+        return frozenset(b for b in buffers if any(f".{_parent(b)}".endswith(f".{one}") for one in modules))
+
     def numel(self, name: str) -> int:
         """Return the number of elements of a parameter in the resumed state; 0 if it is not stored."""
         at = self.later.params.get(name, {}).get("param")
         return 0 if at is None else int(self.later.ckpt.catalog.numel[at])
+
+    def cosine(self, change: LedgerLeg, names: Iterable[str]) -> float:
+        """Return the mean cosine similarity of weights to the old ones, by their elements; 0 if none was measured."""
+        found = [(c, self.numel(n)) for n in names if (c := change.detail(change.weights, n).get("cosine")) is not None]
+        return sum(float(c) * count for c, count in found) / max(sum(count for _, count in found), 1)
 
     def both(self, names: Iterable[str]) -> Iterator[tuple[int, int]]:
         """Yield where each weight is stored in the checkpoint before and in the later one, if it is in both."""
@@ -308,6 +328,12 @@ class Case:
     def replaced(self) -> frozenset[str]:
         """The weights in which elements were replaced by zeros."""
         return frozenset(name for change in self.changes for name in change.hit(change.weights, "zeros"))
+
+    @cached_property
+    def rewritten(self) -> frozenset[str]:
+        """The weights that a load changed: no update makes such values of the old ones."""
+        train = self.change("train")
+        return frozenset(train.hit(train.weights, "moved.", "fill", "zero", "zeros", "other"))
 
     @cached_property
     def far(self) -> float:

@@ -226,6 +226,13 @@ def mixed(case: Case) -> Iterator[Match]:
         both = frozenset(weights & moments or (weights | numbered if numbered else ()))
         odd = case.counters(change.leg)
         off = odd.ahead | odd.behind
+        if change.leg == "train":  # with its counter, even one that only its second moments show
+            moments |= change.hit(MOMENTS) & odd.behind
+        counts = tuple(case.counted if change.leg == "train" else ())
+        if counts and (weights or moments or all(one.evidence["after"] > one.evidence["before"] for one in counts)):
+            names = frozenset(weights | moments | {name for one in counts for name in one.tensors})
+            yield Match(change.leg, 0.97, names, signs=counts)
+            continue
         few = off if len(off) < 0.9 * len(odd.known) else frozenset()
         if change.leg == "load" and odd.ahead and change.whole(change.weights, weights):
             continue  # the load itself made updates
@@ -252,6 +259,7 @@ def mixed(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 0.6, few, False)
     files = [one for one in case.fired("S07") if one.evidence.get("files")]
     broken = {n for one in case.odd("S02") if one.severity == "error" for n in one.tensors}  # frozen, and damaged
+    broken |= case.rewritten
     stands = [one for one in case.fired("P36") if one.evidence["kind"] != "frozen" and not broken >= set(one.tensors)]
     signs = [*case.fired("N24", "V04"), *files, *stands]
     lr = case.evidence.before.facts.lr
@@ -409,7 +417,8 @@ def settings(case: Case) -> Iterator[Match]:
     idle = [one for one in case.fired("P01") if one.evidence.get("kind") == "still"]
     idle += [one for one in case.fired("P36") if one.evidence["kind"] == "frozen"]
     still = frozenset(train.hit(MOMENTS, "still") | {name for one in idle for name in one.tensors})
-    still -= {name for one in case.fired("P36") if one.evidence["kind"] == "repeated" for name in one.tensors}
+    went_on = {name for one in case.fired("P36") if one.evidence["kind"] == "repeated" for name in one.tensors}
+    still -= went_on - case.rewritten
     if still:
         question = "these parameters did not train: were they frozen on purpose?"
         title = "No update reached some of the parameters."
@@ -454,12 +463,12 @@ def _later(found: Mapping[str, Any]) -> bool:
 CORRUPTION = (
     made("G1", "A number is damaged: a flipped exponent bit, NaN or infinity.", "memory, network or storage",
          "NaN, or an explosion", RESTORE, HASHES, "catalogue G1",
-         explains="S01 S02 S08 S12 R03 R06 R07 R09 P03 P04 P09 S04 P05 P06 P08 P11 P12 P13 P17 P18",
+         explains="S01 S02 S08 S12 R03 R06 R07 R09 P03 P04 P09 S04 P05 P06 P08 P11 P12 P13 P17 P18 P36",
          losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
          pattern=damaged),
     made("G2", "A bit is flipped.", "memory, network or storage", "mostly none", RESTORE + "; or correct the element",
          HASHES, "catalogue G2",
-         explains="S02 S08 S12 R06 R09 P05 P06 P08 P11 P12 P13 P17 P18",
+         explains="S02 S08 S12 R06 R09 P05 P06 P08 P11 P12 P13 P17 P18 P36",
          losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
          pattern=flipped),
     made("G3", "A bit of a second moment is flipped.", "memory, network or storage",
@@ -476,7 +485,7 @@ CORRUPTION = (
     made("G5", "Stored bytes were replaced by zeros.",
          "a crash before the write, sparse holes, or a memory map of an overwritten file",
          "a small jump", RESTORE + "; call fsync before reporting the save as complete", HASHES, "SimpleTuner 2714",
-         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 N28 V02 V03 S04 S05 "
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 P36 R02 R04 R05 R09 R13 N5 N17 S19 N28 V02 V03 S04 S05 "
                   "S08 S11 S12 S15 S03 R03 R08 N29 P09 N8",
          expects="S11 R08",
          losses="damaged weights show in the first loss; damaged masters and moments show from the second on",

@@ -62,20 +62,15 @@ NONE_LOADED = "None of the weights were loaded: they kept their initial values."
 def _unlike(case: Case, change: LedgerLeg) -> frozenset[str]:
     """Return the weights that keep nothing of the old ones although their stored moments are right."""
     names = change.hit(change.weights, *UNLIKE)
-    if _related(change) and change.whole(change.weights, change.hit(change.weights)):
-        names -= change.hit(change.weights, "other")  # all weights changed: an average, or another step's
+    other = change.hit(change.weights, "other")
+    if change.whole(change.weights, change.hit(change.weights)) and case.cosine(change, other) > RELATED:
+        names -= other  # all weights changed: an average, or another step's
     if names and change.leg == "train":  # only a part of a fused weight
         names |= {name for name in change.hit(change.weights, "part") if not kinds([name]) <= {"embed", "head"}}
     lost = change.hit(MOMENTS, *GONE)
     if change.whole(MOMENTS, lost):
         return frozenset(names - (change.hit(MOMENTS) - lost))  # a fresh optimizer says nothing of single weights
     return frozenset(names - change.hit(MOMENTS))
-
-
-def _related(change: LedgerLeg) -> set[str]:
-    """Return the weights that are unlike the old ones but still correlate with them."""
-    names = change.hit(change.weights, "other")
-    return {name for name in names if float(change.detail(change.weights, name).get("cosine", 0)) > RELATED}
 
 
 def renamed(case: Case) -> Iterator[Match]:
@@ -93,6 +88,7 @@ def renamed(case: Case) -> Iterator[Match]:
                 title, remedy = NONE_LOADED, "load the stored weights into the model before the optimizer is made"
             strength, losses = 1.0 if prefix else 0.8, "the loss is that of a new model" if remedy else ""
             exact = bool(prefix)
+            names |= case.restarted_with(names)
             yield Match(change.leg, strength, names, exact, reasons=reasons, title=title, remedy=remedy, losses=losses)
 
 
@@ -105,7 +101,7 @@ def not_loaded(case: Case) -> Iterator[Match]:
             continue
         if anew := case.anew(change):
             title = "Some weights and their optimizer state are new."
-            yield Match(change.leg, 0.99, anew, question=RESTARTED, title=title)
+            yield Match(change.leg, 0.99, anew | case.restarted_with(anew), question=RESTARTED, title=title)
         names = _unlike(case, change) - anew
         if not case.mastered:
             names |= _changed_some(change)  # initial values that are not constant
@@ -133,6 +129,7 @@ def not_loaded(case: Case) -> Iterator[Match]:
             title, question = "The head is new.", "was it started anew on purpose, with a fresh optimizer?"
         elif change.leg == "train" and (found := _cosines_of(change, names)) and median(found) > KIN:
             title, question = "Weights moved far, and are still like the old ones.", OUTSIDE
+        names |= case.restarted_with(names)
         yield Match(change.leg, strength, names, False, question, reasons, title=title)  # may be a deliberate new head
 
 
@@ -154,8 +151,12 @@ def norms_at_one(case: Case) -> Iterator[Match]:
         if ones and _initial(change, ones) and not change.hit(change.weights, "other"):
             zeros = {name for name in change.hit(change.weights, "zero") if kinds([name]) == {"norm"}}
             names = frozenset(ones | {name for name in zeros if _initial(change, {name})})
-            reasons = case.against(("E12", f"all elements of {plural(len(ones), 'vector')} are 1"))
+            words = (
+                f"all elements of {plural(len(ones), 'vector')} are 1" if change.proved(change.weights, "fill") else ""
+            )
+            reasons = case.against(("E12", words))
             alone = names == change.hit((*change.weights, *MASTERS, *MOMENTS))  # norms may be folded into matrices
+            names |= case.restarted_with(names)
             yield Match(change.leg, 0.95, names, change.exact and alone, reasons=reasons)
 
 
@@ -455,7 +456,8 @@ def mixed_moments(case: Case) -> Iterator[Match]:
         swapped = frozenset(change.hit(ADAM, "swapped"))
         if swapped:
             yield Match(change.leg, 1.0, swapped, change.exact, title="exp_avg and exp_avg_sq were exchanged.")
-        second = frozenset(change.hit(SECOND, "second_other") - case.displaced(change))
+        older = case.counters(change.leg).behind
+        second = frozenset(change.hit(SECOND, "second_other") - case.displaced(change) - older)
         if second:
             words = f"exp_avg of {plural(len(second), 'parameter')} implies gradients that fit"
             yield Match(change.leg, 0.95, second, reasons=case.against(("G6 B5", words)))
@@ -606,7 +608,7 @@ NAMES = (
         hf="call from_pretrained with output_loading_info=True and map the prefix; missing_keys must be empty",
         deepspeed="load_checkpoint(load_module_strict=True); save the module inside the compile wrapper, if any",
         lightning="load_from_checkpoint(strict=True); save the module inside torch.compile",
-        explains="P05 P06 P08 P11 P12 P13 P17 P18 N1 N29 R01 R09 P02 S13 S15 S08 N4",
+        explains="P05 P06 P08 P11 P12 P13 P17 P18 P24 P36 N1 N29 R01 R09 P02 S13 S15 S08 N4",
         losses="the first losses are wrong; they recover over hundreds of updates",
         everywhere=True,
         pattern=renamed,
@@ -622,7 +624,7 @@ NAMES = (
         dcp="dcp.load with a planner that refuses missing keys (DefaultLoadPlanner(allow_partial_load=False))",
         megatron="--dist-ckpt-strictness raise_all",
         hf="check missing_keys of from_pretrained's loading info",
-        explains="P05 P06 P08 P11 P12 P13 P17 P18 N29 R01 R02 R03 R09 R13 P02 N3 P01 P03 P04 R10 S06 S07",
+        explains="P05 P06 P08 P11 P12 P13 P17 P18 P24 P36 N29 R01 R02 R03 R09 R13 P02 N3 P01 P03 P04 R10 S06 S07",
         losses="the first losses are wrong; they recover over hundreds of updates",
         pattern=not_loaded,
     ),
@@ -634,7 +636,7 @@ NAMES = (
         "restore the norms from the older checkpoint; the unread keys show which",
         ECHO,
         "catalogue A3; Model-Optimizer 2322",
-        explains="P05 P06 P08 P11 P12 P13 P17 P18 S15 R03 R08 R09 N29",
+        explains="P05 P06 P08 P11 P12 P13 P17 P18 P24 P36 S15 R03 R08 R09 N29",
         expects="S15",
         losses="the first losses are wrong; they recover over hundreds of updates",
         pattern=norms_at_one,

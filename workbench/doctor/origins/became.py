@@ -417,7 +417,7 @@ def weights_became(
         return Became("rounded", False, cosine, len(b), {"through": through})
     if back is None and mean is not None and _nearer(mean, a, loaded, NEARER):
         return Became("average", cosine=cosine, looked=len(b))
-    if back is None and room is not None and rows is None and (run := _near_zero(a, b, room)) is not None:
+    if room is not None and rows is None and (run := _near_zero(a, b, room)) is not None:
         return Became("zeros", cosine=cosine, looked=len(b), detail=run)
     if room is not None and broken > FEW and (b[np.abs(b - a) > room * 1.001] == 0).all() and smallest(before, after):
         return Became("pruned", cosine=cosine, looked=len(b))

@@ -223,8 +223,9 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
     # no gradient, or updates that the trainer skipped
     behind = {name for name in off if 0 <= moved[name] < k}
     anew = [name for name in off if name in fresh and moved[name] < 0]
-    rest = [name for name in off if name not in set(anew)]
-    parts = [anew, rest] if behind.issuperset(rest) else [off]
+    fell = [name for name in off if name not in fresh and moved[name] < 0]  # as those of an older save
+    rest = [name for name in off if name not in {*anew, *fell}]
+    parts = [anew, fell, rest] if rest and behind.issuperset(rest) else [off]
     return [_of_counters(pair, k, rule, moved, part, fresh, behind) for part in parts if part]
 
 
