@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.gather import counts_of
 from workbench.doctor.facts.generators import Generator, generators
 from workbench.doctor.facts.groups import TRAINED, Names, is_numbered, number_of
+from workbench.doctor.facts.renumbered import alike, other_sizes
 from workbench.doctor.facts.state import TrainingState
 from workbench.errors import WorkbenchError
 from workbench.names.roles import adapter_of
@@ -284,7 +286,7 @@ class Pair:
         torch numbers parameters through all groups; a group that was added last changes no other number.
         """
         sizes = [[group.count or 0 for group in state.facts.groups if state.numbered] for state in (self.a, self.b)]
-        return _other_sizes(*sizes)
+        return other_sizes(*sizes)
 
     @cached_property
     def cut_anew(self) -> bool:
@@ -371,10 +373,15 @@ class Evidence:
     echo: State | None = None
 
     def __post_init__(self) -> None:
-        """List what is a buffer in one of them as a buffer in all, unless the optimizer of another one holds it.
+        """Give numbered state the names that it has in another one; list what is a buffer in one as a buffer in all.
 
-        The others may lack state of the optimizer, or it may no longer hold a weight.
+        A buffer stays one unless the optimizer of another one holds it: that may lack state of the optimizer, or no
+        longer hold a weight.
         """
+        given = [which for which in ("before", "echo", "after") if getattr(self, which) is not None]
+        for neighbours in [*pairwise(given), *[*pairwise(given)][::-1]]:
+            for which, state in zip(neighbours, alike(*map(self.state, neighbours)), strict=True):
+                object.__setattr__(self, which, state)
         states = [one for one in (self.before, self.after, self.echo) if one is not None]
         trained = {name for one in states for name in (one.names.weights if one.names.whole else one.names.shapes)}
         unheld = {name for one in states for name in one.names.unheld} - trained
@@ -422,7 +429,7 @@ def align(a: State, b: State) -> Pair:
         a = a.named(wrapped)
     renamed = _renamed(a, b)
     sizes = [[group.count or 0 for group in state.facts.groups] for state in (a, b)]
-    if renamed and _other_sizes(*sizes) and _as_much_state(a, b):
+    if renamed and other_sizes(*sizes):
         shared = set(a.names.owner.values()) & set(b.names.owner.values())
         a, b = (
             state.under({fqn: pseudo for pseudo, fqn in state.names.owner.items() if fqn not in shared})
@@ -449,11 +456,6 @@ def _as_much_state(a: State, b: State) -> bool:
         for state in (a, b)
     )
     return bool(one) and one == two
-
-
-def _other_sizes(one: Sequence[int], two: Sequence[int]) -> bool:
-    first, second = sorted((one, two), key=len)
-    return sum(one) > 0 and sum(two) > 0 and list(first) != list(second[: len(first)])
 
 
 def stripped(name: str) -> str:
