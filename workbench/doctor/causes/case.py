@@ -182,16 +182,17 @@ class Case:
     def rescaled(self) -> bool:
         """Whether the load multiplied every learning rate by one factor, those of the schedule and those of the groups.
 
-        Those with which the groups began, which only a new schedule reads, may have stayed as they were.
+        Those with which the groups began, which only a new schedule reads, may have stayed as they were. Groups that
+        were added have rates of their own.
         """
         a, b = self.evidence.before.facts, self.later.facts
-        if self.evidence.echo is None or a.schedule is None or b.schedule is None or len(a.groups) != len(b.groups):
+        if self.evidence.echo is None or a.schedule is None or b.schedule is None:
             return False
-        groups = list(zip(a.groups, b.groups, strict=True))
+        groups = a.beside(b)
         bases = a.schedule.base_lrs, b.schedule.base_lrs
-        if len(bases[0]) != len(bases[1]) or not bases[0]:
+        if len(bases[0]) - len(bases[1]) not in (0, len(a.groups) - len(b.groups)) or not bases[0]:
             return False
-        rates = [(one.lr, two.lr) for one, two in groups] + list(zip(*bases, strict=True))
+        rates = [(one.lr, two.lr) for one, two in groups] + list(zip(*bases, strict=False))
         begun = [(one.initial_lr, two.initial_lr) for one, two in groups]
         rates += begun if any(one != two for one, two in begun) else []
         factors = [new / old for old, new in rates if old and new is not None]

@@ -225,7 +225,8 @@ class State:
         """Return a copy with numbered optimizer state under other names; weights keep theirs."""
         fqns = list(self.names.fqns)
         for position in self.names.numbers:
-            fqns[position] = names.get(fqns[position] or "", fqns[position])
+            name = names.get(fqns[position] or "", fqns[position])
+            fqns[position] = None if name is None or is_numbered(name) else name
         catalog = replace(self.ckpt.catalog, fqns=fqns, roles=list(self.names.roles))
         found = State(self.ckpt.derive(catalog), self.facts.renamed(names))
         found.names.list_buffers(self.names.unheld)  # and no other weights, although fewer have state under names now
