@@ -322,7 +322,8 @@ class Pair:
             any(_MOVING & roles.keys() for fqn, roles in state.params.items() if not is_numbered(fqn))
             for state in (self.a, self.b)
         ]
-        return any(s.numbered and not n and m for s, n, m in zip((self.a, self.b), named, named[::-1], strict=True))
+        a, b = self.a.numbered, self.b.numbered
+        return bool((a and not b and not named[0] and named[1]) or (b and not a and not named[1] and named[0]))
 
     def comparable(self, name: str) -> bool:
         """Return whether a name means the same parameter on both sides."""
