@@ -256,11 +256,14 @@ class Case:
     # ---- the optimizer -----------------------------------------------------------------------------------------------
 
     def counters(self, leg: str) -> Counters:
-        """Return what the counters did on a leg."""
+        """Return what the counters did on a leg; those of parameters that were added since before are young."""
         rows = [row for row in self.change(leg).rows if row.quantity == "step"]
         sets: dict[str, set[str]] = {}
         for row in rows:
             sets.setdefault(row.form or str(row.status), set()).update(row.names)
+        old = self.evidence.before.params.keys()
+        if "reset" in sets and any(names & old for names in sets.values()):
+            sets["reset"] &= old
         seen = self.change(leg).seen(*MOMENTS)
         sets = {form: seen if names == {""} and seen else names for form, names in sets.items()}
         kept = sets.get("equal", set()) | sets.get("within", set())

@@ -224,9 +224,11 @@ class State:
     def under(self, names: Mapping[str, str]) -> State:
         """Return a copy with numbered optimizer state under other names; weights keep theirs."""
         fqns = list(self.names.fqns)
+        own = {fqn: pseudo for pseudo, fqn in self.names.owner.items()}
         for position in self.names.numbers:
-            name = names.get(fqns[position] or "", fqns[position])
-            fqns[position] = None if name is None or is_numbered(name) else name
+            name = fqns[position] or ""
+            new = names.get(name, name)
+            fqns[position] = None if new == own.get(name) else new
         catalog = replace(self.ckpt.catalog, fqns=fqns, roles=list(self.names.roles))
         found = State(self.ckpt.derive(catalog), self.facts.renamed(names))
         found.names.list_buffers(self.names.unheld)  # and no other weights, although fewer have state under names now
@@ -284,8 +286,13 @@ class Pair:
     def renumbered(self) -> bool:
         """Whether the param groups have other sizes, so a number may mean another parameter.
 
-        torch numbers parameters through all groups; a group that was added last changes no other number.
+        torch numbers parameters through all groups; a group that was added last changes no other number. If all were
+        matched, ``b`` lists them under the numbers of ``a``.
         """
+        if any(
+            is_numbered(name) and name != pseudo for s in (self.a, self.b) for pseudo, name in s.names.owner.items()
+        ):
+            return False
         sizes = [[group.count or 0 for group in state.facts.groups if state.numbered] for state in (self.a, self.b)]
         return other_sizes(*sizes)
 
@@ -484,7 +491,7 @@ def _renamed(a: State, b: State) -> dict[str, str]:
     found = {}
     for pseudo, theirs in b.names.owner.items():
         mine = a.names.owner.get(pseudo)
-        if mine is not None and mine != theirs and pseudo in (mine, theirs):
+        if mine is not None and is_numbered(mine) != is_numbered(theirs):
             found[mine] = theirs
     return found
 

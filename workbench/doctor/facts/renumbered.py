@@ -37,12 +37,14 @@ OWN = 1.5  #: how much more a weight's own update tells than the earlier state, 
 
 
 def alike(a: State, b: State) -> tuple[State, State]:
-    """Return both, with numbered state under the name that the other one has for its parameter."""
+    """Return both, with numbered state under the name, or the number, that the other one has for its parameter."""
     if a.ckpt.format != b.ckpt.format or not (a.numbered or b.numbered):
         return a, b
     found = _matched(a, b)
     mine = {one: two for one, two in found.items() if is_numbered(one) and not is_numbered(two)}
-    theirs = {two: one for one, two in found.items() if is_numbered(two) and not is_numbered(one)}
+    theirs = {two: one for one, two in found.items() if is_numbered(two) and one != two}
+    if not set(b.names.owner.values()) <= set(found.values()):  # the numbers that are left would be those of others
+        theirs = {two: one for two, one in theirs.items() if not is_numbered(one)}
     a, b = a.under(mine) if mine else a, b.under(theirs) if theirs else b
     new = _added(a, b)
     return a, b.under(new) if new else b
