@@ -223,13 +223,13 @@ class State:
 
     def under(self, names: Mapping[str, str]) -> State:
         """Return a copy with numbered optimizer state under other names; weights keep theirs."""
-        fqns = list(self.names.fqns)
+        fqns = list(self.ckpt.fqns)
         own = {fqn: pseudo for pseudo, fqn in self.names.owner.items()}
         for position in self.names.numbers:
-            name = fqns[position] or ""
+            name = self.names.fqns[position] or ""
             new = names.get(name, name)
             fqns[position] = None if new == own.get(name) else new
-        catalog = replace(self.ckpt.catalog, fqns=fqns, roles=list(self.names.roles))
+        catalog = replace(self.ckpt.catalog, fqns=fqns, roles=list(self.ckpt.roles))
         found = State(self.ckpt.derive(catalog), self.facts.renamed(names))
         found.names.list_buffers(self.names.unheld)  # and no other weights, although fewer have state under names now
         return found
@@ -452,7 +452,7 @@ def align(a: State, b: State) -> Pair:
     origin = stored if renamed or wrapped else None
     if mine == theirs or (many and (a.ckpt.format == b.ckpt.format or all(mine[n] == theirs[n] for n in both))):
         return Pair(a, b, False, _alone(a, b), _alone(b, a), origin)
-    found = name_map(a.under({}).ckpt, b.under({}).ckpt)
+    found = name_map(a.named({}).ckpt, b.named({}).ckpt)
     return Pair(State(found.apply(), a.facts), b, True, found.only_a, found.only_b, stored)
 
 
