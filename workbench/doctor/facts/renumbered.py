@@ -41,8 +41,8 @@ def alike(a: State, b: State) -> tuple[State, State]:
     if a.ckpt.format != b.ckpt.format or not (a.numbered or b.numbered):
         return a, b
     found = _matched(a, b)
-    mine = {one: two for one, two in found.items() if is_numbered(one) and not is_numbered(two)}
-    theirs = {two: one for one, two in found.items() if is_numbered(two) and one != two}
+    mine = {one: two for one, two in found.items() if is_numbered(one) and not is_numbered(two) and _fits(a, one, two)}
+    theirs = {two: one for one, two in found.items() if is_numbered(two) and one != two and _fits(b, two, one)}
     if not set(b.names.owner.values()) <= set(found.values()):  # the numbers that are left would be those of others
         theirs = {two: one for two, one in theirs.items() if not is_numbered(one)}
     a, b = a.under(mine) if mine else a, b.under(theirs) if theirs else b
@@ -54,6 +54,12 @@ def other_sizes(one: Sequence[int], two: Sequence[int]) -> bool:
     """Return whether param groups have other sizes; a group that was added last changes no other number."""
     first, second = sorted((one, two), key=len)
     return sum(one) > 0 and sum(two) > 0 and list(first) != list(second[: len(first)])
+
+
+def _fits(state: State, number: str, name: str) -> bool:
+    """Return whether state has the shape of the weight; if not, it is that of a weight of another size."""
+    shape, weight = state.names.shapes.get(number), state.names.weights.get(name)
+    return shape is None or weight is None or tuple(shape) == tuple(weight)
 
 
 def _matched(a: State, b: State) -> dict[str, str]:

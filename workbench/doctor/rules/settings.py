@@ -153,12 +153,7 @@ def settings_kept(pair: Pair) -> list[Sign] | str:
             evidence["ratio"] = new / old if old else math.inf
             rose = {two > one for one, two in off if _number(one) and _number(two)}
             evidence |= {"apart": True} if len(rose) > 1 else {}  # one rose, another one fell
-        names = [
-            name
-            for one, two in groups
-            if _get(one, field) != _get(two, field)
-            for name in two.params or ()
-        ]
+        names = [name for one, two in groups if _get(one, field) != _get(two, field) for name in two.params or ()]
         causes = ("B7",) if kind == "groups" else ()
         signs.append(R14.sign(words, evidence, names, hit=len(off), of=same + len(off), causes=causes))
     return signs
