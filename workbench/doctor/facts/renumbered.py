@@ -33,6 +33,7 @@ ALIKE = 256  #: most parameters of one shape whose values are compared
 LONGEST = 512  #: most parameters of a group
 MARGIN = 0.2  #: of correlations, above that of any other order
 SIGMAS = 4.0  #: standard errors of a correlation that the margin has as well
+NEARLY = 1 - 1e-6  #: correlation from which values may be equal
 OWN = 1.5  #: how much more a weight's own update tells than the earlier state, which may have been exchanged
 
 
@@ -225,7 +226,10 @@ class _Match:
         return found
 
     def _states(self, shape: tuple[int, ...], one: Sequence[str], two: Sequence[str]) -> Array:
-        """Return the correlation of all states of ``a`` with those of ``b``: the largest of any of their tensors."""
+        """Return the correlation of all states of ``a`` with those of ``b``: the largest of any of their tensors.
+
+        Of equal ones it is 2: that is no chance, however few their elements.
+        """
         found = np.zeros((len(one), len(two)))
         for role in (*FIRST, *SECOND):
             sides = [
@@ -233,7 +237,10 @@ class _Match:
                 for state, names in ((self.a, one), (self.b, two))
             ]
             if all(any(row is not None for row in side) for side in sides):
-                found = np.maximum(found, _correlations(*map(_eased, sides)))
+                like = _correlations(*map(_eased, sides))
+                for i, j in np.argwhere(like > NEARLY).tolist():
+                    like[i, j] += np.array_equal(sides[0][i], sides[1][j])  # type: ignore[arg-type]
+                found = np.maximum(found, like)
         return found
 
     def _moved(self, shape: tuple[int, ...], one: Sequence[str], two: Sequence[str]) -> Array:
