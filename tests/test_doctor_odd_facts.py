@@ -8,6 +8,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -1936,6 +1937,34 @@ def test_one_update_tells_adam_from_what_looks_like_it(tmp_path, steps, rounded,
     }
     assert {row.form for row in masters} == {"rounded" if told else ""}
     assert [one.cause for one in found.causes if one.severity == "error"] == [told] * bool(told)
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+def test_masters_that_were_rounded_are_no_cast_weights_beside_a_new_head(tmp_path, rounded):
+    run = Mastered()
+    one = run.train(20).stored(tmp_path / "a.pt", 20, run.held())
+    if rounded:
+        with torch.no_grad():
+            for weight in run.model.parameters():
+                weight.copy_(weight.bfloat16().float())
+    held = run.train(1).held()
+    held["model"] |= {"probe.weight": torch.randn(3, 16).bfloat16()}
+    found = wb.doctor(one, run.stored(tmp_path / "b.pt", 21, held))
+    assert [cause.cause for cause in found.causes] == (["D1", "A4"] if rounded else ["A4"])
+
+
+@pytest.mark.parametrize("counters", [True, False])
+def test_counters_and_squares_of_the_same_layer_are_of_another_save(tmp_path, counters):
+    run = Stack(partial(torch.optim.RMSprop, alpha=0.99)).train(14)
+    old = {weight: deepcopy(run.optimizer.state[weight]) for weight in run.model.layer1.parameters()}
+    one = run.train(6).save(tmp_path / "a.pt", step=20)
+    for name, state in old.items():
+        held = run.optimizer.state[name]
+        held["square_avg"].copy_(state["square_avg"] / 4)
+        if counters:
+            held["step"].copy_(state["step"])
+    first = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21)).causes[0]
+    assert (first.cause == "G6") == counters, first
 
 
 class Deep(Run):
