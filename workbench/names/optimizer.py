@@ -47,6 +47,8 @@ def join_param_groups(
        equal this would prove nothing, so it counts only with two shapes or more;
     3. otherwise, if the shapes are equal as a multiset: parameters whose shape is unique.
 
+    If there are fewer ids than names, they are those of the adapters, or of the model without them.
+
     Args:
         param_groups: as stored; each with ``params``, a list of ids.
         state_shapes: shape of the moments of each id, elements.

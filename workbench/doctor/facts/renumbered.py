@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SAMPLED = 4096  #: elements of a tensor
 ALIKE = 256  #: most parameters of one shape whose values are compared
-LONGEST = 512  #: most parameters of a group
+LONGEST = 512  #: most parameters of an optimizer
 MARGIN = 0.2  #: of correlations, above that of any other order
 SIGMAS = 4.0  #: standard errors of a correlation that the margin has as well
 NEARLY = 1 - 1e-6  #: correlation from which values may be equal
