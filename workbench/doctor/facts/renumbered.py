@@ -1,4 +1,4 @@
-"""Find which parameter a number of an optimizer means in another checkpoint, whose param groups may be cut anew.
+"""Find the parameters that an optimizer's numbers mean in another checkpoint, whose param groups may be cut anew.
 
 ::
 
@@ -6,8 +6,8 @@
     after    [embed wq.0 wq.2] [norm.0 norm.1] [wq.1]         0 1 2   3 4   5       5 is wq.1, and 2 is wq.2
 
 torch numbers parameters through the groups. A parameter that moves to another group changes the numbers of all after
-it, but within each group the order is kept. If shapes and order do not determine who moved, values do: state is like
-its own earlier state, and a weight moves against its own momentum. Numbers of which neither is certain keep no name.
+it, but within each group the order is kept. If shapes and order do not determine what moved, values do: state is like
+its own earlier state, and a weight moves against its own momentum. Numbers that remain uncertain keep no name.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
 import numpy as np
 
+from workbench.analysis.numbers import Decoder
+from workbench.checkpoint import Checkpoint
 from workbench.core.arrays import Array
-from workbench.doctor.facts.groups import is_numbered
+from workbench.doctor.facts.groups import Names, is_numbered
+from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.ledger.roles import FIRST, SECOND
-from workbench.doctor.origins.samples import sampled, spread
 from workbench.errors import WorkbenchError
-
-if TYPE_CHECKING:
-    from workbench.doctor.facts.evidence import State
+from workbench.tensor import LazyTensor
 
 SAMPLED = 4096  #: elements of a tensor
 ALIKE = 256  #: most parameters of one shape whose values are compared
@@ -37,10 +37,32 @@ NEARLY = 1 - 1e-6  #: correlation from which values may be equal
 OWN = 1.5  #: how much more a weight's own update tells than the earlier state, which may have been exchanged
 
 
-def alike(a: State, b: State) -> tuple[State, State]:
+class Numbering(Protocol):
+    """A checkpoint whose optimizer numbers its parameters: what is asked of `workbench.doctor.facts.evidence.State`."""
+
+    @property
+    def ckpt(self) -> Checkpoint: ...
+    @property
+    def facts(self) -> TrainingState: ...
+    @property
+    def names(self) -> Names: ...
+    @property
+    def params(self) -> Mapping[str, Mapping[str, int]]: ...
+    @property
+    def numbered(self) -> Mapping[str, int]: ...
+
+    def shape(self, position: int) -> tuple[int, ...]: ...
+    def tensor(self, position: int) -> LazyTensor: ...
+    def under(self: S, names: Mapping[str, str]) -> S: ...
+
+
+S = TypeVar("S", bound=Numbering)
+
+
+def alike(a: S, b: S) -> tuple[S, S]:
     """Return both, with numbered state under the name, or the number, that the other one has for its parameter."""
-    if a.ckpt.format != b.ckpt.format or not (a.numbered or b.numbered):
-        return a, b
+    if a.ckpt.format != b.ckpt.format or not (a.numbered or b.numbered) or not (a.names.paths and b.names.paths):
+        return a, b  # one of them has no numbers
     found = _matched(a, b)
     mine = {one: two for one, two in found.items() if is_numbered(one) and not is_numbered(two) and _fits(a, one, two)}
     theirs = {two: one for one, two in found.items() if is_numbered(two) and one != two and _fits(b, two, one)}
@@ -57,13 +79,13 @@ def other_sizes(one: Sequence[int], two: Sequence[int]) -> bool:
     return sum(one) > 0 and sum(two) > 0 and list(first) != list(second[: len(first)])
 
 
-def _fits(state: State, number: str, name: str) -> bool:
+def _fits(state: Numbering, number: str, name: str) -> bool:
     """Return whether state has the shape of the weight; if not, it is that of a weight of another size."""
     shape, weight = state.names.shapes.get(number), state.names.weights.get(name)
     return shape is None or weight is None or tuple(shape) == tuple(weight)
 
 
-def _matched(a: State, b: State) -> dict[str, str]:
+def _matched(a: Numbering, b: Numbering) -> dict[str, str]:
     """Return names in ``a`` → names in ``b`` of the same parameters."""
     sizes = [[group.count or 0 for group in state.facts.groups] for state in (a, b)]
     if not other_sizes(*sizes):
@@ -79,7 +101,7 @@ def _matched(a: State, b: State) -> dict[str, str]:
     return found
 
 
-def _by_optimizer(state: State) -> dict[str, list[Sequence[str]]]:
+def _by_optimizer(state: Numbering) -> dict[str, list[Sequence[str]]]:
     """Return path → the parameters of its groups, of optimizers whose parameters are all known by name or number."""
     found: dict[str, list[Sequence[str]]] = defaultdict(list)
     for group in state.facts.groups:
@@ -88,7 +110,7 @@ def _by_optimizer(state: State) -> dict[str, list[Sequence[str]]]:
     return {path: groups for path, groups in found.items() if path not in counts}
 
 
-def _added(a: State, b: State) -> dict[str, str]:
+def _added(a: Numbering, b: Numbering) -> dict[str, str]:
     """Return numbers of ``b`` → new weights without state, if these have the shapes of the numbers, in one order."""
     there = {name for group in a.facts.groups for name in group.params or ()}
     numbers = [name for group in b.facts.groups for name in group.params or () if is_numbered(name)]
@@ -106,7 +128,7 @@ class _Match:
         found: names in ``a`` → names in ``b``.
     """
 
-    def __init__(self, a: State, b: State, one: Sequence[Sequence[str]], two: Sequence[Sequence[str]]) -> None:
+    def __init__(self, a: Numbering, b: Numbering, one: Sequence[Sequence[str]], two: Sequence[Sequence[str]]) -> None:
         self.a, self.b, self.found = a, b, dict[str, str]()
         mine, theirs = [list(some) for some in one], [list(some) for some in two]
         if max(sum(map(len, mine)), sum(map(len, theirs))) > LONGEST:
@@ -171,7 +193,7 @@ class _Match:
         one, two = self._shape(self.a, x), self._shape(self.b, y)
         return (one is None or two is None or one == two) and not (named and x != y)
 
-    def _shape(self, state: State, name: str) -> tuple[int, ...] | None:
+    def _shape(self, state: Numbering, name: str) -> tuple[int, ...] | None:
         return state.names.shapes.get(name) or state.names.weights.get(name)
 
     def _align(self, mine: Sequence[str], theirs: Sequence[str], beside: Sequence[str]) -> list[str]:
@@ -228,7 +250,7 @@ class _Match:
     def _states(self, shape: tuple[int, ...], one: Sequence[str], two: Sequence[str]) -> Array:
         """Return the correlation of all states of ``a`` with those of ``b``: the largest of any of their tensors.
 
-        Of equal ones it is 2: that is no chance, however few their elements.
+        Of equal ones it is 2, however few their elements.
         """
         found = np.zeros((len(one), len(two)))
         for role in (*FIRST, *SECOND):
@@ -258,12 +280,17 @@ class _Match:
             pulls.append(first)
         return _correlations(moves, pulls)
 
-    def _read(self, state: State, name: str, role: str, shape: tuple[int, ...]) -> Array | None:
+    def _read(self, state: Numbering, name: str, role: str, shape: tuple[int, ...]) -> Array | None:
         at = state.params.get(name, {}).get(role)
         if at is None or state.shape(at) != shape:
             return None
         try:
-            return sampled(state.tensor(at), spread(shape, SAMPLED), SAMPLED)
+            tensor = state.tensor(at)
+            if tensor.numel() > SAMPLED:
+                many = max(SAMPLED * shape[0] // tensor.numel(), 1)
+                tensor = tensor.lazy[np.unique(np.linspace(0, shape[0] - 1, many).astype(int)).tolist()]
+            with np.errstate(invalid="ignore"):  # a signalling NaN
+                return np.asarray(Decoder(tensor.element).numbers(tensor.numpy().reshape(-1)), np.float64)
         except WorkbenchError:  # verify reports the reason
             return None
 
