@@ -8,6 +8,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -838,7 +839,8 @@ def test_state_is_numbered_anew_where_param_groups_have_other_sizes(tmp_path):
     for later in ({"echo": echo}, {"after": run.train(1).save(tmp_path / "b.pt", step=21)}):
         found = wb.doctor(one, later.get("after"), echo=later.get("echo"))
         assert [cause.cause for cause in found.causes] == ["B7"] and found.causes[0].certainty != "certain"
-        assert "every weight" not in str(found)  # of the moments, few could be compared
+        leg = found.ledger.change("load" if "echo" in later else "train")
+        assert len(leg.clean(["exp_avg", "exp_avg_sq"], leg.seen("exp_avg"))) == 4  # values show who moved
 
 
 def test_a_part_of_one_tensor_that_was_misread(tmp_path):
@@ -1935,6 +1937,36 @@ def test_one_update_tells_adam_from_what_looks_like_it(tmp_path, steps, rounded,
     }
     assert {row.form for row in masters} == {"rounded" if told else ""}
     assert [one.cause for one in found.causes if one.severity == "error"] == [told] * bool(told)
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+def test_masters_that_were_rounded_are_no_cast_weights_beside_a_new_head(tmp_path, rounded):
+    run = Mastered()
+    one = run.train(20).stored(tmp_path / "a.pt", 20, run.held())
+    if rounded:
+        with torch.no_grad():
+            for weight in run.model.parameters():
+                weight.copy_(weight.bfloat16().float())
+    held = run.train(1).held()
+    held["model"] |= {"probe.weight": torch.randn(3, 16).bfloat16()}
+    found = wb.doctor(one, run.stored(tmp_path / "b.pt", 21, held))
+    assert [cause.cause for cause in found.causes] == (["D1", "A4"] if rounded else ["A4"])
+
+
+@pytest.mark.parametrize("counters", [True, False])
+def test_counters_and_squares_of_the_same_layer_are_of_another_save(tmp_path, counters):
+    """Its weights, too, of which a few are farther than updates move them."""
+    run = Stack(partial(torch.optim.RMSprop, alpha=0.9)).train(14)
+    old = {weight: deepcopy(run.optimizer.state[weight]) for weight in run.model.layer1.parameters()}
+    one = run.train(6).save(tmp_path / "a.pt", step=20)
+    for weight, state in old.items():
+        held = run.optimizer.state[weight]
+        held["square_avg"].copy_(state["square_avg"] / 16)
+        held["step"].copy_(state["step"] if counters else held["step"])
+        with torch.no_grad():
+            weight.view(-1)[:40] += 0.0012
+    first = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21)).causes[0]
+    assert (first.cause == "G6") == counters, first
 
 
 class Deep(Run):
@@ -3571,6 +3603,176 @@ def test_state_with_other_numbers_is_not_compared_by_number(tmp_path, kept):
     del optimizer.state[gone]
     found = wb.doctor(one, echo=save(tmp_path / "echo.pt", table=torch.ones(8) if kept else torch.zeros(8)))
     assert severities(found, "R16") == ([] if kept else ["warn"])
+
+
+class Stack(Run):
+    """Four equal layers between an embedding and a head, in groups of matrices and vectors; numbers follow groups."""
+
+    def __init__(self, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> None:
+        torch.manual_seed(0)
+        named = OrderedDict((f"layer{n}", torch.nn.Linear(16, 16)) for n in range(4))
+        self.model = torch.nn.Sequential(OrderedDict(embed=torch.nn.Linear(16, 16, bias=False), **named))
+        self.model.add_module("head", torch.nn.Linear(16, 16))
+        self.model.add_module("norm", torch.nn.LayerNorm(16))
+        self.model.add_module("out", torch.nn.Linear(16, 16, bias=False))
+        self.model.head = torch.nn.Sequential(torch.nn.Linear(16, 12), torch.nn.Linear(12, 16))
+        every = list(self.model.parameters())
+        groups = [[one for one in every if one.ndim > 1], [one for one in every if one.ndim < 2]]
+        self.optimizer = optimizer([{"params": some, "weight_decay": 0.0} for some in groups], lr=1e-3)
+        self.schedule = None
+
+    def regroup(self, *moved: torch.nn.Parameter, **settings: Any) -> None:
+        """Move these parameters to a group of their own, which comes last."""
+        groups, ids = self.optimizer.param_groups, set(map(id, moved))
+        for group in groups:
+            group["params"] = [one for one in group["params"] if id(one) not in ids]
+        groups.append({**groups[0], "params": list(moved), **settings})
+
+    def states(self) -> list[dict[str, Any]]:
+        return [self.optimizer.state[getattr(self.model, f"layer{n}").weight] for n in range(4)]
+
+
+@pytest.mark.parametrize("fault", ["", "next", "lost", "zero"])
+@pytest.mark.parametrize("later", ["echo", "after"])
+def test_state_is_compared_where_parameters_moved_to_a_group_of_their_own(tmp_path, later, fault):
+    """All numbers after it mean other parameters; order, shapes and values show which."""
+    run = Stack()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    run.regroup(*run.model.layer1.parameters(), lr=5e-4)
+    states = run.states()
+    if fault == "next":
+        held = [dict(state) for state in states]
+        for state, other in zip(states, [*held[1:], held[0]], strict=True):
+            state.update(other)
+    elif fault == "lost":
+        for weight in run.model.layer2.parameters():
+            del run.optimizer.state[weight]
+    elif fault == "zero":
+        for state in run.optimizer.state.values():
+            state["exp_avg"].zero_(), state["exp_avg_sq"].zero_()
+    two = (run if later == "echo" else run.train(1)).save(tmp_path / "b.pt", step=20 + (later == "after"))
+    found = wb.doctor(one, **{later: two})
+    told = {"next": "B5", "lost": "B1", "zero": "B3"}.get(fault)
+    assert [cause.cause for cause in found.causes if cause.severity != "info"][:1] == ([told] if told else [])
+    if not fault:
+        leg = found.ledger.change("load" if later == "echo" else "train")
+        assert leg.seen("exp_avg") == {name for name, _ in run.model.named_parameters()}
+        assert "32 of 32 moments" in found.coverage
+
+
+def test_numbers_that_no_value_tells_apart_are_not_compared(tmp_path):
+    """Two weights that are no module moved, and their state is that of others: nothing is said of any one."""
+    run = Stack()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    run.regroup(run.model.layer0.weight, run.model.layer2.weight)
+    for state in run.optimizer.state.values():
+        state["exp_avg"].zero_(), state["exp_avg_sq"].zero_()
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    leg = found.ledger.change("load")
+    assert found.causes[0].cause == "B3" and "layer1.weight" not in leg.hit(["exp_avg"]), found.verdict
+    assert {"head.0.weight", "layer1.bias"} <= leg.hit(["exp_avg"])
+
+
+@pytest.mark.parametrize("fault", ["", "next", "lost"])
+@pytest.mark.parametrize("later", ["echo", "after"])
+def test_state_by_numbers_is_compared_beside_a_new_head(tmp_path, later, fault):
+    """The shape of the head's own state names it; the other numbers have no names, and mean what they meant."""
+    run = Run()
+    run.model = torch.nn.Sequential(*(torch.nn.Linear(16, 16, bias=False) for _ in range(5)))
+    run.fresh()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    states = [run.optimizer.state[layer.weight] for layer in run.model]
+    run.model[4].probe = torch.nn.Linear(16, 3, bias=False)
+    run.optimizer.add_param_group({"params": [run.model[4].probe.weight]})
+    if fault == "next":
+        held = [dict(state) for state in states]
+        for state, other in zip(states, [*held[1:], held[0]], strict=True):
+            state.update(other)
+    elif fault == "lost":
+        del run.optimizer.state[run.model[2].weight]
+    run.optimizer.zero_grad()
+    run.model[4].probe.weight.grad = torch.randn(3, 16)
+    if later == "after":
+        x = torch.randn(8, 16)
+        (run.model(x) - x.roll(1, 1)).square().mean().backward()
+        run.optimizer.step()
+    found = wb.doctor(one, **{later: run.save(tmp_path / "b.pt", step=20 + (later == "after"))})
+    told = {"next": ["B5", "A4"], "lost": ["B1", "A4"], "": ["A4"]}[fault]
+    loud = [cause.cause for cause in found.causes if cause.severity != "info"]
+    assert list(dict.fromkeys([*loud[:1], "A4"])) == told and "A4" in loud, found.verdict
+
+
+@pytest.mark.parametrize("factor", [0.1, 1.0])
+def test_settings_are_compared_where_a_group_was_added(tmp_path, factor):
+    run = Stack()
+    one = run.train(10).save(tmp_path / "a.pt", step=10)
+    run.regroup(*run.model.layer1.parameters(), lr=5e-4)
+    for group in run.optimizer.param_groups[:2]:
+        group["lr"] *= factor
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=10))
+    assert severities(found, "R14") == (["warn"] if factor != 1 else [])
+
+
+def test_weight_decay_of_a_group_that_was_added_is_a_setting(tmp_path):
+    run = Stack()
+    one = run.train(10).save(tmp_path / "a.pt", step=10)
+    run.regroup(*run.model.layer1.parameters(), weight_decay=0.2)
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=11))
+    assert [cause.cause for cause in found.causes] == ["H1"]
+
+
+@pytest.mark.parametrize("doubled", [True, False])
+def test_young_counters_of_a_new_head_restart_no_others(tmp_path, doubled):
+    run = Stack()
+    run.schedule = torch.optim.lr_scheduler.ConstantLR(run.optimizer, 1.0, 1)
+    one = run.train(30).save(tmp_path / "a.pt", step=30)
+    run.model.add_module("probe", torch.nn.Linear(16, 16))
+    run.regroup(*run.model.probe.parameters())
+    run.schedule.base_lrs.append(1e-3)
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=61 if doubled else 31))
+    assert found.causes[0].cause == ("C9" if doubled else "A4"), found.verdict
+
+
+@pytest.mark.parametrize("norms", [True, False])
+def test_a_table_that_grew_explains_no_other_weight(tmp_path, norms):
+    """Two optimizers number their state, and which parameter a number means is unknown."""
+    torch.manual_seed(0)
+    body = {
+        f"layers.{n}.{name}": size for n in range(3) for name, size in (("fc.weight", (16, 16)), ("norm.weight", 16))
+    }
+    model = {name: 1 + 0.3 * torch.rand(size) for name, size in {"embed_tokens.weight": (40, 16), **body}.items()}
+
+    def save(path: Path) -> Path:
+        sides = [[one for name, one in model.items() if ("fc" in name) == first] for first in (True, False)]
+        kept = [{n: {"step": torch.tensor(9.0), "exp_avg": one / 9} for n, one in enumerate(some)} for some in sides]
+        optimizers = [
+            {"state": state, "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.95), "params": list(state)}]}
+            for state in kept
+        ]
+        torch.save({"model": model, "optimizers": optimizers, "step": 9}, path)
+        return path
+
+    one = save(tmp_path / "a.pt")
+    model["embed_tokens.weight"] = torch.cat([model["embed_tokens.weight"], torch.rand(6, 16)])
+    kept = dict(model)
+    two = save(tmp_path / "echo.pt")
+    if norms:
+        held = torch.load(two)
+        held["model"] = {name: torch.ones(16) if "norm" in name else one for name, one in kept.items()}
+        torch.save(held, two)
+    found = wb.doctor(one, echo=two)
+    assert [cause.cause for cause in found.causes] == (["A3", "F7"] if norms else ["F7"])
+
+
+@pytest.mark.parametrize("adapters", [True, False])
+def test_a_base_under_adapters_that_were_not_loaded_either(tmp_path, adapters):
+    run = Adapted(24)
+    one = run.train(30).save(tmp_path / "a.pt", 30)
+    with torch.no_grad():
+        for weight in (run.base.weight, run.low.weight, run.high.weight) if adapters else (run.base.weight,):
+            torch.nn.init.normal_(weight, std=0.2)
+    first = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", 31)).causes[0]
+    assert (first.cause == "F6") != adapters
 
 
 @pytest.mark.parametrize(("name", "value", "causes"), [("decay", 0.999, ["H1"]), ("num_updates", 3, ["F4"])])

@@ -1236,7 +1236,7 @@ def grouped(self: Any, ws: Iterable[Tensor], first: dict[str, Any], times: float
         schedule.base_lrs.append(new.get("initial_lr", new["lr"]))
         if hasattr(schedule, "lr_lambdas"):
             schedule.lr_lambdas.append(schedule.lr_lambdas[0])
-        schedule._last_lr = [g["lr"] for g in one.param_groups]
+        schedule._last_lr = [*schedule._last_lr, new["lr"]]  # and not what a fault made of the others' rates
 
 
 def probe(self: Any) -> None:

@@ -184,16 +184,17 @@ class Case:
     def rescaled(self) -> bool:
         """Whether the load multiplied every learning rate by one factor, those of the schedule and those of the groups.
 
-        Those with which the groups began, which only a new schedule reads, may have stayed as they were.
+        Those with which the groups began, which only a new schedule reads, may have stayed as they were. Groups that
+        were added have rates of their own.
         """
         a, b = self.evidence.before.facts, self.later.facts
-        if self.evidence.echo is None or a.schedule is None or b.schedule is None or len(a.groups) != len(b.groups):
+        if self.evidence.echo is None or a.schedule is None or b.schedule is None:
             return False
-        groups = list(zip(a.groups, b.groups, strict=True))
+        groups = a.beside(b)
         bases = a.schedule.base_lrs, b.schedule.base_lrs
-        if len(bases[0]) != len(bases[1]) or not bases[0]:
+        if len(bases[0]) - len(bases[1]) not in (0, len(a.groups) - len(b.groups)) or not bases[0]:
             return False
-        rates = [(one.lr, two.lr) for one, two in groups] + list(zip(*bases, strict=True))
+        rates = [(one.lr, two.lr) for one, two in groups] + list(zip(*bases, strict=False))
         begun = [(one.initial_lr, two.initial_lr) for one, two in groups]
         rates += begun if any(one != two for one, two in begun) else []
         factors = [new / old for old, new in rates if old and new is not None]
@@ -276,11 +277,14 @@ class Case:
     # ---- the optimizer -----------------------------------------------------------------------------------------------
 
     def counters(self, leg: str) -> Counters:
-        """Return what the counters did on a leg."""
+        """Return what the counters did on a leg; those of parameters that were added since before are young."""
         rows = [row for row in self.change(leg).rows if row.quantity == "step"]
         sets: dict[str, set[str]] = {}
         for row in rows:
             sets.setdefault(row.form or str(row.status), set()).update(row.names)
+        old = self.evidence.before.params.keys()
+        if "reset" in sets and any(names & old for names in sets.values()):
+            sets["reset"] &= old
         seen = self.change(leg).seen(*MOMENTS)
         sets = {form: seen if names == {""} and seen else names for form, names in sets.items()}
         kept = sets.get("equal", set()) | sets.get("within", set())

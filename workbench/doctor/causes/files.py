@@ -257,6 +257,8 @@ def mixed(case: Case) -> Iterator[Match]:
             yield Match("load", 0.6, frozenset(weights), False)
         if few and not change.hit(MOMENTS) & few:
             yield Match(change.leg, 0.6, few, False)
+        elif few and moments and moments <= few:  # counters and moments of the same parameters are of another step
+            yield Match(change.leg, 0.95, few, False)
     files = [one for one in case.fired("S07") if one.evidence.get("files")]
     broken = {n for one in case.odd("S02") if one.severity == "error" for n in one.tensors}  # frozen, and damaged
     broken |= case.rewritten

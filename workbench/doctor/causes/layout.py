@@ -528,7 +528,8 @@ def merged(case: Case) -> Iterator[Match]:
             question = MERGED if change.leg == "train" and not _continued(case) else ""  # as ReLoRA does
             reasons = case.against(("A2 F4 G6", words))
             title = "" if stems else "The weights changed as by a merged adapter, but no file holds one."
-            yield Match(change.leg, 1.0, names - adapters, exact, question, reasons, title=title)
+            begun = names if question else names - adapters  # the adapters began anew with the merged weights
+            yield Match(change.leg, 1.0, begun, exact, question, reasons, title=title)
         elif adapters and adapters == names:
             title = "The adapters are not those that were saved."
             question = MERGED if change.leg == "train" and case.fired("P27") else ""
@@ -586,7 +587,10 @@ def other_base(case: Case) -> Iterator[Match]:
         if adapters and apart and (whole or change.exact) and others:
             words = f"{len(names):,} of {plural(len(base), 'weight')} under the adapters changed; the adapters did not"
             yield Match(change.leg, 0.97 if whole else 0.9, names, reasons=case.against(("A2 F5 G6", words)))
-    if (signs := case.fired("P27")) and _unmerged(case, case.change("train")):
+    train = case.change("train")
+    adapters = {name for name in train.seen(*WEIGHTS) if adapter_of(name)}
+    anew = bool(train.hit(WEIGHTS, "other") & adapters)  # then the adapters were not loaded either
+    if (signs := case.fired("P27")) and not anew and _unmerged(case, train):
         yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors))
     if signs := [one for one in case.fired("P35") if one.tensors and all(map(is_reference, one.tensors))]:
         names = frozenset(n for s in signs for n in s.tensors)

@@ -498,10 +498,10 @@ def weights_cast(case: Case) -> Iterator[Match]:
         names = frozenset(n for s in uneven for n in s.tensors)
         yield Match("train", 0.4, names, False, question, signs=tuple(uneven), title=title, remedy=remedy)
     for change in case.changes:
-        names = frozenset(change.hit(change.weights, "rounded"))
+        names = frozenset(change.hit(WEIGHTS, "rounded"))
         if names and not change.hit(MASTERS) - change.hit(MASTERS, "rounded"):
-            exact = _typed(change, change.weights, names)
-            yield Match(change.leg, 0.95, names, exact, _meant(change, change.weights, names))
+            exact = _typed(change, WEIGHTS, names)
+            yield Match(change.leg, 0.95, names, exact, _meant(change, WEIGHTS, names))
 
 
 def _typed(change: LedgerLeg, quantities: tuple[str, ...], names: frozenset[str]) -> bool:

@@ -35,6 +35,7 @@ def began_anew(before: TrainingState, after: TrainingState) -> bool:
 
     If it rose and the schedule rose with it, both continue, and the trainer's step is the one that is off, unless the
     position in the data, or an average's count, agrees with the step, or the optimizer holds more or fewer parameters.
+    Parameters that were added in the load count the updates since then: the others, if they count more, go on.
     """
     first, last = before.step, after.step
     one, two = before.steps.usual, after.steps.usual
@@ -49,8 +50,8 @@ def began_anew(before: TrainingState, after: TrainingState) -> bool:
     ]
     right = any(was and now is not None and now * first == was * last for was, now in data)
     held = [sum(group.count or 0 for group in side.groups) for side in (before, after)]
-    # those that began at the load have as many updates as all others if these began there too
-    other = all(held) and held[0] != held[1] and len(after.steps.counts) == 1
+    added = [after.steps.by_name[name] for name in after.steps.by_name.keys() - before.steps.by_name.keys()]
+    other = all(held) and held[0] != held[1] and all(count >= two for count in added)
     return first == one and two == last - first and (right or other or not (one < two and counts == [one, two]))
 
 

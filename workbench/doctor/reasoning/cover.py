@@ -200,7 +200,8 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
         return set(sign.tensors) - case.replaced | {""}  # no setting replaces elements
     if match is None or CAUSES[cause].everywhere or spread:
         return set(sign.tensors) | {""}
-    if any(map(is_numbered, match.names)) and not any(map(is_numbered, sign.tensors)):
+    unknown = match.names - case.reshaped  # the owner of state with another shape is a weight with another shape
+    if any(map(is_numbered, unknown)) and not any(map(is_numbered, sign.tensors)):
         return set(sign.tensors) | {""}  # the owner of the state is unknown
     return (set(sign.tensors) & match.names) | {""}
 

@@ -607,8 +607,11 @@ def _decays(pair: Pair, changed: Mapping[str, Any]) -> list[Sign]:
         alike = len(sizes[0]) == len(sizes[1]) and sum(sizes[0]) == sum(sizes[1]) and all(map(all, sizes))
         return [_sizes(pair, "groups")] if alike and sizes[0] != sizes[1] else []
     old, new = ({group.weight_decay for group in side.groups if group.weight_decay} for side in (a, b))
-    # none of the old values is in use, or each became another one: another setting, not another grouping
-    whole = not old & new or _another_setting(became)
+    # none of the old values is in use, each became another one, or they are in a group that was added with settings of
+    # its own: another setting, not another grouping
+    apart = [group for group in b.groups if not any(group is two for _, two in a.beside(b))]
+    added = named and set(off) <= {name for group in apart for name in group.params or ()}
+    whole = not old & new or _another_setting(became) or added
     some = [*old, *new]
     slight = whole and len(old) == len(new) == 1 and max(some) <= SLIGHT * min(some)  # a trainer may schedule it
     what = "parameters" if named else "param groups"
