@@ -14,6 +14,7 @@ seeds and prints those that are not named right; a fresh range of seeds measures
 from __future__ import annotations
 
 import argparse
+import copy
 import io
 import json
 import random
@@ -267,6 +268,76 @@ def reordered_state(self: Any) -> None:
             one.state[held[n]] = state
 
 
+def q_by_heads(x: Tensor) -> Tensor:
+    """Rows [q; k; v] as if each of four heads had its own together."""
+    return x.unflatten(0, (-1, 4, len(x) // 12)).transpose(0, 1).flatten(0, 2).contiguous()
+
+
+def neighbours(x: Tensor) -> Tensor:
+    """Halves of a head become neighbours, as for another rotary embedding."""
+    return x.unflatten(0, (-1, 2, 4)).transpose(1, 2).flatten(0, 2).contiguous()
+
+
+def next_row(x: Tensor) -> Tensor:
+    """A token was put in front: every row is the one before."""
+    return torch.cat([0 * x[:1], x[:-1]])
+
+
+def gradients_times(times: float) -> Act:
+    """The resumed loop sums where it averaged."""
+
+    def act(self: Any) -> None:
+        assert not self.clip or self.clip > 100, "a clip would undo it"
+        held = self.apply
+
+        def apply() -> None:
+            for w in self.module.parameters():
+                if w.grad is not None:
+                    w.grad.mul_(times)
+            held()
+
+        self.apply = apply
+
+    return act
+
+
+def betas_of_code(self: Any) -> None:
+    for group in (g for one in self.optimizers for g in one.param_groups):
+        assert tuple(group["betas"]) != (0.9, 0.999)
+        group["betas"] = (0.9, 0.999)
+
+
+def rewound(self: Any) -> None:
+    """Everything but the step is of six updates ago."""
+    step = self.step
+    with torch.enable_grad():
+        self.load(copy.deepcopy(self.ago(6)))
+    self.step = step
+
+
+def rates_crossed(self: Any) -> None:
+    """Every group has the place of the schedule, but weight decays of all groups are that of the first."""
+    groups = self.optimizers[0].param_groups
+    assert len(groups) > 1 and groups[0]["weight_decay"] != groups[1]["weight_decay"]
+    for group in groups:
+        group["weight_decay"] = groups[0]["weight_decay"]
+
+
+def z_anew(self: Any) -> None:
+    for w in nets.found(self).values():
+        nets.held_by(self, w)["z"] = w.detach().clone()
+
+
+def weights_before_masters(self: Any) -> None:
+    old = self.ago(5)["model"]
+    for n, w in self.module.state_dict().items():
+        w.copy_(old[n])
+
+
+def noise_on(share: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: x + share * noisy(x)
+
+
 @dataclass(frozen=True)
 class Ill:
     """A fault: its answers, the best first; where it shows; what it does; which networks and optimizers have it.
@@ -351,6 +422,46 @@ FAULTS = (
     Ill("adapter_not_read", "A2 F5", ALL, just(nets.not_read("lora_")), networks="Peft"),
     Ill("merged_and_kept", "F5", ALL, just(nets.merged), networks="Peft"),
     Ill("base_of_another", "F6 A2", ALL, just(nets.rearranged("base_layer", lambda x: x + 0.03 * noisy(x))), "Peft"),
+    Ill("experts_exchanged", "E10", ALL, just(nets.exchanged("experts.0.", "experts.3.")), "Mixtral"),
+    Ill("qkv_by_heads", "E4 E1", ALL, just(nets.rearranged(r"qkv\.weight", q_by_heads)), "Image Dit"),
+    Ill("rotary", "E5 E1", ALL, just(nets.rearranged("q_proj|k_proj", neighbours)), "Llama"),
+    Ill("heads_exchanged", "E6 E1", ALL, just(nets.rearranged("q_proj", lambda x: swapped_heads(x))), "Llama"),
+    Ill("gate_and_up", "E2 E3 E1", ALL, just(nets.rearranged("gate_up_proj", halves)), "Phi"),
+    Ill("gate_up_columns", "E2 E3 E1", ALL, just(nets.rearranged("gate_up_proj", lambda x: columns(x))), "Oss"),
+    Ill(
+        "masters_older",
+        "D2 G6",
+        NEAR,
+        just(nets.from_older(6, "", weight=False, keys="master_param")),
+        "Half",
+        keeps=True,
+    ),
+    Ill("weights_before_masters", "D3 G6 D2 F4", "echo", just(weights_before_masters), "Half", keeps=True),
+    Ill("gradients_summed", "B10 C10", LATE, just(gradients_times(8.0)), optimizers="adamw adam nadam"),
+    Ill("betas_of_code", "H1", ALL, just(betas_of_code), optimizers="adamw adam nadam amsgrad"),
+    Ill("rows_shifted", "F7", ALL, just(nets.rearranged("wte|embed_tokens|lm_head", next_row)), "Text Llama Phi Amp"),
+    Ill("rewound", "C9 G6 G7", ALL, just(rewound), keeps=True),
+    Ill("one_decay", "B7 H1", ALL, just(rates_crossed), optimizers="adamw"),
+    Ill("z_anew", "B3 B1 B11 B6", NEAR, just(z_anew), optimizers="schedulefree"),
+    Ill("scales_of_next", "B11 B5", ALL, just(nets.shuffled("", "absmax1 absmax2")), "Text Llama Phi", "adamw8bit"),
+    Ill("layer_tuned", "A2 F6 G6 F4", NEAR, of(a_layer, lambda p: nets.rearranged(p, noise_on(0.3), moments=False))),
+    Ill("state_of_other_run", "B5 B6 G6 E13", ALL, just(lambda self: of_other_run(self))),
+    Ill(
+        "moments_halved_in_a_layer",
+        "B6 B10 E12",
+        NEAR,
+        of(a_layer, lambda p: moments_by(lambda x: x / 2, p)),
+        optimizers=ADAMS,
+    ),
+    Ill("counters_ahead", "B2 C9", ALL, just(counters(lambda n: n + 40)), optimizers=ADAMS),
+    Ill("schedule_ahead", "C3 C9 C4 B8 C2 C1", ALL, just(behind(-30))),
+    Ill("peak_lost", "B8 C1 C2 H1", ALL, just(lambda self: base_lr(self, 0.1))),
+    Ill(
+        "two_ranks_mixed",
+        "E1 E8 E6 F7 G5 E10",
+        ALL,
+        of(a_matrix, lambda p: nets.rearranged(p, lambda x: torch.cat([x[: len(x) // 2]] * 2)[: len(x)].contiguous())),
+    ),
 )
 
 
@@ -399,6 +510,32 @@ NETWORKS = (
 )  # fmt: skip
 
 
+def swapped_heads(x: Tensor) -> Tensor:
+    return x.unflatten(0, (4, -1))[[0, 2, 1, 3]].flatten(0, 1).contiguous()
+
+
+def columns(x: Tensor) -> Tensor:
+    """Neighbouring columns of gate and up are read as halves."""
+    return torch.cat([x[..., ::2], x[..., 1::2]], -1)
+
+
+def base_lr(self: Any, times: float) -> None:
+    """The rate of the schedule's start is another, and the schedule follows it from the next step on."""
+    assert self.schedules
+    for one in self.schedules:
+        one.base_lrs = [lr * times for lr in one.base_lrs]
+
+
+def of_other_run(self: Any) -> None:
+    """The optimizer's state is that of another run of the same model."""
+    twin = type(self)(self.config.but(seed=self.config.seed + 40))
+    with torch.enable_grad():
+        twin.run(self.step)
+    for mine, theirs in zip(self.optimizers, twin.optimizers, strict=True):
+        held = mine.state_dict()
+        mine.load_state_dict({**held, "state": theirs.state_dict()["state"]})
+
+
 def adam(kind: Any, **more: Any) -> Any:
     def optimizer(self: Any, groups: Any) -> torch.optim.Optimizer:
         c = self.config
@@ -417,6 +554,13 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": nets.with_(torch.optim.SGD, 5.0, momentum=0.9)},
     "lion": {"optimizer": nets.with_(other.Lion, 0.2)},
     "muon": {"made": nets.muon},
+    "radam": {"optimizer": adam(torch.optim.RAdam)},
+    "adan": {"optimizer": nets.with_(nets.Adan)},
+    "lamb": {"optimizer": nets.with_(other.Lamb)},
+    "adabelief": {"optimizer": nets.with_(other.AdaBelief)},
+    "stable": {"optimizer": nets.with_(other.StableAdamW)},
+    "schedulefree": {"optimizer": nets.with_(other.ScheduleFreeAdamW), "schedule": nets.steady},
+    "adamw8bit": {"optimizer": nets.with_(other.AdamW8bit)},
 }
 #: Faults of the optimizer's state alone.
 OF_STATE = frozenset(one.name for one in FAULTS if one.name.startswith("state_") and one.name != "state_older")
@@ -446,6 +590,8 @@ def drawn(seed: int, control: bool = False) -> Fault:
     if network is nets.Half and ill.name in OF_STATE and "B5" in ill.causes:
         rest.append("E9")  # masters are state, and an update makes the weights from them
     where = ill.where
+    if kind == "adamw8bit" and ill.name == "state_transposed":
+        rest.append("B11")  # codes are in another order than their scales
     if kind == "sgd" and ill.name in OF_STATE:
         where = NEAR  # of a momentum of 0.9, 20 updates leave 12 %
     if kind == "sgd" and ill.name == "state_older":
