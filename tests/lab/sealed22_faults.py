@@ -803,6 +803,7 @@ FAULTS22: tuple[Fault, ...] = (
         "the codebook's buffers are not restored",
         "[Bb]uffer",
         base=nets.VqVae,
+        also=("A2",),
         loaded=acts(unread("quantize")),
     ),
     ill(
@@ -813,6 +814,7 @@ FAULTS22: tuple[Fault, ...] = (
         "[Bb]uffer|queue",
         beside="lr",
         base=nets.Moco,
+        also=("A2",),
         loaded=acts(unread("^queue"), new_lr(0.5)),
     ),
     ill(
