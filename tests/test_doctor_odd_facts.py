@@ -8,6 +8,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -838,7 +839,8 @@ def test_state_is_numbered_anew_where_param_groups_have_other_sizes(tmp_path):
     for later in ({"echo": echo}, {"after": run.train(1).save(tmp_path / "b.pt", step=21)}):
         found = wb.doctor(one, later.get("after"), echo=later.get("echo"))
         assert [cause.cause for cause in found.causes] == ["B7"] and found.causes[0].certainty != "certain"
-        assert "every weight" not in str(found)  # of the moments, few could be compared
+        leg = found.ledger.change("load" if "echo" in later else "train")
+        assert len(leg.clean(["exp_avg", "exp_avg_sq"], leg.seen("exp_avg"))) == 4  # values show who moved
 
 
 def test_a_part_of_one_tensor_that_was_misread(tmp_path):
@@ -1935,6 +1937,36 @@ def test_one_update_tells_adam_from_what_looks_like_it(tmp_path, steps, rounded,
     }
     assert {row.form for row in masters} == {"rounded" if told else ""}
     assert [one.cause for one in found.causes if one.severity == "error"] == [told] * bool(told)
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+def test_masters_that_were_rounded_are_no_cast_weights_beside_a_new_head(tmp_path, rounded):
+    run = Mastered()
+    one = run.train(20).stored(tmp_path / "a.pt", 20, run.held())
+    if rounded:
+        with torch.no_grad():
+            for weight in run.model.parameters():
+                weight.copy_(weight.bfloat16().float())
+    held = run.train(1).held()
+    held["model"] |= {"probe.weight": torch.randn(3, 16).bfloat16()}
+    found = wb.doctor(one, run.stored(tmp_path / "b.pt", 21, held))
+    assert [cause.cause for cause in found.causes] == (["D1", "A4"] if rounded else ["A4"])
+
+
+@pytest.mark.parametrize("counters", [True, False])
+def test_counters_and_squares_of_the_same_layer_are_of_another_save(tmp_path, counters):
+    """Its weights, too, of which a few are farther than updates move them."""
+    run = Stack(partial(torch.optim.RMSprop, alpha=0.9)).train(14)
+    old = {weight: deepcopy(run.optimizer.state[weight]) for weight in run.model.layer1.parameters()}
+    one = run.train(6).save(tmp_path / "a.pt", step=20)
+    for weight, state in old.items():
+        held = run.optimizer.state[weight]
+        held["square_avg"].copy_(state["square_avg"] / 16)
+        held["step"].copy_(state["step"] if counters else held["step"])
+        with torch.no_grad():
+            weight.view(-1)[:40] += 0.0012
+    first = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21)).causes[0]
+    assert (first.cause == "G6") == counters, first
 
 
 class Deep(Run):
@@ -3340,7 +3372,7 @@ def test_tensors_without_elements_change_nothing(tmp_path):
     assert grave(wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))) == []
 
 
-@pytest.mark.parametrize(("index", "causes"), [(20, ["C6"]), (30, []), (24, [])])
+@pytest.mark.parametrize(("index", "causes"), [(20, ["C6"]), (30, []), (24, ["C6"])])
 def test_a_position_that_began_anew_may_be_beyond_the_old_one(tmp_path, index, causes):
     run = Run().train(10)
     one = run.save(tmp_path / "a.pt", step=10, sampler={"epoch": 0, "index": 10})
@@ -3571,6 +3603,176 @@ def test_state_with_other_numbers_is_not_compared_by_number(tmp_path, kept):
     del optimizer.state[gone]
     found = wb.doctor(one, echo=save(tmp_path / "echo.pt", table=torch.ones(8) if kept else torch.zeros(8)))
     assert severities(found, "R16") == ([] if kept else ["warn"])
+
+
+class Stack(Run):
+    """Four equal layers between an embedding and a head, in groups of matrices and vectors; numbers follow groups."""
+
+    def __init__(self, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> None:
+        torch.manual_seed(0)
+        named = OrderedDict((f"layer{n}", torch.nn.Linear(16, 16)) for n in range(4))
+        self.model = torch.nn.Sequential(OrderedDict(embed=torch.nn.Linear(16, 16, bias=False), **named))
+        self.model.add_module("head", torch.nn.Linear(16, 16))
+        self.model.add_module("norm", torch.nn.LayerNorm(16))
+        self.model.add_module("out", torch.nn.Linear(16, 16, bias=False))
+        self.model.head = torch.nn.Sequential(torch.nn.Linear(16, 12), torch.nn.Linear(12, 16))
+        every = list(self.model.parameters())
+        groups = [[one for one in every if one.ndim > 1], [one for one in every if one.ndim < 2]]
+        self.optimizer = optimizer([{"params": some, "weight_decay": 0.0} for some in groups], lr=1e-3)
+        self.schedule = None
+
+    def regroup(self, *moved: torch.nn.Parameter, **settings: Any) -> None:
+        """Move these parameters to a group of their own, which comes last."""
+        groups, ids = self.optimizer.param_groups, set(map(id, moved))
+        for group in groups:
+            group["params"] = [one for one in group["params"] if id(one) not in ids]
+        groups.append({**groups[0], "params": list(moved), **settings})
+
+    def states(self) -> list[dict[str, Any]]:
+        return [self.optimizer.state[getattr(self.model, f"layer{n}").weight] for n in range(4)]
+
+
+@pytest.mark.parametrize("fault", ["", "next", "lost", "zero"])
+@pytest.mark.parametrize("later", ["echo", "after"])
+def test_state_is_compared_where_parameters_moved_to_a_group_of_their_own(tmp_path, later, fault):
+    """All numbers after it mean other parameters; order, shapes and values show which."""
+    run = Stack()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    run.regroup(*run.model.layer1.parameters(), lr=5e-4)
+    states = run.states()
+    if fault == "next":
+        held = [dict(state) for state in states]
+        for state, other in zip(states, [*held[1:], held[0]], strict=True):
+            state.update(other)
+    elif fault == "lost":
+        for weight in run.model.layer2.parameters():
+            del run.optimizer.state[weight]
+    elif fault == "zero":
+        for state in run.optimizer.state.values():
+            state["exp_avg"].zero_(), state["exp_avg_sq"].zero_()
+    two = (run if later == "echo" else run.train(1)).save(tmp_path / "b.pt", step=20 + (later == "after"))
+    found = wb.doctor(one, **{later: two})
+    told = {"next": "B5", "lost": "B1", "zero": "B3"}.get(fault)
+    assert [cause.cause for cause in found.causes if cause.severity != "info"][:1] == ([told] if told else [])
+    if not fault:
+        leg = found.ledger.change("load" if later == "echo" else "train")
+        assert leg.seen("exp_avg") == {name for name, _ in run.model.named_parameters()}
+        assert "32 of 32 moments" in found.coverage
+
+
+def test_numbers_that_no_value_tells_apart_are_not_compared(tmp_path):
+    """Two weights that are no module moved, and their state is that of others: nothing is said of any one."""
+    run = Stack()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    run.regroup(run.model.layer0.weight, run.model.layer2.weight)
+    for state in run.optimizer.state.values():
+        state["exp_avg"].zero_(), state["exp_avg_sq"].zero_()
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))
+    leg = found.ledger.change("load")
+    assert found.causes[0].cause == "B3" and "layer1.weight" not in leg.hit(["exp_avg"]), found.verdict
+    assert {"head.0.weight", "layer1.bias"} <= leg.hit(["exp_avg"])
+
+
+@pytest.mark.parametrize("fault", ["", "next", "lost"])
+@pytest.mark.parametrize("later", ["echo", "after"])
+def test_state_by_numbers_is_compared_beside_a_new_head(tmp_path, later, fault):
+    """The shape of the head's own state names it; the other numbers have no names, and mean what they meant."""
+    run = Run()
+    run.model = torch.nn.Sequential(*(torch.nn.Linear(16, 16, bias=False) for _ in range(5)))
+    run.fresh()
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    states = [run.optimizer.state[layer.weight] for layer in run.model]
+    run.model[4].probe = torch.nn.Linear(16, 3, bias=False)
+    run.optimizer.add_param_group({"params": [run.model[4].probe.weight]})
+    if fault == "next":
+        held = [dict(state) for state in states]
+        for state, other in zip(states, [*held[1:], held[0]], strict=True):
+            state.update(other)
+    elif fault == "lost":
+        del run.optimizer.state[run.model[2].weight]
+    run.optimizer.zero_grad()
+    run.model[4].probe.weight.grad = torch.randn(3, 16)
+    if later == "after":
+        x = torch.randn(8, 16)
+        (run.model(x) - x.roll(1, 1)).square().mean().backward()
+        run.optimizer.step()
+    found = wb.doctor(one, **{later: run.save(tmp_path / "b.pt", step=20 + (later == "after"))})
+    told = {"next": ["B5", "A4"], "lost": ["B1", "A4"], "": ["A4"]}[fault]
+    loud = [cause.cause for cause in found.causes if cause.severity != "info"]
+    assert list(dict.fromkeys([*loud[:1], "A4"])) == told and "A4" in loud, found.verdict
+
+
+@pytest.mark.parametrize("factor", [0.1, 1.0])
+def test_settings_are_compared_where_a_group_was_added(tmp_path, factor):
+    run = Stack()
+    one = run.train(10).save(tmp_path / "a.pt", step=10)
+    run.regroup(*run.model.layer1.parameters(), lr=5e-4)
+    for group in run.optimizer.param_groups[:2]:
+        group["lr"] *= factor
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=10))
+    assert severities(found, "R14") == (["warn"] if factor != 1 else [])
+
+
+def test_weight_decay_of_a_group_that_was_added_is_a_setting(tmp_path):
+    run = Stack()
+    one = run.train(10).save(tmp_path / "a.pt", step=10)
+    run.regroup(*run.model.layer1.parameters(), weight_decay=0.2)
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=11))
+    assert [cause.cause for cause in found.causes] == ["H1"]
+
+
+@pytest.mark.parametrize("doubled", [True, False])
+def test_young_counters_of_a_new_head_restart_no_others(tmp_path, doubled):
+    run = Stack()
+    run.schedule = torch.optim.lr_scheduler.ConstantLR(run.optimizer, 1.0, 1)
+    one = run.train(30).save(tmp_path / "a.pt", step=30)
+    run.model.add_module("probe", torch.nn.Linear(16, 16))
+    run.regroup(*run.model.probe.parameters())
+    run.schedule.base_lrs.append(1e-3)
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=61 if doubled else 31))
+    assert found.causes[0].cause == ("C9" if doubled else "A4"), found.verdict
+
+
+@pytest.mark.parametrize("norms", [True, False])
+def test_a_table_that_grew_explains_no_other_weight(tmp_path, norms):
+    """Two optimizers number their state, and which parameter a number means is unknown."""
+    torch.manual_seed(0)
+    body = {
+        f"layers.{n}.{name}": size for n in range(3) for name, size in (("fc.weight", (16, 16)), ("norm.weight", 16))
+    }
+    model = {name: 1 + 0.3 * torch.rand(size) for name, size in {"embed_tokens.weight": (40, 16), **body}.items()}
+
+    def save(path: Path) -> Path:
+        sides = [[one for name, one in model.items() if ("fc" in name) == first] for first in (True, False)]
+        kept = [{n: {"step": torch.tensor(9.0), "exp_avg": one / 9} for n, one in enumerate(some)} for some in sides]
+        optimizers = [
+            {"state": state, "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.95), "params": list(state)}]}
+            for state in kept
+        ]
+        torch.save({"model": model, "optimizers": optimizers, "step": 9}, path)
+        return path
+
+    one = save(tmp_path / "a.pt")
+    model["embed_tokens.weight"] = torch.cat([model["embed_tokens.weight"], torch.rand(6, 16)])
+    kept = dict(model)
+    two = save(tmp_path / "echo.pt")
+    if norms:
+        held = torch.load(two)
+        held["model"] = {name: torch.ones(16) if "norm" in name else one for name, one in kept.items()}
+        torch.save(held, two)
+    found = wb.doctor(one, echo=two)
+    assert [cause.cause for cause in found.causes] == (["A3", "F7"] if norms else ["F7"])
+
+
+@pytest.mark.parametrize("adapters", [True, False])
+def test_a_base_under_adapters_that_were_not_loaded_either(tmp_path, adapters):
+    run = Adapted(24)
+    one = run.train(30).save(tmp_path / "a.pt", 30)
+    with torch.no_grad():
+        for weight in (run.base.weight, run.low.weight, run.high.weight) if adapters else (run.base.weight,):
+            torch.nn.init.normal_(weight, std=0.2)
+    first = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", 31)).causes[0]
+    assert (first.cause == "F6") != adapters
 
 
 @pytest.mark.parametrize(("name", "value", "causes"), [("decay", 0.999, ["H1"]), ("num_updates", 3, ["F4"])])
@@ -4096,3 +4298,729 @@ def test_no_optimizer_moves_a_network_that_follows_another(tmp_path, follows):
     model["critic.0.weight"] = run.model[0].weight.detach()
     found = [one for one in wb.doctor(one, save(tmp_path / "b.pt", 11)) if one.rule == "P05"]
     assert all(("networks that follow others" in one.message) == follows for one in found) and found
+
+
+# ---- faults of counters and settings beside an innocent change ------------------------------------------------------
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_an_empty_list_holds_no_schedule(tmp_path, gone):
+    """As Lightning's, beside another learning rate that the arguments state."""
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda done: 1 - done / 200)
+    run.train(30)
+    schedule, run.schedule = run.schedule, None
+    schedules = {"lr_schedulers": [schedule.state_dict()]}
+    one = run.save(tmp_path / "a.pt", step=30, args={"lr": 1e-3}, **schedules)
+    run.optimizer.param_groups[0]["lr"] = 5e-4
+    schedules = {"lr_schedulers": []} if gone else schedules
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=30, args={"lr": 5e-4}, **schedules))
+    assert (found.causes[0].cause == "C1") == gone
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=31, args={"lr": 5e-4}, **schedules))
+    assert ("the schedule is no longer stored" in str(found.to_dict())) == gone
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_loss_scale_that_began_anew_beside_another_learning_rate(tmp_path, plain, lost):
+    """It doubles every five updates; after twenty, its count is what it was. SGD counts no updates."""
+    run = Run()
+    if plain:
+        run.optimizer = torch.optim.SGD(run.model.parameters(), lr=1e-3, momentum=0.9)
+    one = run.train(40).save(tmp_path / "a.pt", step=40, args={"lr": 1e-3}, **scaler(0, 2.0**22, 5))
+    run.optimizer.param_groups[0]["lr"] = 5e-4
+    scale = 2.0**20 if lost else 2.0**26
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=60, args={"lr": 5e-4}, **scaler(0, scale, 5)))
+    assert ([cause.cause for cause in found.causes][:1] == ["D8"]) == lost, found.verdict
+    assert ("none of them skipped" in str(found.to_dict())) == (lost and not plain)
+
+
+@pytest.mark.parametrize("scale", [2.0**16, 2.0**22])
+def test_a_loss_scale_in_a_file_of_its_own(tmp_path, scale):
+    run = Run().train(12)
+    one = in_folder(run, tmp_path / "checkpoint-12", 12, grad_scaler=scaler(3, 2.0**22)["scaler"])
+    held = scaler(4 if scale > 2.0**16 else 1, scale)["scaler"]
+    found = wb.doctor(one, in_folder(run.train(1), tmp_path / "checkpoint-13", 13, grad_scaler=held))
+    assert [cause.cause for cause in found.causes] == (["D8"] if scale == 2.0**16 else []), found.verdict
+
+
+@pytest.mark.parametrize("step", ["anew", "doubled", "right", "stage"])
+@pytest.mark.parametrize("updates", [0, 1, 20])
+def test_a_step_that_is_off_where_no_optimizer_counts(tmp_path, step, updates):
+    """The schedule and the sampler go on; in a new stage, the schedule counts anew as well."""
+    run = Run()
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=1e-3, momentum=0.9)
+    begun = {"lr_lambda": lambda done: 1 - done / 200}
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, **begun)
+    one = run.train(30).save(tmp_path / "a.pt", step=30, sampler={"epoch": 0, "next_index": 120})
+    if step == "stage":
+        run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, **begun)
+    now = {"anew": 0, "doubled": 60, "right": 30, "stage": 0}[step] + updates
+    index = 4 * updates + (0 if step == "stage" else 120)
+    two = run.train(updates).save(tmp_path / "b.pt", step=now, sampler={"epoch": 0, "next_index": index})
+    found = wb.doctor(one, echo=two) if not updates else wb.doctor(one, two)
+    named = [cause.cause for cause in found.causes if cause.severity != "info"]
+    assert (named[:1] == ["C9"]) == (step in ("anew", "doubled")), found.verdict
+    assert named or step not in ("anew", "doubled")
+
+
+@pytest.mark.parametrize("updates", [1, 20])
+def test_a_step_that_is_doubled_beside_a_new_head(tmp_path, updates):
+    """The head's counters tell how many updates there were since; those of a new optimizer would tell the same."""
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda done: 1 - done / 200)
+    one = run.train(30).save(tmp_path / "a.pt", step=30)
+    run.model.add_module("probe", torch.nn.Linear(16, 16))
+    run.optimizer.add_param_group({"params": list(run.model.probe.parameters())})
+    run.schedule.base_lrs.append(1e-3)
+    run.schedule.lr_lambdas.append(run.schedule.lr_lambdas[0])
+    found = wb.doctor(one, run.train(updates).save(tmp_path / "b.pt", step=60 + updates))
+    assert found.causes[0].cause == "C9", found.verdict
+
+
+@pytest.mark.parametrize(
+    ("index", "batch", "title"),
+    [
+        (160, 4, ""),
+        (164, 4, ""),  # one update's data is counted elsewhere
+        (200, 8, ""),
+        (120, 4, "The data advanced less than the updates."),  # it was at 80 / 2 in the load
+        (160, 8, "The data advanced less than the updates."),
+        (240, 4, "Data was skipped."),
+    ],
+)
+def test_a_position_that_is_behind_after_several_updates(tmp_path, index, batch, title):
+    run = Run().train(20)
+    stated = {"config": {"batch_size": 4, "max_grad_norm": 1.0}}
+    one = run.save(tmp_path / "a.pt", step=20, sampler={"epoch": 0, "next_index": 80}, **stated)
+    index = index if batch == 4 else index + 40
+    stated = {"config": {"batch_size": batch, "max_grad_norm": 0.5}}
+    two = run.train(20).save(tmp_path / "b.pt", step=40, sampler={"epoch": 0, "next_index": index}, **stated)
+    found = wb.doctor(one, two)
+    assert [cause.title for cause in found.causes if cause.cause in ("C6", "H1") and cause.severity == "warn"] == (
+        [title] if title else []
+    )
+
+
+@pytest.mark.parametrize("updates", [20, 10])
+def test_a_schedule_that_stands_where_as_many_updates_lead(tmp_path, updates):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda done: 1 - done / 200)
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    schedule, run.schedule = run.schedule, None
+    two = run.train(updates).save(tmp_path / "b.pt", step=20 + updates, scheduler=schedule.state_dict())
+    first = wb.doctor(one, two).causes[0]
+    also = "The learning-rate schedule restarted, or it was not stepped."
+    assert first.title == (also if updates == 20 else "The schedule was not stepped.")
+
+
+@pytest.mark.parametrize(("seed", "epoch", "severity"), [(78, 0, "warn"), (78, 1, "info"), (77, 0, "")])
+def test_the_seed_of_a_sampler_in_a_file_of_its_own(tmp_path, seed, epoch, severity):
+    """Beside another setting; an epoch may have a seed of its own."""
+    run = Run().train(12)
+    held = {"epoch": 0, "next_index": 96, "seed": 77}
+    one = in_folder(run, tmp_path / "checkpoint-12", 12, sampler=held, config={"max_grad_norm": 1.0})
+    held = {"epoch": epoch, "next_index": 104, "seed": seed}
+    two = in_folder(run.train(1), tmp_path / "checkpoint-13", 13, sampler=held, config={"max_grad_norm": 0.5})
+    told = [cause.severity for cause in wb.doctor(one, two).causes if cause.cause == "C7"]
+    assert told == ([severity] if severity else [])
+
+
+@pytest.mark.parametrize(("decays", "cause"), [((0.0, 0.05), "B7"), ((0.05, 0.0), "H1"), ((0.0, 0.0), "H1")])
+def test_groups_that_exchanged_their_decay_which_was_halved(tmp_path, decays, cause):
+    run = Run()
+    groups = [{"params": list(run.model[n].parameters()), "weight_decay": d} for n, d in ((0, 0.1), (2, 0.0))]
+    run.optimizer = torch.optim.AdamW(groups, lr=1e-3)
+    one = run.train(10).save(tmp_path / "a.pt", step=10, config={"weight_decay": 0.1})
+    for group, decay in zip(run.optimizer.param_groups, decays, strict=True):
+        group["weight_decay"] = decay
+    found = wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=10, config={"weight_decay": 0.05}))
+    assert found.causes[0].cause == cause
+
+
+@pytest.mark.parametrize("rows", [40, 4])
+def test_masters_of_new_rows_may_have_16_bits(tmp_path, rows):
+    """They were made from the rows; where more than the new rows have no low bits, the masters were rebuilt."""
+    torch.manual_seed(0)
+    master = torch.randn(40, 16)
+    moments = {"exp_avg": torch.randn(40, 16) / 100, "exp_avg_sq": torch.rand(40, 16) / 100}
+
+    def save(path: Path, master: torch.Tensor, **moments: torch.Tensor) -> Path:
+        state = {0: {"master_param": master, "step": torch.tensor(10.0), **moments}}
+        optimizer = {"state": state, "param_groups": [{"params": [0], "lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8}]}
+        torch.save({"model": {"embed.weight": master.bfloat16()}, "optimizer": optimizer, "step": 10}, path)
+        return path
+
+    one = save(tmp_path / "a.pt", master, **moments)
+    more = {name: torch.cat([held, torch.zeros(4, 16)]) for name, held in moments.items()}
+    longer = torch.cat([master, torch.randn(4, 16)])
+    longer[-rows:] = longer[-rows:].bfloat16().float()
+    found = wb.doctor(one, echo=save(tmp_path / "echo.pt", longer, **more))
+    assert bool(severities(found, "S09")) == (rows > 4)
+
+
+class GroupCounting(torch.optim.AdamW):
+    """Its state has no counters of parameters: as Transformer Engine's, each group counts."""
+
+    def state_dict(self) -> dict[str, Any]:
+        held = super().state_dict()
+        steps = [float(state.pop("step")) for state in map(dict.copy, held["state"].values())]
+        held["state"] = {n: {k: v for k, v in one.items() if k != "step"} for n, one in held["state"].items()}
+        for group in held["param_groups"]:
+            group["step"] = int(max(steps))
+        return held
+
+
+def test_a_frozen_parameter_whose_group_counts_updates(tmp_path):
+    run = Run()
+    run.optimizer = GroupCounting(run.model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+    one = in_folder(run.train(20), tmp_path / "checkpoint-20", 20)
+    run.freeze(True)
+    found = wb.doctor(one, in_folder(run.train(1), tmp_path / "checkpoint-21", 21))
+    told = [sign.message for sign in found if sign.rule == "P36"]
+    assert found.exit_code == 1 and told and all(one.endswith("were they frozen?") for one in told)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_counter_at_the_number_of_updates_since(tmp_path, frozen):
+    """That of a frozen parameter stands; those of all parameters would be there if they had begun anew."""
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    run.freeze(frozen)
+    if not frozen:
+        for state in run.optimizer.state.values():
+            state["step"].zero_()
+    run.optimizer.zero_grad(set_to_none=True)
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=40))
+    assert severities(found, "P01") == (["warn"] if frozen else ["error"]), found.verdict
+
+
+@pytest.mark.parametrize(("skipped", "told"), [(0, True), (4, False)])
+def test_a_schedule_lags_only_by_updates_that_a_scaler_skipped(tmp_path, skipped, told):
+    run = Run()
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda done: 1 - done / 400)
+    one = run.train(60).save(tmp_path / "a.pt", step=60, **scaler(60, 2.0**12))
+    run.train(20 - skipped)
+    run.schedule.last_epoch = 76
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=80, **scaler(10, 2.0**12)))
+    assert any(cause.cause == "C3" for cause in found.causes) == told, found.verdict
+
+
+class Signs(torch.optim.Optimizer):
+    """Lion: https://arxiv.org/abs/2302.06675."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            one, two = group["betas"]
+            for weight in group["params"]:
+                average = self.state[weight].setdefault("exp_avg", torch.zeros_like(weight))
+                weight -= group["lr"] * average.lerp(weight.grad, 1 - one).sign()
+                average.lerp_(weight.grad, 1 - two)
+
+
+def test_a_teacher_is_not_moved_by_signs(tmp_path):
+    """The numbers of the state are those of either network: both have its shapes."""
+    student, teacher = Run(), Run()
+    student.optimizer = Signs(student.model.parameters())
+    model = torch.nn.ModuleDict({"student": student.model, "teacher": teacher.model})
+
+    def save(path: Path, step: int) -> Path:
+        torch.save({"model": model.state_dict(), "optimizer": student.optimizer.state_dict(), "step": step}, path)
+        return path
+
+    student.train(20)
+    one = save(tmp_path / "a.pt", 20)
+    student.train(1)
+    with torch.no_grad():
+        for a, b in zip(teacher.model.parameters(), student.model.parameters(), strict=True):
+            a.lerp_(b, 0.03)
+    assert severities(wb.doctor(one, save(tmp_path / "b.pt", 21)), "P12") == []
+
+
+@pytest.mark.parametrize("stage", [True, False])
+@pytest.mark.parametrize("updates", [0, 1])
+def test_moments_that_are_halved_when_a_stage_begins(tmp_path, stage, updates):
+    run = Run()
+
+    def begin() -> None:
+        run.optimizer.param_groups[0]["lr"] = 1e-3
+        run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda done: 1 - done / 200)
+
+    begin()
+    one = run.train(30).save(tmp_path / "a.pt", step=30)
+    for state in run.optimizer.state.values():
+        state["exp_avg"] /= 2
+        state["exp_avg_sq"] /= 2
+    if stage:
+        begin()
+    two = run.train(updates).save(tmp_path / "b.pt", step=30 + updates)
+    found = wb.doctor(one, two) if updates else wb.doctor(one, echo=two)
+    assert found.causes[0].cause == "E12" and found.exit_code == (1 if stage else 2), found.verdict
+
+
+@pytest.mark.parametrize(("index", "told"), [(112, False), (104, True), (64, True)])
+def test_a_batch_size_that_a_further_file_states(tmp_path, index, told):
+    run = Run().train(12)
+    sampler = {"epoch": 0, "next_index": 96}
+    one = in_folder(run, tmp_path / "checkpoint-12", 12, sampler=sampler, config={"batch_size": 8})
+    sampler = {"epoch": 0, "next_index": index}
+    two = in_folder(run.train(4), tmp_path / "checkpoint-16", 16, sampler=sampler, config={"batch_size": 4})
+    assert any(cause.cause == "C6" for cause in wb.doctor(one, two).causes) == told
+
+
+# ---- the optimizer's state, some updates later -----------------------------------------------------------------------
+
+
+def state_of(run: Run, number: int = 0) -> dict[str, Any]:
+    """The optimizer's state of one parameter: 0 is a matrix of 32 × 16."""
+    return run.optimizer.state[list(run.model.parameters())[number]]
+
+
+def first_cause(found: Any) -> str:
+    return next((one.cause for one in found.causes if one.severity != "info"), "")
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_first_moments_of_another_tensor_are_seen_many_updates_later(tmp_path, kept):
+    """An older save has older second moments, too."""
+    run = Run().train(20)
+    older = deepcopy(run.optimizer.state_dict())
+    one = run.train(12).save(tmp_path / "a.pt", step=32)
+    if kept:
+        state_of(run)["exp_avg"].copy_(0.5 * torch.randn(32, 16))
+    else:
+        run.optimizer.load_state_dict(older)
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=52))
+    assert (first_cause(found) == "B6") == kept, found.verdict
+
+
+@pytest.mark.parametrize(("also", "first"), [(False, "B4"), (True, "B3")])
+def test_first_moments_that_stayed_beside_second_ones_that_fell(tmp_path, also, first):
+    run = Run().train(60)
+    one = run.save(tmp_path / "a.pt", step=60)
+    for n in range(4):
+        state_of(run, n)["exp_avg_sq"].mul_(0 if also else 1 / 64)
+        state_of(run, n)["exp_avg"].mul_(not also)
+    found = wb.doctor(one, run.train(14).save(tmp_path / "b.pt", step=74))
+    assert first_cause(found) == first, found.verdict
+
+
+@pytest.mark.parametrize("turned", [True, False])
+@pytest.mark.parametrize("updates", [1, 5])
+def test_state_that_is_read_along_the_other_axis(tmp_path, turned, updates):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    for key in ("exp_avg", "exp_avg_sq") if turned else ():
+        state_of(run)[key].copy_(state_of(run)[key].T.reshape(32, 16).clone())
+    found = wb.doctor(one, run.train(updates).save(tmp_path / "b.pt", step=20 + updates))
+    assert first_cause(found) == ("B5" if turned else ""), found.verdict
+    assert not turned or "other elements" in found.causes[0].title
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_a_single_momentum_that_is_read_along_the_other_axis(tmp_path, turned):
+    run = Run()
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=1e-2, momentum=0.95)
+    one = run.train(40).save(tmp_path / "a.pt", step=40)
+    if turned:
+        held = state_of(run)["momentum_buffer"]
+        held.copy_(held.T.reshape(32, 16).clone())
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=41))
+    assert first_cause(found) == ("B5" if turned else ""), found.verdict
+
+
+@pytest.mark.parametrize("multiplied", [True, False])
+def test_moments_that_all_grew_by_about_the_same(tmp_path, multiplied):
+    """Larger gradients, of another loss, add to some elements more than to others."""
+    run = Run().train(40)
+    one = run.save(tmp_path / "a.pt", step=40)
+    for n in range(4):
+        for key in ("exp_avg", "exp_avg_sq") if multiplied else ():
+            state_of(run, n)[key].mul_(8)
+    for weight in () if multiplied else run.model.parameters():
+        weight.register_hook(lambda gradient: 3 * gradient)
+    found = wb.doctor(one, run.train(24).save(tmp_path / "b.pt", step=64))
+    assert ("P21" in {sign.rule for sign in found}) == multiplied
+    assert (first_cause(found) == "B6") == multiplied, found.verdict
+
+
+@pytest.mark.parametrize("factor", [1 / 64, 8.0, 1.0])
+def test_rows_without_a_gradient_show_a_factor_of_the_moments(tmp_path, factor):
+    torch.manual_seed(0)
+    table = torch.nn.Embedding(64, 8)
+    optimizer = torch.optim.AdamW(table.parameters(), lr=1e-3, betas=(0.9, 0.95))
+
+    def train(updates: int, rows: int, step: int) -> Path:
+        for _ in range(updates):
+            optimizer.zero_grad()
+            (table(torch.randint(rows, (40,))) - torch.randn(8)).square().mean().backward()
+            optimizer.step()
+        held = {"model": {"embed.weight": table.weight}, "optimizer": optimizer.state_dict(), "step": step}
+        torch.save(held, path := tmp_path / f"{step}.pt")
+        return path
+
+    one = train(20, 64, 20)
+    optimizer.state[table.weight]["exp_avg_sq"].mul_(factor)
+    found = wb.doctor(one, train(6, 16, 26))
+    forms = {(row.quantity, row.form) for row in found.ledger if row.leg == "train" and row.status == "beyond"}
+    assert (("exp_avg_sq", "ratio") in forms) == (factor < 1) and ("exp_avg", "ratio") not in forms
+
+
+@pytest.mark.parametrize("updates", [1, 20])
+@pytest.mark.parametrize("anew", [True, False])
+def test_counters_that_restart_beside_a_frozen_layer(tmp_path, updates, anew):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    for n in range(4) if anew else ():
+        state_of(run, n)["step"].zero_()
+    run.freeze(True)
+    run.optimizer.zero_grad()
+    found = wb.doctor(one, run.train(updates).save(tmp_path / "b.pt", step=20 + updates))
+    assert found.causes[0].cause == ("B2" if anew else "H1"), found.verdict
+    assert anew or found.exit_code < 2
+
+
+@pytest.mark.parametrize(("factor", "first"), [(1 / 64, "B6"), (1.0, "H1")])
+def test_the_state_of_a_frozen_layer_stays_as_it_is(tmp_path, factor, first):
+    run = Run().train(30)
+    one = run.save(tmp_path / "a.pt", step=30)
+    state_of(run)["exp_avg_sq"].mul_(factor)
+    run.freeze(True)
+    run.optimizer.zero_grad()
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=50))
+    assert found.causes[0].cause == first, found.verdict
+    told = [row.form for row in found.ledger if row.leg == "train" and row.status == "beyond"]
+    assert told == (["ratio"] if factor != 1 else [])
+
+
+@pytest.mark.parametrize(("both", "first"), [(True, "E12"), (False, "B6")])
+def test_ranks_add_up_both_kinds_of_moments(tmp_path, both, first):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    for n in range(4):
+        state_of(run, n)["exp_avg_sq"].mul_(4)
+        state_of(run, n)["exp_avg"].mul_(4 if both else 1)
+    assert first_cause(wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=20))) == first
+
+
+def test_a_momentum_of_an_older_save_has_no_second_moments(tmp_path):
+    run = Run()
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=1e-2, momentum=0.9)
+    older = deepcopy(run.train(20).optimizer.state_dict())
+    one = run.train(6).save(tmp_path / "a.pt", step=26)
+    run.optimizer.load_state_dict(older)
+    assert first_cause(wb.doctor(one, echo=run.save(tmp_path / "echo.pt", step=26))) == "G6"
+
+
+@pytest.mark.parametrize(("frozen", "older"), [(True, True), (False, True), (True, False)])
+def test_sums_of_an_older_save_beside_a_frozen_layer(tmp_path, frozen, older):
+    run = Run()
+    run.optimizer = torch.optim.Adagrad(run.model.parameters(), lr=1e-2)
+    state = deepcopy(run.train(6).optimizer.state_dict())
+    one = run.train(6).save(tmp_path / "a.pt", step=12)
+    if older:
+        run.optimizer.load_state_dict(state)
+    run.freeze(frozen)
+    run.optimizer.zero_grad()
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=13))
+    assert found.causes[0].cause == ("G6" if older else "H1"), found.verdict
+
+
+@pytest.mark.parametrize(("lost", "causes"), [(True, ["B4"]), (False, [])])
+def test_largest_second_moments_may_stay(tmp_path, lost, causes):
+    run = Run()
+    run.optimizer = torch.optim.Adam(run.model.parameters(), lr=1e-3, betas=(0.9, 0.95), amsgrad=True)
+    one = run.train(40).save(tmp_path / "a.pt", step=40)
+    for n in range(4):
+        state_of(run, n)["max_exp_avg_sq"].mul_(9)  # of steeper beginnings
+    one = run.save(one, step=40)
+    for n in range(4) if lost else ():
+        state_of(run, n)["exp_avg_sq"].zero_()
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=41))
+    assert [cause.cause for cause in found.causes if cause.severity != "info"] == causes, found.verdict
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_count_of_a_group_advances_for_frozen_parameters(tmp_path, shared):
+    """As that of Transformer Engine's FusedAdam; a counter of a parameter advances with its updates alone."""
+    run, count = Run().train(30), 30
+
+    def save(name: str) -> Path:
+        held = run.optimizer.state_dict()
+        if shared:
+            held["param_groups"][0]["step"] = count
+            held["state"] = {
+                n: {key: one for key, one in state.items() if key != "step"} for n, state in held["state"].items()
+            }
+        model = run.model.state_dict()
+        torch.save({"model": model, "optimizer": held, "step": count}, path := tmp_path / name)
+        return path
+
+    one = save("a.pt")
+    run.freeze(True)
+    run.optimizer.zero_grad()
+    run.train(20)
+    count = 50
+    if not shared:
+        state_of(run)["step"] += 20
+    found = wb.doctor(one, save("b.pt"))
+    assert [one.severity for one in found if one.rule == "P36"] == ["warn" if shared else "error"], found.verdict
+
+
+@pytest.mark.parametrize(("what", "first"), [("all", "G6"), ("masters", "D2"), ("bound", "B5")])
+@pytest.mark.parametrize("named", [True, False])
+def test_masters_are_state_of_the_optimizer(tmp_path, what, first, named):
+    """They are of an older save with the moments, or alone, or are given to other parameters with them."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(16, 16, bias=False) for _ in range(3)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95))
+
+    def state() -> dict[int, Any]:
+        held = deepcopy(optimizer.state_dict()["state"])
+        for n, weight in enumerate(model.parameters()):
+            held[n]["master_param"] = weight.detach().clone()
+        return held
+
+    def train() -> dict[int, Any]:
+        for _ in range(10):
+            optimizer.zero_grad()
+            x = torch.randn(8, 16)
+            (model(x) - x.roll(1, 1)).square().mean().backward()
+            optimizer.step()
+        return state()
+
+    def save(name: str, held: dict[int, Any]) -> Path:
+        groups = [{**optimizer.state_dict()["param_groups"][0], "params": [0, 1, 2]}]
+        if named:
+            groups[0]["param_names"] = list(weights)
+        held = {"model": weights, "optimizer": {"state": held, "param_groups": groups}, "step": 20}
+        torch.save(held, path := tmp_path / name)
+        return path
+
+    older, now = train(), train()
+    weights = {name: weight.detach().bfloat16() for name, weight in model.named_parameters()}
+    wrong = {n: now[n] | (older[n] if what == "all" else {"master_param": older[n]["master_param"]}) for n in now}
+    wrong = wrong if what != "bound" else {n: now[(n + 1) % 3] for n in now}
+    found = wb.doctor(save("a.pt", now), echo=save("echo.pt", wrong))
+    assert first_cause(found) == first, found.verdict
+
+
+@pytest.mark.parametrize(("of_next", "form"), [(True, "moved.name"), (False, "zero")])
+def test_one_moment_of_another_parameter_is_found_after_an_update(tmp_path, of_next, form):
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(12, 8)) for _ in range(2)]
+    optimizer = torch.optim.AdamW(weights, lr=1e-3, betas=(0.9, 0.95))
+
+    def train(updates: int, step: int) -> Path:
+        for _ in range(updates):
+            for n, weight in enumerate(weights):
+                weight.grad = torch.randn(12, 8) / 10**n
+            optimizer.step()
+        model = {f"{n}.weight": weight for n, weight in enumerate(weights)}
+        torch.save({"model": model, "optimizer": optimizer.state_dict(), "step": step}, path := tmp_path / f"{step}.pt")
+        return path
+
+    one = train(30, 30)
+    held = [optimizer.state[weight]["exp_avg_sq"] for weight in weights]
+    held[0].copy_(held[1] if of_next else torch.zeros(12, 8))
+    found = wb.doctor(one, train(1, 31))
+    assert [row.form for row in found.ledger if row.quantity == "exp_avg_sq" and row.status == "beyond"] == [form]
+
+
+# ---- weights beside a change that does not explain them --------------------------------------------------------------
+
+
+class Counted(Run):
+    """With a norm, which counts its batches."""
+
+    def __init__(self, kind: type[torch.nn.Module] = torch.nn.BatchNorm1d) -> None:
+        super().__init__()
+        self.model = torch.nn.Sequential(self.model[0], kind(32), *self.model[1:])
+        self.fresh()
+
+
+@pytest.mark.parametrize("change", ["eps", "frozen"])
+@pytest.mark.parametrize("zeros", [True, False])
+def test_no_setting_replaces_elements_of_one_weight(tmp_path, change, zeros):
+    run = Run()
+    run.optimizer = torch.optim.RMSprop(run.model.parameters(), lr=1e-4)
+    run.schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda at: 0.99**at)
+    run.train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    if change == "eps":
+        run.optimizer.param_groups[0]["eps"] = 1e-7
+    else:
+        run.model[0].bias.requires_grad_(False)
+        run.optimizer.zero_grad()
+    if zeros:
+        run.model[2].weight.detach().view(-1)[170:234] = 0
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))
+    assert found.causes[0].cause == ("G5" if zeros else "H1"), found.verdict
+    assert "H1" in [one.cause for one in found.causes]
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("updates", [0, 1, 10])
+def test_a_weight_that_was_transposed_under_its_old_shape(tmp_path, updates, fresh):
+    run = Run()
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=0.05, momentum=0.9)
+    one = run.train(40).save(tmp_path / "a.pt", step=40)
+    weight = run.model[2].weight.detach()
+    weight.copy_(torch.randn(16, 32) * weight.std() if fresh else weight.t().reshape(16, 32).clone())
+    two = run.train(updates).save(tmp_path / "b.pt", step=40 + updates)
+    found = wb.doctor(one, two) if updates else wb.doctor(one, echo=two)
+    assert [one.cause for one in found.causes][:1] in ([["A2"], []] if fresh else [["E1"]]), found.verdict
+
+
+@pytest.mark.parametrize("swapped", [True, False])
+def test_layers_with_short_rows_changed_places(tmp_path, swapped):
+    torch.manual_seed(0)
+    convs = torch.nn.ModuleList(torch.nn.Conv2d(4, 12, 1) for _ in range(2))
+    optimizer = torch.optim.SGD(convs.parameters(), lr=0.01, momentum=0.9)
+
+    def train(updates: int) -> dict[str, Any]:
+        for _ in range(updates):
+            optimizer.zero_grad()
+            sum(conv(torch.randn(2, 4, 3, 3)).square().mean() for conv in convs).backward()
+            optimizer.step()
+        return {"model": convs.state_dict(), "optimizer": optimizer.state_dict()}
+
+    torch.save(train(20) | {"step": 20}, tmp_path / "a.pt")
+    held = [conv.weight.detach().clone() for conv in convs]
+    for conv, weight in zip(convs, held[::-1], strict=True):
+        conv.weight.detach().copy_(weight if swapped else torch.randn_like(weight))
+    torch.save(train(1) | {"step": 21}, tmp_path / "b.pt")
+    causes = [one.cause for one in wb.doctor(tmp_path / "a.pt", tmp_path / "b.pt").causes]
+    assert causes[0] == "E9" if swapped else "E9" not in causes
+
+
+@pytest.mark.parametrize(("what", "first"), [("older", "G6"), ("new", "A2"), ("counts", "A5"), ("kept", None)])
+@pytest.mark.parametrize("updates", [1, 12])
+def test_counters_of_batches_tell_an_older_save_from_a_new_one(tmp_path, what, first, updates):
+    run = Counted().train(30)
+    older = deepcopy(run.model.state_dict())
+    one = run.train(6).save(tmp_path / "a.pt", step=36)
+    if what == "older":
+        run.model.load_state_dict(older)
+    elif what == "new":
+        run.model[1].reset_parameters()
+        run.model[1].bias.detach().fill_(0.5)
+    elif what == "counts":
+        run.model[1].reset_running_stats()
+    found = wb.doctor(one, run.train(updates).save(tmp_path / "b.pt", step=36 + updates))
+    causes = [one.cause for one in found.causes if one.severity != "info"]
+    assert causes[:1] == ([first] if first else []), found.verdict
+    assert what == "counts" or "A5" not in causes
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.NAdam, torch.optim.AdamW])
+@pytest.mark.parametrize("reset", [True, False])
+@pytest.mark.parametrize("updates", [1, 10])
+def test_norms_that_went_back_to_where_they_begin(tmp_path, optimizer, reset, updates):
+    run = Counted(torch.nn.LayerNorm)
+    run.optimizer = optimizer(run.model.parameters(), lr=0.5 if optimizer is torch.optim.SGD else 1e-3)
+    one = run.train(40).save(tmp_path / "a.pt", step=40)
+    if reset:
+        run.model[1].reset_parameters()
+    found = wb.doctor(one, run.train(updates).save(tmp_path / "b.pt", step=40 + updates))
+    told = [sign for sign in found if sign.rule == "P08" and sign.evidence.get("kind") == "offset"]
+    assert bool(told) == reset
+    assert [one.cause for one in found.causes][:1] in ([["A2"], ["A3"]] if reset else [[]]), found.verdict
+
+
+@pytest.mark.parametrize(("taken", "first"), [("weights", "F4"), ("average", "F4"), ("", None)])
+def test_averages_and_weights_took_each_other_s_place(tmp_path, taken, first):
+    run = Run()
+    run.optimizer = torch.optim.NAdam(run.model.parameters(), lr=1e-3)  # with no law of its steps
+    ema = {name: weight.clone() for name, weight in run.model.state_dict().items()}
+
+    def train(path: Path, updates: int, step: int) -> Path:
+        for _ in range(updates):
+            run.train(1)
+            for name, weight in run.model.state_dict().items():
+                ema[name].lerp_(weight, 0.05)
+        return run.save(path, ema_model=ema, step=step)
+
+    one = train(tmp_path / "a.pt", 12, 12)
+    for name, weight in run.model.state_dict().items():
+        if taken == "weights":
+            weight.copy_(ema[name])
+        elif taken:
+            ema[name].copy_(weight)
+    found = wb.doctor(one, train(tmp_path / "b.pt", 1, 13))
+    assert [one.cause for one in found.causes][:1] == ([first] if first else []), found.verdict
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.NAdam])
+@pytest.mark.parametrize("began", ["zero", "random", "kept"])
+def test_a_run_of_zeros_beside_an_optimizer_without_a_law(tmp_path, optimizer, began):
+    run = Run()
+    run.optimizer = optimizer(run.model.parameters(), lr=1e-3)
+    one = run.train(20).save(tmp_path / "a.pt", step=20)
+    if began != "kept":
+        part = run.model[2].weight.detach().view(-1)[170:234]
+        part.copy_(torch.randn(64) * part.std() if began == "random" else torch.zeros(64))
+    found = wb.doctor(one, run.train(2).save(tmp_path / "b.pt", step=22))
+    assert ("G5" in [one.cause for one in found.causes]) == (began == "zero"), found.verdict
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_no_length_of_a_schedule_explains_where_an_update_led(tmp_path, older):
+    run = Run()
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=0.05, momentum=0.9)
+    held = deepcopy(run.train(20).model.state_dict())
+    one = run.train(6).save(tmp_path / "a.pt", step=26, args={"max_steps": 100})
+    if older:
+        run.model.load_state_dict(held)
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=27, args={"max_steps": 200}))
+    assert found.causes[0].cause == ("F4" if older else "H1"), found.verdict
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_counter_of_all_parameters_shows_no_update_of_one(tmp_path, shared):
+    run = Run().train(20)
+
+    def save(path: Path) -> Path:
+        held = deepcopy(run.optimizer.state_dict())
+        for state in held["state"].values() if shared else ():
+            held["param_groups"][0]["step"] = int(state.pop("step"))
+        torch.save({"model": run.model.state_dict(), "optimizer": held, "step": 20 + (path.name == "b.pt")}, path)
+        return path
+
+    one, kept = save(tmp_path / "a.pt"), deepcopy(run.optimizer.state_dict()["state"][0])
+    weight = run.model[0].weight.detach().clone()
+    run.train(1)
+    run.model[0].weight.detach().copy_(weight)
+    for name in ("exp_avg", "exp_avg_sq"):
+        run.optimizer.state[run.model[0].weight][name] = kept[name]
+    stood = [sign.evidence["kind"] for sign in wb.doctor(one, save(tmp_path / "b.pt")) if sign.rule == "P36"]
+    assert stood == ["frozen" if shared else "counted"]
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+def test_rows_of_several_experts_are_no_permutation_of_experts(tmp_path, transposed):
+    torch.manual_seed(0)
+    experts, router = "layers.1.mlp.experts.down_proj", "layers.1.mlp.router.weight"
+    held = {experts: torch.randn(4, 6, 24), router: torch.randn(4, 6)}
+    torch.save({"model": held, "step": 5}, tmp_path / "a.pt")
+    weight = held[experts]
+    held[experts] = weight.transpose(0, 1).reshape(4, 6, 24).clone() if transposed else weight.roll(1, 0)
+    torch.save({"model": held, "step": 5}, tmp_path / "echo.pt")
+    found = wb.doctor(tmp_path / "a.pt", echo=tmp_path / "echo.pt")
+    assert found.causes[0].cause == ("E1" if transposed else "E10"), found.verdict
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_weights_that_a_load_changed_while_they_were_frozen(tmp_path, moved):
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    run.freeze(True)
+    run.optimizer.zero_grad()
+    weight = run.model[0].weight.detach()
+    weight.copy_(torch.cat([weight[::2], weight[1::2]]) if moved else weight)
+    found = wb.doctor(one, run.train(1).save(tmp_path / "b.pt", step=21))
+    assert [one.cause for one in found.causes] == (["E1", "H1"] if moved else ["H1"]), found.verdict

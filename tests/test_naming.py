@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import workbench as wb
 from workbench.names.optimizer import join_param_groups
 from workbench.names.roles import resolve
 
@@ -241,6 +243,26 @@ def test_trainers_two_groups_are_joined_by_its_own_rule() -> None:
     shapes = {0: (10, 4), 1: (4, 4), 2: (4, 4), 3: (10, 4), 4: (4,)}
     joined = join_param_groups(ids([0, 1, 2, 3], [4]), shapes, NAMES, SHAPES, ordered=True)
     assert joined == {0: "emb", 1: "q", 2: "o", 3: "head", 4: "norm.weight"}
+
+
+def test_of_a_frozen_model_the_adapters_are_joined() -> None:
+    shapes = {"q.weight": (4, 4), "q.lora_A.weight": (2, 4), "q.lora_B.weight": (4, 2), "norm.weight": (4,)}
+    adapters, base = {0: (2, 4), 1: (4, 2)}, {0: (4, 4), 1: (4,)}
+    joined = join_param_groups(ids([0, 1]), adapters, list(shapes), shapes, ordered=True)
+    assert joined == {0: "q.lora_A.weight", 1: "q.lora_B.weight"}
+    del shapes["q.lora_B.weight"]  # then the base may be what is trained
+    assert join_param_groups(ids([0, 1]), base, list(shapes), shapes, ordered=True) == {0: "q.weight", 1: "norm.weight"}
+
+
+def test_masks_and_counts_of_a_model_have_no_number(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    model[0].register_buffer("mask", torch.ones(3, 4, dtype=torch.bool))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "a.pt")
+    states = {t.key: t.fqn for t in wb.open(tmp_path / "a.pt").values() if t.role == "exp_avg"}
+    assert list(states.values()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
 def test_unordered_names_give_only_shapes_that_nobody_shares() -> None:

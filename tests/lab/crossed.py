@@ -63,7 +63,8 @@ def felt(act: Act) -> Act:
     def checked(self: Any) -> None:
         before, rest = stored(self), self.apply
         act(self)
-        assert self.apply is not rest or stored(self) != before, "the fault changes nothing"
+        # bound methods are equal, but made anew at each access
+        assert self.apply != rest or stored(self) != before, "the fault changes nothing"
 
     return checked
 
@@ -167,7 +168,7 @@ def norms_anew(self: Any) -> None:
 
 
 def second_by(how: Callable[[Tensor], Tensor], pattern: str = "") -> Act:
-    return nets.in_state("exp_avg_sq square_avg sum", how, pattern)
+    return nets.in_state("exp_avg_sq square_avg", how, pattern)
 
 
 def first_by(how: Callable[[Tensor], Tensor], pattern: str = "") -> Act:
@@ -175,7 +176,7 @@ def first_by(how: Callable[[Tensor], Tensor], pattern: str = "") -> Act:
 
 
 def moments_by(how: Callable[[Tensor], Tensor], pattern: str = "") -> Act:
-    return nets.in_state("exp_avg exp_avg_sq square_avg momentum_buffer", how, pattern)
+    return nets.in_state("exp_avg exp_avg_sq square_avg sum momentum_buffer", how, pattern)
 
 
 def counters(by: Callable[[Tensor], Any]) -> Act:
@@ -268,7 +269,12 @@ def reordered_state(self: Any) -> None:
 
 @dataclass(frozen=True)
 class Ill:
-    """A fault: its answers, the best first; where it shows; what it does; which networks and optimizers have it."""
+    """A fault: its answers, the best first; where it shows; what it does; which networks and optimizers have it.
+
+    Attributes:
+        keeps: whether it reads an older save.
+        last: whether it comes after the change, which would set again what it sets.
+    """
 
     name: str
     causes: str
@@ -277,15 +283,23 @@ class Ill:
     networks: str = ""
     optimizers: str = ""
     keeps: bool = False
+    last: bool = False
 
 
 ADAMS = "adamw adam nadam amsgrad"
+#: Faults of the weights alone. Where the optimizer holds fp32 copies, its first update writes the weights anew.
+OF_WEIGHTS = (
+    "layer_not_read matrix_not_read nothing_read norms_not_read weights_rounded weights_transposed "
+    "layers_exchanged_alone weights_older zeros_in_weights bit_of_a_weight"
+)
+#: Rows of experts are these themselves, and those of queries and keys whole heads (E10, E6). After twenty updates, no
+#: running statistic holds what it began with, and weights of six updates before are where these may have led.
 FAULTS = (
     Ill("state_lost", "B1", ALL, just(nets.no_state())),
     Ill("state_lost_of_a_layer", "B1 B3", ALL, of(a_layer, nets.no_state)),
-    Ill("moments_zero", "B3", ALL, just(moments_by(torch.zeros_like)), optimizers=ADAMS + " rmsprop"),
+    Ill("moments_zero", "B3", ALL, just(moments_by(torch.zeros_like)), optimizers=ADAMS + " rmsprop adagrad"),
     Ill("first_zero", "B6 B3", NEAR, just(first_by(torch.zeros_like)), optimizers=ADAMS),
-    Ill("second_zero", "B4", ALL, just(second_by(torch.zeros_like)), optimizers=ADAMS + " rmsprop adagrad"),
+    Ill("second_zero", "B4", ALL, just(second_by(torch.zeros_like)), optimizers=ADAMS),  # all that others have
     Ill("counters_zero", "B2", ALL, just(counters(torch.zeros_like)), optimizers=ADAMS),
     Ill("state_of_next", "B5", ALL, just(nets.shuffled())),
     Ill("state_reversed", "B5", ALL, just(reordered_state)),
@@ -300,7 +314,7 @@ FAULTS = (
     Ill("schedule_gone", "C2 B8 C1", ALL, just(stopped)),
     Ill("schedule_twice", "C3", LATE, just(twice)),
     Ill("schedule_behind", "C1 C3 C9 G6 C4 B8", ALL, just(behind(7))),
-    Ill("rate_alone", "B8", "echo", just(optimizer_rate(0.1))),
+    Ill("rate_alone", "B8", "echo", just(optimizer_rate(0.1)), last=True),
     Ill("sampler_restarted", "C6", ALL, just(nets.extra("sampler", epoch=0, next_index=0))),
     Ill("sampler_seed", "C7", ALL, just(nets.extra("sampler", seed=78))),
     Ill("sampler_behind", "C6 C9 G6", ALL, just(nets.extra("sampler", next_index=lambda n: n // 2))),
@@ -310,19 +324,19 @@ FAULTS = (
     Ill("matrix_not_read", "A2", ALL, of(a_matrix, nets.not_read)),
     Ill("nothing_read", "A1 A2", ALL, just(nets.not_read(""))),
     Ill("norms_not_read", "A2 A3", ALL, just(norms_anew), networks="Text Llama Phi Mixtral Mamba Image Bart ResNet"),
-    Ill("buffers_not_read", "A5", ALL, just(buffers_anew), networks="ResNet Retina Sage Norms Dino"),
+    Ill("buffers_not_read", "A5", NEAR, just(buffers_anew), networks="ResNet Retina Sage Norms Dino"),
     Ill("weights_rounded", "D7 D1", NEAR, just(weights("", nets.bf16))),
     Ill("matrix_transposed", "E1", ALL, of(a_matrix, lambda p: nets.rearranged(p, crosswise))),
-    Ill("matrix_halves", "E1 E4 E2 E3 E6 E8 F7", ALL, of(a_matrix, lambda p: nets.rearranged(p, halves))),
-    Ill("matrix_interleaved", "E1 E2 E3 E4 E5 E6 F7", ALL, of(a_matrix, lambda p: nets.rearranged(p, interleaved))),
+    Ill("matrix_halves", "E1 E4 E2 E3 E6 E8 E10 F7", ALL, of(a_matrix, lambda p: nets.rearranged(p, halves))),
+    Ill("matrix_interleaved", "E1 E2 E3 E4 E5 E6 E10 F7", ALL, of(a_matrix, lambda p: nets.rearranged(p, interleaved))),
     Ill("weights_transposed", "E1", ALL, of(a_matrix, lambda p: weights(p, crosswise))),
     Ill("state_transposed", "E13 B5 E1", ALL, of(a_matrix, lambda p: nets.rearranged(p, crosswise, weight=False))),
-    Ill("rows_repeated", "E1 E8 E7 F7 G5", ALL, of(a_matrix, lambda p: nets.rearranged(p, stale_rows))),
+    Ill("rows_repeated", "E1 E8 E7 E6 E10 F7 G5", ALL, of(a_matrix, lambda p: nets.rearranged(p, stale_rows))),
     Ill("layers_exchanged", "E9", ALL, exchange()),
     Ill("layers_exchanged_alone", "E9", ALL, exchange(moments=False)),
     Ill("layer_older", "G6", ALL, older_part(6), keeps=True),
     Ill("state_older", "G6 C9", ALL, just(nets.from_older(6, "", weight=False)), keeps=True),
-    Ill("weights_older", "G6 F4", ALL, just(nets.from_older(6, "", keys=None)), keeps=True),
+    Ill("weights_older", "G6 F4", NEAR, just(nets.from_older(6, "", keys=None)), keeps=True),
     Ill("zeros_in_weights", "G5", ALL, of(a_matrix, lambda p: weights(p, page))),
     Ill("zeros_in_second", "G5 B4", ALL, of(a_matrix, lambda p: second_by(page, p)), optimizers=ADAMS + " rmsprop"),
     Ill("bit_of_a_weight", "G1 G2", ALL, of(a_matrix, lambda p: weights(p, bit(29)))),
@@ -404,6 +418,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "lion": {"optimizer": nets.with_(other.Lion, 0.2)},
     "muon": {"made": nets.muon},
 }
+#: Faults of the optimizer's state alone.
+OF_STATE = frozenset(one.name for one in FAULTS if one.name.startswith("state_") and one.name != "state_older")
 #: How often each is drawn: as often as people train with it.
 OFTEN = {"adamw": 8, "adam": 3, "sgd": 2}
 
@@ -427,9 +443,18 @@ def drawn(seed: int, control: bool = False) -> Fault:
         return variant(name, change, base=network, kind=what, exact=not changes, loaded=loaded, **more)
     name = f"{seed}_{ill.name}_{network.__name__}_{kind}_{change}"
     best, *rest = ill.causes.split()
+    if network is nets.Half and ill.name in OF_STATE and "B5" in ill.causes:
+        rest.append("E9")  # masters are state, and an update makes the weights from them
+    where = ill.where
+    if kind == "sgd" and ill.name in OF_STATE:
+        where = NEAR  # of a momentum of 0.9, 20 updates leave 12 %
+    if kind == "sgd" and ill.name == "state_older":
+        where = "echo"  # an older momentum is as like the next one, and SGD counts nothing
     more |= {"keeps": True} if ill.keeps else {}
-    loaded = nets.then(*fails, *changes)
-    return fault(name, best, ill.name, ill.where, base=network, also=tuple(rest), loaded=loaded, **more)
+    loaded = nets.then(*changes, *fails) if ill.last else nets.then(*fails, *changes)
+    if network is nets.Half and ill.name in OF_WEIGHTS.split():
+        where = "echo"  # the fp32 copies write the weights anew in the first update
+    return fault(name, best, ill.name, where, base=network, also=tuple(rest), loaded=loaded, **more)
 
 
 def _tried(seed: int, ways: tuple[str, ...], control: bool) -> Trial:

@@ -1211,15 +1211,17 @@ def stretched(times: float) -> Act:
 
 
 def new_rows(pattern: str, count: int) -> Act:
-    """Tables get rows at their end; moments of zeros."""
+    """Tables get rows at their end; moments of zeros, masters of the same rows."""
 
     def act(self: Any) -> None:
         for n, w in enumerate(found(self, pattern).values()):
+            new = 0.05 * randn(800 + n, count, *w.shape[1:]).to(w.dtype)
             kept = held_by(self, w)
             for key, one in list(kept.items()):
                 if torch.is_tensor(one) and one.shape == w.shape:
-                    kept[key] = torch.cat([one, torch.zeros(count, *one.shape[1:], dtype=one.dtype)])
-            w.data = torch.cat([w.data, 0.05 * randn(800 + n, count, *w.shape[1:]).to(w.dtype)])
+                    more = new if key == "master_param" else torch.zeros_like(new)
+                    kept[key] = torch.cat([one, more.to(one.dtype)])
+            w.data = torch.cat([w.data, new])
 
     return act
 
@@ -1234,7 +1236,7 @@ def grouped(self: Any, ws: Iterable[Tensor], first: dict[str, Any], times: float
         schedule.base_lrs.append(new.get("initial_lr", new["lr"]))
         if hasattr(schedule, "lr_lambdas"):
             schedule.lr_lambdas.append(schedule.lr_lambdas[0])
-        schedule._last_lr = [g["lr"] for g in one.param_groups]
+        schedule._last_lr = [*schedule._last_lr, new["lr"]]  # and not what a fault made of the others' rates
 
 
 def probe(self: Any) -> None:

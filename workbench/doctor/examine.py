@@ -296,7 +296,7 @@ class _Passes:
             self._take(rows, where)
             signs += rows.signs
         forms = carried.forms | {key: form for key, form in kept.forms.items() if form or key not in carried.forms}
-        self.ledger.add(*train_rows(pair, values.updates, values.states, [*kept.signs, *signs], forms))
+        self.ledger.add(*train_rows(pair, values.updates, values.states, [*carried.signs, *kept.signs, *signs], forms))
         if start == "before":
             self._take(self._part(size, check_shards, pair), where)
 

@@ -25,6 +25,7 @@ from workbench.core.place import Place
 from workbench.core.remote.url import shown
 from workbench.core.scan import Progress
 from workbench.core.words import plural
+from workbench.doctor.facts.counted import counts_anew
 from workbench.doctor.facts.evidence import Evidence, State, stripped
 from workbench.doctor.facts.gather import gather
 from workbench.doctor.facts.numbers import usable
@@ -117,7 +118,7 @@ def choose(
         assert first.facts.step is not None and last.facts.step is not None
         counts = [state.facts.steps.usual or 0 for state in (first, last)]
         onward = counts[1] > counts[0] == first.facts.step  # the optimizer went on: the trainer's step is another
-        onward = onward or (not any(counts) and _goes_on(first, last))
+        onward = onward or counts_anew(first.facts, last.facts) or (not any(counts) and _goes_on(first, last))
         if last.facts.step < first.facts.step and not onward and middle is None:  # an echo shows which was loaded
             steps = f"at step {last.facts.step:,}; the first is at {first.facts.step:,}"
             if _written(last) > _written(first):

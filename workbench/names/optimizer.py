@@ -20,6 +20,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from workbench.names.roles import adapter_of
+
 #: State that has its parameter's shape.
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg", "sum", "exp_inf", "master_param")
 _NUMBERED = "are numbered, and it is not certain which parameters these are"
@@ -45,6 +47,8 @@ def join_param_groups(
        equal this would prove nothing, so it counts only with two shapes or more;
     3. otherwise, if the shapes are equal as a multiset: parameters whose shape is unique.
 
+    If there are fewer ids than names, they are those of the adapters, or of the model without them.
+
     Args:
         param_groups: as stored; each with ``params``, a list of ids.
         state_shapes: shape of the moments of each id, elements.
@@ -61,6 +65,9 @@ def join_param_groups(
     if all(_named(group) for group in param_groups):
         named = [str(name) for group in param_groups for name in group["param_names"]]
         return dict(zip(ids, named, strict=True)) if len(set(named)) == len(named) else None
+    adapters = [name for name in names if adapter_of(name)]  # these are trained, and the base under them is not
+    if len(ids) != len(names):
+        names = adapters if len(ids) == len(adapters) else [name for name in names if name not in adapters]
     if len(ids) != len(names):
         return None
     if ordered and len({shapes[name] for name in names}) > 1:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ from workbench.doctor.ledger.roles import FIRST, MASTERS, MOMENTS, SECOND, WEIGH
 from workbench.doctor.ledger.rows import Ledger, LedgerLeg
 from workbench.doctor.ledger.sign import SAVED, Outcome, Sign
 from workbench.doctor.origins.tags import followers
+from workbench.doctor.passes.updates import passed
 from workbench.names.weights import Weight, kinds, parse
 
 ALONE = ("before", "echo", "after")
@@ -61,6 +62,7 @@ UNTIED = "was the head untied on purpose? The optimizer holds it, too."
 ELSEWHERE = "no optimizer holds these tensors: were they replaced on purpose?"
 REGROUPED = "were parameters moved between param groups on purpose?"
 RESET = "were the moments reset on purpose, together with the schedule?"
+SCALED_TOO = "were the moments scaled on purpose, together with the schedule?"
 WITH_THEM = "were these buffers begun anew on purpose, together with the optimizer?"
 EXCHANGED = "was the optimizer exchanged on purpose?"
 ANEW = "was a new run started from other weights on purpose, with a fresh optimizer?"
@@ -182,16 +184,17 @@ class Case:
     def rescaled(self) -> bool:
         """Whether the load multiplied every learning rate by one factor, those of the schedule and those of the groups.
 
-        Those with which the groups began, which only a new schedule reads, may have stayed as they were.
+        Those with which the groups began, which only a new schedule reads, may have stayed as they were. Groups that
+        were added have rates of their own.
         """
         a, b = self.evidence.before.facts, self.later.facts
-        if self.evidence.echo is None or a.schedule is None or b.schedule is None or len(a.groups) != len(b.groups):
+        if self.evidence.echo is None or a.schedule is None or b.schedule is None:
             return False
-        groups = list(zip(a.groups, b.groups, strict=True))
+        groups = a.beside(b)
         bases = a.schedule.base_lrs, b.schedule.base_lrs
-        if len(bases[0]) != len(bases[1]) or not bases[0]:
+        if len(bases[0]) - len(bases[1]) not in (0, len(a.groups) - len(b.groups)) or not bases[0]:
             return False
-        rates = [(one.lr, two.lr) for one, two in groups] + list(zip(*bases, strict=True))
+        rates = [(one.lr, two.lr) for one, two in groups] + list(zip(*bases, strict=False))
         begun = [(one.initial_lr, two.initial_lr) for one, two in groups]
         rates += begun if any(one != two for one, two in begun) else []
         factors = [new / old for old, new in rates if old and new is not None]
@@ -211,10 +214,29 @@ class Case:
     def later(self) -> State:
         return self.evidence.state(self.resumed)
 
+    @cached_property
+    def counted(self) -> list[Sign]:
+        """Signs of counters of batches that are behind and yet counted more than since the load: of an older save."""
+        k = passed(self.evidence.before.facts, self.later.facts)
+        found = [one for one in self.fired("P24") if "after" in one.evidence and "F4" not in one.causes[:1]]
+        return [one for one in found if k is not None and k + 1 < one.evidence["after"] != one.evidence["before"]]
+
+    def restarted_with(self, names: Collection[str]) -> frozenset[str]:
+        """Return the buffers that restarted in the modules of these weights."""
+        signs = [one for one in self.fired("P24") if one not in self.counted and "F4" not in one.causes[:1]]
+        buffers = {name for one in signs for name in one.tensors}
+        modules = {_parent(name) for name in names}
+        return frozenset(b for b in buffers if any(f".{_parent(b)}".endswith(f".{one}") for one in modules))
+
     def numel(self, name: str) -> int:
         """Return the number of elements of a parameter in the resumed state; 0 if it is not stored."""
         at = self.later.params.get(name, {}).get("param")
         return 0 if at is None else int(self.later.ckpt.catalog.numel[at])
+
+    def cosine(self, change: LedgerLeg, names: Iterable[str]) -> float:
+        """Return the mean cosine similarity of weights to the old ones, by their elements; 0 if none was measured."""
+        found = [(c, self.numel(n)) for n in names if (c := change.detail(change.weights, n).get("cosine")) is not None]
+        return sum(float(c) * count for c, count in found) / max(sum(count for _, count in found), 1)
 
     def both(self, names: Iterable[str]) -> Iterator[tuple[int, int]]:
         """Yield where each weight is stored in the checkpoint before and in the later one, if it is in both."""
@@ -255,11 +277,14 @@ class Case:
     # ---- the optimizer -----------------------------------------------------------------------------------------------
 
     def counters(self, leg: str) -> Counters:
-        """Return what the counters did on a leg."""
+        """Return what the counters did on a leg; those of parameters that were added since before are young."""
         rows = [row for row in self.change(leg).rows if row.quantity == "step"]
         sets: dict[str, set[str]] = {}
         for row in rows:
             sets.setdefault(row.form or str(row.status), set()).update(row.names)
+        old = self.evidence.before.params.keys()
+        if "reset" in sets and any(names & old for names in sets.values()):
+            sets["reset"] &= old
         seen = self.change(leg).seen(*MOMENTS)
         sets = {form: seen if names == {""} and seen else names for form, names in sets.items()}
         kept = sets.get("equal", set()) | sets.get("within", set())
@@ -307,6 +332,12 @@ class Case:
     def replaced(self) -> frozenset[str]:
         """The weights in which elements were replaced by zeros."""
         return frozenset(name for change in self.changes for name in change.hit(change.weights, "zeros"))
+
+    @cached_property
+    def rewritten(self) -> frozenset[str]:
+        """The weights that a load changed: no update makes such values of the old ones."""
+        train = self.change("train")
+        return frozenset(train.hit(train.weights, "moved.", "fill", "zero", "zeros", "other"))
 
     @cached_property
     def far(self) -> float:
@@ -529,6 +560,22 @@ class Case:
         fell = change.hit(SECOND, "other", "part", "fallen") - odd
         return frozenset(name for name in fell if SUNK < float(change.detail(SECOND, name).get("depth", 0)) < math.inf)
 
+    def masters_alone(self, change: LedgerLeg, *forms: str) -> set[str]:
+        """Return the masters of those forms whose weights are clean; of numbered ones, if all weights are."""
+        clean, whole = change.clean(WEIGHTS), bool(change.seen(*WEIGHTS)) and not change.hit(WEIGHTS)
+        return {name for name in change.hit(MASTERS, *forms) if name in clean or (whole and is_numbered(name))}
+
+    def first_stayed(self, change: LedgerLeg) -> bool:
+        """Return whether first moments beside second ones that fell are, in every element, those that were stored."""
+        found = [change.detail(SECOND, name) for name in change.hit(SECOND, "fallen", "other")]
+        began, kept = (sum(int(one.get(law, 0)) for one in found) for law in ("not_from_zero", "not_from_old"))
+        proved = began > FLIPPED or change.hit(SECOND, "ratio") - change.hit(FIRST)
+        return bool(proved) and not kept and not change.hit(MOMENTS, "moved.", "moved")
+
+    def first_other(self, change: LedgerLeg) -> set[str]:
+        """Return the parameters whose first moments are others while the second ones continued."""
+        return change.hit(("exp_avg",), "other") & change.clean(("exp_avg_sq",))
+
     def still(self, change: LedgerLeg, names: Iterable[str]) -> bool:
         """Return whether the weights and masters of ``names`` were compared and satisfy their bound."""
         names, seen = set(names), change.seen(*WEIGHTS, *MASTERS)
@@ -601,6 +648,8 @@ def asked(case: Case, cause: str, match: Match) -> str:
         return WITH_THEM
     if cause in ("B3", "B6") and case.restarted:
         return RESET
+    if cause in ("B10", "E12") and case.restarted and names and not names & change.hit((*change.weights, *MASTERS)):
+        return SCALED_TOO
     named = [name for name in match.names if not is_numbered(name)]
     table = bool(named) and kinds(named) <= OUTER  # another tokenizer's
     layered = any(parse(name).layer is not None for name in named)  # heads are outside of the layers

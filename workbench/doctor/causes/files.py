@@ -212,10 +212,12 @@ def mixed(case: Case) -> Iterator[Match]:
         weights = change.hit((*change.weights, *MASTERS), *VALUES) & case.displaced(change)
         moments, spots = change.hit(MOMENTS, *STATES), change.hit(MOMENTS, "spots")
         moments |= spots if case.of_layer(change, spots) else set()
-        moments -= change.hit(("exp_avg",), "other") & change.clean(("exp_avg_sq",))  # one of two: not by saves (B6)
+        moments -= case.first_other(change)  # one of two: not by saves (B6)
         place = case.traits.get("place") if change.leg == "load" else None
         confined = place is not None and place.confined
         part = frozenset(change.hit(_all(change), "part") - change.hit(change.weights, "moved."))
+        if change.leg == "train" and case.first_stayed(change):  # another save has other ones, too
+            weights, moments, part = set(), moments - change.hit(SECOND, "fallen", "other"), frozenset()
         if sunk := case.sunk(change):  # updates divided by the roots of these second moments are large
             weights, moments, part = weights - sunk, moments - sunk, part - sunk
         if not weights and len(part) < len(moments - part) and part <= change.hit(MOMENTS, "part"):
@@ -224,11 +226,21 @@ def mixed(case: Case) -> Iterator[Match]:
         both = frozenset(weights & moments or (weights | numbered if numbered else ()))
         odd = case.counters(change.leg)
         off = odd.ahead | odd.behind
+        if change.leg == "train":  # with its counter, even one that only its second moments show
+            moments |= change.hit(MOMENTS) & odd.behind
+        counts = tuple(case.counted if change.leg == "train" else ())
+        if counts and (weights or moments or all(one.evidence["after"] > one.evidence["before"] for one in counts)):
+            names = frozenset(weights | moments | {name for one in counts for name in one.tensors})
+            yield Match(change.leg, 0.97, names, signs=counts)
+            continue
         few = off if len(off) < 0.9 * len(odd.known) else frozenset()
         if change.leg == "load" and odd.ahead and change.whole(change.weights, weights):
             continue  # the load itself made updates
         outer = kinds(weights | moments | part) <= {"embed", "head"}  # rows of the vocabulary
-        if confined and (weights or moments) and not (part and outer):
+        masters = case.masters_alone(change, *VALUES)  # which are state of the optimizer
+        if change.exact and masters and weights <= masters and 2 * len(moments) > len(masters):
+            yield Match("load", 0.97, frozenset(masters | moments), False)
+        elif confined and (weights or moments) and not (part and outer):
             yield Match(change.leg, 0.97, frozenset(weights | moments), False)
         elif len(part) > 2 and not kinds(part) <= {"embed", "head"}:
             yield Match(change.leg, 0.93, frozenset(weights | moments | part), False)
@@ -245,8 +257,11 @@ def mixed(case: Case) -> Iterator[Match]:
             yield Match("load", 0.6, frozenset(weights), False)
         if few and not change.hit(MOMENTS) & few:
             yield Match(change.leg, 0.6, few, False)
+        elif few and moments and moments <= few:  # counters and moments of the same parameters are of another step
+            yield Match(change.leg, 0.95, few, False)
     files = [one for one in case.fired("S07") if one.evidence.get("files")]
     broken = {n for one in case.odd("S02") if one.severity == "error" for n in one.tensors}  # frozen, and damaged
+    broken |= case.rewritten
     stands = [one for one in case.fired("P36") if one.evidence["kind"] != "frozen" and not broken >= set(one.tensors)]
     signs = [*case.fired("N24", "V04"), *files, *stands]
     lr = case.evidence.before.facts.lr
@@ -404,7 +419,8 @@ def settings(case: Case) -> Iterator[Match]:
     idle = [one for one in case.fired("P01") if one.evidence.get("kind") == "still"]
     idle += [one for one in case.fired("P36") if one.evidence["kind"] == "frozen"]
     still = frozenset(train.hit(MOMENTS, "still") | {name for one in idle for name in one.tensors})
-    still -= {name for one in case.fired("P36") if one.evidence["kind"] == "repeated" for name in one.tensors}
+    went_on = {name for one in case.fired("P36") if one.evidence["kind"] == "repeated" for name in one.tensors}
+    still -= went_on - case.rewritten
     if still:
         question = "these parameters did not train: were they frozen on purpose?"
         title = "No update reached some of the parameters."
@@ -449,12 +465,12 @@ def _later(found: Mapping[str, Any]) -> bool:
 CORRUPTION = (
     made("G1", "A number is damaged: a flipped exponent bit, NaN or infinity.", "memory, network or storage",
          "NaN, or an explosion", RESTORE, HASHES, "catalogue G1",
-         explains="S01 S02 S08 S12 R03 R06 R07 R09 P03 P04 P09 S04 P05 P06 P08 P11 P12 P13 P17 P18",
+         explains="S01 S02 S08 S12 R03 R06 R07 R09 P03 P04 P09 S04 P05 P06 P08 P11 P12 P13 P17 P18 P36",
          losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
          pattern=damaged),
     made("G2", "A bit is flipped.", "memory, network or storage", "mostly none", RESTORE + "; or correct the element",
          HASHES, "catalogue G2",
-         explains="S02 S08 S12 R06 R09 P05 P06 P08 P11 P12 P13 P17 P18",
+         explains="S02 S08 S12 R06 R09 P05 P06 P08 P11 P12 P13 P17 P18 P36",
          losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
          pattern=flipped),
     made("G3", "A bit of a second moment is flipped.", "memory, network or storage",
@@ -471,7 +487,7 @@ CORRUPTION = (
     made("G5", "Stored bytes were replaced by zeros.",
          "a crash before the write, sparse holes, or a memory map of an overwritten file",
          "a small jump", RESTORE + "; call fsync before reporting the save as complete", HASHES, "SimpleTuner 2714",
-         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 N28 V02 V03 S04 S05 "
+         explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 P36 R02 R04 R05 R09 R13 N5 N17 S19 N28 V02 V03 S04 S05 "
                   "S08 S11 S12 S15 S03 R03 R08 N29 P09 N8",
          expects="S11 R08",
          losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
@@ -524,7 +540,7 @@ CHANGES = (
         "compare the arguments with the intended ones; if they differ, resume again with the previous arguments",
         "the arguments of both launches",
         "catalogue H1",
-        explains="R11 R12 P30 P03 P04 P05 P08 P11 P12 P13 P15 P16 N12 S16 S17 S18 N6 N14 S06 S07 N3",
+        explains="R11 R12 P30 P03 P04 P05 P08 P11 P12 P13 P15 P16 N12 S16 S17 S18 N6 S06 S07 N3",
         losses="the loss depends on the setting",
         everywhere=True,
         pattern=settings,

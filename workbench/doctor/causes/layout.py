@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from workbench.core.words import plural
-from workbench.doctor.causes.case import ELSE, NEARLY_ALL, OUTER, OUTSIDE, Case, Match
+from workbench.doctor.causes.case import ELSE, NEARLY_ALL, OUTER, OUTSIDE, RELATED, Case, Match
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.facts.groups import OF_AVERAGES
-from workbench.doctor.ledger.roles import AVERAGES, MASTERS, MOMENTS, SECOND, WEIGHTS
+from workbench.doctor.ledger.roles import AVERAGES, FIRST, MASTERS, MOMENTS, SECOND, WEIGHTS
 from workbench.doctor.ledger.rows import LedgerLeg
 from workbench.doctor.origins.tags import is_follower, is_reference
 from workbench.names.roles import adapter_of
@@ -28,7 +28,7 @@ FEW_FAR = 0.1  #: share of the elements that moved too far, below which the weig
 FAR = 0.1  #: distance of a factor of norms from 1 that updates do not reach
 ECHO = "an echo, saved right after the load and before any update"
 #: Rules that see elements of weights at other places, those of them that say where, and what the loss does.
-OF_ELEMENTS = "P03 P04 P05 P06 P08 P11 P12 P13 P17 P25 P32 P18 R02 R04 R05 R09 R13 N5 N17"
+OF_ELEMENTS = "P03 P04 P05 P06 P08 P11 P12 P13 P17 P25 P32 P36 P18 R02 R04 R05 R09 R13 N5 N17"
 OF_PLACES = "P17 P32 R02 R04 R05 R13 N17 N20"
 RECOVERS = "the first losses are wrong; they recover over hundreds of updates"
 #: Tag of where rows moved → how well each cause fits it.
@@ -56,6 +56,7 @@ TAGS = {
     "shift": {"E7": 1.0, "E13": 0.6},
     "axis": {"E1": 1.0},
     "transposed": {"E1": 1.0},
+    "order": {"E1": 0.9},
     "tied": {"F2": 0.95},
 }
 
@@ -74,7 +75,7 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
             by_tag: dict[str, set[str]] = {}
             for form, names in change.forms((*change.weights, *MASTERS)).items():
                 if form.startswith("moved.") and change.leg == "load":  # masters alone: a partition of the optimizer
-                    names = names - (change.hit(MASTERS, form) & change.clean(WEIGHTS))
+                    names = names - case.masters_alone(change, form)
                 if form.startswith("moved.") and names:
                     by_tag.setdefault(form.removeprefix("moved."), set()).update(names)
             if _cut_anew(change):
@@ -154,7 +155,7 @@ def partition(cause: str) -> Callable[[Case], Iterator[Match]]:
                     reasons=case.against(("E1 E4 E9", words)),
                 )
             if cause == "E13":
-                masters = frozenset(change.hit(MASTERS, "moved.") & change.clean(WEIGHTS))
+                masters = frozenset(case.masters_alone(change, "moved."))
                 if masters and change.leg == "load":  # complete ones are assigned to others (B5)
                     yield Match(change.leg, 0.95, masters, False)
 
@@ -169,6 +170,7 @@ def uneven(case: Case) -> Iterator[Match]:
             for name in change.hit(change.weights, "part", "zeros", "other")
             if change.detail(change.weights, name).get("tail")
         )
+        names -= case.first_other(change)  # whose steps were wrong
         if names:
             yield Match(change.leg, 0.97, names, False)
     if signs := case.fired("N18"):
@@ -186,8 +188,9 @@ def scaled(case: Case) -> Iterator[Match]:
         for quantities in ((*change.weights, *MASTERS), MOMENTS):
             names, every = frozenset(change.hit(quantities, "ratio")), change.hit(quantities)
             factors = sorted({float(change.detail(quantities, n).get("ratio", 0)) for n in names})
-            second = change.hit(SECOND, "ratio") or not change.seen(*SECOND)  # ranks hold both kinds of moments
-            if names and (quantities is not MOMENTS or (second and all(map(_of_ranks, factors)))):
+            kinds_of = [kind for kind in (FIRST, SECOND) if change.seen(*kind)]  # ranks hold both kinds of moments
+            both = all(change.hit(kind, "ratio") for kind in kinds_of)
+            if names and (quantities is not MOMENTS or (both and all(map(_of_ranks, factors)))):
                 words = f"they are {', '.join(f'{one:.3g}' for one in factors[:3])} times the old values"
                 strength = 0.98 if quantities is MOMENTS else 0.95
                 most = len(names) >= NEARLY_ALL * len(every)  # in small ones, a factor cannot be proved
@@ -412,12 +415,12 @@ def averaged(case: Case) -> Iterator[Match]:
             continue
         whole = change.whole(change.weights, near, 0.9 if change.exact else NEARLY_ALL)  # bounds of updates are loose
         kept = case.equal(change, MOMENTS, "moments", near)
-        low = min((c for n in near if (c := change.detail(change.weights, n).get("cosine")) is not None), default=0.0)
+        mean = case.cosine(change, near)  # a few numbers about 0, as in biases, may turn far
         masters = change.leg == "load" and bool(change.seen(*MASTERS) & near) and not change.hit(MASTERS) & near
         if masters or (change.leg == "train" and case.mastered):
             continue
-        if low > 0.5 and (whole or not change.exact):  # an average covers everything that is trained
-            words = f"their cosine similarity to before is at least {low:.3f}"
+        if mean > RELATED and (whole or not change.exact):  # an average covers everything that is trained
+            words = f"their mean cosine similarity to before is {mean:.3f}"
             reasons = case.against(("A1 A2", words), ("G7 B1", kept))
             if change.leg == "load" and near <= change.hit(MASTERS, "absent") and _widened(case, near):
                 gone = [one for one in case.fired("R01") if str(one.evidence.get("roles")).split()[1:] == ["master"]]
@@ -525,7 +528,8 @@ def merged(case: Case) -> Iterator[Match]:
             question = MERGED if change.leg == "train" and not _continued(case) else ""  # as ReLoRA does
             reasons = case.against(("A2 F4 G6", words))
             title = "" if stems else "The weights changed as by a merged adapter, but no file holds one."
-            yield Match(change.leg, 1.0, names - adapters, exact, question, reasons, title=title)
+            begun = names if question else names - adapters  # the adapters began anew with the merged weights
+            yield Match(change.leg, 1.0, begun, exact, question, reasons, title=title)
         elif adapters and adapters == names:
             title = "The adapters are not those that were saved."
             question = MERGED if change.leg == "train" and case.fired("P27") else ""
@@ -583,7 +587,10 @@ def other_base(case: Case) -> Iterator[Match]:
         if adapters and apart and (whole or change.exact) and others:
             words = f"{len(names):,} of {plural(len(base), 'weight')} under the adapters changed; the adapters did not"
             yield Match(change.leg, 0.97 if whole else 0.9, names, reasons=case.against(("A2 F5 G6", words)))
-    if (signs := case.fired("P27")) and _unmerged(case, case.change("train")):
+    train = case.change("train")
+    adapters = {name for name in train.seen(*WEIGHTS) if adapter_of(name)}
+    anew = bool(train.hit(WEIGHTS, "other") & adapters)  # then the adapters were not loaded either
+    if (signs := case.fired("P27")) and not anew and _unmerged(case, train):
         yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors))
     if signs := [one for one in case.fired("P35") if one.tensors and all(map(is_reference, one.tensors))]:
         names = frozenset(n for s in signs for n in s.tensors)

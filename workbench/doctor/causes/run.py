@@ -9,7 +9,7 @@ from workbench.analysis.patterns.rounding import FLOATS
 from workbench.doctor.causes.case import ELSE, OUTSIDE, RELATED, Case, Match, below_stated, where_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
-from workbench.doctor.facts.counted import began_anew, counts_anew
+from workbench.doctor.facts.counted import began_anew, counts_anew, in_epochs
 from workbench.doctor.facts.schedule import sets_rates
 from workbench.doctor.ledger.roles import AVERAGES, MASTERS, MOMENTS, WEIGHTS, quantity
 from workbench.doctor.ledger.rows import LedgerLeg
@@ -53,25 +53,33 @@ def _positions(case: Case) -> Iterator[tuple[Sign, float | None]]:
 
 def _step_is_off(case: Case) -> bool:
     """Return whether the optimizer agrees with the schedule or the data's position, but not with the trainer's step."""
-    if any(case.counters(leg).reset for leg in ("load", "train", case.resumed)):
+    before = case.evidence.before
+    old = before.facts
+    resets = [case.counters(leg).reset for leg in ("load", "train", case.resumed)]
+    known = old.steps.by_name.keys()  # those of new parameters begin at 0
+    if any(reset & known if known else reset for reset in resets):
         return False  # several of them restarted
-    old = case.evidence.before.facts
     for state in (case.later, case.evidence.after):
         facts = state.facts if state is not None else old
         usual, step = facts.steps.usual, facts.step
-        if step is None or not old.step:
+        if state is None or step is None or not old.step:
             continue
-        pairs = (
-            [(one.schedule.count if one.schedule else None) for one in (old, facts)],
-            *([one.value(kind) for one in (old, facts)] for kind in ("loader", "consumed_samples")),
-        )
+        schedule = [(one.schedule.count if one.schedule else None) for one in (old, facts)]
+        data = [[one.value(kind) for one in (old, facts)] for kind in ("loader", "consumed_samples")]
+        if state is case.evidence.echo and usual is None and step != old.step and None not in schedule:
+            return bool(schedule[0] == schedule[1])  # a load advances neither of them
+        if usual is None and counts_anew(old, facts):
+            return True
         if usual is None:  # then the schedule and the data's position must agree with one another
-            due = [now * old.step / was for was, now in pairs if was and now is not None]
+            within = in_epochs(before.counts, state.counts).values()
+            data += [[then[1], now[1]] for then, now in within if then[0] == now[0]]
+            due = [now * old.step / was for was, now in (schedule, *data) if was and now is not None]
             if len(due) > 1 and max(due) - min(due) < 1 and abs(due[0] - step) > 1 and max(due) > old.step:
                 return True
             continue
         if usual == step or old.steps.usual != old.step or began_anew(old, facts):
             continue  # it agrees, or it restarted, and so may the others
+        pairs = (schedule, *data)
         if any(was and now is not None and abs(now * old.step / was - usual) < 1 for was, now in pairs):
             return True
     return False
@@ -122,13 +130,19 @@ def _stands(case: Case) -> bool:
 
 
 def schedule_restarted(case: Case) -> Iterator[Match]:
-    behind = [sign for sign, ratio in _positions(case) if ratio is None or (ratio < EARLY and not _stands(case))]
+    stands = _stands(case)
+    behind = [
+        sign
+        for sign, ratio in _positions(case)
+        if ratio is None or (ratio < EARLY and (not stands or ratio == 0))  # as many updates as it had counted
+    ]
     slow = [sign for sign, ratio in _rates(case) if ratio is not None and ratio < 1]
     question = "was the learning-rate schedule restarted on purpose?"
     leg = "load" if any(one.rule in ("R11", "R14") for one in (*behind, *slow)) else case.resumed
     if behind:
         more = [sign for sign, _ in _rates(case)]
-        yield Match(leg, 1.0, question=question, signs=(*behind, *more))
+        title = "The learning-rate schedule restarted, or it was not stepped." if stands else ""
+        yield Match(leg, 1.0, question=question, signs=(*behind, *more), title=title)
     elif inner := [one for one in case.fired("P34") if one.evidence["kind"] == "schedule"]:
         yield Match(leg, 1.0, question=question, signs=(*inner, *(sign for sign, _ in _rates(case))))
     elif slow and not case.fired("N6") and not all(map(below_stated, slow)):  # which no schedule set (B8)
@@ -192,7 +206,7 @@ def _shrank_more(case: Case) -> list[Sign]:
 
 def stepped_twice(case: Case) -> Iterator[Match]:
     stands = _stands(case)
-    ahead = [(sign, ratio) for sign, ratio in _positions(case) if ratio is not None and (ratio >= EARLY or stands)]
+    ahead = [(sign, ratio) for sign, ratio in _positions(case) if ratio and (ratio >= EARLY or stands)]
     if ahead:
         strength = 1.0 if any(ratio >= LATE for _, ratio in ahead) else 0.8
         leg = "load" if any(sign.rule == "R11" for sign, _ in ahead) else case.resumed
@@ -484,10 +498,10 @@ def weights_cast(case: Case) -> Iterator[Match]:
         names = frozenset(n for s in uneven for n in s.tensors)
         yield Match("train", 0.4, names, False, question, signs=tuple(uneven), title=title, remedy=remedy)
     for change in case.changes:
-        names = frozenset(change.hit(change.weights, "rounded"))
+        names = frozenset(change.hit(WEIGHTS, "rounded"))
         if names and not change.hit(MASTERS) - change.hit(MASTERS, "rounded"):
-            exact = _typed(change, change.weights, names)
-            yield Match(change.leg, 0.95, names, exact, _meant(change, change.weights, names))
+            exact = _typed(change, WEIGHTS, names)
+            yield Match(change.leg, 0.95, names, exact, _meant(change, WEIGHTS, names))
 
 
 def _typed(change: LedgerLeg, quantities: tuple[str, ...], names: frozenset[str]) -> bool:

@@ -23,7 +23,7 @@ from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import counters_restarted, fresh, moments_lost, second_lost, wrong_steps
 from workbench.doctor.facts.counted import may_count_anew
 from workbench.doctor.facts.evidence import is_numbered
-from workbench.doctor.ledger.roles import BLOCK_MAXIMA, FIRST, MASTERS, MAXIMA, MOMENTS, SECOND, STATE, WEIGHTS
+from workbench.doctor.ledger.roles import BLOCK_MAXIMA, FIRST, MASTERS, MAXIMA, MOMENTS, SECOND, STATE
 from workbench.doctor.ledger.rows import LedgerLeg, Status
 from workbench.doctor.ledger.sign import Sign
 from workbench.doctor.passes.updates import passed
@@ -45,6 +45,8 @@ SUNK = "The second moments were lost, or became far too small."
 SECOND_LOST = "The second moments were lost; other state was kept."  #: for optimizers that use other names
 PART_LOST = "A part of the second moments was lost."
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  #: statistics of normalised inputs
+OTHER_ELEMENTS = "The optimizer's state belongs to other elements than those that it is stored for."
+ONE_MAP = "read the optimizer's state by the same map as the weights: order of blocks, axes, shards"
 SCALED = "were all moments scaled on purpose?"
 RECALIBRATED = "were the running statistics computed anew on purpose?"
 ADDED = "if the run uses the new tensors, nothing; if not, leave them out of the save"
@@ -60,20 +62,15 @@ NONE_LOADED = "None of the weights were loaded: they kept their initial values."
 def _unlike(case: Case, change: LedgerLeg) -> frozenset[str]:
     """Return the weights that keep nothing of the old ones although their stored moments are right."""
     names = change.hit(change.weights, *UNLIKE)
-    if _related(change) and change.whole(change.weights, change.hit(change.weights)):
-        names -= change.hit(change.weights, "other")  # all weights changed: an average, or another step's
+    other = change.hit(change.weights, "other")
+    if change.whole(change.weights, change.hit(change.weights)) and case.cosine(change, other) > RELATED:
+        names -= other  # all weights changed: an average, or another step's
     if names and change.leg == "train":  # only a part of a fused weight
         names |= {name for name in change.hit(change.weights, "part") if not kinds([name]) <= {"embed", "head"}}
     lost = change.hit(MOMENTS, *GONE)
     if change.whole(MOMENTS, lost):
         return frozenset(names - (change.hit(MOMENTS) - lost))  # a fresh optimizer says nothing of single weights
     return frozenset(names - change.hit(MOMENTS))
-
-
-def _related(change: LedgerLeg) -> set[str]:
-    """Return the weights that are unlike the old ones but still correlate with them."""
-    names = change.hit(change.weights, "other")
-    return {name for name in names if float(change.detail(change.weights, name).get("cosine", 0)) > RELATED}
 
 
 def renamed(case: Case) -> Iterator[Match]:
@@ -91,6 +88,7 @@ def renamed(case: Case) -> Iterator[Match]:
                 title, remedy = NONE_LOADED, "load the stored weights into the model before the optimizer is made"
             strength, losses = 1.0 if prefix else 0.8, "the loss is that of a new model" if remedy else ""
             exact = bool(prefix)
+            names |= case.restarted_with(names)
             yield Match(change.leg, strength, names, exact, reasons=reasons, title=title, remedy=remedy, losses=losses)
 
 
@@ -103,7 +101,7 @@ def not_loaded(case: Case) -> Iterator[Match]:
             continue
         if anew := case.anew(change):
             title = "Some weights and their optimizer state are new."
-            yield Match(change.leg, 0.99, anew, question=RESTARTED, title=title)
+            yield Match(change.leg, 0.99, anew | case.restarted_with(anew), question=RESTARTED, title=title)
         names = _unlike(case, change) - anew
         if not case.mastered:
             names |= _changed_some(change)  # initial values that are not constant
@@ -131,6 +129,7 @@ def not_loaded(case: Case) -> Iterator[Match]:
             title, question = "The head is new.", "was it started anew on purpose, with a fresh optimizer?"
         elif change.leg == "train" and (found := _cosines_of(change, names)) and median(found) > KIN:
             title, question = "Weights moved far, and are still like the old ones.", OUTSIDE
+        names |= case.restarted_with(names)
         yield Match(change.leg, strength, names, False, question, reasons, title=title)  # may be a deliberate new head
 
 
@@ -152,8 +151,12 @@ def norms_at_one(case: Case) -> Iterator[Match]:
         if ones and _initial(change, ones) and not change.hit(change.weights, "other"):
             zeros = {name for name in change.hit(change.weights, "zero") if kinds([name]) == {"norm"}}
             names = frozenset(ones | {name for name in zeros if _initial(change, {name})})
-            reasons = case.against(("E12", f"all elements of {plural(len(ones), 'vector')} are 1"))
+            words = (
+                f"all elements of {plural(len(ones), 'vector')} are 1" if change.proved(change.weights, "fill") else ""
+            )
+            reasons = case.against(("E12", words))
             alone = names == change.hit((*change.weights, *MASTERS, *MOMENTS))  # norms may be folded into matrices
+            names |= case.restarted_with(names)
             yield Match(change.leg, 0.95, names, change.exact and alone, reasons=reasons)
 
 
@@ -225,7 +228,7 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
     for change in case.changes:
         counters = case.counters(change.leg)
         first, second = case.lost(change)
-        broken = change.hit(MOMENTS) & counters.reset
+        broken = (change.hit(MOMENTS) - change.hit(MOMENTS, "still")) & counters.reset
         copies = change.hit((STATE,), "weights") & change.clean(MOMENTS) - change.hit(MOMENTS)
         if copies:
             yield Match(change.leg, 0.95, frozenset(copies), title=PART_ANEW, remedy=WHOLE, losses=OF_PART)
@@ -321,7 +324,7 @@ def counters_reset(case: Case) -> Iterator[Match]:
             title = "A number with which the optimizer counts its updates changed."
             yield Match(change.leg, 0.95, single, title=title, remedy=WHOLE)
         counters = case.counters(change.leg)
-        broken = change.hit(MOMENTS) & counters.reset
+        broken = (change.hit(MOMENTS) - change.hit(MOMENTS, "still")) & counters.reset
         names = frozenset(counters.reset - change.hit(MOMENTS, *GONE, "fallen"))
         if not names or (broken and change.leg == "train"):
             continue
@@ -365,7 +368,8 @@ def moments_zero(case: Case) -> Iterator[Match]:
         if case.sank and change.whole(MOMENTS, change.hit(MOMENTS, "fallen", "other")):
             fell = change.hit(MOMENTS, "fallen", "other") & counters.kept
             words = "most elements of exp_avg_sq fell; those of other parameters would be larger as often"
-        if not names and change.leg == "train" and fell and 2 * len(fell) >= len(change.hit(MOMENTS)):
+        stayed = case.first_stayed(change)
+        if not names and change.leg == "train" and not stayed and fell and 2 * len(fell) >= len(change.hit(MOMENTS)):
             adam = bool(change.hit(("exp_avg_sq",), "fallen", "other"))
             reasons = case.against(
                 ("B6 E13", words if adam else ""), ("B1", f"the counters of {plural(len(fell), 'parameter')} continued")
@@ -397,6 +401,10 @@ def second_gone(case: Case) -> Iterator[Match]:
         if sunk := case.sunk(change):
             names = sunk | change.hit((*change.weights, *MASTERS))
             yield Match(change.leg, 0.96, names, title=SUNK)
+        elif case.first_stayed(change) and (case.sank or change.whole(SECOND, change.hit(SECOND, "fallen", "other"))):
+            words = "exp_avg cannot have begun at zero, and can be what became of its old value"
+            names = frozenset(change.hit((*change.weights, *MASTERS, *MOMENTS)))
+            yield Match(change.leg, 0.97, names, reasons=case.against(("B1 B3", words)), title=SUNK)
     if signs := [one for one in case.fired("P25") if one.causes[:1] == ("B4",)]:
         yield Match(
             "train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=SECOND_LOST
@@ -426,7 +434,7 @@ def other_binding(case: Case) -> Iterator[Match]:
             names |= change.hit(MOMENTS, "other", "fallen", "near")  # the source of small ones cannot be found
         odd = case.displaced(change) & names
         if change.leg == "load":  # masters are state of the optimizer, and move with it
-            odd -= change.hit(MASTERS, *OF_OTHERS) & change.clean(WEIGHTS)
+            odd -= case.masters_alone(change, *OF_OTHERS)
         if names and not 4 * len(odd) > len(names):  # steps by wrong moments are too long
             still = change.seen(*change.weights) & names
             words = case.equal(change, change.weights, "weights", names) if still else ""
@@ -437,7 +445,8 @@ def other_binding(case: Case) -> Iterator[Match]:
             others = not change.hit(MOMENTS, "moved.") - change.hit(MOMENTS, *OF_OTHERS)  # not their own rows
             exact = change.exact or (bool(case.fired("P17")) and not case.displaced(change) & names)
             exact = exact and others
-            yield Match(change.leg, 1.0, names, exact, reasons=reasons)
+            title, remedy = ("", "") if others else (OTHER_ELEMENTS, ONE_MAP)
+            yield Match(change.leg, 1.0, names, exact, reasons=reasons, title=title, remedy=remedy)
     if signs := case.fired("N5"):
         yield Match(case.resumed, 0.6, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
@@ -447,13 +456,13 @@ def mixed_moments(case: Case) -> Iterator[Match]:
         swapped = frozenset(change.hit(ADAM, "swapped"))
         if swapped:
             yield Match(change.leg, 1.0, swapped, change.exact, title="exp_avg and exp_avg_sq were exchanged.")
-        second = frozenset(change.hit(SECOND, "second_other") - case.displaced(change))
+        older = case.counters(change.leg).behind
+        second = frozenset(change.hit(SECOND, "second_other") - case.displaced(change) - older)
         if second:
             words = f"exp_avg of {plural(len(second), 'parameter')} implies gradients that fit"
             yield Match(change.leg, 0.95, second, reasons=case.against(("G6 B5", words)))
-        if first := frozenset(
-            change.hit(("exp_avg",), "other") & change.clean(("exp_avg_sq",)) - case.displaced(change)
-        ):
+        held = (*change.weights, *MASTERS)  # wrong steps lead anywhere, but not to values that are found elsewhere
+        if first := frozenset(case.first_other(change) - change.hit(held, "moved.", "other")):
             words = f"exp_avg_sq of {plural(len(first), 'parameter')} continued"
             yield Match(change.leg, 0.97, first, reasons=case.against(("G6 B5", words)))
         values = frozenset(change.hit(MOMENTS, "other", "near", "fallen", "ratio", "power"))
@@ -462,11 +471,14 @@ def mixed_moments(case: Case) -> Iterator[Match]:
             values |= part
         if any(map(is_numbered, values)) and change.hit(change.weights):
             continue
-        if values and not case.displaced(change) & values and not case.counters(change.leg).reset:
+        odd = case.displaced(change) & values  # steps by wrong moments may be too long
+        if 2 * len(odd) < len(values) and not case.counters(change.leg).reset:
             words = case.equal(change, change.weights, "weights", values)
             large = {n for n in change.seen(*MOMENTS) if kinds([n]) != {"norm"} and not n.endswith("bias")}
             whole = len(values & large) >= NEARLY_ALL * len(large)  # otherwise one rank's part of an older save
             scaled = values <= change.hit(MOMENTS, "ratio", "power")
+            if not scaled and not case.adam:
+                continue  # there are no two moments that could be from different saves
             strength = 0.97 if scaled else 0.85 if whole else 0.7
             power = "raised to a power" if values & change.hit(MOMENTS, "power") else "multiplied by a factor"
             title = f"The moments were {power}." if scaled else ""
@@ -475,8 +487,8 @@ def mixed_moments(case: Case) -> Iterator[Match]:
             reasons = case.against(("E1 E9 A2 F4", words))
             yield Match(change.leg, strength, values, question=question, reasons=reasons, title=title)
     if signs := case.fired("P21"):
-        ways = {"factor": "multiplied by a factor", "power": "raised to a power", "level": "set to one number"}
-        way = ways.get(str(signs[0].evidence["kind"]), "transformed")
+        ways = {"power": "raised to a power", "level": "set to one number"}
+        way = ways.get(str(signs[0].evidence["kind"]), "multiplied by a factor")
         title = f"The second moments were {way}."
         yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=title)
     if signs := [one for one in case.odd("S04") if one.hit > 2 or int(one.evidence.get("elements", 0)) > 8]:
@@ -596,7 +608,7 @@ NAMES = (
         hf="call from_pretrained with output_loading_info=True and map the prefix; missing_keys must be empty",
         deepspeed="load_checkpoint(load_module_strict=True); save the module inside the compile wrapper, if any",
         lightning="load_from_checkpoint(strict=True); save the module inside torch.compile",
-        explains="P05 P06 P08 P11 P12 P13 P17 P18 N1 N29 R01 R09 P02 S13 S15 S08 N4",
+        explains="P05 P06 P08 P11 P12 P13 P17 P18 P24 P36 N1 N29 R01 R09 P02 S13 S15 S08 N4",
         losses="the first losses are wrong; they recover over hundreds of updates",
         everywhere=True,
         pattern=renamed,
@@ -612,7 +624,7 @@ NAMES = (
         dcp="dcp.load with a planner that refuses missing keys (DefaultLoadPlanner(allow_partial_load=False))",
         megatron="--dist-ckpt-strictness raise_all",
         hf="check missing_keys of from_pretrained's loading info",
-        explains="P05 P06 P08 P11 P12 P13 P17 P18 N29 R01 R02 R03 R09 R13 P02 N3 P01 P03 P04 R10 S06 S07",
+        explains="P05 P06 P08 P11 P12 P13 P17 P18 P24 P36 N29 R01 R02 R03 R09 R13 P02 N3 P01 P03 P04 R10 S06 S07",
         losses="the first losses are wrong; they recover over hundreds of updates",
         pattern=not_loaded,
     ),
@@ -624,7 +636,7 @@ NAMES = (
         "restore the norms from the older checkpoint; the unread keys show which",
         ECHO,
         "catalogue A3; Model-Optimizer 2322",
-        explains="P05 P06 P08 P11 P12 P13 P17 P18 S15 R03 R08 R09 N29",
+        explains="P05 P06 P08 P11 P12 P13 P17 P18 P24 P36 S15 R03 R08 R09 N29",
         expects="S15",
         losses="the first losses are wrong; they recover over hundreds of updates",
         pattern=norms_at_one,

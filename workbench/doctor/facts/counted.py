@@ -13,7 +13,8 @@ One file cannot distinguish 4 micro-batches per update from a reset that long ag
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
 from workbench.doctor.facts.groups import OF_AVERAGES
@@ -21,7 +22,12 @@ from workbench.doctor.facts.state import TrainingState
 
 MOST = 128  #: most micro-batches per update that a single file makes likely
 LEAST = 3  #: updates from which an integer ratio is not a coincidence
+LOADS = re.compile(r"loader|sampler|dataset")  #: of a path to the data's position
 SIGMAS = 3.0  #: standard deviations within which a parameter has its updates as often as before
+#: Name of a position in an epoch.
+_INDEX = re.compile(
+    r"(?:(?:next|start|batch|sample)_)?index|(?:batch|sample)_idx|position|offset|(?:batches|samples)_yielded"
+)
 
 
 def began_anew(before: TrainingState, after: TrainingState) -> bool:
@@ -29,6 +35,7 @@ def began_anew(before: TrainingState, after: TrainingState) -> bool:
 
     If it rose and the schedule rose with it, both continue, and the trainer's step is the one that is off, unless the
     position in the data, or an average's count, agrees with the step, or the optimizer holds more or fewer parameters.
+    Parameters that were added in the load count the updates since then: the others, if they count more, go on.
     """
     first, last = before.step, after.step
     one, two = before.steps.usual, after.steps.usual
@@ -43,17 +50,22 @@ def began_anew(before: TrainingState, after: TrainingState) -> bool:
     ]
     right = any(was and now is not None and now * first == was * last for was, now in data)
     held = [sum(group.count or 0 for group in side.groups) for side in (before, after)]
-    other = all(held) and held[0] != held[1]
+    added = [after.steps.by_name[name] for name in after.steps.by_name.keys() - before.steps.by_name.keys()]
+    other = all(held) and held[0] != held[1] and all(count >= two for count in added)
     return first == one and two == last - first and (right or other or not (one < two and counts == [one, two]))
 
 
 def counts_anew(before: TrainingState, after: TrainingState) -> bool:
     """Return whether the trainer's step fell, and counts only the updates that the optimizer, counting on, made since.
 
-    A step that is higher than before may just as well be that of an optimizer whose counters were doubled.
+    Of an optimizer without counters, those of its schedule. A step that is higher than before may just as well be that
+    of an optimizer whose counters were doubled.
     """
     first, last = before.step, after.step
-    one, two = before.steps.usual, after.steps.usual
+    one, two = (
+        side.schedule.count if side.steps.usual is None and side.schedule is not None else side.steps.usual
+        for side in (before, after)
+    )
     if first is None or last is None or one is None or two is None:
         return False
     return last < first == one and two - one == last
@@ -81,7 +93,8 @@ def fell_back(before: TrainingState, after: TrainingState, names: Iterable[str],
     first, last = before.steps.by_name, after.steps.by_name
     by = {name: last[name] - first[name] for name in names if first.get(name) == before.steps.usual and name in last}
     late = {name: more for name, more in by.items() if 0 < more < (k or 0) or (more < 0 < (k or 0) < last[name])}
-    return set(late) if len(set(late.values())) == 1 else set()
+    most = max(late.values(), default=0.0)
+    return set(late) if {*late.values()} <= {most, most - (k or 0)} else set()  # or had no update since
 
 
 def lagging(before: TrainingState, after: TrainingState, k: int | None) -> frozenset[str]:
@@ -102,6 +115,17 @@ def lagging(before: TrainingState, after: TrainingState, k: int | None) -> froze
         if 0 <= by < k and abs(by - share * k) <= SIGMAS * deviation:
             found.add(name)
     return frozenset(found)
+
+
+def in_epochs(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
+    """Return the path of each position in an epoch, where data loaders count both: ``(epoch, index)`` on both sides."""
+    found = {}
+    for path in sorted(a.keys() & b.keys()):
+        parent, _, name = path.rpartition(".")
+        epoch = f"{parent}.epoch"
+        if LOADS.search(parent.lower()) and _INDEX.fullmatch(name) and epoch in a and epoch in b:
+            found[path] = (a[epoch], a[path]), (b[epoch], b[path])
+    return found
 
 
 def of_epochs(a: TrainingState, b: TrainingState) -> bool:

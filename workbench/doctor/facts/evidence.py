@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -24,9 +25,10 @@ from workbench.analysis.name_map import name_map
 from workbench.checkpoint import Checkpoint, open_place
 from workbench.core.place import stat_or_absent
 from workbench.doctor.facts.flat import leaves
-from workbench.doctor.facts.gather import counts_of
+from workbench.doctor.facts.gather import counts_of, scales_of
 from workbench.doctor.facts.generators import Generator, generators
 from workbench.doctor.facts.groups import TRAINED, Names, is_numbered, number_of
+from workbench.doctor.facts.renumbered import alike, other_sizes
 from workbench.doctor.facts.state import TrainingState
 from workbench.errors import WorkbenchError
 from workbench.names.roles import adapter_of
@@ -210,6 +212,14 @@ class State:
         return found
 
     @cached_property
+    def loss_scale(self) -> float | None:
+        """The loss scale, that of a further file included."""
+        if (found := self.facts.value("loss_scale")) is not None:
+            return float(found)
+        files = (leaves({name.rpartition(".")[0]: ckpt.objects})[0] for name, ckpt in self.beside.items())
+        return next((float(one.value) for held in files for one in scales_of(held)), None)
+
+    @cached_property
     def generators(self) -> Mapping[str, Generator]:
         """The states of random generators by name, those of further files included."""
         found = dict(self.facts.generators)
@@ -221,10 +231,13 @@ class State:
 
     def under(self, names: Mapping[str, str]) -> State:
         """Return a copy with numbered optimizer state under other names; weights keep theirs."""
-        fqns = list(self.names.fqns)
+        fqns = list(self.ckpt.fqns)
+        own = {fqn: pseudo for pseudo, fqn in self.names.owner.items()}
         for position in self.names.numbers:
-            fqns[position] = names.get(fqns[position] or "", fqns[position])
-        catalog = replace(self.ckpt.catalog, fqns=fqns, roles=list(self.names.roles))
+            name = self.names.fqns[position] or ""
+            new = names.get(name, name)
+            fqns[position] = None if new == own.get(name) else new
+        catalog = replace(self.ckpt.catalog, fqns=fqns, roles=list(self.ckpt.roles))
         found = State(self.ckpt.derive(catalog), self.facts.renamed(names))
         found.names.list_buffers(self.names.unheld)  # and no other weights, although fewer have state under names now
         return found
@@ -281,10 +294,15 @@ class Pair:
     def renumbered(self) -> bool:
         """Whether the param groups have other sizes, so a number may mean another parameter.
 
-        torch numbers parameters through all groups; a group that was added last changes no other number.
+        torch numbers parameters through all groups; a group that was added last changes no other number. If all were
+        matched, ``b`` lists them under the numbers of ``a``.
         """
+        if any(
+            is_numbered(name) and name != pseudo for s in (self.a, self.b) for pseudo, name in s.names.owner.items()
+        ):
+            return False
         sizes = [[group.count or 0 for group in state.facts.groups if state.numbered] for state in (self.a, self.b)]
-        return _other_sizes(*sizes)
+        return other_sizes(*sizes)
 
     @cached_property
     def cut_anew(self) -> bool:
@@ -319,7 +337,8 @@ class Pair:
             any(_MOVING & roles.keys() for fqn, roles in state.params.items() if not is_numbered(fqn))
             for state in (self.a, self.b)
         ]
-        return any(s.numbered and not n and m for s, n, m in zip((self.a, self.b), named, named[::-1], strict=True))
+        a, b = self.a.numbered, self.b.numbered
+        return bool((a and not b and not named[0] and named[1]) or (b and not a and not named[1] and named[0]))
 
     def comparable(self, name: str) -> bool:
         """Return whether a name means the same parameter on both sides."""
@@ -371,10 +390,15 @@ class Evidence:
     echo: State | None = None
 
     def __post_init__(self) -> None:
-        """List what is a buffer in one of them as a buffer in all, unless the optimizer of another one holds it.
+        """Give numbered state the names that it has in another one; list what is a buffer in one as a buffer in all.
 
-        The others may lack state of the optimizer, or it may no longer hold a weight.
+        A buffer stays one unless the optimizer of another one holds it: that may lack state of the optimizer, or no
+        longer hold a weight.
         """
+        given = [which for which in ("before", "echo", "after") if getattr(self, which) is not None]
+        for neighbours in [*pairwise(given), *[*pairwise(given)][::-1]]:
+            for which, state in zip(neighbours, alike(*map(self.state, neighbours)), strict=True):
+                object.__setattr__(self, which, state)
         states = [one for one in (self.before, self.after, self.echo) if one is not None]
         trained = {name for one in states for name in (one.names.weights if one.names.whole else one.names.shapes)}
         unheld = {name for one in states for name in one.names.unheld} - trained
@@ -422,7 +446,7 @@ def align(a: State, b: State) -> Pair:
         a = a.named(wrapped)
     renamed = _renamed(a, b)
     sizes = [[group.count or 0 for group in state.facts.groups] for state in (a, b)]
-    if renamed and _other_sizes(*sizes) and _as_much_state(a, b):
+    if renamed and other_sizes(*sizes):
         shared = set(a.names.owner.values()) & set(b.names.owner.values())
         a, b = (
             state.under({fqn: pseudo for pseudo, fqn in state.names.owner.items() if fqn not in shared})
@@ -436,7 +460,7 @@ def align(a: State, b: State) -> Pair:
     origin = stored if renamed or wrapped else None
     if mine == theirs or (many and (a.ckpt.format == b.ckpt.format or all(mine[n] == theirs[n] for n in both))):
         return Pair(a, b, False, _alone(a, b), _alone(b, a), origin)
-    found = name_map(a.under({}).ckpt, b.under({}).ckpt)
+    found = name_map(a.named({}).ckpt, b.named({}).ckpt)
     return Pair(State(found.apply(), a.facts), b, True, found.only_a, found.only_b, stored)
 
 
@@ -449,11 +473,6 @@ def _as_much_state(a: State, b: State) -> bool:
         for state in (a, b)
     )
     return bool(one) and one == two
-
-
-def _other_sizes(one: Sequence[int], two: Sequence[int]) -> bool:
-    first, second = sorted((one, two), key=len)
-    return sum(one) > 0 and sum(two) > 0 and list(first) != list(second[: len(first)])
 
 
 def stripped(name: str) -> str:
@@ -480,7 +499,7 @@ def _renamed(a: State, b: State) -> dict[str, str]:
     found = {}
     for pseudo, theirs in b.names.owner.items():
         mine = a.names.owner.get(pseudo)
-        if mine is not None and mine != theirs and pseudo in (mine, theirs):
+        if mine is not None and is_numbered(mine) != is_numbered(theirs):
             found[mine] = theirs
     return found
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from workbench import formats
@@ -138,7 +138,8 @@ def gather(
     if ckpt.world_size is not None:
         _say(statements, "world_size", ckpt.world_size, "the files", first=True)
     _deepspeed(statements, found, args)
-    _scaler(statements, found)
+    for scale in scales_of(found):
+        _say(statements, "loss_scale", scale.value, scale.source)
     state = TrainingState(
         {fact: tuple(held) for fact, held in statements.items()},
         groups,
@@ -172,7 +173,8 @@ def counts_of(found: Iterable[ObjectLeaf]) -> dict[str, int]:
 
 
 def _parts(found: Iterable[ObjectLeaf], names: Names) -> frozenset[str]:
-    words = {part.lower() for leaf in found if not _of_arguments(leaf) for part in leaf.path}
+    held = (leaf for leaf in found if leaf.value != () and not _of_arguments(leaf))  # an empty list holds no schedule
+    words = {part.lower() for leaf in held for part in leaf.path}
     stored = {part for part, some in PARTS.items() if any(one in word for one in some for word in words)}
     return frozenset(stored | ({"average"} if "ema" in names.roles else set()))
 
@@ -331,7 +333,8 @@ def _deepspeed(
             _say(statements, fact, value, one.source)
 
 
-def _scaler(statements: dict[str, list[Statement]], found: Sequence[ObjectLeaf]) -> None:
+def scales_of(found: Sequence[ObjectLeaf]) -> Iterator[Statement]:
+    """Yield the scales of fp16 gradient scalers."""
     # torch's GradScaler has both, under whatever name: in Lightning, that of its plug-in
     scalers = {leaf.path[:-1] for leaf in found if leaf.name == "growth_factor"}
     for leaf in found:
@@ -340,7 +343,7 @@ def _scaler(statements: dict[str, list[Statement]], found: Sequence[ObjectLeaf])
         if named and leaf.name in ("scale", "_scale", "cur_scale", "loss_scale"):
             value = leaf.value[0] if isinstance(leaf.value, tuple) and len(leaf.value) == 1 else leaf.value
             if (scale := number(value)) is not None:
-                _say(statements, "loss_scale", scale, leaf.source)
+                yield Statement(scale, leaf.source)
 
 
 def _flag(value: Any) -> bool | None:

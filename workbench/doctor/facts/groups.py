@@ -136,7 +136,7 @@ class Names:
             and for optimizer state without a role its stored name: ``state1``, ``exp_avg.codes``, ``row_var``. An
             adapter is a parameter of its own: ``fc.lora_A.weight``.
         owner: pseudo-name of each number → the name that its tensors are listed under.
-        numbers: positions of the tensors that are stored under a number.
+        numbers, paths: positions of the tensors that are stored under a number; paths of their optimizers.
         state: name → names of its optimizer state.
         weights, unheld: name → shape of the weights, and of buffers that are known by not being in the optimizer.
         held, whole: the shapes of numbered state; whether these are the shapes of all weights.
@@ -161,8 +161,8 @@ class Names:
         numbered = self._numbered(ckpt)
         self.numbers = tuple(numbered)
         leaves = self._leaves(found)
-        paths = sorted({path for path, _, _ in (*numbered.values(), *leaves)})
-        self._main = [path for path in paths if _is_main(path)]
+        self.paths = sorted({path for path, _, _ in (*numbered.values(), *leaves)})
+        self._main = [path for path in self.paths if _is_main(path)]
         for at, (path, count, _) in numbered.items():  # one tensor that the reader assigned names the others
             if (fqn := self.fqns[at]) is not None:
                 self.owner.setdefault(self._pseudo(path, count), fqn)
@@ -239,13 +239,13 @@ class Names:
     def named(self, params: Sequence[Any], path: str = "") -> tuple[str, ...] | None:
         """Return the names of stored parameters; ``None`` if any of them is unknown."""
         found = []
-        some = any(isinstance(one, int) and self.of(path, one) is not None for one in params)
+        some = path in self.paths
         for one in params:
             if isinstance(one, bool) or not isinstance(one, (int, str)):
                 return None
             if isinstance(one, str):
                 name = self.known(one)
-            else:  # a parameter that never got a gradient has no state, but a number like the others
+            else:  # a parameter that never got a gradient, or whose state was lost, has a number like the others
                 name = self.of(path, one) or (self._pseudo(path, one) if some and 0 <= one < 1 << BITS else None)
             if name is None:
                 return None

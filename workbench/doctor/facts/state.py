@@ -229,6 +229,23 @@ class TrainingState:
         group = self.group_of(fqn)
         return self.optimizer if group is None else group.optimizer
 
+    def beside(self, other: TrainingState) -> list[tuple[Group, Group]]:
+        """Return the param groups of both that belong together: if an optimizer of one has more, the first ones.
+
+        A group that is added comes last, with settings of its own.
+        """
+        sides: list[dict[tuple[str, int], Group]] = []
+        for state in (self, other):
+            seen: Counter[str] = Counter()
+            sides.append({})
+            for group in state.groups:
+                path = group.source.partition("[")[0]
+                sides[-1][path, seen[path]] = group
+                seen[path] += 1
+        if len(self.groups) == len(other.groups):
+            return list(zip(self.groups, other.groups, strict=True))
+        return [(one, sides[1][place]) for place, one in sides[0].items() if place in sides[1]]
+
     @property
     def counters(self) -> Mapping[str, tuple[float, str]]:
         """Known counters → (count, source), each in its own units.

@@ -101,6 +101,10 @@ def moments_became(
     """
     rows = spread(after[0].shape)
     m_a, v_a, m_b, v_b = (sampled(tensor, rows) for tensor in (*before, *after))
+    if np.array_equal(m_a, m_b) and np.array_equal(v_a, v_b):
+        return Became("still", True, looked=len(v_b))
+    if update.k == 0:
+        return _unmoved((m_a, v_a), (m_b, v_b), after[0].shape if rows is None else ())
     broken = max(sums.floor.broken, sums.transition.broken)
     few = 0 < broken <= FEW and broken < 0.05 * max(sums.floor.of, sums.transition.of)
     if update.betas is not None and update.k == 1 and not update.bars("floor"):
@@ -112,18 +116,24 @@ def moments_became(
             zeros = form in ("zero", "first_zero", "second_zero")  # in a part of the elements
             if zeros and (own | holds)[seen].mean() >= PARTLY and holds[seen & ~own].sum() >= PAGE // 8:
                 return Became("zeros", True, looked=len(v_b), detail={"share": share})
+        for at in arrangements(after[0].shape) if rows is None and not few and seen.any() else ():
+            if all(
+                _follows(m_a[at][:n], v_a[at][:n], m_b[:n], v_b[:n], update.betas)[seen[:n]].mean() >= EXACT
+                for n in (PAGE, len(v_b))
+            ):
+                return Became("moved.rows", True, looked=len(v_b))
         if not few and _second_alone(m_a, v_a, m_b, v_b, update.betas):
             return Became("second_other", looked=len(v_b))
     if update.k > 1 and update.betas is not None and _first_gone(v_a, m_b, v_b, update, sums, after[1].element.name):
         return Became("first_zero", looked=len(v_b))
-    if np.array_equal(m_a, m_b) and np.array_equal(v_a, v_b):
-        return Became("still", True, looked=len(v_b))
-    if update.k == 1 and not sums.floor.broken and sums.transition.broken > FEW:  # others break their floor as well
+    if not sums.floor.broken and sums.transition.broken > FEW:  # others break their floor as well
         return Became("first_other", looked=len(v_b))
     if few:
         # a second moment that is smaller breaks its floor, and a larger one no law
         form, hits = ("second_flip", sums.floor) if sums.floor.broken else ("first_flip", sums.transition)
         return Became(form, looked=len(m_b), detail={"elements": broken, "worst": hits.worst})
+    if update.k > 1 and (found := _multiplied(m_a, v_a, m_b, v_b, update)) is not None:
+        return Became(found[0], True, looked=len(v_b), detail={"ratio": found[1]})
     if update.k > 1 and update.betas is not None and (kind := _vanished(after[1], v_a, v_b, update)):
         return Became("rounded", looked=len(v_b), detail={"through": kind})
     lost = (v_b == 0) & (v_a != 0)
@@ -143,7 +153,91 @@ def moments_became(
         kept = v_b >= fade * v_a  # gradients have grown since: other moments would still be below in fewer elements
         fell |= _likeness(v_a[kept], v_b[kept]) >= BEGAN
     detail = {"likeness": like, "share": share, "depth": sums.floor.worst}
+    if update.k > 1 and update.betas is not None:
+        detail |= _of_first(m_a, m_b, v_b, update, after[1].element.name)
     return Became("fallen" if fell else "other", False, looked=len(v_b), detail=detail)
+
+
+def _of_first(m_a: Array, m_b: Array, v_b: Array, update: Update, kind: str) -> dict[str, int]:
+    """Return in how many elements exp_avg cannot have begun at zero, and in how many not at its old value.
+
+    Both are taken to have come with an exp_avg_sq of zero: one that was kept in part allows less. Where there was no
+    gradient, exp_avg shrank by β1 alone, which it does from its old value only.
+    """
+    assert update.betas is not None
+    none = np.zeros_like(m_a)
+    began, kept = (transition(m, none, m_b, v_b, update.betas, update.k, kind).broken for m in (none, m_a))
+    left = update.betas[0] ** update.k * m_a
+    shrank = np.count_nonzero((np.abs(m_b - left) <= _rounding(update) * np.abs(left)) & (left != 0))
+    return {"not_from_zero": began + (int(shrank) if shrank >= ENOUGH else 0), "not_from_old": kept}
+
+
+def _rounding(update: Update) -> float:
+    return ROUNDINGS * UNITS["float32"] * (update.k + 1)
+
+
+def _multiplied(m_a: Array, v_a: Array, m_b: Array, v_b: Array, update: Update) -> tuple[str, float] | None:
+    """Return the form and the factor of moments that were multiplied, if some elements had no gradient since.
+
+    Those are all at one multiple of what updates leave of the old values, and no element is below it.
+    """
+    some = (v_a > TINY["float32"]) & (m_a != 0)
+    if update.betas is None or not some.any():
+        return None
+    first, second = m_b[some] / m_a[some] / update.betas[0] ** update.k, v_b[some] / v_a[some] / update.fading**update.k
+    least, room = float(second.min()), _rounding(update)
+    at = second <= least * (1 + room)
+    if np.count_nonzero(at) < ENOUGH or not least > 0 or abs(least - 1) < SCALED:
+        return None
+    for form, factor in (("second_ratio", 1.0), ("ratio", least)):
+        if float(np.mean(np.abs(first[at] - factor) <= room * factor)) >= EXACT:
+            return form, least
+    return None
+
+
+def arrangements(shape: Sequence[int]) -> Iterator[Array]:
+    """Yield flat orders in which a matrix is read along the other axis, or as blocks of other ranks."""
+    if len(shape) < 2 or min(shape[:2]) < 2:
+        return
+    at = np.arange(math.prod(shape)).reshape(shape)
+    yield at.swapaxes(0, 1).reshape(-1)
+    for axis in (0, 1):
+        for order in _orders(shape[axis]):
+            yield np.take(at, order, axis).reshape(-1)
+
+
+def _orders(rows: int) -> Iterator[Array]:
+    """Yield the orders of rows that result if blocks of several ranks, or of interleaved parts, are read otherwise."""
+    for blocks in {4, 8, 16, rows}:
+        if rows % blocks or rows < blocks:
+            continue
+        each = np.arange(rows).reshape(blocks, -1)
+        for parts in (2, 4, 8):
+            if blocks % parts == 0 and 1 < parts < blocks:
+                yield each.reshape(parts, blocks // parts, -1).swapaxes(0, 1).ravel()
+                yield each.reshape(blocks // parts, parts, -1).swapaxes(0, 1).ravel()
+    if rows % 2 == 0:
+        yield np.roll(np.arange(rows), rows // 2)
+
+
+def _unmoved(old: tuple[Array, Array], new: tuple[Array, Array], shape: tuple[int, ...]) -> Became:
+    """Return the form of moments that changed although no update was made."""
+    looked, same = len(new[1]), [np.array_equal(a, b) for a, b in zip(old, new, strict=True)]
+    for form, both, detail in _hypotheses(*old):
+        if all(map(np.array_equal, both, new)):
+            return Became(form, True, looked=looked, detail=detail)
+    for at in arrangements(shape):
+        if all(np.array_equal(a[at], b) for a, b in zip(old, new, strict=True)):
+            return Became("moved.rows", True, looked=looked)
+    changed = [int(np.count_nonzero(a != b)) for a, b in zip(old, new, strict=True)]
+    if any(same) and max(changed) <= FEW:
+        return Became("second_flip" if same[0] else "first_flip", looked=looked, detail={"elements": max(changed)})
+    factors = {_factor(a, b, 0.0, 1) for a, b, one in zip(old, new, same, strict=True) if not one}
+    if len(factors) == 1 and (factor := factors.pop()) is not None:
+        form = "second_ratio" if same[0] else "first_ratio" if same[1] else "ratio"
+        return Became(form, True, looked=looked, detail={"ratio": factor})
+    form = "second_other" if same[0] else "first_other" if same[1] else "other"
+    return Became(form, looked=looked)
 
 
 def _began(v_a: Array, v_b: Array, update: Update) -> bool:
@@ -323,7 +417,7 @@ def weights_became(
         return Became("rounded", False, cosine, len(b), {"through": through})
     if back is None and mean is not None and _nearer(mean, a, loaded, NEARER):
         return Became("average", cosine=cosine, looked=len(b))
-    if back is None and room is not None and rows is None and (run := _near_zero(a, b, room)) is not None:
+    if room is not None and rows is None and (run := _near_zero(a, b, room)) is not None:
         return Became("zeros", cosine=cosine, looked=len(b), detail=run)
     if room is not None and broken > FEW and (b[np.abs(b - a) > room * 1.001] == 0).all() and smallest(before, after):
         return Became("pruned", cosine=cosine, looked=len(b))

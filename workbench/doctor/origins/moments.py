@@ -144,23 +144,28 @@ class _Heir:
     def exactly(self, atoms: Atoms, held: Mapping[tuple[str, str], Atom]) -> Descent | None:
         """Return the other parameter whose moments one gradient turns into these.
 
-        None is returned if one gradient makes them from zero, as other parameters' small moments are nearly zero, or
+        None is returned if one gradient makes second ones from zero, as small ones of others are nearly zero, or
         from their own: the moments of two biases that are added to the same activations are nearly equal.
         """
-        none = np.zeros_like(self.m)
-        if one_gradient(none, none, self.m, self.v, self.betas) >= EXACT or self._follows(atoms, held, self.atom):
+        none, first = np.zeros_like(self.m), held.get((self.atom.fqn, "exp_avg"))
+        begun = [none] if first is None else [none, _some(atoms.before(first))]
+        if any(one_gradient(m, none, self.m, self.v, self.betas) >= EXACT for m in begun):
+            return None
+        if self._follows(atoms, held, self.atom):
             return None
         return next(
             (Descent(self.atom, one) for one in _alike(atoms, self.atom) if self._follows(atoms, held, one)), None
         )
 
     def _follows(self, atoms: Atoms, held: Mapping[tuple[str, str], Atom], one: Atom) -> bool:
-        """Return whether one gradient turns that parameter's earlier moments into these."""
-        partner = held.get((one.fqn, "exp_avg"))
-        if partner is None:
+        """Return whether one gradient turns its moments, or its second and this parameter's first ones, into these."""
+        if (one.fqn, "exp_avg") not in held:
             return False
-        m_then, v_then = (_some(atoms.before(each)) for each in (partner, one))
-        return one_gradient(m_then, v_then, self.m, self.v, self.betas) >= EXACT
+        v_then = _some(atoms.before(one))
+        first = (held[name, "exp_avg"] for name in dict.fromkeys((one.fqn, self.atom.fqn)) if (name, "exp_avg") in held)
+        return any(
+            one_gradient(_some(atoms.before(each)), v_then, self.m, self.v, self.betas) >= EXACT for each in first
+        )
 
 
 def _heir(

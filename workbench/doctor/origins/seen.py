@@ -41,6 +41,7 @@ SIBLINGS = 16  #: most tensors that each is searched in
 STRIP = 16  #: rows that are compared with as many columns
 BROKEN = 0.2  #: share of a vector's elements beyond reach
 LEAST = 8  #: elements of a vector whose profile is compared
+WHOLE = 1 << 20  #: most elements of a weight that is compared as a whole
 VECTORS = 256  #: most vectors of one shape
 TURN = 0.9  #: ratio of the norms of change and weight below which the cosine stays above ALONE
 FEW_ROWS = 16  #: rows that estimate the size of a weight
@@ -82,7 +83,9 @@ def see(atoms: Atoms, atom: Atom) -> SeenWeight:
     if seen.move is None and len(after.shape) > 1 and before.shape == after.shape:
         columns = match(after, [before], 0, columns=True)
         seen = _read(atom, columns, [atom.fqn], True, after.shape, middle)
-    return seen if seen.move is not None else _transposed(atom, before, after) or seen
+    if seen.move is not None:
+        return seen
+    return _transposed(atom, before, after) or _entire(atoms, atom, middle) or seen
 
 
 def _is_run(rows: Array) -> bool:
@@ -100,6 +103,30 @@ def _transposed(atom: Atom, before: LazyTensor, after: LazyTensor) -> SeenWeight
             move = Move(atom.fqn, after.shape, True, text=text, form={"form": "transposed"})
             return SeenWeight(atom, move, True, 0.0, 1.0)
     return None
+
+
+def _entire(atoms: Atoms, atom: Atom, cosine: float) -> SeenWeight | None:
+    """Return the move if all elements together are clearly its own, transposed and read again in the old shape, or
+    another tensor's: short rows, and those that a transposition mixed, show neither.
+    """
+    before, after = atoms.tensors(atom)
+    if not LEAST <= after.numel() <= WHOLE or before.shape != after.shape:
+        return None
+    old, new = sampled(before, None, WHOLE), sampled(after, None, WHOLE)
+    if np.ptp(new) == 0 or len(after.shape) < 2:
+        return None
+    rows, columns, *rest = after.shape
+    ways = [old.reshape(rows, columns, *rest).swapaxes(0, 1), old.reshape(columns, rows, *rest).swapaxes(0, 1)]
+    if rows != columns and any(_angle(one.ravel(), new) >= SELF for one in ways):
+        text = "elements are in the order of the transposed weight, under the old shape"
+        move = Move(atom.fqn, after.shape, True, text=text, form={"form": "transposed"})
+        return SeenWeight(atom, move, True, cosine, 1.0)
+    others = islice(_others(atoms, atom), VECTORS)
+    found = [one for one in others if _angle(sampled(atoms.before(one), None, WHOLE), new) >= SELF]
+    if len(found) != 1 or _angle(old, new) >= LIKE:
+        return None  # several of them are alike, such as new ones
+    move = Move(atom.fqn, after.shape, False, (found[0].fqn,), (MovedRows(0, row_shape(after.shape)[0], 0, 0),))
+    return SeenWeight(atom, move, True, cosine, 1.0)
 
 
 def _turned(before: LazyTensor, after: LazyTensor, axis: int) -> bool:
@@ -133,20 +160,23 @@ def see_vector(atoms: Atoms, atom: Atom, update: Update) -> SeenWeight | None:
         return None  # a few numbers have the profile of others by chance
     if reach(mine, now, *terms).broken < BROKEN * len(now):
         return None
-    others = (
-        one
-        for one in (*atoms.rows, *atoms.gone)
-        if one.role == atom.role and one.tensor != atom.tensor and atoms.before(one).shape == after.shape
-    )
     fitting = [
         (one, old)
-        for one in islice(others, VECTORS)
+        for one in islice(_others(atoms, atom), VECTORS)
         if not reach(old := sampled(atoms.before(one), None), now, *terms).broken
     ]
     if len(fitting) != 1 or _angle(now - now.mean(), fitting[0][1] - fitting[0][1].mean()) < SELF:
         return None  # new norms are near 1, as others may be, so the profile decides
     move = Move(atom.fqn, after.shape, False, (fitting[0][0].fqn,), (MovedRows(0, 1, 0, 0),))
     return SeenWeight(atom, move, True, _angle(mine, now), 1.0)
+
+
+def _others(atoms: Atoms, atom: Atom) -> Iterator[Atom]:
+    """Yield the other tensors of before that have its role and shape."""
+    shape = atoms.before(atom).shape
+    for one in (*atoms.rows, *atoms.gone):
+        if one.role == atom.role and one.tensor != atom.tensor and atoms.before(one).shape == shape:
+            yield one
 
 
 def _angle(one: Array, two: Array) -> float:

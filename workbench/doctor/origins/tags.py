@@ -47,6 +47,7 @@ TAGS: Mapping[str, str] = {
     "ranks": "have blocks of rows or columns in another order",
     "axis": "consist of shards that were joined along the wrong axis",
     "transposed": "are transposed",
+    "order": "have their elements in another order",
     "shift": "are shifted by some elements",
     "tied": "hold the other one's values",
     "rows": "have rows in another order",
@@ -117,8 +118,8 @@ def tag_of(facts: Geometry, one: Move) -> str:
                 return tag
     if one.form.get("form") == "axis":
         return "axis"
-    if one.form.get("form") == "shift":
-        return "shift"
+    if one.form.get("form") in ("shift", "order"):
+        return str(one.form["form"])
     if "axes" in one.form or one.form.get("form") == "transposed":
         return "transposed"
     if kind == "qkv" and own(one) and (_thirds(one) or _by_head(one)):
@@ -146,7 +147,7 @@ def tag_of(facts: Geometry, one: Move) -> str:
         return "qkv"
     if all(other.pattern == mine.pattern for other in theirs):
         if all(other.layer == mine.layer for other in theirs):
-            return "expert"
+            return "expert" if whole(one) or len(theirs) == 1 else "mixed"
         return "layer"
     return "name" if whole(one) else "mixed"
 

@@ -14,6 +14,7 @@ count is used.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
@@ -31,6 +32,7 @@ Betas = tuple[float, float]
 _LAWS = {"moments": ("floor", "transition"), "reach": ("reach",), "replay": ("replay",), "ruler": ("ruler",)}
 _UNTRAINED = tuple((law, "the optimizer has no state for it") for law in ("reach", "replay", "ruler"))
 _SEVERAL = tuple((law, "which of several optimizers updates it is unknown") for law in ("reach", "replay", "ruler"))
+_SHARED = (("replay", "the optimizer has state for only some of the weights of its shape"),)
 _ANEW = (("ruler", "the optimizer's state began anew in between"),)
 _OFTEN = tuple(
     (law, "the optimizer's counters are below the updates in between: it may have begun anew")
@@ -56,7 +58,7 @@ def between(pair: Pair, doubted: Collection[str] = ()) -> dict[str, Update]:
     ends = sorted({*a.beta_ends, *b.beta_ends})
     cycled = a.cycled or b.cycled
     found = {}
-    surplus = _surplus(pair)
+    surplus, shared = _surplus(pair), _shared(pair)
     grown = len(pair.b.numbered) > len(pair.a.numbered)  # some of the numbers are of parameters that had no updates
     several, rare = counted_several(a, b, trainer), lagging(a, b, trainer)
     for fqn in pair.b.params:
@@ -95,6 +97,7 @@ def between(pair: Pair, doubted: Collection[str] = ()) -> dict[str, Update]:
             () if (one := later or older) is None else tuple((end, one[1]) for end in ends),
             _barred(older, later, [one.optimizer_of(fqn) for one in (a, b)], cycled)
             + (_UNTRAINED if fqn in surplus else ())
+            + (_SHARED if fqn in shared else ())
             + (_SEVERAL if ways else ())
             + (_ANEW if anew or (own is not None and own < 0) else ())
             + (_OFTEN if advanced and fqn not in rare and _begins_often(a, b, trainer) else ()),
@@ -148,6 +151,18 @@ def _surplus(pair: Pair) -> frozenset[str]:
     """Return the tensors without optimizer state that are called neither weight nor bias: no optimizer updates them."""
     bare = pair.b.unheld if pair.b.facts.states else pair.a.unheld
     return frozenset(f for f in bare - pair.a.facts.states.keys() if f.rpartition(".")[2] not in TRAINED)
+
+
+def _shared(pair: Pair) -> frozenset[str]:
+    """Return the weights of whose shape there are more than numbered states: a copy, such as a teacher, has none."""
+    held = pair.b.numbered_shapes
+    shapes = {
+        fqn: pair.b.shape(roles["param"])
+        for fqn, roles in (pair.b.params.items() if held else ())
+        if roles.keys() == {"param"}
+    }
+    count = Counter(shapes.values())
+    return frozenset(fqn for fqn, shape in shapes.items() if 0 < held[shape] < count[shape])
 
 
 def passed(a: TrainingState, b: TrainingState) -> int | None:

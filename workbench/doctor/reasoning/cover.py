@@ -12,6 +12,7 @@ A sign is explained parameter by parameter: if it names ten and a cause affects 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,6 +21,7 @@ from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.facts.schedule import sets_rates
 from workbench.doctor.ledger.sign import RULES, Sign
+from workbench.doctor.passes.updates import passed
 
 UNNAMED = 0.3  #: strength of a cause that only a rule names
 CHANGED = ("R09", "P02", "R16", "R17", "P34", "P52")  #: rules whose signs name a change that no pattern explains
@@ -33,6 +35,11 @@ LATER = 0.5  #: factor for what a later checkpoint shows, if an echo shows what 
 SPREADING = frozenset({"S01", "S02", "S19", "N16", "N28", "P06", "P09", "N5", "N17", "N20", "N29", "S03", "S04"})
 OF_DECAY = ("H1", "B7", "C5")  #: causes of another weight decay
 OF_SETTINGS = ("N12", "P16", "R12")
+OF_VALUES = ("P03", "P04", "P05", "P08", "P11", "P12")  #: rules on what updates do to weights and moments
+#: Arguments of the data, of gradients, and of what is saved; and weight decay, which a sign of its own is about.
+HARMLESS = re.compile(
+    r"batch|accum|clip|grad_norm|steps|epoch|decay|wd|save|log|eval|seed|worker|rank|world|path|dir|name"
+)
 OF_RATES = frozenset({"N6", "P13", "P15", "P19", "P37", "S16"})
 LASTING = frozenset({"S07", "S13", "S14", "S17"})  #: rules that detect a bad load in a later checkpoint too
 _GRAVE = {"error": 1.0, "warn": 0.3, "info": 0.02}
@@ -154,21 +161,24 @@ def _consists(cause: str, match: Match | None, sign: Sign) -> bool:
         return False
     if _moment(leg_of(sign)) != _moment(match.leg):
         return False
-    known = sign.rule in CAUSES[cause].explains or cause in (*RULES[sign.rule].causes, *sign.causes)
+    known = sign.rule in CAUSES[cause].explains or cause in (sign.causes or RULES[sign.rule].causes)
     return known and (not sign.tensors or not match.names or bool(match.names & set(sign.tensors)))
 
 
 def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[str] | None:
     """Return the names of a sign that a cause explains, or ``None``."""
-    if (cause[0] == "B" and _beside_optimizer(sign)) or (cause == "H1" and _of_position(sign)):
+    if (cause[0] == "B" and _beside_optimizer(sign)) or (cause == "H1" and (_of_position(sign) or _unstored(sign))):
         return None
     if sign.rule == "P12" and "old" in sign.evidence and cause not in OF_DECAY:
         return None
     if cause == "H1" and _of_rates(sign) and (match is None or not _sets_rates(match)):
         return None
-    if cause == "H1" and sign.rule in OF_SETTINGS and match is not None and match.title:
-        return {*sign.tensors, ""} if any(sign is one for one in match.signs) else None  # the match is about another
-    if cause == "H1" and sign.rule == "P05" and _slower(case):
+    if cause == "H1" and match is not None and match.title and sign.rule in (*OF_SETTINGS, *OF_VALUES):
+        if any(sign is one for one in match.signs):
+            return {*sign.tensors, ""}
+        return set(sign.tensors) & match.names or None  # the match is about others
+    of_values = cause == "H1" and sign.rule in OF_VALUES and "old" not in sign.evidence
+    if of_values and (2 * sign.hit < sign.of or not _acts(case, sign)):  # settings are for all parameters
         return None
     if _consists(cause, match, sign):
         names = match.names if match is not None and match.names and not any(sign is s for s in match.signs) else None
@@ -190,7 +200,8 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
         return set(sign.tensors) - case.replaced | {""}  # no setting replaces elements
     if match is None or CAUSES[cause].everywhere or spread:
         return set(sign.tensors) | {""}
-    if any(map(is_numbered, match.names)) and not any(map(is_numbered, sign.tensors)):
+    unknown = match.names - case.reshaped  # the owner of state with another shape is a weight with another shape
+    if any(map(is_numbered, unknown)) and not any(map(is_numbered, sign.tensors)):
         return set(sign.tensors) | {""}  # the owner of the state is unknown
     return (set(sign.tensors) & match.names) | {""}
 
@@ -204,11 +215,24 @@ def _beside_optimizer(sign: Sign) -> bool:
     return roles == ["buffer"] or kind == "appeared" or changed
 
 
-def _slower(case: Case) -> bool:
-    """Return whether all that changed of the settings are learning rates, which fell: no update is larger for that."""
-    rates = [one.evidence["ratio"] for one in case.signs if one.rule == "P15" and "ratio" in one.evidence]
-    changed = {name for one in case.signs if one.rule in ("P16", "R12") for name in one.evidence.get("changed") or ()}
-    return bool(rates) and max(rates) < 1 and all("lr" in name or "rate" in name for name in changed)
+def _acts(case: Case, sign: Sign) -> bool:
+    """Return whether settings changed that can break a law of updates, which those of the data and of gradients do not.
+
+    Learning rates do so only if they were higher in between, and decay only in weights that no gradient reached.
+    """
+    found = [one.evidence.get("changed") or () for one in case.signs if one.rule in ("P16", "R12")]
+    changed = {name for names in found for name in names}
+    changed |= {str(one.evidence["field"]) for one in case.signs if one.rule == "R14" and "field" in one.evidence}
+    if any(not (sets_rates(name) or HARMLESS.search(name.lower())) for name in changed):
+        return True
+    ratios = [one.evidence["ratio"] for one in case.signs if one.rule == "P15" and "ratio" in one.evidence]
+    several = passed(case.evidence.before.facts, case.later.facts) != 1
+    return sign.rule in ("P05", "P08") and several and any(map(sets_rates, changed)) and max(ratios, default=2.0) > 1
+
+
+def _unstored(sign: Sign) -> bool:
+    """Return whether a sign is about a part of the trainer's state that is gone, which no setting removes."""
+    return sign.rule in ("R11", "P29") and sign.evidence.get("kind") == "unstored"
 
 
 def _of_position(sign: Sign) -> bool:

@@ -12,6 +12,8 @@
     e_B ≠ e_A    an average of weights that changed                                                   P28
     g² ≈ v       gradients since then, from v_B − β2^k·v_A, are as large as before                    P30
     W_B − W_A    does not depend on the low bits of W_A, as if they had been cut off                  P31
+    γ_B − 1      keeps most of γ_A − 1: norms do not go back to where they began                       P08
+    W_B          keeps most of W_A in each run of elements, too                                        P08
 """
 
 from __future__ import annotations
@@ -100,11 +102,15 @@ LEAST = 8  #: elements of buffers
 MULTIPLIED = 3.0  #: b·a/a·a from which a buffer was multiplied
 UNLIKE = 0.1  #: b·a/a·a below which one update replaced nearly all rows of a buffer
 SMALL = 0.6  #: ‖b‖/‖a‖ below which a buffer began anew
+NOTICED = 8  #: roundings that an offset of norms exceeds
+PARTS = 4.0  #: the same as SIGMAS, of a single vector among others
+RUN = 32  #: elements of a run that is compared by itself
 
 P21 = Rule(
     "P21", "second moments that were transformed", ("B6",), "pair",
     "k gradients blur the profile of v, so v_B is not a function of v_A if every element grew",
-    f"every v_B/v_A ≥ {GROWN:g}, and log v_B within {SHARP:g} of a line over log v_A", "workbench.doctor.laws",
+    f"every v_B/v_A ≥ {GROWN:g}, and log v_B within {SHARP:g} of a line over log v_A; a warning: every v_B/(β2^k·v_A) "
+    f"≥ {GROWN:g}, and the least of them exceeds 1 by {HALF:g} of what their median does", "workbench.doctor.laws",
     "error", "none known", "load exp_avg_sq as it was saved: unscaled and squared"
 )  # fmt: skip
 P22 = Rule(
@@ -188,6 +194,8 @@ def check_carried(
     _firsts(pair, updates, found)
     _bases(pair, states, found)
     _low_bits(pair, found)
+    _offsets(pair, updates, found)
+    _emptied(pair, updates, states, found)
     return found
 
 
@@ -210,6 +218,7 @@ def _profiles(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
             slopes[fqn] = line
     if seen:
         found.checked["P21"] = f"{plural(seen, 'parameter')}"
+        _grown(pair, updates, {f: one for f, one in states.items() if one.floor.of >= ENOUGH}, found)
     elif late:
         found.not_checked.setdefault("P21", "after so many updates, little of the old second moments is left")
     else:
@@ -221,6 +230,31 @@ def _profiles(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
         text = f"exp_avg_sq of {plural(len(slopes), 'parameter')} is the old one, transformed: {name!r} was {words}"
         evidence = {"kind": "power" if power else "factor", "slope": slope, "factor": factor}
         found.signs.append(P21.sign(text, evidence, list(slopes)[:NAMED], hit=len(slopes), of=seen))
+
+
+def _grown(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Outcome) -> None:
+    """Report second moments that are all above the floor by about the same.
+
+    What gradients add differs from element to element, however large they are, and some elements get little.
+    """
+    held = dict(pair.shared())
+    floors = {f: betas[1] ** updates[f].k for f in states if (betas := updates[f].betas) is not None and updates[f].k}
+    lowest = min((states[fqn].ratio / floors[fqn] for fqn in floors), default=0.0)
+    if lowest < GROWN or lowest == math.inf or sum(states[fqn].floor.of for fqn in floors) < LOW_LEAST:
+        return
+    times = []
+    for fqn in _spread(list(floors)):
+        both = _both(pair, fqn, held[fqn]["exp_avg_sq"], "P21", found)
+        if both is not None and (some := both[0] > 0).any():
+            times.append(float(np.median(both[1][some] / both[0][some])) / floors[fqn])
+    if times and lowest - 1 > HALF * (max(times) - 1):
+        text = (
+            f"exp_avg_sq of {plural(len(floors), 'parameter')} is, in every element, at least {lowest:.3g} times what "
+        )
+        text += f"the updates leave of its old value, and at most {max(times):.3g} times that in the median"
+        evidence = {"kind": "grown", "factor": lowest}
+        sign = P21.sign(text, evidence, list(floors)[:NAMED], severity="warn", hit=len(floors), of=len(floors))
+        found.signs.append(sign)
 
 
 def _line(v_a: Array, v_b: Array) -> tuple[float, float] | None:
@@ -351,6 +385,7 @@ def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
     outside: dict[str, float] = {}
     near: dict[str, float] = {}
     ways: list[float] = []
+    taken: dict[str, tuple[Array, Array]] = {}
     stands: list[str] = []
     looked = dict.fromkeys(("P22", "P23", "P28"), 0)
     for fqn in _spread(list(held)):
@@ -379,8 +414,10 @@ def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
             if share > OUTSIDE:
                 outside[fqn] = share
         way = _way(e_a, e_b, w_b)
+        if np.isfinite(w_b).all() and np.isfinite(e_a).all() and (e_a != w_a).any():
+            taken[fqn] = e_a - w_a, w_b - w_a
         begun = update.before if update.before is not None else pair.a.facts.step
-        if way is not None and begun is not None and begun >= SETTLED:
+        if way is not None and begun is not None and begun >= EARLY:
             looked["P23"] += 1
             decay = min(DECAY, (1 + begun) / (10 + begun))
             if way > 1 - decay**update.k + CLEAR:
@@ -393,11 +430,24 @@ def _averages(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pa
         else:
             found.not_checked.setdefault(rule, "the updates in between are not known well enough")
     found.signs += _strayed(outside, near, looked, ways)
+    each = [float(np.dot(way, moved)) > HALF * float(np.dot(way, way)) for way, moved in taken.values()]
+    if 4 * sum(each) > 3 * len(each) and _went(*(np.concatenate(side) for side in zip(*taken.values(), strict=True))):
+        text = f"the weights of {plural(len(taken), 'parameter')} went to where their averages were"
+        evidence = {"kind": "average"}
+        sign = RULES["P08"].sign(text, evidence, list(taken), hit=len(taken), of=len(taken), causes=("F4",))
+        found.signs.append(sign)
     if stands and len(stands) == looked["P28"]:
         text = (
             f"the averages of {plural(len(stands), 'parameter')} are equal bit for bit although their weights changed"
         )
         found.signs.append(P28.sign(text, {}, stands[:NAMED], hit=len(stands), of=looked["P28"]))
+
+
+def _went(way: Array, moved: Array) -> bool:
+    """Return whether weights went most of the way, by more than chance; updates lead away from averages of the past."""
+    size = float(np.dot(way, way))
+    part = float(np.dot(way, moved)) / max(size, 1e-30)
+    return part > HALF and part * math.sqrt(size) > SIGMAS * _rms(moved - part * way)
 
 
 def _strayed(
@@ -473,7 +523,8 @@ def _counters(pair: Pair, found: Outcome) -> None:
         seen += 1
         of[_leaf(key)] += 1
         stands = new == old == step and bool(k) and _COUNTS.search(key.lower()) is not None  # of every update so far
-        if new < old or stands or (new == k and old > 1):  # otherwise it is more
+        late = old == step and new - old < (k or 0) and _COUNTS.search(key.lower()) is not None
+        if new < old or stands or late or (new == k and old > 1):  # otherwise it is more
             fell[key] = (old, new)
     if seen:
         found.checked["P24"] = f"{seen:,} of {plural(len(held), 'counter')}"
@@ -486,14 +537,16 @@ def _counters(pair: Pair, found: Outcome) -> None:
         which = {key: both for key, both in fell.items() if any(one in key.lower() for one in OF_AVERAGES) == average}
         if which:
             name, (old, new) = next(iter(which.items()))
-            what = "did not advance" if new == old else "fell" if new < old else "began anew"
+            what = "began anew" if new == k else "advanced by too little" if new > old else "did not advance"
+            what = "fell" if new < old else what
             text = f"{len(which):,} of {plural(seen, 'counter')} {what}: {name!r} went from {old:,} to {new:,}"
-            text += f", as many as the {plural(new, 'update')} since" if new > old else ""
+            text += f", as many as the {plural(new, 'update')} since" if new == k and new > old else ""
+            text += f" in {plural(k or 0, 'update')}, and counted each one before" if new != k and new > old else ""
             names = [pair.b.names.fqns[b[key]] or key for key in which][:NAMED]
             evidence = {"before": old, "after": new, "stands": new == old}
             causes = ("F4",) if average else ("A5",)
             # others may count fewer updates, or not at all where a module is not trained
-            sure = all(new < old or (old == step and new != old) for old, new in which.values())
+            sure = all(new < old or (old == step and new == k != old) for old, new in which.values())
             grave = None if sure and not parts & which.keys() else "warn"
             sign = P24.sign(text, evidence, names, severity=grave, hit=len(which), of=seen, causes=causes)
             found.signs.append(sign)
@@ -871,6 +924,98 @@ def _low_bits(pair: Pair, found: Outcome) -> None:
             evidence = {"through": through, "slope": total / squares, "sigmas": total / error}
             found.signs.append(RULES["P31"].sign(text, evidence, names[:NAMED], hit=len(names), of=len(both)))
             return
+
+
+def _offsets(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
+    """Check whether norms keep what they moved from 1, and their biases from 0, whatever the optimizer is.
+
+    The scatter of what they moved since shows how far that may be chance.
+    """
+    held = {
+        fqn: roles["param"]
+        for fqn, roles in pair.shared()
+        if "param" in roles and fqn in updates and updates[fqn].k > 0 and len(pair.b.shape(roles["param"][1])) == 1
+    }
+    seen = 0
+    lost: dict[str, tuple[Array, Array]] = {}
+    for fqn in _spread([fqn for fqn in held if fqn.endswith(".weight")]):
+        for name, start in ((fqn, 1.0), (f"{fqn.removesuffix('weight')}bias", 0.0)):
+            both = _both(pair, name, held[name], "P08", found) if name in held else None
+            if both is None or len(both[0]) < LEAST or len(both[0]) != len(both[1]) or _rms(both[0] - start) > HALF:
+                break
+            seen += 1
+            a, b = both[0] - start, both[1] - start
+            fine = max(UNITS.get(side.dtype(at), 1.0) for side, at in zip((pair.a, pair.b), held[name], strict=True))
+            if not (_rms(a) > NOTICED * fine and np.isfinite(b).all() and _forgot(a, b, PARTS)):
+                break  # a bias alone may turn: it begins at 0, and has no other scale
+            lost[name] = a, b
+    if not lost:
+        return
+    a, b = (np.concatenate(side) for side in zip(*lost.values(), strict=True))
+    if len(a) < ENOUGH / 4 or not _forgot(a, b, SIGMAS):
+        return
+    text = f"{plural(len(lost), 'norm vector')} went back to about where norms begin: {next(iter(lost))!r}; "
+    text += f"{max(float(np.dot(a, b) / np.dot(a, a)), 0.0):.0%} of their way from there is left"
+    evidence = {"kind": "offset"}
+    sign = RULES["P08"].sign(text, evidence, list(lost), hit=len(lost), of=seen, causes=("A3", "A2"))
+    found.signs.append(sign)
+
+
+def _emptied(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Outcome) -> None:
+    """Search weights for a run of elements that began at zero while the others continued, whatever the optimizer is."""
+    held = {
+        fqn: roles["param"]
+        for fqn, roles in pair.shared()
+        if "param" in roles
+        and fqn in updates
+        and updates[fqn].k > 0
+        and not (fqn in states and states[fqn].reach.broken)
+        and len(pair.b.shape(roles["param"][1])) > 1
+    }
+    runs: dict[str, tuple[int, int]] = {}
+    for fqn in _spread(list(held)):
+        shape = pair.b.shape(held[fqn][1])
+        if math.prod(shape) > SAMPLED or math.prod(shape) < 4 * RUN or pair.a.shape(held[fqn][0]) != shape:
+            continue
+        both = _both(pair, fqn, held[fqn], "P08", found)
+        if both is not None and (run := _run_from_zero(*both)) is not None:
+            whole = all(edge % math.prod(shape[1:]) == 0 for edge in run)
+            runs |= {} if whole else {fqn: run}  # complete rows may be pruned, or those of tokens
+    if 0 < len(runs) <= LONE:
+        name, (first, stop) = next(iter(runs.items()))
+        text = f"about {stop - first:,} elements in a row of {name!r} fell to about 0, and the others did not"
+        sign = RULES["P08"].sign(text, {"kind": "zeros"}, list(runs), hit=len(runs), of=len(held), causes=("G5",))
+        found.signs.append(sign)
+
+
+def _run_from_zero(a: Array, b: Array) -> tuple[int, int] | None:
+    """Return where a run of elements begins and stops that holds nothing of the old ones, and is smaller."""
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return None
+    old, both, new = (np.cumsum(np.concatenate([[0.0], x])) for x in (a * a, a * b, b * b))
+    old, both, new = (x[RUN:] - x[:-RUN] for x in (old, both, new))
+    odd = (both < LEFT * old) & (new < old / 4) & (old > RUN / 4 * np.mean(a * a))
+    places = np.flatnonzero(odd)
+    if len(places) < RUN / 4:
+        return None
+    first, last = int(places[0]), int(places[-1])
+    small = np.abs(b[first : last + RUN]) < _rms(a) / 2
+    inside = np.flatnonzero(small)
+    first, stop = first + int(inside[0]), first + int(inside[-1]) + 1
+    rest = np.r_[0:first, stop : len(a)]
+    alone = 2 * len(rest) > len(a) and float(np.dot(a[rest], b[rest])) > MOST * float(np.dot(a[rest], a[rest]))
+    return (first, stop) if alone else None
+
+
+def _rms(x: Array) -> float:
+    return float(np.sqrt(np.mean(x * x)))
+
+
+def _forgot(a: Array, b: Array, sigmas: float) -> bool:
+    """Return whether less than half of ``a`` is left in ``b``, by that many standard errors less than all of it."""
+    left = float(np.dot(a, b) / np.dot(a, a))
+    error = _rms(b - left * a) / max(float(np.linalg.norm(a)), 1e-30)
+    return left < HALF and 1 - left > sigmas * error
 
 
 def _both(pair: Pair, fqn: str, places: tuple[int, int], rule: str, found: Outcome) -> tuple[Array, Array] | None:

@@ -15,11 +15,11 @@ import numpy as np
 from workbench.analysis.diff import diff
 from workbench.checkpoint import Checkpoint
 from workbench.core.words import plural
-from workbench.doctor.facts.counted import counts_anew, lagging, of_epochs, per_step
-from workbench.doctor.facts.evidence import Pair, is_numbered
+from workbench.doctor.facts.counted import LOADS, counts_anew, in_epochs, lagging, of_epochs, per_step
+from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.generators import Generator, drawn, is_fresh, seed
-from workbench.doctor.facts.numbers import in_words, number
+from workbench.doctor.facts.numbers import in_words, number, step_of
 from workbench.doctor.facts.schedule import plan_of, rates_at, sets_rates
 from workbench.doctor.facts.state import NAME, TrainingState
 from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, register, some
@@ -157,7 +157,6 @@ _COUNTED = {
     "data": ("C6",),
 }
 _OF_DATA = re.compile(r"loader|sampler|epoch(?!$)|batch|scaler|growth|bad_epochs|cooldown|_dim|size|length")
-_LOADS = re.compile(r"loader|sampler|dataset")
 #: Integers that begin anew in any run, are measured, or name something.
 _RETURNS = re.compile(
     r"ptr|pointer|cursor|position|pos$|index|idx|offset|head$|queue|since|left|remaining|patience|wait|micro|accum|cycle"
@@ -165,25 +164,10 @@ _RETURNS = re.compile(
     r"|consecutive|streak|skip|bad|fail|stall|retr"
 )
 SOME = 3  #: of such numbers in a message
-_INDEX = frozenset(
-    {
-        *(
-            "index",
-            "next_index",
-            "start_index",
-            "batch_index",
-            "batch_idx",
-            "sample_index",
-            "sample_idx",
-            "position",
-            "offset",
-        ),
-        *("batches_yielded", "samples_yielded"),
-    }
-)
 SCHEDULED = ("lr", "weight_decay")  #: fields that a schedule changes, or that other rules compare
 CYCLED = ("betas", "momentum")
 PRODUCTS = 64  #: of NAdam that are read
+BATCHES = ("global_batch_size", "train_batch_size", "batch_size")
 SEARCHED = 16  #: generators whose draws are counted, at up to 0.1 s each
 ORDER = 16, 1 << 20  #: least and most elements of a stored order of the data
 
@@ -232,12 +216,16 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
     off = [name for name, by in moved.items() if by != k]
     # as many updates as since the load, unless schedule and counters show fewer
     fresh = {name for name in off if k and b.steps.by_name.get(name, b.steps.usual) == k and name not in rare}
+    fresh -= {name for name in fresh if not moved[name] and len(off) < len(moved)}  # it may as well have stood still
     fresh = fresh if passed(a, b) in (k, None) else set()
+    still = {name for name in fresh if moved[name] == 0}  # it had as many updates as were made since
+    fresh = fresh - still if len(still) < len(moved) else fresh
     # no gradient, or updates that the trainer skipped
     behind = {name for name in off if 0 <= moved[name] < k}
     anew = [name for name in off if name in fresh and moved[name] < 0]
-    rest = [name for name in off if name not in set(anew)]
-    parts = [anew, rest] if behind.issuperset(rest) else [off]
+    fell = [name for name in off if name not in fresh and moved[name] < 0]  # as those of an older save
+    rest = [name for name in off if name not in {*anew, *fell}]
+    parts = [anew, fell, rest] if rest and behind.issuperset(rest) else [off]
     return [_of_counters(pair, k, rule, moved, part, fresh, behind) for part in parts if part]
 
 
@@ -483,7 +471,7 @@ def counters_restarted(pair: Pair) -> list[Sign] | str:
         if kind == "optimizer" and 1 < old > new:
             restarted.setdefault(kind, []).append(path)
             continue
-        returns = _RETURNS.search(path.lower()) or _LOADS.search(path.lower())  # positions in the data: P20
+        returns = _RETURNS.search(path.lower()) or LOADS.search(path.lower())  # positions in the data: P20
         if not kind and 1 < old > new >= 0 and not tracks and not returns:
             fell[_began(old, new, step, k)].append(path)
         if old < SURELY - 5 * (kind == "schedule") or not tracks:
@@ -619,8 +607,11 @@ def _decays(pair: Pair, changed: Mapping[str, Any]) -> list[Sign]:
         alike = len(sizes[0]) == len(sizes[1]) and sum(sizes[0]) == sum(sizes[1]) and all(map(all, sizes))
         return [_sizes(pair, "groups")] if alike and sizes[0] != sizes[1] else []
     old, new = ({group.weight_decay for group in side.groups if group.weight_decay} for side in (a, b))
-    # none of the old values is in use, or each became another one: another setting, not another grouping
-    whole = not old & new or _another_setting(became)
+    # none of the old values is in use, each became another one, or they are in a group that was added with settings of
+    # its own: another setting, not another grouping
+    apart = [group for group in b.groups if not any(group is two for _, two in a.beside(b))]
+    added = named and set(off) <= {name for group in apart for name in group.params or ()}
+    whole = not old & new or _another_setting(became) or added
     some = [*old, *new]
     slight = whole and len(old) == len(new) == 1 and max(some) <= SLIGHT * min(some)  # a trainer may schedule it
     what = "parameters" if named else "param groups"
@@ -700,7 +691,8 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
             return "schedule and optimizer advanced alike; the trainer's count is off (P01)"
         if a.scheduled is not None and b.scheduled is not None and moved == b.scheduled - a.scheduled:
             return "the schedule advanced as the optimizer whose learning rates it sets, which is one of several"
-        if not (scaled(b) and 0.5 * (last - first) <= moved <= last - first):
+        skipped = scaled(b) and updates != last - first  # otherwise the optimizer made all of them
+        if not (skipped and 0.5 * (last - first) <= moved <= last - first):
             return [_jump(a, b, moved, last - first, declared)]
     if a.lr is None or b.lr is None:
         return "an optimizer stores no lr"
@@ -861,7 +853,7 @@ def data_advances(pair: Pair) -> list[Sign] | str:
     if not first or last is None or last <= first:
         return "the steps are not stored, or do not advance"
     found, judged = [], False
-    within = _in_epochs(pair.a.counts, pair.b.counts)
+    within = in_epochs(pair.a.counts, pair.b.counts)
     anew = any(then[0] != now[0] for then, now in within.values())  # positions that are counted in an epoch
     for kind, fact in (("loader", "loader"), ("samples", "consumed_samples")):
         old, new = a.value(fact), b.value(fact)
@@ -879,19 +871,23 @@ def data_advances(pair: Pair) -> list[Sign] | str:
             evidence |= {"stands": new == old, "fewer": old < new < old + due}
             found.append(P20.sign(words, evidence, causes=("C6",) if new < old else ()))
     known = any(side.value(fact) is not None for side in (a, b) for fact in ("loader", "consumed_samples"))
+    batches = [_batch(side) for side in (pair.stored, pair.b)]
     for path, (then, now) in within.items():
         each, rest = divmod(then[1], first)
-        due = then[1] + each * (last - first)
-        # in an epoch in which every update took as much, it is where it is if it began at 0 in the load
-        again = then[0] == now[0] and not rest and then[1] < now[1] == due - then[1]
+        rate = each if batches[0] == batches[1] else (batches[1] or 0) if each == batches[0] else 0
+        due = then[1] + (rate or each) * (last - first)
+        even = then[0] == now[0] and not rest and rate > 0  # an epoch in which every update took as much
+        again = even and then[1] < now[1] == due - then[1]  # it is where it is if it began at 0 in the load
+        off = even and (then[0] == 0 or each == batches[0]) and abs(now[1] - due) > rate  # one may be counted elsewhere
         # a sampler that is saved when an epoch begins stays at 0
-        if again or (now <= then and (now < then or then[1] > 0)):
+        if again or off or (now <= then and (now < then or then[1] > 0)):
             old, new = (f"{index:,} of epoch {epoch:,}" for epoch, index in (then, now))
             words = f"{path!r} stayed at {old}" if then == now else f"{path!r} went from {old} to {new}"
             words += f" in {plural(last - first, 'update')}"
-            words += f", which should have advanced it to {due:,}" if again else ""
-            before, after = (then[0], now[0]) if then[0] != now[0] else (due if again else then[1], now[1])
+            words += f", which should have advanced it to {due:,}" if again or off else ""
+            before, after = (then[0], now[0]) if then[0] != now[0] else (due if again or off else then[1], now[1])
             evidence = {"kind": "loader", "before": before, "loader": after, "stands": then == now}
+            evidence |= {"fewer": off and not again and then < now and now[1] < due}
             found.append(P20.sign(words, evidence, causes=("C6",) if again or now < then else ()))
     for root, moved in {} if found else _positions(pair.a.counts, pair.b.counts, within).items():
         fell = {path: both for path, both in moved.items() if both[1] < both[0]}
@@ -906,6 +902,14 @@ def data_advances(pair: Pair) -> list[Sign] | str:
     return "the data of an update is unknown" if known else "no position of the data is stored"
 
 
+def _batch(state: State) -> int | None:
+    """Return the batch size, that in a setting of a further file included."""
+    stated: int | None = state.facts.value("global_batch")
+    held = [leaf for ckpt in state.beside.values() for leaf in leaves(ckpt.objects)[0]]
+    found = {step_of(leaf.value) for leaf in held if leaf.name in BATCHES} if stated is None else {stated}
+    return found.pop() if len(found) == 1 else None
+
+
 def _positions(
     a: Mapping[str, int], b: Mapping[str, int], known: Iterable[str]
 ) -> dict[str, dict[str, tuple[int, int]]]:
@@ -916,24 +920,13 @@ def _positions(
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for path in sorted(a.keys() & b.keys() - set(known)):
         root, _, name = path.partition(".")
-        if name and _LOADS.search(root.lower()) and a[path] > 1:
+        if name and LOADS.search(root.lower()) and a[path] > 1:
             found.setdefault(root, {})[path] = a[path], b[path]
     return {
         root: moved
         for root, moved in found.items()
         if not any(path.startswith(f"{root}.") and "epoch" in path for path in a)
     }
-
-
-def _in_epochs(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
-    """Return the path of each position in an epoch, where data loaders count both: ``(epoch, index)`` on both sides."""
-    found = {}
-    for path in sorted(a.keys() & b.keys()):
-        parent, _, name = path.rpartition(".")
-        epoch = f"{parent}.epoch"
-        if _LOADS.search(parent.lower()) and name in _INDEX and epoch in a and epoch in b:
-            found[path] = (a[epoch], a[path]), (b[epoch], b[path])
-    return found
 
 
 # ---- data ----------------------------------------------------------------------------------------------------------

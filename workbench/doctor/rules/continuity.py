@@ -34,8 +34,9 @@ from workbench.doctor.facts.counted import fell_back
 from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.laws.bounds import floor_terms
-from workbench.doctor.ledger.roles import FIRST, MOMENTS, SECOND, STATE, quantity
+from workbench.doctor.ledger.roles import FIRST, MAXIMA, MOMENTS, SECOND, STATE, quantity
 from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, register
+from workbench.doctor.origins.became import arrangements
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.doctor.passes.updates import passed
@@ -174,7 +175,7 @@ def _stands(
     """Yield a sign if averages of gradients or squares are equal bit for bit, and the weights are not."""
     for role, places in held.items():
         moved = {f: both for f, both in places.items() if f in states and states[f].unchanged < states[f].count}
-        if quantity(role) not in MOMENTS or role in AT_INTERVALS or len(moved) < SOME:
+        if quantity(role) not in MOMENTS or role in (MAXIMA, *AT_INTERVALS) or len(moved) < SOME:
             continue
         same = []
         for fqn in list(moved)[:: max(math.ceil(len(moved) / LOOKED), 1)]:
@@ -255,10 +256,12 @@ def _role(
         forms |= dict.fromkeys(lost, "other") if len(rest) >= SOME and len(lost) >= MOST * len(rest) else {}
     elif role in STATISTICS and len(rest) >= SOME and all(one.own < LIKE for one in rest.values()):
         forms |= dict.fromkeys(rest.keys() - forms.keys(), "other")
-    if once and not (forms.keys() - rest.keys()):
+    # among parameters that continue, one that does not even resemble itself
+    odd = {f for f in rest if rest[f].own < LIKE / 2 and median(one.own for one in kept.values()) >= STANDS}
+    if (once or odd) and not (forms.keys() - rest.keys()):
         loud = {f for f, form in forms.items() if form in ("zero", "other", "ratio")} | (rest.keys() - forms.keys())
-        moved = _searched(pair, {f: places[f] for f in once & loud}, found)
-        forms |= {f: f"moved.{kind}" for f, kind in moved.items() if len(moved) >= max(least, 2)}
+        moved = _searched(pair, {f: places[f] for f in (once | odd) & loud}, found)
+        forms |= {f: f"moved.{kind}" for f, kind in moved.items() if len(moved) >= max(least, 2) or f in odd}
         forms |= dict.fromkeys(_in_part(pair, {f: places[f] for f in once - forms.keys()}, found), "zeros")
     codes = role.endswith(" codes")
     role = role.partition(" ")[0]  # buffers are compared with those of their name
@@ -533,9 +536,9 @@ def _rearranged(
         for fqn, roles in pair.shared()
         if "exp_avg_sq" in roles and fqn in states and (states[fqn].floor.broken or states[fqn].transition.broken)
     }
-    kinds = dict.fromkeys(turned, "rows") | _searched(
-        pair, {f: both for f, both in held.items() if f not in turned}, found
-    )
+    placed = {f for f, both in held.items() if f in updates and _is_arranged(pair, both, updates[f], found)}
+    kinds = dict.fromkeys(turned | placed, "rows")
+    kinds |= _searched(pair, {f: both for f, both in held.items() if f not in kinds}, found)
     if 2 * len(kinds) < len(held) and (common := _in_common(pair, held, updates, found)) is not None:
         kind, words = common
         evidence = {"kind": kind, "role": "exp_avg", "roles": ["exp_avg_sq"]}
@@ -547,6 +550,17 @@ def _rearranged(
             words = f"second moments of {plural(len(some), 'parameter')} are most like old ones of other places"
             evidence = {"kind": kind, "role": "exp_avg", "roles": ["exp_avg_sq"]}
             yield P32.sign(f"{words}: {some[0]!r}", evidence, some, hit=len(some), of=len(states))
+
+
+def _is_arranged(pair: Pair, both: tuple[int, int], update: Update, found: Continuity) -> bool:
+    """Return whether second moments stay above the floor of their old values in another order, not in place."""
+    if update.betas is None or update.k < 1 or (sides := _matrices(pair, both, found)) is None:
+        return False
+    fade, lost, under = floor_terms(update.fading, update.k, pair.b.dtype(both[1]))
+    least, now = ((1 - lost) * fade * sides[0] - under).ravel(), sides[1].ravel()
+    broken = np.count_nonzero(now < least)
+    orders = arrangements(sides[0].shape) if broken >= TELLING // 2 else ()
+    return any(np.count_nonzero(now < least[at]) <= broken / FEWER for at in orders)
 
 
 def _in_common(
@@ -649,12 +663,13 @@ def _searched(pair: Pair, held: Mapping[str, tuple[int, int]], found: Continuity
         if len(shape := pair.a.shape(one)) > 1:
             groups[shape[-1]].append(fqn)
     for columns, names in groups.items():
-        old = {}
+        old, orders = {}, {}
         for fqn in names[:LOOKED]:
             sides = _matrices(pair, held[fqn], found)
             if sides is not None and all(np.isfinite(one).all() and one.any() for one in sides):
-                squares = all((one > 0).mean() > MOST for one in sides)
-                old[fqn] = tuple(map(_profile if squares else _eased, sides))
+                line = _profile if all((one > 0).mean() > MOST for one in sides) else _eased
+                old[fqn] = tuple(map(line, sides))
+                orders[fqn] = partial(_arranged, line, sides[0])
         for fqn, (a, b) in old.items():
             near = [other for name, (other, _) in old.items() if parse(name).layer == parse(fqn).layer]
             others = [other for name, (other, _) in old.items() if name != fqn and other.shape == a.shape]
@@ -662,7 +677,7 @@ def _searched(pair: Pair, held: Mapping[str, tuple[int, int]], found: Continuity
                 continue
             if _shifted(a, b):
                 kinds[fqn] = "shift"
-            elif _elsewhere(a, b, np.concatenate(near), others, columns):
+            elif _elsewhere(a, b, np.concatenate(near), [*others, *orders[fqn]()], columns):
                 kinds[fqn] = "rows"
     return kinds
 
@@ -682,29 +697,20 @@ def _shifted(a: Array, b: Array) -> bool:
 def _elsewhere(a: Array, b: Array, every: Array, whole: Sequence[Array], columns: int) -> bool:
     """Return whether ``b`` is more like other rows of ``every``, or another tensor of ``whole``, than like ``a``."""
     own, sure = _correlation(b.ravel(), a.ravel()), SIGMAS / math.sqrt(b.size)
-    others = [*whole, *(a[order] for order in _orders(len(a)))] + ([a.T] if a.shape[0] == a.shape[1] else [])
-    likes = [_correlation(b.ravel(), other.ravel()) for other in others]
+    likes = [_correlation(b.ravel(), other.ravel()) for other in whole]
     best = max(likes, default=-1.0)
     if best > max(LIKE / 2, sure) and best > own + max(BETTER / 2, sure):
-        return _left(others[likes.index(best)].ravel(), b.ravel()) >= LIKE
+        return _left(whole[likes.index(best)].ravel(), b.ravel()) >= LIKE
     rows = np.unique(np.linspace(0, len(b) - 1, ROWS).astype(int))
     like = _unit(b[rows]) @ _unit(every).T
     at, most = (_unit(b[rows]) * _unit(a[rows])).sum(1), like.max(1)
     return bool(np.median(most) > max(LIKE, CHANCE / math.sqrt(columns)) and np.median(most - at) > BETTER)
 
 
-def _orders(rows: int) -> Iterator[Array]:
-    """Yield the orders of rows that result if blocks of several ranks, or of interleaved parts, are read otherwise."""
-    for blocks in {4, 8, 16, rows}:
-        if rows % blocks or rows < blocks:
-            continue
-        each = np.arange(rows).reshape(blocks, -1)
-        for parts in (2, 4, 8):
-            if blocks % parts == 0 and 1 < parts < blocks:
-                yield each.reshape(parts, blocks // parts, -1).swapaxes(0, 1).ravel()
-                yield each.reshape(blocks // parts, parts, -1).swapaxes(0, 1).ravel()
-    if rows % 2 == 0:
-        yield np.roll(np.arange(rows), rows // 2)
+def _arranged(line: Callable[[Array], Array], values: Array) -> Iterator[Array]:
+    """Yield what ``line`` makes of a matrix whose elements are in another order."""
+    for at in arrangements(values.shape):
+        yield line(values.ravel()[at].reshape(values.shape))
 
 
 def _profile(values: Array) -> Array:

@@ -116,7 +116,7 @@ def _largest(state: State, found: Mapping[str, OneState]) -> Said:
 
 
 def _loss_scale(state: State, earlier: State | None) -> Said:
-    scale, before = state.facts.value("loss_scale"), earlier and earlier.facts.value("loss_scale")
+    scale, before = state.loss_scale, earlier and earlier.loss_scale
     if not scale and (earlier is None or not before):
         return Inapplicable("no loss scale is stored")
     if not scale or not before:
@@ -132,14 +132,15 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
         words += "each at most doubles it" if interval == 1 else f"it doubles once in {interval:,} updates"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     halved = math.log2(before / scale) if 0 < scale < before < math.inf else 0.0
-    at = 0.0 if earlier is None or not k or _skipped(earlier, state) else _at_load(earlier, state, k)
-    if not signs and 0 < at <= before / DOUBLED**2:
-        words = (
-            f"the loss scale went from {before:,g} to {scale:,g} in {plural(k or 0, 'update')}, none of them skipped; "
-        )
+    skipped = earlier is None or _skipped(earlier, state)
+    at, told = (0.0, False) if earlier is None or not k else _at_load(earlier, state, k)
+    initial = at in DEFAULTS and at <= before / DOUBLED**AT_ONCE
+    if not signs and (initial or (told and not skipped and 0 < at <= before / DOUBLED**2)):
+        words = f"the loss scale went from {before:,g} to {scale:,g} in {plural(k or 0, 'update')}"
+        words += f"{'' if skipped else ', none of them skipped'}; "
         words += f"its count of good updates fits a start at {at:,g}: was it reset?"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
-    anew = earlier is not None and scale in DEFAULTS and halved >= AT_ONCE and not _skipped(earlier, state)
+    anew = scale in DEFAULTS and halved >= AT_ONCE and not skipped
     if not signs and k is not None and (halved > SKIPPED + k / OFTEN or anew):
         words = f"the loss scale fell from {before:,g} to {scale:,g} in {plural(k, 'update')}: was it reset, or were "
         words += f"{halved:.0f} more updates skipped? Each skipped update halves it"
@@ -158,8 +159,10 @@ def _grown(earlier: State | None, later: State) -> bool:
     if earlier is None:
         return False
     interval, k = _growth_interval(later), passed(earlier.facts, later.facts)
-    one, two = (side.facts.value("loss_scale") for side in (earlier, later))
-    return interval > 1 and k is not None and one is not None and two <= one * DOUBLED ** min(k // interval + 1, 1000)
+    one, two = earlier.loss_scale, later.loss_scale
+    if k is None or one is None or two is None:
+        return False
+    return interval > 1 and two <= one * DOUBLED ** min(k // interval + 1, 1000)
 
 
 def _growth_interval(state: State) -> int:
@@ -184,16 +187,19 @@ def _good_updates(earlier: State, later: State, k: int) -> dict[str, tuple[int, 
     return found
 
 
-def _at_load(earlier: State, later: State, k: int) -> float:
-    """Return the scale from which k good updates lead to the later scale and count, if both began anew; otherwise 0."""
-    scale = later.facts.value("loss_scale")
+def _at_load(earlier: State, later: State, k: int) -> tuple[float, bool]:
+    """Return the scale from which k good updates lead to the later scale and count, if both began anew; otherwise 0.
+
+    Also return whether the count shows it: after k more updates, the earlier count would be another one.
+    """
+    scale = later.loss_scale
     held = [path for path in later.counts if path.rpartition(".")[2] == "_growth_tracker" and path in earlier.counts]
     interval = _growth_interval(later)
     if len(held) != 1 or interval < 2 or not scale:
-        return 0.0
+        return 0.0, False
     old, new = earlier.counts[held[0]], later.counts[held[0]]
-    anew = new == k % interval != (old + k) % interval
-    return scale / DOUBLED ** min(k // interval, 1000) if anew else 0.0
+    at = scale / DOUBLED ** min(k // interval, 1000) if new == k % interval else 0.0
+    return at, new != (old + k) % interval
 
 
 def _skipped(earlier: State, later: State) -> bool:

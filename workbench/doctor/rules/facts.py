@@ -74,6 +74,8 @@ def _set(sign: Sign, rates: bool) -> bool:
     decays = sign.rule == "R17" and all(re.search(r"wd|weight_decay", path) for path in sign.evidence["changed"])
     if not decays and ((sign.rule in ("R14", "P19") and kind == "lr") or (sign.rule == "R17" and kind == "schedule")):
         return rates
+    if sign.rule == "R14" and kind == "groups":
+        return False  # no argument makes groups exchange their values
     return sign.rule in ("R14", "P19") or (sign.rule == "R17" and kind in ("groups", "schedule"))
 
 

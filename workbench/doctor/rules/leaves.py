@@ -26,6 +26,7 @@ from workbench.analysis.diff_objects import ObjectChange, object_changes
 from workbench.analysis.echo_file import INSIDE
 from workbench.core.source import Source
 from workbench.core.words import plural
+from workbench.doctor.facts.counted import in_epochs
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.facts.flat import SWITCHES
 from workbench.doctor.ledger.sign import Rule, Sign, register
@@ -128,7 +129,9 @@ def settings_stay(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
         off = {source: one for source, one in found.get(topic, {}).items() if not _COUNTS.search(source.lower())}
         if off:
             sign = _sign(P52, topic, off)
-            signs.append(replace(sign, severity="info") if topic == "seed" else sign)  # an epoch may have its own
+            epochs = in_epochs(pair.a.counts, pair.b.counts).values()
+            anew = topic == "seed" and (not epochs or any(then[0] != now[0] for then, now in epochs))
+            signs.append(replace(sign, severity="info") if anew else sign)  # an epoch may have its own
     return signs
 
 

@@ -256,8 +256,8 @@ def _gone(pair: Pair) -> list[Sign]:
 def without_state(pair: Pair) -> tuple[list[str], list[str]]:
     """Return the parameters that have optimizer state in the first of a pair, and those that have none in the second.
 
-    State that is listed by numbers without owners counts only if the second has state of no parameter. If the groups
-    were cut anew, as much state as before is that of the same parameters.
+    State that is listed by numbers without owners counts if the second's param groups still hold the number, or if it
+    has state of no parameter. If the groups were cut anew, as much state as before is that of the same parameters.
     """
 
     def held(state: State) -> list[str]:
@@ -266,7 +266,8 @@ def without_state(pair: Pair) -> tuple[list[str], list[str]]:
     had, has = held(pair.a), set(held(pair.b))
     if pair.cut_anew:
         return had, []
-    gone = [fqn for fqn in had if pair.comparable(fqn) and fqn not in has and (fqn in pair.b.params or not has)]
+    there = pair.b.params.keys() | {name for group in pair.b.facts.groups for name in group.params or ()}
+    gone = [fqn for fqn in had if pair.comparable(fqn) and fqn not in has and (fqn in there or not has)]
     return had, gone
 
 

@@ -225,6 +225,7 @@ def train_rows(
         kept: (fqn, role) → form of state without a law; "" if it continues its old values.
     """
     found = _GatheredRows("train")
+    signs = list(signs)
     moved, unlike = _origins(signs)
     turned = {
         name
@@ -232,6 +233,7 @@ def train_rows(
         if sign.rule in ("P08", "P12") and sign.severity != "info" and "old" not in sign.evidence
         for name in sign.tensors
     }
+    gone = {name: sign.evidence.get("kind") for sign in signs if sign.rule == "P08" for name in sign.tensors}
     looked = 0
     held = dict(pair.shared())
     # single elements are flipped bits if one or two parameters have them, but not if many do
@@ -254,7 +256,11 @@ def train_rows(
                 # a few rows of a vocabulary are tokens, those of another weight a damaged place
                 tokens = kinds([fqn]) <= {"embed", "head"} and not detail.get("tail")
                 rows = form == "part" and (tokens or detail["rows"] >= PATCH * detail["of"])
-                if not rows and fqn not in unlike:
+                if gone.get(fqn) in ("average", "zeros"):
+                    form = str(gone[fqn])
+                elif gone.get(fqn) and form in ("near", "flip", "other"):
+                    form, detail = ("zero", detail) if fqn.endswith("bias") else ("fill", detail | {"value": 1.0})
+                elif not rows and fqn not in unlike:
                     alone = few_weights and not (sums.floor.broken or sums.transition.broken)
                     far = form == "near" and float(detail.get("cosine", 1.0)) < LIKE
                     worst = math.inf if far or not sums.reach.of else sums.reach.worst
@@ -464,7 +470,7 @@ def counter_rows(
         if k == 1 < b[name] and name in broken and name not in zeros:
             fresh = False  # one update does not hide zeros: they are of an early save
         if by == k or (
-            leg == "train" and 0 <= by < k and (b[name] != k or name in rare) and name not in late
+            leg == "train" and 0 <= by < k and (b[name] != k or name in rare or by == 0 != common) and name not in late
         ):  # a counter does not advance without a gradient or in a skipped update
             status = Status.EQUAL if leg == "load" else Status.WITHIN
             found.put("step", status, name)

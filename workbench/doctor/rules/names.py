@@ -64,6 +64,9 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
     a, b = ({key: shape for key, shape in _meant(s).items() if pair.comparable(key[0])} for s in (pair.a, pair.b))
     gone = [key for key in a if key not in b]
     new = [key for key in b if key not in a and (key[1] in _STEPPED or key[1] in AVERAGES)]
+    stateless = {fqn for fqn, role in gone if quantity(role) in (*MOMENTS, STATE)}
+    if len(stateless) <= pair.left_out:  # the optimizer does not hold them (R12)
+        gone = [key for key in gone if key[0] not in stateless or key[1] in ("param", "master", "buffer")]
     if pair.crossed or pair.cut_anew:  # whose the numbered state is, is unknown
         gone, new = ([key for key in keys if quantity(key[1]) not in (*MOMENTS, STATE)] for keys in (gone, new))
     shaped = [key for key in a if key in b and a[key] != b[key]]

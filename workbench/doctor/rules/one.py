@@ -239,13 +239,20 @@ def _masters(found: Mapping[str, OneState], step: float, earlier: State | None) 
             for role in roles
             if not _was_narrow(earlier, fqn, role)
             and sums.low.get(role, (0, 0))[0] >= LOW_LEAST
-            and sums.low[role][0] > share_of[rule] * sums.low[role][1]
+            and sums.low[role][0] > share_of[rule] * sums.low[role][1] + _added(earlier, fqn, role, sums)
         ]
         if low and step > 0:
             of = sum(found[fqn].low[role][1] for fqn, role, _ in low)
             share = sum(one[2] for one in low) / of
             text = f"{share:.1%} of the numbers in {_names(low)} fit into 16 bits (0.002% would by chance)"
             yield _sign(rule, low, text, share=share)
+
+
+def _added(earlier: State | None, fqn: str, role: str, sums: OneState) -> int:
+    """Return how many elements a parameter got since: new rows may be made in 16 bits."""
+    at = None if earlier is None else earlier.params.get(fqn, {}).get(role)
+    held = 0 if earlier is None or at is None else int(earlier.ckpt.catalog.numel[at])
+    return max(sums.count - held, 0) if held else 0
 
 
 def narrowed(before: Mapping[str, OneState], after: Mapping[str, OneState]) -> Outcome:

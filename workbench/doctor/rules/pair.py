@@ -69,8 +69,9 @@ register(
          "if reach was not checked: a separate learning rate; parameters that only just got gradients",
          "check that parameter's reach"),
     Rule("P08", "weights that point in another direction", ("E1", "E2", "E4", "A2", "C2"), "pair",
-         "a few updates turn a weight only a little",
-         f"cosine < {TURNED} within {SOON} updates", "catalogue, 3.2", "warn", "very early in training",
+         "a few updates turn a weight only a little, and move a norm little of the way back to where it began",
+         f"cosine < {TURNED} within {SOON} updates; less than half left of how far norms were from 1", "catalogue, 3.2",
+         "warn", "very early in training",
          "compare the rows of both: a permutation has a cosine near 1 row by row",
          looked=lambda one: one.count),
     Rule("P09", "numbers were lost", ("G1", "G3", "G9"), "pair", "finite values stay finite", "exact", "IEEE 754",
@@ -123,7 +124,8 @@ def judge_pair(
     yield from _laws(updates, found, right)
     rates = [state.facts.lr for state in (pair.a, pair.b)]
     yield from _counts(pair, updates, found, types, all(lr is not None and lr > 0 for lr in rates))
-    yield from _sizes(updates, {f: sums for f, sums in found.items() if f not in right}, adams(updates, slots) - right)
+    moved = {f: sums for f, sums in found.items() if f not in right}
+    yield from _sizes(updates, moved, adams(updates, slots) - right, pair.a.facts.step or 0)
     yield from _rulers(updates, found, slots)
     yield from _replays(updates, {f: sums for f, sums in found.items() if f not in pair.newly_trained}, types)
 
@@ -266,7 +268,9 @@ def _still(
     stood = [fqn for fqn in stood if updates[fqn].k]
     if not stood or len(stood) == len(wide):
         return
-    counted = [fqn for fqn in stood if updates[fqn].lag == 0 and fqn in pair.b.facts.steps.by_name]
+    facts = pair.b.facts
+    counted = [fqn for fqn in stood if updates[fqn].lag == 0 and fqn in facts.steps.by_name]
+    counted = [f for f in counted if (group := facts.group_of(f)) is None or group.step is None]  # a group's counts all
     sure = len(counted) == len(stood)
     text = f"weights and second moments of {_names(stood)} are equal bit for bit"
     text += ", although their own counters advanced" if sure else ": were they frozen?"
@@ -337,7 +341,7 @@ def _repeated(updates: Mapping[str, Update], trained: Mapping[str, PairState]) -
         yield _sign("P36", same, text, len(moved), None if sure else "warn", kind="repeated")
 
 
-def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike: set[str]) -> Iterator[Sign]:
+def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike: set[str], step: int) -> Iterator[Sign]:
     soon = {fqn: sums for fqn, sums in found.items() if 0 < updates[fqn].k <= SOON and sums.count >= 8}
     # the updates of other optimizers are unknown
     known = {fqn for fqn in soon if not updates[fqn].bars("reach") and updates[fqn].most is not None}
@@ -351,7 +355,7 @@ def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike:
     unknown = [c for fqn in soon if fqn not in known and (c := found[fqn].cosine) is not None]
     if unknown and TURNED_FAR <= median(unknown) < STILL:  # that optimizer turns many weights
         turned = {
-            f: c for f, c in turned.items() if f in known or (updates[f].k == 1 and (updates[f].before or 0) >= LATE)
+            f: c for f, c in turned.items() if f in known or (updates[f].k == 1 and (updates[f].before or step) >= LATE)
         }
     young = {fqn for fqn in turned if fqn not in known and YOUNG * updates[fqn].k > (updates[fqn].before or math.inf)}
     turned = {fqn: c for fqn, c in turned.items() if fqn not in young}

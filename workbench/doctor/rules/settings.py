@@ -133,8 +133,7 @@ def settings_kept(pair: Pair) -> list[Sign] | str:
     a, b = pair.a.facts, pair.b.facts
     if not a.groups or not b.groups:
         return "no param groups are stored on both sides"
-    if len(a.groups) != len(b.groups):
-        return f"{plural(len(a.groups), 'param group')} became {len(b.groups)}"
+    groups = a.beside(b)
     signs = []
     for field, (same, off) in _fields(a, b).items():
         if not off:
@@ -154,19 +153,21 @@ def settings_kept(pair: Pair) -> list[Sign] | str:
             evidence["ratio"] = new / old if old else math.inf
             rose = {two > one for one, two in off if _number(one) and _number(two)}
             evidence |= {"apart": True} if len(rose) > 1 else {}  # one rose, another one fell
-        names = [
-            name
-            for one, two in zip(a.groups, b.groups, strict=True)
-            if _get(one, field) != _get(two, field)
-            for name in two.params or ()
-        ]
+        names = [name for one, two in groups if _get(one, field) != _get(two, field) for name in two.params or ()]
         causes = ("B7",) if kind == "groups" else ()
         signs.append(R14.sign(words, evidence, names, hit=len(off), of=same + len(off), causes=causes))
     return signs
 
 
 def _exchanged(off: Sequence[tuple[Any, Any]]) -> bool:
-    return Counter(map(repr, (old for old, _ in off))) == Counter(map(repr, (new for _, new in off)))
+    """Return whether the groups have one another's values, which may all have been multiplied by one number."""
+    if not all(_number(value) and value >= 0 for both in off for value in both):
+        return Counter(map(repr, (old for old, _ in off))) == Counter(map(repr, (new for _, new in off)))
+    sides = [[both[side] for both in off] for side in (0, 1)]
+    times = sum(sides[1]) / sum(sides[0]) if any(sides[0]) else 0.0
+    places = [all(math.isclose(times * a, b, rel_tol=1e-6) for a, b in zip(*two, strict=True))
+              for two in (sides, [sorted(side) for side in sides])]  # fmt: skip
+    return times > 0 and places == [False, True]
 
 
 def rates_moved(pair: Pair) -> list[Sign] | str:
@@ -175,9 +176,9 @@ def rates_moved(pair: Pair) -> list[Sign] | str:
     The state of torch's ``LambdaLR``, which transformers uses for every schedule, is a counter without a formula.
     """
     a, b = pair.a.facts, pair.b.facts
-    rates = [(_get(one, "lr"), _get(two, "lr")) for one, two in zip(a.groups, b.groups, strict=False)]
+    rates = [(_get(one, "lr"), _get(two, "lr")) for one, two in a.beside(b)]
     rates = [(old, new) for old, new in rates if _number(old) and _number(new) and old > 0]
-    if not rates or len(a.groups) != len(b.groups):
+    if not rates:
         return "no learning rates are stored on both sides"
     if (level := _levelled(rates)) is not None:
         return [level]
@@ -266,9 +267,7 @@ def tied_kept(pair: Pair) -> list[Sign] | str:
 def _fields(a: TrainingState, b: TrainingState) -> dict[str, tuple[int, list[tuple[Any, Any]]]]:
     """Return field → (number of groups that agree, values of those that do not), over corresponding groups."""
     found: dict[str, tuple[int, list[tuple[Any, Any]]]] = {}
-    if len(a.groups) != len(b.groups):
-        return found
-    for one, two in zip(a.groups, b.groups, strict=True):
+    for one, two in a.beside(b):
         mine, theirs = _settings(one), _settings(two)
         for field in mine:
             if field in theirs and field not in IGNORED:

@@ -284,7 +284,7 @@ def _position(facts: TrainingState) -> list[Sign] | str:
         return []  # at the trainer's step, or at the optimizer's counters
     if (stated(facts) or accumulated(facts)) and abs(count - (facts.steps.usual or 0) * unit) <= unit:
         return []  # it counts as the optimizer does; S07 reports how the trainer does
-    if scaled(facts) and 0.9 * step <= count < step:
+    if scaled(facts) and facts.steps.usual != step and 0.9 * step <= count < step:
         return []
     evidence = {"count": count, "step": step, "unit": unit, "ratio": count / (step * unit) if step else None}
     # Megatron's and DeepSpeed's own schedules are stepped once per update; wrappers step torch's more often

@@ -359,6 +359,7 @@ def check_pair(
         if 2 * len(_broken(again.found)) > len(_broken(swept.found)):  # otherwise it says nothing of where they began
             swept = again
     updates, slots, found, unread, apart = swept
+    _stood_still(pair, updates, slots, found)
     skipped: dict[str, Counter[str]] = {"updates": apart} if apart else {}
     for sums in found.values():
         for law, why in sums.skipped.items():
@@ -375,6 +376,28 @@ def check_pair(
         found,
         updates,
     )
+
+
+def _stood_still(
+    pair: Pair, updates: Mapping[str, Update], slots: Sequence[TensorSlot], found: Mapping[str, PairState]
+) -> None:
+    """Count the elements of Adam's moments that changed without an update, as others' had: of frozen parameters."""
+    counts = pair.a.facts.steps.by_name, pair.b.facts.steps.by_name
+    if not any(update.k for update in updates.values()):
+        return
+    for slot in slots:
+        sums = found.get(slot.fqn)
+        own = [one.get(slot.fqn) for one in counts]
+        still = sums is not None and sums.count == sums.unchanged and own[0] is not None and own[0] == own[1]
+        sides = [slot.tensors.get((side, role)) for role in sorted(ADAM) for side in (0, 1)]
+        if sums is None or not still or updates[slot.fqn].k or updates[slot.fqn].bars("floor") or None in sides:
+            continue
+        try:
+            m_a, m_b, v_a, v_b = (sampled(one, spread(one.shape)) for one in sides if one is not None)
+        except WorkbenchError:
+            continue  # reported by the pass
+        changed = (m_a != m_b) | (v_a != v_b)
+        sums.transition = Hits(int(np.count_nonzero(changed)), len(changed), math.inf, int(changed.argmax()))
 
 
 def _slot(fqn: str, sides: Sequence[State], roles: Sequence[Mapping[str, int]], wanted: Sequence[str]) -> TensorSlot:

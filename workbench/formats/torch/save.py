@@ -44,7 +44,7 @@ from workbench.formats.torch.file import declare, keyed, load_tree, top, top_nam
 from workbench.formats.torch.legacy import LegacyFile
 from workbench.formats.torch.tree import is_quantised, is_sparse_part
 from workbench.names.optimizer import MOMENTS, name_numbered
-from workbench.names.roles import resolve
+from workbench.names.roles import ADAPTERS, listed_alone, resolve
 
 Tensors = dict[str, tuple[tuple[Any, ...], TensorRef]]
 INDEX = ".bin.index.json"
@@ -97,8 +97,11 @@ def _read_file(place: Place, file: str) -> Catalog:
     names = list(paths)
     fqns, roles = resolve(names, {"paths": paths})
     aliases = _aliases({key: tensors[key][1] for key in names})
+    # a mask or a count is no parameter, and of tied ones only the first is
+    untrained = {key for group in aliases for key in group[1:]}
+    untrained |= {key for key in names if tensors[key][1].dtype in ("int64", "bool")}
     shapes = {key: tensors[key][1].shape for key in names}
-    notes += _join_ids(loaded.tree, paths, shapes, fqns, roles, {key for group in aliases for key in group[1:]})
+    notes += _join_ids(loaded.tree, paths, shapes, fqns, roles, untrained)
     owner = {key: top_name(path[0]) if isinstance(loaded.tree, dict) else "value" for key, path in paths.items()}
     catalog = builder.build(
         {
@@ -138,14 +141,14 @@ def _join_ids(
     shapes: Mapping[str, tuple[int, ...]],
     fqns: list[str | None],
     roles: list[str],
-    tied: set[str],
+    untrained: set[str],
 ) -> list[str]:
     """Fill in the fqns of integer ids if they are certain. Return notes about the others."""
     keys = list(paths)
     params = {
-        fqn: shapes[key]
+        listed_alone(fqn, role)[0]: shapes[key]
         for key, fqn, role in zip(keys, fqns, roles, strict=True)
-        if role == "param" and fqn is not None and key not in tied
+        if role in ("param", *ADAPTERS) and fqn is not None and key not in untrained
     }
     notes: list[str] = []
     at = {path: position for position, path in enumerate(paths.values())}
