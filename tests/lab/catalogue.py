@@ -63,12 +63,12 @@ from tests.lab.opened20_healthy import HEALTHY20
 from tests.lab.opened21_deliberate import DELIBERATE21
 from tests.lab.opened21_faults import FAULTS21
 from tests.lab.opened21_healthy import HEALTHY21
+from tests.lab.opened22_deliberate import DELIBERATE22
+from tests.lab.opened22_faults import FAULTS22
+from tests.lab.opened22_healthy import HEALTHY22
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
-from tests.lab.sealed22_deliberate import DELIBERATE22
-from tests.lab.sealed22_faults import FAULTS22
-from tests.lab.sealed22_healthy import HEALTHY22
 from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
@@ -103,9 +103,10 @@ _OPENED = (
     *(*FAULTS19, *HEALTHY19, *DELIBERATE19),
     *(*FAULTS20, *HEALTHY20, *DELIBERATE20),
     *(*FAULTS21, *HEALTHY21, *DELIBERATE21),
+    *(*FAULTS22, *HEALTHY22, *DELIBERATE22),
 )
 #: Faults whose results are printed only as counts.
-SEALED: tuple[Fault, ...] = (*FAULTS22, *HEALTHY22, *DELIBERATE22)
+SEALED: tuple[Fault, ...] = ()
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.lab import opened22_nets as nets
 from tests.lab import optimizers as other
-from tests.lab import sealed22_nets as nets
 from tests.lab.fault import Fault
 from tests.lab.hugging import made, trained
 from tests.lab.live import Loop, variant
-from tests.lab.sealed22_nets import Rig, by, dense
+from tests.lab.opened22_nets import Rig, by, dense
 
 __all__ = ["HEALTHY22"]
 

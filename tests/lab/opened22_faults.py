@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.lab import opened22_nets as nets
 from tests.lab import optimizers as other
-from tests.lab import sealed22_nets as nets
 from tests.lab.fault import Fault, Lab, seen
 from tests.lab.hugging import made, trained
 from tests.lab.live import fault
-from tests.lab.sealed22_nets import (
+from tests.lab.opened22_nets import (
     acts,
     all_groups,
     aux_head,
