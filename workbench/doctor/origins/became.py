@@ -23,7 +23,15 @@ import numpy as np
 
 from workbench.analysis.patterns.rounding import rounded
 from workbench.core.arrays import Array
-from workbench.doctor.laws.bounds import ROUNDINGS, TINY, UNITS, floor_terms, transition
+from workbench.doctor.laws.bounds import (
+    ROUNDINGS,
+    TINY,
+    UNITS,
+    floor_terms,
+    transition,
+    transition_sides,
+    transition_terms,
+)
 from workbench.doctor.laws.exact import BLUNT, along
 from workbench.doctor.origins.index import row_shape
 from workbench.doctor.origins.samples import sampled, spread
@@ -347,6 +355,35 @@ def _vanished(tensor: LazyTensor, v_a: Array, v_b: Array, update: Update) -> str
     return ""
 
 
+@np.errstate(all="ignore")  # NaN and Inf keep no law
+def beyond(sides: Sequence[tuple[LazyTensor, LazyTensor]], update: Update) -> Array | None:
+    """Return where a weight is beyond the reach of its updates, or both moments beyond their laws; ``None`` if unknown.
+
+    Args:
+        sides: of the weight, or of ``exp_avg`` and ``exp_avg_sq``: before and after.
+
+    Raises:
+        OpenError: a tensor cannot be read.
+    """
+    shape = sides[0][1].shape
+    if any(one.shape != shape or spread(shape) is not None for two in sides for one in two):
+        return None
+    values = [sampled(one, None) for two in sides for one in two]
+    if len(sides) == 1:
+        most = update.most
+        return None if most is None else (np.abs(values[1] - values[0]) > most * 1.001).reshape(shape)
+    m_a, m_b, v_a, v_b = values
+    if update.betas is None:
+        return None
+    if update.k == 1:
+        return ~_follows(m_a, v_a, m_b, v_b, update.betas).reshape(shape)
+    fade, lost, under = floor_terms(update.fading, update.k, sides[1][1].element.name)
+    left, _, allowed = transition_sides(
+        m_a, v_a, m_b, v_b, *transition_terms(update.betas, update.k, sides[1][1].element.name)
+    )
+    return ((v_b < fade * v_a * (1 - lost) - under) | (left > allowed)).reshape(shape)
+
+
 def one_gradient(m: Array, v: Array, m_b: Array, v_b: Array, betas: tuple[float, float]) -> float:
     """Return the share of elements in which one gradient leads from ``(m, v)`` to ``(m_b, v_b)``."""
     seen = (m_b != 0) | (v_b != 0)
@@ -425,7 +462,8 @@ def weights_became(
     if part is not None and part.pop("zero"):
         return Became("zeros", cosine=cosine, looked=len(b), detail={"rows": part["rows"], "of": part["of"]})
     if part is not None:
-        return Became("part", cosine=cosine, looked=len(b), detail={**part, "tail": rows is None and part["tail"]})
+        whole = {} if rows is None else {"tail": False, "at": ()}  # which rows they are is known of all rows alone
+        return Became("part", cosine=cosine, looked=len(b), detail={**part, **whole})
     if room is not None and broken > FEW:
         inside = confined(after.shape, np.abs(b - a) > room * 1.001, np.ones(len(a), bool))
         if inside is not None:
@@ -699,7 +737,7 @@ def _part(tensor: LazyTensor, a: Array, b: Array, slack: float | None) -> dict[s
     """Return numbers of replaced rows if the other rows are unchanged, otherwise ``None``.
 
     ``rows`` of ``of`` rows were replaced; ``tail``: they are the last, smaller shard of an uneven split; ``zero``: they
-    became 0 to within ``slack``.
+    became 0 to within ``slack``; ``at``: which they are; ``apart``: whether most are next to none of the others.
     """
     if len(tensor.shape) < 2:
         return None
@@ -718,7 +756,10 @@ def _part(tensor: LazyTensor, a: Array, b: Array, slack: float | None) -> dict[s
     odd = cosine < ROW_LIKE
     zero = slack is not None and bool(np.abs(y[odd]).max() <= slack < np.abs(x[odd]).max() / 4)
     tail = count - first <= other + 1 and bool({first, first - 1} & last)
-    return {"rows": other, "of": count, "tail": tail, "zero": zero}
+    at = np.flatnonzero(odd)
+    runs = 1 + np.count_nonzero(np.diff(at) > 1)
+    apart = bool(runs > 1 and 2 * runs > other)
+    return {"rows": other, "of": count, "tail": tail, "zero": zero, "at": tuple(at.tolist()), "apart": apart}
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
