@@ -32,7 +32,7 @@ from workbench.doctor.laws.bounds import (
     transition_sides,
     transition_terms,
 )
-from workbench.doctor.laws.exact import BLUNT, along
+from workbench.doctor.laws.exact import BLUNT, REST, along
 from workbench.doctor.origins.index import row_shape
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
@@ -444,8 +444,11 @@ def weights_became(
         form = _constant(a, loaded, slack) or _gone(a, loaded, slack)
     if form is not None:
         return Became(form[0], True, cosine, len(b), form[1])
-    if cosine is not None and cosine > NEAR and (found := _factor(a, loaded, slack, len(before.shape))) is not None:
-        return Became("ratio", True, cosine, len(b), {"ratio": found})
+    if cosine is not None and cosine > NEAR:
+        found = _replayed_factor(update, sums, after.element.name)
+        found = _factor(a, loaded, slack, len(before.shape)) if found is None else found
+        if found is not None:
+            return Became("ratio", True, cosine, len(b), {"ratio": found})
     if way is not None and len(way) == len(b) and cosine is not None and cosine > NEAR:
         kind = cast_before(a, b, way, update)
         if kind:
@@ -594,8 +597,18 @@ def _near_zero(a: Array, b: Array, room: float) -> dict[str, Any] | None:
     return {"elements": stop - first, "first": first}
 
 
+def _replayed_factor(update: Update, sums: PairState, kind: str) -> float | None:
+    """Return the factor of the old weights from which one update with a stated learning rate leads to the new ones."""
+    fit = sums.replay.fit(None) if sums.replay.count >= LEAST and update.lr is not None and kind in UNITS else None
+    if fit is None or update.lr is None or fit[2] > max(REST, sums.replay.noise(kind)):
+        return None
+    rate, decay, _ = fit
+    stated = update.lr[0] * (1 - SCALED) <= rate <= update.lr[1] * (1 + SCALED)
+    return 1 - rate * decay if stated and abs(rate * decay) > SCALED else None
+
+
 def _factor(a: Array, b: Array, slack: float | None, dims: int) -> float | None:
-    """Return one factor for all elements, to within the updates; vectors need an exact one, as norms are near 1."""
+    """Return one factor for all elements, to within the updates; vectors near a constant, as norms, need an exact one."""
     size = float(np.dot(a, a))
     if size <= 0 or len(a) < 2:
         return None
@@ -606,7 +619,8 @@ def _factor(a: Array, b: Array, slack: float | None, dims: int) -> float | None:
         return None
     # quantised codes have one factor, plus their own rounding
     coded = 0.07 if dims > 1 else 1e-6
-    room = max(coded * abs(ratio) * math.sqrt(size / len(a)), 2 * (slack or 0.0) if dims > 1 else 0.0)
+    wide = dims > 1 or (len(a) >= LEAST and abs(a.mean()) < a.std())
+    room = max(coded * abs(ratio) * math.sqrt(size / len(a)), 2 * (slack or 0.0) if wide else 0.0)
     return ratio if rest <= room else None
 
 
