@@ -209,7 +209,7 @@ def buffers_lost(case: Case) -> Iterator[Match]:
             running = all(name.endswith(RUNNING) for name in names)
             question = RECALIBRATED if running and not new else ""
             yield Match(change.leg, 0.9 if names <= new else 0.6, names, question=question)
-    if signs := [*case.fired("N4", "N26"), *(one for one in case.fired("P24") if "F4" not in one.causes[:1])]:
+    if signs := [*case.fired("N4", "N26"), *case.refilled]:
         defined = all(one.evidence.get("kind") == "constant" for one in signs)
         title = "Buffers that the model's config defines changed." if defined else ""
         k = passed(case.evidence.before.facts, case.later.facts)

@@ -579,32 +579,35 @@ def _buffers(pair: Pair, found: Outcome) -> int:
             at, last = roles[role][1], fqn.rpartition(".")[2]
             if pair.b.dtype(at).startswith(("float", "bfloat")) and last not in CONSTANT:
                 places[f"{role} {last}"].append((fqn, roles[role]))
-    lost: list[str] = []
+    lost: dict[str, list[str]] = {"A5": [], "D9": []}  # by the cause: those of the model, or of fp8
     rest = sum(map(len, places.values()))
     for what, held in places.items():
         both = [one for fqn, at in held[:LOOKED] if (one := _both(pair, fqn, at, "P24", found)) is not None]
         if not both or any(pair.b.ckpt.catalog.numel[at[1]] > SAMPLED for _, at in held):
             continue
+        cause = "A5" if what.startswith("buffer ") else "D9"
         a, b = (np.concatenate(side) for side in zip(*both, strict=True))
         size = float(np.dot(a, a))
         if len(a) < LEAST or len(b) != len(a) or not 0 < size < math.inf or not np.isfinite(b).all():
             continue
         made = bool((b == b[0]).all() and not (a == a[0]).all())
         if step < (EARLY if all(len(pair.b.shape(at[1])) > 1 for _, at in held) else SETTLED):
-            lost += [fqn for fqn, _ in held] if made and b[0] != 0 else []
+            lost[cause] += [fqn for fqn, _ in held] if made and b[0] != 0 else []
             continue
         rest -= len(held)
         slope, left = float(np.dot(a, b)) / size, float(np.dot(b, b)) / size
         less = slope < LEFT and left < SMALL**2
         more = slope > MULTIPLIED and what.startswith("buffer ")  # scales of fp8 may double
         if less or more or made or (abs(slope) < UNLIKE and all(map(_is_replaced, *_tables(pair, held, both)))):
-            lost += [fqn for fqn, _ in held]
+            lost[cause] += [fqn for fqn, _ in held]
     if places and not rest:
         found.checked.setdefault("P24", plural(len(places), "kind") + " of buffers")
-    if lost:
-        text = f"{plural(len(lost), 'buffer')} did not continue from the old values: {some(lost)}"
-        sign = P24.sign(text, {}, lost[:NAMED], severity="warn", hit=len(lost), of=sum(map(len, places.values())))
-        found.signs.append(sign)
+    for cause, names in lost.items():
+        if names:
+            text = f"{plural(len(names), 'buffer')} did not continue from the old values: {some(names)}"
+            of = sum(map(len, places.values()))
+            sign = P24.sign(text, {}, names[:NAMED], severity="warn", hit=len(names), of=of, causes=(cause,))
+            found.signs.append(sign)
     return rest
 
 
