@@ -106,7 +106,7 @@ def _rates(case: Case) -> Iterator[tuple[Sign, float | None]]:
         found = sign.evidence
         if (sign.rule == "P15" and found.get("kind") == "jump") or (sign.rule == "S16" and _step_is_off(case)):
             continue
-        if sign.rule in ("R14", "P19") and found.get("kind") != "lr":
+        if found.get("uneven") or (sign.rule in ("R14", "P19") and found.get("kind") != "lr"):
             continue
         ratio = found.get("ratio")
         if sign.rule == "P13":

@@ -531,6 +531,8 @@ def orphan_groups(case: Case) -> Iterator[Match]:
     if (signs := case.fired("N6")) and not case.rescaled:
         follows = [one for one in case.fired("S16", "P15", "P13", "P19", "R14") if one.evidence.get("kind") != "jump"]
         yield Match(case.resumed, 0.95, signs=(*signs, *follows))
+    if uneven := [one for one in case.fired("P15") if one.evidence.get("uneven")]:
+        yield Match("train", 0.95, signs=tuple(uneven))
     signs = [one for one in case.fired("P11") if one.evidence.get("slow")]
     signs += filter(below_stated, case.fired("P13"))
     if signs:
