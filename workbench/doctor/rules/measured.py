@@ -363,7 +363,7 @@ def _origins(signs: Iterable[Sign]) -> tuple[dict[str, str], set[str]]:
     for sign in signs:
         if sign.rule == "P18":
             unlike |= set(sign.tensors)
-        if sign.rule == "P32" and sign.evidence["kind"] in ("rows", "shift", "part"):
+        if sign.rule == "P32" and sign.evidence["kind"] in ("name", "rows", "shift", "part"):
             moved |= {f"exp_avg:{name}": str(sign.evidence["kind"]) for name in sign.tensors}
         if sign.rule != "P17":
             continue
