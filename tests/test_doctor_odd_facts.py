@@ -5123,3 +5123,30 @@ def test_layers_that_are_trained_in_turn_are_clipped_one_by_one(tmp_path):
     found = wb.doctor(run.save(tmp_path / "a.pt", step=60, args={"clip_grad": 1.0, "lr": 1e-3}))
     assert severities(found, "S19") == []
     assert "S19" in found.checked
+
+
+@pytest.mark.parametrize("crossed", [True, False])
+def test_second_moments_that_changed_places_with_larger_ones_are_not_lost(tmp_path, crossed):
+    torch.manual_seed(0)
+    names = [f"layers.{n}.{kind}.bias" for n in range(4) for kind in ("small", "large")]
+    held = {name: torch.nn.Parameter(torch.randn(20)) for name in names}
+    optimizer = torch.optim.AdamW(held.values(), lr=1e-3, betas=(0.9, 0.999))
+
+    def train(updates: int, path: Path, step: int) -> Path:
+        for _ in range(updates):
+            optimizer.zero_grad()
+            sum(((1e-3 if "small" in n else 1.0) * w * torch.randn(20)).sum() for n, w in held.items()).backward()
+            optimizer.step()
+        torch.save({"model": dict(held), "optimizer": optimizer.state_dict(), "step": step}, path)
+        return path
+
+    one = train(60, tmp_path / "a.pt", 60)
+    states = [optimizer.state[weight] for weight in held.values()]
+    for small, large in zip(states[::2], states[1::2], strict=True):
+        for key in ("exp_avg", "exp_avg_sq"):
+            if crossed:
+                small[key], large[key] = large[key], small[key]
+            else:
+                large[key].zero_()
+    found = wb.doctor(one, train(20, tmp_path / "b.pt", 80))
+    assert (found.causes[0].cause == "B5") == crossed
