@@ -608,7 +608,7 @@ def _replayed_factor(update: Update, sums: PairState, kind: str) -> float | None
 
 
 def _factor(a: Array, b: Array, slack: float | None, dims: int) -> float | None:
-    """Return one factor for all elements, to within the updates; vectors near one number, as norms, need an exact one."""
+    """Return one factor for all elements, to within the updates; an exact one for vectors near 1, as those of norms."""
     size = float(np.dot(a, a))
     if size <= 0 or len(a) < 2:
         return None

@@ -563,9 +563,9 @@ def _rearranged(
 def _crossed(
     pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], held: Mapping[str, tuple[int, int]]
 ) -> set[str]:
-    """Return the parameters of one shape of which some fell and others grew in every element, in few updates.
+    """Return the parameters that fell, and others of their shape that grew in every element, in few updates.
 
-    These leave second moments nearly as they were. State that was lost falls, and that of others grows by chance.
+    So few leave second moments nearly as they were. State that was lost falls, and no other state grows with it.
     """
     found = set()
     shapes: dict[tuple[int, ...], list[str]] = defaultdict(list)

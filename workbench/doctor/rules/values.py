@@ -193,7 +193,7 @@ def _without_rounded(pair: Pair, updates: Mapping[str, Update]) -> dict[str, Upd
 
 
 def _without_zeroed(pair: Pair, updates: Mapping[str, Update]) -> dict[str, Update]:
-    """Bar the laws of steps for weights of which many are exactly zero, before and later, although Adam moves them.
+    """Bar the laws of steps for weights with many exact zeros, before as well as later, although updates move these.
 
     The trainer sets them after each update: by a mask, or because they are below a threshold.
     """
@@ -215,7 +215,7 @@ def _sets_zeros(state: State, weight: int, moment: int) -> bool:
         w, m = (sampled(state.tensor(at), rows, SAMPLED) for at in (weight, moment))
     except WorkbenchError:
         return False
-    return len(w) == len(m) and np.count_nonzero((w == 0) & (m != 0)) >= ROWS
+    return len(w) == len(m) and int(np.count_nonzero((w == 0) & (m != 0))) >= ROWS
 
 
 def _is_bfloat16(pair: Pair, places: tuple[int, int]) -> bool:
