@@ -214,16 +214,21 @@ class Case:
     def later(self) -> State:
         return self.evidence.state(self.resumed)
 
+    @property
+    def refilled(self) -> list[Sign]:
+        """Signs of the model's own buffers that restarted, and not of averages or of fp8."""
+        return [one for one in self.fired("P24") if one.causes[:1] not in (("F4",), ("D9",))]
+
     @cached_property
     def counted(self) -> list[Sign]:
         """Signs of counters of batches that are behind and yet counted more than since the load: of an older save."""
         k = passed(self.evidence.before.facts, self.later.facts)
-        found = [one for one in self.fired("P24") if "after" in one.evidence and "F4" not in one.causes[:1]]
+        found = [one for one in self.refilled if "after" in one.evidence]
         return [one for one in found if k is not None and k + 1 < one.evidence["after"] != one.evidence["before"]]
 
     def restarted_with(self, names: Collection[str]) -> frozenset[str]:
         """Return the buffers that restarted in the modules of these weights."""
-        signs = [one for one in self.fired("P24") if one not in self.counted and "F4" not in one.causes[:1]]
+        signs = [one for one in self.refilled if one not in self.counted]
         buffers = {name for one in signs for name in one.tensors}
         modules = {_parent(name) for name in names}
         return frozenset(b for b in buffers if any(f".{_parent(b)}".endswith(f".{one}") for one in modules))

@@ -22,6 +22,7 @@ MODELS = "compare the definitions of the two models"
 FLIPPED = 2  #: most tensors in which bits flip in one accident
 VALUES = ("near", "other", "part", "slight", "fill", "zero")
 STATES = ("near", "other", "part", "fallen")  #: the same for moments
+UNITS = "does the trainer begin units anew, with their optimizer state?"
 PRUNED = "were the weights pruned on purpose?"
 BEGINNINGS = ("zero", "swapped", "moved.", "zeros", "flip")  #: forms of moments that make later values explode
 BORN_ZERO = ("bias", "lora_B.weight")  #: parameters that are zero when they are made
@@ -115,6 +116,9 @@ def zeroed(case: Case) -> Iterator[Match]:
         anew = frozenset() if change.exact else _units_anew(change)
         anew -= {name for one in case.fired("S04", where="after") for name in one.tensors}  # the first moments stayed
         names -= anew
+        if units := frozenset(change.hit(_all(change), "units")):
+            title = "Single rows and columns of tensors, here and there, were begun anew."
+            yield Match(change.leg, 0.98, units, question=UNITS, title=title)
         pruned = frozenset(change.hit(WEIGHTS, "pruned"))
         masked = _masked(case, names, pruned)
         names -= masked
@@ -136,7 +140,7 @@ def zeroed(case: Case) -> Iterator[Match]:
             title = f"A small part of {one} damaged."
             if both:
                 title = "A part of a tensor, and of its optimizer state, did not continue."
-            question = "does the trainer begin units anew, with their optimizer state?" if both else ""
+            question = UNITS if both else ""
             if not both and _rows_replaced(case, change, patch):
                 title, question = "Complete rows of a tensor were replaced.", OUTSIDE
             yield Match(change.leg, 0.97, patch, False, question, title=title)

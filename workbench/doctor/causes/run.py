@@ -106,7 +106,7 @@ def _rates(case: Case) -> Iterator[tuple[Sign, float | None]]:
         found = sign.evidence
         if (sign.rule == "P15" and found.get("kind") == "jump") or (sign.rule == "S16" and _step_is_off(case)):
             continue
-        if sign.rule in ("R14", "P19") and found.get("kind") != "lr":
+        if found.get("uneven") or (sign.rule in ("R14", "P19") and found.get("kind") != "lr"):
             continue
         ratio = found.get("ratio")
         if sign.rule == "P13":
@@ -537,7 +537,7 @@ def fp8_scales(case: Case) -> Iterator[Match]:
         names = frozenset(change.hit(OF_SCALES))
         if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
             yield Match(change.leg, 0.95, names)  # scales may be recomputed on purpose
-    if signs := case.fired("N15"):
+    if signs := [*case.fired("N15"), *(one for one in case.fired("P24") if one.causes[:1] == ("D9",))]:
         yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 
 
@@ -700,7 +700,7 @@ PRECISION = (
          "NaN or an explosion at the first step", "restore _extra_state of every module, or recompute the scales first",
          ECHO, "TransformerEngine 982, Megatron-Bridge 1730, NeMo 6929",
          megatron="set --dist-ckpt-strictness raise_all, which raises an error if _extra_state is missing",
-         explains="N15 R03 R07 R09 N4 R01",
+         explains="N15 P24 R03 R07 R09 N4 R01",
          pattern=fp8_scales),
     made("D10", "ε dominates the update.", "√v is below ε", "updates vanish", "lower ε, or scale the loss",
          "an earlier checkpoint", "catalogue D10",

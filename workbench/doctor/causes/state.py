@@ -209,7 +209,7 @@ def buffers_lost(case: Case) -> Iterator[Match]:
             running = all(name.endswith(RUNNING) for name in names)
             question = RECALIBRATED if running and not new else ""
             yield Match(change.leg, 0.9 if names <= new else 0.6, names, question=question)
-    if signs := [*case.fired("N4", "N26"), *(one for one in case.fired("P24") if "F4" not in one.causes[:1])]:
+    if signs := [*case.fired("N4", "N26"), *case.refilled]:
         defined = all(one.evidence.get("kind") == "constant" for one in signs)
         title = "Buffers that the model's config defines changed." if defined else ""
         k = passed(case.evidence.before.facts, case.later.facts)
@@ -531,6 +531,8 @@ def orphan_groups(case: Case) -> Iterator[Match]:
     if (signs := case.fired("N6")) and not case.rescaled:
         follows = [one for one in case.fired("S16", "P15", "P13", "P19", "R14") if one.evidence.get("kind") != "jump"]
         yield Match(case.resumed, 0.95, signs=(*signs, *follows))
+    if uneven := [one for one in case.fired("P15") if one.evidence.get("uneven")]:
+        yield Match("train", 0.95, signs=tuple(uneven))
     signs = [one for one in case.fired("P11") if one.evidence.get("slow")]
     signs += filter(below_stated, case.fired("P13"))
     if signs:

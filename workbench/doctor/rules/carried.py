@@ -579,32 +579,35 @@ def _buffers(pair: Pair, found: Outcome) -> int:
             at, last = roles[role][1], fqn.rpartition(".")[2]
             if pair.b.dtype(at).startswith(("float", "bfloat")) and last not in CONSTANT:
                 places[f"{role} {last}"].append((fqn, roles[role]))
-    lost: list[str] = []
+    lost: dict[str, list[str]] = {"A5": [], "D9": []}  # by the cause: those of the model, or of fp8
     rest = sum(map(len, places.values()))
     for what, held in places.items():
         both = [one for fqn, at in held[:LOOKED] if (one := _both(pair, fqn, at, "P24", found)) is not None]
         if not both or any(pair.b.ckpt.catalog.numel[at[1]] > SAMPLED for _, at in held):
             continue
+        cause = "A5" if what.startswith("buffer ") else "D9"
         a, b = (np.concatenate(side) for side in zip(*both, strict=True))
         size = float(np.dot(a, a))
         if len(a) < LEAST or len(b) != len(a) or not 0 < size < math.inf or not np.isfinite(b).all():
             continue
         made = bool((b == b[0]).all() and not (a == a[0]).all())
         if step < (EARLY if all(len(pair.b.shape(at[1])) > 1 for _, at in held) else SETTLED):
-            lost += [fqn for fqn, _ in held] if made and b[0] != 0 else []
+            lost[cause] += [fqn for fqn, _ in held] if made and b[0] != 0 else []
             continue
         rest -= len(held)
         slope, left = float(np.dot(a, b)) / size, float(np.dot(b, b)) / size
         less = slope < LEFT and left < SMALL**2
         more = slope > MULTIPLIED and what.startswith("buffer ")  # scales of fp8 may double
         if less or more or made or (abs(slope) < UNLIKE and all(map(_is_replaced, *_tables(pair, held, both)))):
-            lost += [fqn for fqn, _ in held]
+            lost[cause] += [fqn for fqn, _ in held]
     if places and not rest:
         found.checked.setdefault("P24", plural(len(places), "kind") + " of buffers")
-    if lost:
-        text = f"{plural(len(lost), 'buffer')} did not continue from the old values: {some(lost)}"
-        sign = P24.sign(text, {}, lost[:NAMED], severity="warn", hit=len(lost), of=sum(map(len, places.values())))
-        found.signs.append(sign)
+    for cause, names in lost.items():
+        if names:
+            text = f"{plural(len(names), 'buffer')} did not continue from the old values: {some(names)}"
+            of = sum(map(len, places.values()))
+            sign = P24.sign(text, {}, names[:NAMED], severity="warn", hit=len(names), of=of, causes=(cause,))
+            found.signs.append(sign)
     return rest
 
 
@@ -729,6 +732,7 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
         evidence = {"roles": sorted(set(roles_of.values())), "share": max(fell.values())}
         others = {role for fqn, roles in pair.shared() if fqn in fell for role in roles} & set(FIRST)
         parents = _parents(pair, roles_of, floors, found)
+        crossed = {fqn for fqn, (_, role) in parents.items() if role != roles_of[fqn]}
         older = fell_back(pair.a.facts, pair.b.facts, fell, passed(pair.a.facts, pair.b.facts))
         # fresh state would be far smaller where gradients are
         scaled = min(kept) > SCALED and len(fell) > 1 and not older
@@ -738,9 +742,10 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
             causes = ("B11", "B4")
         elif 2 * len(parents) > len(fell) and len(parents) > 1:  # a single one may fit another's by chance
             causes = ("B5", "E13")
-            name, parent = next(iter(parents.items()))
-            text += f"; those of {name!r} can have evolved from those of {parent!r}"
-            found.forms |= dict.fromkeys(roles_of.items(), "moved.name")
+            name, (parent, role) = next(iter(parents.items()))
+            text += f"; those of {name!r} can have evolved from {f'its {role}' if crossed else f'those of {parent!r}'}"
+            found.forms |= dict.fromkeys(roles_of.items(), "swapped" if crossed == parents.keys() else "moved.name")
+            causes = ("B11", "E13") if crossed == parents.keys() else causes
         elif parts == fell.keys():
             causes = ("G6", "E1")
             text += ", all of them in a part of the rows or columns"
@@ -755,24 +760,32 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
 
 def _parents(
     pair: Pair, roles_of: Mapping[str, str], floors: Mapping[str, tuple[float, Array]], found: Outcome
-) -> dict[str, str]:
-    """Return the parameters whose squares stay above the floor of another's of that shape, and have its profile."""
-    held = {role: {f: roles[role] for f, roles in pair.shared() if role in roles} for role in set(roles_of.values())}
+) -> dict[str, tuple[str, str]]:
+    """Return the parameters whose squares stay above the floor of others, and have their profile.
+
+    These are another parameter's of that shape, or the other ones of its own matrix: those of rows and of columns.
+    """
+    shared = dict(pair.shared())
     parents = {}
     for fqn, role in roles_of.items():
         left, b = floors[fqn]
-        shapes = {other: pair.a.shape(at) for other, (at, _) in held[role].items()}
-        alike = [other for other, shape in shapes.items() if shape == shapes[fqn] and other != fqn]
+        shape = pair.a.shape(shared[fqn][role][0])
+        alike = [
+            (other, role)
+            for other, roles in shared.items()
+            if other != fqn and role in roles and pair.a.shape(roles[role][0]) == shape
+        ]
+        own = [(fqn, other) for other in shared[fqn].keys() & set(FACTORED) - {role}]
         best = LIKE
-        for other in (fqn, *alike[:LOOKED]):
-            both = _both(pair, other, held[role][other], "P25", found)
-            if both is None:
+        for other, kind in [(fqn, role), *own, *alike[:LOOKED]]:
+            both = _both(pair, other, shared[other][kind], "P25", found)
+            if both is None or len(both[0]) != len(b):
                 continue
             like = _likeness(both[0], b)
-            if other == fqn:
+            if (other, kind) == (fqn, role):
                 best = max(best, like + BETTER)
             elif like > best and not (b < left * both[0]).any():
-                parents[fqn], best = other, like
+                parents[fqn], best = (other, kind), like
     return parents
 
 

@@ -694,13 +694,13 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
         skipped = scaled(b) and updates != last - first  # otherwise the optimizer made all of them
         if not (skipped and 0.5 * (last - first) <= moved <= last - first):
             return [_jump(a, b, moved, last - first, declared)]
-    if a.lr is None or b.lr is None:
-        return "an optimizer stores no lr"
     if plan_of(a.schedule, a.args, a.statements) is None and all("batch" in name for name in declared):
         declared = []  # they set no learning rate, and without its formula a schedule may give any
     steps = int(moved) if rarely and moved is not None else last - first
     if (off := _off_its_form(a, b, steps, declared)) is not None:
         return off
+    if a.lr is None or b.lr is None:
+        return "an optimizer stores no lr"
     plan = plan_of(a.schedule, a.args, a.statements)
     due = plan.lr_at(last) if plan is not None else a.lr
     if plan is not None and plan.allows(b.lr, last):
@@ -741,6 +741,9 @@ def _off_its_form(a: TrainingState, b: TrainingState, steps: int, declared: list
     words = f"lr {lr:.4g} {plural(steps, 'step')} later, but the formula of the stored schedule gives {wanted:.4g}"
     words += f"; changed settings: {', '.join(declared[:4])}" if declared else ""
     evidence = {"lr": lr, "planned": wanted, "ratio": lr / wanted if wanted else None, "declared": declared}
+    # a schedule moves all groups by one factor
+    ratios = [lr / wanted for lr, wanted in zip(stored, due, strict=True) if lr is not None and wanted]
+    evidence |= {"uneven": True} if ratios and not declared and not _near(min(ratios), max(ratios)) else {}
     return [P15.sign(words, evidence, severity="warn", hit=len(off), of=len(due))]
 
 

@@ -78,6 +78,7 @@ CHANCE = 4.5  #: over the root of the columns: correlation that the best of many
 BESIDE = 256  #: tensors beside the weights
 DECAYS = frozenset({"momentum", "dampening", "nesterov", "betas", "alpha", "rho"})  #: fields of param groups
 STANDS = 0.7  #: b·a/a·a from which an average continues
+KEEPS = 0.9  #: share that so few updates leave of second moments at least
 NOISE = 1e-5  #: of the median size of averages of gradients: below it, as of biases before a norm, are rounding errors
 
 P32 = Rule(
@@ -536,6 +537,13 @@ def _rearranged(
         for fqn, roles in pair.shared()
         if "exp_avg_sq" in roles and fqn in states and (states[fqn].floor.broken or states[fqn].transition.broken)
     }
+    if crossed := _crossed(pair, updates, states, held):
+        least = min(states[fqn].ratio for fqn in crossed - held.keys())
+        words = f"second moments of {plural(len(crossed & held.keys()), 'parameter')} fell, and those of others of the "
+        words += f"same shapes grew in every element, to {least:.3g} times as much or more"
+        evidence = {"kind": "name", "role": "exp_avg", "roles": ["exp_avg_sq"]}
+        yield P32.sign(words, evidence, sorted(crossed)[:NAMED], hit=len(crossed), of=len(states), causes=("B5", "E13"))
+        return
     placed = {f for f, both in held.items() if f in updates and _is_arranged(pair, both, updates[f], found)}
     kinds = dict.fromkeys(turned | placed, "rows")
     kinds |= _searched(pair, {f: both for f, both in held.items() if f not in kinds}, found)
@@ -550,6 +558,27 @@ def _rearranged(
             words = f"second moments of {plural(len(some), 'parameter')} are most like old ones of other places"
             evidence = {"kind": kind, "role": "exp_avg", "roles": ["exp_avg_sq"]}
             yield P32.sign(f"{words}: {some[0]!r}", evidence, some, hit=len(some), of=len(states))
+
+
+def _crossed(
+    pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], held: Mapping[str, tuple[int, int]]
+) -> set[str]:
+    """Return the parameters that fell, and others of their shape that grew in every element, in few updates.
+
+    So few leave second moments nearly as they were. State that was lost falls, and no other state grows with it.
+    """
+    found = set()
+    shapes: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for fqn, roles in pair.shared():
+        few = fqn in states and (one := updates[fqn]).k > 1 and one.betas is not None and one.fading**one.k >= KEEPS
+        if few and "exp_avg_sq" in roles and states[fqn].floor.of >= ENOUGH:
+            shapes[pair.b.shape(roles["exp_avg_sq"][1])].append(fqn)
+    for names in shapes.values():
+        fell = [fqn for fqn in names if fqn in held]
+        grew = [fqn for fqn in names if fqn not in held and GREW < states[fqn].ratio < math.inf]
+        if min(len(fell), len(grew)) > 1:
+            found |= {*fell, *grew}
+    return found if 2 * len(found & held.keys()) > len(held) else set()
 
 
 def _is_arranged(pair: Pair, both: tuple[int, int], update: Update, found: Continuity) -> bool:

@@ -377,7 +377,7 @@ def _clip(state: State, found: Mapping[str, OneState], earlier: State | None) ->
     facts = state.facts
     clips = [one.facts.value("clip") for one in (state, earlier) if one is not None]
     clip = max((float(one) for one in clips if one), default=0.0)
-    held = [sums.numbers["exp_avg_sq"] for sums in found.values() if "exp_avg_sq" in sums.numbers]
+    held = {fqn: sums.numbers["exp_avg_sq"].total for fqn, sums in found.items() if "exp_avg_sq" in sums.numbers}
     if not clip or not all(clips) or not held:
         return "no gradient clip is stored, or no second moments are stored"
     kinds = {state.dtype(roles["exp_avg_sq"]) for roles in state.params.values() if "exp_avg_sq" in roles}
@@ -385,8 +385,10 @@ def _clip(state: State, found: Mapping[str, OneState], earlier: State | None) ->
         return "16-bit second moments are rounded up where they should decay, so they have no such bound"
     if facts.decoupled is not True or facts.betas is None:
         return "weight decay is added to the gradient after the clip (Adam with L2), or the betas are unknown"
-    total = sum(numbers.total for numbers in held)
     step = max(facts.steps.counts, default=0) or facts.step or 0  # of the parameter with most updates
+    # gradients of parameters with fewer updates may have been clipped without one another
+    total = sum(one for fqn, one in held.items() if facts.steps.by_name.get(fqn, step) == step)
+    total = max(total, *held.values())
     bound = clip * clip * (1 - facts.betas[1] ** step) if step else clip * clip
     signs = []
     if math.isfinite(total) and total > bound * (1 + SLACK):

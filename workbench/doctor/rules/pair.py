@@ -310,7 +310,7 @@ def _values(state: State, fqn: str) -> Array:
 
 
 def _should_move(update: Update, sums: PairState, rates: Collection[object]) -> bool:
-    """Return whether no element moved, although updates move them by more than rounding.
+    """Return whether no element moved, not all being zero, although updates move them by more than rounding.
 
     How far a single update moves them follows from its moments. Several updates whose gradients changed the second
     moments are assumed to move them by :data:`LITTLE` of the learning rate or more.
@@ -318,7 +318,7 @@ def _should_move(update: Update, sums: PairState, rates: Collection[object]) -> 
     Args:
         rates: bounds of the learning rates of parameters that did move.
     """
-    if sums.unchanged < sums.count or sums.count < LEAST or update.lr is None:
+    if sums.unchanged < sums.count or sums.count < LEAST or update.lr is None or sums.aa <= 0:
         return False
     if update.k > 1 and sums.floor.of and sums.ratio != 1:
         return update.lr in rates and update.lr[1] * LITTLE * math.sqrt(sums.count) > MOVES * math.sqrt(sums.aa)

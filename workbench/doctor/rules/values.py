@@ -192,6 +192,32 @@ def _without_rounded(pair: Pair, updates: Mapping[str, Update]) -> dict[str, Upd
     return {f: replace(one, barred=(*barred, *one.barred)) if f in held else one for f, one in updates.items()}
 
 
+def _without_zeroed(pair: Pair, updates: Mapping[str, Update]) -> dict[str, Update]:
+    """Bar the laws of steps for weights with many exact zeros, before as well as later, although updates move these.
+
+    The trainer sets them after each update: by a mask, or because they are below a threshold.
+    """
+    barred = tuple((law, "weights are set to zero after each update") for law in STEPS)
+    found = dict(updates)
+    for fqn, roles in pair.shared():
+        weight = "master" if "master" in roles else "param"
+        if fqn in updates and roles.keys() >= {weight, "exp_avg"}:
+            held = [[state.params[fqn][role] for role in (weight, "exp_avg")] for state in (pair.a, pair.b)]
+            if all(_sets_zeros(state, *at) for state, at in zip((pair.a, pair.b), held, strict=True)):
+                found[fqn] = replace(found[fqn], barred=(*barred, *found[fqn].barred))
+    return found
+
+
+def _sets_zeros(state: State, weight: int, moment: int) -> bool:
+    """Return whether many elements of a weight are exactly zero whose moments are not: the last update moved these."""
+    rows = spread(state.shape(weight), SAMPLED)
+    try:
+        w, m = (sampled(state.tensor(at), rows, SAMPLED) for at in (weight, moment))
+    except WorkbenchError:
+        return False
+    return len(w) == len(m) and int(np.count_nonzero((w == 0) & (m != 0))) >= ROWS
+
+
 def _is_bfloat16(pair: Pair, places: tuple[int, int]) -> bool:
     try:
         values = [
@@ -305,7 +331,8 @@ def _sweep(
 ) -> _Sweep:
     """Sum over a pair, by the laws that these updates leave."""
     updates = _without_maxima(pair, _as_replayed(pair, updates))
-    updates = _without_idle(pair, _without_rounded(pair, _without_projected(pair, updates)))
+    updates = _without_projected(pair, _without_zeroed(pair, updates))
+    updates = _without_idle(pair, _without_rounded(pair, updates))
     slots, apart = [], Counter[str]()
     for fqn, roles in pair.shared():
         if fqn not in updates:
