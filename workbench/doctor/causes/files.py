@@ -504,8 +504,10 @@ CORRUPTION = (
                   "S08 S12 N24 R10 P01 ",
          losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
          pattern=mixed),
-    made("G7", "An entire save repeats an older one.", "cached structures were written again", "the run goes back",
-         "check what the saver writes: hash two consecutive saves", "the older checkpoints", "NeMo-RL 3312",
+    made("G7", "The weights and the optimizer's state are those of an older save.",
+         "another save was loaded, or cached structures were written again", "the run goes back",
+         "check which save the load opened; if it was the right one, hash two consecutive saves",
+         "the older checkpoints", "NeMo-RL 3312",
          explains="P24 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 N24 N25 R10 R11 P01 "
                   "S06 S07 S16 S17 S18 P15 P20 P36",
          expects="S07 N25 R09",

@@ -136,24 +136,18 @@ def partition(cause: str) -> Callable[[Case], Iterator[Match]]:
 
     def pattern(case: Case) -> Iterator[Match]:
         for change in case.changes:
-            for form, strength in (("moved.flat", TAGS["flat"]), ("moved.shift", TAGS["shift"])):
-                quantities = (*change.weights, *MASTERS, *MOMENTS)
-                names = frozenset(change.hit(quantities, form))
-                if not names or cause not in strength:
-                    continue
-                if form == "moved.flat" and _cut_anew(change):
+            quantities = (*change.weights, *MASTERS, *MOMENTS)
+            shifted, cut = (frozenset(change.hit(quantities, f"moved.{tag}")) for tag in ("shift", "flat"))
+            if names := shifted | cut:  # of a line that is shifted as a whole, the first and last pieces look cut
+                strength = TAGS["shift" if shifted else "flat"][cause]
+                if not shifted and _cut_anew(change):
                     names = frozenset(change.hit(quantities, "moved."))
                 words = case.equal(change, change.weights, "weights", names) if case.still(change, names) else ""
-                if change.leg == "train":  # numbered ones have no known owner; in small ones, a shift is not visible
-                    rest = change.hit(MOMENTS, "other", "fallen", "near", "part") if form == "moved.shift" else ()
-                    names |= {name for name in change.hit(MOMENTS) if is_numbered(name) or name in rest}
-                yield Match(
-                    change.leg,
-                    strength[cause],
-                    names,
-                    change.exact and strength[cause] == 1.0,
-                    reasons=case.against(("E1 E4 E9", words)),
-                )
+                # in small ones, a shift is not visible; numbered ones have no known owner
+                rest = change.hit(MOMENTS, "other", "fallen", "near", "part") if shifted else set()
+                names |= rest | {n for n in change.hit(MOMENTS) if change.leg == "train" and is_numbered(n)}
+                exact = change.exact and strength == 1.0
+                yield Match(change.leg, strength, names, exact, reasons=case.against(("E1 E4 E9", words)))
             if cause == "E13":
                 masters = frozenset(case.masters_alone(change, "moved."))
                 if masters and change.leg == "load":  # complete ones are assigned to others (B5)

@@ -134,6 +134,8 @@ def _suspect(one: CauseExplanation, case: Case) -> Suspect:
     severity = min((sign.severity for sign in one.proof), key=SEVERITIES.index, default="info")
     if severity == "info" and any(sign.severity != "info" for sign in one.follows):
         severity = "warn"
+    if severity == "error" and match is not None and match.question:  # its proof is also that of another cause
+        severity = "warn"
     certainty = _certainty(one, severity)
     title = match.title if match is not None and match.title else cause.title
     own = match.remedy if match is not None else ""
@@ -202,7 +204,8 @@ def _ordered(one: CauseExplanation) -> list[Sign]:
 def _tensors(one: CauseExplanation) -> list[str]:
     if one.match is not None and one.match.names:
         names = sorted(name for name in one.match.names if name)
-        return [name for name in names if not is_numbered(name)] or names  # numbered state is that of the named ones
+        named = [name for name in names if not is_numbered(name)]
+        return named if 2 * len(named) >= len(names) else names  # as many numbers are those of the named ones
     return list(dict.fromkeys(name for sign in one.proof for name in sign.tensors))
 
 
@@ -235,6 +238,8 @@ def _since(one: CauseExplanation, case: Case) -> int | None:
 def _share(names: list[str], case: Case) -> float | None:
     """Return the share of these parameters in the elements of all weights."""
     state = case.later
+    if any(map(is_numbered, names)):
+        return None
     sizes = {fqn: roles.get("param", roles.get("master")) for fqn, roles in state.params.items()}
     numel = {fqn: int(state.ckpt.catalog.numel[at]) for fqn, at in sizes.items() if at is not None}
     total, part = sum(numel.values()), sum(numel.get(name, 0) for name in names)

@@ -280,6 +280,10 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
         for fqn, roles in pair.shared()
         if "exp_avg_sq" in roles and fqn in states and states[fqn].floor.of and not states[fqn].floor.broken
     }
+    broken = sum(bool(one.floor.broken) for one in states.values())
+    if broken > len(held):  # then the gradients since cannot be computed from the old second moments
+        found.not_checked.setdefault("P30", "most second moments did not continue from the old ones")
+        return
     others: dict[str, tuple[str, float | None]] = {}
     least: float = SETTLED
     only = _only(pair.b.facts.groups)

@@ -113,7 +113,7 @@ def rows_kept(pair: Pair) -> list[Sign] | str:
         roles = {role for _, role in keys}
         fqns = list(dict.fromkeys(fqn for fqn, _ in keys))
         what = "weights" if roles <= {"param"} else _roles(keys)
-        message = f"the old rows of {len(keys):,} of {plural(looked, 'resized tensor')} are {plural(abs(by), 'row')} "
+        message = f"the old rows of {len(keys):,} of {plural(looked, 'resized matrix')} are {plural(abs(by), 'row')} "
         message += f"{'further down' if by > 0 else 'further up'}: {what} of {some_of(fqns)}"
         found.append(R18.sign(message, {"by": by, "roles": sorted(roles)}, fqns, hit=len(keys), of=looked))
     return found
@@ -239,7 +239,7 @@ def same_size(pair: Pair) -> list[Sign] | str:
     told = both or "kind" in evidence
     names = list(dict.fromkeys(name for name, role in off if name in known and role in changed))[:NAMED] if told else []
     severity, causes = "info" if late or wider else "warn", ("H1",) if wider else causes_of(changed)
-    return [N3.sign(f"the stored bytes of roles changed: {words}", evidence, names, severity=severity, causes=causes)]
+    return [N3.sign(f"the stored size changed, in bytes: {words}", evidence, names, severity=severity, causes=causes)]
 
 
 def wider_types(pair: Pair) -> list[Sign] | str:
