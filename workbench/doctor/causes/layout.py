@@ -112,8 +112,10 @@ def _cut_anew(change: LedgerLeg) -> bool:
 
 
 def _placed(change: LedgerLeg, names: set[str]) -> str:
-    law = "bit for bit" if change.exact else "where they fit better than at their own place"
-    return f"the rows of {plural(len(names), 'weight')} were found elsewhere in before, {law}"
+    rows = f"the rows of {plural(len(names), 'weight')} are"
+    if change.exact:
+        return f"{rows} at other places of the earlier checkpoint, bit for bit"
+    return f"{rows} closer to rows at other places of the earlier checkpoint than to their own"
 
 
 def layers(case: Case) -> Iterator[Match]:
@@ -398,7 +400,8 @@ def averaged(case: Case) -> Iterator[Match]:
             off = frozenset(change.hit((*change.weights, *MASTERS)))
             if 2 * len(taken) < len(off):
                 continue  # an average holds all of them
-            words = f"{len(taken):,} of {plural(len(off), 'weight')} are closer to the stored average than to before"
+            of = plural(len(off), "weight")
+            words = f"{len(taken):,} of {of} are closer to the stored average than to their old values"
             yield Match(change.leg, 0.97, off, False, AVERAGE, case.against(("A1 A2 D2 G6", words)))
             continue
         near = frozenset(change.hit(change.weights, "near", "slight", "other", "fill"))
@@ -414,7 +417,7 @@ def averaged(case: Case) -> Iterator[Match]:
         if masters or (change.leg == "train" and case.mastered):
             continue
         if mean > RELATED and (whole or not change.exact):  # an average covers everything that is trained
-            words = f"their mean cosine similarity to before is {mean:.3f}"
+            words = f"their mean cosine similarity to the old values is {mean:.3f}"
             reasons = case.against(("A1 A2", words), ("G7 B1", kept))
             if change.leg == "load" and near <= change.hit(MASTERS, "absent") and _widened(case, near):
                 gone = [one for one in case.fired("R01") if str(one.evidence.get("roles")).split()[1:] == ["master"]]

@@ -284,7 +284,8 @@ def random_states(case: Case) -> Iterator[Match]:
         *(one for one in case.fired("P29", "R11") if "C8" in one.causes or one.evidence.get("kind") == "generators"),
     ]
     if signs:
-        yield Match(case.resumed, 0.9, signs=tuple(signs))
+        title = "The random generators of all ranks are in the same state." if equal or case.fired("N11") else ""
+        yield Match(case.resumed, 0.9, signs=tuple(signs), title=title)
 
 
 def another_step(case: Case) -> Iterator[Match]:

@@ -173,7 +173,9 @@ def _cosines_of(change: LedgerLeg, names: frozenset[str]) -> list[float]:
 
 def _cosines(change: LedgerLeg, names: frozenset[str]) -> str:
     found = _cosines_of(change, names)
-    return f"their cosine similarity to before is at most {max(found):.2f}" if found and max(found) < 0.5 else ""
+    return (
+        f"their cosine similarity to the old values is at most {max(found):.2f}" if found and max(found) < 0.5 else ""
+    )
 
 
 def added(case: Case) -> Iterator[Match]:
@@ -428,6 +430,7 @@ def second_gone(case: Case) -> Iterator[Match]:
 def other_binding(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = frozenset(change.hit(MOMENTS, "moved.", "moved") - change.hit(MOMENTS, "moved.shift", "moved.flat"))
+        found = names
         if any(map(is_numbered, names)) and change.hit(change.weights, "moved."):
             continue  # the owner is unknown: they moved with the weights
         if names and not change.exact and not case.counters(change.leg).reset:
@@ -440,7 +443,7 @@ def other_binding(case: Case) -> Iterator[Match]:
             words = case.equal(change, change.weights, "weights", names) if still else ""
             reasons = case.against(
                 ("E1 E3 E4 E9", words),
-                ("B6", f"the moments of {plural(len(names), 'parameter')} belong to other parameters"),
+                ("B6", f"the moments of {plural(len(found), 'parameter')} belong to other parameters"),
             )
             others = not change.hit(MOMENTS, "moved.") - change.hit(MOMENTS, *OF_OTHERS)  # not their own rows
             exact = change.exact or (bool(case.fired("P17")) and not case.displaced(change) & names)

@@ -13,7 +13,7 @@ from workbench.doctor.facts.counted import of_epochs
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.ledger.roles import AVERAGES
-from workbench.doctor.ledger.sign import Sign
+from workbench.doctor.ledger.sign import RULES, Sign
 from workbench.doctor.reasoning.cover import CauseExplanation, cover, places
 from workbench.doctor.reasoning.diagnosis import Suspect
 from workbench.doctor.reasoning.verdict import verdict
@@ -138,9 +138,13 @@ def _suspect(one: CauseExplanation, case: Case) -> Suspect:
         severity = "warn"
     certainty = _certainty(one, severity)
     title = match.title if match is not None and match.title else cause.title
+    if one.cause == "H1" and title == cause.title and signs:
+        words = signs[0].message
+        title = f"{title.removesuffix('.')}: {words.partition(' changed: ')[2] or words}."
     own = match.remedy if match is not None else ""
     bits = {one.cause, one.second} <= {"G1", "G2", "G3"}  # one accident
     close = bool(one.second) and one.rival > DOUBT * one.score and certainty != "certain" and not bits
+    close = close and not (one.second == "H1" and severity == "error")  # no setting breaks these laws
     runner = CAUSES[one.second].title if close else ""
     return Suspect(
         one.cause,
@@ -172,9 +176,14 @@ def _expected(cause: Cause, match: Match | None, names: Sequence[str], case: Cas
         adam = set()  # another optimizer took over
     if match is not None and match.title and not losses and cause.losses == CAUSES["H1"].losses:
         return ()  # it is about a setting, which the title is not
-    beside = {name for name in names if _is_beside(name, case)}
-    if cause.losses == CAUSES["G1"].losses and names and beside == set(names):
-        losses = "no loss shows averages and buffers that only an evaluation reads"
+    if cause.losses == CAUSES["G1"].losses and names:
+        held = {
+            role for change in case.changes for role in (*change.weights, "buffer") if change.hit((role,)) & {*names}
+        }
+        right = case.change("load").exact and case.change("load").seen(*change.weights) and not held
+        losses = "the first loss is right; the later ones show it" if right else ""
+        if all(_is_beside(name, case) for name in names):
+            losses = "no loss shows averages and buffers that only an evaluation reads"
     return cause.expected(facts if adam else TrainingState(), losses)
 
 
@@ -191,12 +200,18 @@ def _settles(words: str, case: Case) -> str:
 
 
 def _ordered(one: CauseExplanation) -> list[Sign]:
-    """Return the signs, proof before consequences, the strongest first in each half, then as the pattern has them."""
+    """Return the signs, proof before consequences, the strongest first, then in the order of the pattern or rules."""
     from workbench.doctor.reasoning.cover import weight
 
     rank = {id(sign): number for number, sign in enumerate(one.match.signs)} if one.match is not None else {}
+
+    def closeness(sign: Sign) -> tuple[float, int, int]:
+        causes = () if leg_of(sign) == "load" else sign.causes or RULES[sign.rule].causes
+        named = causes.index(one.cause) if one.cause in causes else len(CAUSES)
+        return -weight(sign), rank.get(id(sign), len(rank)), named
+
     return [
-        *sorted(one.proof, key=lambda sign: (-weight(sign), rank.get(id(sign), len(rank)))),
+        *sorted(one.proof, key=closeness),
         *sorted(one.follows, key=lambda sign: -weight(sign)),
     ]
 

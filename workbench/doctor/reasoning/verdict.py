@@ -79,8 +79,8 @@ def _remarks(suspects: tuple[Suspect, ...], case: Case) -> str:
 
 
 def _headline(one: Suspect) -> str:
-    """Return the title; of changed settings, and of a remark with a cause's own title, also what was seen."""
-    if one.title != CAUSES[one.cause].title or not one.signs or (one.severity != "info" and one.cause != "H1"):
+    """Return the title; of a remark with a cause's own title, also what was seen."""
+    if one.title != CAUSES[one.cause].title or not one.signs or one.severity != "info":
         return one.title
     return f"{one.title.removesuffix('.')}: {one.signs[0].message}."
 

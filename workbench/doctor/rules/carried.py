@@ -923,8 +923,8 @@ def _low_bits(pair: Pair, found: Outcome) -> None:
         total = sum(float(one.sum()) for one in products)
         error = math.sqrt(sum(float(np.square(one).sum()) for one in products))
         if total > SIGMAS * error and abs(total / squares - 1) <= HALF:
-            text = f"the weights of {plural(len(names), 'parameter')} moved by {total / squares:.0%} of what rounding "
-            text += f"them to {through} takes away, beside their updates"
+            text = f"the weights of {plural(len(names), 'parameter')} changed, beside their updates, by "
+            text += f"{total / squares:.0%} of what rounding the old ones to {through} changes"
             evidence = {"through": through, "slope": total / squares, "sigmas": total / error}
             found.signs.append(RULES["P31"].sign(text, evidence, names[:NAMED], hit=len(names), of=len(both)))
             return

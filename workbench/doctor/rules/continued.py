@@ -816,9 +816,8 @@ def _jump(a: TrainingState, b: TrainingState, moved: float, k: int, declared: li
     if counts[0] == counts[1]:
         words = f"the schedule did not move in {plural(k, 'step')}: it stayed at {counts[0]:,}"
     else:
-        words = (
-            f"the schedule moved by {moved:,.4g} updates in {plural(k, 'step')}: from {counts[0]:,} to {counts[1]:,}"
-        )
+        words = f"the schedule went from {counts[0]:,} to {counts[1]:,} in {plural(k, 'step')}"
+        words += f", which are {moved:,.4g} updates" if abs(counts[1] - counts[0] - moved) > 0.01 else ""
     evidence = {"kind": "jump", "before": counts[0], "after": counts[1], "k": k, "declared": declared}
     sure = not declared and NAME not in (a.source("step"), b.source("step"))
     return P15.sign(words, evidence, severity="error" if sure else "warn")
@@ -879,7 +878,7 @@ def data_advances(pair: Pair) -> list[Sign] | str:
         due = each * (last - first)
         if abs(new - old - due) > each or (new - old) % each or new == old:  # one update may be counted elsewhere
             words = f"{_WORDS[fact]} went from {old:,} to {new:,}; "
-            words += f"{plural(last - first, 'update')} should have advanced it by {due:,}"
+            words += f"{plural(last - first, 'update')} should have advanced it to {old + due:,}"
             evidence = {"kind": kind, "before": old + due, kind if kind == "loader" else "consumed": new}
             evidence |= {"stands": new == old, "fewer": old < new < old + due}
             found.append(P20.sign(words, evidence, causes=("C6",) if new < old else ()))

@@ -136,13 +136,13 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
     at, told = (0.0, False) if earlier is None or not k else _at_load(earlier, state, k)
     initial = at in DEFAULTS and at <= before / DOUBLED**AT_ONCE
     if not signs and (initial or (told and not skipped and 0 < at <= before / DOUBLED**2)):
-        words = f"the loss scale went from {before:,g} to {scale:,g} in {plural(k or 0, 'update')}"
+        words = f"the loss scale went from {before:,.15g} to {scale:,.15g} in {plural(k or 0, 'update')}"
         words += f"{'' if skipped else ', none of them skipped'}; "
-        words += f"its count of good updates fits a start at {at:,g}: was it reset?"
+        words += f"its count of good updates fits a start at {at:,.15g}: was it reset?"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     anew = scale in DEFAULTS and halved >= AT_ONCE and not skipped
     if not signs and k is not None and (halved > SKIPPED + k / OFTEN or anew):
-        words = f"the loss scale fell from {before:,g} to {scale:,g} in {plural(k, 'update')}: was it reset, or were "
+        words = f"the loss scale fell from {before:,.15g} to {scale:,.15g} in {plural(k, 'update')}: was it reset, or were "
         words += f"{halved:.0f} more updates skipped? Each skipped update halves it"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     if not signs and k and earlier is not None and scale == before:
@@ -377,7 +377,12 @@ def _clip(state: State, found: Mapping[str, OneState], earlier: State | None) ->
     facts = state.facts
     clips = [one.facts.value("clip") for one in (state, earlier) if one is not None]
     clip = max((float(one) for one in clips if one), default=0.0)
-    held = [sums.numbers["exp_avg_sq"] for sums in found.values() if "exp_avg_sq" in sums.numbers]
+    last = max(facts.steps.by_name.values(), default=0.0)  # those of frozen parameters do not decay
+    held = [
+        sums.numbers["exp_avg_sq"]
+        for fqn, sums in found.items()
+        if "exp_avg_sq" in sums.numbers and facts.steps.by_name.get(fqn, last) == last
+    ]
     if not clip or not all(clips) or not held:
         return "no gradient clip is stored, or no second moments are stored"
     kinds = {state.dtype(roles["exp_avg_sq"]) for roles in state.params.values() if "exp_avg_sq" in roles}

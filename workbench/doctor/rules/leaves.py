@@ -273,7 +273,8 @@ def _text(change: ObjectChange, later: str) -> str:
         if change.kind in CAME_OR_WENT and change.text.startswith(words):
             return f"is in {side} only{change.text.removeprefix(words)}"
     text = re.sub(r"\d+\.\d{7,}(?:e[-+]?\d+)?", lambda number: f"{float(number[0]):.6g}", change.text)
-    return text if len(set(text.split(" → "))) > 1 else change.text
+    old, arrow, new = text.partition(" → ")
+    return change.text if arrow and old == new else text
 
 
 def _by_version(change: ObjectChange) -> bool:

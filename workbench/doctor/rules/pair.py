@@ -361,7 +361,9 @@ def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike:
     turned = {fqn: c for fqn, c in turned.items() if fqn not in young}
     if turned:
         lowest = min(turned.values())
-        text = f"the direction of {_names(list(turned))} changed: cosine similarity to before down to {lowest:.3f}"
+        text = (
+            f"the direction of {_names(list(turned))} changed: cosine similarity to the old values down to {lowest:.3f}"
+        )
         yield _sign("P08", list(turned), text, len(soon), cosine=lowest)
     # a parameter within its reach is lawful, however much more it changed than others
     moved = {fqn: sums.moved for fqn, sums in soon.items() if sums.moved > 0 and fqn in alike}
