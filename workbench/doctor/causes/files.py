@@ -96,7 +96,11 @@ def moment_flipped(case: Case) -> Iterator[Match]:
     for change in case.changes:
         for moment, _, names in _flips(case, change):
             if moment:
-                yield Match(change.leg, 1.0, names, change.exact)
+                worst = max(float(change.detail(SECOND, name).get("worst") or 2) for name in names)
+                title = (
+                    "" if worst >= 2 else "A second moment is smaller than the updates can make it."
+                )  # no exponent bit
+                yield Match(change.leg, 1.0, names, change.exact, title=title)
     if signs := case.odd("S03"):
         nan = case.fired("S01", "P09")
         yield Match(case.resumed, 0.97, frozenset(n for s in signs for n in s.tensors), signs=(*signs, *nan))

@@ -478,8 +478,10 @@ def moments_rounded(case: Case) -> Iterator[Match]:
             question = "does the trainer set moments to zero, as with masks of weights?"
             yield Match("train", 0.9, spots or names, False, question, title=title, remedy="restore the moments")
         elif names:
-            exact = _typed(change, MOMENTS, names)
-            yield Match(change.leg, 1.0, names, exact, _meant(change, MOMENTS, names))
+            exact, asked = _typed(change, MOMENTS, names), _meant(change, MOMENTS, names)
+            through = {str(change.detail(MOMENTS, name).get("through")) for name in names}
+            losses = "no loss shows it" if through == {"bfloat16"} else ""
+            yield Match(change.leg, 1.0, names, exact, asked, losses=losses)
     if signs := case.fired("S10"):
         yield Match(case.resumed, 0.5, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 

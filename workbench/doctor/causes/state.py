@@ -51,8 +51,11 @@ SCALED = "were all moments scaled on purpose?"
 RECALIBRATED = "were the running statistics computed anew on purpose?"
 ADDED = "if the run uses the new tensors, nothing; if not, leave them out of the save"
 OF_ADDED = "no loss shows tensors that are only stored; new weights of the model change the first loss"
+SOME_ANEW = "The optimizer state of some parameters was not restored."
 PART_ANEW = "A part of the optimizer's state began anew, as copies of the weights; the moments were kept."
 OF_PART = "the first loss is right; those after the optimizer next uses this state are not"
+COMPARE = "save an echo right after the load, and compare these weights with the stored ones"
+OF_WEIGHTS = ("P05", "P11", "P12", "P18")  #: rules on where updates can move weights
 NONE_LOADED = "None of the weights were loaded: they kept their initial values."
 
 
@@ -76,6 +79,8 @@ def _unlike(case: Case, change: LedgerLeg) -> frozenset[str]:
 def renamed(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = _unlike(case, change)
+        if change.leg == "train" and not case.fired(*OF_WEIGHTS):
+            continue  # that the direction changed does not show where the weights come from
         if names and change.hit(change.weights, "other") and change.whole(change.weights, names):
             prefix = case.fired("N1", info=True)
             reasons = case.against(
@@ -129,8 +134,12 @@ def not_loaded(case: Case) -> Iterator[Match]:
             title, question = "The head is new.", "was it started anew on purpose, with a fresh optimizer?"
         elif change.leg == "train" and (found := _cosines_of(change, names)) and median(found) > KIN:
             title, question = "Weights moved far, and are still like the old ones.", OUTSIDE
+        elif change.leg == "train" and not case.fired(*OF_WEIGHTS):
+            title, question = "The direction of some weights changed.", OUTSIDE
+        remedy = COMPARE if question == OUTSIDE else ""
         names |= case.restarted_with(names)
-        yield Match(change.leg, strength, names, False, question, reasons, title=title)  # may be a deliberate new head
+        # may be a deliberate new head
+        yield Match(change.leg, strength, names, False, question, reasons, title=title, remedy=remedy)
 
 
 def _changed_some(change: LedgerLeg) -> frozenset[str]:
@@ -252,11 +261,13 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
                 ("E13 B5 E1", case.equal(change, change.weights, "weights")),
             )
             question = "was the optimizer started fresh on purpose?" if whole else ""
-            yield Match(change.leg, 1.0, names, False, question, reasons)
+            title = "" if change.whole(MOMENTS, names) else SOME_ANEW
+            yield Match(change.leg, 1.0, names, False, question, reasons, title=title)
         rest = counters.reset - names
         if rest and (2 * len(_measured(case, change) & rest) < len(rest) or _forgotten(case, change)):
             question = "were the optimizer's counters reset on purpose?"
-            yield Match(change.leg, 0.6, rest, False, question if _whole(case, change) else "")
+            whole = _whole(case, change)
+            yield Match(change.leg, 0.6, rest, False, question if whole else "", title="" if whole else SOME_ANEW)
     if signs := [one for one in case.fired("P34") if one.evidence["kind"] == "optimizer"]:
         yield Match("train", 0.9, signs=tuple(signs), question="was the optimizer started fresh on purpose?")
     train = case.change("train")
@@ -285,7 +296,12 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         saved = any(where_of(one) != "before" for one in absent)  # otherwise the load had nothing to restore
         grave = any(one.severity == "error" for one in absent) and saved
         question = "" if grave else "was the optimizer left out, or emptied, on purpose?"
-        title = "" if saved else "The checkpoint holds the optimizer's param groups, but not its state."
+        some = any(one.rule == "R03" and one.hit < one.of for one in absent)
+        title = (
+            (SOME_ANEW if some else "")
+            if saved
+            else "The checkpoint holds the optimizer's param groups, but not its state."
+        )
         title = "No checkpoint holds the optimizer's state, so it starts fresh." if never else title
         yield Match(case.resumed, 0.9, signs=tuple(absent), question=question, title=title)
 
@@ -386,6 +402,8 @@ def moments_zero(case: Case) -> Iterator[Match]:
             title = remedy = ""
             if names <= alone:
                 title, remedy = "The first moments were lost.", "restore the first moments together with the second"
+                if change.seen(*(role for role in FIRST if not change.hit((role,), *GONE))) & names:
+                    title = "Some of the first moments were lost; others of the same parameters were kept."
             yield Match(change.leg, 1.0, names, reasons=reasons, title=title, remedy=remedy)
 
 

@@ -172,15 +172,13 @@ def _expected(cause: Cause, match: Match | None, names: Sequence[str], case: Cas
     facts = case.later.facts if case.later.facts.betas is not None else case.evidence.before.facts
     adam = {name for name in case.by_adam if not names or name in names}
     losses = match.losses if match is not None else ""
-    if case.later.facts.optimizer.stored and case.later.facts.betas is None:
+    if case.exchanged or (case.later.facts.optimizer.stored and case.later.facts.betas is None):
         adam = set()  # another optimizer took over
     if match is not None and match.title and not losses and cause.losses == CAUSES["H1"].losses:
         return ()  # it is about a setting, which the title is not
     if cause.losses == CAUSES["G1"].losses and names:
-        held = {
-            role for change in case.changes for role in (*change.weights, "buffer") if change.hit((role,)) & {*names}
-        }
-        right = case.change("load").exact and case.change("load").seen(*change.weights) and not held
+        load = case.change("load")
+        right = load.seen(*load.weights) and not load.hit((*load.weights, "buffer")) & {*names}
         losses = "the first loss is right; the later ones show it" if right else ""
         if all(_is_beside(name, case) for name in names):
             losses = "no loss shows averages and buffers that only an evaluation reads"
@@ -221,6 +219,8 @@ def _tensors(one: CauseExplanation) -> list[str]:
         names = sorted(name for name in one.match.names if name)
         named = [name for name in names if not is_numbered(name)]
         return named if 2 * len(named) >= len(names) else names  # as many numbers are those of the named ones
+    if one.cause == "H1" and any(not sign.tensors for sign in one.proof):
+        return []  # a setting is for all of them
     return list(dict.fromkeys(name for sign in one.proof for name in sign.tensors))
 
 

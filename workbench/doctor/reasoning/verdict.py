@@ -19,6 +19,7 @@ from workbench.doctor.causes.case import Case
 from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.facts.counted import began_anew
 from workbench.doctor.facts.evidence import is_numbered
+from workbench.doctor.facts.schedule import sets_rates
 from workbench.doctor.ledger.roles import MASTERS
 from workbench.doctor.ledger.rows import GROUPS, Status
 from workbench.doctor.reasoning.diagnosis import Suspect
@@ -71,6 +72,8 @@ def _remarks(suspects: tuple[Suspect, ...], case: Case) -> str:
         if one not in named
     ]
     differing = [one for one in differing if one.evidence.get("kind") != "drawn"]  # as in any launch
+    if any(map(sets_rates, case.declared)):  # which says it
+        differing = [one for one in differing if not all("lr" in path for path in one.evidence.get("changed", [""]))]
     if differing:
         heads.append(f"In the load, {'; '.join(one.message for one in differing)}. Is that expected?")
     if beyond := _unexplained(case):

@@ -281,8 +281,8 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
         if "exp_avg_sq" in roles and fqn in states and states[fqn].floor.of and not states[fqn].floor.broken
     }
     broken = sum(bool(one.floor.broken) for one in states.values())
-    if broken > len(held):  # then the gradients since cannot be computed from the old second moments
-        found.not_checked.setdefault("P30", "most second moments did not continue from the old ones")
+    if broken > len(held) or pair.a.facts.betas != pair.b.facts.betas:
+        found.not_checked.setdefault("P30", "most second moments did not continue from the old ones, or β2 changed")
         return
     others: dict[str, tuple[str, float | None]] = {}
     least: float = SETTLED
@@ -958,8 +958,8 @@ def _offsets(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
     a, b = (np.concatenate(side) for side in zip(*lost.values(), strict=True))
     if len(a) < ENOUGH / 4 or not _forgot(a, b, SIGMAS):
         return
-    text = f"{plural(len(lost), 'norm vector')} went back to about where norms begin: {next(iter(lost))!r}; "
-    text += f"{max(float(np.dot(a, b) / np.dot(a, a)), 0.0):.0%} of their way from there is left"
+    text = f"{plural(len(lost), 'norm vector')} went back to near their initial value, {next(iter(lost))!r} for one; "
+    text += f"{max(float(np.dot(a, b) / np.dot(a, a)), 0.0):.0%} of their distance from it is left"
     evidence = {"kind": "offset"}
     sign = RULES["P08"].sign(text, evidence, list(lost), hit=len(lost), of=seen, causes=("A3", "A2"))
     found.signs.append(sign)

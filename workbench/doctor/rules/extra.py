@@ -142,7 +142,9 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     anew = scale in DEFAULTS and halved >= AT_ONCE and not skipped
     if not signs and k is not None and (halved > SKIPPED + k / OFTEN or anew):
-        words = f"the loss scale fell from {before:,.15g} to {scale:,.15g} in {plural(k, 'update')}: was it reset, or were "
+        words = (
+            f"the loss scale fell from {before:,.15g} to {scale:,.15g} in {plural(k, 'update')}: was it reset, or were "
+        )
         words += f"{halved:.0f} more updates skipped? Each skipped update halves it"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     if not signs and k and earlier is not None and scale == before:
@@ -388,6 +390,8 @@ def _clip(state: State, found: Mapping[str, OneState], earlier: State | None) ->
     kinds = {state.dtype(roles["exp_avg_sq"]) for roles in state.params.values() if "exp_avg_sq" in roles}
     if kinds & {"bfloat16", "float16"}:
         return "16-bit second moments are rounded up where they should decay, so they have no such bound"
+    if earlier is not None and earlier.facts.betas != facts.betas:
+        return "β2 changed, so the second moments have no such bound"
     if facts.decoupled is not True or facts.betas is None:
         return "weight decay is added to the gradient after the clip (Adam with L2), or the betas are unknown"
     total = sum(numbers.total for numbers in held)

@@ -74,7 +74,9 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
     for words, keys in (("are gone", gone), ("are new", new), ("have another shape", shaped)):
         if keys:
             roles = _roles(keys)
-            message = f"{len(keys):,} of {plural(len(a), 'tensor')} {agreeing(len(keys), words)}: {roles}"
+            many = plural(len(keys), "tensor")
+            what = many if words == "are new" else f"{len(keys):,} of {plural(len(a), 'tensor')}"
+            message = f"{what} {agreeing(len(keys), words)}: {roles}"
             names = list(dict.fromkeys(fqn for fqn, _ in keys))[:NAMED]
             causes = causes_of(role for _, role in keys) if words != "are new" else ()
             if words == "are gone" and len(keys) < len(a) / 2 and {role for _, role in keys} <= {"param", "master"}:
