@@ -334,7 +334,7 @@ def data_follows(state: State) -> list[Sign] | str:
     facts, step = state.facts, state.facts.step
     consumed, batch, loader = (facts.value(fact) for fact in ("consumed_samples", "global_batch", "loader"))
     if step is None or (consumed is None and loader is None):
-        return "neither consumed samples nor a data loader's position are stored"
+        return "neither consumed samples nor a data loader's position is stored"
     found = []
     if step > 0 and loader == 0:
         words = f"the data loader ({facts.source('loader')}) is at 0, but the trainer is at step {step:,}"
