@@ -425,6 +425,8 @@ def averaged(case: Case) -> Iterator[Match]:
                 title = "The weights have other values in a wider type, and the masters are gone."
                 yield Match("load", 1.0, near, question=question, signs=tuple(gone), title=title)
                 continue
+            if change.exact and whole:
+                near |= change.hit(("buffer",), "near", "other", "part")  # those of that step
             later = change.leg == "train"  # noise, pruning and clipping by the trainer leave the same traces
             few = case.far < FEW_FAR or any(not one.evidence.get("even") for one in case.fired("P11"))
             yield Match(

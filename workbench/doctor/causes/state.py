@@ -54,6 +54,7 @@ OF_ADDED = "no loss shows tensors that are only stored; new weights of the model
 SOME_ANEW = "The optimizer state of some parameters was not restored."
 PART_ANEW = "A part of the optimizer's state began anew, as copies of the weights; the moments were kept."
 OF_PART = "the first loss is right; those after the optimizer next uses this state are not"
+ONE_SAVE = "load all weights from one save; check what changes them after the load"
 COMPARE = "save an echo right after the load, and compare these weights with the stored ones"
 OF_WEIGHTS = ("P05", "P11", "P12", "P18")  #: rules on where updates can move weights
 NONE_LOADED = "None of the weights were loaded: they kept their initial values."
@@ -122,12 +123,13 @@ def not_loaded(case: Case) -> Iterator[Match]:
             ("B1 G6 G7 B6", case.equal(change, MOMENTS, "moments", names)), ("E1 E9 F4", _cosines(change, names))
         )
         strength = 0.7 if whole else 0.95 if change.hit(change.weights, "other") & names else 0.8
-        title = question = ""
+        title = question = remedy = ""
         if len(names) > 1:
             title = "Tensors were not loaded and kept their initial values."
         if not names & _unlike(case, change):
             title = "Some weights differ from the saved ones."
             question = OUTSIDE if change.leg == "train" else ""
+            remedy = "" if question else ONE_SAVE
         elif change.leg == "load" and [case.numel(name) for name in names] == [1]:  # such as a temperature
             question = SET_ANEW
         elif kinds(names) == {"head"} and change.whole(MOMENTS, change.hit(MOMENTS, *GONE)):
@@ -136,7 +138,7 @@ def not_loaded(case: Case) -> Iterator[Match]:
             title, question = "Weights moved far, and are still like the old ones.", OUTSIDE
         elif change.leg == "train" and not case.fired(*OF_WEIGHTS):
             title, question = "The direction of some weights changed.", OUTSIDE
-        remedy = COMPARE if question == OUTSIDE else ""
+        remedy = COMPARE if question == OUTSIDE else remedy
         names |= case.restarted_with(names)
         # may be a deliberate new head
         yield Match(change.leg, strength, names, False, question, reasons, title=title, remedy=remedy)

@@ -138,8 +138,9 @@ def _suspect(one: CauseExplanation, case: Case) -> Suspect:
         severity = "warn"
     certainty = _certainty(one, severity)
     title = match.title if match is not None and match.title else cause.title
-    if one.cause == "H1" and title == cause.title and signs:
-        words = signs[0].message
+    settings = [sign.message for sign in signs if sign.rule not in ("P30", "S19")]
+    if one.cause == "H1" and title == cause.title and settings:
+        words = settings[0]
         title = f"{title.removesuffix('.')}: {words.partition(' changed: ')[2] or words}."
     own = match.remedy if match is not None else ""
     bits = {one.cause, one.second} <= {"G1", "G2", "G3"}  # one accident
@@ -176,12 +177,13 @@ def _expected(cause: Cause, match: Match | None, names: Sequence[str], case: Cas
         adam = set()  # another optimizer took over
     if match is not None and match.title and not losses and cause.losses == CAUSES["H1"].losses:
         return ()  # it is about a setting, which the title is not
-    if cause.losses == CAUSES["G1"].losses and names:
-        load = case.change("load")
-        right = load.seen(*load.weights) and not load.hit((*load.weights, "buffer")) & {*names}
+    load = case.change("load")
+    if names and not losses and cause.losses.startswith(("damaged weights", "the first losses are wrong")):
+        changed = load.hit((*load.weights, "buffer"))
+        right = load.seen(*load.weights) and not changed & ({*names} if not any(map(is_numbered, names)) else changed)
         losses = "the first loss is right; the later ones show it" if right else ""
-        if all(_is_beside(name, case) for name in names):
-            losses = "no loss shows averages and buffers that only an evaluation reads"
+    if names and cause.losses == CAUSES["G1"].losses and all(_is_beside(name, case) for name in names):
+        losses = "no loss shows averages and buffers that only an evaluation reads"
     return cause.expected(facts if adam else TrainingState(), losses)
 
 

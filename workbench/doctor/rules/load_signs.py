@@ -119,7 +119,7 @@ def load_signs(atoms: Atoms, looks: Sequence[AtomLook]) -> Iterator[Sign]:
 
 def _plain(atoms: Atoms, kind: str, some: Sequence[AtomLook]) -> Sign:
     rule, words = FORMS[kind]
-    text = some[0].text
+    text = some[0].text.partition(", product in ")[0]
     name = repr(some[0].atom.fqn)
     if kind == "zeros":
         text = text.replace(" became zero", f" of {name}", 1) or name
