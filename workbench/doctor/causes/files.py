@@ -304,7 +304,8 @@ def repeated(case: Case) -> Iterator[Match]:
             and not counters.reset
             and not update
         ):
-            yield Match(change.leg, 0.9, weights, False)
+            numbered = {name for name in moments | counters.behind if is_numbered(name)}
+            yield Match(change.leg, 0.9, weights | numbered, False)
     # after one step, a scaler may have skipped the update; but not what else a step changes
     quiet = [one for one in case.fired("N25", info=True) if one.severity == "info"]
     lr = case.evidence.before.facts.lr
@@ -522,7 +523,7 @@ CORRUPTION = (
          "check which save the load opened; if it was the right one, hash two consecutive saves",
          "the older checkpoints", "NeMo-RL 3312",
          explains="P24 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 N24 N25 R10 R11 P01 "
-                  "S06 S07 S16 S17 S18 P15 P20 P36 N6",
+                  "S06 S07 S16 S17 S18 P15 P20 P36 N6 R14 R17",
          expects="S07 N25 R09",
          losses="the loss is that of the older save",
          everywhere=True,

@@ -254,6 +254,8 @@ def data_again(case: Case) -> Iterator[Match]:
     if signs:
         stands = all(one.evidence.get("stands") for one in signs)
         title = "The position in the data did not advance." if stands else ""
+        if any(_went_back(one) for one in signs):
+            title = "The position in the data went back."
         question = "was a new epoch or a restart intended?"
         if all(one.evidence.get("fewer") for one in signs):
             title, question = (
@@ -263,6 +265,13 @@ def data_again(case: Case) -> Iterator[Match]:
         if stands:
             question = "the position stored with the data stayed the same: is it stored once an epoch?"
         yield Match(case.resumed, 0.95, signs=tuple(signs), question=question, title=title)
+
+
+def _went_back(sign: Sign) -> bool:
+    """Return whether a position is lower after a load, and not at the beginning."""
+    found = sign.evidence
+    texts = [found["changed"].get(path, "") for path in found["fell"]] if sign.rule == "R17" else []
+    return bool(sign.rule == "R11" and found.get("echo")) or any(not text.endswith("→ 0") for text in texts)
 
 
 def another_order(case: Case) -> Iterator[Match]:

@@ -80,8 +80,8 @@ def _unlike(case: Case, change: LedgerLeg) -> frozenset[str]:
 def renamed(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = _unlike(case, change)
-        if change.leg == "train" and not case.fired(*OF_WEIGHTS):
-            continue  # that the direction changed does not show where the weights come from
+        if change.leg == "train" and _turned_alone(case):
+            continue  # it does not show where the weights come from
         if names and change.hit(change.weights, "other") and change.whole(change.weights, names):
             prefix = case.fired("N1", info=True)
             reasons = case.against(
@@ -136,12 +136,17 @@ def not_loaded(case: Case) -> Iterator[Match]:
             title, question = "The head is new.", "was it started anew on purpose, with a fresh optimizer?"
         elif change.leg == "train" and (found := _cosines_of(change, names)) and median(found) > KIN:
             title, question = "Weights moved far, and are still like the old ones.", OUTSIDE
-        elif change.leg == "train" and not case.fired(*OF_WEIGHTS):
+        elif change.leg == "train" and _turned_alone(case):
             title, question = "The direction of some weights changed.", OUTSIDE
         remedy = COMPARE if question == OUTSIDE else remedy
         names |= case.restarted_with(names)
         # may be a deliberate new head
         yield Match(change.leg, strength, names, False, question, reasons, title=title, remedy=remedy)
+
+
+def _turned_alone(case: Case) -> bool:
+    """Return whether all that is known of the weights is that the direction of some changed."""
+    return not case.fired(*OF_WEIGHTS) and not any(one.evidence.get("kind") for one in case.fired("P08"))
 
 
 def _changed_some(change: LedgerLeg) -> frozenset[str]:
