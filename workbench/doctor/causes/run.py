@@ -333,8 +333,11 @@ def another_step(case: Case) -> Iterator[Match]:
     if _step_is_off(case) and not case.counters("train").reset:
         off = case.fired("S07", "S16", "S17", "S18", "P01", "P15", "P20", "R11")
         first, last = (side.facts.steps.usual for side in (case.evidence.before, case.later))
+        title = remedy = losses = ""
         if first is not None and last is not None and last < first:  # all of it is from an earlier step
             off += case.fired("P03", "P04", "P05", "P06", "P08", "P11", "P12", "P24", where="before → after")
+            title, losses = "All but the trainer's step is that of an older save.", "the loss is that of the older save"
+            remedy = "check which save the load opened, and from where the trainer's step was read"
         exact = any(one.rule == "R11" and one.evidence.get("kind") == "step" for one in off)
         words = "the optimizer's counters agree with the schedule, or with the data's position"
         yield Match(
@@ -343,6 +346,9 @@ def another_step(case: Case) -> Iterator[Match]:
             exact=exact,
             signs=tuple(off),
             reasons=case.against(("C1 C3 B2", words)),
+            title=title,
+            remedy=remedy,
+            losses=losses,
         )
         return
     kinds = ("trainer", "stated", "folder", "step")

@@ -38,7 +38,7 @@ KIN = 0.2  #: cosine similarity to the old weights from which new ones did not b
 SOON = 3  #: updates after which a fresh state may have the profile of the old one
 FELL = 0.02  #: share of the elements of a second moment below their floor, from which it was lost
 #: Forms of moments that another tensor's are.
-OF_OTHERS = ("moved", "moved.name", "moved.layer", "moved.stack", "moved.expert", "moved.gate_up")
+OF_OTHERS = ("moved", "moved.name", "moved.layer", "moved.stack", "moved.expert", "moved.gate_up", "moved.tied")
 ADAM = ("exp_avg", "exp_avg_sq")
 FEW_STEPS = 0.1  #: share of the weights that moved too far
 SUNK = "The second moments were lost, or became far too small."
@@ -744,7 +744,7 @@ OPTIMIZER = (
     made("B4", "exp_avg_sq was lost; exp_avg was kept.",
          "one of the two moments was not loaded or was zeroed", "a catastrophic jump at the second step",
          "go back to the previous checkpoint and restore both moments from one save", ECHO, "catalogue B4",
-         explains="P33 P25 P03 P04 P05 P06 P08 P12 P13 S02 S04 S05 S19 P09 R03 R09 N16",
+         explains="P33 P25 P03 P04 P05 P06 P08 P11 P12 P13 P18 S02 S04 S05 S19 P09 R03 R09 N16",
          expects="S04 S05",
          losses="the first loss is right; the second is wrong",
          everywhere=True,
