@@ -118,7 +118,7 @@ def _screen(d: Diagnosis) -> Iterator[str]:
         yield f"  {pad(safe(one.which), 6)}  {shorten(safe(one.path), _beside(10))}"
     real = [one for one in d.causes if one.severity != "info"]
     if not real:
-        yield from wrap(pad("VERDICT", HEAD), safe(d.verdict), most=8)
+        yield from wrap(pad("VERDICT", HEAD), safe(d.verdict), most=10)
     for number, cause in enumerate(real[: 1 + FURTHER]):
         yield from wrap(pad(MARK[cause.severity], 7), safe(cause.title), most=3)
         if number == 0:
@@ -128,7 +128,7 @@ def _screen(d: Diagnosis) -> Iterator[str]:
     if real:
         for note in _notes(d):
             yield from wrap(pad("NOTE", HEAD), note, most=3)
-        yield from wrap(pad("COMPARED", HEAD), safe(d.coverage), most=3)
+        yield from wrap(pad("COMPARED", HEAD), safe(d.coverage), most=5)
     rest = [one for one in d if one.severity != "info" and not _explained(one, real) and one.message != d.verdict]
     seen = [safe(one.message) for one in rest]
     if real:  # otherwise the verdict has them

@@ -181,7 +181,10 @@ def coverage(case: Case) -> str:
         seen, _ = case.ledger.count(leg, quantities, *COMPARED)
         gone, _ = case.ledger.count(leg, quantities, Status.ABSENT)
         if of:
-            parts.append(f"{seen:,} of {of:,} {group}" + (f" ({gone:,} absent)" if gone else ""))
+            reasons = sorted(case.ledger.reasons(leg, quantities).items(), key=lambda one: -one[1])[:2]
+            notes = [f"{gone:,} absent"] if gone else []
+            notes += [f"{count:,} not: {why}" for why, count in reasons if not any(why in part for part in parts)]
+            parts.append(f"{seen:,} of {of:,} {group}" + (f" ({'; '.join(notes)})" if notes else ""))
         elif group == "moments" or (group == "weights" and not case.ledger.count(leg, MASTERS)[0]):
             parts.append(f"no {group}")
     known = {row.quantity for row in case.ledger if row.leg == leg and row.status is not Status.SKIPPED}

@@ -368,7 +368,7 @@ def _average(found: Mapping[str, OneState], step: float) -> Said:
     if not any(differ for differ, _ in held.values()):
         of = sum(count for _, count in held.values())
         words = (
-            f"all {plural(of, 'weight')} of {plural(len(held), 'parameter')} equal their average bit for bit "
+            f"all {plural(of, 'element')} of {plural(len(held), 'weight')} equal their average bit for bit "
             f"at step {step:,.0f}"
         )
         signs.append(RULES["N21"].sign(words, {"step": step}, list(held)[:LIST], hit=len(held), of=len(held)))
@@ -379,12 +379,7 @@ def _clip(state: State, found: Mapping[str, OneState], earlier: State | None) ->
     facts = state.facts
     clips = [one.facts.value("clip") for one in (state, earlier) if one is not None]
     clip = max((float(one) for one in clips if one), default=0.0)
-    last = max(facts.steps.by_name.values(), default=0.0)  # those of frozen parameters do not decay
-    held = [
-        sums.numbers["exp_avg_sq"]
-        for fqn, sums in found.items()
-        if "exp_avg_sq" in sums.numbers and facts.steps.by_name.get(fqn, last) == last
-    ]
+    held = {fqn: sums.numbers["exp_avg_sq"].total for fqn, sums in found.items() if "exp_avg_sq" in sums.numbers}
     if not clip or not all(clips) or not held:
         return "no gradient clip is stored, or no second moments are stored"
     kinds = {state.dtype(roles["exp_avg_sq"]) for roles in state.params.values() if "exp_avg_sq" in roles}
@@ -394,8 +389,10 @@ def _clip(state: State, found: Mapping[str, OneState], earlier: State | None) ->
         return "β2 changed, so the second moments have no such bound"
     if facts.decoupled is not True or facts.betas is None:
         return "weight decay is added to the gradient after the clip (Adam with L2), or the betas are unknown"
-    total = sum(numbers.total for numbers in held)
     step = max(facts.steps.counts, default=0) or facts.step or 0  # of the parameter with most updates
+    # gradients of parameters with fewer updates may have been clipped without one another
+    total = sum(one for fqn, one in held.items() if facts.steps.by_name.get(fqn, step) == step)
+    total = max(total, *held.values())
     bound = clip * clip * (1 - facts.betas[1] ** step) if step else clip * clip
     signs = []
     if math.isfinite(total) and total > bound * (1 + SLACK):

@@ -226,8 +226,8 @@ def _masters(found: Mapping[str, OneState], step: float, earlier: State | None) 
         count, of = sum(one[2] for one in odd), sum(sums.compared for sums in found.values())
         ulps = max(found[fqn].ulps for fqn, *_ in odd)
         text = (
-            f"{count:,} of {of:,} weights differ from their rounded master, by up to {plural(ulps, 'unit')} in the "
-            f"last place: {_names(odd)}"
+            f"{count:,} of {of:,} elements of weights differ from their rounded master, by up to "
+            f"{plural(ulps, 'unit')} in the last place: {_names(odd)}"
         )
         severity = "error" if ulps > 1 else "warn"
         yield _sign("S08", odd, text, severity, elements=count, looked_at=of, ulps=ulps)
