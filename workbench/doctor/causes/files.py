@@ -253,8 +253,8 @@ def mixed(case: Case) -> Iterator[Match]:
         if change.exact and masters and weights <= masters and 2 * len(moments) > len(masters):
             yield Match("load", 0.97, frozenset(masters | moments), False)
         elif confined and (weights or moments) and not (part and outer):
-            names = weights | moments
-            yield Match(change.leg, 0.97, frozenset(names | _buffers_of(change, names)), False)
+            apart = weights | moments
+            yield Match(change.leg, 0.97, frozenset(apart | _buffers_of(change, apart)), False)
         elif len(part) > 2 and not kinds(part) <= {"embed", "head"}:
             yield Match(change.leg, 0.93, frozenset(weights | moments | part), False)
         elif both and not numbered and _strangers(case, change):

@@ -175,7 +175,7 @@ def coverage(case: Case) -> str:
     if not any(row.quantity in GROUPS["weights"] for row in case.ledger):
         return "the trainer's state; weights and moments were not read"
     leg = next((leg for leg in ("load", "train") if case.change(leg).rows), case.resumed)
-    parts = []
+    parts: list[str] = []
     for group, quantities in GROUPS.items():
         of, _ = case.ledger.count(leg, quantities)
         seen, _ = case.ledger.count(leg, quantities, *COMPARED)

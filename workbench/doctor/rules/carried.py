@@ -281,8 +281,8 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
         if "exp_avg_sq" in roles and fqn in states and states[fqn].floor.of and not states[fqn].floor.broken
     }
     broken = sum(bool(one.floor.broken) for one in states.values())
-    other = any(one.rule == "P21" for one in found.signs) or pair.a.facts.betas != pair.b.facts.betas
-    if broken > len(held) or other:
+    scaled = any(one.rule == "P21" for one in found.signs) or pair.a.facts.betas != pair.b.facts.betas
+    if broken > len(held) or scaled:
         found.not_checked.setdefault("P30", "most second moments did not continue from the old ones, or β2 changed")
         return
     others: dict[str, tuple[str, float | None]] = {}

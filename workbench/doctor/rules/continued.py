@@ -267,7 +267,7 @@ def _of_counters(
     words = f"advanced by {_span(moved[name] for name in off)} instead of {k:,}" if k else ""
     words = words or f"changed by {_span((moved[name] for name in off), '+')}"
     if first < 0 or new:
-        was, now = ([one.by_name.get(name, one.usual) or 0.0 for name in off] for one in (a.steps, b.steps))
+        was, now = ([one.by_name.get(name, one.usual or 0.0) for name in off] for one in (a.steps, b.steps))
         if now[0] != was[0] + k:  # of some files, the usual counter may be right
             words = f"went from {_span(was)} to {_span(now)}; they should be at {_span(one + k for one in was)}"
             words += ", so they count only the updates since the load" if new and set(now) == {k} else ""
@@ -817,7 +817,7 @@ def _jump(a: TrainingState, b: TrainingState, moved: float, k: int, declared: li
         words = f"the schedule did not move in {plural(k, 'step')}: it stayed at {counts[0]:,}"
     else:
         words = f"the schedule went from {counts[0]:,} to {counts[1]:,} in {plural(k, 'step')}"
-        words += f", which are {moved:,.4g} updates" if abs(counts[1] - counts[0] - moved) > 0.01 else ""
+        words += f", which are {moved:,.4g} updates" if abs((counts[1] or 0) - (counts[0] or 0) - moved) > 0.01 else ""
     evidence = {"kind": "jump", "before": counts[0], "after": counts[1], "k": k, "declared": declared}
     sure = not declared and NAME not in (a.source("step"), b.source("step"))
     return P15.sign(words, evidence, severity="error" if sure else "warn")
