@@ -286,6 +286,8 @@ class _Passes:
         self._take(carried, where)
         moved = {key for key, form in carried.forms.items() if form.startswith("moved.")}
         kept = check_continuity(pair, values.updates, values.states, moved)
+        known = {name for one in carried.signs if one.rule == "P24" for name in one.tensors}
+        kept.signs = [one for one in kept.signs if one.rule != "P24" or not known.issuperset(one.tensors)]
         self._take(kept, where)
         self._take(check_twins(pair), where)
         self._take(narrowed(self.alone[start], self.alone["after"]), where)

@@ -318,9 +318,11 @@ class Case:
     def equal(self, change: LedgerLeg, quantities: Iterable[str], what: str, names: Iterable[str] | None = None) -> str:
         """Return ``the moments of 52 of 52 parameters are equal bit for bit``, or "" if not all requested ones are."""
         quantities = tuple(quantities)
-        asked = set(names) if names is not None else change.seen(*quantities)
+        seen = change.seen(*quantities)
+        asked = set(names) if names is not None else seen
+        asked = seen if any(map(is_numbered, asked - seen)) else asked  # the owners are unknown
         good = change.clean(quantities, asked)
-        if not good or good != asked & change.seen(*quantities):
+        if not good or good != asked & seen:
             return ""
         law = "are equal bit for bit" if change.exact else "moved as the optimizer's law allows"
         return f"the {what} of {len(good):,} of {plural(len(asked), 'parameter')} {law}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from workbench.core.words import plural
@@ -24,6 +24,7 @@ VALUES = ("near", "other", "part", "slight", "fill", "zero")
 STATES = ("near", "other", "part", "fallen")  #: the same for moments
 UNITS = "does the trainer begin units anew, with their optimizer state?"
 PRUNED = "were the weights pruned on purpose?"
+OF_DAMAGE = "damaged weights show in the first loss; damaged masters and moments show from the second on"
 BEGINNINGS = ("zero", "swapped", "moved.", "zeros", "flip")  #: forms of moments that make later values explode
 BORN_ZERO = ("bias", "lora_B.weight")  #: parameters that are zero when they are made
 
@@ -96,7 +97,11 @@ def moment_flipped(case: Case) -> Iterator[Match]:
     for change in case.changes:
         for moment, _, names in _flips(case, change):
             if moment:
-                yield Match(change.leg, 1.0, names, change.exact)
+                worst = max(float(change.detail(SECOND, name).get("worst") or 2) for name in names)
+                title = (
+                    "" if worst >= 2 else "A second moment is smaller than the updates can make it."
+                )  # no exponent bit
+                yield Match(change.leg, 1.0, names, change.exact, title=title)
     if signs := case.odd("S03"):
         nan = case.fired("S01", "P09")
         yield Match(case.resumed, 0.97, frozenset(n for s in signs for n in s.tensors), signs=(*signs, *nan))
@@ -203,6 +208,12 @@ def misread(case: Case) -> Iterator[Match]:
         yield Match("load", 0.95, part, False, title="A small part of one tensor was not loaded as it is stored.")
 
 
+def _buffers_of(change: LedgerLeg, names: Iterable[str]) -> set[str]:
+    """Return the changed buffers in the layers of these weights."""
+    layers = {(one.stack, one.layer) for one in map(parse, names)}
+    return {name for name in change.hit(("buffer",), *VALUES) if ((one := parse(name)).stack, one.layer) in layers}
+
+
 def truncated(case: Case) -> Iterator[Match]:
     signs = [one for one in case.fired("V01") if "G8" not in one.causes[:1]]
     if signs:
@@ -228,6 +239,7 @@ def mixed(case: Case) -> Iterator[Match]:
             part = frozenset()  # all moments changed, but in some it shows only in places
         numbered = {name for name in moments if is_numbered(name)} if weights else set()
         both = frozenset(weights & moments or (weights | numbered if numbered else ()))
+        both |= _buffers_of(change, both)
         odd = case.counters(change.leg)
         off = odd.ahead | odd.behind
         if change.leg == "train":  # with its counter, even one that only its second moments show
@@ -245,7 +257,8 @@ def mixed(case: Case) -> Iterator[Match]:
         if change.exact and masters and weights <= masters and 2 * len(moments) > len(masters):
             yield Match("load", 0.97, frozenset(masters | moments), False)
         elif confined and (weights or moments) and not (part and outer):
-            yield Match(change.leg, 0.97, frozenset(weights | moments), False)
+            apart = weights | moments
+            yield Match(change.leg, 0.97, frozenset(apart | _buffers_of(change, apart)), False)
         elif len(part) > 2 and not kinds(part) <= {"embed", "head"}:
             yield Match(change.leg, 0.93, frozenset(weights | moments | part), False)
         elif both and not numbered and _strangers(case, change):
@@ -295,7 +308,8 @@ def repeated(case: Case) -> Iterator[Match]:
             and not counters.reset
             and not update
         ):
-            yield Match(change.leg, 0.9, weights, False)
+            numbered = {name for name in moments | counters.behind if is_numbered(name)}
+            yield Match(change.leg, 0.9, weights | numbered, False)
     # after one step, a scaler may have skipped the update; but not what else a step changes
     quiet = [one for one in case.fired("N25", info=True) if one.severity == "info"]
     lr = case.evidence.before.facts.lr
@@ -470,23 +484,23 @@ CORRUPTION = (
     made("G1", "A number is damaged: a flipped exponent bit, NaN or infinity.", "memory, network or storage",
          "NaN, or an explosion", RESTORE, HASHES, "catalogue G1",
          explains="S01 S02 S08 S12 R03 R06 R07 R09 P03 P04 P09 S04 P05 P06 P08 P11 P12 P13 P17 P18 P36",
-         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
+         losses=OF_DAMAGE,
          pattern=damaged),
     made("G2", "A bit is flipped.", "memory, network or storage", "mostly none", RESTORE + "; or correct the element",
          HASHES, "catalogue G2",
          explains="S02 S08 S12 R06 R09 P05 P06 P08 P11 P12 P13 P17 P18 P36",
-         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
+         losses=OF_DAMAGE,
          pattern=flipped),
     made("G3", "A bit of a second moment is flipped.", "memory, network or storage",
          "negative: NaN; smaller: a huge step; larger: a frozen weight", RESTORE, HASHES, "catalogue G3",
          explains="P30 S01 S02 S03 S04 R03 R06 R09 P03 P04 P09 N16 S19 P05 P06 P08 P11 P12 P13 P17 P18",
-         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
+         losses=OF_DAMAGE,
          pattern=moment_flipped),
     made("G4", "A file is truncated or unreadable.", "an interrupted or failed write", "the load fails, or zeros",
          RESTORE, "the file's size at the save", "catalogue G4",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S11 R01 R03 R08 P02 V01 "
                   "V02 V03 N18",
-         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
+         losses=OF_DAMAGE,
          pattern=truncated),
     made("G5", "Stored bytes were replaced by zeros.",
          "a crash before the write, sparse holes, or a memory map of an overwritten file",
@@ -494,7 +508,7 @@ CORRUPTION = (
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 P36 R02 R04 R05 R09 R13 N5 N17 S19 N28 V02 V03 S04 S05 "
                   "S08 S11 S12 S15 S03 R03 R08 N29 P09 N8",
          expects="S11 R08",
-         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
+         losses=OF_DAMAGE,
          pattern=zeroed),
     made("G6", "Parts of the checkpoint come from different saves.",
          "one rank's file is older, or an asynchronous save was not consistent",
@@ -506,12 +520,14 @@ CORRUPTION = (
          explains="P24 P25 P26 P27 P33 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 V04 N28 "
                   "S04 S06 S07 "
                   "S08 S12 N24 R10 P01 ",
-         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
+         losses=OF_DAMAGE,
          pattern=mixed),
-    made("G7", "An entire save repeats an older one.", "cached structures were written again", "the run goes back",
-         "check what the saver writes: hash two consecutive saves", "the older checkpoints", "NeMo-RL 3312",
+    made("G7", "The weights and the optimizer's state are those of an older save.",
+         "another save was loaded, or cached structures were written again", "the run goes back",
+         "check which save the load opened; if it was the right one, hash two consecutive saves",
+         "the older checkpoints", "NeMo-RL 3312",
          explains="P24 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 N24 N25 R10 R11 P01 "
-                  "S06 S07 S16 S17 S18 P15 P20 P36",
+                  "S06 S07 S16 S17 S18 P15 P20 P36 N6 R14 R17",
          expects="S07 N25 R09",
          losses="the loss is that of the older save",
          everywhere=True,
@@ -531,7 +547,7 @@ CORRUPTION = (
     made("G10", "The data that was read differs from the data that is stored.", "a damaged read was broadcast",
          "as for flipped bits", "read again; compare with hashes made before the upload", HASHES, "catalogue G10",
          explains="R06 R08 R09 V02 V03 S08 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18",
-         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
+         losses=OF_DAMAGE,
          pattern=misread),
 )  # fmt: skip
 

@@ -112,8 +112,10 @@ def _cut_anew(change: LedgerLeg) -> bool:
 
 
 def _placed(change: LedgerLeg, names: set[str]) -> str:
-    law = "bit for bit" if change.exact else "where they fit better than at their own place"
-    return f"the rows of {plural(len(names), 'weight')} were found elsewhere in before, {law}"
+    rows = f"the rows of {plural(len(names), 'weight')} are"
+    if change.exact:
+        return f"{rows} at other places of the earlier checkpoint, bit for bit"
+    return f"{rows} closer to rows at other places of the earlier checkpoint than to their own"
 
 
 def layers(case: Case) -> Iterator[Match]:
@@ -136,24 +138,18 @@ def partition(cause: str) -> Callable[[Case], Iterator[Match]]:
 
     def pattern(case: Case) -> Iterator[Match]:
         for change in case.changes:
-            for form, strength in (("moved.flat", TAGS["flat"]), ("moved.shift", TAGS["shift"])):
-                quantities = (*change.weights, *MASTERS, *MOMENTS)
-                names = frozenset(change.hit(quantities, form))
-                if not names or cause not in strength:
-                    continue
-                if form == "moved.flat" and _cut_anew(change):
+            quantities = (*change.weights, *MASTERS, *MOMENTS)
+            shifted, cut = (frozenset(change.hit(quantities, f"moved.{tag}")) for tag in ("shift", "flat"))
+            if names := shifted | cut:  # of a line that is shifted as a whole, the first and last pieces look cut
+                strength = TAGS["shift" if shifted else "flat"][cause]
+                if not shifted and _cut_anew(change):
                     names = frozenset(change.hit(quantities, "moved."))
                 words = case.equal(change, change.weights, "weights", names) if case.still(change, names) else ""
-                if change.leg == "train":  # numbered ones have no known owner; in small ones, a shift is not visible
-                    rest = change.hit(MOMENTS, "other", "fallen", "near", "part") if form == "moved.shift" else ()
-                    names |= {name for name in change.hit(MOMENTS) if is_numbered(name) or name in rest}
-                yield Match(
-                    change.leg,
-                    strength[cause],
-                    names,
-                    change.exact and strength[cause] == 1.0,
-                    reasons=case.against(("E1 E4 E9", words)),
-                )
+                # in small ones, a shift is not visible; numbered ones have no known owner
+                rest = change.hit(MOMENTS, "other", "fallen", "near", "part") if shifted else set()
+                names |= rest | {n for n in change.hit(MOMENTS) if change.leg == "train" and is_numbered(n)}
+                exact = change.exact and strength == 1.0
+                yield Match(change.leg, strength, names, exact, reasons=case.against(("E1 E4 E9", words)))
             if cause == "E13":
                 masters = frozenset(case.masters_alone(change, "moved."))
                 if masters and change.leg == "load":  # complete ones are assigned to others (B5)
@@ -404,7 +400,8 @@ def averaged(case: Case) -> Iterator[Match]:
             off = frozenset(change.hit((*change.weights, *MASTERS)))
             if 2 * len(taken) < len(off):
                 continue  # an average holds all of them
-            words = f"{len(taken):,} of {plural(len(off), 'weight')} are closer to the stored average than to before"
+            of = plural(len(off), "weight")
+            words = f"{len(taken):,} of {of} are closer to the stored average than to their old values"
             yield Match(change.leg, 0.97, off, False, AVERAGE, case.against(("A1 A2 D2 G6", words)))
             continue
         near = frozenset(change.hit(change.weights, "near", "slight", "other", "fill"))
@@ -420,7 +417,7 @@ def averaged(case: Case) -> Iterator[Match]:
         if masters or (change.leg == "train" and case.mastered):
             continue
         if mean > RELATED and (whole or not change.exact):  # an average covers everything that is trained
-            words = f"their mean cosine similarity to before is {mean:.3f}"
+            words = f"their mean cosine similarity to the old values is {mean:.3f}"
             reasons = case.against(("A1 A2", words), ("G7 B1", kept))
             if change.leg == "load" and near <= change.hit(MASTERS, "absent") and _widened(case, near):
                 gone = [one for one in case.fired("R01") if str(one.evidence.get("roles")).split()[1:] == ["master"]]
@@ -428,6 +425,8 @@ def averaged(case: Case) -> Iterator[Match]:
                 title = "The weights have other values in a wider type, and the masters are gone."
                 yield Match("load", 1.0, near, question=question, signs=tuple(gone), title=title)
                 continue
+            if change.exact and whole:
+                near |= change.hit(("buffer",), "near", "other", "part")  # those of that step
             later = change.leg == "train"  # noise, pruning and clipping by the trainer leave the same traces
             few = case.far < FEW_FAR or any(not one.evidence.get("even") for one in case.fired("P11"))
             yield Match(

@@ -254,6 +254,8 @@ def data_again(case: Case) -> Iterator[Match]:
     if signs:
         stands = all(one.evidence.get("stands") for one in signs)
         title = "The position in the data did not advance." if stands else ""
+        if any(_went_back(one) for one in signs):
+            title = "The position in the data went back."
         question = "was a new epoch or a restart intended?"
         if all(one.evidence.get("fewer") for one in signs):
             title, question = (
@@ -263,6 +265,13 @@ def data_again(case: Case) -> Iterator[Match]:
         if stands:
             question = "the position stored with the data stayed the same: is it stored once an epoch?"
         yield Match(case.resumed, 0.95, signs=tuple(signs), question=question, title=title)
+
+
+def _went_back(sign: Sign) -> bool:
+    """Return whether a position is lower after a load, and not at the beginning."""
+    found = sign.evidence
+    texts = [found["changed"].get(path, "") for path in found["fell"]] if sign.rule == "R17" else []
+    return bool(sign.rule == "R11" and found.get("echo")) or any(not text.endswith("→ 0") for text in texts)
 
 
 def another_order(case: Case) -> Iterator[Match]:
@@ -284,7 +293,8 @@ def random_states(case: Case) -> Iterator[Match]:
         *(one for one in case.fired("P29", "R11") if "C8" in one.causes or one.evidence.get("kind") == "generators"),
     ]
     if signs:
-        yield Match(case.resumed, 0.9, signs=tuple(signs))
+        title = "The random generators of all ranks are in the same state." if equal or case.fired("N11") else ""
+        yield Match(case.resumed, 0.9, signs=tuple(signs), title=title)
 
 
 def another_step(case: Case) -> Iterator[Match]:
@@ -323,8 +333,11 @@ def another_step(case: Case) -> Iterator[Match]:
     if _step_is_off(case) and not case.counters("train").reset:
         off = case.fired("S07", "S16", "S17", "S18", "P01", "P15", "P20", "R11")
         first, last = (side.facts.steps.usual for side in (case.evidence.before, case.later))
+        title = remedy = losses = ""
         if first is not None and last is not None and last < first:  # all of it is from an earlier step
             off += case.fired("P03", "P04", "P05", "P06", "P08", "P11", "P12", "P24", where="before → after")
+            title, losses = "All but the trainer's step is that of an older save.", "the loss is that of the older save"
+            remedy = "check which save the load opened, and from where the trainer's step was read"
         exact = any(one.rule == "R11" and one.evidence.get("kind") == "step" for one in off)
         words = "the optimizer's counters agree with the schedule, or with the data's position"
         yield Match(
@@ -333,6 +346,9 @@ def another_step(case: Case) -> Iterator[Match]:
             exact=exact,
             signs=tuple(off),
             reasons=case.against(("C1 C3 B2", words)),
+            title=title,
+            remedy=remedy,
+            losses=losses,
         )
         return
     kinds = ("trainer", "stated", "folder", "step")
@@ -477,8 +493,10 @@ def moments_rounded(case: Case) -> Iterator[Match]:
             question = "does the trainer set moments to zero, as with masks of weights?"
             yield Match("train", 0.9, spots or names, False, question, title=title, remedy="restore the moments")
         elif names:
-            exact = _typed(change, MOMENTS, names)
-            yield Match(change.leg, 1.0, names, exact, _meant(change, MOMENTS, names))
+            exact, asked = _typed(change, MOMENTS, names), _meant(change, MOMENTS, names)
+            through = {str(change.detail(MOMENTS, name).get("through")) for name in names}
+            losses = "no loss shows it" if through == {"bfloat16"} else ""
+            yield Match(change.leg, 1.0, names, exact, asked, losses=losses)
     if signs := case.fired("S10"):
         yield Match(case.resumed, 0.5, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
 

@@ -38,7 +38,7 @@ KIN = 0.2  #: cosine similarity to the old weights from which new ones did not b
 SOON = 3  #: updates after which a fresh state may have the profile of the old one
 FELL = 0.02  #: share of the elements of a second moment below their floor, from which it was lost
 #: Forms of moments that another tensor's are.
-OF_OTHERS = ("moved", "moved.name", "moved.layer", "moved.stack", "moved.expert", "moved.gate_up")
+OF_OTHERS = ("moved", "moved.name", "moved.layer", "moved.stack", "moved.expert", "moved.gate_up", "moved.tied")
 ADAM = ("exp_avg", "exp_avg_sq")
 FEW_STEPS = 0.1  #: share of the weights that moved too far
 SUNK = "The second moments were lost, or became far too small."
@@ -51,8 +51,12 @@ SCALED = "were all moments scaled on purpose?"
 RECALIBRATED = "were the running statistics computed anew on purpose?"
 ADDED = "if the run uses the new tensors, nothing; if not, leave them out of the save"
 OF_ADDED = "no loss shows tensors that are only stored; new weights of the model change the first loss"
+SOME_ANEW = "The optimizer state of some parameters was not restored."
 PART_ANEW = "A part of the optimizer's state began anew, as copies of the weights; the moments were kept."
 OF_PART = "the first loss is right; those after the optimizer next uses this state are not"
+ONE_SAVE = "load all weights from one save; check what changes them after the load"
+COMPARE = "save an echo right after the load, and compare these weights with the stored ones"
+OF_WEIGHTS = ("P05", "P11", "P12", "P18")  #: rules on where updates can move weights
 NONE_LOADED = "None of the weights were loaded: they kept their initial values."
 
 
@@ -76,6 +80,8 @@ def _unlike(case: Case, change: LedgerLeg) -> frozenset[str]:
 def renamed(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = _unlike(case, change)
+        if change.leg == "train" and _turned_alone(case):
+            continue  # it does not show where the weights come from
         if names and change.hit(change.weights, "other") and change.whole(change.weights, names):
             prefix = case.fired("N1", info=True)
             reasons = case.against(
@@ -117,20 +123,30 @@ def not_loaded(case: Case) -> Iterator[Match]:
             ("B1 G6 G7 B6", case.equal(change, MOMENTS, "moments", names)), ("E1 E9 F4", _cosines(change, names))
         )
         strength = 0.7 if whole else 0.95 if change.hit(change.weights, "other") & names else 0.8
-        title = question = ""
+        title = question = remedy = ""
         if len(names) > 1:
             title = "Tensors were not loaded and kept their initial values."
         if not names & _unlike(case, change):
             title = "Some weights differ from the saved ones."
             question = OUTSIDE if change.leg == "train" else ""
+            remedy = "" if question else ONE_SAVE
         elif change.leg == "load" and [case.numel(name) for name in names] == [1]:  # such as a temperature
             question = SET_ANEW
         elif kinds(names) == {"head"} and change.whole(MOMENTS, change.hit(MOMENTS, *GONE)):
             title, question = "The head is new.", "was it started anew on purpose, with a fresh optimizer?"
         elif change.leg == "train" and (found := _cosines_of(change, names)) and median(found) > KIN:
             title, question = "Weights moved far, and are still like the old ones.", OUTSIDE
+        elif change.leg == "train" and _turned_alone(case):
+            title, question = "The direction of some weights changed.", OUTSIDE
+        remedy = COMPARE if question == OUTSIDE else remedy
         names |= case.restarted_with(names)
-        yield Match(change.leg, strength, names, False, question, reasons, title=title)  # may be a deliberate new head
+        # may be a deliberate new head
+        yield Match(change.leg, strength, names, False, question, reasons, title=title, remedy=remedy)
+
+
+def _turned_alone(case: Case) -> bool:
+    """Return whether all that is known of the weights is that the direction of some changed."""
+    return not case.fired(*OF_WEIGHTS) and not any(one.evidence.get("kind") for one in case.fired("P08"))
 
 
 def _changed_some(change: LedgerLeg) -> frozenset[str]:
@@ -173,7 +189,9 @@ def _cosines_of(change: LedgerLeg, names: frozenset[str]) -> list[float]:
 
 def _cosines(change: LedgerLeg, names: frozenset[str]) -> str:
     found = _cosines_of(change, names)
-    return f"their cosine similarity to before is at most {max(found):.2f}" if found and max(found) < 0.5 else ""
+    return (
+        f"their cosine similarity to the old values is at most {max(found):.2f}" if found and max(found) < 0.5 else ""
+    )
 
 
 def added(case: Case) -> Iterator[Match]:
@@ -250,11 +268,13 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
                 ("E13 B5 E1", case.equal(change, change.weights, "weights")),
             )
             question = "was the optimizer started fresh on purpose?" if whole else ""
-            yield Match(change.leg, 1.0, names, False, question, reasons)
+            title = "" if change.whole(MOMENTS, names) else SOME_ANEW
+            yield Match(change.leg, 1.0, names, False, question, reasons, title=title)
         rest = counters.reset - names
         if rest and (2 * len(_measured(case, change) & rest) < len(rest) or _forgotten(case, change)):
             question = "were the optimizer's counters reset on purpose?"
-            yield Match(change.leg, 0.6, rest, False, question if _whole(case, change) else "")
+            whole = _whole(case, change)
+            yield Match(change.leg, 0.6, rest, False, question if whole else "", title="" if whole else SOME_ANEW)
     if signs := [one for one in case.fired("P34") if one.evidence["kind"] == "optimizer"]:
         yield Match("train", 0.9, signs=tuple(signs), question="was the optimizer started fresh on purpose?")
     train = case.change("train")
@@ -283,7 +303,12 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         saved = any(where_of(one) != "before" for one in absent)  # otherwise the load had nothing to restore
         grave = any(one.severity == "error" for one in absent) and saved
         question = "" if grave else "was the optimizer left out, or emptied, on purpose?"
-        title = "" if saved else "The checkpoint holds the optimizer's param groups, but not its state."
+        some = any(one.rule == "R03" and one.hit < one.of for one in absent)
+        title = (
+            (SOME_ANEW if some else "")
+            if saved
+            else "The checkpoint holds the optimizer's param groups, but not its state."
+        )
         title = "No checkpoint holds the optimizer's state, so it starts fresh." if never else title
         yield Match(case.resumed, 0.9, signs=tuple(absent), question=question, title=title)
 
@@ -384,6 +409,8 @@ def moments_zero(case: Case) -> Iterator[Match]:
             title = remedy = ""
             if names <= alone:
                 title, remedy = "The first moments were lost.", "restore the first moments together with the second"
+                if change.seen(*(role for role in FIRST if not change.hit((role,), *GONE))) & names:
+                    title = "Some of the first moments were lost; others of the same parameters were kept."
             yield Match(change.leg, 1.0, names, reasons=reasons, title=title, remedy=remedy)
 
 
@@ -428,6 +455,7 @@ def second_gone(case: Case) -> Iterator[Match]:
 def other_binding(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = frozenset(change.hit(MOMENTS, "moved.", "moved") - change.hit(MOMENTS, "moved.shift", "moved.flat"))
+        found = names
         if any(map(is_numbered, names)) and change.hit(change.weights, "moved."):
             continue  # the owner is unknown: they moved with the weights
         if names and not change.exact and not case.counters(change.leg).reset:
@@ -440,7 +468,7 @@ def other_binding(case: Case) -> Iterator[Match]:
             words = case.equal(change, change.weights, "weights", names) if still else ""
             reasons = case.against(
                 ("E1 E3 E4 E9", words),
-                ("B6", f"the moments of {plural(len(names), 'parameter')} belong to other parameters"),
+                ("B6", f"the moments of {plural(len(found), 'parameter')} belong to other parameters"),
             )
             others = not change.hit(MOMENTS, "moved.") - change.hit(MOMENTS, *OF_OTHERS)  # not their own rows
             exact = change.exact or (bool(case.fired("P17")) and not case.displaced(change) & names)
@@ -718,7 +746,7 @@ OPTIMIZER = (
     made("B4", "exp_avg_sq was lost; exp_avg was kept.",
          "one of the two moments was not loaded or was zeroed", "a catastrophic jump at the second step",
          "go back to the previous checkpoint and restore both moments from one save", ECHO, "catalogue B4",
-         explains="P33 P25 P03 P04 P05 P06 P08 P12 P13 S02 S04 S05 S19 P09 R03 R09 N16",
+         explains="P33 P25 P03 P04 P05 P06 P08 P11 P12 P13 P18 S02 S04 S05 S19 P09 R03 R09 N16",
          expects="S04 S05",
          losses="the first loss is right; the second is wrong",
          everywhere=True,

@@ -196,8 +196,8 @@ def _search(ordered: Array, places: Ints, keys: Array) -> Ints:
 
 def blocks_text(blocks: Sequence[MovedRows], names: Sequence[str], most: int = 4) -> str:
     """Return ``rows 0:96 are gate_proj 0:96, rows 96:192 are up_proj 0:96``."""
-    words = [
-        f"rows {one.start:,}:{one.stop:,} are {names[one.source]} {one.first:,}:{one.first + one.stop - one.start:,}"
-        for one in blocks[:most]
-    ]
+    words = []
+    for one in blocks[:most]:
+        start, first = one.start + max(-one.first, 0), max(one.first, 0)
+        words.append(f"rows {start:,}:{one.stop:,} are {names[one.source]} {first:,}:{first + one.stop - start:,}")
     return ", ".join(words) + (f" … {len(blocks) - most:,} more blocks" if len(blocks) > most else "")

@@ -286,5 +286,5 @@ def move_text(one: Move) -> str:
     words = one.text or blocks_text(one.blocks, [repr(name) for name in one.sources])
     if words.startswith("transposed: "):  # which the tag says already
         before, _, after = words.removeprefix("transposed: ").partition(" became ")
-        return repr(one.fqn) if before == after else f"in {one.fqn!r}, {before} became {after}"
+        return f"in {one.fqn!r}, {before} became {after}" if after and before != after else repr(one.fqn)
     return f"in {one.fqn!r} {words}"

@@ -209,7 +209,7 @@ class PairFold:
                 dict.fromkeys(("floor", "transition", "reach", "replay", "ruler"), "there is no update in between")
             )
         if None in kinds:
-            lost = "moments of the same shape are not stored in both states"
+            lost = "no moments of its name and shape are stored in both states"
             skip.update(dict.fromkeys(("floor", "transition", "ruler"), lost))
         elif kind not in UNITS:
             skip.setdefault("floor", f"moments are stored as {kind}")
@@ -217,7 +217,7 @@ class PairFold:
             skip.setdefault("transition", why)
         if updated is None or updated not in UNITS:
             skip.update(
-                dict.fromkeys(("reach", "replay", "ruler"), "weights of the same shape are not stored in both states")
+                dict.fromkeys(("reach", "replay", "ruler"), "no weight of its name and shape is stored in both states")
             )
         elif update.most is None:
             skip.setdefault("reach", "the learning rate is unknown")

@@ -171,6 +171,8 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
         return None
     if sign.rule == "P12" and "old" in sign.evidence and cause not in OF_DECAY:
         return None
+    if cause == "D8" and sign.rule == "P01" and sign.evidence.get("kind") == "still":
+        return None  # a skipped update is one of all parameters
     if cause == "H1" and _of_rates(sign) and (match is None or not _sets_rates(match)):
         return None
     if cause == "H1" and match is not None and match.title and sign.rule in (*OF_SETTINGS, *OF_VALUES):

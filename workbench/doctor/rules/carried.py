@@ -280,6 +280,11 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
         for fqn, roles in pair.shared()
         if "exp_avg_sq" in roles and fqn in states and states[fqn].floor.of and not states[fqn].floor.broken
     }
+    broken = sum(bool(one.floor.broken) for one in states.values())
+    scaled = any(one.rule == "P21" for one in found.signs) or pair.a.facts.betas != pair.b.facts.betas
+    if broken > len(held) or scaled:
+        found.not_checked.setdefault("P30", "most second moments did not continue from the old ones, or β2 changed")
+        return
     others: dict[str, tuple[str, float | None]] = {}
     least: float = SETTLED
     only = _only(pair.b.facts.groups)
@@ -932,8 +937,8 @@ def _low_bits(pair: Pair, found: Outcome) -> None:
         total = sum(float(one.sum()) for one in products)
         error = math.sqrt(sum(float(np.square(one).sum()) for one in products))
         if total > SIGMAS * error and abs(total / squares - 1) <= HALF:
-            text = f"the weights of {plural(len(names), 'parameter')} moved by {total / squares:.0%} of what rounding "
-            text += f"them to {through} takes away, beside their updates"
+            text = f"the weights of {plural(len(names), 'parameter')} changed, beside their updates, by "
+            text += f"{total / squares:.0%} of what rounding the old ones to {through} changes"
             evidence = {"through": through, "slope": total / squares, "sigmas": total / error}
             found.signs.append(RULES["P31"].sign(text, evidence, names[:NAMED], hit=len(names), of=len(both)))
             return
@@ -967,8 +972,8 @@ def _offsets(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
     a, b = (np.concatenate(side) for side in zip(*lost.values(), strict=True))
     if len(a) < ENOUGH / 4 or not _forgot(a, b, SIGMAS):
         return
-    text = f"{plural(len(lost), 'norm vector')} went back to about where norms begin: {next(iter(lost))!r}; "
-    text += f"{max(float(np.dot(a, b) / np.dot(a, a)), 0.0):.0%} of their way from there is left"
+    text = f"{plural(len(lost), 'norm vector')} went back to near their initial value, {next(iter(lost))!r} for one; "
+    text += f"{max(float(np.dot(a, b) / np.dot(a, a)), 0.0):.0%} of their distance from it is left"
     evidence = {"kind": "offset"}
     sign = RULES["P08"].sign(text, evidence, list(lost), hit=len(lost), of=seen, causes=("A3", "A2"))
     found.signs.append(sign)

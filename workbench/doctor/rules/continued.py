@@ -15,7 +15,7 @@ import numpy as np
 from workbench.analysis.diff import diff
 from workbench.checkpoint import Checkpoint
 from workbench.core.words import plural
-from workbench.doctor.facts.counted import LOADS, counts_anew, in_epochs, lagging, of_epochs, per_step
+from workbench.doctor.facts.counted import LOADS, counts, counts_anew, in_epochs, lagging, of_epochs, per_step
 from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.generators import Generator, drawn, is_fresh, seed
@@ -164,6 +164,11 @@ _RETURNS = re.compile(
     r"|consecutive|streak|skip|bad|fail|stall|retr"
 )
 SOME = 3  #: of such numbers in a message
+_WORDS = {
+    "loader": "the data position",
+    "consumed_samples": "the number of consumed samples",
+    "loss_scale": "the loss scale",
+}
 SCHEDULED = ("lr", "weight_decay")  #: fields that a schedule changes, or that other rules compare
 CYCLED = ("betas", "momentum")
 PRODUCTS = 64  #: of NAdam that are read
@@ -225,7 +230,8 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
     anew = [name for name in off if name in fresh and moved[name] < 0]
     fell = [name for name in off if name not in fresh and moved[name] < 0]  # as those of an older save
     rest = [name for name in off if name not in {*anew, *fell}]
-    parts = [anew, fell, rest] if rest and behind.issuperset(rest) else [off]
+    stood, slow = ([name for name in rest if (moved[name] == 0) == zero] for zero in (True, False))
+    parts = [anew, fell, stood, slow] if rest and behind.issuperset(rest) else [off]
     return [_of_counters(pair, k, rule, moved, part, fresh, behind) for part in parts if part]
 
 
@@ -258,15 +264,13 @@ def _of_counters(
     still = still if behind and len(off) < len(moved) else []
     severity = "warn" if named or still else "info" if reset_meant(b) or behind else "error"
     first = moved[off[0]]
-    words = f"advanced by {first:,.0f} instead of {k:,}" if k else f"changed by {first:+,.0f}"
+    words = f"advanced by {_span(moved[name] for name in off)} instead of {k:,}" if k else ""
+    words = words or f"changed by {_span((moved[name] for name in off), '+')}"
     if first < 0 or new:
-        was, now = (
-            one.get(off[0], usual) or 0.0
-            for one, usual in ((dict(a.steps.by_name), a.steps.usual), (dict(b.steps.by_name), b.steps.usual))
-        )
-        if now != was + k:  # of some files, the usual counter may be right
-            words = f"went from {was:,.0f} to {now:,.0f}; they should be at {was + k:,.0f}"
-            words += ", so they count only the updates since the load" if new and now == k else ""
+        was, now = ([one.by_name.get(name, one.usual or 0.0) for name in off] for one in (a.steps, b.steps))
+        if now[0] != was[0] + k:  # of some files, the usual counter may be right
+            words = f"went from {_span(was)} to {_span(now)}; they should be at {_span(one + k for one in was)}"
+            words += ", so they count only the updates since the load" if new and set(now) == {k} else ""
     if still and not reset_meant(b):
         words = f"did not advance in {plural(k, 'update')}: were these parameters frozen?"
     elif behind:
@@ -284,6 +288,13 @@ def _of_counters(
     )
 
 
+def _span(values: Iterable[float], sign: str = "") -> str:
+    """Return ``46``, or ``39 … 46`` if the values differ."""
+    ends = sorted(values)
+    low, high = f"{ends[0]:{sign},.0f}", f"{ends[-1]:{sign},.0f}"
+    return low if low == high else f"{low} … {high}"
+
+
 # ---- trainer -------------------------------------------------------------------------------------------------------
 
 
@@ -293,7 +304,7 @@ def same_trainer(pair: Pair) -> list[Sign] | str:
     for fact in ("step", "consumed_samples", "loader", "epoch", "loss_scale"):
         one, two = a.value(fact), b.value(fact)
         if one is not None and two is not None and one != two:
-            words = f"{fact.replace('_', ' ')} was {one:,} and is {two:,} ({b.source(fact)})"
+            words = f"{_WORDS.get(fact, fact)} was {one:,.15g} and is {two:,.15g} ({b.source(fact)})"
             sure = fact == "step" and NAME not in (a.source(fact), b.source(fact))
             severity = "error" if sure else "warn"
             found.append(R11.sign(words, {"kind": fact, "before": one, "echo": two}, severity=severity))
@@ -554,7 +565,9 @@ def changed_arguments(a: TrainingState, b: TrainingState) -> dict[str, tuple[Any
     """Return the arguments that both state and that differ, except those of the host, save or step."""
     names = [name for name in a.args if name in b.args and not _PASSING.search(name)]
     pairs = {name: (a.args[name].value, b.args[name].value) for name in names}
-    return {name: pair for name, pair in pairs.items() if _plain(pair[0]) != _plain(pair[1])}
+    return {
+        name: two for name, two in pairs.items() if _plain(two[0]) != _plain(two[1]) and not counts(name, *two, a, b)
+    }
 
 
 def arguments(pair: Pair) -> list[Sign] | str:
@@ -806,9 +819,8 @@ def _jump(a: TrainingState, b: TrainingState, moved: float, k: int, declared: li
     if counts[0] == counts[1]:
         words = f"the schedule did not move in {plural(k, 'step')}: it stayed at {counts[0]:,}"
     else:
-        words = (
-            f"the schedule moved by {moved:,.4g} updates in {plural(k, 'step')}: from {counts[0]:,} to {counts[1]:,}"
-        )
+        words = f"the schedule went from {counts[0]:,} to {counts[1]:,} in {plural(k, 'step')}"
+        words += f", which are {moved:,.4g} updates" if abs((counts[1] or 0) - (counts[0] or 0) - moved) > 0.01 else ""
     evidence = {"kind": "jump", "before": counts[0], "after": counts[1], "k": k, "declared": declared}
     sure = not declared and NAME not in (a.source("step"), b.source("step"))
     return P15.sign(words, evidence, severity="error" if sure else "warn")
@@ -868,14 +880,16 @@ def data_advances(pair: Pair) -> list[Sign] | str:
         each = old // first
         due = each * (last - first)
         if abs(new - old - due) > each or (new - old) % each or new == old:  # one update may be counted elsewhere
-            words = f"{fact.replace('_', ' ')} went from {old:,} to {new:,}; "
-            words += f"{plural(last - first, 'update')} should have advanced it by {due:,}"
+            words = f"{_WORDS[fact]} went from {old:,} to {new:,}; "
+            words += f"{plural(last - first, 'update')} should have advanced it to {old + due:,}"
             evidence = {"kind": kind, "before": old + due, kind if kind == "loader" else "consumed": new}
             evidence |= {"stands": new == old, "fewer": old < new < old + due}
             found.append(P20.sign(words, evidence, causes=("C6",) if new < old else ()))
     known = any(side.value(fact) is not None for side in (a, b) for fact in ("loader", "consumed_samples"))
     batches = [_batch(side) for side in (pair.stored, pair.b)]
     for path, (then, now) in within.items():
+        if found and path == b.source("loader"):
+            continue
         each, rest = divmod(then[1], first)
         rate = each if batches[0] == batches[1] else (batches[1] or 0) if each == batches[0] else 0
         due = then[1] + (rate or each) * (last - first)

@@ -35,7 +35,7 @@ from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.laws.bounds import floor_terms
 from workbench.doctor.ledger.roles import FIRST, MAXIMA, MOMENTS, SECOND, STATE, quantity
-from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, register
+from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, register, some
 from workbench.doctor.origins.became import arrangements
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
@@ -466,7 +466,7 @@ def _signs(forms: Mapping[Key, str]) -> Iterator[Sign]:
     hit: dict[str, list[Key]] = defaultdict(list)
     buffers = [fqn for (fqn, role), form in forms.items() if form and role == "buffer"]
     if buffers:
-        words = f"buffers of {plural(len(buffers), 'module')} do not continue their old values: {buffers[0]!r}"
+        words = f"{plural(len(buffers), 'buffer', 'do')} not continue their old values: {some(buffers)}"
         of = sum(role == "buffer" for _, role in forms)
         yield RULES["P24"].sign(words, {}, buffers[:NAMED], severity="warn", hit=len(buffers), of=of, causes=("A5",))
     for key, form in forms.items():

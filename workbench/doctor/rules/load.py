@@ -312,5 +312,9 @@ def _checked(found: EchoValues, rows: Mapping[tuple[str, str], TensorDiff], coun
     causes = OF_ALL if counted else tuple(cause for cause in OF_ALL if cause != "G6")
     if "weights" in whole and held <= set(whole) and not lost and all(row.status == "equal" for row in rows.values()):
         found.cleared.append(
-            Cleared("echo", "every weight, master, moment and buffer of one name and shape is equal", causes)
+            Cleared(
+                "echo",
+                "every weight, master, moment and buffer with the same name and shape on both sides is equal",
+                causes,
+            )
         )

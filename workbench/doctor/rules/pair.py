@@ -153,7 +153,7 @@ def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState], right: 
             "transition",
             "exp_avg and exp_avg_sq cannot have evolved from the old ones in {0:,} of {1:,} elements: {2}",
         ),
-        "P05": ("reach", "{0:,} of {1:,} weights moved farther than the optimizer can move them: {2}"),
+        "P05": ("reach", "{0:,} of {1:,} elements of weights moved farther than the optimizer can move them: {2}"),
     }
     for rule, (law, text) in texts.items():
         hits = {fqn: getattr(sums, law) for fqn, sums in found.items() if getattr(sums, law).broken}
@@ -161,7 +161,7 @@ def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState], right: 
             hits = {fqn: one for fqn, one in hits.items() if fqn not in right}
             if hits.keys() <= followers(found):  # no optimizer holds them
                 text = (
-                    "{0:,} of {1:,} weights moved farther than an optimizer with the stored settings moves weights, "
+                    "{0:,} of {1:,} elements of weights moved farther than an optimizer with the stored settings does, "
                     "all of them in networks that follow others: {2}"
                 )
         if not hits:
@@ -178,7 +178,7 @@ def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState], right: 
         sure = rule != "P05" or any(updates[fqn].certain for fqn in hits)
         message = text.format(count, of, _names(list(hits)))
         if not sure:
-            message += "; only the learning rates at both ends are stored"
+            message += "; the learning rate in between is not stored"
         looked = sum(getattr(sums, law).of > 0 for sums in found.values())
         yield RULES[rule].sign(
             message, evidence, list(hits)[:LIST], severity=None if sure else "warn", hit=len(hits), of=looked
@@ -211,7 +211,13 @@ def _counts(
     }
     still, of = sum(sums.unchanged for sums in half.values()), sum(sums.count for sums in half.values())
     if of and still > of / 2:
-        yield _sign("P10", list(half), f"{still / of:.0%} of the weights did not change", len(found), share=still / of)
+        yield _sign(
+            "P10",
+            list(half),
+            f"{still / of:.0%} of the elements of weights did not change",
+            len(found),
+            share=still / of,
+        )
     # if everything is equal bit for bit, nothing was trained; weights without optimizer state are not evidence
     trained = {fqn: sums for fqn, sums in going.items() if math.isfinite(sums.ratio)}
     due_to_change = pair.due(trained or going)
@@ -361,7 +367,9 @@ def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike:
     turned = {fqn: c for fqn, c in turned.items() if fqn not in young}
     if turned:
         lowest = min(turned.values())
-        text = f"the direction of {_names(list(turned))} changed: cosine similarity to before down to {lowest:.3f}"
+        text = (
+            f"the direction of {_names(list(turned))} changed: cosine similarity to the old values down to {lowest:.3f}"
+        )
         yield _sign("P08", list(turned), text, len(soon), cosine=lowest)
     # a parameter within its reach is lawful, however much more it changed than others
     moved = {fqn: sums.moved for fqn, sums in soon.items() if sums.moved > 0 and fqn in alike}

@@ -154,8 +154,8 @@ def _judge(pair: Pair, totals: dict[int, list[int]], moving: dict[int, list[int]
             RULES["N24"].sign(words, evidence, names, severity=grave, hit=totals[file][0], of=totals[file][1])
         )
     if share and not stale and len(fresh) == len(share):
-        words = f"{plural(len(share), 'file')}: none repeats the earlier checkpoint "
-        words += f"(at most {max(share.values()):.1%} of a file is equal)"
+        words = f"{plural(len(share), 'file')}: none repeats the earlier checkpoint"
+        words += f" (at most {most:.1%} of a file is equal)" if (most := max(share.values())) >= 0.001 else ""
         found.cleared.append(Cleared("shards of the earlier step", words))
 
 

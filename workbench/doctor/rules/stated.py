@@ -17,7 +17,7 @@ from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, register
 
 #: What a counter behind the trainer may mean.
 OFTEN = ": either micro-batches are counted, or the counters were reset"
-NAMED = 20  #: tensors named in a sign
+NAMED = 10_000  #: tensors that a sign lists
 ROUNDED = 1e-6  #: relative, between two floats that one program wrote
 
 S06 = Rule(
@@ -131,7 +131,8 @@ def fresh_state(state: State) -> list[Sign] | str:
         return []
     of = sum(facts.steps.counts.values())
     names = [name for name, value in facts.steps.by_name.items() if value <= 1]
-    words = f"{new:,} of {of:,} optimizer counters are at 0 or 1, but the trainer is at step {step:,}"
+    words = f"{new:,} of {of:,} optimizer counters {'is' if new == 1 else 'are'} at 0 or 1, "
+    words += f"but the trainer is at step {step:,}"
     found = {"kind": "fresh", "step": step, "counters": _counts(facts)}
     severity = _grave(facts) if new == of else "warn"
     return [S06.sign(words, found, names[:NAMED], hit=new, of=of, severity=severity)]
@@ -333,7 +334,7 @@ def data_follows(state: State) -> list[Sign] | str:
     facts, step = state.facts, state.facts.step
     consumed, batch, loader = (facts.value(fact) for fact in ("consumed_samples", "global_batch", "loader"))
     if step is None or (consumed is None and loader is None):
-        return "neither consumed samples nor a data loader's position are stored"
+        return "neither consumed samples nor a data loader's position is stored"
     found = []
     if step > 0 and loader == 0:
         words = f"the data loader ({facts.source('loader')}) is at 0, but the trainer is at step {step:,}"
