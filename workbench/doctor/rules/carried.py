@@ -34,6 +34,7 @@ from workbench.doctor.facts.counted import fell_back
 from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.groups import OF_AVERAGES
+from workbench.doctor.facts.optimizer import UNKNOWN
 from workbench.doctor.facts.state import Group
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.roles import BLOCK_MAXIMA, BUFFERS, FIRST, MASTERS, MOMENTS, STATE, quantity
@@ -95,6 +96,10 @@ WILD, LONE = 10.0, 2  #: times that limit; most parameters whose gradients alone
 FACTORED = ("row_var", "col_var", "variance", "exp_avg_sq_row", "exp_avg_sq_col")
 LIKE, BETTER = 0.5, 0.1  #: correlation with the squares of another, and its excess over that with its own
 SQUARES = frozenset({"sum", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", BLOCK_MAXIMA, *FACTORED})
+#: Averages of squares of optimizers that lack Adam's other laws, and which of the betas is their decay.
+AVERAGED = {"exp_avg_sq": 1, "exp_avg_var": 1}
+THIRD = "Adan"  #: decays its squares by the last of three betas
+UNLIKE_IT = ("beta2_decay", "decay_rate", "shampoo_beta")  #: fields of optimizers whose squares decay otherwise
 SLACK = 1e-5  #: rounding tolerance per update
 DECAYS = ("alpha", "rho", "momentum", "betas", "beta2_decay", "decay_rate")  #: fields of param groups
 LONG = 100_000  #: updates
@@ -190,7 +195,7 @@ def check_carried(
     found.not_checked.setdefault("P24", Inapplicable("no buffers and counters are stored in both"))
     if "P24" in found.checked:
         del found.not_checked["P24"]
-    _squares(pair, updates, found)
+    _squares(pair, updates, states, found)
     _firsts(pair, updates, found)
     _bases(pair, states, found)
     _low_bits(pair, found)
@@ -664,8 +669,12 @@ def _spread(names: list[str]) -> list[str]:
 # ---- optimizers other than Adam --------------------------------------------------------------------------------------
 
 
-def _left(role: str, settings: Mapping[str, Any], update: Update) -> float | None:
-    """Return the least share of a state of squares that remains after k updates; ``None`` if no law is known."""
+def _left(role: str, group: Group | None, update: Update, step: int | None) -> float | None:
+    """Return the least share of a state of squares that remains after k updates; ``None`` if no law is known.
+
+    An average of an optimizer that is not known may be divided by its bias.
+    """
+    settings: Mapping[str, Any] = {} if group is None else group.settings
 
     def power(name: str) -> float | None:
         decay = settings.get(name)
@@ -679,6 +688,14 @@ def _left(role: str, settings: Mapping[str, Any], update: Update) -> float | Non
         return power("rho")
     if role in ("exp_inf", BLOCK_MAXIMA):
         return None if update.betas is None else update.betas[1] ** update.k
+    if role in AVERAGED and group is not None and not settings.keys() & set(UNLIKE_IT):
+        betas, before = settings.get("betas"), step if update.before is None else update.before
+        at = 2 if group.optimizer.family == THIRD else AVERAGED[role]
+        beta = betas[at] if isinstance(betas, (list, tuple)) and len(betas) > at else None
+        if not isinstance(beta, (int, float)) or not 0 < beta < 1 or not before:
+            return None
+        biased = group.optimizer.family != UNKNOWN
+        return float(beta) ** update.k * (1 if biased else (1 - beta**before) / (1 - beta ** (before + update.k)))
     if role in FACTORED and update.before is not None:  # an update t keeps 1 - t^-0.8
         rate = settings.get("beta2_decay", settings.get("decay_rate"))
         if isinstance(rate, (int, float)) and -1 <= rate < 0 and update.k <= LONG:
@@ -687,20 +704,25 @@ def _left(role: str, settings: Mapping[str, Any], update: Update) -> float | Non
     return None
 
 
-def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> None:
+def _squares(
+    pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Continuity
+) -> None:
     """Check sums, maxima and averages of squares of optimizers other than Adam."""
     fell: dict[str, float] = {}
     floors: dict[str, tuple[float, Array]] = {}  # the share that remains at least, and the squares after the updates
     kept: list[float] = []  # what all elements keep at least
+    stayed: list[float] = []  # above 1 if squares are nearer to what a state would be that did not begin anew
     parts: set[str] = set()  # parameters in which only some rows or columns fell
     roles_of: dict[str, str] = {}
-    seen, only = 0, _only(pair.b.facts.groups)
+    seen, sure, only = 0, True, _only(pair.b.facts.groups)
     for fqn, roles in pair.shared():
         update, group = updates.get(fqn), pair.b.facts.group_of(fqn) or only
         if update is None or update.k < 1 or not update.k < LONG:
             continue
-        for role in roles.keys() & SQUARES:
-            left = _left(role, {} if group is None else group.settings, update)
+        for role in roles.keys() & (SQUARES | AVERAGED.keys()):
+            if role in AVERAGED and (fqn in states and states[fqn].floor.of or _is_narrow(pair, roles[role])):
+                continue
+            left = _left(role, group, update, pair.a.facts.step)
             if left is None or left < KEPT:
                 continue
             both = _both(pair, fqn, roles[role], "P25", found)
@@ -716,6 +738,8 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
                 parts |= {fqn} if confined(pair.b.shape(roles[role][1]), below, above) is not None else set()
                 floors[fqn] = left * (1 - SLACK * update.k), b
                 kept.append(float(np.quantile(b[above] / a[above], FELL)) / left)
+                stayed.append(float(np.median(b[above] / a[above])) / _between(left, update, pair.a.facts.step))
+                sure &= role not in AVERAGED or (group is not None and group.optimizer.family != UNKNOWN)
     if seen:
         found.checked["P25"] = f"{plural(seen, 'tensor')} of squares"
     else:
@@ -731,7 +755,8 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
         parents = _parents(pair, roles_of, floors, found)
         older = fell_back(pair.a.facts, pair.b.facts, fell, passed(pair.a.facts, pair.b.facts))
         # fresh state would be far smaller where gradients are
-        scaled = min(kept) > SCALED and len(fell) > 1 and not older
+        scaled = min(kept) > SCALED and len(fell) > 1 and not older and median(fell.values()) > MOST
+        another = not older and not scaled and median(stayed) > 1
         if set(roles_of.values()) == {"max_exp_avg_sq"}:
             causes: tuple[str, ...] = ("B11",)
         elif set(roles_of.values()) == {BLOCK_MAXIMA}:  # beside its codes, which may be right
@@ -745,12 +770,32 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
             causes = ("G6", "E1")
             text += ", all of them in a part of the rows or columns"
             found.forms |= dict.fromkeys(roles_of.items(), "part")
+        elif another:
+            causes = ("G6", "B6", "B5")
+            text += ", and the others rose as if it had not begun anew"
+            found.forms |= dict.fromkeys(roles_of.items(), "other")
         else:
             causes = ("G6", "C9") if older else ("B6", "E12", "B4") if scaled else ("B4",) if others else ("B1", "B3")
             found.forms |= dict.fromkeys(roles_of.items(), "ratio" if scaled else "fallen")
-        found.signs.append(
-            P25.sign(text, evidence, list(fell)[:NAMED], hit=len(fell), of=max(seen, len(fell)), causes=causes)
-        )
+        names, of = list(fell)[:NAMED], max(seen, len(fell))
+        severity = None if sure else "warn"
+        found.signs.append(P25.sign(text, evidence, names, severity=severity, hit=len(fell), of=of, causes=causes))
+
+
+def _is_narrow(pair: Pair, places: tuple[int, int]) -> bool:
+    return {side.dtype(at) for side, at in zip((pair.a, pair.b), places, strict=True)} != {"float32"}
+
+
+def _between(left: float, update: Update, step: int | None) -> float:
+    """Return the ratio of squares to old ones between that of a state that began anew and that of any other.
+
+    They grow from gradients of the same size. Of those since then, an average holds 1 − decay^k, and a sum k of them.
+    """
+    before = update.before or step
+    if not before:
+        return math.inf
+    new = update.k / before if left == 1 else (1 - left) / (1 - left ** (before / update.k))
+    return math.sqrt(new * (new + left))
 
 
 def _parents(
