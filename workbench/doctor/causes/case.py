@@ -298,6 +298,12 @@ class Case:
         )
 
     @cached_property
+    def grouped(self) -> bool:
+        """Whether the param groups count the updates, which does not show what was loaded for a parameter."""
+        facts = self.later.facts
+        return facts.steps.source in {f"{group.source}.step" for group in facts.groups}
+
+    @cached_property
     def untrained(self) -> frozenset[str]:
         """The weights that no optimizer updates.
 
