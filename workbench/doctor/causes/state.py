@@ -376,7 +376,7 @@ def moments_zero(case: Case) -> Iterator[Match]:
         if case.sank and change.whole(MOMENTS, change.hit(MOMENTS, "fallen", "other")):
             fell = change.hit(MOMENTS, "fallen", "other") & counters.kept
             words = "most elements of exp_avg_sq fell; those of other parameters would be larger as often"
-        stayed = case.first_stayed(change)
+        stayed = case.first_stayed(change) or case.too_small
         if not names and change.leg == "train" and not stayed and fell and 2 * len(fell) >= len(change.hit(MOMENTS)):
             adam = bool(change.hit(("exp_avg_sq",), "fallen", "other"))
             reasons = case.against(
@@ -425,7 +425,10 @@ def second_gone(case: Case) -> Iterator[Match]:
     far = train.hit(train.weights) - train.hit(train.weights, "flip")
     worst = sorted(float(train.detail(train.weights, name).get("worst") or 0) for name in far)
     wild_steps = bool(worst) and worst[len(worst) // 2] > WILD
-    if wild and fallen and train.hit(train.weights) and train.whole(SECOND, fallen):
+    if case.too_small and case.sank and train.whole(SECOND, fallen) and not train.seen(*train.weights):
+        words = f"exp_avg of {plural(len(fallen), 'parameter')} is larger than gradients from zero make it"
+        yield Match("train", 0.97, frozenset(fallen), reasons=case.against(("B1 B3", words)), title=SUNK)
+    elif wild and fallen and train.hit(train.weights) and train.whole(SECOND, fallen):
         yield Match("train", 0.97 if wild_steps else 0.7, frozenset(fallen))
     elif fallen and train.whole(train.weights, train.hit(train.weights, "other"), NEARLY_ALL) and case.grown(train):
         yield Match("train", 0.97, frozenset(fallen | train.hit(train.weights)))

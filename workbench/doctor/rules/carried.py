@@ -77,6 +77,7 @@ CLEAR = 0.15  #: excess over what that decay allows
 FARTHER = 3.0  #: times the way of all other averages
 APART = 1e-3  #: share of the weights' size; an average closer to the weights than that shows nothing
 FEW = 3  #: elements that may be damaged one by one
+PATCH, DENSE = 0.2, 0.7  #: share of one parameter below which a change is a damaged part; least of it that fell
 FELL = 0.02  #: share of the elements of a parameter
 NONE = 1e-3  #: size of gradients, relative to those before, below which there were none: a batch without targets
 SCALED = 0.2  #: share that all elements of squares keep if they were multiplied, and not lost
@@ -712,7 +713,7 @@ def _squares(
     floors: dict[str, tuple[float, Array]] = {}  # the share that remains at least, and the squares after the updates
     kept: list[float] = []  # what all elements keep at least
     stayed: list[float] = []  # above 1 if squares are nearer to what a state would be that did not begin anew
-    parts: set[str] = set()  # parameters in which only some rows or columns fell
+    parts: dict[str, bool] = {}  # parameters in which only some rows or columns fell: whether all in one run did
     roles_of: dict[str, str] = {}
     seen, sure, only = 0, True, _only(pair.b.facts.groups)
     for fqn, roles in pair.shared():
@@ -735,7 +736,9 @@ def _squares(
             below = b < left * a * (1 - SLACK * update.k)
             if above.any() and (share := float(below[above].mean())) > least:
                 fell[fqn], roles_of[fqn] = share, role
-                parts |= {fqn} if confined(pair.b.shape(roles[role][1]), below, above) is not None else set()
+                if confined(pair.b.shape(roles[role][1]), below, above) is not None:
+                    first, *_, last = np.flatnonzero(below)
+                    parts[fqn] = below[first:last].mean() > DENSE
                 floors[fqn] = left * (1 - SLACK * update.k), b
                 kept.append(float(np.quantile(b[above] / a[above], FELL)) / left)
                 stayed.append(float(np.median(b[above] / a[above])) / _between(left, update, pair.a.facts.step))
@@ -766,10 +769,11 @@ def _squares(
             name, parent = next(iter(parents.items()))
             text += f"; those of {name!r} can have evolved from those of {parent!r}"
             found.forms |= dict.fromkeys(roles_of.items(), "moved.name")
-        elif parts == fell.keys():
-            causes = ("G6", "E1")
+        elif parts.keys() == fell.keys():
+            small = len(fell) <= LONE and most < PATCH and all(parts.values())
+            causes = ("G5", "B4") if small else ("G6", "E1")
             text += ", all of them in a part of the rows or columns"
-            found.forms |= dict.fromkeys(roles_of.items(), "part")
+            found.forms |= dict.fromkeys(roles_of.items(), "patch" if small else "part")
         elif another:
             causes = ("G6", "B6", "B5")
             text += ", and the others rose as if it had not begun anew"

@@ -427,7 +427,7 @@ def _broken(kept: Mapping[str, Kept], once: set[str]) -> dict[str, str]:
     new = {fqn for fqn, one in rest.items() if _is_new(one, squares, fqn in once)}
     if len(rest) >= SOME and len(new) >= MOST * len(rest):
         return forms | dict.fromkeys(new, "zero")
-    other = {fqn for fqn in once - new if squares and rest[fqn].low < FELL and rest[fqn].own < LIKE}
+    other = {fqn for fqn in once - new if squares and rest[fqn].low < FELL}
     if len(rest) >= SOME and len(other | new) >= MOST * len(rest):
         return forms | dict.fromkeys(other | new, "other")
     usual = median(one.low if squares else one.slope for one in rest.values())
