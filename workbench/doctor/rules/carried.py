@@ -734,6 +734,8 @@ def _squares(
             above = a > 0
             least = FELL if role != "max_exp_avg_sq" else FEW / max(len(a), 1)  # a largest value never falls
             below = b < left * a * (1 - SLACK * update.k)
+            if role in AVERAGED:
+                found.forms.setdefault((fqn, role), "")
             if above.any() and (share := float(below[above].mean())) > least:
                 fell[fqn], roles_of[fqn] = share, role
                 if confined(pair.b.shape(roles[role][1]), below, above) is not None:
