@@ -97,6 +97,7 @@ WILD, LONE = 10.0, 2  #: times that limit; most parameters whose gradients alone
 FACTORED = ("row_var", "col_var", "variance", "exp_avg_sq_row", "exp_avg_sq_col")
 LIKE, BETTER = 0.5, 0.1  #: correlation with the squares of another, and its excess over that with its own
 SQUARES = frozenset({"sum", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", BLOCK_MAXIMA, *FACTORED})
+LARGEST = ("max_exp_avg_sq", "exp_inf", BLOCK_MAXIMA)  #: of them, those that are no sums
 #: Averages of squares of optimizers that lack Adam's other laws, and which of the betas is their decay.
 AVERAGED = {"exp_avg_sq": 1, "exp_avg_var": 1}
 THIRD = "Adan"  #: decays its squares by the last of three betas
@@ -705,9 +706,7 @@ def _left(role: str, group: Group | None, update: Update, step: int | None) -> f
     return None
 
 
-def _squares(
-    pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Continuity
-) -> None:
+def _squares(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Continuity) -> None:
     """Check sums, maxima and averages of squares of optimizers other than Adam."""
     fell: dict[str, float] = {}
     floors: dict[str, tuple[float, Array]] = {}  # the share that remains at least, and the squares after the updates
@@ -721,7 +720,7 @@ def _squares(
         if update is None or update.k < 1 or not update.k < LONG:
             continue
         for role in roles.keys() & (SQUARES | AVERAGED.keys()):
-            if role in AVERAGED and (fqn in states and states[fqn].floor.of or _is_narrow(pair, roles[role])):
+            if role in AVERAGED and ((fqn in states and states[fqn].floor.of) or _is_narrow(pair, roles[role])):
                 continue
             left = _left(role, group, update, pair.a.facts.step)
             if left is None or left < KEPT:
@@ -743,7 +742,8 @@ def _squares(
                     parts[fqn] = below[first:last].mean() > DENSE
                 floors[fqn] = left * (1 - SLACK * update.k), b
                 kept.append(float(np.quantile(b[above] / a[above], FELL)) / left)
-                stayed.append(float(np.median(b[above] / a[above])) / _between(left, update, pair.a.facts.step))
+                between = math.inf if role in LARGEST else _between(left, update, pair.a.facts.step)
+                stayed.append(float(np.median(b[above] / a[above])) / between)
                 sure &= role not in AVERAGED or (group is not None and group.optimizer.family != UNKNOWN)
     if seen:
         found.checked["P25"] = f"{plural(seen, 'tensor')} of squares"
