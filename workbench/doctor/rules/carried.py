@@ -43,7 +43,7 @@ from workbench.doctor.origins.became import confined
 from workbench.doctor.origins.merge import changed_rank, is_beyond, module_of, ranks_of
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
-from workbench.doctor.passes.updates import passed
+from workbench.doctor.passes.updates import OFTEN, passed
 from workbench.doctor.rules.continuity import Continuity
 from workbench.doctor.rules.pair import replayed
 from workbench.doctor.rules.stated import NAMED
@@ -197,7 +197,7 @@ def check_carried(
     found.not_checked.setdefault("P24", Inapplicable("no buffers and counters are stored in both"))
     if "P24" in found.checked:
         del found.not_checked["P24"]
-    _squares(pair, updates, states, found)
+    _squares(pair, updates, found)
     _firsts(pair, updates, found)
     _bases(pair, states, found)
     _low_bits(pair, found)
@@ -706,7 +706,7 @@ def _left(role: str, group: Group | None, update: Update, step: int | None) -> f
     return None
 
 
-def _squares(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], found: Continuity) -> None:
+def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> None:
     """Check sums, maxima and averages of squares of optimizers other than Adam."""
     fell: dict[str, float] = {}
     floors: dict[str, tuple[float, Array]] = {}  # the share that remains at least, and the squares after the updates
@@ -720,8 +720,8 @@ def _squares(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pai
         if update is None or update.k < 1 or not update.k < LONG:
             continue
         for role in roles.keys() & (SQUARES | AVERAGED.keys()):
-            if role in AVERAGED and ((fqn in states and states[fqn].floor.of) or _is_narrow(pair, roles[role])):
-                continue
+            if role in AVERAGED and (_is_adam(group) or _is_narrow(pair, roles[role]) or OFTEN[0] in update.barred):
+                continue  # Adam's are compared element by element
             left = _left(role, group, update, pair.a.facts.step)
             if left is None or left < KEPT:
                 continue
@@ -786,6 +786,10 @@ def _squares(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, Pai
         names, of = list(fell)[:NAMED], max(seen, len(fell))
         severity = None if sure else "warn"
         found.signs.append(P25.sign(text, evidence, names, severity=severity, hit=len(fell), of=of, causes=causes))
+
+
+def _is_adam(group: Group | None) -> bool:
+    return group is None or "moments" in group.optimizer.laws
 
 
 def _is_narrow(pair: Pair, places: tuple[int, int]) -> bool:
