@@ -292,7 +292,9 @@ class _Passes:
         self._take(check_twins(pair), where)
         self._take(narrowed(self.alone[start], self.alone["after"]), where)
         signs = list(values.signs)
+        fell = [one for one in carried.signs if one.rule == "P25"]
         suspects, turned = _suspects(values.signs), turned_weights(values.states)
+        turned += [name for one in fell for name in one.tensors]
         if suspects or turned:
             rows = check_rows(pair, suspects, turned)
             self._take(rows, where)

@@ -35,6 +35,7 @@ LEG_OF = {
     **{which: which for which in ALONE},
 }
 HALF = 0.5  #: share of the weights
+MOST = 0.6  #: share of the elements; of moments that belong to others, as many rise as fall
 NEARLY_ALL = 0.7  #: share of the parameters; small parameters rarely break laws
 GROWN = 2.0  #: growth of a weight's norm that shows steps divided by far too small second moments
 SUNK = 30.0  #: factor by which second moments fell below what updates leave; those of an older save do not
@@ -303,6 +304,16 @@ class Case:
         )
 
     @cached_property
+    def grouped(self) -> bool:
+        """Whether the param groups count the updates of another optimizer than Adam.
+
+        That does not show what was loaded for a parameter.
+        """
+        facts = self.later.facts
+        held = facts.steps.source in {f"{group.source}.step" for group in facts.groups}
+        return held and "moments" not in facts.optimizer.laws
+
+    @cached_property
     def untrained(self) -> frozenset[str]:
         """The weights that no optimizer updates.
 
@@ -357,7 +368,12 @@ class Case:
         """Whether most elements of the second moments fell below what updates leave of their old values."""
         found = [one.evidence for one in self.fired("P03") if "looked_at" in one.evidence]
         looked = max((one["looked_at"] for one in found), default=0)
-        return sum(one["elements"] for one in found) > NEARLY_ALL * looked > 0
+        return sum(one["elements"] for one in found) > MOST * looked > 0
+
+    @cached_property
+    def too_small(self) -> bool:
+        """Whether exp_avg is larger than any gradients make it beside these second moments: both did not begin at 0."""
+        return any(one.evidence["elements"] > FLIPS and one.hit > FLIPPED for one in self.fired("S04", where="after"))
 
     @cached_property
     def adam(self) -> bool:

@@ -15,6 +15,7 @@ from workbench.doctor.causes.case import (
     SET_ANEW,
     UNLIKE,
     Case,
+    Counters,
     Match,
     below_stated,
     where_of,
@@ -43,6 +44,7 @@ ADAM = ("exp_avg", "exp_avg_sq")
 FEW_STEPS = 0.1  #: share of the weights that moved too far
 SUNK = "The second moments were lost, or became far too small."
 SECOND_LOST = "The second moments were lost; other state was kept."  #: for optimizers that use other names
+STATES_LOST = "The state of parameters was not restored; the param groups, which count the updates, were."
 PART_LOST = "A part of the second moments was lost."
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  #: statistics of normalised inputs
 OTHER_ELEMENTS = "The optimizer's state belongs to other elements than those that it is stored for."
@@ -255,7 +257,10 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
             names |= counters.reset  # for the others the laws hold by chance
         quantised = change.hit(("state1", "state2"), *GONE)
         names |= quantised
-        kept = names & counters.kept
+        apart = case.grouped and change.leg == "train"
+        fell = change.hit(SECOND, "fallen")
+        names |= fell if apart and 2 * len(fell) >= len(change.hit(MOMENTS)) else set()
+        kept = names & counters.kept if not apart else frozenset()
         advanced = bool(case.traits.get("advanced"))
         if names and len(kept) < len(names):
             whole = change.whole(MOMENTS, names) and not advanced
@@ -267,8 +272,8 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
                 ("B2", f"the moments of {plural(len(names), 'parameter')} are lost too"),
                 ("E13 B5 E1", case.equal(change, change.weights, "weights")),
             )
-            question = "was the optimizer started fresh on purpose?" if whole else ""
-            title = "" if change.whole(MOMENTS, names) else SOME_ANEW
+            question = "was the optimizer started fresh on purpose?" if whole and not apart else ""
+            title = STATES_LOST if apart else "" if change.whole(MOMENTS, names) else SOME_ANEW
             yield Match(change.leg, 1.0, names, False, question, reasons, title=title)
         rest = counters.reset - names
         if rest and (2 * len(_measured(case, change) & rest) < len(rest) or _forgotten(case, change)):
@@ -383,6 +388,8 @@ def _whole(case: Case, change: LedgerLeg) -> bool:
 def moments_zero(case: Case) -> Iterator[Match]:
     for change in case.changes:
         counters = case.counters(change.leg)
+        if case.grouped and change.leg == "train":
+            counters = Counters()  # of the groups, whatever was loaded for a parameter
         first, second = case.lost(change)
         both, alone = first & second, (first - second) & change.seen(*SECOND)
         kept = both & (counters.kept | (set() if change.leg in ("load", "train") else both - counters.reset))
@@ -393,7 +400,7 @@ def moments_zero(case: Case) -> Iterator[Match]:
         if case.sank and change.whole(MOMENTS, change.hit(MOMENTS, "fallen", "other")):
             fell = change.hit(MOMENTS, "fallen", "other") & counters.kept
             words = "most elements of exp_avg_sq fell; those of other parameters would be larger as often"
-        stayed = case.first_stayed(change)
+        stayed = case.first_stayed(change) or case.too_small
         if not names and change.leg == "train" and not stayed and fell and 2 * len(fell) >= len(change.hit(MOMENTS)):
             adam = bool(change.hit(("exp_avg_sq",), "fallen", "other"))
             reasons = case.against(
@@ -432,18 +439,22 @@ def second_gone(case: Case) -> Iterator[Match]:
             words = "exp_avg cannot have begun at zero, and can be what became of its old value"
             names = frozenset(change.hit((*change.weights, *MASTERS, *MOMENTS)))
             yield Match(change.leg, 0.97, names, reasons=case.against(("B1 B3", words)), title=SUNK)
-    if signs := [one for one in case.fired("P25") if one.causes[:1] == ("B4",)]:
-        yield Match(
-            "train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=SECOND_LOST
-        )
-    wild = case.fired("S04", where="after")
     train = case.change("train")
+    signs = [one for one in case.fired("P25") if one.causes[:1] == ("B4",)]
+    names = frozenset(n for s in signs for n in s.tensors)
+    held = names & train.clean(FIRST)
+    if held or (signs and not case.grouped and not names & train.hit(FIRST)):
+        yield Match("train", 0.97, names, signs=tuple(signs), title=SECOND_LOST if held else SUNK)
+    wild = case.fired("S04", where="after")
     fell = {name: float(train.detail(SECOND, name).get("share", 1.0)) for name in train.hit(SECOND, "fallen", "other")}
     fallen = {name for name, share in fell.items() if share > FELL}  # otherwise they continued: the first are wrong
     far = train.hit(train.weights) - train.hit(train.weights, "flip")
     worst = sorted(float(train.detail(train.weights, name).get("worst") or 0) for name in far)
     wild_steps = bool(worst) and worst[len(worst) // 2] > WILD
-    if wild and fallen and train.hit(train.weights) and train.whole(SECOND, fallen):
+    if case.too_small and case.sank and train.whole(SECOND, fallen) and not train.seen(*train.weights):
+        words = f"exp_avg of {plural(len(fallen), 'parameter')} is larger than gradients from zero make it"
+        yield Match("train", 0.97, frozenset(fallen), reasons=case.against(("B1 B3", words)), title=SUNK)
+    elif wild and fallen and train.hit(train.weights) and train.whole(SECOND, fallen):
         yield Match("train", 0.97 if wild_steps else 0.7, frozenset(fallen))
     elif fallen and train.whole(train.weights, train.hit(train.weights, "other"), NEARLY_ALL) and case.grown(train):
         yield Match("train", 0.97, frozenset(fallen | train.hit(train.weights)))
@@ -505,8 +516,9 @@ def mixed_moments(case: Case) -> Iterator[Match]:
             large = {n for n in change.seen(*MOMENTS) if kinds([n]) != {"norm"} and not n.endswith("bias")}
             whole = len(values & large) >= NEARLY_ALL * len(large)  # otherwise one rank's part of an older save
             scaled = values <= change.hit(MOMENTS, "ratio", "power")
-            if not scaled and not case.adam:
-                continue  # there are no two moments that could be from different saves
+            ruled = change.exact or case.fired("P03", "P04")
+            if not scaled and not (case.adam and ruled):
+                continue  # there are no two moments of which one is known to continue
             strength = 0.97 if scaled else 0.85 if whole else 0.7
             power = "raised to a power" if values & change.hit(MOMENTS, "power") else "multiplied by a factor"
             title = f"The moments were {power}." if scaled else ""

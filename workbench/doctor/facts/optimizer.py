@@ -89,6 +89,7 @@ _BY_STATE: tuple[tuple[frozenset[str], str, frozenset[str]], ...] = tuple(
         ({"exp_avg_diff"}, "Adan", ()),
         ({"exp_avg_var"}, "AdaBelief", ()),
         ({"hessian"}, "Sophia", ()),
+        ({"trust_ratio", "exp_avg", "exp_avg_sq"}, "LAMB", {"moments", "counter"}),
         ({"acc_delta"}, "Adadelta", {"counter"}),
         ({"square_avg"}, "RMSprop", {"counter"}),
         ({"sum"}, "Adagrad", {"counter"}),

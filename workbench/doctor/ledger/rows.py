@@ -161,7 +161,9 @@ class LedgerLeg:
 
     def partly(self, *forms: str) -> set[str]:
         """Return the parameters with optimizer state in one of ``forms`` while other state of theirs continued."""
-        kept = {name for row in self._rows if row.quantity in STATES and row.status in KEPT for name in row.names}
+        rows = [row for row in self._rows if row.quantity in STATES and row.status in KEPT]
+        rows = [row for row in rows if row.exact or row.quantity != STATE]  # copies of weights resemble old ones
+        kept = {name for row in rows for name in row.names}
         return kept & self.hit(STATES, *forms)
 
     def proved(self, quantities: Iterable[str], form: str) -> bool:

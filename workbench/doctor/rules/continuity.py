@@ -113,7 +113,7 @@ class Kept:
 
     Attributes:
         own: correlation. slope: b·a/a·a. size: ‖b‖/‖a‖.
-        low, least: 5 % and 1 % quantiles of b/a where a > 0; NaN if either has negative elements.
+        low, least, most: 5 %, 1 % and 75 % quantiles of b/a where a > 0; NaN if either has negative elements.
         constant: the value of all elements of b, if those of a differ.
         offset: by how much the mean changed, over the size of a.
         level: the root mean square of a.
@@ -124,6 +124,7 @@ class Kept:
     size: float
     low: float
     least: float
+    most: float
     constant: float | None = None
     offset: float = 0.0
     level: float = 0.0
@@ -369,15 +370,15 @@ def _from_weights(pair: Pair, fqn: str, at: int, a: Array, b: Array) -> bool:
 def _kept(a: Array, b: Array) -> Kept:
     constant = float(b[0]) if (b == b[0]).all() and not (a == a[0]).all() else None
     aa = float(np.dot(a, a))
-    low, least = math.nan, math.nan
+    low = least = most = math.nan
     some = a > 0
     if (a >= 0).all() and (b >= 0).all() and np.count_nonzero(some) >= ENOUGH:
-        low, least = (float(one) for one in np.quantile(b[some] / a[some], (0.05, 0.01)))
+        low, least, most = (float(one) for one in np.quantile(b[some] / a[some], (0.05, 0.01, 0.75)))
     same = np.array_equal(a, b)
     own = 1.0 if same else _correlation(_eased(a), _eased(b))
     offset = abs(float(b.mean() - a.mean())) * math.sqrt(len(a) / aa)
     size, level = math.sqrt(float(np.dot(b, b)) / aa), math.sqrt(aa / len(a))
-    return Kept(own, float(np.dot(a, b)) / aa, size, low, least, constant, offset, level)
+    return Kept(own, float(np.dot(a, b)) / aa, size, low, least, most, constant, offset, level)
 
 
 def _turned(
@@ -427,6 +428,9 @@ def _broken(kept: Mapping[str, Kept], once: set[str]) -> dict[str, str]:
     new = {fqn for fqn, one in rest.items() if _is_new(one, squares, fqn in once)}
     if len(rest) >= SOME and len(new) >= MOST * len(rest):
         return forms | dict.fromkeys(new, "zero")
+    other = {fqn for fqn in once - new if squares and rest[fqn].low < FELL}
+    if len(rest) >= SOME and len(other | new) >= MOST * len(rest):
+        return forms | dict.fromkeys(other | new, "other")
     usual = median(one.low if squares else one.slope for one in rest.values())
     if len(rest) >= SOME and usual >= (FELL if squares else STANDS):  # most parameters continue
         noise = NOISE * median(one.level for one in rest.values())
@@ -439,8 +443,8 @@ def _broken(kept: Mapping[str, Kept], once: set[str]) -> dict[str, str]:
 
 
 def _is_new(one: Kept, squares: bool, once: bool) -> bool:
-    if squares:
-        return once and one.low < FELL
+    if squares:  # those of others rose in as many elements as they fell
+        return once and one.most < FELL
     return one.slope < NEW and one.size < SMALL if once else max(abs(one.slope), one.size) < TINY
 
 
@@ -452,7 +456,7 @@ def _is_other(one: Kept) -> bool:
 def _is_less(one: Kept, squares: bool, usual: float) -> bool:
     """Return whether far less is left of it than of the same state of the other parameters."""
     if squares:
-        return one.low < usual / APART
+        return one.low < usual / APART and one.most < usual
     return one.slope < usual / APART and one.slope < NEW and one.size < SMALL
 
 

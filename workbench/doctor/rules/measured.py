@@ -236,7 +236,8 @@ def train_rows(
         if sign.rule in ("P08", "P12") and sign.severity != "info" and "old" not in sign.evidence
         for name in sign.tensors
     }
-    gone = {name: sign.evidence.get("kind") for sign in signs if sign.rule == "P08" for name in sign.tensors}
+    back = [sign for sign in signs if sign.rule == "P08" and "kind" in sign.evidence]
+    gone = {name: sign.evidence["kind"] for sign in back for name in sign.tensors}
     held = dict(pair.shared())
     # single elements are flipped bits if one or two parameters have them, but not if many do
     few_weights = _few(sums.reach for sums in states.values())

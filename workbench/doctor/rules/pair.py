@@ -32,6 +32,7 @@ RULERS = 16  #: silent elements from which a ruler is read
 TURNED = 0.9  #: cosine between the old and the new weight within 50 updates (catalogue, 3.2)
 TURNED_FAR = 0.2  #: the same if the optimizer's laws are unknown
 TURNED_ONCE, WIDE = 0.8, 64  #: the same after one update, of weights with that many elements
+NUDGED = 0.98  #: the same after one update, of weights that moved far beyond the others
 FEW = 5  #: least ratio of the updates before to those in between from which steady growth is small
 LATE = 20  #: updates before, from which one update does not turn weights that far
 SCALED = 1.25  #: factor of a weight's size that no few updates change it by
@@ -364,7 +365,8 @@ def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike:
             f: c for f, c in turned.items() if f in known or (updates[f].k == 1 and (updates[f].before or step) >= LATE)
         }
     young = {fqn for fqn in turned if fqn not in known and YOUNG * updates[fqn].k > (updates[fqn].before or math.inf)}
-    turned = {fqn: c for fqn, c in turned.items() if fqn not in young}
+    young = {fqn for fqn in young if not _is_redrawn(found[fqn])}
+    turned = {fqn: c for fqn, c in turned.items() if fqn not in young} | _alone(updates, soon, known)
     if turned:
         lowest = min(turned.values())
         text = (
@@ -375,12 +377,32 @@ def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike:
     moved = {fqn: sums.moved for fqn, sums in soon.items() if sums.moved > 0 and fqn in alike}
     lawful = {fqn for fqn in moved if found[fqn].reach.of and not found[fqn].reach.broken}
     usual = median(moved.values()) if len(moved) >= 5 else math.inf
-    room = {fqn: APART * max(1.0, math.sqrt(updates[fqn].k / STEADY)) for fqn in moved}
-    apart = {fqn: size / usual for fqn, size in moved.items() if size > room[fqn] * usual and fqn not in lawful}
+    far = {fqn: size for fqn, size in moved.items() if size > _room(updates[fqn]) * usual}
+    apart = {fqn: size / usual for fqn, size in far.items() if fqn not in lawful}
     if apart:
         most = max(apart.values())
         text = f"{_names(list(apart))} changed up to {most:.1f} times as much as the median parameter"
         yield _sign("P06", list(apart), text, len(moved), most=most)
+
+
+def _is_redrawn(sums: PairState) -> bool:
+    """Return whether a weight has nothing of the old one but its size: what began at zero grows while it turns."""
+    alike = sums.aa > 0 and 1 / SCALED < math.sqrt(sums.bb / sums.aa) < SCALED
+    return alike and sums.count >= WIDE and (sums.cosine or 1.0) < TURNED_FAR
+
+
+def _alone(updates: Mapping[str, Update], soon: Mapping[str, PairState], known: Collection[str]) -> dict[str, float]:
+    """Return the cosines of weights that turned, and moved far beyond the others, whatever their optimizer is."""
+    moved = [sums.moved for sums in soon.values() if sums.moved > 0]
+    usual = median(moved) if len(moved) >= ENOUGH else math.inf
+    wide = {f: one for f, one in soon.items() if f not in known and one.count >= WIDE}
+    far = {f: c for f, one in wide.items() if one.moved > _room(updates[f]) * usual and (c := one.cosine) is not None}
+    return {f: c for f, c in far.items() if c < (NUDGED if updates[f].k == 1 else TURNED)}
+
+
+def _room(update: Update) -> float:
+    """Return how many times as far as the median weight others move."""
+    return APART * max(1.0, math.sqrt(update.k / STEADY))
 
 
 def _is_scaled(update: Update, sums: PairState) -> bool:
