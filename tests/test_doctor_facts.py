@@ -67,7 +67,7 @@ def test_what_is_given_is_trusted_most():
     facts = gather(ckpt, betas=(0.9, 0.99), lr=1e-5, weight_decay=0.3)
     assert facts.betas == (0.9, 0.99) and facts.lr == 1e-5 and facts.source("betas") == GIVEN
     assert facts.weight_decay("model.embed_tokens.weight") == 0.3 and facts.weight_decay("model.norm.weight") == 0.0
-    assert facts.disagreeing("betas")
+    assert len(facts.statements["betas"]) > 1
 
 
 SAMPLES = {

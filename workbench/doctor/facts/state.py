@@ -320,14 +320,6 @@ class TrainingState:
         groups = tuple(replace(group, optimizer=claimed(group.optimizer)) for group in self.groups)
         return replace(self, statements=statements, groups=groups, optimizer=claimed(self.optimizer))
 
-    def disagreeing(self, fact: str, tolerance: float = 0.0) -> tuple[Statement, ...]:
-        """Return the statements of a fact if they differ by more than ``tolerance``; otherwise none."""
-        statements = self.statements.get(fact, ())
-        values = [one.value for one in statements]
-        if not values or all(type(v) not in (int, float) for v in values):
-            return statements if len(Counter(map(repr, values))) > 1 else ()
-        return statements if max(values) - min(values) > tolerance else ()
-
     @cached_property
     def _by_param(self) -> dict[str, int]:
         found: dict[str, int] = {}

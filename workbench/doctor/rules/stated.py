@@ -195,8 +195,8 @@ def _against(facts: TrainingState) -> list[Sign]:
 
 
 def _stated(facts: TrainingState) -> list[Sign]:
-    stored = facts.disagreeing("step", 1)
-    if not stored:
+    stored = facts.statements.get("step", ())
+    if not stored or max(one.value for one in stored) - min(one.value for one in stored) <= 1:
         return []
     values = {one.source: one.value for one in stored}
     ranks = len({source.split("/")[-1].split(".")[-1] for source in values}) == 1
