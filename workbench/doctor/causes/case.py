@@ -224,7 +224,7 @@ class Case:
     def restarted_with(self, names: Collection[str]) -> frozenset[str]:
         """Return the buffers that restarted in the modules of these weights."""
         signs = [one for one in self.fired("P24") if one not in self.counted and "F4" not in one.causes[:1]]
-        buffers = {name for one in signs for name in one.tensors}
+        buffers = named_in(signs)
         modules = {_parent(name) for name in names}
         return frozenset(b for b in buffers if any(f".{_parent(b)}".endswith(f".{one}") for one in modules))
 
@@ -421,7 +421,7 @@ class Case:
     @cached_property
     def reshaped(self) -> frozenset[str]:
         """The parameters that have another shape."""
-        return frozenset(name for one in self.shaped for name in one.tensors)
+        return named_in(self.shaped)
 
     @cached_property
     def tables(self) -> list[Sign]:
@@ -598,6 +598,11 @@ def below_stated(sign: Sign) -> bool:
     return bool(sign.evidence["lr"] < low and high <= STEEP * low)
 
 
+def named_in(signs: Iterable[Sign]) -> frozenset[str]:
+    """Return the tensors that signs name."""
+    return frozenset(name for one in signs for name in one.tensors)
+
+
 def where_of(sign: Sign) -> str:
     """Return the checkpoint or pair that a sign is about."""
     return str(sign.evidence.get("in", ""))
@@ -628,7 +633,7 @@ def asked(case: Case, cause: str, match: Match) -> str:
         return UNRULY
     if cause in OF_OPTIMIZER and case.exchanged:
         return EXCHANGED
-    names = match.names or frozenset(name for one in match.signs for name in one.tensors)
+    names = match.names or named_in(match.signs)
     if cause in ("B1", "B2", "B3") and names and _of_reshaped(case, names):
         return RESHAPED
     if cause == "A5" and match.names and {_parent(n) for n in match.names} <= {_parent(n) for n in case.reshaped}:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from workbench.core.words import plural
-from workbench.doctor.causes.case import ELSE, NEARLY_ALL, OUTER, OUTSIDE, RELATED, Case, Match
+from workbench.doctor.causes.case import ELSE, NEARLY_ALL, OUTER, OUTSIDE, RELATED, Case, Match, named_in
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
@@ -91,10 +91,7 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
                     biases = {f"{name.removesuffix('weight')}bias" for name in weights if name.endswith(".weight")}
                     names |= biases & change.hit((*change.weights, *MASTERS, *MOMENTS), "other", "near", "part")
                 words = f"the moments of {len(moments):,} of {len(names):,} moved with them" if moments else ""
-                reasons = case.against(
-                    ("A1 A2 F4 D2 G6", _placed(change, weights)),
-                    ("B5 E13", words),
-                )
+                reasons = case.against(("A1 A2 F4 D2 G6", _placed(change, weights)), ("B5 E13", words))
                 router = {name for name in change.hit(change.weights) if kinds([name]) == {"router"}}
                 title, question = (TOGETHER, REBALANCED) if tag == "expert" and router else ("", "")
                 # after updates, rows are only more like others than like their own old ones
@@ -123,7 +120,7 @@ def layers(case: Case) -> Iterator[Match]:
         yield Match(
             "after",
             0.9,
-            frozenset(name for one in apart for name in one.tensors),
+            named_in(apart),
             question="does the trainer set them equal, as when it merges branches?",
             signs=tuple(apart),
             title="Weights of several layers are equal, although they were trained apart.",
@@ -174,7 +171,7 @@ def uneven(case: Case) -> Iterator[Match]:
         if names:
             yield Match(change.leg, 0.97, names, False)
     if signs := case.fired("N18"):
-        yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, 0.9, named_in(signs), signs=tuple(signs))
 
 
 def scaled(case: Case) -> Iterator[Match]:
@@ -224,7 +221,7 @@ def _of_ranks(factor: float) -> bool:
 
 def replicas(case: Case) -> Iterator[Match]:
     if signs := case.fired("S12"):
-        yield Match(case.resumed, 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, 0.7, named_in(signs), signs=tuple(signs))
 
 
 def untied(case: Case) -> Iterator[Match]:
@@ -258,7 +255,7 @@ def untied(case: Case) -> Iterator[Match]:
     if "embed" not in kinds(tables):
         return  # nothing that a head could be tied to
     if new or gone:
-        names = frozenset(n for s in (*new, *gone) for n in s.tensors)
+        names = named_in((*new, *gone))
         leg = "load" if case.change("load").rows else "train"
         copied = leg == "load" and not case.change(leg).hit(WEIGHTS) & names
         held = case.trains_more or not names & case.later.unheld  # of numbered state, the owners may be unknown
@@ -306,7 +303,7 @@ def averaged(case: Case) -> Iterator[Match]:
         )
     copied = [one for one in case.fired("P35") if one.tensors and all(map(is_follower, one.tensors))]
     if copied and not all(is_reference(name) for one in copied for name in one.tensors):
-        names = frozenset(name for one in copied for name in one.tensors)
+        names = named_in(copied)
         yield Match(
             "train",
             0.9,
@@ -319,14 +316,14 @@ def averaged(case: Case) -> Iterator[Match]:
         )
     if replaced := [one for one in case.fired("P35") if one.evidence.get("kind") == "taken"]:
         title = "The weights are others that the earlier checkpoint stored beside them."
-        names = frozenset(name for one in replaced for name in one.tensors)
+        names = named_in(replaced)
         yield Match("train", 1.0, names, question=TAKEN, signs=tuple(replaced), title=title, remedy=OF_ONE_SAVE)
     stored = [one for one in case.fired("R16") if any(word in one.tensors[0].lower() for word in OF_AVERAGES)]
     if stored:
         yield Match(
             "load",
             0.95,
-            frozenset(n for s in stored for n in s.tensors),
+            named_in(stored),
             signs=tuple(stored),
             title="The averaged weights differ from the stored ones.",
             remedy=RESTORE,
@@ -337,7 +334,7 @@ def averaged(case: Case) -> Iterator[Match]:
         yield Match(
             "train",
             0.9,
-            frozenset(n for s in signs for n in s.tensors),
+            named_in(signs),
             signs=tuple(signs),
             question=question,
             title="The averaged weights did not continue from the stored ones.",
@@ -357,7 +354,7 @@ def averaged(case: Case) -> Iterator[Match]:
         yield Match(
             "train",
             0.9,
-            frozenset(n for s in signs for n in s.tensors),
+            named_in(signs),
             signs=tuple(signs),
             question="the averaged weights do not change: are they updated less often?",
             title="The averaged weights are not updated.",
@@ -447,16 +444,9 @@ def averaged(case: Case) -> Iterator[Match]:
         if float(one.evidence.get("shrink", 0)) < one.evidence["allowed"][0] and not one.evidence.get("slow")
     ]
     if rows and not case.mastered:
-        yield Match(
-            "train",
-            0.75,
-            frozenset(n for s in rows for n in s.tensors),
-            signs=tuple(rows),
-            title=ASTRAY,
-            remedy=OF_ONE_SAVE,
-        )
+        yield Match("train", 0.75, named_in(rows), signs=tuple(rows), title=ASTRAY, remedy=OF_ONE_SAVE)
     if signs := case.fired("N21"):
-        names = frozenset(n for s in signs for n in s.tensors)
+        names = named_in(signs)
         change = case.change("train")
         right = change.seen(*change.weights) and not change.hit(change.weights)  # it is the average that is not
         title = "The averaged weights are the weights themselves." if right else ""
@@ -495,7 +485,7 @@ def merged(case: Case) -> Iterator[Match]:
     ]
     if gone:
         leg = "load" if case.change("load").rows else "train"
-        all_names = case.change(leg).hit((*WEIGHTS, *MASTERS, *MOMENTS)) | {n for s in gone for n in s.tensors}
+        all_names = case.change(leg).hit((*WEIGHTS, *MASTERS, *MOMENTS)) | named_in(gone)
         yield Match(
             leg,
             1.0,
@@ -535,7 +525,7 @@ def merged(case: Case) -> Iterator[Match]:
             question = MERGED if change.leg == "train" and case.fired("P27") else ""
             yield Match(change.leg, 0.97, adapters, False, question, title=title)
     if signs := case.fired("N22"):
-        yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, 0.9, named_in(signs), signs=tuple(signs))
 
 
 def _unmerged(case: Case, change: LedgerLeg) -> bool:
@@ -563,7 +553,7 @@ def _begun_anew(case: Case) -> Match | None:
     return Match(
         "train",
         1.0,
-        frozenset(lost | train.hit((*WEIGHTS, *MASTERS)) | {name for one in bases for name in one.tensors}),
+        frozenset(lost | train.hit((*WEIGHTS, *MASTERS)) | named_in(bases)),
         title="Adapters were merged into the weights, and began anew.",
         question="does the trainer do so now and then, as ReLoRA does?",
         remedy="if this was not intended, load base, adapters and their optimizer state from one save",
@@ -591,9 +581,9 @@ def other_base(case: Case) -> Iterator[Match]:
     adapters = {name for name in train.seen(*WEIGHTS) if adapter_of(name)}
     anew = bool(train.hit(WEIGHTS, "other") & adapters)  # then the adapters were not loaded either
     if (signs := case.fired("P27")) and not anew and _unmerged(case, train):
-        yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors))
+        yield Match("train", 0.97, named_in(signs))
     if signs := [one for one in case.fired("P35") if one.tensors and all(map(is_reference, one.tensors))]:
-        names = frozenset(n for s in signs for n in s.tensors)
+        names = named_in(signs)
         yield Match("train", 0.9, names, signs=tuple(signs), title=RENEWED, remedy=FROM_ITS_OWN, question=WAS_RENEWED)
 
 
@@ -604,7 +594,7 @@ def vocabulary(case: Case) -> Iterator[Match]:
         if len(patch) > 1 and kinds(patch) <= OUTER:
             yield Match(change.leg, 0.99, patch, False)
         # divided by second moments that are too small, steps of single rows are too long
-        long = change.hit(MOMENTS) & {name for one in case.fired("S04", where="after") for name in one.tensors}
+        long = change.hit(MOMENTS) & named_in(case.fired("S04", where="after"))
         part = frozenset(change.hit(change.weights, "part", "zeros") - long)
         alone = len(change.hit(change.weights) - part) <= len(part)  # in an average, untrained rows stay
         if part and alone and kinds(part) <= OUTER and not case.traits.get("confined"):
@@ -618,9 +608,9 @@ def vocabulary(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 0.96, part, False, reasons=reasons, title=title, remedy=remedy)
     if shaped := case.tables:
         table = kinds(name for one in shaped for name in one.tensors if not is_numbered(name)) != {"head"}
-        names, ask = frozenset(n for s in shaped for n in s.tensors), "was it changed on purpose?"
+        names, ask = named_in(shaped), "was it changed on purpose?"
         if moved := case.fired("R18"):
-            names = frozenset(n for s in moved for n in s.tensors)
+            names = named_in(moved)
             title = "Rows of a table with another size are at other places."
             weights = any("param" in one.evidence["roles"] for one in moved)
             title = title if weights else "The optimizer state of a table with another size belongs to other rows."

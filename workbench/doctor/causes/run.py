@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from workbench.analysis.patterns.rounding import FLOATS
-from workbench.doctor.causes.case import ELSE, OUTSIDE, RELATED, Case, Match, below_stated, where_of
+from workbench.doctor.causes.case import ELSE, OUTSIDE, RELATED, Case, Match, below_stated, named_in, where_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
 from workbench.doctor.facts.counted import began_anew, counts_anew, in_epochs
@@ -152,13 +152,7 @@ def schedule_restarted(case: Case) -> Iterator[Match]:
         if any(one.evidence.get("apart") for one in slow):
             title = "The learning rates of the param groups changed: some rose, and others fell."
             question = "were they changed on purpose?"
-        yield Match(
-            leg,
-            0.5 if declared else 0.85,
-            signs=tuple(slow),
-            title=title,
-            question=question,
-        )
+        yield Match(leg, 0.5 if declared else 0.85, signs=tuple(slow), title=title, question=question)
 
 
 def schedule_lost(case: Case) -> Iterator[Match]:
@@ -171,12 +165,7 @@ def schedule_lost(case: Case) -> Iterator[Match]:
         replayed = any(one.rule == "P13" for one in fast) and not case.fired("P12")
         if replayed:  # the weights are the old ones, moved along the update: only its length is another
             fast += case.fired("P05", "P11", where=where_of(fast[0]))
-        yield Match(
-            leg,
-            0.4 if doubt else 0.85,
-            signs=tuple(fast),
-            question="was the learning rate raised on purpose?",
-        )
+        yield Match(leg, 0.4 if doubt else 0.85, signs=tuple(fast), question="was the learning rate raised on purpose?")
     train = case.change("train")
     far = train.hit(train.weights) - case.untrained
     worst = [float(train.detail(train.weights, name).get("worst") or math.inf) for name in far]
@@ -365,7 +354,7 @@ def masters_rebuilt(case: Case) -> Iterator[Match]:
         yield Match("train", 0.85, slight, False, question, signs=tuple(uneven), title=title, remedy=remedy)
     if signs := case.fired("S09"):
         strength = 0.9 if case.resumed == "before" or not case.change("load").rows else 0.4
-        yield Match(case.resumed, strength, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, strength, named_in(signs), signs=tuple(signs))
 
 
 def _uneven(case: Case) -> list[Sign]:
@@ -416,9 +405,9 @@ def other_masters(case: Case) -> Iterator[Match]:
             yield Match("train", 0.9 if whole else 0.5, names, reasons=case.against(("B1 B6 G6", kept)))
     known = case.change("train").hit(MASTERS, "moved.", "other", "fill", "zero")
     if case.mastered and (rows := [one for one in _stale_rows(case) if not set(one.tensors) <= known]):
-        yield Match("train", 0.8, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows))
+        yield Match("train", 0.8, named_in(rows), signs=tuple(rows))
     signs = [one for one in case.fired("S08") if int(one.evidence.get("elements", 0)) > 8]
-    names = frozenset(n for s in signs for n in s.tensors)
+    names = named_in(signs)
     if signs and not case.change("load").hit((*WEIGHTS, *MASTERS)) and not _masters_right(case, names):
         title, remedy, losses = ("", "", "") if _masters_wrong(case, names) else (UNDECIDED, FROM_ONE, OF_EITHER)
         yield Match(case.resumed, 0.7, names, signs=tuple(signs), title=title, remedy=remedy, losses=losses)
@@ -437,7 +426,7 @@ def _masters_wrong(case: Case, names: frozenset[str]) -> bool:
 
 def other_weights(case: Case) -> Iterator[Match]:
     later = [one for one in case.fired("S08", where="after") if int(one.evidence.get("elements", 0)) > 8]
-    names = frozenset(n for s in later for n in s.tensors)
+    names = named_in(later)
     if later and not case.change("load").hit((*WEIGHTS, *MASTERS)) and _masters_right(case, names):
         sums = case.pairs.get(f"{case.start} → after", {})
         still = all(name in sums and sums[name].unchanged == sums[name].count for name in names)
@@ -480,7 +469,7 @@ def moments_rounded(case: Case) -> Iterator[Match]:
             exact = _typed(change, MOMENTS, names)
             yield Match(change.leg, 1.0, names, exact, _meant(change, MOMENTS, names))
     if signs := case.fired("S10"):
-        yield Match(case.resumed, 0.5, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, 0.5, named_in(signs), signs=tuple(signs))
 
 
 def weights_cast(case: Case) -> Iterator[Match]:
@@ -491,11 +480,11 @@ def weights_cast(case: Case) -> Iterator[Match]:
         yield Match("train", 0.9, signs=tuple(signs), title=title, remedy=remedy if averages else "")
     if signs := case.fired("P31"):
         rest = case.fired("P05", "P12", where=where_of(signs[0]))  # what the rounding moved
-        yield Match("train", 1.0, frozenset(n for s in signs for n in s.tensors), signs=(*signs, *rest))
+        yield Match("train", 1.0, named_in(signs), signs=(*signs, *rest))
     uneven = _uneven(case)
     if uneven and not case.mastered:
         question, title, remedy = _outside(uneven)
-        names = frozenset(n for s in uneven for n in s.tensors)
+        names = named_in(uneven)
         yield Match("train", 0.4, names, False, question, signs=tuple(uneven), title=title, remedy=remedy)
     for change in case.changes:
         names = frozenset(change.hit(WEIGHTS, "rounded"))
@@ -538,7 +527,7 @@ def fp8_scales(case: Case) -> Iterator[Match]:
         if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
             yield Match(change.leg, 0.95, names)  # scales may be recomputed on purpose
     if signs := case.fired("N15"):
-        yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, 0.9, named_in(signs), signs=tuple(signs))
 
 
 def _of_scales(sign: Sign) -> bool:

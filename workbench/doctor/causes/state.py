@@ -17,6 +17,7 @@ from workbench.doctor.causes.case import (
     Case,
     Match,
     below_stated,
+    named_in,
     where_of,
 )
 from workbench.doctor.causes.cause import made
@@ -194,7 +195,7 @@ def _reshaped_buffers(case: Case) -> Iterator[Match]:
         remedy = "if it was not, make the model with the sizes of the checkpoint"
         rest = case.fired("R03", "R09", where="before → echo")
         rest = [one for one in rest if one.evidence.get("roles") == ["buffer"]]
-        names = {name for one in shaped for name in one.tensors}
+        names = named_in(shaped)
         rest += [one for one in case.fired("N3") if names >= set(one.tensors)]
         leg = "load" if case.change("load").rows else "train"
         yield Match(leg, 1.0, signs=(*shaped, *rest), title=title, question=question, remedy=remedy)
@@ -217,7 +218,7 @@ def buffers_lost(case: Case) -> Iterator[Match]:
             one.evidence.get("after", 0) > k + 1 and all(name.endswith(RUNNING) for name in one.tensors)
             for one in signs
         )
-        names = frozenset(n for s in signs for n in s.tensors)
+        names = named_in(signs)
         yield Match("train", 0.7, names, question=RECALIBRATED if counted else "", signs=tuple(signs), title=title)
 
 
@@ -270,7 +271,7 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         # exact: the counts, which show a fresh optimizer otherwise, are not silent against it
         yield Match("train", 1.0, other, True, question, signs=tuple(signs))
     if not case.counters("train").reset and (young := _since_then(case)):
-        names = frozenset(name for one in young for name in one.tensors)
+        names = named_in(young)
         title = "The state of some parameters began anew, or only its counters did."
         yield Match("after", 0.6, names, signs=tuple(young), title=title, remedy=WHOLE)
     absent = [one for one in case.fired("S06") if one.evidence.get("kind") in ("absent", "never", "gone")]
@@ -406,9 +407,7 @@ def second_gone(case: Case) -> Iterator[Match]:
             names = frozenset(change.hit((*change.weights, *MASTERS, *MOMENTS)))
             yield Match(change.leg, 0.97, names, reasons=case.against(("B1 B3", words)), title=SUNK)
     if signs := [one for one in case.fired("P25") if one.causes[:1] == ("B4",)]:
-        yield Match(
-            "train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=SECOND_LOST
-        )
+        yield Match("train", 0.97, named_in(signs), signs=tuple(signs), title=SECOND_LOST)
     wild = case.fired("S04", where="after")
     train = case.change("train")
     fell = {name: float(train.detail(SECOND, name).get("share", 1.0)) for name in train.hit(SECOND, "fallen", "other")}
@@ -448,7 +447,7 @@ def other_binding(case: Case) -> Iterator[Match]:
             title, remedy = ("", "") if others else (OTHER_ELEMENTS, ONE_MAP)
             yield Match(change.leg, 1.0, names, exact, reasons=reasons, title=title, remedy=remedy)
     if signs := case.fired("N5"):
-        yield Match(case.resumed, 0.6, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, 0.6, named_in(signs), signs=tuple(signs))
 
 
 def mixed_moments(case: Case) -> Iterator[Match]:
@@ -490,22 +489,22 @@ def mixed_moments(case: Case) -> Iterator[Match]:
         ways = {"power": "raised to a power", "level": "set to one number"}
         way = ways.get(str(signs[0].evidence["kind"]), "multiplied by a factor")
         title = f"The second moments were {way}."
-        yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=title)
+        yield Match("train", 0.97, named_in(signs), signs=tuple(signs), title=title)
     if signs := [one for one in case.odd("S04") if one.hit > 2 or int(one.evidence.get("elements", 0)) > 8]:
-        yield Match(case.resumed, 0.8, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, 0.8, named_in(signs), signs=tuple(signs))
 
 
 def other_groups(case: Case) -> Iterator[Match]:
     stated = [one for one in case.fired("R12", info=True) if one.evidence.get("kind") == "groups"]
     whole = any(one.evidence.get("kind") == "decay" for one in case.fired("R12", info=True))  # another setting (H1)
     if exchanged := [one for one in case.fired("R14") if one.evidence.get("kind") == "groups"]:
-        names = frozenset(n for s in exchanged for n in s.tensors)
+        names = named_in(exchanged)
         found = (*exchanged, *(one for one in case.fired("R12") if set(one.tensors) & names))
         yield Match("load", 1.0, names, question="was the weight decay exchanged on purpose?", signs=found)
     played = [one for one in case.fired("P12") if "old" in one.evidence and not whole]
     signs = [*stated, *played, *case.fired("N27")]
     if signs and not any("weight_decay" in name for name in case.declared):
-        names = frozenset(n for s in signs for n in s.tensors)
+        names = named_in(signs)
         yield Match(
             "train",
             1.0,
@@ -519,7 +518,7 @@ def other_groups(case: Case) -> Iterator[Match]:
             title="" if names else "Parameters moved to other param groups.",
         )
     elif rows := _untouched(case):
-        yield Match("train", 0.5, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows))
+        yield Match("train", 0.5, named_in(rows), signs=tuple(rows))
 
 
 def _untouched(case: Case) -> list[Sign]:
@@ -537,7 +536,7 @@ def orphan_groups(case: Case) -> Iterator[Match]:
         yield Match(
             "train",
             0.8,
-            frozenset(n for s in signs for n in s.tensors),
+            named_in(signs),
             signs=tuple(signs),
             title="The updates were made with a lower learning rate than is stored.",
         )
@@ -561,7 +560,7 @@ def gradients_scaled(case: Case) -> Iterator[Match]:
         yield Match(
             "train",
             0.6,
-            frozenset(n for s in signs for n in s.tensors),
+            named_in(signs),
             signs=tuple(signs),
             question="were the loss, the batch or the data changed on purpose?",
             title=f"The gradients are {words} than those before.",
@@ -571,7 +570,7 @@ def gradients_scaled(case: Case) -> Iterator[Match]:
 def compressed(case: Case) -> Iterator[Match]:
     fell = [one for one in case.fired("P25") if one.evidence.get("roles") == [MAXIMA]]
     if scales := [one for one in case.fired("P25") if one.evidence.get("roles") == [BLOCK_MAXIMA]]:
-        yield Match("train", 0.97, frozenset(n for s in scales for n in s.tensors), signs=tuple(scales))
+        yield Match("train", 0.97, named_in(scales), signs=tuple(scales))
     for change in case.changes:
         maxima = frozenset(change.hit((MAXIMA,)))
         if (maxima or fell) and not change.hit([role for role in MOMENTS if role != MAXIMA]) - _single(change):
