@@ -176,6 +176,11 @@ class Case:
         return [self.change(leg) for leg in legs or [self.resumed]]
 
     @property
+    def leg(self) -> str:
+        """The first leg that was compared: ``load`` with an echo."""
+        return "load" if self.change("load").rows else "train"
+
+    @property
     def resumed(self) -> str:
         """The first checkpoint that the load can have damaged."""
         return "echo" if self.evidence.echo is not None else "after" if self.evidence.after is not None else "before"

@@ -325,19 +325,18 @@ def computation(case: Case) -> Iterator[Match]:
 
 
 def another_size(case: Case) -> Iterator[Match]:
-    leg = "load" if case.change("load").rows else "train"
     if case.upcycled:
         signs = case.fired("R01", "P02", "N3", "S14", "N26")
         names = named_in(signs)
         question = "was the model turned into a mixture of experts on purpose?"
         title = "The model has experts, and had none before."
-        yield Match(leg, 1.0, names, question=question, signs=tuple(signs), title=title, remedy=MODELS)
+        yield Match(case.leg, 1.0, names, question=question, signs=tuple(signs), title=title, remedy=MODELS)
         return
     more, what = (case.deeper, "layer") if case.deeper else (case.wider, "expert")
     words = {"are new", "appeared"} if more > 0 else {"are gone", "vanished"}
     words |= {"have another shape"} if what == "expert" else set()  # routers
     signs = [one for one in case.fired("R01", "P02", "N3") if one.evidence.get("kind") in words]
-    change = case.change(leg)
+    change = case.change(case.leg)
     held = (*change.weights, *MASTERS, *MOMENTS)
     copies = change.hit(held, "moved.layer") if what == "layer" and more else set()  # or layers that moved down
     if what == "expert":
@@ -348,7 +347,7 @@ def another_size(case: Case) -> Iterator[Match]:
     if more and (signs or copies):
         number = plural(abs(more), f"more {what}" if more > 0 else f"fewer {what}")
         yield Match(
-            leg,
+            case.leg,
             1.0,
             named_in(signs) | copies,
             question=f"was the number of {what}s changed on purpose?",
@@ -359,7 +358,7 @@ def another_size(case: Case) -> Iterator[Match]:
     if shaped := [one for one in case.shaped if one not in case.tables]:
         names = named_in(shaped)
         title, question = "Some tensors of the model have another shape.", "was the model changed on purpose?"
-        yield Match(leg, 0.9, names, question=question, signs=tuple(shaped), title=title, remedy=MODELS)
+        yield Match(case.leg, 0.9, names, question=question, signs=tuple(shaped), title=title, remedy=MODELS)
     counted = [one for one in case.fired("R01", "P02") if "param" in str(one.evidence.get("roles", "param"))]
     gone = [one for one in counted if one.evidence.get("kind") in ("are gone", "vanished")]
     new = [one for one in counted if one.evidence.get("kind") in ("are new", "appeared")]
@@ -367,11 +366,11 @@ def another_size(case: Case) -> Iterator[Match]:
         names = named_in((*gone, *new))
         title, question = "Some tensors of the model have another name.", "were they renamed on purpose?"
         renamed = (*gone, *new, *case.fired("N3"))
-        yield Match(leg, 1.0, names, question=question, signs=renamed, title=title, remedy=MODELS)
+        yield Match(case.leg, 1.0, names, question=question, signs=renamed, title=title, remedy=MODELS)
     elif gone and case.regrouped and not case.deeper and not case.wider:
         names = named_in(gone)
         title, question = "The model has fewer parameters than before.", "were parameters removed on purpose?"
-        yield Match(leg, 0.9, names, question=question, signs=tuple(gone), title=title, remedy=MODELS)
+        yield Match(case.leg, 0.9, names, question=question, signs=tuple(gone), title=title, remedy=MODELS)
 
 
 def _shapes(state: State, signs: Sequence[Sign]) -> list[tuple[int, ...]]:

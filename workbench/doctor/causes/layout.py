@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from workbench.core.words import plural
 from workbench.doctor.causes.case import ELSE, NEARLY_ALL, OUTER, OUTSIDE, RELATED, Case, Match, named_in
@@ -256,7 +257,7 @@ def untied(case: Case) -> Iterator[Match]:
         return  # nothing that a head could be tied to
     if new or gone:
         names = named_in((*new, *gone))
-        leg = "load" if case.change("load").rows else "train"
+        leg = case.leg
         copied = leg == "load" and not case.change(leg).hit(WEIGHTS) & names
         held = case.trains_more or not names & case.later.unheld  # of numbered state, the owners may be unknown
         trained = leg == "train" and bool(case.later.facts.states) and held
@@ -269,9 +270,11 @@ ASTRAY = "The weights are not where the updates lead, as if averaged weights or 
 OF_ANOTHER = "Averaged weights, or weights of another step, were loaded."
 FARTHER = "Some weights moved farther than updates with the stored settings of the optimizer would."
 OF_ONE_SAVE = "load weights and optimizer state from one save, and the weights themselves, not an average"
+DIFFER = "The averaged weights differ from the stored ones."
 AVERAGES_ONLY = "the training loss does not show it; evaluations of the averaged weights do"
 RENEWED = "A copy that is not trained, such as a reference model, holds the trained weights."
 FROM_ITS_OWN = "load the copy from where it is stored; do not fill it from the trained weights"
+NO_ADAPTERS, MERGED_IN = "The adapters are gone.", "were they merged into the weights on purpose?"
 MERGED = "does the trainer merge the adapters into the weights as it goes on, and begin new ones?"
 WAS_RENEWED = "was the copy renewed on purpose?"
 RESTORE = "load the averages and their counter from the checkpoint that the weights are from"
@@ -284,6 +287,7 @@ AVERAGE = "was training meant to go on from the averaged weights?"
 
 
 def averaged(case: Case) -> Iterator[Match]:
+    of_copy = Match("", 0.0, title=FOLLOWS, question=MADE_ANEW, remedy=FROM_ITS_OWN, losses=TARGETS)
     for match in _moved("F4")(case):
         change = case.change(match.leg)
         if change.hit(change.weights, "moved.led"):
@@ -293,88 +297,36 @@ def averaged(case: Case) -> Iterator[Match]:
         # its other weights, which updates may have changed since, and its statistics
         beside = {name for name in change.hit((*change.weights, "buffer")) if is_follower(name)}
         yield replace(
-            match,
-            names=match.names | beside,
-            exact=False,
-            title=FOLLOWS,
-            question=MADE_ANEW,
-            remedy=FROM_ITS_OWN,
-            losses=TARGETS,
+            of_copy, leg=match.leg, strength=match.strength, names=match.names | beside, reasons=match.reasons
         )
     copied = [one for one in case.fired("P35") if one.tensors and all(map(is_follower, one.tensors))]
     if copied and not all(is_reference(name) for one in copied for name in one.tensors):
-        names = named_in(copied)
-        yield Match(
-            "train",
-            0.9,
-            names,
-            question=MADE_ANEW,
-            signs=tuple(copied),
-            title=FOLLOWS,
-            remedy=FROM_ITS_OWN,
-            losses=TARGETS,
-        )
+        yield replace(of_copy, leg="train", strength=0.9, names=named_in(copied), signs=tuple(copied))
     if replaced := [one for one in case.fired("P35") if one.evidence.get("kind") == "taken"]:
         title = "The weights are others that the earlier checkpoint stored beside them."
         names = named_in(replaced)
         yield Match("train", 1.0, names, question=TAKEN, signs=tuple(replaced), title=title, remedy=OF_ONE_SAVE)
-    stored = [one for one in case.fired("R16") if any(word in one.tensors[0].lower() for word in OF_AVERAGES)]
-    if stored:
-        yield Match(
-            "load",
-            0.95,
-            named_in(stored),
-            signs=tuple(stored),
-            title="The averaged weights differ from the stored ones.",
-            remedy=RESTORE,
-            losses=AVERAGES_ONLY,
-        )
+    of_average = partial(Match, remedy=RESTORE, losses=AVERAGES_ONLY)
+    if stored := [one for one in case.fired("R16") if any(word in one.tensors[0].lower() for word in OF_AVERAGES)]:
+        yield of_average("load", 0.95, named_in(stored), signs=tuple(stored), title=DIFFER)
     if signs := case.fired("P22", "P23"):
         question = "" if case.fired("P22") else "were the averages restarted from the weights on purpose?"
-        yield Match(
-            "train",
-            0.9,
-            named_in(signs),
-            signs=tuple(signs),
-            question=question,
-            title="The averaged weights did not continue from the stored ones.",
-            remedy=RESTORE,
-            losses=AVERAGES_ONLY,
-        )
+        title = "The averaged weights did not continue from the stored ones."
+        yield of_average("train", 0.9, named_in(signs), signs=tuple(signs), question=question, title=title)
     if signs := [one for one in case.fired("P24") if "F4" in one.causes[:1]]:
-        yield Match(
-            "train",
-            0.9,
-            signs=tuple(signs),
-            title="The averaged weights restarted.",
-            remedy=RESTORE,
-            losses=AVERAGES_ONLY,
-        )
+        yield of_average("train", 0.9, signs=tuple(signs), title="The averaged weights restarted.")
     if signs := case.fired("P28"):
-        yield Match(
-            "train",
-            0.9,
-            named_in(signs),
-            signs=tuple(signs),
-            question="the averaged weights do not change: are they updated less often?",
-            title="The averaged weights are not updated.",
-            remedy=RESTORE,
-            losses=AVERAGES_ONLY,
-        )
+        title = "The averaged weights are not updated."
+        question = "the averaged weights do not change: are they updated less often?"
+        yield of_average("train", 0.9, named_in(signs), signs=tuple(signs), question=question, title=title)
     gone = [one for one in case.fired("P29", "R11") if one.evidence.get("part") == "average"]
     if gone := [one for one in gone if one.evidence.get("kind") == "unstored"]:
         of_size = [one for one in case.fired("N3") if {*one.evidence["bytes"]} <= {*AVERAGES}]
         of_names = [one for one in case.fired("R01", "P02") if one.evidence.get("kind") in ("are gone", "vanished")]
         of_names = [one for one in of_names if str(one.evidence.get("roles")).split()[1:] in [[a] for a in AVERAGES]]
-        yield Match(
-            case.resumed,
-            0.95,
-            signs=(*gone, *of_size, *of_names),
-            question="were they left out on purpose?",
-            title="The averaged weights are no longer stored.",
-            remedy="save and load them, if the run still uses them",
-            losses=AVERAGES_ONLY,
-        )
+        title, question = "The averaged weights are no longer stored.", "were they left out on purpose?"
+        remedy, signs = "save and load them, if the run still uses them", [*gone, *of_size, *of_names]
+        yield of_average(case.resumed, 0.95, signs=tuple(signs), question=question, title=title, remedy=remedy)
     for change in case.changes:
         count = case.traits.get("averaged") if change.leg == "load" else None
         if count:
@@ -386,16 +338,8 @@ def averaged(case: Case) -> Iterator[Match]:
         if ema and not change.hit((*change.weights, *MASTERS)) & ema:
             fell = [one for one in case.fired("R17") if one.evidence["kind"] == "average" and one.evidence["fell"]]
             anew = bool(case.fired("N21", where=case.resumed) or (fell and change.leg == "load"))
-            yield Match(
-                change.leg,
-                0.95,
-                ema,
-                False,
-                "the averages begin at the weights: were they started anew on purpose?" if anew else "",
-                title="The averaged weights differ from the stored ones.",
-                remedy=RESTORE,
-                losses=AVERAGES_ONLY,
-            )
+            question = "the averages begin at the weights: were they started anew on purpose?" if anew else ""
+            yield of_average(change.leg, 0.95, ema, question=question, title=DIFFER)
         taken = frozenset(change.hit((*change.weights, *MASTERS), "average"))
         if taken:
             off = frozenset(change.hit((*change.weights, *MASTERS)))
@@ -469,13 +413,7 @@ def merged(case: Case) -> Iterator[Match]:
     for change in case.changes:
         if any(map(adapter_of, change.hit(WEIGHTS, "absent"))):
             touched = frozenset(change.hit((*WEIGHTS, *MASTERS, *MOMENTS)))
-            yield Match(
-                change.leg,
-                1.0,
-                touched,
-                title="The adapters are gone.",
-                question="were the adapters merged into the weights on purpose?",
-            )
+            yield Match(change.leg, 1.0, touched, title=NO_ADAPTERS, question=MERGED_IN)
             return
     gone = [
         one
@@ -484,16 +422,9 @@ def merged(case: Case) -> Iterator[Match]:
         and "lora_" in f"{one.evidence.get('roles', '')} {' '.join(one.tensors)}"
     ]
     if gone:
-        leg = "load" if case.change("load").rows else "train"
+        leg = case.leg
         all_names = case.change(leg).hit((*WEIGHTS, *MASTERS, *MOMENTS)) | named_in(gone)
-        yield Match(
-            leg,
-            1.0,
-            frozenset(all_names),
-            signs=tuple(gone),
-            title="The adapters are gone.",
-            question="were they merged into the weights on purpose?",
-        )
+        yield Match(leg, 1.0, frozenset(all_names), signs=tuple(gone), title=NO_ADAPTERS, question=MERGED_IN)
         return
     if anew := _begun_anew(case):
         yield anew
@@ -617,7 +548,7 @@ def vocabulary(case: Case) -> Iterator[Match]:
             yield Match("load", 0.97, names, signs=(*moved, *shaped), title=title, remedy=BY_TOKEN)
             return
         yield Match(
-            "load" if case.change("load").rows else "train",
+            case.leg,
             0.95,
             names,
             signs=tuple(shaped),

@@ -183,8 +183,7 @@ def added(case: Case) -> Iterator[Match]:
     heads = [one for one in new if kinds(one.tensors) <= {"head"}]
     if new and not heads and case.deeper <= 0:
         question = "were tensors added to the model on purpose?"
-        leg = "load" if case.change("load").rows else "train"
-        yield Match(leg, 0.8, question=question, signs=tuple(new), remedy=ADDED, losses=OF_ADDED)
+        yield Match(case.leg, 0.8, question=question, signs=tuple(new), remedy=ADDED, losses=OF_ADDED)
 
 
 def _reshaped_buffers(case: Case) -> Iterator[Match]:
@@ -197,8 +196,7 @@ def _reshaped_buffers(case: Case) -> Iterator[Match]:
         rest = [one for one in rest if one.evidence.get("roles") == ["buffer"]]
         names = named_in(shaped)
         rest += [one for one in case.fired("N3") if names >= set(one.tensors)]
-        leg = "load" if case.change("load").rows else "train"
-        yield Match(leg, 1.0, signs=(*shaped, *rest), title=title, question=question, remedy=remedy)
+        yield Match(case.leg, 1.0, signs=(*shaped, *rest), title=title, question=question, remedy=remedy)
 
 
 def buffers_lost(case: Case) -> Iterator[Match]:

@@ -104,7 +104,7 @@ def _unexplained(case: Case) -> str:
 
 def _decisive(case: Case) -> bool:
     """Return whether most weights and optimizer state were compared by a law."""
-    leg = "load" if case.change("load").rows else "train"
+    leg = case.leg
     if leg == "train" and (_forgotten(case) or not case.change("train").seen(*GROUPS["moments"])):
         return False
     of = {name: case.ledger.count(leg, GROUPS[name])[0] for name in ("weights", "masters", "moments")}
@@ -114,7 +114,7 @@ def _decisive(case: Case) -> bool:
 
 def _unseen(case: Case) -> list[str]:
     """Return what is stored and was not compared. A fault in it would not have been seen."""
-    leg = "load" if case.change("load").rows else "train"
+    leg = case.leg
     found = []
     for group, quantities in GROUPS.items():
         of, seen = (case.ledger.count(leg, quantities, *statuses)[0] for statuses in ((), COMPARED))
