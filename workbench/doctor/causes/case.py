@@ -67,22 +67,10 @@ WITH_THEM = "were these buffers begun anew on purpose, together with the optimiz
 EXCHANGED = "was the optimizer exchanged on purpose?"
 ANEW = "was a new run started from other weights on purpose, with a fresh optimizer?"
 #: Fields of param groups that some kinds of optimizers have and others lack.
-FIELDS = frozenset(
-    [
-        "betas",
-        "eps",
-        "momentum",
-        "nesterov",
-        "dampening",
-        "rho",
-        "alpha",
-        "ns_steps",
-        "beta2_decay",
-        "lr_decay",
-        "initial_accumulator_value",
-        "max_iter",
-    ]
-)
+FIELDS = frozenset({
+    "betas", "eps", "momentum", "nesterov", "dampening", "rho", "alpha", "ns_steps", "beta2_decay", "lr_decay",
+    "initial_accumulator_value", "max_iter",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)

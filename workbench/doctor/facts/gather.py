@@ -66,39 +66,23 @@ _MODEL = {"model_type", "hidden_size", "num_hidden_layers", "num_attention_heads
 _NO_STATE = ("sched", "optim", "args", "config", "callback", "loader", "sampler", "history", "beta_pow", "dataset")
 #: Names of a data loader's position: torchdata's StatefulDataLoader, plain counters.
 _POSITION = (
-    "batches",
-    "num_batches",
-    "_num_yielded",
-    "_num_batches_fetched",
-    "samples_yielded",
-    "batches_yielded",
-    "samples_seen",
-    "batches_seen",
-    "sample_idx",
-    "_snapshot_step",
-    "batch_idx",
-    "position",
-)
+    "batches", "num_batches", "_num_yielded", "_num_batches_fetched", "samples_yielded", "batches_yielded",
+    "samples_seen", "batches_seen", "sample_idx", "_snapshot_step", "batch_idx", "position",
+)  # fmt: skip
 #: Fact → names of arguments.
 _FROM_ARGS = {
     "global_batch": ("global_batch_size", "train_batch_size"),
     "clip": ("clip_grad", "grad_clip", "max_grad_norm", "gradient_clipping"),
     "accumulation": (
-        "gradient_accumulation_steps",
-        "accumulate_grad_batches",
-        "gradient_accumulation",
-        "grad_accumulation_steps",
-        "grad_accum_steps",
-        "accumulation_steps",
-        "accum_steps",
-        "accum_iter",
+        "gradient_accumulation_steps", "accumulate_grad_batches", "gradient_accumulation", "grad_accumulation_steps",
+        "grad_accum_steps", "accumulation_steps", "accum_steps", "accum_iter",
     ),
     "world_size": ("world_size",),
     "data_seed": ("data_seed",),
     "tied": ("tie_word_embeddings",),
     "vocab_size": ("vocab_size",),
     "reset": ("no_load_optim", "reset_optimizer", "reset_optimizer_states", "finetune"),
-}
+}  # fmt: skip
 #: Fact → parser of its argument; all others are flags.
 _READ: Mapping[str, Callable[[Any], Any]] = {
     "global_batch": step_of,

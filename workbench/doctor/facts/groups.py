@@ -38,33 +38,11 @@ from workbench.errors import WorkbenchError
 from workbench.names.roles import ADAPTERS, STATES, listed_alone
 
 _FIELDS = {
-    "lr",
-    "betas",
-    "eps",
-    "weight_decay",
-    "amsgrad",
-    "decoupled_weight_decay",
-    "initial_lr",
-    "step",
-    "params",
-    "maximize",
-    "foreach",
-    "capturable",
-    "differentiable",
-    "fused",
-    "param_names",
-    "wd_mult",
-    "lr_mult",
-    "is_expert_parallel",
-    "is_decoupled_lr",
-    "default_config",
-    "max_lr",
-    "min_lr",
-    "bias_correction",
-    "beta1",
-    "beta2",
+    "lr", "betas", "eps", "weight_decay", "amsgrad", "decoupled_weight_decay", "initial_lr", "step", "params",
+    "maximize", "foreach", "capturable", "differentiable", "fused", "param_names", "wd_mult", "lr_mult",
+    "is_expert_parallel", "is_decoupled_lr", "default_config", "max_lr", "min_lr", "bias_correction", "beta1", "beta2",
     "momentum",
-}
+}  # fmt: skip
 _NUMBERED = re.compile(r"(?:(.*?)\.)?state\.([0-9]{1,18})\.(.+)", re.S)
 _PSEUDO = re.compile(r"\S+ (state|master) ([0-9.]+)")
 #: Paths of a run's only or first optimizer, which pseudo-names omit, so two formats use the same names.

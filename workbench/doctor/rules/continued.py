@@ -127,19 +127,9 @@ P34 = Rule(
 )  # fmt: skip
 register(R10, R11, R12, N10, N12, P01, P15, P16, P20, P29, P34, P37, P51)
 #: What schedules of torch change themselves, and learning rates, which other rules compare.
-_ADVANCING = frozenset(
-    {
-        "base_lrs",
-        "max_lrs",
-        "last_epoch",
-        "T_cur",
-        "T_i",
-        "best",
-        "num_bad_epochs",
-        "cooldown_counter",
-        "last_batch_idx",
-    }
-)
+_ADVANCING = frozenset({
+    "base_lrs", "max_lrs", "last_epoch", "T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter", "last_batch_idx",
+})  # fmt: skip
 #: Kind of a counter → words in its path. A position in a cycle is one of a schedule.
 _COUNTING = {
     "groups": re.compile(r"param_groups"),

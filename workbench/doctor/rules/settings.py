@@ -26,45 +26,19 @@ from workbench.doctor.ledger.sign import Rule, Sign, register
 SHOWN = 2  #: changes of a field in a message
 STEEP = 1.5  #: factor by which any schedule may change an lr
 #: Fields that no schedule and no optimizer changes by itself.
-STABLE = frozenset(
-    [
-        "betas",
-        "initial_lr",
-        "eps",
-        "maximize",
-        "nesterov",
-        "amsgrad",
-        "dampening",
-        "momentum",
-        "decoupled_weight_decay",
-        "correct_bias",
-        "bias_correction",
-        "alpha",
-        "rho",
-        "centered",
-        "rectify",
-    ]
-)
+STABLE = frozenset({
+    "betas", "initial_lr", "eps", "maximize", "nesterov", "amsgrad", "dampening", "momentum", "decoupled_weight_decay",
+    "correct_bias", "bias_correction", "alpha", "rho", "centered", "rectify",
+})  # fmt: skip
 SHORT = 0.1  #: share of the steps so far within which an lr does not fall to a third
 FALL = 1 / 3
 SUDDEN = 0.02  #: share of the steps so far within which no smooth decay falls to a third …
 LEFT = 0.15  #: … unless it is below this share of the initial lr, at its end
 #: Options of kernels, and fields that a schedule changes or that name the parameters.
-IGNORED = SWITCHES | frozenset(
-    {
-        "params",
-        "param_names",
-        "step",
-        "default_config",
-        "max_lr",
-        "min_lr",
-        "lr_mult",
-        "wd_mult",
-        "is_expert_parallel",
-        "is_decoupled_lr",
-        "name",
-    }
-)
+IGNORED = SWITCHES | frozenset({
+    "params", "param_names", "step", "default_config", "max_lr", "min_lr", "lr_mult", "wd_mult", "is_expert_parallel",
+    "is_decoupled_lr", "name",
+})  # fmt: skip
 
 R14 = Rule(
     "R14",
