@@ -83,11 +83,7 @@ def row_shape(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def row_keys(tensor: LazyTensor) -> tuple[Array, Array]:
-    """Return ``(n,) uint64`` keys of the rows, and ``(n,) bool`` for constant rows.
-
-    Raises:
-        HoleError, OpenError: an element is not stored or cannot be read.
-    """
+    """Return ``(n,) uint64`` keys of the rows, and ``(n,) bool`` for constant rows."""
     count, width = row_shape(tensor.shape)
     keys, plain = np.zeros(count, np.uint64), np.ones(count, bool)
     for at, part in _rows(tensor, count, width):

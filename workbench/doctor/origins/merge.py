@@ -67,11 +67,7 @@ def low_rank(atoms: Atoms, weights: Sequence[AtomLook]) -> int | None:
 
 
 def changed_rank(before: LazyTensor, after: LazyTensor) -> int | None:
-    """Return the rank of a matrix's change; ``None`` if it has no low rank.
-
-    Raises:
-        OpenError: a tensor cannot be read.
-    """
+    """Return the rank of a matrix's change; ``None`` if it has no low rank."""
     if len(after.shape) != 2 or before.element.name not in FLOATS or after.element.name not in FLOATS:
         return None
     with np.errstate(invalid="ignore"):
@@ -105,11 +101,7 @@ def ranks_of(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
 
 
 def is_beyond(before: LazyTensor, after: LazyTensor, rank: int) -> bool:
-    """Return whether a matrix changed in more directions than its adapter has, by more than rounding.
-
-    Raises:
-        OpenError: a tensor cannot be read.
-    """
+    """Return whether a matrix changed in more directions than its adapter has, by more than rounding."""
     names = {before.element.name, after.element.name}
     if len(after.shape) != 2 or before.shape != after.shape or not names <= FLOATS.keys():
         return False
