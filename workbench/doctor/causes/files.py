@@ -528,48 +528,26 @@ CORRUPTION = (
 
 CHANGES = (
     made(
-        "H1",
-        "Settings of the run changed.",
-        "arguments of the new launch, or new defaults",
-        "depends on the setting",
+        "H1", "Settings of the run changed.", "arguments of the new launch, or new defaults", "depends on the setting",
         "compare the arguments with the intended ones; if they differ, resume again with the previous arguments",
-        "the arguments of both launches",
-        "catalogue H1",
+        "the arguments of both launches", "catalogue H1",
         explains="R11 R12 P30 P03 P04 P05 P08 P11 P12 P13 P15 P16 N12 S16 S17 S18 N6 S06 S07 N3",
-        losses="the loss depends on the setting",
-        everywhere=True,
-        pattern=settings,
+        losses="the loss depends on the setting", everywhere=True, pattern=settings
     ),
     made(
-        "H2",
-        "The model's config changed in a way that no tensor shows.",
-        "rope base, attention scale, ε of norms",
-        "a jump from the first loss on",
-        "compare the model's config files",
-        "both config.json files",
-        "catalogue H2",
+        "H2", "The model's config changed in a way that no tensor shows.", "rope base, attention scale, ε of norms",
+        "a jump from the first loss on", "compare the model's config files", "both config.json files", "catalogue H2",
         explains="R01 P02 N3 N30 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 P32 R02 R03 R04 R05 R09 R13 N5 N17 N28 S14",
-        losses="the loss depends on the setting",
-        pattern=another_size,
+        losses="the loss depends on the setting", pattern=another_size
     ),
     made(
-        "H3",
-        "The data has a stretch of bad samples.",
-        "few tokens with large gradients",
-        "a spike that a resume does not cause",
-        "inspect the batches of those steps",
-        "the data's position and log",
-        "catalogue H3",
-        losses="the loss depends on the setting",
+        "H3", "The data has a stretch of bad samples.", "few tokens with large gradients",
+        "a spike that a resume does not cause", "inspect the batches of those steps", "the data's position and log",
+        "catalogue H3", losses="the loss depends on the setting"
     ),
     made(
-        "H4",
-        "The model itself becomes unstable.",
-        "attention or output logits grow",
-        "recurring spikes",
-        "add q/k norms or a z-loss, or lower the lr",
-        "older checkpoints",
-        "catalogue H4",
-        losses="the loss depends on the setting",
+        "H4", "The model itself becomes unstable.", "attention or output logits grow", "recurring spikes",
+        "add q/k norms or a z-loss, or lower the lr", "older checkpoints", "catalogue H4",
+        losses="the loss depends on the setting"
     ),
-)
+)  # fmt: skip
