@@ -22,7 +22,7 @@ from workbench.core.source import no_descriptor
 from workbench.doctor.facts.flat import ObjectLeaf, leaves
 from workbench.doctor.facts.generators import generators
 from workbench.doctor.facts.groups import Names, read_groups
-from workbench.doctor.facts.numbers import betas_of, number, step_of, whole
+from workbench.doctor.facts.numbers import betas_of, flag, number, step_of, whole
 from workbench.doctor.facts.optimizer import Optimizer, recognise, together
 from workbench.doctor.facts.schedule import read_schedule
 from workbench.doctor.facts.state import NAME, PARTS, Group, Statement, TrainingState
@@ -113,7 +113,7 @@ def gather(
     _data(statements, found)
     for fact, words in _FROM_ARGS.items():
         for name in words:
-            value = _READ.get(fact, _flag)(args[name].value) if name in args else None
+            value = _READ.get(fact, flag)(args[name].value) if name in args else None
             if value is not None:
                 _say(statements, fact, value, args[name].source)
     batch = step_of(args["batch_size"].value) if "batch_size" in args else None
@@ -328,10 +328,6 @@ def scales_of(found: Sequence[ObjectLeaf]) -> Iterator[Statement]:
             value = leaf.value[0] if isinstance(leaf.value, tuple) and len(leaf.value) == 1 else leaf.value
             if (scale := number(value)) is not None:
                 yield Statement(scale, leaf.source)
-
-
-def _flag(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
 
 
 def _whole(value: Any) -> bool:

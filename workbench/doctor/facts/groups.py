@@ -31,7 +31,7 @@ import numpy as np
 
 from workbench.checkpoint import Checkpoint
 from workbench.doctor.facts.flat import ObjectLeaf
-from workbench.doctor.facts.numbers import BITS, betas_of, number
+from workbench.doctor.facts.numbers import BITS, betas_of, flag, number
 from workbench.doctor.facts.optimizer import recognise
 from workbench.doctor.facts.state import Group
 from workbench.errors import WorkbenchError
@@ -391,8 +391,8 @@ def _group(key: tuple[str, str, str], fields: Mapping[str, Any], names: Names) -
         number(fields.get("weight_decay")),
         number(fields.get("initial_lr")),
         step,
-        _flag(fields.get("amsgrad")),
-        _flag(fields.get("decoupled_weight_decay")),
+        flag(fields.get("amsgrad")),
+        flag(fields.get("decoupled_weight_decay")),
         source,
         settings,
     )
@@ -456,7 +456,3 @@ def _is_main(path: str) -> bool:
 def _least(value: float | None) -> float | None:
     """Return a value of 0 or more that a count can hold, otherwise ``None``."""
     return value if value is not None and 0 <= value < 1 << BITS else None
-
-
-def _flag(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
