@@ -317,10 +317,6 @@ class Case:
         """Return ``(causes, sentence)`` as a mapping; an empty sentence was not measured and excludes nothing."""
         return {cause: words for causes, words in pairs if words for cause in causes.split()}
 
-    def affected(self, names: Iterable[str], quantities: Iterable[str], change: LedgerLeg) -> str:
-        """Return ``52 of 52 parameters``."""
-        return f"{len(set(names)):,} of {plural(len(change.seen(*quantities)), 'parameter')}"
-
     @cached_property
     def replaced(self) -> frozenset[str]:
         """The weights in which elements were replaced by zeros."""
@@ -337,6 +333,16 @@ class Case:
         """Share of the elements of weights that moved farther than the optimizer can move them."""
         found = self.fired("P05")
         return sum(one.evidence["elements"] for one in found) / max(sum(one.evidence["looked_at"] for one in found), 1)
+
+    @property
+    def stale_rows(self) -> list[Sign]:
+        """Rows that no gradient reached and that are not the decayed old ones, so they are from another step."""
+        return [
+            one
+            for one in self.fired("P11")
+            if not one.evidence.get("even")
+            or (float(one.evidence.get("shrink", 0)) < one.evidence["allowed"][0] and not one.evidence.get("slow"))
+        ]
 
     @cached_property
     def sank(self) -> bool:
@@ -575,12 +581,6 @@ class Case:
         if not any(map(is_numbered, names)):  # otherwise the owners are unknown, so it must hold for all
             seen &= names
         return bool(seen) and not seen & change.hit((*WEIGHTS, *MASTERS))
-
-    def kept(self, change: LedgerLeg, names: Iterable[str]) -> bool:
-        """Return whether the moments of ``names`` were compared and satisfy their bound."""
-        names = set(names)
-        seen = names & change.seen(*MOMENTS)
-        return bool(seen) and not seen & change.hit(MOMENTS)
 
 
 def below_stated(sign: Sign) -> bool:

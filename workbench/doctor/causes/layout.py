@@ -381,12 +381,7 @@ def averaged(case: Case) -> Iterator[Match]:
                 title=(FARTHER if few else ASTRAY) if later else OF_ANOTHER,
                 remedy=(ELSE if few else OF_ONE_SAVE) if later else "",
             )
-    rows = [one for one in case.fired("P11") if one.evidence.get("even")]
-    rows = [
-        one
-        for one in rows
-        if float(one.evidence.get("shrink", 0)) < one.evidence["allowed"][0] and not one.evidence.get("slow")
-    ]
+    rows = [one for one in case.stale_rows if one.evidence.get("even")]
     if rows and not case.mastered:
         yield Match("train", 0.75, named_in(rows), signs=tuple(rows), title=ASTRAY, remedy=OF_ONE_SAVE)
     if signs := case.fired("N21"):

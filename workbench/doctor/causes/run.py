@@ -369,17 +369,6 @@ def _outside(uneven: list[Sign]) -> tuple[str, str, str]:
     return OUTSIDE, "Weights that no gradient reached changed, and not by weight decay.", ELSE
 
 
-def _stale_rows(case: Case) -> list[Sign]:
-    """Return rows that no gradient reached and that are not the decayed old ones, so they are from another step."""
-    rows = case.fired("P11")
-    return [
-        one
-        for one in rows
-        if not one.evidence.get("even")
-        or (float(one.evidence.get("shrink", 0)) < one.evidence["allowed"][0] and not one.evidence.get("slow"))
-    ]
-
-
 def _through(change: LedgerLeg, names: frozenset[str]) -> str:
     return str(change.detail(MASTERS, min(names)).get("through", "16 bits"))
 
@@ -404,7 +393,7 @@ def other_masters(case: Case) -> Iterator[Match]:
             whole = large <= names and not change.hit(MASTERS, "part")  # a part of them: names that did not match
             yield Match("train", 0.9 if whole else 0.5, names, reasons=case.against(("B1 B6 G6", kept)))
     known = case.change("train").hit(MASTERS, "moved.", "other", "fill", "zero")
-    if case.mastered and (rows := [one for one in _stale_rows(case) if not set(one.tensors) <= known]):
+    if case.mastered and (rows := [one for one in case.stale_rows if not set(one.tensors) <= known]):
         yield Match("train", 0.8, named_in(rows), signs=tuple(rows))
     signs = [one for one in case.fired("S08") if int(one.evidence.get("elements", 0)) > 8]
     names = named_in(signs)

@@ -64,14 +64,6 @@ class Origins:
         """Share of the changed rows that were found."""
         return self.found / self.looked if self.looked else 0.0
 
-    @property
-    def sources(self) -> dict[int, int]:
-        """Tensor → number of rows that come from it."""
-        counts: dict[int, int] = {}
-        for block in self.blocks:
-            counts[block.source] = counts.get(block.source, 0) + block.stop - block.start
-        return counts
-
 
 def row_shape(shape: Sequence[int]) -> tuple[int, int]:
     """Return the number of rows and the elements per row."""

@@ -131,13 +131,3 @@ def _rank(change: Array) -> int | None:
         return None
     rank = int(np.searchsorted(np.cumsum(energy) / total, ENERGY)) + 1
     return rank if rank <= max(SMALL * min(change.shape), 1) else None
-
-
-def adapters(atoms: Atoms) -> str:
-    """Return a clause that names the stored adapters, or ""."""
-    ranks = {
-        min(atoms.before(atom).shape)
-        for atom in atoms.rows
-        if adapter_of(atom.fqn) == "lora_A" and atom.role == "param"
-    }
-    return f"; adapters of rank {max(ranks):,} are stored beside them" if ranks else ""

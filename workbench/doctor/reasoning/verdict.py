@@ -279,8 +279,3 @@ def _forgotten(case: Case) -> bool:
     if betas is None or first is None or second is None:
         return bool(weak(case))
     return bool(betas[1] ** max(second - first, 0) < FORGOTTEN)
-
-
-def ruled_out(suspects: tuple[Suspect, ...]) -> list[str]:
-    """Return the titles of causes that measured sentences speak against."""
-    return [CAUSES[cause].title for one in suspects for cause in one.excludes]

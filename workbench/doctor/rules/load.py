@@ -75,11 +75,6 @@ class TensorStatus:
     row: TensorDiff
     looks: tuple[AtomLook, ...] = ()
 
-    @property
-    def kind(self) -> str:
-        """``equal``, or the form of the change in its first part."""
-        return self.looks[0].kind if self.looks else self.status
-
 
 @dataclass
 class EchoValues(Outcome):
