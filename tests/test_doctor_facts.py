@@ -46,7 +46,7 @@ def test_facts_of_the_lab(format, optimizer):
     plan = plan_of(facts.schedule, facts.args, facts.statements)
     for update in (1, 20, 21, 60, 119, 120):
         assert plan.lr_at(update) == pytest.approx(config.lr_at(update), rel=1e-12)
-    assert facts.unreadable == {} and bool(facts.generators) == (format != "dcp_sharded")
+    assert bool(facts.generators) == (format != "dcp_sharded")
     if format != "megatron":
         assert facts.value("loader") == 60 and facts.value("data_seed") == 1234
     if format != "deepspeed":  # its flat groups name no parameter

@@ -66,17 +66,11 @@ def damaged(case: Case) -> Iterator[Match]:
         began = any(change.hit(MOMENTS, *BEGINNINGS) for change in case.changes)
         loaded = any(row.status in (Status.BEYOND, Status.ABSENT) for row in case.change("load").rows)
         began |= loaded and all(leg_of(one) in ("after", "train") for one in signs)
-        yield Match(
-            "before" if old else case.resumed,
-            0.3 if began and not old else 0.9,
-            named_in(signs),
-            signs=tuple(signs),
-            reasons=reasons,
-        )
+        leg, strength = "before" if old else case.resumed, 0.3 if began and not old else 0.9
+        yield Match(leg, strength, named_in(signs), signs=tuple(signs), reasons=reasons)
     if signs := case.odd("S02"):
         beyond = any(one.severity == "error" for one in signs)
-        names = named_in(signs)
-        yield Match(case.resumed, 0.99 if beyond else 0.7, names, signs=tuple(signs))
+        yield Match(case.resumed, 0.99 if beyond else 0.7, named_in(signs), signs=tuple(signs))
 
 
 def flipped(case: Case) -> Iterator[Match]:
@@ -346,15 +340,9 @@ def another_size(case: Case) -> Iterator[Match]:
         copies |= named_in(case.fired("S14"))
     if more and (signs or copies):
         number = plural(abs(more), f"more {what}" if more > 0 else f"fewer {what}")
-        yield Match(
-            case.leg,
-            1.0,
-            named_in(signs) | copies,
-            question=f"was the number of {what}s changed on purpose?",
-            signs=tuple(signs),
-            title=f"The model has {number} than before{', in all layers together' if what == 'expert' else ''}.",
-            remedy=MODELS,
-        )
+        names, question = named_in(signs) | copies, f"was the number of {what}s changed on purpose?"
+        title = f"The model has {number} than before{', in all layers together' if what == 'expert' else ''}."
+        yield Match(case.leg, 1.0, names, question=question, signs=tuple(signs), title=title, remedy=MODELS)
     if shaped := [one for one in case.shaped if one not in case.tables]:
         names = named_in(shaped)
         title, question = "Some tensors of the model have another shape.", "was the model changed on purpose?"
@@ -403,12 +391,8 @@ def settings(case: Case) -> Iterator[Match]:
     if case.declared:
         signs += case.fired("P30")
     if signs:
-        yield Match(
-            "train" if case.evidence.after is not None else case.resumed,
-            0.8,
-            signs=tuple(signs),
-            question="were the settings changed on purpose?",
-        )
+        leg = "train" if case.evidence.after is not None else case.resumed
+        yield Match(leg, 0.8, signs=tuple(signs), question="were the settings changed on purpose?")
     if thawed := [one for one in case.fired("S06", "S07", info=True) if "H1" in one.causes]:
         question = "these parameters had no optimizer state before: were they unfrozen on purpose?"
         title = "Parameters train that did not train before."

@@ -118,15 +118,12 @@ def layers(case: Case) -> Iterator[Match]:
     yield from _moved("E9")(case)
     apart = [one for one in case.fired("S14", where="after") if one.evidence.get("apart")]
     if apart and case.evidence.after is not None:  # updates would have made copies of the load differ
-        yield Match(
-            "after",
-            0.9,
-            named_in(apart),
-            question="does the trainer set them equal, as when it merges branches?",
-            signs=tuple(apart),
-            title="Weights of several layers are equal, although they were trained apart.",
-            remedy="check which layers the saver wrote",
+        question, remedy = (
+            "does the trainer set them equal, as when it merges branches?",
+            "check which layers the saver wrote",
         )
+        title = "Weights of several layers are equal, although they were trained apart."
+        yield Match("after", 0.9, named_in(apart), question=question, signs=tuple(apart), title=title, remedy=remedy)
 
 
 def partition(cause: str) -> Callable[[Case], Iterator[Match]]:
@@ -145,13 +142,8 @@ def partition(cause: str) -> Callable[[Case], Iterator[Match]]:
                 if change.leg == "train":  # numbered ones have no known owner; in small ones, a shift is not visible
                     rest = change.hit(MOMENTS, "other", "fallen", "near", "part") if form == "moved.shift" else ()
                     names |= {name for name in change.hit(MOMENTS) if is_numbered(name) or name in rest}
-                yield Match(
-                    change.leg,
-                    strength[cause],
-                    names,
-                    change.exact and strength[cause] == 1.0,
-                    reasons=case.against(("E1 E4 E9", words)),
-                )
+                exact, reasons = change.exact and strength[cause] == 1.0, case.against(("E1 E4 E9", words))
+                yield Match(change.leg, strength[cause], names, exact, reasons=reasons)
             if cause == "E13":
                 masters = frozenset(case.masters_alone(change, "moved."))
                 if masters and change.leg == "load":  # complete ones are assigned to others (B5)
@@ -227,12 +219,9 @@ def replicas(case: Case) -> Iterator[Match]:
 
 def untied(case: Case) -> Iterator[Match]:
     for match in _moved("F2")(case):  # an untied head that holds the embedding's values, or the reverse
-        yield replace(
-            match,
-            title="The head and the embedding, which are two tensors, hold the same values.",
-            remedy="load each from its own tensor; tie them only if they were tied before",
-            losses=RECOVERS,
-        )
+        title = "The head and the embedding, which are two tensors, hold the same values."
+        remedy = "load each from its own tensor; tie them only if they were tied before"
+        yield replace(match, title=title, remedy=remedy, losses=RECOVERS)
     new = [
         one
         for one in case.fired("R01", "P02", "N3", "S13", "R15")
@@ -371,16 +360,10 @@ def averaged(case: Case) -> Iterator[Match]:
                 continue
             later = change.leg == "train"  # noise, pruning and clipping by the trainer leave the same traces
             few = case.far < FEW_FAR or any(not one.evidence.get("even") for one in case.fired("P11"))
-            yield Match(
-                change.leg,
-                0.9 if whole else 0.4,
-                near,
-                False,
-                reasons=reasons,
-                question=OUTSIDE if later else "",
-                title=(FARTHER if few else ASTRAY) if later else OF_ANOTHER,
-                remedy=(ELSE if few else OF_ONE_SAVE) if later else "",
-            )
+            title, remedy = (FARTHER, ELSE) if few else (ASTRAY, OF_ONE_SAVE)
+            title, remedy, question = (title, remedy, OUTSIDE) if later else (OF_ANOTHER, "", "")
+            strength = 0.9 if whole else 0.4
+            yield Match(change.leg, strength, near, False, question, reasons, title=title, remedy=remedy)
     rows = [one for one in case.stale_rows if one.evidence.get("even")]
     if rows and not case.mastered:
         yield Match("train", 0.75, named_in(rows), signs=tuple(rows), title=ASTRAY, remedy=OF_ONE_SAVE)

@@ -301,14 +301,10 @@ def another_step(case: Case) -> Iterator[Match]:
             remedy = "find what calls optimizer.step() a second time, or what the trainer's step counts"
             yield Match("train", 0.95, frozenset(names), reasons=reasons, title=title, remedy=remedy)
             continue
-        yield Match(
-            change.leg,
-            0.95 if words else 0.6,
-            frozenset(names),
-            reasons=reasons,
-            title=f"The optimizer's step counters were changed{'; the moments were kept' if words else ''}.",
-            remedy="load the step counters together with the moments; nothing else counts the optimizer's updates",
-        )
+        title = f"The optimizer's step counters were changed{'; the moments were kept' if words else ''}."
+        remedy = "load the step counters together with the moments; nothing else counts the optimizer's updates"
+        strength = 0.95 if words else 0.6
+        yield Match(change.leg, strength, frozenset(names), reasons=reasons, title=title, remedy=remedy)
     if _step_is_off(case) and not case.counters("train").reset:
         off = case.fired("S07", "S16", "S17", "S18", "P01", "P15", "P20", "R11")
         first, last = (side.facts.steps.usual for side in (case.evidence.before, case.later))
@@ -316,13 +312,8 @@ def another_step(case: Case) -> Iterator[Match]:
             off += case.fired("P03", "P04", "P05", "P06", "P08", "P11", "P12", "P24", where="before → after")
         exact = any(one.rule == "R11" and one.evidence.get("kind") == "step" for one in off)
         words = "the optimizer's counters agree with the schedule, or with the data's position"
-        yield Match(
-            "load" if exact else case.resumed,
-            1.0,
-            exact=exact,
-            signs=tuple(off),
-            reasons=case.against(("C1 C3 B2", words)),
-        )
+        leg, reasons = "load" if exact else case.resumed, case.against(("C1 C3 B2", words))
+        yield Match(leg, 1.0, exact=exact, signs=tuple(off), reasons=reasons)
         return
     kinds = ("trainer", "stated", "folder", "step")
     signs = [one for one in case.fired("S07", "R11") if one.evidence.get("kind") in kinds]

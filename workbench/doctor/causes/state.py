@@ -503,18 +503,10 @@ def other_groups(case: Case) -> Iterator[Match]:
     signs = [*stated, *played, *case.fired("N27")]
     if signs and not any("weight_decay" in name for name in case.declared):
         names = named_in(signs)
-        yield Match(
-            "train",
-            1.0,
-            names,
-            question=(
-                "was the weight decay of these parameters changed on purpose?"
-                if names
-                else "were parameters moved to other groups on purpose?"
-            ),
-            signs=(*signs, *_untouched(case)),
-            title="" if names else "Parameters moved to other param groups.",
-        )
+        title = "" if names else "Parameters moved to other param groups."
+        question = "was the weight decay of these parameters changed on purpose?"
+        question = question if names else "were parameters moved to other groups on purpose?"
+        yield Match("train", 1.0, names, question=question, signs=(*signs, *_untouched(case)), title=title)
     elif rows := _untouched(case):
         yield Match("train", 0.5, named_in(rows), signs=tuple(rows))
 
@@ -531,13 +523,8 @@ def orphan_groups(case: Case) -> Iterator[Match]:
     signs = [one for one in case.fired("P11") if one.evidence.get("slow")]
     signs += filter(below_stated, case.fired("P13"))
     if signs:
-        yield Match(
-            "train",
-            0.8,
-            named_in(signs),
-            signs=tuple(signs),
-            title="The updates were made with a lower learning rate than is stored.",
-        )
+        title = "The updates were made with a lower learning rate than is stored."
+        yield Match("train", 0.8, named_in(signs), signs=tuple(signs), title=title)
 
 
 def gradients_scaled(case: Case) -> Iterator[Match]:
@@ -545,24 +532,15 @@ def gradients_scaled(case: Case) -> Iterator[Match]:
     if signs and not case.change("train").hit(MOMENTS) and not case.declared:  # otherwise ask about those (H1)
         times = float(signs[0].evidence["times"])
         if signs[0].evidence["kind"] == "alone":
-            yield Match(
-                "train",
-                0.6,
-                frozenset(signs[0].tensors),
-                signs=tuple(signs),
-                title=f"The gradients of {plural(len(signs[0].tensors), 'parameter')} grew far beyond those before.",
-                remedy="look for what made them, such as a bad batch, an overflow or a defective device",
-            )
+            names = frozenset(signs[0].tensors)
+            title = f"The gradients of {plural(len(signs[0].tensors), 'parameter')} grew far beyond those before."
+            remedy = "look for what made them, such as a bad batch, an overflow or a defective device"
+            yield Match("train", 0.6, names, signs=tuple(signs), title=title, remedy=remedy)
             return
         words = f"{times:.3g} times larger" if times > 1 else f"{1 / max(times, 1e-30):.3g} times smaller"
-        yield Match(
-            "train",
-            0.6,
-            named_in(signs),
-            signs=tuple(signs),
-            question="were the loss, the batch or the data changed on purpose?",
-            title=f"The gradients are {words} than those before.",
-        )
+        title = f"The gradients are {words} than those before."
+        question = "were the loss, the batch or the data changed on purpose?"
+        yield Match("train", 0.6, named_in(signs), signs=tuple(signs), question=question, title=title)
 
 
 def compressed(case: Case) -> Iterator[Match]:
@@ -583,11 +561,8 @@ def compressed(case: Case) -> Iterator[Match]:
         if crossed:
             yield Match(change.leg, 0.97, frozenset(crossed), title="Two states of the same parameters were exchanged.")
         elif names:
-            title = (
-                ""
-                if names & change.hit(packed[:2])
-                else "A part of the optimizer's state is not that of these parameters."
-            )
+            title = "A part of the optimizer's state is not that of these parameters."
+            title = "" if names & change.hit(packed[:2]) else title
             yield Match(change.leg, 0.9, frozenset(names), title=title)  # any change of it looks the same
 
 

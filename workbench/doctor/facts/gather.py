@@ -103,7 +103,7 @@ def gather(
     weight_decay: float | None = None,
 ) -> TrainingState:
     """Collect the facts of a checkpoint; arguments override them. Only counters and generators are read as payloads."""
-    found, unreadable = leaves(ckpt.objects)
+    found, _ = leaves(ckpt.objects)
     names, args = Names(ckpt, found), _arguments(found)
     called = _called(args)
     groups = read_groups(found, names, called)
@@ -132,7 +132,6 @@ def gather(
         args,
         {n: args[n] for n in args if n in _MODEL},
         generators(ckpt),
-        unreadable,
         _wrote(groups, names, called),
         {name: frozenset(words) for name, words in names.state.items()},
         counts_of(found),

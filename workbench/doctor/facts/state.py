@@ -150,7 +150,6 @@ class TrainingState:
         args: the trainer's arguments, flat: name → statement.
         model: the model's config, flat.
         generators: rank or object → its generators' states.
-        unreadable: objects that cannot be decoded, with the reason.
         optimizer: the optimizer that wrote the state; for several, the laws that hold for all.
         states: name → names of its optimizer state: ``exp_avg``, ``state1`` …
         counts: path → integer that the trainer, a schedule or a param group keeps.
@@ -165,7 +164,6 @@ class TrainingState:
     args: Mapping[str, Statement] = field(default_factory=dict)
     model: Mapping[str, Statement] = field(default_factory=dict)
     generators: Mapping[str, Generator] = field(default_factory=dict)
-    unreadable: Mapping[str, str] = field(default_factory=dict)
     optimizer: Optimizer = field(default_factory=Optimizer)
     states: Mapping[str, frozenset[str]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
