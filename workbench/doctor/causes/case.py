@@ -282,13 +282,8 @@ class Case:
         sets = {form: seen if names == {""} and seen else names for form, names in sets.items()}
         kept = sets.get("equal", set()) | sets.get("within", set())
         by = next((float(row.detail["by"]) for row in rows if row.form in ("ahead", "behind")), 0.0)
-        return Counters(
-            frozenset(kept),
-            frozenset(sets.get("reset", ())),
-            frozenset(sets.get("ahead", ())),
-            frozenset(sets.get("behind", ())),
-            by,
-        )
+        reset, ahead, behind = (frozenset(sets.get(one, ())) for one in ("reset", "ahead", "behind"))
+        return Counters(frozenset(kept), reset, ahead, behind, by)
 
     @cached_property
     def untrained(self) -> frozenset[str]:

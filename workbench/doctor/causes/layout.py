@@ -118,10 +118,7 @@ def layers(case: Case) -> Iterator[Match]:
     yield from _moved("E9")(case)
     apart = [one for one in case.fired("S14", where="after") if one.evidence.get("apart")]
     if apart and case.evidence.after is not None:  # updates would have made copies of the load differ
-        question, remedy = (
-            "does the trainer set them equal, as when it merges branches?",
-            "check which layers the saver wrote",
-        )
+        question, remedy = "does the trainer set them equal, as when it merges branches?", SAVER
         title = "Weights of several layers are equal, although they were trained apart."
         yield Match("after", 0.9, named_in(apart), question=question, signs=tuple(apart), title=title, remedy=remedy)
 
@@ -255,6 +252,7 @@ def untied(case: Case) -> Iterator[Match]:
         yield Match(leg, 1.0, names, question=question, signs=(*new, *gone))
 
 
+SAVER = "check which layers the saver wrote"
 ASTRAY = "The weights are not where the updates lead, as if averaged weights or those of another step were loaded."
 OF_ANOTHER = "Averaged weights, or weights of another step, were loaded."
 FARTHER = "Some weights moved farther than updates with the stored settings of the optimizer would."

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -93,10 +94,10 @@ def module_of(fqn: str) -> str:
 def ranks_of(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """Return the rank of each module's adapters together; of none with a magnitude (DoRA), which scales all rows."""
     scaled = {module_of(fqn) for fqn in shapes if "magnitude" in adapter_of(fqn)}
-    found: dict[str, int] = {}
+    found = Counter[str]()
     for fqn, shape in shapes.items():
         if adapter_of(fqn) == "lora_A" and (at := module_of(fqn)) not in scaled:
-            found[at] = found.get(at, 0) + min(shape, default=0)
+            found[at] += min(shape, default=0)
     return found
 
 

@@ -153,6 +153,10 @@ _RETURNS = re.compile(
     r"|current|seed|rank|world|version|time|loss|metric|score|best|norm|grad|length|tokens|memory|bytes|_id$|pid|epoch"
     r"|consecutive|streak|skip|bad|fail|stall|retr"
 )
+#: Part of the trainer's state → the cause if it is no longer stored.
+_CAUSE_OF_PART = {
+    "schedule": "C1", "loss scale": "D8", "data loader": "C6", "average": "F4", "data position": "C6", "masters": "D1",
+}  # fmt: skip
 SOME = 3  #: of such numbers in a message
 SCHEDULED = ("lr", "weight_decay")  #: fields that a schedule changes, or that other rules compare
 CYCLED = ("betas", "momentum")
@@ -386,26 +390,21 @@ def _unstored(pair: Pair, rule: Rule) -> list[Sign]:
     one, two = pair.a.ckpt, pair.b.ckpt
     if one.format != two.format or not b.groups:
         return []
-    found = []
-    for part in sorted(a.parts - b.parts):
-        causes = {"schedule": ("C1",), "loss scale": ("D8",), "data loader": ("C6",), "average": ("F4",)}[part]
-        words = f"the {part} is no longer stored"
-        found.append(rule.sign(words, {"kind": "unstored", "part": part}, severity="warn", causes=causes))
-    held: dict[str, tuple[Any, Any, str]] = {
-        "data position": (a.value("consumed_samples"), b.value("consumed_samples"), "C6")
-    }
-    masters = [any("master" in roles for roles in side.params.values()) or None for side in (pair.a, pair.b)]
-    held["masters"] = (masters[0], masters[1], "D1")
-    for part, (old, new, cause) in held.items():
-        if old is not None and new is None and rule is P29:
-            words = f"the {part} {'are' if part == 'masters' else 'is'} no longer stored"
-            found.append(rule.sign(words, {"kind": "unstored", "part": part}, severity="warn", causes=(cause,)))
+    found, lost = [], sorted(a.parts - b.parts)
+    if rule is P29:
+        masters = [any("master" in roles for roles in side.params.values()) for side in (pair.a, pair.b)]
+        position = [side.value("consumed_samples") is not None for side in (a, b)]
+        lost += [name for name, held in (("data position", position), ("masters", masters)) if held == [True, False]]
+    for part in lost:
+        words = f"the {part} {'are' if part == 'masters' else 'is'} no longer stored"
+        evidence = {"kind": "unstored", "part": part}
+        found.append(rule.sign(words, evidence, severity="warn", causes=(_CAUSE_OF_PART[part],)))
     held_states, left_states = pair.a.generators, pair.b.generators
     if not held_states or left_states or len(one.catalog.files) != len(two.catalog.files):
         return found  # other ranks' generators start fresh
     words = f"the states of {plural(len(held_states), 'random generator')} are no longer stored"
-    evidence = {"kind": "unstored", "names": list(held_states)[:NAMED]}
-    return [*found, rule.sign(words, evidence, severity="warn", causes=("C8",))]
+    names = {"kind": "unstored", "names": list(held_states)[:NAMED]}
+    return [*found, rule.sign(words, names, severity="warn", causes=("C8",))]
 
 
 def schedule_kept(pair: Pair) -> list[Sign] | str:
