@@ -356,7 +356,10 @@ def read_groups(found: Iterable[ObjectLeaf], names: Names, called: str = "") -> 
         if flattened:
             raw.setdefault((leaf.rank, ".".join(leaf.path[: at + 1]), inner), {})[field] = leaf.value
     groups = [_group(key, fields, names) for key, fields in raw.items()]
-    return tuple(_recognised(group, names, called) for group in _by_shape(_split(_joined(groups), names), names))
+    return tuple(
+        replace(group, optimizer=recognise(group.settings, names.words(group), called))
+        for group in _by_shape(_split(_joined(groups), names), names)
+    )
 
 
 def _group(key: tuple[str, str, str], fields: Mapping[str, Any], names: Names) -> Group:
@@ -442,11 +445,6 @@ def _by_shape(groups: list[Group], names: Names) -> list[Group]:
         replace(group, weights=tuple(name for name, shape in left.items() if owners[shape] == [at]))
         for at, group in enumerate(groups)
     ]
-
-
-def _recognised(group: Group, names: Names, called: str) -> Group:
-    """Return the group with the optimizer that its fields and its parameters' state identify."""
-    return replace(group, optimizer=recognise(group.settings, names.words(group), called))
 
 
 def _is_main(path: str) -> bool:

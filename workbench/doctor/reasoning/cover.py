@@ -86,8 +86,7 @@ def cover(case: Case) -> list[CauseExplanation]:
     found: list[CauseExplanation] = []
     while open_ := [sign for sign in signs if left[id(sign)]]:
         scored = sorted(
-            ((_score(case, cause, match, open_, left), cause, match) for cause, match in every),
-            key=lambda one: -one[0],
+            ((_score(case, cause, match, open_, left), cause, match) for cause, match in every), key=lambda one: -one[0]
         )
         if scored and scored[0][0] > 0:
             score, cause, match = scored[0]

@@ -139,13 +139,7 @@ _COUNTING = {
     "data": re.compile(r"(?:^|[._])workers?(?:$|[._])"),
 }
 #: Kind of a counter → the causes if it restarted.
-_COUNTED = {
-    "groups": ("B2", "B1"),
-    "optimizer": ("B1", "B2"),
-    "schedule": ("C1",),
-    "average": ("F4",),
-    "data": ("C6",),
-}
+_COUNTED = {"groups": ("B2", "B1"), "optimizer": ("B1", "B2"), "schedule": ("C1",), "average": ("F4",), "data": ("C6",)}
 _OF_DATA = re.compile(r"loader|sampler|epoch(?!$)|batch|scaler|growth|bad_epochs|cooldown|_dim|size|length")
 #: Integers that begin anew in any run, are measured, or name something.
 _RETURNS = re.compile(
@@ -166,10 +160,6 @@ SEARCHED = 16  #: generators whose draws are counted, at up to 0.1 s each
 ORDER = 16, 1 << 20  #: least and most elements of a stored order of the data
 
 # ---- counters ------------------------------------------------------------------------------------------------------
-
-
-def same_counters(pair: Pair) -> list[Sign] | str:
-    return _counters(pair, 0, R10)
 
 
 def counters_advance(pair: Pair) -> list[Sign] | str:
@@ -989,7 +979,7 @@ def _plain(value: Any) -> Any:
 ECHO: dict[str, Callable[[Pair], list[Sign] | str]] = {
     "R01": same_tensors,
     "R18": rows_kept,
-    "R10": same_counters,
+    "R10": lambda pair: _counters(pair, 0, R10),
     "R11": same_trainer,
     "R12": arguments,
     "N1": renamed,

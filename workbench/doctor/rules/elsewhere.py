@@ -242,10 +242,7 @@ def _line(
             f"{one.atom.fqn!r} were at {there:,} of {name!r}"
         )
         causes = ("E13", "E7")
-    evidence: dict[str, object] = {
-        "in": "before → after",
-        "windows": [[o.atom.fqn, a, n, t] for o, a, n, t in shifts],
-    }
+    evidence: dict[str, object] = {"in": "before → after", "windows": [[o.atom.fqn, a, n, t] for o, a, n, t in shifts]}
     return whole, _sign(P17, [one.atom for one in seen], text, causes, None, evidence)
 
 

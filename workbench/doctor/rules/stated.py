@@ -6,6 +6,7 @@ A check returns its signs, or a sentence with the reason why it could not run. T
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from workbench.core.words import plural
 from workbench.doctor.facts.counted import accumulated, stated, whole_ratio
@@ -232,14 +233,9 @@ def lr_on_plan(state: State) -> list[Sign] | str:
     return [S16.sign(words, {"lr": facts.lr, "planned": due, "ratio": ratio, "step": facts.step, "plan": plan.source})]
 
 
-def schedule_at_step(state: State) -> list[Sign] | str:
+def schedule_position(rule: str, state: State) -> list[Sign] | str:
     found = _position(state.facts)
-    return found if isinstance(found, str) else [sign for sign in found if sign.rule == "S17"]
-
-
-def schedule_multiple(state: State) -> list[Sign] | str:
-    found = _position(state.facts)
-    return found if isinstance(found, str) else [sign for sign in found if sign.rule == "N9"]
+    return found if isinstance(found, str) else [sign for sign in found if sign.rule == rule]
 
 
 def _in_cycle(schedule: Schedule) -> list[Sign]:
@@ -384,9 +380,9 @@ CHECKS: dict[str, Callable[[State], list[Sign] | str]] = {
     "S06": fresh_state,
     "S07": steps_agree,
     "S16": lr_on_plan,
-    "S17": schedule_at_step,
+    "S17": partial(schedule_position, "S17"),
     "S18": data_follows,
     "N6": lr_is_schedules,
-    "N9": schedule_multiple,
+    "N9": partial(schedule_position, "N9"),
     "N11": generators_differ,
 }
