@@ -111,9 +111,6 @@ class RowIndex:
         self._order: Ints = speaking[np.argsort(self._keys[speaking], kind="stable")]
         self._sorted = self._keys[self._order]
 
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
     def keys(self, number: int) -> Array:
         """Return the keys of one tensor."""
         return np.asarray(self._keys[self.starts[number] : self.starts[number + 1]])

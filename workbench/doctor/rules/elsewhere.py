@@ -54,7 +54,7 @@ P18 = Rule(
 register(P17, P18)
 
 
-def check_rows(pair: Pair, suspects: Sequence[str], turned: Sequence[str]) -> Outcome:
+def check_rows(pair: Pair, suspects: Sequence[str], turned: Sequence[str] = ()) -> Outcome:
     """Find where suspicious weights and moments came from.
 
     Args:
