@@ -68,22 +68,10 @@ WITH_THEM = "were these buffers begun anew on purpose, together with the optimiz
 EXCHANGED = "was the optimizer exchanged on purpose?"
 ANEW = "was a new run started from other weights on purpose, with a fresh optimizer?"
 #: Fields of param groups that some kinds of optimizers have and others lack.
-FIELDS = frozenset(
-    [
-        "betas",
-        "eps",
-        "momentum",
-        "nesterov",
-        "dampening",
-        "rho",
-        "alpha",
-        "ns_steps",
-        "beta2_decay",
-        "lr_decay",
-        "initial_accumulator_value",
-        "max_iter",
-    ]
-)
+FIELDS = frozenset({
+    "betas", "eps", "momentum", "nesterov", "dampening", "rho", "alpha", "ns_steps", "beta2_decay", "lr_decay",
+    "initial_accumulator_value", "max_iter",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -177,6 +165,11 @@ class Case:
         return [self.change(leg) for leg in legs or [self.resumed]]
 
     @property
+    def leg(self) -> str:
+        """The first leg that was compared: ``load`` with an echo."""
+        return "load" if self.change("load").rows else "train"
+
+    @property
     def resumed(self) -> str:
         """The first checkpoint that the load can have damaged."""
         return "echo" if self.evidence.echo is not None else "after" if self.evidence.after is not None else "before"
@@ -229,8 +222,7 @@ class Case:
 
     def restarted_with(self, names: Collection[str]) -> frozenset[str]:
         """Return the buffers that restarted in the modules of these weights."""
-        signs = [one for one in self.refilled if one not in self.counted]
-        buffers = {name for one in signs for name in one.tensors}
+        buffers = named_in(one for one in self.refilled if one not in self.counted)
         modules = {_parent(name) for name in names}
         return frozenset(b for b in buffers if any(f".{_parent(b)}".endswith(f".{one}") for one in modules))
 
@@ -295,13 +287,8 @@ class Case:
         sets = {form: seen if names == {""} and seen else names for form, names in sets.items()}
         kept = sets.get("equal", set()) | sets.get("within", set())
         by = next((float(row.detail["by"]) for row in rows if row.form in ("ahead", "behind")), 0.0)
-        return Counters(
-            frozenset(kept),
-            frozenset(sets.get("reset", ())),
-            frozenset(sets.get("ahead", ())),
-            frozenset(sets.get("behind", ())),
-            by,
-        )
+        reset, ahead, behind = (frozenset(sets.get(one, ())) for one in ("reset", "ahead", "behind"))
+        return Counters(frozenset(kept), reset, ahead, behind, by)
 
     @cached_property
     def grouped(self) -> bool:
@@ -342,10 +329,6 @@ class Case:
         """Return ``(causes, sentence)`` as a mapping; an empty sentence was not measured and excludes nothing."""
         return {cause: words for causes, words in pairs if words for cause in causes.split()}
 
-    def affected(self, names: Iterable[str], quantities: Iterable[str], change: LedgerLeg) -> str:
-        """Return ``52 of 52 parameters``."""
-        return f"{len(set(names)):,} of {plural(len(change.seen(*quantities)), 'parameter')}"
-
     @cached_property
     def replaced(self) -> frozenset[str]:
         """The weights in which elements were replaced by zeros."""
@@ -362,6 +345,16 @@ class Case:
         """Share of the elements of weights that moved farther than the optimizer can move them."""
         found = self.fired("P05")
         return sum(one.evidence["elements"] for one in found) / max(sum(one.evidence["looked_at"] for one in found), 1)
+
+    @property
+    def stale_rows(self) -> list[Sign]:
+        """Rows that no gradient reached and that are not the decayed old ones, so they are from another step."""
+        return [
+            one
+            for one in self.fired("P11")
+            if not one.evidence.get("even")
+            or (float(one.evidence.get("shrink", 0)) < one.evidence["allowed"][0] and not one.evidence.get("slow"))
+        ]
 
     @cached_property
     def sank(self) -> bool:
@@ -444,7 +437,7 @@ class Case:
     @cached_property
     def reshaped(self) -> frozenset[str]:
         """The parameters that have another shape."""
-        return frozenset(name for one in self.shaped for name in one.tensors)
+        return named_in(self.shaped)
 
     @cached_property
     def tables(self) -> list[Sign]:
@@ -606,12 +599,6 @@ class Case:
             seen &= names
         return bool(seen) and not seen & change.hit((*WEIGHTS, *MASTERS))
 
-    def kept(self, change: LedgerLeg, names: Iterable[str]) -> bool:
-        """Return whether the moments of ``names`` were compared and satisfy their bound."""
-        names = set(names)
-        seen = names & change.seen(*MOMENTS)
-        return bool(seen) and not seen & change.hit(MOMENTS)
-
 
 def below_stated(sign: Sign) -> bool:
     """Return whether an update used a lower learning rate than both files state, which agree: no schedule restarted."""
@@ -619,6 +606,11 @@ def below_stated(sign: Sign) -> bool:
         return False
     low, high = sign.evidence["stated"]
     return bool(sign.evidence["lr"] < low and high <= STEEP * low)
+
+
+def named_in(signs: Iterable[Sign]) -> frozenset[str]:
+    """Return the tensors that signs name."""
+    return frozenset(name for one in signs for name in one.tensors)
 
 
 def where_of(sign: Sign) -> str:
@@ -651,7 +643,7 @@ def asked(case: Case, cause: str, match: Match) -> str:
         return UNRULY
     if cause in OF_OPTIMIZER and case.exchanged:
         return EXCHANGED
-    names = match.names or frozenset(name for one in match.signs for name in one.tensors)
+    names = match.names or named_in(match.signs)
     if cause in ("B1", "B2", "B3") and names and _of_reshaped(case, names):
         return RESHAPED
     if cause == "A5" and match.names and {_parent(n) for n in match.names} <= {_parent(n) for n in case.reshaped}:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from workbench.analysis.patterns.rounding import FLOATS
-from workbench.doctor.causes.case import ELSE, OUTSIDE, RELATED, Case, Match, below_stated, where_of
+from workbench.doctor.causes.case import ELSE, OUTSIDE, RELATED, Case, Match, below_stated, named_in, where_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
 from workbench.doctor.facts.counted import began_anew, counts_anew, in_epochs
@@ -152,13 +152,7 @@ def schedule_restarted(case: Case) -> Iterator[Match]:
         if any(one.evidence.get("apart") for one in slow):
             title = "The learning rates of the param groups changed: some rose, and others fell."
             question = "were they changed on purpose?"
-        yield Match(
-            leg,
-            0.5 if declared else 0.85,
-            signs=tuple(slow),
-            title=title,
-            question=question,
-        )
+        yield Match(leg, 0.5 if declared else 0.85, signs=tuple(slow), title=title, question=question)
 
 
 def schedule_lost(case: Case) -> Iterator[Match]:
@@ -171,12 +165,7 @@ def schedule_lost(case: Case) -> Iterator[Match]:
         replayed = any(one.rule == "P13" for one in fast) and not case.fired("P12")
         if replayed:  # the weights are the old ones, moved along the update: only its length is another
             fast += case.fired("P05", "P11", where=where_of(fast[0]))
-        yield Match(
-            leg,
-            0.4 if doubt else 0.85,
-            signs=tuple(fast),
-            question="was the learning rate raised on purpose?",
-        )
+        yield Match(leg, 0.4 if doubt else 0.85, signs=tuple(fast), question="was the learning rate raised on purpose?")
     train = case.change("train")
     far = train.hit(train.weights) - case.untrained
     worst = [float(train.detail(train.weights, name).get("worst") or math.inf) for name in far]
@@ -322,14 +311,10 @@ def another_step(case: Case) -> Iterator[Match]:
             remedy = "find what calls optimizer.step() a second time, or what the trainer's step counts"
             yield Match("train", 0.95, frozenset(names), reasons=reasons, title=title, remedy=remedy)
             continue
-        yield Match(
-            change.leg,
-            0.95 if words else 0.6,
-            frozenset(names),
-            reasons=reasons,
-            title=f"The optimizer's step counters were changed{'; the moments were kept' if words else ''}.",
-            remedy="load the step counters together with the moments; nothing else counts the optimizer's updates",
-        )
+        title = f"The optimizer's step counters were changed{'; the moments were kept' if words else ''}."
+        remedy = "load the step counters together with the moments; nothing else counts the optimizer's updates"
+        strength = 0.95 if words else 0.6
+        yield Match(change.leg, strength, frozenset(names), reasons=reasons, title=title, remedy=remedy)
     if _step_is_off(case) and not case.counters("train").reset:
         off = case.fired("S07", "S16", "S17", "S18", "P01", "P15", "P20", "R11")
         first, last = (side.facts.steps.usual for side in (case.evidence.before, case.later))
@@ -340,16 +325,8 @@ def another_step(case: Case) -> Iterator[Match]:
             remedy = "check which save the load opened, and from where the trainer's step was read"
         exact = any(one.rule == "R11" and one.evidence.get("kind") == "step" for one in off)
         words = "the optimizer's counters agree with the schedule, or with the data's position"
-        yield Match(
-            "load" if exact else case.resumed,
-            1.0,
-            exact=exact,
-            signs=tuple(off),
-            reasons=case.against(("C1 C3 B2", words)),
-            title=title,
-            remedy=remedy,
-            losses=losses,
-        )
+        leg, reasons = "load" if exact else case.resumed, case.against(("C1 C3 B2", words))
+        yield Match(leg, 1.0, exact=exact, signs=tuple(off), reasons=reasons, title=title, remedy=remedy, losses=losses)
         return
     kinds = ("trainer", "stated", "folder", "step")
     signs = [one for one in case.fired("S07", "R11") if one.evidence.get("kind") in kinds]
@@ -381,7 +358,7 @@ def masters_rebuilt(case: Case) -> Iterator[Match]:
         yield Match("train", 0.85, slight, False, question, signs=tuple(uneven), title=title, remedy=remedy)
     if signs := case.fired("S09"):
         strength = 0.9 if case.resumed == "before" or not case.change("load").rows else 0.4
-        yield Match(case.resumed, strength, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, strength, named_in(signs), signs=tuple(signs))
 
 
 def _uneven(case: Case) -> list[Sign]:
@@ -394,17 +371,6 @@ def _outside(uneven: list[Sign]) -> tuple[str, str, str]:
     if any(one.evidence.get("through") for one in uneven):
         return "", "", ""
     return OUTSIDE, "Weights that no gradient reached changed, and not by weight decay.", ELSE
-
-
-def _stale_rows(case: Case) -> list[Sign]:
-    """Return rows that no gradient reached and that are not the decayed old ones, so they are from another step."""
-    rows = case.fired("P11")
-    return [
-        one
-        for one in rows
-        if not one.evidence.get("even")
-        or (float(one.evidence.get("shrink", 0)) < one.evidence["allowed"][0] and not one.evidence.get("slow"))
-    ]
 
 
 def _through(change: LedgerLeg, names: frozenset[str]) -> str:
@@ -431,10 +397,10 @@ def other_masters(case: Case) -> Iterator[Match]:
             whole = large <= names and not change.hit(MASTERS, "part")  # a part of them: names that did not match
             yield Match("train", 0.9 if whole else 0.5, names, reasons=case.against(("B1 B6 G6", kept)))
     known = case.change("train").hit(MASTERS, "moved.", "other", "fill", "zero")
-    if case.mastered and (rows := [one for one in _stale_rows(case) if not set(one.tensors) <= known]):
-        yield Match("train", 0.8, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows))
+    if case.mastered and (rows := [one for one in case.stale_rows if not set(one.tensors) <= known]):
+        yield Match("train", 0.8, named_in(rows), signs=tuple(rows))
     signs = [one for one in case.fired("S08") if int(one.evidence.get("elements", 0)) > 8]
-    names = frozenset(n for s in signs for n in s.tensors)
+    names = named_in(signs)
     if signs and not case.change("load").hit((*WEIGHTS, *MASTERS)) and not _masters_right(case, names):
         title, remedy, losses = ("", "", "") if _masters_wrong(case, names) else (UNDECIDED, FROM_ONE, OF_EITHER)
         yield Match(case.resumed, 0.7, names, signs=tuple(signs), title=title, remedy=remedy, losses=losses)
@@ -453,7 +419,7 @@ def _masters_wrong(case: Case, names: frozenset[str]) -> bool:
 
 def other_weights(case: Case) -> Iterator[Match]:
     later = [one for one in case.fired("S08", where="after") if int(one.evidence.get("elements", 0)) > 8]
-    names = frozenset(n for s in later for n in s.tensors)
+    names = named_in(later)
     if later and not case.change("load").hit((*WEIGHTS, *MASTERS)) and _masters_right(case, names):
         sums = case.pairs.get(f"{case.start} → after", {})
         still = all(name in sums and sums[name].unchanged == sums[name].count for name in names)
@@ -498,7 +464,7 @@ def moments_rounded(case: Case) -> Iterator[Match]:
             losses = "no loss shows it" if through == {"bfloat16"} else ""
             yield Match(change.leg, 1.0, names, exact, asked, losses=losses)
     if signs := case.fired("S10"):
-        yield Match(case.resumed, 0.5, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, 0.5, named_in(signs), signs=tuple(signs))
 
 
 def weights_cast(case: Case) -> Iterator[Match]:
@@ -509,11 +475,11 @@ def weights_cast(case: Case) -> Iterator[Match]:
         yield Match("train", 0.9, signs=tuple(signs), title=title, remedy=remedy if averages else "")
     if signs := case.fired("P31"):
         rest = case.fired("P05", "P12", where=where_of(signs[0]))  # what the rounding moved
-        yield Match("train", 1.0, frozenset(n for s in signs for n in s.tensors), signs=(*signs, *rest))
+        yield Match("train", 1.0, named_in(signs), signs=(*signs, *rest))
     uneven = _uneven(case)
     if uneven and not case.mastered:
         question, title, remedy = _outside(uneven)
-        names = frozenset(n for s in uneven for n in s.tensors)
+        names = named_in(uneven)
         yield Match("train", 0.4, names, False, question, signs=tuple(uneven), title=title, remedy=remedy)
     for change in case.changes:
         names = frozenset(change.hit(WEIGHTS, "rounded"))
@@ -556,7 +522,7 @@ def fp8_scales(case: Case) -> Iterator[Match]:
         if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
             yield Match(change.leg, 0.95, names)  # scales may be recomputed on purpose
     if signs := [*case.fired("N15"), *(one for one in case.fired("P24") if one.causes[:1] == ("D9",))]:
-        yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, 0.9, named_in(signs), signs=tuple(signs))
 
 
 def _of_scales(sign: Sign) -> bool:

@@ -18,6 +18,7 @@ from workbench.doctor.causes.case import (
     Counters,
     Match,
     below_stated,
+    named_in,
     where_of,
 )
 from workbench.doctor.causes.cause import made
@@ -202,8 +203,7 @@ def added(case: Case) -> Iterator[Match]:
     heads = [one for one in new if kinds(one.tensors) <= {"head"}]
     if new and not heads and case.deeper <= 0:
         question = "were tensors added to the model on purpose?"
-        leg = "load" if case.change("load").rows else "train"
-        yield Match(leg, 0.8, question=question, signs=tuple(new), remedy=ADDED, losses=OF_ADDED)
+        yield Match(case.leg, 0.8, question=question, signs=tuple(new), remedy=ADDED, losses=OF_ADDED)
 
 
 def _reshaped_buffers(case: Case) -> Iterator[Match]:
@@ -214,10 +214,9 @@ def _reshaped_buffers(case: Case) -> Iterator[Match]:
         remedy = "if it was not, make the model with the sizes of the checkpoint"
         rest = case.fired("R03", "R09", where="before → echo")
         rest = [one for one in rest if one.evidence.get("roles") == ["buffer"]]
-        names = {name for one in shaped for name in one.tensors}
+        names = named_in(shaped)
         rest += [one for one in case.fired("N3") if names >= set(one.tensors)]
-        leg = "load" if case.change("load").rows else "train"
-        yield Match(leg, 1.0, signs=(*shaped, *rest), title=title, question=question, remedy=remedy)
+        yield Match(case.leg, 1.0, signs=(*shaped, *rest), title=title, question=question, remedy=remedy)
 
 
 def buffers_lost(case: Case) -> Iterator[Match]:
@@ -237,7 +236,7 @@ def buffers_lost(case: Case) -> Iterator[Match]:
             one.evidence.get("after", 0) > k + 1 and all(name.endswith(RUNNING) for name in one.tensors)
             for one in signs
         )
-        names = frozenset(n for s in signs for n in s.tensors)
+        names = named_in(signs)
         yield Match("train", 0.7, names, question=RECALIBRATED if counted else "", signs=tuple(signs), title=title)
 
 
@@ -295,7 +294,7 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         # exact: the counts, which show a fresh optimizer otherwise, are not silent against it
         yield Match("train", 1.0, other, True, question, signs=tuple(signs))
     if not case.counters("train").reset and (young := _since_then(case)):
-        names = frozenset(name for one in young for name in one.tensors)
+        names = named_in(young)
         title = "The state of some parameters began anew, or only its counters did."
         yield Match("after", 0.6, names, signs=tuple(young), title=title, remedy=WHOLE)
     absent = [one for one in case.fired("S06") if one.evidence.get("kind") in ("absent", "never", "gone")]
@@ -441,7 +440,7 @@ def second_gone(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 0.97, names, reasons=case.against(("B1 B3", words)), title=SUNK)
     train = case.change("train")
     signs = [one for one in case.fired("P25") if one.causes[:1] == ("B4",)]
-    names = frozenset(n for s in signs for n in s.tensors)
+    names = named_in(signs)
     held = names & train.clean(FIRST)
     if held or (signs and not case.grouped and not names & train.hit(FIRST)):
         yield Match("train", 0.97, names, signs=tuple(signs), title=SECOND_LOST if held else SUNK)
@@ -487,7 +486,7 @@ def other_binding(case: Case) -> Iterator[Match]:
             title, remedy = ("", "") if others else (OTHER_ELEMENTS, ONE_MAP)
             yield Match(change.leg, 1.0, names, exact, reasons=reasons, title=title, remedy=remedy)
     if signs := case.fired("N5"):
-        yield Match(case.resumed, 0.6, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, 0.6, named_in(signs), signs=tuple(signs))
 
 
 def mixed_moments(case: Case) -> Iterator[Match]:
@@ -530,36 +529,28 @@ def mixed_moments(case: Case) -> Iterator[Match]:
         ways = {"power": "raised to a power", "level": "set to one number"}
         way = ways.get(str(signs[0].evidence["kind"]), "multiplied by a factor")
         title = f"The second moments were {way}."
-        yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=title)
+        yield Match("train", 0.97, named_in(signs), signs=tuple(signs), title=title)
     if signs := [one for one in case.odd("S04") if one.hit > 2 or int(one.evidence.get("elements", 0)) > 8]:
-        yield Match(case.resumed, 0.8, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, 0.8, named_in(signs), signs=tuple(signs))
 
 
 def other_groups(case: Case) -> Iterator[Match]:
     stated = [one for one in case.fired("R12", info=True) if one.evidence.get("kind") == "groups"]
     whole = any(one.evidence.get("kind") == "decay" for one in case.fired("R12", info=True))  # another setting (H1)
     if exchanged := [one for one in case.fired("R14") if one.evidence.get("kind") == "groups"]:
-        names = frozenset(n for s in exchanged for n in s.tensors)
+        names = named_in(exchanged)
         found = (*exchanged, *(one for one in case.fired("R12") if set(one.tensors) & names))
         yield Match("load", 1.0, names, question="was the weight decay exchanged on purpose?", signs=found)
     played = [one for one in case.fired("P12") if "old" in one.evidence and not whole]
     signs = [*stated, *played, *case.fired("N27")]
     if signs and not any("weight_decay" in name for name in case.declared):
-        names = frozenset(n for s in signs for n in s.tensors)
-        yield Match(
-            "train",
-            1.0,
-            names,
-            question=(
-                "was the weight decay of these parameters changed on purpose?"
-                if names
-                else "were parameters moved to other groups on purpose?"
-            ),
-            signs=(*signs, *_untouched(case)),
-            title="" if names else "Parameters moved to other param groups.",
-        )
+        names = named_in(signs)
+        title = "" if names else "Parameters moved to other param groups."
+        question = "was the weight decay of these parameters changed on purpose?"
+        question = question if names else "were parameters moved to other groups on purpose?"
+        yield Match("train", 1.0, names, question=question, signs=(*signs, *_untouched(case)), title=title)
     elif rows := _untouched(case):
-        yield Match("train", 0.5, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows))
+        yield Match("train", 0.5, named_in(rows), signs=tuple(rows))
 
 
 def _untouched(case: Case) -> list[Sign]:
@@ -576,13 +567,8 @@ def orphan_groups(case: Case) -> Iterator[Match]:
     signs = [one for one in case.fired("P11") if one.evidence.get("slow")]
     signs += filter(below_stated, case.fired("P13"))
     if signs:
-        yield Match(
-            "train",
-            0.8,
-            frozenset(n for s in signs for n in s.tensors),
-            signs=tuple(signs),
-            title="The updates were made with a lower learning rate than is stored.",
-        )
+        title = "The updates were made with a lower learning rate than is stored."
+        yield Match("train", 0.8, named_in(signs), signs=tuple(signs), title=title)
 
 
 def gradients_scaled(case: Case) -> Iterator[Match]:
@@ -590,30 +576,21 @@ def gradients_scaled(case: Case) -> Iterator[Match]:
     if signs and not case.change("train").hit(MOMENTS) and not case.declared:  # otherwise ask about those (H1)
         times = float(signs[0].evidence["times"])
         if signs[0].evidence["kind"] == "alone":
-            yield Match(
-                "train",
-                0.6,
-                frozenset(signs[0].tensors),
-                signs=tuple(signs),
-                title=f"The gradients of {plural(len(signs[0].tensors), 'parameter')} grew far beyond those before.",
-                remedy="look for what made them, such as a bad batch, an overflow or a defective device",
-            )
+            names = frozenset(signs[0].tensors)
+            title = f"The gradients of {plural(len(signs[0].tensors), 'parameter')} grew far beyond those before."
+            remedy = "look for what made them, such as a bad batch, an overflow or a defective device"
+            yield Match("train", 0.6, names, signs=tuple(signs), title=title, remedy=remedy)
             return
         words = f"{times:.3g} times larger" if times > 1 else f"{1 / max(times, 1e-30):.3g} times smaller"
-        yield Match(
-            "train",
-            0.6,
-            frozenset(n for s in signs for n in s.tensors),
-            signs=tuple(signs),
-            question="were the loss, the batch or the data changed on purpose?",
-            title=f"The gradients are {words} than those before.",
-        )
+        title = f"The gradients are {words} than those before."
+        question = "were the loss, the batch or the data changed on purpose?"
+        yield Match("train", 0.6, named_in(signs), signs=tuple(signs), question=question, title=title)
 
 
 def compressed(case: Case) -> Iterator[Match]:
     fell = [one for one in case.fired("P25") if one.evidence.get("roles") == [MAXIMA]]
     if scales := [one for one in case.fired("P25") if one.evidence.get("roles") == [BLOCK_MAXIMA]]:
-        yield Match("train", 0.97, frozenset(n for s in scales for n in s.tensors), signs=tuple(scales))
+        yield Match("train", 0.97, named_in(scales), signs=tuple(scales))
     for change in case.changes:
         maxima = frozenset(change.hit((MAXIMA,)))
         if (maxima or fell) and not change.hit([role for role in MOMENTS if role != MAXIMA]) - _single(change):
@@ -628,11 +605,8 @@ def compressed(case: Case) -> Iterator[Match]:
         if crossed:
             yield Match(change.leg, 0.97, frozenset(crossed), title="Two states of the same parameters were exchanged.")
         elif names:
-            title = (
-                ""
-                if names & change.hit(packed[:2])
-                else "A part of the optimizer's state is not that of these parameters."
-            )
+            title = "A part of the optimizer's state is not that of these parameters."
+            title = "" if names & change.hit(packed[:2]) else title
             yield Match(change.leg, 0.9, frozenset(names), title=title)  # any change of it looks the same
 
 
@@ -640,75 +614,50 @@ def compressed(case: Case) -> Iterator[Match]:
 
 NAMES = (
     made(
-        "A1",
-        "The weights were renamed, so none of them were loaded.",
+        "A1", "The weights were renamed, so none of them were loaded.",
         "a prefix (module., _orig_mod., model., base_model.model.) differs and the load was not strict",
         "the loss is that of a new model, about ln(vocabulary)",
-        "load with the prefix mapped and strict=True; check the list of missing keys",
-        ECHO,
+        "load with the prefix mapped and strict=True; check the list of missing keys", ECHO,
         "torchgeo 4036, lerobot 3459",
         hf="call from_pretrained with output_loading_info=True and map the prefix; missing_keys must be empty",
         deepspeed="load_checkpoint(load_module_strict=True); save the module inside the compile wrapper, if any",
         lightning="load_from_checkpoint(strict=True); save the module inside torch.compile",
         explains="P05 P06 P08 P11 P12 P13 P17 P18 P24 P36 N1 N29 R01 R09 P02 S13 S15 S08 N4",
-        losses="the first losses are wrong; they recover over hundreds of updates",
-        everywhere=True,
-        pattern=renamed,
+        losses="the first losses are wrong; they recover over hundreds of updates", everywhere=True, pattern=renamed
     ),
     made(
-        "A2",
-        "A tensor was not loaded and kept its initial value.",
-        "a key is missing and the load was not strict",
+        "A2", "A tensor was not loaded and kept its initial value.", "a key is missing and the load was not strict",
         "a jump that depends on the tensor's importance",
         "list the keys that the load did not read, restore them from the older checkpoint, and load with strict=True",
-        ECHO,
-        "catalogue A2",
+        ECHO, "catalogue A2",
         dcp="dcp.load with a planner that refuses missing keys (DefaultLoadPlanner(allow_partial_load=False))",
-        megatron="--dist-ckpt-strictness raise_all",
-        hf="check missing_keys of from_pretrained's loading info",
+        megatron="--dist-ckpt-strictness raise_all", hf="check missing_keys of from_pretrained's loading info",
         explains="P05 P06 P08 P11 P12 P13 P17 P18 P24 P36 N29 R01 R02 R03 R09 R13 P02 N3 P01 P03 P04 R10 S06 S07",
-        losses="the first losses are wrong; they recover over hundreds of updates",
-        pattern=not_loaded,
+        losses="the first losses are wrong; they recover over hundreds of updates", pattern=not_loaded
     ),
     made(
-        "A3",
-        "Norm weights were not loaded and kept their initial value of 1.",
-        "their keys have other names or are not in the file",
-        "a small jump; the loss recovers in hundreds of steps",
-        "restore the norms from the older checkpoint; the unread keys show which",
-        ECHO,
-        "catalogue A3; Model-Optimizer 2322",
-        explains="P05 P06 P08 P11 P12 P13 P17 P18 P24 P36 S15 R03 R08 R09 N29",
-        expects="S15",
-        losses="the first losses are wrong; they recover over hundreds of updates",
-        pattern=norms_at_one,
+        "A3", "Norm weights were not loaded and kept their initial value of 1.",
+        "their keys have other names or are not in the file", "a small jump; the loss recovers in hundreds of steps",
+        "restore the norms from the older checkpoint; the unread keys show which", ECHO,
+        "catalogue A3; Model-Optimizer 2322", explains="P05 P06 P08 P11 P12 P13 P17 P18 P24 P36 S15 R03 R08 R09 N29",
+        expects="S15", losses="the first losses are wrong; they recover over hundreds of updates", pattern=norms_at_one
     ),
     made(
-        "A4",
-        "The checkpoint holds tensors that it did not hold before.",
-        "a second adapter, an average or a copied head was saved as well",
-        "none; the file grows",
-        ADDED,
-        "the trainer's arguments of both saves",
-        "diffusers 6366",
-        explains="R01 P02 N3 S14 S06",
-        losses=OF_ADDED,
-        pattern=added,
+        "A4", "The checkpoint holds tensors that it did not hold before.",
+        "a second adapter, an average or a copied head was saved as well", "none; the file grows", ADDED,
+        "the trainer's arguments of both saves", "diffusers 6366", explains="R01 P02 N3 S14 S06", losses=OF_ADDED,
+        pattern=added
     ),
     made(
-        "A5",
-        "Buffers were not saved or not restored.",
+        "A5", "Buffers were not saved or not restored.",
         "persistent=False, or a list of keys without buffers (expert_bias, running statistics, fp8 extra state)",
-        "unbalanced routing, slow drift",
-        "register the buffers as persistent and restore them",
-        ECHO,
-        "FlagScale 411",
+        "unbalanced routing, slow drift", "register the buffers as persistent and restore them", ECHO, "FlagScale 411",
         megatron="keep expert_bias and _extra_state in the state dict; --dist-ckpt-strictness raise_all",
         explains="N4 R01 R09 R03 P24",
         losses="whatever reads these buffers is off until they have filled again; constants stay wrong",
-        pattern=buffers_lost,
+        pattern=buffers_lost
     ),
-)
+)  # fmt: skip
 
 OPTIMIZER = (
     made("B1", "The optimizer state was not restored.",

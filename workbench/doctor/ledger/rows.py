@@ -137,10 +137,6 @@ class LedgerLeg:
                 found.update(name for name, form in held.items() if form in meant)
         return found
 
-    def form(self, quantity: str, name: str) -> str:
-        """Return the form for one parameter; empty if the quantity is within its law or was not compared."""
-        return self._form.get(quantity, {}).get(name, "")
-
     def forms(self, quantities: Iterable[str]) -> dict[str, set[str]]:
         """Return form → parameters."""
         found: dict[str, set[str]] = {}

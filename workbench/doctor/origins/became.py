@@ -103,9 +103,6 @@ def moments_became(
 
     Args:
         before, after: ``(exp_avg, exp_avg_sq)`` of one shape.
-
-    Raises:
-        OpenError: a tensor cannot be read.
     """
     rows = spread(after[0].shape)
     m_a, v_a, m_b, v_b = (sampled(tensor, rows) for tensor in (*before, *after))
@@ -420,9 +417,6 @@ def weights_became(
     Args:
         moments: ``exp_avg`` and ``exp_avg_sq``, or the momentum, after one update, to undo it; ``None`` if not stored.
         average: the average of the weights stored in ``before``, if any.
-
-    Raises:
-        OpenError: a tensor cannot be read.
     """
     rows = spread(after.shape)
     a, b = sampled(before, rows), sampled(after, rows)
@@ -625,22 +619,14 @@ def _factor(a: Array, b: Array, slack: float | None, dims: int) -> float | None:
 
 
 def one_factor(before: LazyTensor, after: LazyTensor) -> float | None:
-    """Return the factor that all elements share, up to rounding to few bits (fp8 codes), or ``None``.
-
-    Raises:
-        OpenError: a tensor cannot be read.
-    """
+    """Return the factor that all elements share, up to rounding to few bits (fp8 codes), or ``None``."""
     rows = spread(after.shape)
     return _factor(sampled(before, rows), sampled(after, rows), 0.0, len(before.shape))
 
 
 @np.errstate(all="ignore")  # zeros have no logarithm
 def power(before: LazyTensor, after: LazyTensor) -> float | None:
-    """Return the power that all magnitudes were raised to, up to one factor, or ``None``.
-
-    Raises:
-        OpenError: a tensor cannot be read.
-    """
+    """Return the power that all magnitudes were raised to, up to one factor, or ``None``."""
     rows = spread(after.shape)
     a, b = (np.abs(sampled(tensor, rows)) for tensor in (before, after))
     both = (a > 0) & (b > 0) & np.isfinite(a) & np.isfinite(b)
@@ -663,9 +649,6 @@ def on_grid(before: LazyTensor, after: LazyTensor) -> str | None:
     A scale may belong to a row, a column, a block or the entire tensor. Symmetric scales are the largest magnitude over
     2^(b-1) - 1, others the range over 2^b - 1, as in torchao, bitsandbytes and torch.ao. If a tensor has more than
     ``SAMPLED`` elements, rows are sampled; a common scale is found if they hold the largest magnitude.
-
-    Raises:
-        OpenError: a tensor cannot be read.
     """
     if after.element.name not in ("float32", "float64") or after.numel() < ENOUGH:
         return None

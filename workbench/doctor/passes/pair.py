@@ -187,10 +187,6 @@ class PairFold:
         """Return the fold of some parameters."""
         return PairFold({fqn: self._updates[fqn] for fqn in fqns if fqn in self._updates}, self._fast)
 
-    def knows(self, fqn: str) -> bool:
-        """Return whether anything is known about the updates of a parameter."""
-        return fqn in self._updates
-
     def begin(self, slot: TensorSlot) -> PairState:
         """Determine which laws can be checked."""
         state, update = PairState(), self._updates[slot.fqn]

@@ -14,7 +14,7 @@ from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.ledger.roles import AVERAGES
 from workbench.doctor.ledger.sign import RULES, Sign
-from workbench.doctor.reasoning.cover import CauseExplanation, cover, places
+from workbench.doctor.reasoning.cover import CauseExplanation, cover, places, weight
 from workbench.doctor.reasoning.diagnosis import Suspect
 from workbench.doctor.reasoning.verdict import verdict
 
@@ -119,11 +119,7 @@ def _order(one: Suspect, share: float, defined: Collection[str]) -> tuple[int, i
     meant = 2 * (one.severity == "info") + (one.cause == "H1" or (one.cause in defined and bool(one.question)))
     firm = not one.question and one.certainty != "possible" and one.affected > 0 and share >= FIRM
     anew = bool(one.question) and one.cause in ANEW
-    return meant, _rank(one), not firm, one.certainty == "possible", anew
-
-
-def _rank(one: Suspect) -> int:
-    return SEVERITIES.index(one.severity)
+    return meant, SEVERITIES.index(one.severity), not firm, one.certainty == "possible", anew
 
 
 def _suspect(one: CauseExplanation, case: Case) -> Suspect:
@@ -160,7 +156,7 @@ def _suspect(one: CauseExplanation, case: Case) -> Suspect:
         share,
         _expected(cause, match, names, case),
         own or cause.remedy(case.later.ckpt.format),
-        "" if certainty == "certain" else _settles(cause.settles, case),
+        "" if certainty == "certain" or ("echo" in cause.settles and case.evidence.echo is not None) else cause.settles,
         match.question if match is not None else "",
         runner,
     )
@@ -194,15 +190,8 @@ def _is_beside(name: str, case: Case) -> bool:
     return (hit or roles) <= {*AVERAGES, "other"}
 
 
-def _settles(words: str, case: Case) -> str:
-    """Return what would settle doubts; empty if it was given."""
-    return "" if "echo" in words and case.evidence.echo is not None else words
-
-
 def _ordered(one: CauseExplanation) -> list[Sign]:
     """Return the signs, proof before consequences, the strongest first, then in the order of the pattern or rules."""
-    from workbench.doctor.reasoning.cover import weight
-
     rank = {id(sign): number for number, sign in enumerate(one.match.signs)} if one.match is not None else {}
 
     def closeness(sign: Sign) -> tuple[float, int, int]:

@@ -107,7 +107,7 @@ def _unexplained(case: Case) -> str:
 
 def _decisive(case: Case) -> bool:
     """Return whether most weights and optimizer state were compared by a law."""
-    leg = "load" if case.change("load").rows else "train"
+    leg = case.leg
     if leg == "train" and (_forgotten(case) or not case.change("train").seen(*GROUPS["moments"])):
         return False
     of = {name: case.ledger.count(leg, GROUPS[name])[0] for name in ("weights", "masters", "moments")}
@@ -117,7 +117,7 @@ def _decisive(case: Case) -> bool:
 
 def _unseen(case: Case) -> list[str]:
     """Return what is stored and was not compared. A fault in it would not have been seen."""
-    leg = "load" if case.change("load").rows else "train"
+    leg = case.leg
     found = []
     for group, quantities in GROUPS.items():
         of, seen = (case.ledger.count(leg, quantities, *statuses)[0] for statuses in ((), COMPARED))
@@ -285,8 +285,3 @@ def _forgotten(case: Case) -> bool:
     if betas is None or first is None or second is None:
         return bool(weak(case))
     return bool(betas[1] ** max(second - first, 0) < FORGOTTEN)
-
-
-def ruled_out(suspects: tuple[Suspect, ...]) -> list[str]:
-    """Return the titles of causes that measured sentences speak against."""
-    return [CAUSES[cause].title for one in suspects for cause in one.excludes]

@@ -176,11 +176,7 @@ P30 = Rule(
 register(P21, P22, P23, P24, P25, P26, P27, P28, P30)
 
 
-def check_carried(
-    pair: Pair,
-    updates: Mapping[str, Update],
-    states: Mapping[str, PairState],
-) -> Continuity:
+def check_carried(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState]) -> Continuity:
     """Check state that updates carry over, on samples.
 
     Args:

@@ -127,19 +127,9 @@ P34 = Rule(
 )  # fmt: skip
 register(R10, R11, R12, N10, N12, P01, P15, P16, P20, P29, P34, P37, P51)
 #: What schedules of torch change themselves, and learning rates, which other rules compare.
-_ADVANCING = frozenset(
-    {
-        "base_lrs",
-        "max_lrs",
-        "last_epoch",
-        "T_cur",
-        "T_i",
-        "best",
-        "num_bad_epochs",
-        "cooldown_counter",
-        "last_batch_idx",
-    }
-)
+_ADVANCING = frozenset({
+    "base_lrs", "max_lrs", "last_epoch", "T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter", "last_batch_idx",
+})  # fmt: skip
 #: Kind of a counter → words in its path. A position in a cycle is one of a schedule.
 _COUNTING = {
     "groups": re.compile(r"param_groups"),
@@ -149,13 +139,7 @@ _COUNTING = {
     "data": re.compile(r"(?:^|[._])workers?(?:$|[._])"),
 }
 #: Kind of a counter → the causes if it restarted.
-_COUNTED = {
-    "groups": ("B2", "B1"),
-    "optimizer": ("B1", "B2"),
-    "schedule": ("C1",),
-    "average": ("F4",),
-    "data": ("C6",),
-}
+_COUNTED = {"groups": ("B2", "B1"), "optimizer": ("B1", "B2"), "schedule": ("C1",), "average": ("F4",), "data": ("C6",)}
 _OF_DATA = re.compile(r"loader|sampler|epoch(?!$)|batch|scaler|growth|bad_epochs|cooldown|_dim|size|length")
 #: Integers that begin anew in any run, are measured, or name something.
 _RETURNS = re.compile(
@@ -163,6 +147,10 @@ _RETURNS = re.compile(
     r"|current|seed|rank|world|version|time|loss|metric|score|best|norm|grad|length|tokens|memory|bytes|_id$|pid|epoch"
     r"|consecutive|streak|skip|bad|fail|stall|retr"
 )
+#: Part of the trainer's state → the cause if it is no longer stored.
+_CAUSE_OF_PART = {
+    "schedule": "C1", "loss scale": "D8", "data loader": "C6", "average": "F4", "data position": "C6", "masters": "D1",
+}  # fmt: skip
 SOME = 3  #: of such numbers in a message
 _WORDS = {
     "loader": "the data position",
@@ -177,10 +165,6 @@ SEARCHED = 16  #: generators whose draws are counted, at up to 0.1 s each
 ORDER = 16, 1 << 20  #: least and most elements of a stored order of the data
 
 # ---- counters ------------------------------------------------------------------------------------------------------
-
-
-def same_counters(pair: Pair) -> list[Sign] | str:
-    return _counters(pair, 0, R10)
 
 
 def counters_advance(pair: Pair) -> list[Sign] | str:
@@ -407,26 +391,21 @@ def _unstored(pair: Pair, rule: Rule) -> list[Sign]:
     one, two = pair.a.ckpt, pair.b.ckpt
     if one.format != two.format or not b.groups:
         return []
-    found = []
-    for part in sorted(a.parts - b.parts):
-        causes = {"schedule": ("C1",), "loss scale": ("D8",), "data loader": ("C6",), "average": ("F4",)}[part]
-        words = f"the {part} is no longer stored"
-        found.append(rule.sign(words, {"kind": "unstored", "part": part}, severity="warn", causes=causes))
-    held: dict[str, tuple[Any, Any, str]] = {
-        "data position": (a.value("consumed_samples"), b.value("consumed_samples"), "C6")
-    }
-    masters = [any("master" in roles for roles in side.params.values()) or None for side in (pair.a, pair.b)]
-    held["masters"] = (masters[0], masters[1], "D1")
-    for part, (old, new, cause) in held.items():
-        if old is not None and new is None and rule is P29:
-            words = f"the {part} {'are' if part == 'masters' else 'is'} no longer stored"
-            found.append(rule.sign(words, {"kind": "unstored", "part": part}, severity="warn", causes=(cause,)))
+    found, lost = [], sorted(a.parts - b.parts)
+    if rule is P29:
+        masters = [any("master" in roles for roles in side.params.values()) for side in (pair.a, pair.b)]
+        position = [side.value("consumed_samples") is not None for side in (a, b)]
+        lost += [name for name, held in (("data position", position), ("masters", masters)) if held == [True, False]]
+    for part in lost:
+        words = f"the {part} {'are' if part == 'masters' else 'is'} no longer stored"
+        evidence = {"kind": "unstored", "part": part}
+        found.append(rule.sign(words, evidence, severity="warn", causes=(_CAUSE_OF_PART[part],)))
     held_states, left_states = pair.a.generators, pair.b.generators
     if not held_states or left_states or len(one.catalog.files) != len(two.catalog.files):
         return found  # other ranks' generators start fresh
     words = f"the states of {plural(len(held_states), 'random generator')} are no longer stored"
-    evidence = {"kind": "unstored", "names": list(held_states)[:NAMED]}
-    return [*found, rule.sign(words, evidence, severity="warn", causes=("C8",))]
+    names = {"kind": "unstored", "names": list(held_states)[:NAMED]}
+    return [*found, rule.sign(words, names, severity="warn", causes=("C8",))]
 
 
 def schedule_kept(pair: Pair) -> list[Sign] | str:
@@ -1017,7 +996,7 @@ def _plain(value: Any) -> Any:
 ECHO: dict[str, Callable[[Pair], list[Sign] | str]] = {
     "R01": same_tensors,
     "R18": rows_kept,
-    "R10": same_counters,
+    "R10": lambda pair: _counters(pair, 0, R10),
     "R11": same_trainer,
     "R12": arguments,
     "N1": renamed,

@@ -549,7 +549,7 @@ def _rearranged(
         yield P32.sign(words, evidence, sorted(crossed)[:NAMED], hit=len(crossed), of=len(states), causes=("B5", "E13"))
         return
     placed = {f for f, both in held.items() if f in updates and _is_arranged(pair, both, updates[f], found)}
-    kinds = dict.fromkeys(turned | placed, "rows")
+    kinds = dict.fromkeys(sorted(turned | placed), "rows")
     kinds |= _searched(pair, {f: both for f, both in held.items() if f not in kinds}, found)
     if 2 * len(kinds) < len(held) and (common := _in_common(pair, held, updates, found)) is not None:
         kind, words = common

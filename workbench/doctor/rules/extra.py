@@ -317,7 +317,8 @@ def _adapters(state: State, found: Mapping[str, OneState], step: float, earlier:
             return f"{read:,} of {plural(len(rows), 'adapter')}, up to the first that is not 0", []
     if read < len(rows):
         return "the adapters are too large or cannot be read"
-    moved = [fqn for fqn, sums in found.items() if adapter_of(fqn) == "lora_B" and _nonzero(sums, "exp_avg_sq")]
+    moved = [fqn for fqn, sums in found.items() if adapter_of(fqn) == "lora_B" and "exp_avg_sq" in sums.numbers]
+    moved = [fqn for fqn in moved if found[fqn].numbers["exp_avg_sq"].zeros < found[fqn].numbers["exp_avg_sq"].count]
     words = f"lora_B of all {plural(len(rows), 'adapter')} is 0 at step {step:,.0f}"
     words += f", although gradients reached {len(moved):,} of them" if moved else ""
     grave = "error" if moved else "warn"
@@ -423,10 +424,6 @@ def _groups(state: State) -> Said:
         evidence = {"vectors": decayed, "matrices": bare}
         signs.append(RULES["N27"].sign(words, evidence, hit=bare + decayed, of=len(matrices) + len(vectors)))
     return f"weight decay of {plural(len(matrices) + len(vectors), 'parameter')}", signs
-
-
-def _nonzero(sums: OneState, role: str) -> bool:
-    return role in sums.numbers and sums.numbers[role].zeros < sums.numbers[role].count
 
 
 def _fqns(state: State, rows: Sequence[int]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -305,10 +306,7 @@ def _without(names: list[str], others: list[str]) -> list[str]:
 
 
 def _roles(keys: list[tuple[str, str]]) -> str:
-    counts: dict[str, int] = {}
-    for _, role in keys:
-        role = _NUMBER.sub("", role)  # a list, as of L-BFGS
-        counts[role] = counts.get(role, 0) + 1
+    counts = Counter(_NUMBER.sub("", role) for _, role in keys)  # a list, as of L-BFGS
     return ", ".join(f"{count} {role}" for role, count in counts.items())
 
 

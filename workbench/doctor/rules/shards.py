@@ -31,18 +31,13 @@ ROLES = ("param", "master", "exp_avg", "exp_avg_sq")
 
 register(
     Rule(
-        "N24",
-        "a file of the earlier checkpoint",
-        ("G6",),
-        "pair",
+        "N24", "a file of the earlier checkpoint", ("G6",), "pair",
         "an update changes every second moment that is not 0",
         f"more than {SAME:.0%} of a file's elements are unchanged, less than {OTHER:.0%} of another's",
-        "catalogue N24; exact if second moments are among them",
-        "error",
-        "files of frozen weights (warn: no second moments in them)",
-        "restore that rank's file of this step",
+        "catalogue N24; exact if second moments are among them", "error",
+        "files of frozen weights (warn: no second moments in them)", "restore that rank's file of this step"
     ),
-)
+)  # fmt: skip
 
 
 @dataclass

@@ -6,6 +6,7 @@ A check returns its signs, or a sentence with the reason why it could not run. T
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from workbench.core.words import plural
 from workbench.doctor.facts.counted import accumulated, stated, whole_ratio
@@ -196,8 +197,8 @@ def _against(facts: TrainingState) -> list[Sign]:
 
 
 def _stated(facts: TrainingState) -> list[Sign]:
-    stored = facts.disagreeing("step", 1)
-    if not stored:
+    stored = facts.statements.get("step", ())
+    if not stored or max(one.value for one in stored) - min(one.value for one in stored) <= 1:
         return []
     values = {one.source: one.value for one in stored}
     ranks = len({source.split("/")[-1].split(".")[-1] for source in values}) == 1
@@ -233,14 +234,9 @@ def lr_on_plan(state: State) -> list[Sign] | str:
     return [S16.sign(words, {"lr": facts.lr, "planned": due, "ratio": ratio, "step": facts.step, "plan": plan.source})]
 
 
-def schedule_at_step(state: State) -> list[Sign] | str:
+def schedule_position(rule: str, state: State) -> list[Sign] | str:
     found = _position(state.facts)
-    return found if isinstance(found, str) else [sign for sign in found if sign.rule == "S17"]
-
-
-def schedule_multiple(state: State) -> list[Sign] | str:
-    found = _position(state.facts)
-    return found if isinstance(found, str) else [sign for sign in found if sign.rule == "N9"]
+    return found if isinstance(found, str) else [sign for sign in found if sign.rule == rule]
 
 
 def _in_cycle(schedule: Schedule) -> list[Sign]:
@@ -385,9 +381,9 @@ CHECKS: dict[str, Callable[[State], list[Sign] | str]] = {
     "S06": fresh_state,
     "S07": steps_agree,
     "S16": lr_on_plan,
-    "S17": schedule_at_step,
+    "S17": partial(schedule_position, "S17"),
     "S18": data_follows,
     "N6": lr_is_schedules,
-    "N9": schedule_multiple,
+    "N9": partial(schedule_position, "N9"),
     "N11": generators_differ,
 }
