@@ -57,6 +57,7 @@ class Update:
         along: what an update moves a weight along: ``adam`` (the moments after it), ``momentum`` (the momentum after
             it), ``sign`` (by the learning rate itself, up or down), ``orthogonal`` (a matrix that is not stored, beside
             AdamW's weight decay) or ``other``.
+        set_after: the trainer changes the weight after each update: it rounds it, or sets a part of it to zero.
     """
 
     k: int
@@ -76,6 +77,7 @@ class Update:
     lag: int | None = None
     pace: float | None = None
     along: str = "adam"
+    set_after: bool = False
 
     def bars(self, law: str) -> bool:
         """Return whether a law does not hold for these updates."""

@@ -395,7 +395,7 @@ def _alone(updates: Mapping[str, Update], soon: Mapping[str, PairState], known: 
     """Return the cosines of weights that turned, and moved far beyond the others, whatever their optimizer is."""
     moved = [sums.moved for sums in soon.values() if sums.moved > 0]
     usual = median(moved) if len(moved) >= ENOUGH else math.inf
-    wide = {f: one for f, one in soon.items() if f not in known and one.count >= WIDE}
+    wide = {f: one for f, one in soon.items() if one.count >= WIDE and not (f in known or updates[f].set_after)}
     far = {f: c for f, one in wide.items() if one.moved > _room(updates[f]) * usual and (c := one.cosine) is not None}
     return {f: c for f, c in far.items() if c < (NUDGED if updates[f].k == 1 else TURNED)}
 
