@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import workbench as wb
+from tests.lab.optimizers import AdaBelief
 from workbench.doctor.laws.exact import Line
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.doctor.rules import carried, pair
@@ -647,3 +648,22 @@ def test_only_a_change_of_the_rank_of_its_adapter_is_a_merge(tmp_path: Path, spo
     report = adapters(tmp_path, spoil, k)
     assert report.causes[0].cause == cause, report
     assert not report.causes[1:], report
+
+
+def shuffled(run: Run) -> None:
+    for one in run.optimizer.state.values():
+        at = torch.randperm(one["exp_avg_var"].numel())
+        for name in ("exp_avg", "exp_avg_var"):
+            one[name].copy_(one[name].flatten()[at].view_as(one[name]))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "causes"),
+    [(None, {""}), (zeroed("exp_avg_var"), {"B3", "B4"}), (shuffled, {"B5", "B6", "G6"})],
+)
+def test_squares_of_an_optimizer_without_adams_laws_are_held_to_their_decay(
+    tmp_path: Path, spoil: Callable[[Run], None] | None, causes: set[str]
+) -> None:
+    found = resumed(tmp_path, spoil, 20, lambda params: AdaBelief(params, lr=1e-3))
+    assert "P25" in found.checked
+    assert next((one.cause for one in found.causes), "") in causes, found.verdict

@@ -115,7 +115,7 @@ def fresh(before: Stored, echo: Stored, got: re.Match[str]) -> None:
 
 
 def unrounded(before: Stored, echo: Stored, got: re.Match[str]) -> None:
-    """``5,137 of 5,200 weights differ from their rounded master``: all weights have one in the lab."""
+    """``5,137 of 5,200 elements of weights differ from their rounded master``: all weights have one in the lab."""
     masters = torch.cat([t.to(torch.bfloat16).flatten().sort().values for t in echo.role("the masters").values()])
     assert number(got[2]) == masters.numel()
 
@@ -127,7 +127,7 @@ KINDS: dict[str, Callable[[Stored, Stored, re.Match[str]], None]] = {
     r"([\d,]+) of ([\d,]+) of the optimizer's counters went from ([\d,]+) to ([\d,]+)": counters,
     r"([\d,]+) elements? of .*? (?:are|is) NaN or infinite": not_finite,
     r"([\d,]+) of ([\d,]+) optimizer counters are at 0 or 1": fresh,
-    r"([\d,]+) of ([\d,]+) weights differ from their rounded master": unrounded,
+    r"([\d,]+) of ([\d,]+) elements of weights differ from their rounded master": unrounded,
 }
 
 

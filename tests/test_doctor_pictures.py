@@ -25,7 +25,7 @@ from workbench.doctor.ledger.sign import Sign
 from workbench.doctor.passes.pair import PairState
 from workbench.doctor.pictured.history import history
 from workbench.doctor.pictured.samples import RUNS, Cloud, boxes_of, low_bits, sample_pair
-from workbench.doctor.pictured.shards import DIFFERS, EQUAL, OLDER, ZEROS, match_rows, shard_map
+from workbench.doctor.pictured.shards import EQUAL, ZEROS, match_rows, shard_map
 from workbench.doctor.rules.values import check_pair
 from workbench.views.doctor_html import diagnosis_page
 from workbench.views.doctor_pictures import (
@@ -162,22 +162,6 @@ def test_the_shard_map_tells_the_pieces_apart(fault, format):
     picture = shard_picture(shards)
     assert sum(map(len, elements(picture, hv.Rectangles))) == (shards.state >= 0).sum()
     draw(picture)
-
-
-def test_a_piece_of_an_older_step_is_told_from_another_one(tmp_path):
-    held = {"old": torch.arange(600.0), "new": torch.arange(600.0) + 1}
-    tensors = {
-        "before": {"x": held["new"], "y": held["new"]},
-        "older": {"x": held["old"], "y": held["old"]},
-        "echo": {"x": held["old"], "y": held["new"] * 2},
-    }
-    for name, made in tensors.items():
-        torch.save(made, tmp_path / f"{name}.pt")
-    older, before, echo = (state(tmp_path / f"{name}.pt") for name in ("older", "before", "echo"))
-    shards = shard_map(Evidence(before, None, echo).pair("before", "echo"), older)
-    assert shards is not None
-    found = {fqn: int(shards.state[0, column]) for column, (fqn, _) in enumerate(shards.tensors)}
-    assert found == {"x": OLDER, "y": DIFFERS}
 
 
 def test_rows_of_exchanged_ranks_are_two_blocks():

@@ -85,7 +85,7 @@ def test_numbered_moments_are_parameters_of_their_own(tmp_path: Path) -> None:
         at = found.params[name]["exp_avg_sq"]
         assert torch.equal(torch.from_numpy(found.ckpt[found.ckpt.catalog.keys[at]].numpy()), stored)
     assert found.facts.steps.by_name == dict.fromkeys([*found.numbered, "head.weight"], 3.0)
-    assert found.unnamed == {} and not is_numbered("head.weight") and not is_numbered("state.3.weight")
+    assert not is_numbered("head.weight") and not is_numbered("state.3.weight")
 
 
 def test_settings_of_numbered_state_are_its_groups(tmp_path: Path) -> None:

@@ -215,13 +215,8 @@ class _Passes:
     def __init__(
         self, evidence: Evidence, outcome: Outcome, threads: int | None, progress: Progress | None, prints: Echo | None
     ) -> None:
-        self.evidence, self.outcome, self.threads, self.progress, self.prints = (
-            evidence,
-            outcome,
-            threads,
-            progress,
-            prints,
-        )
+        self.evidence, self.outcome, self.prints = evidence, outcome, prints
+        self.threads, self.progress = threads, progress
         self.ledger = Ledger()
         self.alone: dict[str, Mapping[str, Any]] = {}
         self.pairs: dict[str, Mapping[str, Any]] = {}
@@ -286,11 +281,15 @@ class _Passes:
         self._take(carried, where)
         moved = {key for key, form in carried.forms.items() if form.startswith("moved.")}
         kept = check_continuity(pair, values.updates, values.states, moved)
+        known = {name for one in carried.signs if one.rule == "P24" for name in one.tensors}
+        kept.signs = [one for one in kept.signs if one.rule != "P24" or not known.issuperset(one.tensors)]
         self._take(kept, where)
         self._take(check_twins(pair), where)
         self._take(narrowed(self.alone[start], self.alone["after"]), where)
         signs = list(values.signs)
-        suspects, turned = _suspects(values.signs), turned_weights(values.states)
+        suspects = list(dict.fromkeys(name for sign in values.signs if sign.rule in OF_PAIRS for name in sign.tensors))
+        turned = turned_weights(values.states)
+        turned += [name for one in carried.signs if one.rule == "P25" for name in one.tensors]
         if suspects or turned:
             rows = check_rows(pair, suspects, turned)
             self._take(rows, where)
@@ -343,11 +342,6 @@ def _outcome(values: PassValues, where: str) -> Outcome:
     """Return an outcome that uses rule ids instead of the laws' names."""
     missed = {LAWS.get(name, name): why for name, why in values.not_checked.items()}
     return Outcome(list(values.signs), {**values.checked, **looked_at("pair", values.states, where)}, missed)
-
-
-def _suspects(signs: Sequence[Sign]) -> list[str]:
-    """Return the parameters whose origin should be searched."""
-    return list(dict.fromkeys(name for sign in signs if sign.rule in OF_PAIRS for name in sign.tensors))
 
 
 def _given(evidence: Evidence) -> list[str]:

@@ -266,7 +266,7 @@ def _of_run(
     notes = [f"{one.path!r} is incomplete ({one.why}): it was left out" for one in listed if not one.complete]
     states: list[tuple[Found, State]] = []
     broken: dict[str, str] = {}
-    for one in _latest(root, whole):
+    for one in sorted(whole, key=lambda one: (one.step is None, one.step or 0, one.mtime))[-SCANNED:]:
         try:
             states.append((one, _state(os.path.join(root, one.path), None, given)))
         except DAMAGED as error:
@@ -349,7 +349,3 @@ def _name(one: tuple[Found, State]) -> str:
     found, state = one
     step = state.facts.step if state.facts.step is not None else found.step
     return repr(found.path) if step is None else f"step {step:,}"
-
-
-def _latest(root: str, whole: Sequence[Found]) -> list[Found]:
-    return sorted(whole, key=lambda one: (one.step is None, one.step or 0, one.mtime))[-SCANNED:]

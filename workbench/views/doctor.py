@@ -45,6 +45,7 @@ SURE = {
     "likely": "likely: it fits the measurements best",
     "possible": "possible: it rests on a statistic, or the change may be intended",
 }
+_EXPECTED = ("expect", "otherwise")  #: names of the row on damage; the second after a question
 EXACT = "it is exact, and no other known cause leaves it"
 
 
@@ -74,7 +75,7 @@ def suspect_rows(one: Suspect) -> Iterator[tuple[str, str]]:
     if one.affected or one.tensors:
         yield "affected", _affected(one)
     for sentence in one.damage:
-        yield "expect", safe(sentence)
+        yield _EXPECTED[bool(one.question)], safe(sentence)
     if one.remedy:
         yield "do", safe(one.remedy)
     if one.settle:
@@ -117,7 +118,7 @@ def _screen(d: Diagnosis) -> Iterator[str]:
         yield f"  {pad(safe(one.which), 6)}  {shorten(safe(one.path), _beside(10))}"
     real = [one for one in d.causes if one.severity != "info"]
     if not real:
-        yield from wrap(pad("VERDICT", HEAD), safe(d.verdict), most=8)
+        yield from wrap(pad("VERDICT", HEAD), safe(d.verdict), most=10)
     for number, cause in enumerate(real[: 1 + FURTHER]):
         yield from wrap(pad(MARK[cause.severity], 7), safe(cause.title), most=3)
         if number == 0:
@@ -127,7 +128,7 @@ def _screen(d: Diagnosis) -> Iterator[str]:
     if real:
         for note in _notes(d):
             yield from wrap(pad("NOTE", HEAD), note, most=3)
-        yield from wrap(pad("COMPARED", HEAD), safe(d.coverage), most=3)
+        yield from wrap(pad("COMPARED", HEAD), safe(d.coverage), most=5)
     rest = [one for one in d if one.severity != "info" and not _explained(one, real) and one.message != d.verdict]
     seen = [safe(one.message) for one in rest]
     if real:  # otherwise the verdict has them
@@ -161,9 +162,10 @@ def _first(one: Suspect) -> Iterator[str]:
         rows.append(("proof", f"… and {plural(len(proof) - PROOFS, 'further measurement')}"))
     if (one.affected or one.tensors) and not _named(one, proof[:PROOFS]):
         rows.append(("affected", _affected(one)))
-    rows += [("expect", safe(sentence)) for sentence in one.damage[:1]]
+    rows += [("sure", _sure(one))] if one.question else []  # what follows is only true if the answer is no
+    rows += [(_EXPECTED[bool(one.question)], safe(sentence)) for sentence in one.damage[:1]]
     rows.append(("do", safe(one.remedy)))
-    rows.append(("sure", _sure(one)))
+    rows += [] if one.question else [("sure", _sure(one))]
     before = ""
     for name, words in rows:
         yield from wrap(f"  {pad('' if name == before else name, 9)} ", words, most=4 if name in ("do", "proof") else 3)

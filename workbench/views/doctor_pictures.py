@@ -35,7 +35,7 @@ BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, _ = OKABE_ITO
 WINDOW = (-8.0, 4.0), (-8.0, 4.0)  #: log10, beyond which elements are drawn on the edge
 BINS = 120
 POINTS = 3000  #: elements that are drawn one by one
-STATE_COLOURS = dict(zip(STATES, (SKY, ORANGE, RED, YELLOW, GREY), strict=True))
+STATE_COLOURS = dict(zip(STATES, (SKY, RED, YELLOW, GREY), strict=True))
 WHICH = {"before": BLUE, "echo": ORANGE, "after": GREEN}
 BAR: dict[str, Any] = {"colorbar": True, "colorbar_opts": {"width": 10}}
 LAYOUTS = ("E", "F7", "B5", "A2")  #: beginnings of causes that exchange rows

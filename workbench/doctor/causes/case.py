@@ -35,6 +35,7 @@ LEG_OF = {
     **{which: which for which in ALONE},
 }
 HALF = 0.5  #: share of the weights
+MOST = 0.6  #: share of the elements; of moments that belong to others, as many rise as fall
 NEARLY_ALL = 0.7  #: share of the parameters; small parameters rarely break laws
 GROWN = 2.0  #: growth of a weight's norm that shows steps divided by far too small second moments
 SUNK = 30.0  #: factor by which second moments fell below what updates leave; those of an older save do not
@@ -67,22 +68,10 @@ WITH_THEM = "were these buffers begun anew on purpose, together with the optimiz
 EXCHANGED = "was the optimizer exchanged on purpose?"
 ANEW = "was a new run started from other weights on purpose, with a fresh optimizer?"
 #: Fields of param groups that some kinds of optimizers have and others lack.
-FIELDS = frozenset(
-    [
-        "betas",
-        "eps",
-        "momentum",
-        "nesterov",
-        "dampening",
-        "rho",
-        "alpha",
-        "ns_steps",
-        "beta2_decay",
-        "lr_decay",
-        "initial_accumulator_value",
-        "max_iter",
-    ]
-)
+FIELDS = frozenset({
+    "betas", "eps", "momentum", "nesterov", "dampening", "rho", "alpha", "ns_steps", "beta2_decay", "lr_decay",
+    "initial_accumulator_value", "max_iter",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -176,6 +165,11 @@ class Case:
         return [self.change(leg) for leg in legs or [self.resumed]]
 
     @property
+    def leg(self) -> str:
+        """The first leg that was compared: ``load`` with an echo."""
+        return "load" if self.change("load").rows else "train"
+
+    @property
     def resumed(self) -> str:
         """The first checkpoint that the load can have damaged."""
         return "echo" if self.evidence.echo is not None else "after" if self.evidence.after is not None else "before"
@@ -214,17 +208,21 @@ class Case:
     def later(self) -> State:
         return self.evidence.state(self.resumed)
 
+    @property
+    def refilled(self) -> list[Sign]:
+        """Signs of the model's own buffers that restarted, and not of averages or of fp8."""
+        return [one for one in self.fired("P24") if one.causes[:1] not in (("F4",), ("D9",))]
+
     @cached_property
     def counted(self) -> list[Sign]:
         """Signs of counters of batches that are behind and yet counted more than since the load: of an older save."""
         k = passed(self.evidence.before.facts, self.later.facts)
-        found = [one for one in self.fired("P24") if "after" in one.evidence and "F4" not in one.causes[:1]]
+        found = [one for one in self.refilled if "after" in one.evidence]
         return [one for one in found if k is not None and k + 1 < one.evidence["after"] != one.evidence["before"]]
 
     def restarted_with(self, names: Collection[str]) -> frozenset[str]:
         """Return the buffers that restarted in the modules of these weights."""
-        signs = [one for one in self.fired("P24") if one not in self.counted and "F4" not in one.causes[:1]]
-        buffers = {name for one in signs for name in one.tensors}
+        buffers = named_in(one for one in self.refilled if one not in self.counted)
         modules = {_parent(name) for name in names}
         return frozenset(b for b in buffers if any(f".{_parent(b)}".endswith(f".{one}") for one in modules))
 
@@ -289,13 +287,18 @@ class Case:
         sets = {form: seen if names == {""} and seen else names for form, names in sets.items()}
         kept = sets.get("equal", set()) | sets.get("within", set())
         by = next((float(row.detail["by"]) for row in rows if row.form in ("ahead", "behind")), 0.0)
-        return Counters(
-            frozenset(kept),
-            frozenset(sets.get("reset", ())),
-            frozenset(sets.get("ahead", ())),
-            frozenset(sets.get("behind", ())),
-            by,
-        )
+        reset, ahead, behind = (frozenset(sets.get(one, ())) for one in ("reset", "ahead", "behind"))
+        return Counters(frozenset(kept), reset, ahead, behind, by)
+
+    @cached_property
+    def grouped(self) -> bool:
+        """Whether the param groups count the updates of another optimizer than Adam.
+
+        That does not show what was loaded for a parameter.
+        """
+        facts = self.later.facts
+        held = facts.steps.source in {f"{group.source}.step" for group in facts.groups}
+        return held and "moments" not in facts.optimizer.laws
 
     @cached_property
     def untrained(self) -> frozenset[str]:
@@ -313,9 +316,11 @@ class Case:
     def equal(self, change: LedgerLeg, quantities: Iterable[str], what: str, names: Iterable[str] | None = None) -> str:
         """Return ``the moments of 52 of 52 parameters are equal bit for bit``, or "" if not all requested ones are."""
         quantities = tuple(quantities)
-        asked = set(names) if names is not None else change.seen(*quantities)
+        seen = change.seen(*quantities)
+        asked = set(names) if names is not None else seen
+        asked = seen if any(map(is_numbered, asked - seen)) else asked  # the owners are unknown
         good = change.clean(quantities, asked)
-        if not good or good != asked & change.seen(*quantities):
+        if not good or good != asked & seen:
             return ""
         law = "are equal bit for bit" if change.exact else "moved as the optimizer's law allows"
         return f"the {what} of {len(good):,} of {plural(len(asked), 'parameter')} {law}"
@@ -323,10 +328,6 @@ class Case:
     def against(self, *pairs: tuple[str, str]) -> dict[str, str]:
         """Return ``(causes, sentence)`` as a mapping; an empty sentence was not measured and excludes nothing."""
         return {cause: words for causes, words in pairs if words for cause in causes.split()}
-
-    def affected(self, names: Iterable[str], quantities: Iterable[str], change: LedgerLeg) -> str:
-        """Return ``52 of 52 parameters``."""
-        return f"{len(set(names)):,} of {plural(len(change.seen(*quantities)), 'parameter')}"
 
     @cached_property
     def replaced(self) -> frozenset[str]:
@@ -345,12 +346,27 @@ class Case:
         found = self.fired("P05")
         return sum(one.evidence["elements"] for one in found) / max(sum(one.evidence["looked_at"] for one in found), 1)
 
+    @property
+    def stale_rows(self) -> list[Sign]:
+        """Rows that no gradient reached and that are not the decayed old ones, so they are from another step."""
+        return [
+            one
+            for one in self.fired("P11")
+            if not one.evidence.get("even")
+            or (float(one.evidence.get("shrink", 0)) < one.evidence["allowed"][0] and not one.evidence.get("slow"))
+        ]
+
     @cached_property
     def sank(self) -> bool:
         """Whether most elements of the second moments fell below what updates leave of their old values."""
         found = [one.evidence for one in self.fired("P03") if "looked_at" in one.evidence]
         looked = max((one["looked_at"] for one in found), default=0)
-        return sum(one["elements"] for one in found) > NEARLY_ALL * looked > 0
+        return sum(one["elements"] for one in found) > MOST * looked > 0
+
+    @cached_property
+    def too_small(self) -> bool:
+        """Whether exp_avg is larger than any gradients make it beside these second moments: both did not begin at 0."""
+        return any(one.evidence["elements"] > FLIPS and one.hit > FLIPPED for one in self.fired("S04", where="after"))
 
     @cached_property
     def adam(self) -> bool:
@@ -421,7 +437,7 @@ class Case:
     @cached_property
     def reshaped(self) -> frozenset[str]:
         """The parameters that have another shape."""
-        return frozenset(name for one in self.shaped for name in one.tensors)
+        return named_in(self.shaped)
 
     @cached_property
     def tables(self) -> list[Sign]:
@@ -583,12 +599,6 @@ class Case:
             seen &= names
         return bool(seen) and not seen & change.hit((*WEIGHTS, *MASTERS))
 
-    def kept(self, change: LedgerLeg, names: Iterable[str]) -> bool:
-        """Return whether the moments of ``names`` were compared and satisfy their bound."""
-        names = set(names)
-        seen = names & change.seen(*MOMENTS)
-        return bool(seen) and not seen & change.hit(MOMENTS)
-
 
 def below_stated(sign: Sign) -> bool:
     """Return whether an update used a lower learning rate than both files state, which agree: no schedule restarted."""
@@ -596,6 +606,11 @@ def below_stated(sign: Sign) -> bool:
         return False
     low, high = sign.evidence["stated"]
     return bool(sign.evidence["lr"] < low and high <= STEEP * low)
+
+
+def named_in(signs: Iterable[Sign]) -> frozenset[str]:
+    """Return the tensors that signs name."""
+    return frozenset(name for one in signs for name in one.tensors)
 
 
 def where_of(sign: Sign) -> str:
@@ -628,7 +643,7 @@ def asked(case: Case, cause: str, match: Match) -> str:
         return UNRULY
     if cause in OF_OPTIMIZER and case.exchanged:
         return EXCHANGED
-    names = match.names or frozenset(name for one in match.signs for name in one.tensors)
+    names = match.names or named_in(match.signs)
     if cause in ("B1", "B2", "B3") and names and _of_reshaped(case, names):
         return RESHAPED
     if cause == "A5" and match.names and {_parent(n) for n in match.names} <= {_parent(n) for n in case.reshaped}:

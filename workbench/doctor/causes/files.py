@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from workbench.core.words import plural
-from workbench.doctor.causes.case import NEARLY_ALL, OUTSIDE, SET_ANEW, Case, Match, leg_of
+from workbench.doctor.causes.case import NEARLY_ALL, OUTSIDE, SET_ANEW, Case, Match, leg_of, named_in
 from workbench.doctor.causes.cause import made
 from workbench.doctor.facts.evidence import State, is_numbered
 from workbench.doctor.facts.schedule import sets_rates
@@ -22,7 +22,9 @@ MODELS = "compare the definitions of the two models"
 FLIPPED = 2  #: most tensors in which bits flip in one accident
 VALUES = ("near", "other", "part", "slight", "fill", "zero")
 STATES = ("near", "other", "part", "fallen")  #: the same for moments
+UNITS = "does the trainer begin units anew, with their optimizer state?"
 PRUNED = "were the weights pruned on purpose?"
+OF_DAMAGE = "damaged weights show in the first loss; damaged masters and moments show from the second on"
 BEGINNINGS = ("zero", "swapped", "moved.", "zeros", "flip")  #: forms of moments that make later values explode
 BORN_ZERO = ("bias", "lora_B.weight")  #: parameters that are zero when they are made
 
@@ -66,17 +68,11 @@ def damaged(case: Case) -> Iterator[Match]:
         began = any(change.hit(MOMENTS, *BEGINNINGS) for change in case.changes)
         loaded = any(row.status in (Status.BEYOND, Status.ABSENT) for row in case.change("load").rows)
         began |= loaded and all(leg_of(one) in ("after", "train") for one in signs)
-        yield Match(
-            "before" if old else case.resumed,
-            0.3 if began and not old else 0.9,
-            frozenset(n for s in signs for n in s.tensors),
-            signs=tuple(signs),
-            reasons=reasons,
-        )
+        leg, strength = "before" if old else case.resumed, 0.3 if began and not old else 0.9
+        yield Match(leg, strength, named_in(signs), signs=tuple(signs), reasons=reasons)
     if signs := case.odd("S02"):
         beyond = any(one.severity == "error" for one in signs)
-        names = frozenset(n for s in signs for n in s.tensors)
-        yield Match(case.resumed, 0.99 if beyond else 0.7, names, signs=tuple(signs))
+        yield Match(case.resumed, 0.99 if beyond else 0.7, named_in(signs), signs=tuple(signs))
 
 
 def flipped(case: Case) -> Iterator[Match]:
@@ -88,22 +84,26 @@ def flipped(case: Case) -> Iterator[Match]:
                 yield Match(change.leg, 0.6, names, False)
     few = [one for one in case.fired("S08") if int(one.evidence.get("elements", 9)) <= 8]
     if few and not case.change("load").hit((*WEIGHTS, *MASTERS)):
-        yield Match(case.resumed, 0.8, frozenset(n for s in few for n in s.tensors), signs=tuple(few))
+        yield Match(case.resumed, 0.8, named_in(few), signs=tuple(few))
 
 
 def moment_flipped(case: Case) -> Iterator[Match]:
     for change in case.changes:
         for moment, _, names in _flips(case, change):
             if moment:
-                yield Match(change.leg, 1.0, names, change.exact)
+                worst = max(float(change.detail(SECOND, name).get("worst") or 2) for name in names)
+                title = (
+                    "" if worst >= 2 else "A second moment is smaller than the updates can make it."
+                )  # no exponent bit
+                yield Match(change.leg, 1.0, names, change.exact, title=title)
     if signs := case.odd("S03"):
         nan = case.fired("S01", "P09")
-        yield Match(case.resumed, 0.97, frozenset(n for s in signs for n in s.tensors), signs=(*signs, *nan))
+        yield Match(case.resumed, 0.97, named_in(signs), signs=(*signs, *nan))
     few = [one for one in case.odd("S04") if int(one.evidence.get("elements", 9)) <= 8]
     if any(change.hit(FIRST, "flip") for change in case.changes):
         few = []  # it is the first moment that is too large
     if signs := [*few, *case.odd("N28")]:
-        yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, 0.9, named_in(signs), signs=tuple(signs))
 
 
 def zeroed(case: Case) -> Iterator[Match]:
@@ -113,8 +113,11 @@ def zeroed(case: Case) -> Iterator[Match]:
             held = (*change.weights, *MASTERS)
             names -= change.hit(held) - change.hit(held, "zeros")
         anew = frozenset() if change.exact else _units_anew(change)
-        anew -= {name for one in case.fired("S04", where="after") for name in one.tensors}  # the first moments stayed
+        anew -= named_in(case.fired("S04", where="after"))  # the first moments stayed
         names -= anew
+        if units := frozenset(change.hit(_all(change), "units")):
+            title = "Single rows and columns of tensors, here and there, were begun anew."
+            yield Match(change.leg, 0.98, units, question=UNITS, title=title)
         pruned = frozenset(change.hit(WEIGHTS, "pruned"))
         masked = _masked(case, names, pruned)
         names -= masked
@@ -136,7 +139,7 @@ def zeroed(case: Case) -> Iterator[Match]:
             title = f"A small part of {one} damaged."
             if both:
                 title = "A part of a tensor, and of its optimizer state, did not continue."
-            question = "does the trainer begin units anew, with their optimizer state?" if both else ""
+            question = UNITS if both else ""
             if not both and _rows_replaced(case, change, patch):
                 title, question = "Complete rows of a tensor were replaced.", OUTSIDE
             yield Match(change.leg, 0.97, patch, False, question, title=title)
@@ -147,7 +150,7 @@ def zeroed(case: Case) -> Iterator[Match]:
             title = "Weights became zero." if change.exact else "Weights are where updates from zero lead."
             yield Match(change.leg, 0.85 if change.exact else 0.7, whole, False, title=title)
     if signs := case.fired("S11"):
-        yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, 0.9, named_in(signs), signs=tuple(signs))
 
 
 def _masked(case: Case, names: frozenset[str], pruned: frozenset[str]) -> frozenset[str]:
@@ -199,6 +202,12 @@ def misread(case: Case) -> Iterator[Match]:
         yield Match("load", 0.95, part, False, title="A small part of one tensor was not loaded as it is stored.")
 
 
+def _buffers_of(change: LedgerLeg, names: Iterable[str]) -> set[str]:
+    """Return the changed buffers in the layers of these weights."""
+    layers = {(one.stack, one.layer) for one in map(parse, names)}
+    return {name for name in change.hit(("buffer",), *VALUES) if ((one := parse(name)).stack, one.layer) in layers}
+
+
 def truncated(case: Case) -> Iterator[Match]:
     signs = [one for one in case.fired("V01") if "G8" not in one.causes[:1]]
     if signs:
@@ -224,13 +233,14 @@ def mixed(case: Case) -> Iterator[Match]:
             part = frozenset()  # all moments changed, but in some it shows only in places
         numbered = {name for name in moments if is_numbered(name)} if weights else set()
         both = frozenset(weights & moments or (weights | numbered if numbered else ()))
+        both |= _buffers_of(change, both)
         odd = case.counters(change.leg)
         off = odd.ahead | odd.behind
         if change.leg == "train":  # with its counter, even one that only its second moments show
             moments |= change.hit(MOMENTS) & odd.behind
         counts = tuple(case.counted if change.leg == "train" else ())
         if counts and (weights or moments or all(one.evidence["after"] > one.evidence["before"] for one in counts)):
-            names = frozenset(weights | moments | {name for one in counts for name in one.tensors})
+            names = frozenset(weights | moments | named_in(counts))
             yield Match(change.leg, 0.97, names, signs=counts)
             continue
         few = off if len(off) < 0.9 * len(odd.known) else frozenset()
@@ -241,7 +251,8 @@ def mixed(case: Case) -> Iterator[Match]:
         if change.exact and masters and weights <= masters and 2 * len(moments) > len(masters):
             yield Match("load", 0.97, frozenset(masters | moments), False)
         elif confined and (weights or moments) and not (part and outer):
-            yield Match(change.leg, 0.97, frozenset(weights | moments), False)
+            apart = weights | moments
+            yield Match(change.leg, 0.97, frozenset(apart | _buffers_of(change, apart)), False)
         elif len(part) > 2 and not kinds(part) <= {"embed", "head"}:
             yield Match(change.leg, 0.93, frozenset(weights | moments | part), False)
         elif both and not numbered and _strangers(case, change):
@@ -268,7 +279,7 @@ def mixed(case: Case) -> Iterator[Match]:
     if any(one.evidence["kind"] == "repeated" for one in stands) and lr is not None:  # its settings are old too
         signs += [one for one in case.fired("N6", "P15", "S16") if one.evidence.get("lr") == lr]
     if signs:
-        names = frozenset(n for s in signs for n in s.tensors)
+        names = named_in(signs)
         single = bool(names) and all(case.numel(name) == 1 for name in names)  # such as a temperature
         yield Match(case.resumed, 0.95, names, False, SET_ANEW if single else "", signs=tuple(signs))
 
@@ -291,7 +302,8 @@ def repeated(case: Case) -> Iterator[Match]:
             and not counters.reset
             and not update
         ):
-            yield Match(change.leg, 0.9, weights, False)
+            numbered = {name for name in moments | counters.behind if is_numbered(name)}
+            yield Match(change.leg, 0.9, weights | numbered, False)
     # after one step, a scaler may have skipped the update; but not what else a step changes
     quiet = [one for one in case.fired("N25", info=True) if one.severity == "info"]
     lr = case.evidence.before.facts.lr
@@ -300,7 +312,7 @@ def repeated(case: Case) -> Iterator[Match]:
     if quiet and stale:
         yield Match("train", 0.97, exact=True, signs=(*quiet, *stale))
     if signs := case.fired("N25"):
-        yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match("train", 0.97, named_in(signs), signs=tuple(signs))
 
 
 def incomplete(case: Case) -> Iterator[Match]:
@@ -325,58 +337,51 @@ def computation(case: Case) -> Iterator[Match]:
 
 
 def another_size(case: Case) -> Iterator[Match]:
-    leg = "load" if case.change("load").rows else "train"
     if case.upcycled:
         signs = case.fired("R01", "P02", "N3", "S14", "N26")
-        names = frozenset(name for one in signs for name in one.tensors)
+        names = named_in(signs)
         question = "was the model turned into a mixture of experts on purpose?"
         title = "The model has experts, and had none before."
-        yield Match(leg, 1.0, names, question=question, signs=tuple(signs), title=title, remedy=MODELS)
+        yield Match(case.leg, 1.0, names, question=question, signs=tuple(signs), title=title, remedy=MODELS)
         return
     more, what = (case.deeper, "layer") if case.deeper else (case.wider, "expert")
     words = {"are new", "appeared"} if more > 0 else {"are gone", "vanished"}
     words |= {"have another shape"} if what == "expert" else set()  # routers
     signs = [one for one in case.fired("R01", "P02", "N3") if one.evidence.get("kind") in words]
-    change = case.change(leg)
+    change = case.change(case.leg)
     held = (*change.weights, *MASTERS, *MOMENTS)
     copies = change.hit(held, "moved.layer") if what == "layer" and more else set()  # or layers that moved down
     if what == "expert":
         copies = {name for name in change.hit(held) if parse(name).routed or kinds([name]) == {"router"}}
     if more > 0:
         signs += case.fired("S14")
-        copies |= {name for one in case.fired("S14") for name in one.tensors}
+        copies |= named_in(case.fired("S14"))
     if more and (signs or copies):
         number = plural(abs(more), f"more {what}" if more > 0 else f"fewer {what}")
-        yield Match(
-            leg,
-            1.0,
-            frozenset({name for one in signs for name in one.tensors} | copies),
-            question=f"was the number of {what}s changed on purpose?",
-            signs=tuple(signs),
-            title=f"The model has {number} than before{', in all layers together' if what == 'expert' else ''}.",
-            remedy=MODELS,
-        )
+        names, question = named_in(signs) | copies, f"was the number of {what}s changed on purpose?"
+        title = f"The model has {number} than before{', in all layers together' if what == 'expert' else ''}."
+        yield Match(case.leg, 1.0, names, question=question, signs=tuple(signs), title=title, remedy=MODELS)
     if shaped := [one for one in case.shaped if one not in case.tables]:
-        names = frozenset(name for one in shaped for name in one.tensors)
+        names = named_in(shaped)
         title, question = "Some tensors of the model have another shape.", "was the model changed on purpose?"
-        yield Match(leg, 0.9, names, question=question, signs=tuple(shaped), title=title, remedy=MODELS)
+        yield Match(case.leg, 0.9, names, question=question, signs=tuple(shaped), title=title, remedy=MODELS)
     counted = [one for one in case.fired("R01", "P02") if "param" in str(one.evidence.get("roles", "param"))]
     gone = [one for one in counted if one.evidence.get("kind") in ("are gone", "vanished")]
     new = [one for one in counted if one.evidence.get("kind") in ("are new", "appeared")]
     if gone and new and _shapes(case.evidence.before, gone) == _shapes(case.later, new):
-        names = frozenset(name for one in (*gone, *new) for name in one.tensors)
+        names = named_in((*gone, *new))
         title, question = "Some tensors of the model have another name.", "were they renamed on purpose?"
         renamed = (*gone, *new, *case.fired("N3"))
-        yield Match(leg, 1.0, names, question=question, signs=renamed, title=title, remedy=MODELS)
+        yield Match(case.leg, 1.0, names, question=question, signs=renamed, title=title, remedy=MODELS)
     elif gone and case.regrouped and not case.deeper and not case.wider:
-        names = frozenset(name for one in gone for name in one.tensors)
+        names = named_in(gone)
         title, question = "The model has fewer parameters than before.", "were parameters removed on purpose?"
-        yield Match(leg, 0.9, names, question=question, signs=tuple(gone), title=title, remedy=MODELS)
+        yield Match(case.leg, 0.9, names, question=question, signs=tuple(gone), title=title, remedy=MODELS)
 
 
 def _shapes(state: State, signs: Sequence[Sign]) -> list[tuple[int, ...]]:
     """Return the shapes of the weights that signs name, sorted."""
-    names = {name for one in signs for name in one.tensors}
+    names = named_in(signs)
     return sorted(state.shape(roles["param"]) for name in names if "param" in (roles := state.params.get(name, {})))
 
 
@@ -404,12 +409,8 @@ def settings(case: Case) -> Iterator[Match]:
     if case.declared:
         signs += case.fired("P30")
     if signs:
-        yield Match(
-            "train" if case.evidence.after is not None else case.resumed,
-            0.8,
-            signs=tuple(signs),
-            question="were the settings changed on purpose?",
-        )
+        leg = "train" if case.evidence.after is not None else case.resumed
+        yield Match(leg, 0.8, signs=tuple(signs), question="were the settings changed on purpose?")
     if thawed := [one for one in case.fired("S06", "S07", info=True) if "H1" in one.causes]:
         question = "these parameters had no optimizer state before: were they unfrozen on purpose?"
         title = "Parameters train that did not train before."
@@ -418,7 +419,7 @@ def settings(case: Case) -> Iterator[Match]:
     train = case.change("train")
     idle = [one for one in case.fired("P01") if one.evidence.get("kind") == "still"]
     idle += [one for one in case.fired("P36") if one.evidence["kind"] == "frozen"]
-    still = frozenset(train.hit(MOMENTS, "still") | {name for one in idle for name in one.tensors})
+    still = frozenset(train.hit(MOMENTS, "still") | named_in(idle))
     went_on = {name for one in case.fired("P36") if one.evidence["kind"] == "repeated" for name in one.tensors}
     still -= went_on - case.rewritten
     if still:
@@ -436,11 +437,7 @@ def settings(case: Case) -> Iterator[Match]:
     ahead = [one for one in moved if _later(one.evidence)]
     if ahead:
         yield Match(
-            case.resumed,
-            0.9,
-            signs=tuple(ahead),
-            question="was data skipped on purpose?",
-            title="Data was skipped.",
+            case.resumed, 0.9, signs=tuple(ahead), question="was data skipped on purpose?", title="Data was skipped."
         )
     clip = case.fired("S19")
     if clip:
@@ -466,23 +463,23 @@ CORRUPTION = (
     made("G1", "A number is damaged: a flipped exponent bit, NaN or infinity.", "memory, network or storage",
          "NaN, or an explosion", RESTORE, HASHES, "catalogue G1",
          explains="S01 S02 S08 S12 R03 R06 R07 R09 P03 P04 P09 S04 P05 P06 P08 P11 P12 P13 P17 P18 P36",
-         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
+         losses=OF_DAMAGE,
          pattern=damaged),
     made("G2", "A bit is flipped.", "memory, network or storage", "mostly none", RESTORE + "; or correct the element",
          HASHES, "catalogue G2",
          explains="S02 S08 S12 R06 R09 P05 P06 P08 P11 P12 P13 P17 P18 P36",
-         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
+         losses=OF_DAMAGE,
          pattern=flipped),
     made("G3", "A bit of a second moment is flipped.", "memory, network or storage",
          "negative: NaN; smaller: a huge step; larger: a frozen weight", RESTORE, HASHES, "catalogue G3",
          explains="P30 S01 S02 S03 S04 R03 R06 R09 P03 P04 P09 N16 S19 P05 P06 P08 P11 P12 P13 P17 P18",
-         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
+         losses=OF_DAMAGE,
          pattern=moment_flipped),
     made("G4", "A file is truncated or unreadable.", "an interrupted or failed write", "the load fails, or zeros",
          RESTORE, "the file's size at the save", "catalogue G4",
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S11 R01 R03 R08 P02 V01 "
                   "V02 V03 N18",
-         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
+         losses=OF_DAMAGE,
          pattern=truncated),
     made("G5", "Stored bytes were replaced by zeros.",
          "a crash before the write, sparse holes, or a memory map of an overwritten file",
@@ -490,7 +487,7 @@ CORRUPTION = (
          explains="P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 P36 R02 R04 R05 R09 R13 N5 N17 S19 N28 V02 V03 S04 S05 "
                   "S08 S11 S12 S15 S03 R03 R08 N29 P09 N8",
          expects="S11 R08",
-         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
+         losses=OF_DAMAGE,
          pattern=zeroed),
     made("G6", "Parts of the checkpoint come from different saves.",
          "one rank's file is older, or an asynchronous save was not consistent",
@@ -502,12 +499,14 @@ CORRUPTION = (
          explains="P24 P25 P26 P27 P33 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 V04 N28 "
                   "S04 S06 S07 "
                   "S08 S12 N24 R10 P01 ",
-         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
+         losses=OF_DAMAGE,
          pattern=mixed),
-    made("G7", "An entire save repeats an older one.", "cached structures were written again", "the run goes back",
-         "check what the saver writes: hash two consecutive saves", "the older checkpoints", "NeMo-RL 3312",
+    made("G7", "The weights and the optimizer's state are those of an older save.",
+         "another save was loaded, or cached structures were written again", "the run goes back",
+         "check which save the load opened; if it was the right one, hash two consecutive saves",
+         "the older checkpoints", "NeMo-RL 3312",
          explains="P24 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 R02 R04 R05 R09 R13 N5 N17 S19 N24 N25 R10 R11 P01 "
-                  "S06 S07 S16 S17 S18 P15 P20 P36",
+                  "S06 S07 S16 S17 S18 P15 P20 P36 N6 R14 R17",
          expects="S07 N25 R09",
          losses="the loss is that of the older save",
          everywhere=True,
@@ -527,54 +526,32 @@ CORRUPTION = (
     made("G10", "The data that was read differs from the data that is stored.", "a damaged read was broadcast",
          "as for flipped bits", "read again; compare with hashes made before the upload", HASHES, "catalogue G10",
          explains="R06 R08 R09 V02 V03 S08 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18",
-         losses="damaged weights show in the first loss; damaged masters and moments show from the second on",
+         losses=OF_DAMAGE,
          pattern=misread),
 )  # fmt: skip
 
 CHANGES = (
     made(
-        "H1",
-        "Settings of the run changed.",
-        "arguments of the new launch, or new defaults",
-        "depends on the setting",
+        "H1", "Settings of the run changed.", "arguments of the new launch, or new defaults", "depends on the setting",
         "compare the arguments with the intended ones; if they differ, resume again with the previous arguments",
-        "the arguments of both launches",
-        "catalogue H1",
+        "the arguments of both launches", "catalogue H1",
         explains="R11 R12 P30 P03 P04 P05 P08 P11 P12 P13 P15 P16 N12 S16 S17 S18 N6 S06 S07 N3",
-        losses="the loss depends on the setting",
-        everywhere=True,
-        pattern=settings,
+        losses="the loss depends on the setting", everywhere=True, pattern=settings
     ),
     made(
-        "H2",
-        "The model's config changed in a way that no tensor shows.",
-        "rope base, attention scale, ε of norms",
-        "a jump from the first loss on",
-        "compare the model's config files",
-        "both config.json files",
-        "catalogue H2",
+        "H2", "The model's config changed in a way that no tensor shows.", "rope base, attention scale, ε of norms",
+        "a jump from the first loss on", "compare the model's config files", "both config.json files", "catalogue H2",
         explains="R01 P02 N3 N30 P03 P04 P05 P06 P08 P11 P12 P13 P17 P18 P32 R02 R03 R04 R05 R09 R13 N5 N17 N28 S14",
-        losses="the loss depends on the setting",
-        pattern=another_size,
+        losses="the loss depends on the setting", pattern=another_size
     ),
     made(
-        "H3",
-        "The data has a stretch of bad samples.",
-        "few tokens with large gradients",
-        "a spike that a resume does not cause",
-        "inspect the batches of those steps",
-        "the data's position and log",
-        "catalogue H3",
-        losses="the loss depends on the setting",
+        "H3", "The data has a stretch of bad samples.", "few tokens with large gradients",
+        "a spike that a resume does not cause", "inspect the batches of those steps", "the data's position and log",
+        "catalogue H3", losses="the loss depends on the setting"
     ),
     made(
-        "H4",
-        "The model itself becomes unstable.",
-        "attention or output logits grow",
-        "recurring spikes",
-        "add q/k norms or a z-loss, or lower the lr",
-        "older checkpoints",
-        "catalogue H4",
-        losses="the loss depends on the setting",
+        "H4", "The model itself becomes unstable.", "attention or output logits grow", "recurring spikes",
+        "add q/k norms or a z-loss, or lower the lr", "older checkpoints", "catalogue H4",
+        losses="the loss depends on the setting"
     ),
-)
+)  # fmt: skip

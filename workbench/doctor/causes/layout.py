@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from workbench.core.words import plural
-from workbench.doctor.causes.case import ELSE, NEARLY_ALL, OUTER, OUTSIDE, RELATED, Case, Match
+from workbench.doctor.causes.case import ELSE, NEARLY_ALL, OUTER, OUTSIDE, RELATED, Case, Match, named_in
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import wrong_steps
 from workbench.doctor.facts.evidence import is_numbered
@@ -91,10 +92,7 @@ def _moved(cause: str) -> Callable[[Case], Iterator[Match]]:
                     biases = {f"{name.removesuffix('weight')}bias" for name in weights if name.endswith(".weight")}
                     names |= biases & change.hit((*change.weights, *MASTERS, *MOMENTS), "other", "near", "part")
                 words = f"the moments of {len(moments):,} of {len(names):,} moved with them" if moments else ""
-                reasons = case.against(
-                    ("A1 A2 F4 D2 G6", _placed(change, weights)),
-                    ("B5 E13", words),
-                )
+                reasons = case.against(("A1 A2 F4 D2 G6", _placed(change, weights)), ("B5 E13", words))
                 router = {name for name in change.hit(change.weights) if kinds([name]) == {"router"}}
                 title, question = (TOGETHER, REBALANCED) if tag == "expert" and router else ("", "")
                 # after updates, rows are only more like others than like their own old ones
@@ -112,23 +110,19 @@ def _cut_anew(change: LedgerLeg) -> bool:
 
 
 def _placed(change: LedgerLeg, names: set[str]) -> str:
-    law = "bit for bit" if change.exact else "where they fit better than at their own place"
-    return f"the rows of {plural(len(names), 'weight')} were found elsewhere in before, {law}"
+    rows = f"the rows of {plural(len(names), 'weight')} are"
+    if change.exact:
+        return f"{rows} at other places of the earlier checkpoint, bit for bit"
+    return f"{rows} closer to rows at other places of the earlier checkpoint than to their own"
 
 
 def layers(case: Case) -> Iterator[Match]:
     yield from _moved("E9")(case)
     apart = [one for one in case.fired("S14", where="after") if one.evidence.get("apart")]
     if apart and case.evidence.after is not None:  # updates would have made copies of the load differ
-        yield Match(
-            "after",
-            0.9,
-            frozenset(name for one in apart for name in one.tensors),
-            question="does the trainer set them equal, as when it merges branches?",
-            signs=tuple(apart),
-            title="Weights of several layers are equal, although they were trained apart.",
-            remedy="check which layers the saver wrote",
-        )
+        question, remedy = "does the trainer set them equal, as when it merges branches?", SAVER
+        title = "Weights of several layers are equal, although they were trained apart."
+        yield Match("after", 0.9, named_in(apart), question=question, signs=tuple(apart), title=title, remedy=remedy)
 
 
 def partition(cause: str) -> Callable[[Case], Iterator[Match]]:
@@ -136,24 +130,18 @@ def partition(cause: str) -> Callable[[Case], Iterator[Match]]:
 
     def pattern(case: Case) -> Iterator[Match]:
         for change in case.changes:
-            for form, strength in (("moved.flat", TAGS["flat"]), ("moved.shift", TAGS["shift"])):
-                quantities = (*change.weights, *MASTERS, *MOMENTS)
-                names = frozenset(change.hit(quantities, form))
-                if not names or cause not in strength:
-                    continue
-                if form == "moved.flat" and _cut_anew(change):
+            quantities = (*change.weights, *MASTERS, *MOMENTS)
+            shifted, cut = (frozenset(change.hit(quantities, f"moved.{tag}")) for tag in ("shift", "flat"))
+            if names := shifted | cut:  # of a line that is shifted as a whole, the first and last pieces look cut
+                strength = TAGS["shift" if shifted else "flat"][cause]
+                if not shifted and _cut_anew(change):
                     names = frozenset(change.hit(quantities, "moved."))
                 words = case.equal(change, change.weights, "weights", names) if case.still(change, names) else ""
-                if change.leg == "train":  # numbered ones have no known owner; in small ones, a shift is not visible
-                    rest = change.hit(MOMENTS, "other", "fallen", "near", "part") if form == "moved.shift" else ()
-                    names |= {name for name in change.hit(MOMENTS) if is_numbered(name) or name in rest}
-                yield Match(
-                    change.leg,
-                    strength[cause],
-                    names,
-                    change.exact and strength[cause] == 1.0,
-                    reasons=case.against(("E1 E4 E9", words)),
-                )
+                # in small ones, a shift is not visible; numbered ones have no known owner
+                rest = change.hit(MOMENTS, "other", "fallen", "near", "part") if shifted else set()
+                names |= rest | {n for n in change.hit(MOMENTS) if change.leg == "train" and is_numbered(n)}
+                exact = change.exact and strength == 1.0
+                yield Match(change.leg, strength, names, exact, reasons=case.against(("E1 E4 E9", words)))
             if cause == "E13":
                 masters = frozenset(case.masters_alone(change, "moved."))
                 if masters and change.leg == "load":  # complete ones are assigned to others (B5)
@@ -174,7 +162,7 @@ def uneven(case: Case) -> Iterator[Match]:
         if names:
             yield Match(change.leg, 0.97, names, False)
     if signs := case.fired("N18"):
-        yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, 0.9, named_in(signs), signs=tuple(signs))
 
 
 def scaled(case: Case) -> Iterator[Match]:
@@ -224,17 +212,14 @@ def _of_ranks(factor: float) -> bool:
 
 def replicas(case: Case) -> Iterator[Match]:
     if signs := case.fired("S12"):
-        yield Match(case.resumed, 0.7, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, 0.7, named_in(signs), signs=tuple(signs))
 
 
 def untied(case: Case) -> Iterator[Match]:
     for match in _moved("F2")(case):  # an untied head that holds the embedding's values, or the reverse
-        yield replace(
-            match,
-            title="The head and the embedding, which are two tensors, hold the same values.",
-            remedy="load each from its own tensor; tie them only if they were tied before",
-            losses=RECOVERS,
-        )
+        title = "The head and the embedding, which are two tensors, hold the same values."
+        remedy = "load each from its own tensor; tie them only if they were tied before"
+        yield replace(match, title=title, remedy=remedy, losses=RECOVERS)
     new = [
         one
         for one in case.fired("R01", "P02", "N3", "S13", "R15")
@@ -258,8 +243,8 @@ def untied(case: Case) -> Iterator[Match]:
     if "embed" not in kinds(tables):
         return  # nothing that a head could be tied to
     if new or gone:
-        names = frozenset(n for s in (*new, *gone) for n in s.tensors)
-        leg = "load" if case.change("load").rows else "train"
+        names = named_in((*new, *gone))
+        leg = case.leg
         copied = leg == "load" and not case.change(leg).hit(WEIGHTS) & names
         held = case.trains_more or not names & case.later.unheld  # of numbered state, the owners may be unknown
         trained = leg == "train" and bool(case.later.facts.states) and held
@@ -268,13 +253,16 @@ def untied(case: Case) -> Iterator[Match]:
         yield Match(leg, 1.0, names, question=question, signs=(*new, *gone))
 
 
+SAVER = "check which layers the saver wrote"
 ASTRAY = "The weights are not where the updates lead, as if averaged weights or those of another step were loaded."
 OF_ANOTHER = "Averaged weights, or weights of another step, were loaded."
 FARTHER = "Some weights moved farther than updates with the stored settings of the optimizer would."
 OF_ONE_SAVE = "load weights and optimizer state from one save, and the weights themselves, not an average"
+DIFFER = "The averaged weights differ from the stored ones."
 AVERAGES_ONLY = "the training loss does not show it; evaluations of the averaged weights do"
 RENEWED = "A copy that is not trained, such as a reference model, holds the trained weights."
 FROM_ITS_OWN = "load the copy from where it is stored; do not fill it from the trained weights"
+NO_ADAPTERS, MERGED_IN = "The adapters are gone.", "were they merged into the weights on purpose?"
 MERGED = "does the trainer merge the adapters into the weights as it goes on, and begin new ones?"
 WAS_RENEWED = "was the copy renewed on purpose?"
 RESTORE = "load the averages and their counter from the checkpoint that the weights are from"
@@ -287,6 +275,7 @@ AVERAGE = "was training meant to go on from the averaged weights?"
 
 
 def averaged(case: Case) -> Iterator[Match]:
+    of_copy = Match("", 0.0, title=FOLLOWS, question=MADE_ANEW, remedy=FROM_ITS_OWN, losses=TARGETS)
     for match in _moved("F4")(case):
         change = case.change(match.leg)
         if change.hit(change.weights, "moved.led"):
@@ -296,88 +285,36 @@ def averaged(case: Case) -> Iterator[Match]:
         # its other weights, which updates may have changed since, and its statistics
         beside = {name for name in change.hit((*change.weights, "buffer")) if is_follower(name)}
         yield replace(
-            match,
-            names=match.names | beside,
-            exact=False,
-            title=FOLLOWS,
-            question=MADE_ANEW,
-            remedy=FROM_ITS_OWN,
-            losses=TARGETS,
+            of_copy, leg=match.leg, strength=match.strength, names=match.names | beside, reasons=match.reasons
         )
     copied = [one for one in case.fired("P35") if one.tensors and all(map(is_follower, one.tensors))]
     if copied and not all(is_reference(name) for one in copied for name in one.tensors):
-        names = frozenset(name for one in copied for name in one.tensors)
-        yield Match(
-            "train",
-            0.9,
-            names,
-            question=MADE_ANEW,
-            signs=tuple(copied),
-            title=FOLLOWS,
-            remedy=FROM_ITS_OWN,
-            losses=TARGETS,
-        )
+        yield replace(of_copy, leg="train", strength=0.9, names=named_in(copied), signs=tuple(copied))
     if replaced := [one for one in case.fired("P35") if one.evidence.get("kind") == "taken"]:
         title = "The weights are others that the earlier checkpoint stored beside them."
-        names = frozenset(name for one in replaced for name in one.tensors)
+        names = named_in(replaced)
         yield Match("train", 1.0, names, question=TAKEN, signs=tuple(replaced), title=title, remedy=OF_ONE_SAVE)
-    stored = [one for one in case.fired("R16") if any(word in one.tensors[0].lower() for word in OF_AVERAGES)]
-    if stored:
-        yield Match(
-            "load",
-            0.95,
-            frozenset(n for s in stored for n in s.tensors),
-            signs=tuple(stored),
-            title="The averaged weights differ from the stored ones.",
-            remedy=RESTORE,
-            losses=AVERAGES_ONLY,
-        )
+    of_average = partial(Match, remedy=RESTORE, losses=AVERAGES_ONLY)
+    if stored := [one for one in case.fired("R16") if any(word in one.tensors[0].lower() for word in OF_AVERAGES)]:
+        yield of_average("load", 0.95, named_in(stored), signs=tuple(stored), title=DIFFER)
     if signs := case.fired("P22", "P23"):
         question = "" if case.fired("P22") else "were the averages restarted from the weights on purpose?"
-        yield Match(
-            "train",
-            0.9,
-            frozenset(n for s in signs for n in s.tensors),
-            signs=tuple(signs),
-            question=question,
-            title="The averaged weights did not continue from the stored ones.",
-            remedy=RESTORE,
-            losses=AVERAGES_ONLY,
-        )
+        title = "The averaged weights did not continue from the stored ones."
+        yield of_average("train", 0.9, named_in(signs), signs=tuple(signs), question=question, title=title)
     if signs := [one for one in case.fired("P24") if "F4" in one.causes[:1]]:
-        yield Match(
-            "train",
-            0.9,
-            signs=tuple(signs),
-            title="The averaged weights restarted.",
-            remedy=RESTORE,
-            losses=AVERAGES_ONLY,
-        )
+        yield of_average("train", 0.9, signs=tuple(signs), title="The averaged weights restarted.")
     if signs := case.fired("P28"):
-        yield Match(
-            "train",
-            0.9,
-            frozenset(n for s in signs for n in s.tensors),
-            signs=tuple(signs),
-            question="the averaged weights do not change: are they updated less often?",
-            title="The averaged weights are not updated.",
-            remedy=RESTORE,
-            losses=AVERAGES_ONLY,
-        )
+        title = "The averaged weights are not updated."
+        question = "the averaged weights do not change: are they updated less often?"
+        yield of_average("train", 0.9, named_in(signs), signs=tuple(signs), question=question, title=title)
     gone = [one for one in case.fired("P29", "R11") if one.evidence.get("part") == "average"]
     if gone := [one for one in gone if one.evidence.get("kind") == "unstored"]:
         of_size = [one for one in case.fired("N3") if {*one.evidence["bytes"]} <= {*AVERAGES}]
         of_names = [one for one in case.fired("R01", "P02") if one.evidence.get("kind") in ("are gone", "vanished")]
         of_names = [one for one in of_names if str(one.evidence.get("roles")).split()[1:] in [[a] for a in AVERAGES]]
-        yield Match(
-            case.resumed,
-            0.95,
-            signs=(*gone, *of_size, *of_names),
-            question="were they left out on purpose?",
-            title="The averaged weights are no longer stored.",
-            remedy="save and load them, if the run still uses them",
-            losses=AVERAGES_ONLY,
-        )
+        title, question = "The averaged weights are no longer stored.", "were they left out on purpose?"
+        remedy, signs = "save and load them, if the run still uses them", [*gone, *of_size, *of_names]
+        yield of_average(case.resumed, 0.95, signs=tuple(signs), question=question, title=title, remedy=remedy)
     for change in case.changes:
         count = case.traits.get("averaged") if change.leg == "load" else None
         if count:
@@ -389,22 +326,15 @@ def averaged(case: Case) -> Iterator[Match]:
         if ema and not change.hit((*change.weights, *MASTERS)) & ema:
             fell = [one for one in case.fired("R17") if one.evidence["kind"] == "average" and one.evidence["fell"]]
             anew = bool(case.fired("N21", where=case.resumed) or (fell and change.leg == "load"))
-            yield Match(
-                change.leg,
-                0.95,
-                ema,
-                False,
-                "the averages begin at the weights: were they started anew on purpose?" if anew else "",
-                title="The averaged weights differ from the stored ones.",
-                remedy=RESTORE,
-                losses=AVERAGES_ONLY,
-            )
+            question = "the averages begin at the weights: were they started anew on purpose?" if anew else ""
+            yield of_average(change.leg, 0.95, ema, question=question, title=DIFFER)
         taken = frozenset(change.hit((*change.weights, *MASTERS), "average"))
         if taken:
             off = frozenset(change.hit((*change.weights, *MASTERS)))
             if 2 * len(taken) < len(off):
                 continue  # an average holds all of them
-            words = f"{len(taken):,} of {plural(len(off), 'weight')} are closer to the stored average than to before"
+            of = plural(len(off), "weight")
+            words = f"{len(taken):,} of {of} are closer to the stored average than to their old values"
             yield Match(change.leg, 0.97, off, False, AVERAGE, case.against(("A1 A2 D2 G6", words)))
             continue
         near = frozenset(change.hit(change.weights, "near", "slight", "other", "fill"))
@@ -420,7 +350,7 @@ def averaged(case: Case) -> Iterator[Match]:
         if masters or (change.leg == "train" and case.mastered):
             continue
         if mean > RELATED and (whole or not change.exact):  # an average covers everything that is trained
-            words = f"their mean cosine similarity to before is {mean:.3f}"
+            words = f"their mean cosine similarity to the old values is {mean:.3f}"
             reasons = case.against(("A1 A2", words), ("G7 B1", kept))
             if change.leg == "load" and near <= change.hit(MASTERS, "absent") and _widened(case, near):
                 gone = [one for one in case.fired("R01") if str(one.evidence.get("roles")).split()[1:] == ["master"]]
@@ -428,35 +358,19 @@ def averaged(case: Case) -> Iterator[Match]:
                 title = "The weights have other values in a wider type, and the masters are gone."
                 yield Match("load", 1.0, near, question=question, signs=tuple(gone), title=title)
                 continue
+            if change.exact and whole:
+                near |= change.hit(("buffer",), "near", "other", "part")  # those of that step
             later = change.leg == "train"  # noise, pruning and clipping by the trainer leave the same traces
             few = case.far < FEW_FAR or any(not one.evidence.get("even") for one in case.fired("P11"))
-            yield Match(
-                change.leg,
-                0.9 if whole else 0.4,
-                near,
-                False,
-                reasons=reasons,
-                question=OUTSIDE if later else "",
-                title=(FARTHER if few else ASTRAY) if later else OF_ANOTHER,
-                remedy=(ELSE if few else OF_ONE_SAVE) if later else "",
-            )
-    rows = [one for one in case.fired("P11") if one.evidence.get("even")]
-    rows = [
-        one
-        for one in rows
-        if float(one.evidence.get("shrink", 0)) < one.evidence["allowed"][0] and not one.evidence.get("slow")
-    ]
+            title, remedy = (FARTHER, ELSE) if few else (ASTRAY, OF_ONE_SAVE)
+            title, remedy, question = (title, remedy, OUTSIDE) if later else (OF_ANOTHER, "", "")
+            strength = 0.9 if whole else 0.4
+            yield Match(change.leg, strength, near, False, question, reasons, title=title, remedy=remedy)
+    rows = [one for one in case.stale_rows if one.evidence.get("even")]
     if rows and not case.mastered:
-        yield Match(
-            "train",
-            0.75,
-            frozenset(n for s in rows for n in s.tensors),
-            signs=tuple(rows),
-            title=ASTRAY,
-            remedy=OF_ONE_SAVE,
-        )
+        yield Match("train", 0.75, named_in(rows), signs=tuple(rows), title=ASTRAY, remedy=OF_ONE_SAVE)
     if signs := case.fired("N21"):
-        names = frozenset(n for s in signs for n in s.tensors)
+        names = named_in(signs)
         change = case.change("train")
         right = change.seen(*change.weights) and not change.hit(change.weights)  # it is the average that is not
         title = "The averaged weights are the weights themselves." if right else ""
@@ -479,13 +393,7 @@ def merged(case: Case) -> Iterator[Match]:
     for change in case.changes:
         if any(map(adapter_of, change.hit(WEIGHTS, "absent"))):
             touched = frozenset(change.hit((*WEIGHTS, *MASTERS, *MOMENTS)))
-            yield Match(
-                change.leg,
-                1.0,
-                touched,
-                title="The adapters are gone.",
-                question="were the adapters merged into the weights on purpose?",
-            )
+            yield Match(change.leg, 1.0, touched, title=NO_ADAPTERS, question=MERGED_IN)
             return
     gone = [
         one
@@ -494,16 +402,9 @@ def merged(case: Case) -> Iterator[Match]:
         and "lora_" in f"{one.evidence.get('roles', '')} {' '.join(one.tensors)}"
     ]
     if gone:
-        leg = "load" if case.change("load").rows else "train"
-        all_names = case.change(leg).hit((*WEIGHTS, *MASTERS, *MOMENTS)) | {n for s in gone for n in s.tensors}
-        yield Match(
-            leg,
-            1.0,
-            frozenset(all_names),
-            signs=tuple(gone),
-            title="The adapters are gone.",
-            question="were they merged into the weights on purpose?",
-        )
+        leg = case.leg
+        all_names = case.change(leg).hit((*WEIGHTS, *MASTERS, *MOMENTS)) | named_in(gone)
+        yield Match(leg, 1.0, frozenset(all_names), signs=tuple(gone), title=NO_ADAPTERS, question=MERGED_IN)
         return
     if anew := _begun_anew(case):
         yield anew
@@ -535,7 +436,7 @@ def merged(case: Case) -> Iterator[Match]:
             question = MERGED if change.leg == "train" and case.fired("P27") else ""
             yield Match(change.leg, 0.97, adapters, False, question, title=title)
     if signs := case.fired("N22"):
-        yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, 0.9, named_in(signs), signs=tuple(signs))
 
 
 def _unmerged(case: Case, change: LedgerLeg) -> bool:
@@ -563,7 +464,7 @@ def _begun_anew(case: Case) -> Match | None:
     return Match(
         "train",
         1.0,
-        frozenset(lost | train.hit((*WEIGHTS, *MASTERS)) | {name for one in bases for name in one.tensors}),
+        frozenset(lost | train.hit((*WEIGHTS, *MASTERS)) | named_in(bases)),
         title="Adapters were merged into the weights, and began anew.",
         question="does the trainer do so now and then, as ReLoRA does?",
         remedy="if this was not intended, load base, adapters and their optimizer state from one save",
@@ -591,9 +492,9 @@ def other_base(case: Case) -> Iterator[Match]:
     adapters = {name for name in train.seen(*WEIGHTS) if adapter_of(name)}
     anew = bool(train.hit(WEIGHTS, "other") & adapters)  # then the adapters were not loaded either
     if (signs := case.fired("P27")) and not anew and _unmerged(case, train):
-        yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors))
+        yield Match("train", 0.97, named_in(signs))
     if signs := [one for one in case.fired("P35") if one.tensors and all(map(is_reference, one.tensors))]:
-        names = frozenset(n for s in signs for n in s.tensors)
+        names = named_in(signs)
         yield Match("train", 0.9, names, signs=tuple(signs), title=RENEWED, remedy=FROM_ITS_OWN, question=WAS_RENEWED)
 
 
@@ -604,7 +505,7 @@ def vocabulary(case: Case) -> Iterator[Match]:
         if len(patch) > 1 and kinds(patch) <= OUTER:
             yield Match(change.leg, 0.99, patch, False)
         # divided by second moments that are too small, steps of single rows are too long
-        long = change.hit(MOMENTS) & {name for one in case.fired("S04", where="after") for name in one.tensors}
+        long = change.hit(MOMENTS) & named_in(case.fired("S04", where="after"))
         part = frozenset(change.hit(change.weights, "part", "zeros") - long)
         alone = len(change.hit(change.weights) - part) <= len(part)  # in an average, untrained rows stay
         if part and alone and kinds(part) <= OUTER and not case.traits.get("confined"):
@@ -618,16 +519,16 @@ def vocabulary(case: Case) -> Iterator[Match]:
             yield Match(change.leg, 0.96, part, False, reasons=reasons, title=title, remedy=remedy)
     if shaped := case.tables:
         table = kinds(name for one in shaped for name in one.tensors if not is_numbered(name)) != {"head"}
-        names, ask = frozenset(n for s in shaped for n in s.tensors), "was it changed on purpose?"
+        names, ask = named_in(shaped), "was it changed on purpose?"
         if moved := case.fired("R18"):
-            names = frozenset(n for s in moved for n in s.tensors)
+            names = named_in(moved)
             title = "Rows of a table with another size are at other places."
             weights = any("param" in one.evidence["roles"] for one in moved)
             title = title if weights else "The optimizer state of a table with another size belongs to other rows."
             yield Match("load", 0.97, names, signs=(*moved, *shaped), title=title, remedy=BY_TOKEN)
             return
         yield Match(
-            "load" if case.change("load").rows else "train",
+            case.leg,
             0.95,
             names,
             signs=tuple(shaped),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from workbench.analysis.patterns.rounding import FLOATS
-from workbench.doctor.causes.case import ELSE, OUTSIDE, RELATED, Case, Match, below_stated, where_of
+from workbench.doctor.causes.case import ELSE, OUTSIDE, RELATED, Case, Match, below_stated, named_in, where_of
 from workbench.doctor.causes.cause import made
 from workbench.doctor.causes.damage import updates_lost
 from workbench.doctor.facts.counted import began_anew, counts_anew, in_epochs
@@ -106,7 +106,7 @@ def _rates(case: Case) -> Iterator[tuple[Sign, float | None]]:
         found = sign.evidence
         if (sign.rule == "P15" and found.get("kind") == "jump") or (sign.rule == "S16" and _step_is_off(case)):
             continue
-        if sign.rule in ("R14", "P19") and found.get("kind") != "lr":
+        if found.get("uneven") or (sign.rule in ("R14", "P19") and found.get("kind") != "lr"):
             continue
         ratio = found.get("ratio")
         if sign.rule == "P13":
@@ -152,13 +152,7 @@ def schedule_restarted(case: Case) -> Iterator[Match]:
         if any(one.evidence.get("apart") for one in slow):
             title = "The learning rates of the param groups changed: some rose, and others fell."
             question = "were they changed on purpose?"
-        yield Match(
-            leg,
-            0.5 if declared else 0.85,
-            signs=tuple(slow),
-            title=title,
-            question=question,
-        )
+        yield Match(leg, 0.5 if declared else 0.85, signs=tuple(slow), title=title, question=question)
 
 
 def schedule_lost(case: Case) -> Iterator[Match]:
@@ -171,12 +165,7 @@ def schedule_lost(case: Case) -> Iterator[Match]:
         replayed = any(one.rule == "P13" for one in fast) and not case.fired("P12")
         if replayed:  # the weights are the old ones, moved along the update: only its length is another
             fast += case.fired("P05", "P11", where=where_of(fast[0]))
-        yield Match(
-            leg,
-            0.4 if doubt else 0.85,
-            signs=tuple(fast),
-            question="was the learning rate raised on purpose?",
-        )
+        yield Match(leg, 0.4 if doubt else 0.85, signs=tuple(fast), question="was the learning rate raised on purpose?")
     train = case.change("train")
     far = train.hit(train.weights) - case.untrained
     worst = [float(train.detail(train.weights, name).get("worst") or math.inf) for name in far]
@@ -254,6 +243,8 @@ def data_again(case: Case) -> Iterator[Match]:
     if signs:
         stands = all(one.evidence.get("stands") for one in signs)
         title = "The position in the data did not advance." if stands else ""
+        if any(_went_back(one) for one in signs):
+            title = "The position in the data went back."
         question = "was a new epoch or a restart intended?"
         if all(one.evidence.get("fewer") for one in signs):
             title, question = (
@@ -263,6 +254,13 @@ def data_again(case: Case) -> Iterator[Match]:
         if stands:
             question = "the position stored with the data stayed the same: is it stored once an epoch?"
         yield Match(case.resumed, 0.95, signs=tuple(signs), question=question, title=title)
+
+
+def _went_back(sign: Sign) -> bool:
+    """Return whether a position is lower after a load, and not at the beginning."""
+    found = sign.evidence
+    texts = [found["changed"].get(path, "") for path in found["fell"]] if sign.rule == "R17" else []
+    return bool(sign.rule == "R11" and found.get("echo")) or any(not text.endswith("→ 0") for text in texts)
 
 
 def another_order(case: Case) -> Iterator[Match]:
@@ -284,7 +282,8 @@ def random_states(case: Case) -> Iterator[Match]:
         *(one for one in case.fired("P29", "R11") if "C8" in one.causes or one.evidence.get("kind") == "generators"),
     ]
     if signs:
-        yield Match(case.resumed, 0.9, signs=tuple(signs))
+        title = "The random generators of all ranks are in the same state." if equal or case.fired("N11") else ""
+        yield Match(case.resumed, 0.9, signs=tuple(signs), title=title)
 
 
 def another_step(case: Case) -> Iterator[Match]:
@@ -312,28 +311,22 @@ def another_step(case: Case) -> Iterator[Match]:
             remedy = "find what calls optimizer.step() a second time, or what the trainer's step counts"
             yield Match("train", 0.95, frozenset(names), reasons=reasons, title=title, remedy=remedy)
             continue
-        yield Match(
-            change.leg,
-            0.95 if words else 0.6,
-            frozenset(names),
-            reasons=reasons,
-            title=f"The optimizer's step counters were changed{'; the moments were kept' if words else ''}.",
-            remedy="load the step counters together with the moments; nothing else counts the optimizer's updates",
-        )
+        title = f"The optimizer's step counters were changed{'; the moments were kept' if words else ''}."
+        remedy = "load the step counters together with the moments; nothing else counts the optimizer's updates"
+        strength = 0.95 if words else 0.6
+        yield Match(change.leg, strength, frozenset(names), reasons=reasons, title=title, remedy=remedy)
     if _step_is_off(case) and not case.counters("train").reset:
         off = case.fired("S07", "S16", "S17", "S18", "P01", "P15", "P20", "R11")
         first, last = (side.facts.steps.usual for side in (case.evidence.before, case.later))
+        title = remedy = losses = ""
         if first is not None and last is not None and last < first:  # all of it is from an earlier step
             off += case.fired("P03", "P04", "P05", "P06", "P08", "P11", "P12", "P24", where="before → after")
+            title, losses = "All but the trainer's step is that of an older save.", "the loss is that of the older save"
+            remedy = "check which save the load opened, and from where the trainer's step was read"
         exact = any(one.rule == "R11" and one.evidence.get("kind") == "step" for one in off)
         words = "the optimizer's counters agree with the schedule, or with the data's position"
-        yield Match(
-            "load" if exact else case.resumed,
-            1.0,
-            exact=exact,
-            signs=tuple(off),
-            reasons=case.against(("C1 C3 B2", words)),
-        )
+        leg, reasons = "load" if exact else case.resumed, case.against(("C1 C3 B2", words))
+        yield Match(leg, 1.0, exact=exact, signs=tuple(off), reasons=reasons, title=title, remedy=remedy, losses=losses)
         return
     kinds = ("trainer", "stated", "folder", "step")
     signs = [one for one in case.fired("S07", "R11") if one.evidence.get("kind") in kinds]
@@ -365,7 +358,7 @@ def masters_rebuilt(case: Case) -> Iterator[Match]:
         yield Match("train", 0.85, slight, False, question, signs=tuple(uneven), title=title, remedy=remedy)
     if signs := case.fired("S09"):
         strength = 0.9 if case.resumed == "before" or not case.change("load").rows else 0.4
-        yield Match(case.resumed, strength, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, strength, named_in(signs), signs=tuple(signs))
 
 
 def _uneven(case: Case) -> list[Sign]:
@@ -378,17 +371,6 @@ def _outside(uneven: list[Sign]) -> tuple[str, str, str]:
     if any(one.evidence.get("through") for one in uneven):
         return "", "", ""
     return OUTSIDE, "Weights that no gradient reached changed, and not by weight decay.", ELSE
-
-
-def _stale_rows(case: Case) -> list[Sign]:
-    """Return rows that no gradient reached and that are not the decayed old ones, so they are from another step."""
-    rows = case.fired("P11")
-    return [
-        one
-        for one in rows
-        if not one.evidence.get("even")
-        or (float(one.evidence.get("shrink", 0)) < one.evidence["allowed"][0] and not one.evidence.get("slow"))
-    ]
 
 
 def _through(change: LedgerLeg, names: frozenset[str]) -> str:
@@ -415,10 +397,10 @@ def other_masters(case: Case) -> Iterator[Match]:
             whole = large <= names and not change.hit(MASTERS, "part")  # a part of them: names that did not match
             yield Match("train", 0.9 if whole else 0.5, names, reasons=case.against(("B1 B6 G6", kept)))
     known = case.change("train").hit(MASTERS, "moved.", "other", "fill", "zero")
-    if case.mastered and (rows := [one for one in _stale_rows(case) if not set(one.tensors) <= known]):
-        yield Match("train", 0.8, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows))
+    if case.mastered and (rows := [one for one in case.stale_rows if not set(one.tensors) <= known]):
+        yield Match("train", 0.8, named_in(rows), signs=tuple(rows))
     signs = [one for one in case.fired("S08") if int(one.evidence.get("elements", 0)) > 8]
-    names = frozenset(n for s in signs for n in s.tensors)
+    names = named_in(signs)
     if signs and not case.change("load").hit((*WEIGHTS, *MASTERS)) and not _masters_right(case, names):
         title, remedy, losses = ("", "", "") if _masters_wrong(case, names) else (UNDECIDED, FROM_ONE, OF_EITHER)
         yield Match(case.resumed, 0.7, names, signs=tuple(signs), title=title, remedy=remedy, losses=losses)
@@ -437,7 +419,7 @@ def _masters_wrong(case: Case, names: frozenset[str]) -> bool:
 
 def other_weights(case: Case) -> Iterator[Match]:
     later = [one for one in case.fired("S08", where="after") if int(one.evidence.get("elements", 0)) > 8]
-    names = frozenset(n for s in later for n in s.tensors)
+    names = named_in(later)
     if later and not case.change("load").hit((*WEIGHTS, *MASTERS)) and _masters_right(case, names):
         sums = case.pairs.get(f"{case.start} → after", {})
         still = all(name in sums and sums[name].unchanged == sums[name].count for name in names)
@@ -477,10 +459,12 @@ def moments_rounded(case: Case) -> Iterator[Match]:
             question = "does the trainer set moments to zero, as with masks of weights?"
             yield Match("train", 0.9, spots or names, False, question, title=title, remedy="restore the moments")
         elif names:
-            exact = _typed(change, MOMENTS, names)
-            yield Match(change.leg, 1.0, names, exact, _meant(change, MOMENTS, names))
+            exact, asked = _typed(change, MOMENTS, names), _meant(change, MOMENTS, names)
+            through = {str(change.detail(MOMENTS, name).get("through")) for name in names}
+            losses = "no loss shows it" if through == {"bfloat16"} else ""
+            yield Match(change.leg, 1.0, names, exact, asked, losses=losses)
     if signs := case.fired("S10"):
-        yield Match(case.resumed, 0.5, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, 0.5, named_in(signs), signs=tuple(signs))
 
 
 def weights_cast(case: Case) -> Iterator[Match]:
@@ -491,11 +475,11 @@ def weights_cast(case: Case) -> Iterator[Match]:
         yield Match("train", 0.9, signs=tuple(signs), title=title, remedy=remedy if averages else "")
     if signs := case.fired("P31"):
         rest = case.fired("P05", "P12", where=where_of(signs[0]))  # what the rounding moved
-        yield Match("train", 1.0, frozenset(n for s in signs for n in s.tensors), signs=(*signs, *rest))
+        yield Match("train", 1.0, named_in(signs), signs=(*signs, *rest))
     uneven = _uneven(case)
     if uneven and not case.mastered:
         question, title, remedy = _outside(uneven)
-        names = frozenset(n for s in uneven for n in s.tensors)
+        names = named_in(uneven)
         yield Match("train", 0.4, names, False, question, signs=tuple(uneven), title=title, remedy=remedy)
     for change in case.changes:
         names = frozenset(change.hit(WEIGHTS, "rounded"))
@@ -537,8 +521,8 @@ def fp8_scales(case: Case) -> Iterator[Match]:
         names = frozenset(change.hit(OF_SCALES))
         if names and not (change.hit(change.weights) and change.hit(MOMENTS)):
             yield Match(change.leg, 0.95, names)  # scales may be recomputed on purpose
-    if signs := case.fired("N15"):
-        yield Match(case.resumed, 0.9, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+    if signs := [*case.fired("N15"), *(one for one in case.fired("P24") if one.causes[:1] == ("D9",))]:
+        yield Match(case.resumed, 0.9, named_in(signs), signs=tuple(signs))
 
 
 def _of_scales(sign: Sign) -> bool:
@@ -700,7 +684,7 @@ PRECISION = (
          "NaN or an explosion at the first step", "restore _extra_state of every module, or recompute the scales first",
          ECHO, "TransformerEngine 982, Megatron-Bridge 1730, NeMo 6929",
          megatron="set --dist-ckpt-strictness raise_all, which raises an error if _extra_state is missing",
-         explains="N15 R03 R07 R09 N4 R01",
+         explains="N15 P24 R03 R07 R09 N4 R01",
          pattern=fp8_scales),
     made("D10", "ε dominates the update.", "√v is below ε", "updates vanish", "lower ε, or scale the loss",
          "an earlier checkpoint", "catalogue D10",

@@ -15,8 +15,10 @@ from workbench.doctor.causes.case import (
     SET_ANEW,
     UNLIKE,
     Case,
+    Counters,
     Match,
     below_stated,
+    named_in,
     where_of,
 )
 from workbench.doctor.causes.cause import made
@@ -38,11 +40,12 @@ KIN = 0.2  #: cosine similarity to the old weights from which new ones did not b
 SOON = 3  #: updates after which a fresh state may have the profile of the old one
 FELL = 0.02  #: share of the elements of a second moment below their floor, from which it was lost
 #: Forms of moments that another tensor's are.
-OF_OTHERS = ("moved", "moved.name", "moved.layer", "moved.stack", "moved.expert", "moved.gate_up")
+OF_OTHERS = ("moved", "moved.name", "moved.layer", "moved.stack", "moved.expert", "moved.gate_up", "moved.tied")
 ADAM = ("exp_avg", "exp_avg_sq")
 FEW_STEPS = 0.1  #: share of the weights that moved too far
 SUNK = "The second moments were lost, or became far too small."
 SECOND_LOST = "The second moments were lost; other state was kept."  #: for optimizers that use other names
+STATES_LOST = "The state of parameters was not restored; the param groups, which count the updates, were."
 PART_LOST = "A part of the second moments was lost."
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  #: statistics of normalised inputs
 OTHER_ELEMENTS = "The optimizer's state belongs to other elements than those that it is stored for."
@@ -51,8 +54,12 @@ SCALED = "were all moments scaled on purpose?"
 RECALIBRATED = "were the running statistics computed anew on purpose?"
 ADDED = "if the run uses the new tensors, nothing; if not, leave them out of the save"
 OF_ADDED = "no loss shows tensors that are only stored; new weights of the model change the first loss"
+SOME_ANEW = "The optimizer state of some parameters was not restored."
 PART_ANEW = "A part of the optimizer's state began anew, as copies of the weights; the moments were kept."
 OF_PART = "the first loss is right; those after the optimizer next uses this state are not"
+ONE_SAVE = "load all weights from one save; check what changes them after the load"
+COMPARE = "save an echo right after the load, and compare these weights with the stored ones"
+OF_WEIGHTS = ("P05", "P11", "P12", "P18")  #: rules on where updates can move weights
 NONE_LOADED = "None of the weights were loaded: they kept their initial values."
 
 
@@ -76,6 +83,8 @@ def _unlike(case: Case, change: LedgerLeg) -> frozenset[str]:
 def renamed(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = _unlike(case, change)
+        if change.leg == "train" and _turned_alone(case):
+            continue  # it does not show where the weights come from
         if names and change.hit(change.weights, "other") and change.whole(change.weights, names):
             prefix = case.fired("N1", info=True)
             reasons = case.against(
@@ -117,20 +126,30 @@ def not_loaded(case: Case) -> Iterator[Match]:
             ("B1 G6 G7 B6", case.equal(change, MOMENTS, "moments", names)), ("E1 E9 F4", _cosines(change, names))
         )
         strength = 0.7 if whole else 0.95 if change.hit(change.weights, "other") & names else 0.8
-        title = question = ""
+        title = question = remedy = ""
         if len(names) > 1:
             title = "Tensors were not loaded and kept their initial values."
         if not names & _unlike(case, change):
             title = "Some weights differ from the saved ones."
             question = OUTSIDE if change.leg == "train" else ""
+            remedy = "" if question else ONE_SAVE
         elif change.leg == "load" and [case.numel(name) for name in names] == [1]:  # such as a temperature
             question = SET_ANEW
         elif kinds(names) == {"head"} and change.whole(MOMENTS, change.hit(MOMENTS, *GONE)):
             title, question = "The head is new.", "was it started anew on purpose, with a fresh optimizer?"
         elif change.leg == "train" and (found := _cosines_of(change, names)) and median(found) > KIN:
             title, question = "Weights moved far, and are still like the old ones.", OUTSIDE
+        elif change.leg == "train" and _turned_alone(case):
+            title, question = "The direction of some weights changed.", OUTSIDE
+        remedy = COMPARE if question == OUTSIDE else remedy
         names |= case.restarted_with(names)
-        yield Match(change.leg, strength, names, False, question, reasons, title=title)  # may be a deliberate new head
+        # may be a deliberate new head
+        yield Match(change.leg, strength, names, False, question, reasons, title=title, remedy=remedy)
+
+
+def _turned_alone(case: Case) -> bool:
+    """Return whether all that is known of the weights is that the direction of some changed."""
+    return not case.fired(*OF_WEIGHTS) and not any(one.evidence.get("kind") for one in case.fired("P08"))
 
 
 def _changed_some(change: LedgerLeg) -> frozenset[str]:
@@ -173,7 +192,9 @@ def _cosines_of(change: LedgerLeg, names: frozenset[str]) -> list[float]:
 
 def _cosines(change: LedgerLeg, names: frozenset[str]) -> str:
     found = _cosines_of(change, names)
-    return f"their cosine similarity to before is at most {max(found):.2f}" if found and max(found) < 0.5 else ""
+    return (
+        f"their cosine similarity to the old values is at most {max(found):.2f}" if found and max(found) < 0.5 else ""
+    )
 
 
 def added(case: Case) -> Iterator[Match]:
@@ -182,8 +203,7 @@ def added(case: Case) -> Iterator[Match]:
     heads = [one for one in new if kinds(one.tensors) <= {"head"}]
     if new and not heads and case.deeper <= 0:
         question = "were tensors added to the model on purpose?"
-        leg = "load" if case.change("load").rows else "train"
-        yield Match(leg, 0.8, question=question, signs=tuple(new), remedy=ADDED, losses=OF_ADDED)
+        yield Match(case.leg, 0.8, question=question, signs=tuple(new), remedy=ADDED, losses=OF_ADDED)
 
 
 def _reshaped_buffers(case: Case) -> Iterator[Match]:
@@ -194,10 +214,9 @@ def _reshaped_buffers(case: Case) -> Iterator[Match]:
         remedy = "if it was not, make the model with the sizes of the checkpoint"
         rest = case.fired("R03", "R09", where="before → echo")
         rest = [one for one in rest if one.evidence.get("roles") == ["buffer"]]
-        names = {name for one in shaped for name in one.tensors}
+        names = named_in(shaped)
         rest += [one for one in case.fired("N3") if names >= set(one.tensors)]
-        leg = "load" if case.change("load").rows else "train"
-        yield Match(leg, 1.0, signs=(*shaped, *rest), title=title, question=question, remedy=remedy)
+        yield Match(case.leg, 1.0, signs=(*shaped, *rest), title=title, question=question, remedy=remedy)
 
 
 def buffers_lost(case: Case) -> Iterator[Match]:
@@ -209,7 +228,7 @@ def buffers_lost(case: Case) -> Iterator[Match]:
             running = all(name.endswith(RUNNING) for name in names)
             question = RECALIBRATED if running and not new else ""
             yield Match(change.leg, 0.9 if names <= new else 0.6, names, question=question)
-    if signs := [*case.fired("N4", "N26"), *(one for one in case.fired("P24") if "F4" not in one.causes[:1])]:
+    if signs := [*case.fired("N4", "N26"), *case.refilled]:
         defined = all(one.evidence.get("kind") == "constant" for one in signs)
         title = "Buffers that the model's config defines changed." if defined else ""
         k = passed(case.evidence.before.facts, case.later.facts)
@@ -217,7 +236,7 @@ def buffers_lost(case: Case) -> Iterator[Match]:
             one.evidence.get("after", 0) > k + 1 and all(name.endswith(RUNNING) for name in one.tensors)
             for one in signs
         )
-        names = frozenset(n for s in signs for n in s.tensors)
+        names = named_in(signs)
         yield Match("train", 0.7, names, question=RECALIBRATED if counted else "", signs=tuple(signs), title=title)
 
 
@@ -237,7 +256,10 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
             names |= counters.reset  # for the others the laws hold by chance
         quantised = change.hit(("state1", "state2"), *GONE)
         names |= quantised
-        kept = names & counters.kept
+        apart = case.grouped and change.leg == "train"
+        fell = change.hit(SECOND, "fallen")
+        names |= fell if apart and 2 * len(fell) >= len(change.hit(MOMENTS)) else set()
+        kept = names & counters.kept if not apart else frozenset()
         advanced = bool(case.traits.get("advanced"))
         if names and len(kept) < len(names):
             whole = change.whole(MOMENTS, names) and not advanced
@@ -249,12 +271,14 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
                 ("B2", f"the moments of {plural(len(names), 'parameter')} are lost too"),
                 ("E13 B5 E1", case.equal(change, change.weights, "weights")),
             )
-            question = "was the optimizer started fresh on purpose?" if whole else ""
-            yield Match(change.leg, 1.0, names, False, question, reasons)
+            question = "was the optimizer started fresh on purpose?" if whole and not apart else ""
+            title = STATES_LOST if apart else "" if change.whole(MOMENTS, names) else SOME_ANEW
+            yield Match(change.leg, 1.0, names, False, question, reasons, title=title)
         rest = counters.reset - names
         if rest and (2 * len(_measured(case, change) & rest) < len(rest) or _forgotten(case, change)):
             question = "were the optimizer's counters reset on purpose?"
-            yield Match(change.leg, 0.6, rest, False, question if _whole(case, change) else "")
+            whole = _whole(case, change)
+            yield Match(change.leg, 0.6, rest, False, question if whole else "", title="" if whole else SOME_ANEW)
     if signs := [one for one in case.fired("P34") if one.evidence["kind"] == "optimizer"]:
         yield Match("train", 0.9, signs=tuple(signs), question="was the optimizer started fresh on purpose?")
     train = case.change("train")
@@ -270,7 +294,7 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         # exact: the counts, which show a fresh optimizer otherwise, are not silent against it
         yield Match("train", 1.0, other, True, question, signs=tuple(signs))
     if not case.counters("train").reset and (young := _since_then(case)):
-        names = frozenset(name for one in young for name in one.tensors)
+        names = named_in(young)
         title = "The state of some parameters began anew, or only its counters did."
         yield Match("after", 0.6, names, signs=tuple(young), title=title, remedy=WHOLE)
     absent = [one for one in case.fired("S06") if one.evidence.get("kind") in ("absent", "never", "gone")]
@@ -283,7 +307,12 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
         saved = any(where_of(one) != "before" for one in absent)  # otherwise the load had nothing to restore
         grave = any(one.severity == "error" for one in absent) and saved
         question = "" if grave else "was the optimizer left out, or emptied, on purpose?"
-        title = "" if saved else "The checkpoint holds the optimizer's param groups, but not its state."
+        some = any(one.rule == "R03" and one.hit < one.of for one in absent)
+        title = (
+            (SOME_ANEW if some else "")
+            if saved
+            else "The checkpoint holds the optimizer's param groups, but not its state."
+        )
         title = "No checkpoint holds the optimizer's state, so it starts fresh." if never else title
         yield Match(case.resumed, 0.9, signs=tuple(absent), question=question, title=title)
 
@@ -358,6 +387,8 @@ def _whole(case: Case, change: LedgerLeg) -> bool:
 def moments_zero(case: Case) -> Iterator[Match]:
     for change in case.changes:
         counters = case.counters(change.leg)
+        if case.grouped and change.leg == "train":
+            counters = Counters()  # of the groups, whatever was loaded for a parameter
         first, second = case.lost(change)
         both, alone = first & second, (first - second) & change.seen(*SECOND)
         kept = both & (counters.kept | (set() if change.leg in ("load", "train") else both - counters.reset))
@@ -368,7 +399,7 @@ def moments_zero(case: Case) -> Iterator[Match]:
         if case.sank and change.whole(MOMENTS, change.hit(MOMENTS, "fallen", "other")):
             fell = change.hit(MOMENTS, "fallen", "other") & counters.kept
             words = "most elements of exp_avg_sq fell; those of other parameters would be larger as often"
-        stayed = case.first_stayed(change)
+        stayed = case.first_stayed(change) or case.too_small
         if not names and change.leg == "train" and not stayed and fell and 2 * len(fell) >= len(change.hit(MOMENTS)):
             adam = bool(change.hit(("exp_avg_sq",), "fallen", "other"))
             reasons = case.against(
@@ -384,6 +415,8 @@ def moments_zero(case: Case) -> Iterator[Match]:
             title = remedy = ""
             if names <= alone:
                 title, remedy = "The first moments were lost.", "restore the first moments together with the second"
+                if change.seen(*(role for role in FIRST if not change.hit((role,), *GONE))) & names:
+                    title = "Some of the first moments were lost; others of the same parameters were kept."
             yield Match(change.leg, 1.0, names, reasons=reasons, title=title, remedy=remedy)
 
 
@@ -405,18 +438,22 @@ def second_gone(case: Case) -> Iterator[Match]:
             words = "exp_avg cannot have begun at zero, and can be what became of its old value"
             names = frozenset(change.hit((*change.weights, *MASTERS, *MOMENTS)))
             yield Match(change.leg, 0.97, names, reasons=case.against(("B1 B3", words)), title=SUNK)
-    if signs := [one for one in case.fired("P25") if one.causes[:1] == ("B4",)]:
-        yield Match(
-            "train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=SECOND_LOST
-        )
-    wild = case.fired("S04", where="after")
     train = case.change("train")
+    signs = [one for one in case.fired("P25") if one.causes[:1] == ("B4",)]
+    names = named_in(signs)
+    held = names & train.clean(FIRST)
+    if held or (signs and not case.grouped and not names & train.hit(FIRST)):
+        yield Match("train", 0.97, names, signs=tuple(signs), title=SECOND_LOST if held else SUNK)
+    wild = case.fired("S04", where="after")
     fell = {name: float(train.detail(SECOND, name).get("share", 1.0)) for name in train.hit(SECOND, "fallen", "other")}
     fallen = {name for name, share in fell.items() if share > FELL}  # otherwise they continued: the first are wrong
     far = train.hit(train.weights) - train.hit(train.weights, "flip")
     worst = sorted(float(train.detail(train.weights, name).get("worst") or 0) for name in far)
     wild_steps = bool(worst) and worst[len(worst) // 2] > WILD
-    if wild and fallen and train.hit(train.weights) and train.whole(SECOND, fallen):
+    if case.too_small and case.sank and train.whole(SECOND, fallen) and not train.seen(*train.weights):
+        words = f"exp_avg of {plural(len(fallen), 'parameter')} is larger than gradients from zero make it"
+        yield Match("train", 0.97, frozenset(fallen), reasons=case.against(("B1 B3", words)), title=SUNK)
+    elif wild and fallen and train.hit(train.weights) and train.whole(SECOND, fallen):
         yield Match("train", 0.97 if wild_steps else 0.7, frozenset(fallen))
     elif fallen and train.whole(train.weights, train.hit(train.weights, "other"), NEARLY_ALL) and case.grown(train):
         yield Match("train", 0.97, frozenset(fallen | train.hit(train.weights)))
@@ -428,6 +465,7 @@ def second_gone(case: Case) -> Iterator[Match]:
 def other_binding(case: Case) -> Iterator[Match]:
     for change in case.changes:
         names = frozenset(change.hit(MOMENTS, "moved.", "moved") - change.hit(MOMENTS, "moved.shift", "moved.flat"))
+        found = names
         if any(map(is_numbered, names)) and change.hit(change.weights, "moved."):
             continue  # the owner is unknown: they moved with the weights
         if names and not change.exact and not case.counters(change.leg).reset:
@@ -440,7 +478,7 @@ def other_binding(case: Case) -> Iterator[Match]:
             words = case.equal(change, change.weights, "weights", names) if still else ""
             reasons = case.against(
                 ("E1 E3 E4 E9", words),
-                ("B6", f"the moments of {plural(len(names), 'parameter')} belong to other parameters"),
+                ("B6", f"the moments of {plural(len(found), 'parameter')} belong to other parameters"),
             )
             others = not change.hit(MOMENTS, "moved.") - change.hit(MOMENTS, *OF_OTHERS)  # not their own rows
             exact = change.exact or (bool(case.fired("P17")) and not case.displaced(change) & names)
@@ -448,7 +486,7 @@ def other_binding(case: Case) -> Iterator[Match]:
             title, remedy = ("", "") if others else (OTHER_ELEMENTS, ONE_MAP)
             yield Match(change.leg, 1.0, names, exact, reasons=reasons, title=title, remedy=remedy)
     if signs := case.fired("N5"):
-        yield Match(case.resumed, 0.6, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, 0.6, named_in(signs), signs=tuple(signs))
 
 
 def mixed_moments(case: Case) -> Iterator[Match]:
@@ -477,8 +515,9 @@ def mixed_moments(case: Case) -> Iterator[Match]:
             large = {n for n in change.seen(*MOMENTS) if kinds([n]) != {"norm"} and not n.endswith("bias")}
             whole = len(values & large) >= NEARLY_ALL * len(large)  # otherwise one rank's part of an older save
             scaled = values <= change.hit(MOMENTS, "ratio", "power")
-            if not scaled and not case.adam:
-                continue  # there are no two moments that could be from different saves
+            ruled = change.exact or case.fired("P03", "P04")
+            if not scaled and not (case.adam and ruled):
+                continue  # there are no two moments of which one is known to continue
             strength = 0.97 if scaled else 0.85 if whole else 0.7
             power = "raised to a power" if values & change.hit(MOMENTS, "power") else "multiplied by a factor"
             title = f"The moments were {power}." if scaled else ""
@@ -490,36 +529,28 @@ def mixed_moments(case: Case) -> Iterator[Match]:
         ways = {"power": "raised to a power", "level": "set to one number"}
         way = ways.get(str(signs[0].evidence["kind"]), "multiplied by a factor")
         title = f"The second moments were {way}."
-        yield Match("train", 0.97, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs), title=title)
+        yield Match("train", 0.97, named_in(signs), signs=tuple(signs), title=title)
     if signs := [one for one in case.odd("S04") if one.hit > 2 or int(one.evidence.get("elements", 0)) > 8]:
-        yield Match(case.resumed, 0.8, frozenset(n for s in signs for n in s.tensors), signs=tuple(signs))
+        yield Match(case.resumed, 0.8, named_in(signs), signs=tuple(signs))
 
 
 def other_groups(case: Case) -> Iterator[Match]:
     stated = [one for one in case.fired("R12", info=True) if one.evidence.get("kind") == "groups"]
     whole = any(one.evidence.get("kind") == "decay" for one in case.fired("R12", info=True))  # another setting (H1)
     if exchanged := [one for one in case.fired("R14") if one.evidence.get("kind") == "groups"]:
-        names = frozenset(n for s in exchanged for n in s.tensors)
+        names = named_in(exchanged)
         found = (*exchanged, *(one for one in case.fired("R12") if set(one.tensors) & names))
         yield Match("load", 1.0, names, question="was the weight decay exchanged on purpose?", signs=found)
     played = [one for one in case.fired("P12") if "old" in one.evidence and not whole]
     signs = [*stated, *played, *case.fired("N27")]
     if signs and not any("weight_decay" in name for name in case.declared):
-        names = frozenset(n for s in signs for n in s.tensors)
-        yield Match(
-            "train",
-            1.0,
-            names,
-            question=(
-                "was the weight decay of these parameters changed on purpose?"
-                if names
-                else "were parameters moved to other groups on purpose?"
-            ),
-            signs=(*signs, *_untouched(case)),
-            title="" if names else "Parameters moved to other param groups.",
-        )
+        names = named_in(signs)
+        title = "" if names else "Parameters moved to other param groups."
+        question = "was the weight decay of these parameters changed on purpose?"
+        question = question if names else "were parameters moved to other groups on purpose?"
+        yield Match("train", 1.0, names, question=question, signs=(*signs, *_untouched(case)), title=title)
     elif rows := _untouched(case):
-        yield Match("train", 0.5, frozenset(n for s in rows for n in s.tensors), signs=tuple(rows))
+        yield Match("train", 0.5, named_in(rows), signs=tuple(rows))
 
 
 def _untouched(case: Case) -> list[Sign]:
@@ -531,16 +562,13 @@ def orphan_groups(case: Case) -> Iterator[Match]:
     if (signs := case.fired("N6")) and not case.rescaled:
         follows = [one for one in case.fired("S16", "P15", "P13", "P19", "R14") if one.evidence.get("kind") != "jump"]
         yield Match(case.resumed, 0.95, signs=(*signs, *follows))
+    if uneven := [one for one in case.fired("P15") if one.evidence.get("uneven")]:
+        yield Match("train", 0.95, signs=tuple(uneven))
     signs = [one for one in case.fired("P11") if one.evidence.get("slow")]
     signs += filter(below_stated, case.fired("P13"))
     if signs:
-        yield Match(
-            "train",
-            0.8,
-            frozenset(n for s in signs for n in s.tensors),
-            signs=tuple(signs),
-            title="The updates were made with a lower learning rate than is stored.",
-        )
+        title = "The updates were made with a lower learning rate than is stored."
+        yield Match("train", 0.8, named_in(signs), signs=tuple(signs), title=title)
 
 
 def gradients_scaled(case: Case) -> Iterator[Match]:
@@ -548,30 +576,21 @@ def gradients_scaled(case: Case) -> Iterator[Match]:
     if signs and not case.change("train").hit(MOMENTS) and not case.declared:  # otherwise ask about those (H1)
         times = float(signs[0].evidence["times"])
         if signs[0].evidence["kind"] == "alone":
-            yield Match(
-                "train",
-                0.6,
-                frozenset(signs[0].tensors),
-                signs=tuple(signs),
-                title=f"The gradients of {plural(len(signs[0].tensors), 'parameter')} grew far beyond those before.",
-                remedy="look for what made them, such as a bad batch, an overflow or a defective device",
-            )
+            names = frozenset(signs[0].tensors)
+            title = f"The gradients of {plural(len(signs[0].tensors), 'parameter')} grew far beyond those before."
+            remedy = "look for what made them, such as a bad batch, an overflow or a defective device"
+            yield Match("train", 0.6, names, signs=tuple(signs), title=title, remedy=remedy)
             return
         words = f"{times:.3g} times larger" if times > 1 else f"{1 / max(times, 1e-30):.3g} times smaller"
-        yield Match(
-            "train",
-            0.6,
-            frozenset(n for s in signs for n in s.tensors),
-            signs=tuple(signs),
-            question="were the loss, the batch or the data changed on purpose?",
-            title=f"The gradients are {words} than those before.",
-        )
+        title = f"The gradients are {words} than those before."
+        question = "were the loss, the batch or the data changed on purpose?"
+        yield Match("train", 0.6, named_in(signs), signs=tuple(signs), question=question, title=title)
 
 
 def compressed(case: Case) -> Iterator[Match]:
     fell = [one for one in case.fired("P25") if one.evidence.get("roles") == [MAXIMA]]
     if scales := [one for one in case.fired("P25") if one.evidence.get("roles") == [BLOCK_MAXIMA]]:
-        yield Match("train", 0.97, frozenset(n for s in scales for n in s.tensors), signs=tuple(scales))
+        yield Match("train", 0.97, named_in(scales), signs=tuple(scales))
     for change in case.changes:
         maxima = frozenset(change.hit((MAXIMA,)))
         if (maxima or fell) and not change.hit([role for role in MOMENTS if role != MAXIMA]) - _single(change):
@@ -586,11 +605,8 @@ def compressed(case: Case) -> Iterator[Match]:
         if crossed:
             yield Match(change.leg, 0.97, frozenset(crossed), title="Two states of the same parameters were exchanged.")
         elif names:
-            title = (
-                ""
-                if names & change.hit(packed[:2])
-                else "A part of the optimizer's state is not that of these parameters."
-            )
+            title = "A part of the optimizer's state is not that of these parameters."
+            title = "" if names & change.hit(packed[:2]) else title
             yield Match(change.leg, 0.9, frozenset(names), title=title)  # any change of it looks the same
 
 
@@ -598,75 +614,50 @@ def compressed(case: Case) -> Iterator[Match]:
 
 NAMES = (
     made(
-        "A1",
-        "The weights were renamed, so none of them were loaded.",
+        "A1", "The weights were renamed, so none of them were loaded.",
         "a prefix (module., _orig_mod., model., base_model.model.) differs and the load was not strict",
         "the loss is that of a new model, about ln(vocabulary)",
-        "load with the prefix mapped and strict=True; check the list of missing keys",
-        ECHO,
+        "load with the prefix mapped and strict=True; check the list of missing keys", ECHO,
         "torchgeo 4036, lerobot 3459",
         hf="call from_pretrained with output_loading_info=True and map the prefix; missing_keys must be empty",
         deepspeed="load_checkpoint(load_module_strict=True); save the module inside the compile wrapper, if any",
         lightning="load_from_checkpoint(strict=True); save the module inside torch.compile",
         explains="P05 P06 P08 P11 P12 P13 P17 P18 P24 P36 N1 N29 R01 R09 P02 S13 S15 S08 N4",
-        losses="the first losses are wrong; they recover over hundreds of updates",
-        everywhere=True,
-        pattern=renamed,
+        losses="the first losses are wrong; they recover over hundreds of updates", everywhere=True, pattern=renamed
     ),
     made(
-        "A2",
-        "A tensor was not loaded and kept its initial value.",
-        "a key is missing and the load was not strict",
+        "A2", "A tensor was not loaded and kept its initial value.", "a key is missing and the load was not strict",
         "a jump that depends on the tensor's importance",
         "list the keys that the load did not read, restore them from the older checkpoint, and load with strict=True",
-        ECHO,
-        "catalogue A2",
+        ECHO, "catalogue A2",
         dcp="dcp.load with a planner that refuses missing keys (DefaultLoadPlanner(allow_partial_load=False))",
-        megatron="--dist-ckpt-strictness raise_all",
-        hf="check missing_keys of from_pretrained's loading info",
+        megatron="--dist-ckpt-strictness raise_all", hf="check missing_keys of from_pretrained's loading info",
         explains="P05 P06 P08 P11 P12 P13 P17 P18 P24 P36 N29 R01 R02 R03 R09 R13 P02 N3 P01 P03 P04 R10 S06 S07",
-        losses="the first losses are wrong; they recover over hundreds of updates",
-        pattern=not_loaded,
+        losses="the first losses are wrong; they recover over hundreds of updates", pattern=not_loaded
     ),
     made(
-        "A3",
-        "Norm weights were not loaded and kept their initial value of 1.",
-        "their keys have other names or are not in the file",
-        "a small jump; the loss recovers in hundreds of steps",
-        "restore the norms from the older checkpoint; the unread keys show which",
-        ECHO,
-        "catalogue A3; Model-Optimizer 2322",
-        explains="P05 P06 P08 P11 P12 P13 P17 P18 P24 P36 S15 R03 R08 R09 N29",
-        expects="S15",
-        losses="the first losses are wrong; they recover over hundreds of updates",
-        pattern=norms_at_one,
+        "A3", "Norm weights were not loaded and kept their initial value of 1.",
+        "their keys have other names or are not in the file", "a small jump; the loss recovers in hundreds of steps",
+        "restore the norms from the older checkpoint; the unread keys show which", ECHO,
+        "catalogue A3; Model-Optimizer 2322", explains="P05 P06 P08 P11 P12 P13 P17 P18 P24 P36 S15 R03 R08 R09 N29",
+        expects="S15", losses="the first losses are wrong; they recover over hundreds of updates", pattern=norms_at_one
     ),
     made(
-        "A4",
-        "The checkpoint holds tensors that it did not hold before.",
-        "a second adapter, an average or a copied head was saved as well",
-        "none; the file grows",
-        ADDED,
-        "the trainer's arguments of both saves",
-        "diffusers 6366",
-        explains="R01 P02 N3 S14 S06",
-        losses=OF_ADDED,
-        pattern=added,
+        "A4", "The checkpoint holds tensors that it did not hold before.",
+        "a second adapter, an average or a copied head was saved as well", "none; the file grows", ADDED,
+        "the trainer's arguments of both saves", "diffusers 6366", explains="R01 P02 N3 S14 S06", losses=OF_ADDED,
+        pattern=added
     ),
     made(
-        "A5",
-        "Buffers were not saved or not restored.",
+        "A5", "Buffers were not saved or not restored.",
         "persistent=False, or a list of keys without buffers (expert_bias, running statistics, fp8 extra state)",
-        "unbalanced routing, slow drift",
-        "register the buffers as persistent and restore them",
-        ECHO,
-        "FlagScale 411",
+        "unbalanced routing, slow drift", "register the buffers as persistent and restore them", ECHO, "FlagScale 411",
         megatron="keep expert_bias and _extra_state in the state dict; --dist-ckpt-strictness raise_all",
         explains="N4 R01 R09 R03 P24",
         losses="whatever reads these buffers is off until they have filled again; constants stay wrong",
-        pattern=buffers_lost,
+        pattern=buffers_lost
     ),
-)
+)  # fmt: skip
 
 OPTIMIZER = (
     made("B1", "The optimizer state was not restored.",
@@ -716,7 +707,7 @@ OPTIMIZER = (
     made("B4", "exp_avg_sq was lost; exp_avg was kept.",
          "one of the two moments was not loaded or was zeroed", "a catastrophic jump at the second step",
          "go back to the previous checkpoint and restore both moments from one save", ECHO, "catalogue B4",
-         explains="P33 P25 P03 P04 P05 P06 P08 P12 P13 S02 S04 S05 S19 P09 R03 R09 N16",
+         explains="P33 P25 P03 P04 P05 P06 P08 P11 P12 P13 P18 S02 S04 S05 S19 P09 R03 R09 N16",
          expects="S04 S05",
          losses="the first loss is right; the second is wrong",
          everywhere=True,

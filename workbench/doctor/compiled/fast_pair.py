@@ -25,20 +25,9 @@ LAWS = {"moments": 1, "floor": 2, "transition": 4, "weights": 8, "reach": 16, "r
 #: Order of the counts and sums that are handed out.
 COUNTS = ("floor", "transition", "reach", "still", "nan", "count", "unchanged", "same", "replay", "ruler")
 SUMS = (
-    "aa",
-    "bb",
-    "ab",
-    "dd",
-    "replay_dd",
-    "replay_du",
-    "replay_dw",
-    "replay_uu",
-    "replay_uw",
-    "replay_ww",
-    "ruler_xx",
-    "ruler_xy",
-    "ruler_yy",
-)
+    "aa", "bb", "ab", "dd", "replay_dd", "replay_du", "replay_dw", "replay_uu", "replay_uw", "replay_ww", "ruler_xx",
+    "ruler_xy", "ruler_yy",
+)  # fmt: skip
 (_FLOOR, _TRANSITION, _REACH, _STILL, _NAN, _COUNT, _UNCHANGED, _SAME, _REPLAY, _RULER) = range(len(COUNTS))
 _MOMENTS, _WITH_FLOOR, _WITH_TRANSITION, _WEIGHTS, _WITH_REACH, _WITH_REPLAY, _WITH_SAME, _WITH_RULER = LAWS.values()
 _NONE = np.zeros(0, np.float32)

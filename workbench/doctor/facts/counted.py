@@ -23,6 +23,7 @@ from workbench.doctor.facts.state import TrainingState
 MOST = 128  #: most micro-batches per update that a single file makes likely
 LEAST = 3  #: updates from which an integer ratio is not a coincidence
 LOADS = re.compile(r"loader|sampler|dataset")  #: of a path to the data's position
+COUNT = re.compile(r"(?:updates|steps?|iterations?|count|averaged)$")  #: at the end of a path
 SIGMAS = 3.0  #: standard deviations within which a parameter has its updates as often as before
 #: Name of a position in an epoch.
 _INDEX = re.compile(
@@ -53,6 +54,14 @@ def began_anew(before: TrainingState, after: TrainingState) -> bool:
     added = [after.steps.by_name[name] for name in after.steps.by_name.keys() - before.steps.by_name.keys()]
     other = all(held) and held[0] != held[1] and all(count >= two for count in added)
     return first == one and two == last - first and (right or other or not (one < two and counts == [one, two]))
+
+
+def counts(name: str, old: object, new: object, before: TrainingState, after: TrainingState) -> bool:
+    """Return whether a value with the name of a count advanced as the trainer's step, or the optimizer's count, did."""
+    if not (isinstance(old, int) and isinstance(new, int) and COUNT.search(name)):
+        return False
+    ends = ((before.step, after.step), (before.steps.usual, after.steps.usual))
+    return any(None not in two and old < new and new - old == two[1] - two[0] for two in ends)  # type: ignore[operator]
 
 
 def counts_anew(before: TrainingState, after: TrainingState) -> bool:

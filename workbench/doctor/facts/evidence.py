@@ -108,15 +108,6 @@ class State:
         return frozenset(found) if state else frozenset()
 
     @cached_property
-    def unnamed(self) -> Mapping[str, int]:
-        """Number of tensors of each role without a parameter, named or numbered."""
-        found: dict[str, int] = {}
-        for fqn, role in zip(self.names.fqns, self.names.roles, strict=True):
-            if fqn is None:
-                found[role] = found.get(role, 0) + 1
-        return found
-
-    @cached_property
     def tied(self) -> frozenset[frozenset[str]]:
         """Groups of parameters that are one stored tensor: the same bytes of the same file in the same shape.
 

@@ -22,7 +22,7 @@ from workbench.core.source import no_descriptor
 from workbench.doctor.facts.flat import ObjectLeaf, leaves
 from workbench.doctor.facts.generators import generators
 from workbench.doctor.facts.groups import Names, read_groups
-from workbench.doctor.facts.numbers import betas_of, number, step_of, whole
+from workbench.doctor.facts.numbers import betas_of, flag, number, step_of, whole
 from workbench.doctor.facts.optimizer import Optimizer, recognise, together
 from workbench.doctor.facts.schedule import read_schedule
 from workbench.doctor.facts.state import NAME, PARTS, Group, Statement, TrainingState
@@ -66,39 +66,23 @@ _MODEL = {"model_type", "hidden_size", "num_hidden_layers", "num_attention_heads
 _NO_STATE = ("sched", "optim", "args", "config", "callback", "loader", "sampler", "history", "beta_pow", "dataset")
 #: Names of a data loader's position: torchdata's StatefulDataLoader, plain counters.
 _POSITION = (
-    "batches",
-    "num_batches",
-    "_num_yielded",
-    "_num_batches_fetched",
-    "samples_yielded",
-    "batches_yielded",
-    "samples_seen",
-    "batches_seen",
-    "sample_idx",
-    "_snapshot_step",
-    "batch_idx",
-    "position",
-)
+    "batches", "num_batches", "_num_yielded", "_num_batches_fetched", "samples_yielded", "batches_yielded",
+    "samples_seen", "batches_seen", "sample_idx", "_snapshot_step", "batch_idx", "position",
+)  # fmt: skip
 #: Fact → names of arguments.
 _FROM_ARGS = {
     "global_batch": ("global_batch_size", "train_batch_size"),
     "clip": ("clip_grad", "grad_clip", "max_grad_norm", "gradient_clipping"),
     "accumulation": (
-        "gradient_accumulation_steps",
-        "accumulate_grad_batches",
-        "gradient_accumulation",
-        "grad_accumulation_steps",
-        "grad_accum_steps",
-        "accumulation_steps",
-        "accum_steps",
-        "accum_iter",
+        "gradient_accumulation_steps", "accumulate_grad_batches", "gradient_accumulation", "grad_accumulation_steps",
+        "grad_accum_steps", "accumulation_steps", "accum_steps", "accum_iter",
     ),
     "world_size": ("world_size",),
     "data_seed": ("data_seed",),
     "tied": ("tie_word_embeddings",),
     "vocab_size": ("vocab_size",),
     "reset": ("no_load_optim", "reset_optimizer", "reset_optimizer_states", "finetune"),
-}
+}  # fmt: skip
 #: Fact → parser of its argument; all others are flags.
 _READ: Mapping[str, Callable[[Any], Any]] = {
     "global_batch": step_of,
@@ -119,7 +103,7 @@ def gather(
     weight_decay: float | None = None,
 ) -> TrainingState:
     """Collect the facts of a checkpoint; arguments override them. Only counters and generators are read as payloads."""
-    found, unreadable = leaves(ckpt.objects)
+    found, _ = leaves(ckpt.objects)
     names, args = Names(ckpt, found), _arguments(found)
     called = _called(args)
     groups = read_groups(found, names, called)
@@ -129,7 +113,7 @@ def gather(
     _data(statements, found)
     for fact, words in _FROM_ARGS.items():
         for name in words:
-            value = _READ.get(fact, _flag)(args[name].value) if name in args else None
+            value = _READ.get(fact, flag)(args[name].value) if name in args else None
             if value is not None:
                 _say(statements, fact, value, args[name].source)
     batch = step_of(args["batch_size"].value) if "batch_size" in args else None
@@ -148,7 +132,6 @@ def gather(
         args,
         {n: args[n] for n in args if n in _MODEL},
         generators(ckpt),
-        unreadable,
         _wrote(groups, names, called),
         {name: frozenset(words) for name, words in names.state.items()},
         counts_of(found),
@@ -344,10 +327,6 @@ def scales_of(found: Sequence[ObjectLeaf]) -> Iterator[Statement]:
             value = leaf.value[0] if isinstance(leaf.value, tuple) and len(leaf.value) == 1 else leaf.value
             if (scale := number(value)) is not None:
                 yield Statement(scale, leaf.source)
-
-
-def _flag(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
 
 
 def _whole(value: Any) -> bool:

@@ -31,40 +31,18 @@ import numpy as np
 
 from workbench.checkpoint import Checkpoint
 from workbench.doctor.facts.flat import ObjectLeaf
-from workbench.doctor.facts.numbers import BITS, betas_of, number
+from workbench.doctor.facts.numbers import BITS, betas_of, flag, number
 from workbench.doctor.facts.optimizer import recognise
 from workbench.doctor.facts.state import Group
 from workbench.errors import WorkbenchError
 from workbench.names.roles import ADAPTERS, STATES, listed_alone
 
 _FIELDS = {
-    "lr",
-    "betas",
-    "eps",
-    "weight_decay",
-    "amsgrad",
-    "decoupled_weight_decay",
-    "initial_lr",
-    "step",
-    "params",
-    "maximize",
-    "foreach",
-    "capturable",
-    "differentiable",
-    "fused",
-    "param_names",
-    "wd_mult",
-    "lr_mult",
-    "is_expert_parallel",
-    "is_decoupled_lr",
-    "default_config",
-    "max_lr",
-    "min_lr",
-    "bias_correction",
-    "beta1",
-    "beta2",
+    "lr", "betas", "eps", "weight_decay", "amsgrad", "decoupled_weight_decay", "initial_lr", "step", "params",
+    "maximize", "foreach", "capturable", "differentiable", "fused", "param_names", "wd_mult", "lr_mult",
+    "is_expert_parallel", "is_decoupled_lr", "default_config", "max_lr", "min_lr", "bias_correction", "beta1", "beta2",
     "momentum",
-}
+}  # fmt: skip
 _NUMBERED = re.compile(r"(?:(.*?)\.)?state\.([0-9]{1,18})\.(.+)", re.S)
 _PSEUDO = re.compile(r"\S+ (state|master) ([0-9.]+)")
 #: Paths of a run's only or first optimizer, which pseudo-names omit, so two formats use the same names.
@@ -378,7 +356,10 @@ def read_groups(found: Iterable[ObjectLeaf], names: Names, called: str = "") -> 
         if flattened:
             raw.setdefault((leaf.rank, ".".join(leaf.path[: at + 1]), inner), {})[field] = leaf.value
     groups = [_group(key, fields, names) for key, fields in raw.items()]
-    return tuple(_recognised(group, names, called) for group in _by_shape(_split(_joined(groups), names), names))
+    return tuple(
+        replace(group, optimizer=recognise(group.settings, names.words(group), called))
+        for group in _by_shape(_split(_joined(groups), names), names)
+    )
 
 
 def _group(key: tuple[str, str, str], fields: Mapping[str, Any], names: Names) -> Group:
@@ -413,8 +394,8 @@ def _group(key: tuple[str, str, str], fields: Mapping[str, Any], names: Names) -
         number(fields.get("weight_decay")),
         number(fields.get("initial_lr")),
         step,
-        _flag(fields.get("amsgrad")),
-        _flag(fields.get("decoupled_weight_decay")),
+        flag(fields.get("amsgrad")),
+        flag(fields.get("decoupled_weight_decay")),
         source,
         settings,
     )
@@ -466,11 +447,6 @@ def _by_shape(groups: list[Group], names: Names) -> list[Group]:
     ]
 
 
-def _recognised(group: Group, names: Names, called: str) -> Group:
-    """Return the group with the optimizer that its fields and its parameters' state identify."""
-    return replace(group, optimizer=recognise(group.settings, names.words(group), called))
-
-
 def _is_main(path: str) -> bool:
     return not path or _MAIN.fullmatch(path) is not None
 
@@ -478,7 +454,3 @@ def _is_main(path: str) -> bool:
 def _least(value: float | None) -> float | None:
     """Return a value of 0 or more that a count can hold, otherwise ``None``."""
     return value if value is not None and 0 <= value < 1 << BITS else None
-
-
-def _flag(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None

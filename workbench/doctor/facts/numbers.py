@@ -29,6 +29,11 @@ def number(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
+def flag(value: Any) -> bool | None:
+    """Return a boolean, otherwise ``None``."""
+    return value if isinstance(value, bool) else None
+
+
 def whole(value: Any) -> int | None:
     """Return an integer below 2⁶³ in magnitude, otherwise ``None``."""
     fits = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << BITS

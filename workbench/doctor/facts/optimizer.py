@@ -36,38 +36,11 @@ _PLAIN = {"lr", "betas", "eps", "weight_decay"}
 _TORCH = {"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
 #: Fields of schedules, of Megatron's group builder, or notes of users; they do not affect updates.
 _NOTES = {
-    "step",
-    "params",
-    "param_names",
-    "initial_lr",
-    "max_lr",
-    "min_lr",
-    "base_lr",
-    "base_momentum",
-    "max_momentum",
-    "swa_lr",
-    "wd_mult",
-    "lr_mult",
-    "pre_wd_mult",
-    "pre_lr_mult",
-    "start_wd",
-    "end_wd",
-    "is_expert_parallel",
-    "is_decoupled_lr",
-    "default_config",
-    "lr_scale",
-    "wd_scale",
-    "name",
-    "names",
-    "group_name",
-    "group_names",
-    "param_group_name",
-    "layer",
-    "layer_id",
-    "tag",
-    "kind",
-    "use_muon",
-}
+    "step", "params", "param_names", "initial_lr", "max_lr", "min_lr", "base_lr", "base_momentum", "max_momentum",
+    "swa_lr", "wd_mult", "lr_mult", "pre_wd_mult", "pre_lr_mult", "start_wd", "end_wd", "is_expert_parallel",
+    "is_decoupled_lr", "default_config", "lr_scale", "wd_scale", "name", "names", "group_name", "group_names",
+    "param_group_name", "layer", "layer_id", "tag", "kind", "use_muon",
+}  # fmt: skip
 _ADAM_STATE = {"exp_avg", "exp_avg_sq"}
 #: State beside the moments that does not affect any law.
 _BESIDE = {"step", "master", "master_param", "max_exp_avg_sq", "beta1_pow", "beta2_pow"}
@@ -89,6 +62,7 @@ _BY_STATE: tuple[tuple[frozenset[str], str, frozenset[str]], ...] = tuple(
         ({"exp_avg_diff"}, "Adan", ()),
         ({"exp_avg_var"}, "AdaBelief", ()),
         ({"hessian"}, "Sophia", ()),
+        ({"trust_ratio", "exp_avg", "exp_avg_sq"}, "LAMB", {"moments", "counter"}),
         ({"acc_delta"}, "Adadelta", {"counter"}),
         ({"square_avg"}, "RMSprop", {"counter"}),
         ({"sum"}, "Adagrad", {"counter"}),

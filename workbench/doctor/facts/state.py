@@ -150,7 +150,6 @@ class TrainingState:
         args: the trainer's arguments, flat: name → statement.
         model: the model's config, flat.
         generators: rank or object → its generators' states.
-        unreadable: objects that cannot be decoded, with the reason.
         optimizer: the optimizer that wrote the state; for several, the laws that hold for all.
         states: name → names of its optimizer state: ``exp_avg``, ``state1`` …
         counts: path → integer that the trainer, a schedule or a param group keeps.
@@ -165,7 +164,6 @@ class TrainingState:
     args: Mapping[str, Statement] = field(default_factory=dict)
     model: Mapping[str, Statement] = field(default_factory=dict)
     generators: Mapping[str, Generator] = field(default_factory=dict)
-    unreadable: Mapping[str, str] = field(default_factory=dict)
     optimizer: Optimizer = field(default_factory=Optimizer)
     states: Mapping[str, frozenset[str]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -319,14 +317,6 @@ class TrainingState:
             return replace(self, statements=statements)
         groups = tuple(replace(group, optimizer=claimed(group.optimizer)) for group in self.groups)
         return replace(self, statements=statements, groups=groups, optimizer=claimed(self.optimizer))
-
-    def disagreeing(self, fact: str, tolerance: float = 0.0) -> tuple[Statement, ...]:
-        """Return the statements of a fact if they differ by more than ``tolerance``; otherwise none."""
-        statements = self.statements.get(fact, ())
-        values = [one.value for one in statements]
-        if not values or all(type(v) not in (int, float) for v in values):
-            return statements if len(Counter(map(repr, values))) > 1 else ()
-        return statements if max(values) - min(values) > tolerance else ()
 
     @cached_property
     def _by_param(self) -> dict[str, int]:

@@ -171,7 +171,7 @@ def state_bound(m: Array, v: Array, limit: float, betas: Betas, dtype: str = "fl
     found, terms = Hits(), state_bound_terms(limit, betas, dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(m), PIECE):
-            first, second = _wide(m[start : start + PIECE]), _wide(v[start : start + PIECE])
+            first, second = wide(m[start : start + PIECE]), wide(v[start : start + PIECE])
             found.add(_hits(*state_bound_sides(first, second, *terms)), start)
     return found
 
@@ -190,7 +190,7 @@ def state_bound_terms(limit: float, betas: Betas, dtype: str) -> tuple[float, fl
 
 def floor(v_a: Array, v_b: Array, beta2: float, k: int, dtype: str = "float32") -> Hits:
     """Check v_B ≥ β2^k·v_A. ``worst`` is the right side over the left; moments may be of any stored type."""
-    return _hits(*floor_sides(_wide(v_a), _wide(v_b), *floor_terms(beta2, k, dtype)))
+    return _hits(*floor_sides(wide(v_a), wide(v_b), *floor_terms(beta2, k, dtype)))
 
 
 def floor_terms(beta2: float, k: int, dtype: str) -> tuple[float, float, float]:
@@ -202,7 +202,7 @@ def floor_terms(beta2: float, k: int, dtype: str) -> tuple[float, float, float]:
 def transition(m_a: Array, v_a: Array, m_b: Array, v_b: Array, betas: Betas, k: int, dtype: str = "float32") -> Hits:
     """Check (m_B − β1^k·m_A)² ≤ K_k·(v_B − β2^k·v_A)."""
     terms = transition_terms(betas, k, dtype)
-    return _hits(*transition_sides(_wide(m_a), _wide(v_a), _wide(m_b), _wide(v_b), *terms))
+    return _hits(*transition_sides(wide(m_a), wide(v_a), wide(m_b), wide(v_b), *terms))
 
 
 def transition_terms(betas: Betas, k: int, dtype: str) -> tuple[float, ...]:
@@ -238,7 +238,7 @@ def reach(w_a: Array, w_b: Array, most: float, decay: tuple[float, float], k: in
         decay: least and greatest Π(1−lr·λ) that can be; both 1 without decay.
         dtype: type of the weights that the optimizer updates.
     """
-    return _hits(*reach_sides(_wide(w_a), _wide(w_b), *reach_terms(most, decay, k, dtype)))
+    return _hits(*reach_sides(wide(w_a), wide(w_b), *reach_terms(most, decay, k, dtype)))
 
 
 def reach_terms(most: float, decay: tuple[float, float], k: int, dtype: str) -> tuple[float, float, float, float]:
@@ -287,5 +287,5 @@ def _hits(left: Array, right: Array | float, allowed: Array) -> Hits:
     return Hits(count, len(left), worst, at if worst > 0 else -1)
 
 
-def _wide(values: Array) -> Array:
+def wide(values: Array) -> Array:
     return values.astype(np.float64, copy=False)

@@ -20,7 +20,7 @@ import numpy as np
 from workbench.analysis.bit_patterns import float_steps
 from workbench.analysis.verify.pairs import Rounding
 from workbench.core.arrays import Array
-from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
+from workbench.doctor.laws.bounds import ROUNDINGS, UNITS, wide
 
 Betas = tuple[float, float]
 REST = 1e-3  #: share of a replayed update's norm, 15 times the worst in healthy runs (catalogue, I5)
@@ -108,14 +108,14 @@ class Replay:
 def replay(w_a: Array, w_b: Array, m_b: Array, v_b: Array, betas: Betas, eps: float, step: int) -> Replay:
     """Return the sums of one block; ``step`` is the optimizer's at B, counted from 1."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        root = np.sqrt(_wide(v_b) / (1 - betas[1] ** step))
-        return along(w_a, w_b, _wide(m_b) / (1 - betas[0] ** step) / (root + eps))
+        root = np.sqrt(wide(v_b) / (1 - betas[1] ** step))
+        return along(w_a, w_b, wide(m_b) / (1 - betas[0] ** step) / (root + eps))
 
 
 def along(w_a: Array, w_b: Array, direction: Array) -> Replay:
     """Return the sums of one block for an update along ``direction``."""
-    w, u = _wide(w_a), _wide(direction)
-    d = w - _wide(w_b)
+    w, u = wide(w_a), wide(direction)
+    d = w - wide(w_b)
     with np.errstate(invalid="ignore"):
         ok = np.isfinite(u) & np.isfinite(d)
     if not ok.all():
@@ -126,13 +126,13 @@ def along(w_a: Array, w_b: Array, direction: Array) -> Replay:
 def ruler(w_a: Array, w_b: Array, silent: Array) -> Line:
     """Return the fit of W_B over W_A where ``silent`` (no gradient) and neither is 0, as where weights are pruned."""
     keep = silent & (w_a != 0) & (w_b != 0)
-    x, y = _wide(w_a[keep]), _wide(w_b[keep])
+    x, y = wide(w_a[keep]), wide(w_b[keep])
     return Line(len(x), _dot(x, x), _dot(x, y), _dot(y, y))
 
 
 def same_step(w_a: Array, w_b: Array, lr: tuple[float, float], decay: float) -> int:
     """Count the elements that moved by the learning rate ± 5 %, as in a fresh Adam's first update."""
-    moved = np.abs(_wide(w_b) - _wide(w_a) * (1 - lr[1] * decay))
+    moved = np.abs(wide(w_b) - wide(w_a) * (1 - lr[1] * decay))
     return int(np.count_nonzero((moved >= 0.95 * lr[0]) & (moved <= 1.05 * lr[1])))
 
 
@@ -161,10 +161,6 @@ def low_bits(values: Array, kind: str) -> tuple[int, int]:
     full = np.count_nonzero(mantissa)
     low = np.count_nonzero((mantissa != 0) & ((mantissa & np.uint32(LOW[kind])) == 0))
     return int(low), int(full)
-
-
-def _wide(values: Array) -> Array:
-    return values.astype(np.float64, copy=False)
 
 
 def _dot(x: Array, y: Array) -> float:

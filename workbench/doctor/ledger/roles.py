@@ -13,31 +13,14 @@ WEIGHTS = ("param",)
 MASTERS = ("master",)
 #: Averages of gradients, or of updates: torch.optim (SGD, Adam, RMSprop, Adadelta), bitsandbytes, AdEMAMix.
 FIRST = (
-    "exp_avg",
-    "momentum",
-    "momentum_buffer",
-    "state1",
-    "grad_avg",
-    "exp_avg_slow",
-    "exp_avg_diff",
-    "acc_delta",
+    "exp_avg", "momentum", "momentum_buffer", "state1", "grad_avg", "exp_avg_slow", "exp_avg_diff", "acc_delta",
     "average",
-)
+)  # fmt: skip
 #: Sums and averages of squared gradients: torch.optim (Adam, Adamax, RMSprop, Adagrad, Adafactor), bitsandbytes.
 SECOND = (
-    "exp_avg_sq",
-    "max_exp_avg_sq",
-    "state2",
-    "square_avg",
-    "sum",
-    "exp_inf",
-    "row_var",
-    "col_var",
-    "variance",
-    "exp_avg_sq_row",
-    "exp_avg_sq_col",
-    "square",
-)
+    "exp_avg_sq", "max_exp_avg_sq", "state2", "square_avg", "sum", "exp_inf", "row_var", "col_var", "variance",
+    "exp_avg_sq_row", "exp_avg_sq_col", "square",
+)  # fmt: skip
 MAXIMA = "max_exp_avg_sq"  #: of AMSGrad
 #: Of 8-bit Adam, the largest second moment of a block: it is stored exactly, as the code 1.0 times ``absmax2``.
 BLOCK_MAXIMA = "absmax2"

@@ -137,10 +137,6 @@ class LedgerLeg:
                 found.update(name for name, form in held.items() if form in meant)
         return found
 
-    def form(self, quantity: str, name: str) -> str:
-        """Return the form for one parameter; empty if the quantity is within its law or was not compared."""
-        return self._form.get(quantity, {}).get(name, "")
-
     def forms(self, quantities: Iterable[str]) -> dict[str, set[str]]:
         """Return form → parameters."""
         found: dict[str, set[str]] = {}
@@ -161,7 +157,9 @@ class LedgerLeg:
 
     def partly(self, *forms: str) -> set[str]:
         """Return the parameters with optimizer state in one of ``forms`` while other state of theirs continued."""
-        kept = {name for row in self._rows if row.quantity in STATES and row.status in KEPT for name in row.names}
+        rows = [row for row in self._rows if row.quantity in STATES and row.status in KEPT]
+        rows = [row for row in rows if row.exact or row.quantity != STATE]  # copies of weights resemble old ones
+        kept = {name for row in rows for name in row.names}
         return kept & self.hit(STATES, *forms)
 
     def proved(self, quantities: Iterable[str], form: str) -> bool:

@@ -23,8 +23,16 @@ import numpy as np
 
 from workbench.analysis.patterns.rounding import rounded
 from workbench.core.arrays import Array
-from workbench.doctor.laws.bounds import ROUNDINGS, TINY, UNITS, floor_terms, transition
-from workbench.doctor.laws.exact import BLUNT, along
+from workbench.doctor.laws.bounds import (
+    ROUNDINGS,
+    TINY,
+    UNITS,
+    floor_terms,
+    transition,
+    transition_sides,
+    transition_terms,
+)
+from workbench.doctor.laws.exact import BLUNT, REST, along
 from workbench.doctor.origins.index import row_shape
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
@@ -95,9 +103,6 @@ def moments_became(
 
     Args:
         before, after: ``(exp_avg, exp_avg_sq)`` of one shape.
-
-    Raises:
-        OpenError: a tensor cannot be read.
     """
     rows = spread(after[0].shape)
     m_a, v_a, m_b, v_b = (sampled(tensor, rows) for tensor in (*before, *after))
@@ -347,6 +352,35 @@ def _vanished(tensor: LazyTensor, v_a: Array, v_b: Array, update: Update) -> str
     return ""
 
 
+@np.errstate(all="ignore")  # NaN and Inf keep no law
+def beyond(sides: Sequence[tuple[LazyTensor, LazyTensor]], update: Update) -> Array | None:
+    """Return where a weight is beyond the reach of its updates, or both moments beyond their laws; ``None`` if unknown.
+
+    Args:
+        sides: of the weight, or of ``exp_avg`` and ``exp_avg_sq``: before and after.
+
+    Raises:
+        OpenError: a tensor cannot be read.
+    """
+    shape = sides[0][1].shape
+    if any(one.shape != shape or spread(shape) is not None for two in sides for one in two):
+        return None
+    values = [sampled(one, None) for two in sides for one in two]
+    if len(sides) == 1:
+        most = update.most
+        return None if most is None else (np.abs(values[1] - values[0]) > most * 1.001).reshape(shape)
+    m_a, m_b, v_a, v_b = values
+    if update.betas is None:
+        return None
+    if update.k == 1:
+        return ~_follows(m_a, v_a, m_b, v_b, update.betas).reshape(shape)
+    fade, lost, under = floor_terms(update.fading, update.k, sides[1][1].element.name)
+    left, _, allowed = transition_sides(
+        m_a, v_a, m_b, v_b, *transition_terms(update.betas, update.k, sides[1][1].element.name)
+    )
+    return ((v_b < fade * v_a * (1 - lost) - under) | (left > allowed)).reshape(shape)
+
+
 def one_gradient(m: Array, v: Array, m_b: Array, v_b: Array, betas: tuple[float, float]) -> float:
     """Return the share of elements in which one gradient leads from ``(m, v)`` to ``(m_b, v_b)``."""
     seen = (m_b != 0) | (v_b != 0)
@@ -383,9 +417,6 @@ def weights_became(
     Args:
         moments: ``exp_avg`` and ``exp_avg_sq``, or the momentum, after one update, to undo it; ``None`` if not stored.
         average: the average of the weights stored in ``before``, if any.
-
-    Raises:
-        OpenError: a tensor cannot be read.
     """
     rows = spread(after.shape)
     a, b = sampled(before, rows), sampled(after, rows)
@@ -407,8 +438,11 @@ def weights_became(
         form = _constant(a, loaded, slack) or _gone(a, loaded, slack)
     if form is not None:
         return Became(form[0], True, cosine, len(b), form[1])
-    if cosine is not None and cosine > NEAR and (found := _factor(a, loaded, slack, len(before.shape))) is not None:
-        return Became("ratio", True, cosine, len(b), {"ratio": found})
+    if cosine is not None and cosine > NEAR:
+        found = _replayed_factor(update, sums, after.element.name)
+        found = _factor(a, loaded, slack, len(before.shape)) if found is None else found
+        if found is not None:
+            return Became("ratio", True, cosine, len(b), {"ratio": found})
     if way is not None and len(way) == len(b) and cosine is not None and cosine > NEAR:
         kind = cast_before(a, b, way, update)
         if kind:
@@ -425,7 +459,8 @@ def weights_became(
     if part is not None and part.pop("zero"):
         return Became("zeros", cosine=cosine, looked=len(b), detail={"rows": part["rows"], "of": part["of"]})
     if part is not None:
-        return Became("part", cosine=cosine, looked=len(b), detail={**part, "tail": rows is None and part["tail"]})
+        whole = {} if rows is None else {"tail": False, "at": ()}  # which rows they are is known of all rows alone
+        return Became("part", cosine=cosine, looked=len(b), detail={**part, **whole})
     if room is not None and broken > FEW:
         inside = confined(after.shape, np.abs(b - a) > room * 1.001, np.ones(len(a), bool))
         if inside is not None:
@@ -556,8 +591,18 @@ def _near_zero(a: Array, b: Array, room: float) -> dict[str, Any] | None:
     return {"elements": stop - first, "first": first}
 
 
+def _replayed_factor(update: Update, sums: PairState, kind: str) -> float | None:
+    """Return the factor of the old weights from which one update with a stated learning rate leads to the new ones."""
+    fit = sums.replay.fit(None) if sums.replay.count >= LEAST and update.lr is not None and kind in UNITS else None
+    if fit is None or update.lr is None or fit[2] > max(REST, sums.replay.noise(kind)):
+        return None
+    rate, decay, _ = fit
+    stated = update.lr[0] * (1 - SCALED) <= rate <= update.lr[1] * (1 + SCALED)
+    return 1 - rate * decay if stated and abs(rate * decay) > SCALED else None
+
+
 def _factor(a: Array, b: Array, slack: float | None, dims: int) -> float | None:
-    """Return one factor for all elements, to within the updates; vectors need an exact one, as norms are near 1."""
+    """Return one factor for all elements, to within the updates; an exact one for vectors near 1, as those of norms."""
     size = float(np.dot(a, a))
     if size <= 0 or len(a) < 2:
         return None
@@ -568,27 +613,20 @@ def _factor(a: Array, b: Array, slack: float | None, dims: int) -> float | None:
         return None
     # quantised codes have one factor, plus their own rounding
     coded = 0.07 if dims > 1 else 1e-6
-    room = max(coded * abs(ratio) * math.sqrt(size / len(a)), 2 * (slack or 0.0) if dims > 1 else 0.0)
+    wide = dims > 1 or (len(a) >= LEAST and abs(a.mean()) < a.std())
+    room = max(coded * abs(ratio) * math.sqrt(size / len(a)), 2 * (slack or 0.0) if wide else 0.0)
     return ratio if rest <= room else None
 
 
 def one_factor(before: LazyTensor, after: LazyTensor) -> float | None:
-    """Return the factor that all elements share, up to rounding to few bits (fp8 codes), or ``None``.
-
-    Raises:
-        OpenError: a tensor cannot be read.
-    """
+    """Return the factor that all elements share, up to rounding to few bits (fp8 codes), or ``None``."""
     rows = spread(after.shape)
     return _factor(sampled(before, rows), sampled(after, rows), 0.0, len(before.shape))
 
 
 @np.errstate(all="ignore")  # zeros have no logarithm
 def power(before: LazyTensor, after: LazyTensor) -> float | None:
-    """Return the power that all magnitudes were raised to, up to one factor, or ``None``.
-
-    Raises:
-        OpenError: a tensor cannot be read.
-    """
+    """Return the power that all magnitudes were raised to, up to one factor, or ``None``."""
     rows = spread(after.shape)
     a, b = (np.abs(sampled(tensor, rows)) for tensor in (before, after))
     both = (a > 0) & (b > 0) & np.isfinite(a) & np.isfinite(b)
@@ -611,9 +649,6 @@ def on_grid(before: LazyTensor, after: LazyTensor) -> str | None:
     A scale may belong to a row, a column, a block or the entire tensor. Symmetric scales are the largest magnitude over
     2^(b-1) - 1, others the range over 2^b - 1, as in torchao, bitsandbytes and torch.ao. If a tensor has more than
     ``SAMPLED`` elements, rows are sampled; a common scale is found if they hold the largest magnitude.
-
-    Raises:
-        OpenError: a tensor cannot be read.
     """
     if after.element.name not in ("float32", "float64") or after.numel() < ENOUGH:
         return None
@@ -699,7 +734,7 @@ def _part(tensor: LazyTensor, a: Array, b: Array, slack: float | None) -> dict[s
     """Return numbers of replaced rows if the other rows are unchanged, otherwise ``None``.
 
     ``rows`` of ``of`` rows were replaced; ``tail``: they are the last, smaller shard of an uneven split; ``zero``: they
-    became 0 to within ``slack``.
+    became 0 to within ``slack``; ``at``: which they are; ``apart``: whether most are next to none of the others.
     """
     if len(tensor.shape) < 2:
         return None
@@ -718,7 +753,10 @@ def _part(tensor: LazyTensor, a: Array, b: Array, slack: float | None) -> dict[s
     odd = cosine < ROW_LIKE
     zero = slack is not None and bool(np.abs(y[odd]).max() <= slack < np.abs(x[odd]).max() / 4)
     tail = count - first <= other + 1 and bool({first, first - 1} & last)
-    return {"rows": other, "of": count, "tail": tail, "zero": zero}
+    at = np.flatnonzero(odd)
+    runs = 1 + np.count_nonzero(np.diff(at) > 1)
+    apart = bool(runs > 1 and 2 * runs > other)
+    return {"rows": other, "of": count, "tail": tail, "zero": zero, "at": tuple(at.tolist()), "apart": apart}
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------

@@ -38,11 +38,7 @@ class FoundWindow:
 
 
 def find_windows(after: Sequence[LazyTensor], before: Sequence[LazyTensor]) -> list[FoundWindow]:
-    """Find windows of ``after`` in ``before``; tensors are identified by their positions in the two sequences.
-
-    Raises:
-        HoleError, OpenError: an element is not stored or cannot be read.
-    """
+    """Find windows of ``after`` in ``before``; tensors are identified by their positions in the two sequences."""
     windows = [(number, at, window) for number, one in enumerate(after) for at, window in _windows(one)]
     if not windows:
         return []

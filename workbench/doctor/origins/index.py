@@ -64,14 +64,6 @@ class Origins:
         """Share of the changed rows that were found."""
         return self.found / self.looked if self.looked else 0.0
 
-    @property
-    def sources(self) -> dict[int, int]:
-        """Tensor → number of rows that come from it."""
-        counts: dict[int, int] = {}
-        for block in self.blocks:
-            counts[block.source] = counts.get(block.source, 0) + block.stop - block.start
-        return counts
-
 
 def row_shape(shape: Sequence[int]) -> tuple[int, int]:
     """Return the number of rows and the elements per row."""
@@ -83,11 +75,7 @@ def row_shape(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def row_keys(tensor: LazyTensor) -> tuple[Array, Array]:
-    """Return ``(n,) uint64`` keys of the rows, and ``(n,) bool`` for constant rows.
-
-    Raises:
-        HoleError, OpenError: an element is not stored or cannot be read.
-    """
+    """Return ``(n,) uint64`` keys of the rows, and ``(n,) bool`` for constant rows."""
     count, width = row_shape(tensor.shape)
     keys, plain = np.zeros(count, np.uint64), np.ones(count, bool)
     for at, part in _rows(tensor, count, width):
@@ -122,9 +110,6 @@ class RowIndex:
         speaking = np.flatnonzero(~plain)
         self._order: Ints = speaking[np.argsort(self._keys[speaking], kind="stable")]
         self._sorted = self._keys[self._order]
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
 
     def keys(self, number: int) -> Array:
         """Return the keys of one tensor."""
@@ -196,8 +181,8 @@ def _search(ordered: Array, places: Ints, keys: Array) -> Ints:
 
 def blocks_text(blocks: Sequence[MovedRows], names: Sequence[str], most: int = 4) -> str:
     """Return ``rows 0:96 are gate_proj 0:96, rows 96:192 are up_proj 0:96``."""
-    words = [
-        f"rows {one.start:,}:{one.stop:,} are {names[one.source]} {one.first:,}:{one.first + one.stop - one.start:,}"
-        for one in blocks[:most]
-    ]
+    words = []
+    for one in blocks[:most]:
+        start, first = one.start + max(-one.first, 0), max(one.first, 0)
+        words.append(f"rows {start:,}:{one.stop:,} are {names[one.source]} {first:,}:{first + one.stop - start:,}")
     return ", ".join(words) + (f" … {len(blocks) - most:,} more blocks" if len(blocks) > most else "")

@@ -42,9 +42,6 @@ def stood(
     Args:
         floors: for each tensor of squares, the least share of an element that its updates leave. Squares have a high
             cosine with any others, so a window must be above the floor of its place.
-
-    Raises:
-        HoleError, OpenError: an element is not stored or cannot be read.
     """
     windows = [_window(tensor) for tensor in after]
     found: list[Stood | None] = [None] * len(windows)

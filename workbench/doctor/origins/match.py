@@ -100,9 +100,6 @@ def match(after: LazyTensor, before: Sequence[LazyTensor], own: int, *, columns:
         before: tensors with rows of the same length.
         own: the number of the one with the same name.
         columns: match columns instead, those of the last axis.
-
-    Raises:
-        HoleError, OpenError: an element is not stored or cannot be read.
     """
     count, width = _lines(after, columns)
     step = -(-count // max(min(ROWS, BYTES // (4 * width)), 64))

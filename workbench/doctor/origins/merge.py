@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -67,11 +68,7 @@ def low_rank(atoms: Atoms, weights: Sequence[AtomLook]) -> int | None:
 
 
 def changed_rank(before: LazyTensor, after: LazyTensor) -> int | None:
-    """Return the rank of a matrix's change; ``None`` if it has no low rank.
-
-    Raises:
-        OpenError: a tensor cannot be read.
-    """
+    """Return the rank of a matrix's change; ``None`` if it has no low rank."""
     if len(after.shape) != 2 or before.element.name not in FLOATS or after.element.name not in FLOATS:
         return None
     with np.errstate(invalid="ignore"):
@@ -97,19 +94,15 @@ def module_of(fqn: str) -> str:
 def ranks_of(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """Return the rank of each module's adapters together; of none with a magnitude (DoRA), which scales all rows."""
     scaled = {module_of(fqn) for fqn in shapes if "magnitude" in adapter_of(fqn)}
-    found: dict[str, int] = {}
+    found = Counter[str]()
     for fqn, shape in shapes.items():
         if adapter_of(fqn) == "lora_A" and (at := module_of(fqn)) not in scaled:
-            found[at] = found.get(at, 0) + min(shape, default=0)
+            found[at] += min(shape, default=0)
     return found
 
 
 def is_beyond(before: LazyTensor, after: LazyTensor, rank: int) -> bool:
-    """Return whether a matrix changed in more directions than its adapter has, by more than rounding.
-
-    Raises:
-        OpenError: a tensor cannot be read.
-    """
+    """Return whether a matrix changed in more directions than its adapter has, by more than rounding."""
     names = {before.element.name, after.element.name}
     if len(after.shape) != 2 or before.shape != after.shape or not names <= FLOATS.keys():
         return False
@@ -139,13 +132,3 @@ def _rank(change: Array) -> int | None:
         return None
     rank = int(np.searchsorted(np.cumsum(energy) / total, ENERGY)) + 1
     return rank if rank <= max(SMALL * min(change.shape), 1) else None
-
-
-def adapters(atoms: Atoms) -> str:
-    """Return a clause that names the stored adapters, or ""."""
-    ranks = {
-        min(atoms.before(atom).shape)
-        for atom in atoms.rows
-        if adapter_of(atom.fqn) == "lora_A" and atom.role == "param"
-    }
-    return f"; adapters of rank {max(ranks):,} are stored beside them" if ranks else ""

@@ -21,11 +21,7 @@ def spread(shape: tuple[int, ...], most: int = SAMPLED) -> Array | None:
 
 
 def sampled(tensor: LazyTensor, rows: Array | None, most: int = SAMPLED) -> Array:
-    """Return ``(elements,) float64``: those rows or the full tensor; of a vector, its first ``most`` elements.
-
-    Raises:
-        OpenError: a row cannot be read.
-    """
+    """Return ``(elements,) float64``: those rows or the full tensor; of a vector, its first ``most`` elements."""
     if rows is not None:
         tensor = tensor.lazy[rows.tolist()]
     elif tensor.numel() > most:  # a flat line

@@ -67,11 +67,7 @@ class SeenWeight:
 
 
 def see(atoms: Atoms, atom: Atom) -> SeenWeight:
-    """Compare a weight with its own rows, then search its family.
-
-    Raises:
-        HoleError, OpenError: an element is not stored or cannot be read.
-    """
+    """Compare a weight with its own rows, then search its family."""
     before, after = atoms.tensors(atom)
     own = _straight(before, after)
     middle = float(np.median(own))
@@ -144,11 +140,7 @@ def _turned(before: LazyTensor, after: LazyTensor, axis: int) -> bool:
 
 
 def see_vector(atoms: Atoms, atom: Atom, update: Update) -> SeenWeight | None:
-    """Return the other vector of its shape from which the updates lead to it, if they do not from its own.
-
-    Raises:
-        HoleError, OpenError: an element is not stored or cannot be read.
-    """
+    """Return the other vector of its shape from which the updates lead to it, if they do not from its own."""
     before, after = atoms.tensors(atom)
     if update.most is None or update.bars("reach") or len(after.shape) != 1:
         return None

@@ -124,10 +124,10 @@ def tag_of(facts: Geometry, one: Move) -> str:
         return "transposed"
     if kind == "qkv" and own(one) and (_thirds(one) or _by_head(one)):
         return "qkv"
+    halves = 2 * int(one.form.get("size", 0)) in one.shape[-1 if one.columns else -2 :][:1]
+    if kind == "gate_up" and own(one) and halves:  # by columns: experts of transformers store [in, out]
+        return "gate_up"
     if one.columns:
-        halves = 2 * int(one.form.get("size", 0)) == one.shape[-1]
-        if kind == "gate_up" and halves:  # experts of transformers store [in, out]
-            return "gate_up"
         if kind == "qkv":  # GPT-2 stores [in, out]
             return "heads"
         return "heads" if kind == "o" and _heads(facts, one) else "ranks"
@@ -286,5 +286,5 @@ def move_text(one: Move) -> str:
     words = one.text or blocks_text(one.blocks, [repr(name) for name in one.sources])
     if words.startswith("transposed: "):  # which the tag says already
         before, _, after = words.removeprefix("transposed: ").partition(" became ")
-        return repr(one.fqn) if before == after else f"in {one.fqn!r}, {before} became {after}"
+        return f"in {one.fqn!r}, {before} became {after}" if after and before != after else repr(one.fqn)
     return f"in {one.fqn!r} {words}"

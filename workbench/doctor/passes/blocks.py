@@ -73,19 +73,6 @@ class StoredTensors(Mapping[Name, LazyTensor]):
     def __len__(self) -> int:
         return len(self._names)
 
-    @classmethod
-    def beside(cls, a: Mapping[Name, LazyTensor], b: Mapping[Name, LazyTensor]) -> Mapping[Name, LazyTensor]:
-        """Combine tensors of two checkpoints, each with side 0, as two sides."""
-        if isinstance(a, StoredTensors) and isinstance(b, StoredTensors):
-            positions = {(0, role): at for (_, role), at in zip(a, a._positions, strict=True)}
-            positions |= {(1, role): at for (_, role), at in zip(b, b._positions, strict=True)}
-            return cls([a._sides[0], b._sides[0]], positions)
-        if isinstance(b, StoredTensors) and not a:
-            return cls(
-                [b._sides[0], b._sides[0]], {(1, role): at for (_, role), at in zip(b, b._positions, strict=True)}
-            )
-        return {(0, role): a[_, role] for _, role in a} | {(1, role): b[_, role] for _, role in b}
-
     def shape(self) -> tuple[int, ...]:
         catalog, position = self._where(self._names[0])
         return catalog.shape_of(position)

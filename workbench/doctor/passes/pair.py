@@ -57,6 +57,7 @@ class Update:
         along: what an update moves a weight along: ``adam`` (the moments after it), ``momentum`` (the momentum after
             it), ``sign`` (by the learning rate itself, up or down), ``orthogonal`` (a matrix that is not stored, beside
             AdamW's weight decay) or ``other``.
+        set_after: the trainer changes the weight after each update: it rounds it, or sets a part of it to zero.
     """
 
     k: int
@@ -76,6 +77,7 @@ class Update:
     lag: int | None = None
     pace: float | None = None
     along: str = "adam"
+    set_after: bool = False
 
     def bars(self, law: str) -> bool:
         """Return whether a law does not hold for these updates."""
@@ -187,10 +189,6 @@ class PairFold:
         """Return the fold of some parameters."""
         return PairFold({fqn: self._updates[fqn] for fqn in fqns if fqn in self._updates}, self._fast)
 
-    def knows(self, fqn: str) -> bool:
-        """Return whether anything is known about the updates of a parameter."""
-        return fqn in self._updates
-
     def begin(self, slot: TensorSlot) -> PairState:
         """Determine which laws can be checked."""
         state, update = PairState(), self._updates[slot.fqn]
@@ -209,7 +207,7 @@ class PairFold:
                 dict.fromkeys(("floor", "transition", "reach", "replay", "ruler"), "there is no update in between")
             )
         if None in kinds:
-            lost = "moments of the same shape are not stored in both states"
+            lost = "no moments of its name and shape are stored in both states"
             skip.update(dict.fromkeys(("floor", "transition", "ruler"), lost))
         elif kind not in UNITS:
             skip.setdefault("floor", f"moments are stored as {kind}")
@@ -217,7 +215,7 @@ class PairFold:
             skip.setdefault("transition", why)
         if updated is None or updated not in UNITS:
             skip.update(
-                dict.fromkeys(("reach", "replay", "ruler"), "weights of the same shape are not stored in both states")
+                dict.fromkeys(("reach", "replay", "ruler"), "no weight of its name and shape is stored in both states")
             )
         elif update.most is None:
             skip.setdefault("reach", "the learning rate is unknown")

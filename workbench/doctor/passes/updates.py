@@ -34,7 +34,7 @@ _UNTRAINED = tuple((law, "the optimizer has no state for it") for law in ("reach
 _SEVERAL = tuple((law, "which of several optimizers updates it is unknown") for law in ("reach", "replay", "ruler"))
 _SHARED = (("replay", "the optimizer has state for only some of the weights of its shape"),)
 _ANEW = (("ruler", "the optimizer's state began anew in between"),)
-_OFTEN = tuple(
+OFTEN = tuple(
     (law, "the optimizer's counters are below the updates in between: it may have begun anew")
     for law in ("floor", "transition", "reach", "replay", "ruler")
 )
@@ -100,7 +100,7 @@ def between(pair: Pair, doubted: Collection[str] = ()) -> dict[str, Update]:
             + (_SHARED if fqn in shared else ())
             + (_SEVERAL if ways else ())
             + (_ANEW if anew or (own is not None and own < 0) else ())
-            + (_OFTEN if advanced and fqn not in rare and _begins_often(a, b, trainer) else ()),
+            + (OFTEN if advanced and fqn not in rare and _begins_often(a, b, trainer) else ()),
             lag,
             *way,
         )

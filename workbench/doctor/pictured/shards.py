@@ -3,8 +3,8 @@
 ::
 
                embed  wq.0  wk.0  …
-    rank 0      =      =     =        =  equal to before          o  equal to an older step
-    rank 1      o      o     o        ≠  differs                  0  differs by zeros alone
+    rank 0      =      =     =        =  equal to before
+    rank 1      ≠      ≠     ≠        ≠  differs                  0  differs by zeros alone
     rank 2      =      0     ≠
 """
 
@@ -17,14 +17,14 @@ from math import prod
 import numpy as np
 
 from workbench.core.arrays import Array
-from workbench.doctor.facts.evidence import Pair, State
+from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.origins.index import Origins, RowIndex, row_keys, row_shape
 from workbench.doctor.pictured.samples import boxes_of
 from workbench.errors import WorkbenchError
 from workbench.tensor import LazyTensor
 
-STATES = ("equal to before", "equal to an older step", "differs", "differs by zeros alone", "cannot be read")
-EQUAL, OLDER, DIFFERS, ZEROS, UNREAD = range(5)
+STATES = ("equal to before", "differs", "differs by zeros alone", "cannot be read")
+EQUAL, DIFFERS, ZEROS, UNREAD = range(4)
 ROLES = ("param", "master", "exp_avg", "exp_avg_sq")
 CHUNKS = 4096  #: most chunks that are examined; above that, tensors are skipped at regular intervals
 ELEMENTS = 1 << 24  #: read in full below that, sampled above
@@ -70,7 +70,7 @@ class Rows:
     exact: bool
 
 
-def shard_map(pair: Pair, older: State | None = None) -> ShardProfile | None:
+def shard_map(pair: Pair) -> ShardProfile | None:
     """Compare every chunk of the second state with the first; ``None`` if nothing is shared."""
     wanted = [(fqn, role, *at) for fqn, roles in pair.shared() for role, at in roles.items() if role in ROLES]
     catalog = pair.b.ckpt.catalog
@@ -78,16 +78,14 @@ def shard_map(pair: Pair, older: State | None = None) -> ShardProfile | None:
     picked = wanted[:: max(-(-chunks // CHUNKS), 1)]
     whole = sum(prod(pair.b.shape(b)) for _, _, _, b in picked) <= ELEMENTS
     cells: dict[tuple[str, int], int] = {}
-    for column, (fqn, role, a, b) in enumerate(picked):
+    for column, (_, _, a, b) in enumerate(picked):
         before, after = pair.a.tensor(a), pair.b.tensor(b)
-        old = None if older is None else older.params.get(fqn, {}).get(role)
-        past = None if old is None or older is None or older.shape(old) != after.shape else older.tensor(old)
         for row in range(*catalog.rows_of(b).indices(catalog.chunks)):
             ndim = int(catalog.ndim[b])
             box = catalog.offsets[row, :ndim], catalog.sizes[row, :ndim]
             where = catalog.files[int(catalog.file[row])], column
             copy = after.replica(int(catalog.replica[row]))
-            cells[where] = max(cells.get(where, -1), _compared(before, copy, past, *box, whole))
+            cells[where] = max(cells.get(where, -1), _compared(before, copy, *box, whole))
     files = sorted({file for file, _ in cells})
     if not files:
         return None
@@ -165,9 +163,7 @@ def _siblings(pair: Pair, fqn: str, role: str, after: LazyTensor) -> list[str]:
     return sorted(found, key=lambda name: not name.startswith(layer))
 
 
-def _compared(
-    before: LazyTensor, after: LazyTensor, past: LazyTensor | None, offsets: Array, sizes: Array, whole: bool
-) -> int:
+def _compared(before: LazyTensor, after: LazyTensor, offsets: Array, sizes: Array, whole: bool) -> int:
     if whole or not len(sizes):
         low, extent = offsets[None], sizes[None]
     else:
@@ -177,8 +173,6 @@ def _compared(
         a, b = _read(before, low, extent), _read(after, low, extent)
         if a.dtype == b.dtype and (a == b).all():
             return EQUAL
-        if past is not None and (_read(past, low, extent) == b).all():
-            return OLDER
     except WorkbenchError:
         return UNREAD
     # lost writes leave only zeros; rows that moved bring other numbers too

@@ -86,19 +86,16 @@ def cover(case: Case) -> list[CauseExplanation]:
     found: list[CauseExplanation] = []
     while open_ := [sign for sign in signs if left[id(sign)]]:
         scored = sorted(
-            ((_score(case, cause, match, open_, left), cause, match) for cause, match in every),
-            key=lambda one: -one[0],
+            ((_score(case, cause, match, open_, left), cause, match) for cause, match in every), key=lambda one: -one[0]
         )
+        stuck = max(open_, key=weight)
         if scored and scored[0][0] > 0:
             score, cause, match = scored[0]
             one = CauseExplanation(cause, match, score=score)
             one.rival, one.second = _rival(case, cause, match, every, open_, left)
         else:
-            one = _named(case, max(open_, key=weight))
-        if not _take(case, one, open_, left):
-            stuck = max(open_, key=weight)
             one = _named(case, stuck)
-            _take(case, one, open_, left)
+        if not _take(case, one, open_, left):
             left[id(stuck)] = set()
         if one.proof or one.follows:
             _join(found, one)
@@ -111,8 +108,7 @@ def _named(case: Case, sign: Sign) -> CauseExplanation:
     causes = [cause for cause in sign.causes or RULES[sign.rule].causes if _possible(case, cause)]
     causes = causes or list(sign.causes or RULES[sign.rule].causes)
     match = Match(leg_of(sign), UNNAMED, frozenset(sign.tensors), signs=(sign,))
-    unstored = sign.evidence.get("kind") == "unstored"
-    if unstored:
+    if sign.evidence.get("kind") == "unstored":
         remedy = "save it and load it, if the run still uses it"
         match = replace(match, title=_sentence(sign), question="was it left out on purpose?", remedy=remedy)
     elif sign.rule in CHANGED:  # what changed is known, why is not
@@ -171,6 +167,8 @@ def _explained(case: Case, cause: str, match: Match | None, sign: Sign) -> set[s
         return None
     if sign.rule == "P12" and "old" in sign.evidence and cause not in OF_DECAY:
         return None
+    if cause == "D8" and sign.rule == "P01" and sign.evidence.get("kind") == "still":
+        return None  # a skipped update is one of all parameters
     if cause == "H1" and _of_rates(sign) and (match is None or not _sets_rates(match)):
         return None
     if cause == "H1" and match is not None and match.title and sign.rule in (*OF_SETTINGS, *OF_VALUES):

@@ -13,8 +13,8 @@ from workbench.doctor.facts.counted import of_epochs
 from workbench.doctor.facts.evidence import is_numbered
 from workbench.doctor.facts.state import TrainingState
 from workbench.doctor.ledger.roles import AVERAGES
-from workbench.doctor.ledger.sign import Sign
-from workbench.doctor.reasoning.cover import CauseExplanation, cover, places
+from workbench.doctor.ledger.sign import RULES, Sign
+from workbench.doctor.reasoning.cover import CauseExplanation, cover, places, weight
 from workbench.doctor.reasoning.diagnosis import Suspect
 from workbench.doctor.reasoning.verdict import verdict
 
@@ -119,11 +119,7 @@ def _order(one: Suspect, share: float, defined: Collection[str]) -> tuple[int, i
     meant = 2 * (one.severity == "info") + (one.cause == "H1" or (one.cause in defined and bool(one.question)))
     firm = not one.question and one.certainty != "possible" and one.affected > 0 and share >= FIRM
     anew = bool(one.question) and one.cause in ANEW
-    return meant, _rank(one), not firm, one.certainty == "possible", anew
-
-
-def _rank(one: Suspect) -> int:
-    return SEVERITIES.index(one.severity)
+    return meant, SEVERITIES.index(one.severity), not firm, one.certainty == "possible", anew
 
 
 def _suspect(one: CauseExplanation, case: Case) -> Suspect:
@@ -134,11 +130,18 @@ def _suspect(one: CauseExplanation, case: Case) -> Suspect:
     severity = min((sign.severity for sign in one.proof), key=SEVERITIES.index, default="info")
     if severity == "info" and any(sign.severity != "info" for sign in one.follows):
         severity = "warn"
+    if severity == "error" and match is not None and match.question:  # its proof is also that of another cause
+        severity = "warn"
     certainty = _certainty(one, severity)
     title = match.title if match is not None and match.title else cause.title
+    settings = [sign.message for sign in signs if sign.rule not in ("P30", "S19")]
+    if one.cause == "H1" and title == cause.title and settings:
+        words = settings[0]
+        title = f"{title.removesuffix('.')}: {words.partition(' changed: ')[2] or words}."
     own = match.remedy if match is not None else ""
     bits = {one.cause, one.second} <= {"G1", "G2", "G3"}  # one accident
     close = bool(one.second) and one.rival > DOUBT * one.score and certainty != "certain" and not bits
+    close = close and not (one.second == "H1" and severity == "error")  # no setting breaks these laws
     runner = CAUSES[one.second].title if close else ""
     return Suspect(
         one.cause,
@@ -153,7 +156,7 @@ def _suspect(one: CauseExplanation, case: Case) -> Suspect:
         share,
         _expected(cause, match, names, case),
         own or cause.remedy(case.later.ckpt.format),
-        "" if certainty == "certain" else _settles(cause.settles, case),
+        "" if certainty == "certain" or ("echo" in cause.settles and case.evidence.echo is not None) else cause.settles,
         match.question if match is not None else "",
         runner,
     )
@@ -166,12 +169,16 @@ def _expected(cause: Cause, match: Match | None, names: Sequence[str], case: Cas
     facts = case.later.facts if case.later.facts.betas is not None else case.evidence.before.facts
     adam = {name for name in case.by_adam if not names or name in names}
     losses = match.losses if match is not None else ""
-    if case.later.facts.optimizer.stored and case.later.facts.betas is None:
+    if case.exchanged or (case.later.facts.optimizer.stored and case.later.facts.betas is None):
         adam = set()  # another optimizer took over
     if match is not None and match.title and not losses and cause.losses == CAUSES["H1"].losses:
         return ()  # it is about a setting, which the title is not
-    beside = {name for name in names if _is_beside(name, case)}
-    if cause.losses == CAUSES["G1"].losses and names and beside == set(names):
+    load = case.change("load")
+    if names and not losses and cause.losses.startswith(("damaged weights", "the first losses are wrong")):
+        changed = load.hit((*load.weights, "buffer"))
+        right = load.seen(*load.weights) and not changed & ({*names} if not any(map(is_numbered, names)) else changed)
+        losses = "the first loss is right; the later ones show it" if right else ""
+    if names and cause.losses == CAUSES["G1"].losses and all(_is_beside(name, case) for name in names):
         losses = "no loss shows averages and buffers that only an evaluation reads"
     return cause.expected(facts if adam else TrainingState(), losses)
 
@@ -183,18 +190,17 @@ def _is_beside(name: str, case: Case) -> bool:
     return (hit or roles) <= {*AVERAGES, "other"}
 
 
-def _settles(words: str, case: Case) -> str:
-    """Return what would settle doubts; empty if it was given."""
-    return "" if "echo" in words and case.evidence.echo is not None else words
-
-
 def _ordered(one: CauseExplanation) -> list[Sign]:
-    """Return the signs, proof before consequences, the strongest first in each half, then as the pattern has them."""
-    from workbench.doctor.reasoning.cover import weight
-
+    """Return the signs, proof before consequences, the strongest first, then in the order of the pattern or rules."""
     rank = {id(sign): number for number, sign in enumerate(one.match.signs)} if one.match is not None else {}
+
+    def closeness(sign: Sign) -> tuple[float, int, int]:
+        causes = () if leg_of(sign) == "load" else sign.causes or RULES[sign.rule].causes
+        named = causes.index(one.cause) if one.cause in causes else len(CAUSES)
+        return -weight(sign), rank.get(id(sign), len(rank)), named
+
     return [
-        *sorted(one.proof, key=lambda sign: (-weight(sign), rank.get(id(sign), len(rank)))),
+        *sorted(one.proof, key=closeness),
         *sorted(one.follows, key=lambda sign: -weight(sign)),
     ]
 
@@ -202,7 +208,10 @@ def _ordered(one: CauseExplanation) -> list[Sign]:
 def _tensors(one: CauseExplanation) -> list[str]:
     if one.match is not None and one.match.names:
         names = sorted(name for name in one.match.names if name)
-        return [name for name in names if not is_numbered(name)] or names  # numbered state is that of the named ones
+        named = [name for name in names if not is_numbered(name)]
+        return named if 2 * len(named) >= len(names) else names  # as many numbers are those of the named ones
+    if one.cause == "H1" and any(not sign.tensors for sign in one.proof):
+        return []  # a setting is for all of them
     return list(dict.fromkeys(name for sign in one.proof for name in sign.tensors))
 
 
@@ -235,6 +244,8 @@ def _since(one: CauseExplanation, case: Case) -> int | None:
 def _share(names: list[str], case: Case) -> float | None:
     """Return the share of these parameters in the elements of all weights."""
     state = case.later
+    if any(map(is_numbered, names)):
+        return None
     sizes = {fqn: roles.get("param", roles.get("master")) for fqn, roles in state.params.items()}
     numel = {fqn: int(state.ckpt.catalog.numel[at]) for fqn, at in sizes.items() if at is not None}
     total, part = sum(numel.values()), sum(numel.get(name, 0) for name in names)

@@ -19,6 +19,7 @@ from workbench.doctor.causes.case import Case
 from workbench.doctor.causes.table import CAUSES
 from workbench.doctor.facts.counted import began_anew
 from workbench.doctor.facts.evidence import is_numbered
+from workbench.doctor.facts.schedule import sets_rates
 from workbench.doctor.ledger.roles import MASTERS
 from workbench.doctor.ledger.rows import GROUPS, Status
 from workbench.doctor.reasoning.diagnosis import Suspect
@@ -71,6 +72,8 @@ def _remarks(suspects: tuple[Suspect, ...], case: Case) -> str:
         if one not in named
     ]
     differing = [one for one in differing if one.evidence.get("kind") != "drawn"]  # as in any launch
+    if any(map(sets_rates, case.declared)):  # which says it
+        differing = [one for one in differing if not all("lr" in path for path in one.evidence.get("changed", [""]))]
     if differing:
         heads.append(f"In the load, {'; '.join(one.message for one in differing)}. Is that expected?")
     if beyond := _unexplained(case):
@@ -79,8 +82,8 @@ def _remarks(suspects: tuple[Suspect, ...], case: Case) -> str:
 
 
 def _headline(one: Suspect) -> str:
-    """Return the title; of changed settings, and of a remark with a cause's own title, also what was seen."""
-    if one.title != CAUSES[one.cause].title or not one.signs or (one.severity != "info" and one.cause != "H1"):
+    """Return the title; of a remark with a cause's own title, also what was seen."""
+    if one.title != CAUSES[one.cause].title or not one.signs or one.severity != "info":
         return one.title
     return f"{one.title.removesuffix('.')}: {one.signs[0].message}."
 
@@ -104,7 +107,7 @@ def _unexplained(case: Case) -> str:
 
 def _decisive(case: Case) -> bool:
     """Return whether most weights and optimizer state were compared by a law."""
-    leg = "load" if case.change("load").rows else "train"
+    leg = case.leg
     if leg == "train" and (_forgotten(case) or not case.change("train").seen(*GROUPS["moments"])):
         return False
     of = {name: case.ledger.count(leg, GROUPS[name])[0] for name in ("weights", "masters", "moments")}
@@ -114,7 +117,7 @@ def _decisive(case: Case) -> bool:
 
 def _unseen(case: Case) -> list[str]:
     """Return what is stored and was not compared. A fault in it would not have been seen."""
-    leg = "load" if case.change("load").rows else "train"
+    leg = case.leg
     found = []
     for group, quantities in GROUPS.items():
         of, seen = (case.ledger.count(leg, quantities, *statuses)[0] for statuses in ((), COMPARED))
@@ -172,13 +175,16 @@ def coverage(case: Case) -> str:
     if not any(row.quantity in GROUPS["weights"] for row in case.ledger):
         return "the trainer's state; weights and moments were not read"
     leg = next((leg for leg in ("load", "train") if case.change(leg).rows), case.resumed)
-    parts = []
+    parts: list[str] = []
     for group, quantities in GROUPS.items():
         of, _ = case.ledger.count(leg, quantities)
         seen, _ = case.ledger.count(leg, quantities, *COMPARED)
         gone, _ = case.ledger.count(leg, quantities, Status.ABSENT)
         if of:
-            parts.append(f"{seen:,} of {of:,} {group}" + (f" ({gone:,} absent)" if gone else ""))
+            reasons = sorted(case.ledger.reasons(leg, quantities).items(), key=lambda one: -one[1])[:2]
+            notes = [f"{gone:,} absent"] if gone else []
+            notes += [f"{count:,} not: {why}" for why, count in reasons if not any(why in part for part in parts)]
+            parts.append(f"{seen:,} of {of:,} {group}" + (f" ({'; '.join(notes)})" if notes else ""))
         elif group == "moments" or (group == "weights" and not case.ledger.count(leg, MASTERS)[0]):
             parts.append(f"no {group}")
     known = {row.quantity for row in case.ledger if row.leg == leg and row.status is not Status.SKIPPED}
@@ -279,8 +285,3 @@ def _forgotten(case: Case) -> bool:
     if betas is None or first is None or second is None:
         return bool(weak(case))
     return bool(betas[1] ** max(second - first, 0) < FORGOTTEN)
-
-
-def ruled_out(suspects: tuple[Suspect, ...]) -> list[str]:
-    """Return the titles of causes that measured sentences speak against."""
-    return [CAUSES[cause].title for one in suspects for cause in one.excludes]

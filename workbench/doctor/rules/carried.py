@@ -34,6 +34,7 @@ from workbench.doctor.facts.counted import fell_back
 from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.groups import OF_AVERAGES
+from workbench.doctor.facts.optimizer import UNKNOWN
 from workbench.doctor.facts.state import Group
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.roles import BLOCK_MAXIMA, BUFFERS, FIRST, MASTERS, MOMENTS, STATE, quantity
@@ -42,7 +43,7 @@ from workbench.doctor.origins.became import confined
 from workbench.doctor.origins.merge import changed_rank, is_beyond, module_of, ranks_of
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
-from workbench.doctor.passes.updates import passed
+from workbench.doctor.passes.updates import OFTEN, passed
 from workbench.doctor.rules.continuity import Continuity
 from workbench.doctor.rules.pair import replayed
 from workbench.doctor.rules.stated import NAMED
@@ -76,6 +77,7 @@ CLEAR = 0.15  #: excess over what that decay allows
 FARTHER = 3.0  #: times the way of all other averages
 APART = 1e-3  #: share of the weights' size; an average closer to the weights than that shows nothing
 FEW = 3  #: elements that may be damaged one by one
+PATCH, DENSE = 0.2, 0.7  #: share of one parameter below which a change is a damaged part; least of it that fell
 FELL = 0.02  #: share of the elements of a parameter
 NONE = 1e-3  #: size of gradients, relative to those before, below which there were none: a batch without targets
 SCALED = 0.2  #: share that all elements of squares keep if they were multiplied, and not lost
@@ -95,6 +97,11 @@ WILD, LONE = 10.0, 2  #: times that limit; most parameters whose gradients alone
 FACTORED = ("row_var", "col_var", "variance", "exp_avg_sq_row", "exp_avg_sq_col")
 LIKE, BETTER = 0.5, 0.1  #: correlation with the squares of another, and its excess over that with its own
 SQUARES = frozenset({"sum", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", BLOCK_MAXIMA, *FACTORED})
+LARGEST = ("max_exp_avg_sq", "exp_inf", BLOCK_MAXIMA)  #: of them, those that are no sums
+#: Averages of squares of optimizers that lack Adam's other laws, and which of the betas is their decay.
+AVERAGED = {"exp_avg_sq": 1, "exp_avg_var": 1}
+THIRD = "Adan"  #: decays its squares by the last of three betas
+UNLIKE_IT = ("beta2_decay", "decay_rate", "shampoo_beta")  #: fields of optimizers whose squares decay otherwise
 SLACK = 1e-5  #: rounding tolerance per update
 DECAYS = ("alpha", "rho", "momentum", "betas", "beta2_decay", "decay_rate")  #: fields of param groups
 LONG = 100_000  #: updates
@@ -169,11 +176,7 @@ P30 = Rule(
 register(P21, P22, P23, P24, P25, P26, P27, P28, P30)
 
 
-def check_carried(
-    pair: Pair,
-    updates: Mapping[str, Update],
-    states: Mapping[str, PairState],
-) -> Continuity:
+def check_carried(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState]) -> Continuity:
     """Check state that updates carry over, on samples.
 
     Args:
@@ -280,6 +283,11 @@ def _gradients(pair: Pair, updates: Mapping[str, Update], states: Mapping[str, P
         for fqn, roles in pair.shared()
         if "exp_avg_sq" in roles and fqn in states and states[fqn].floor.of and not states[fqn].floor.broken
     }
+    broken = sum(bool(one.floor.broken) for one in states.values())
+    scaled = any(one.rule == "P21" for one in found.signs) or pair.a.facts.betas != pair.b.facts.betas
+    if broken > len(held) or scaled:
+        found.not_checked.setdefault("P30", "most second moments did not continue from the old ones, or β2 changed")
+        return
     others: dict[str, tuple[str, float | None]] = {}
     least: float = SETTLED
     only = _only(pair.b.facts.groups)
@@ -579,32 +587,35 @@ def _buffers(pair: Pair, found: Outcome) -> int:
             at, last = roles[role][1], fqn.rpartition(".")[2]
             if pair.b.dtype(at).startswith(("float", "bfloat")) and last not in CONSTANT:
                 places[f"{role} {last}"].append((fqn, roles[role]))
-    lost: list[str] = []
+    lost: dict[str, list[str]] = {"A5": [], "D9": []}  # by the cause: those of the model, or of fp8
     rest = sum(map(len, places.values()))
     for what, held in places.items():
         both = [one for fqn, at in held[:LOOKED] if (one := _both(pair, fqn, at, "P24", found)) is not None]
         if not both or any(pair.b.ckpt.catalog.numel[at[1]] > SAMPLED for _, at in held):
             continue
+        cause = "A5" if what.startswith("buffer ") else "D9"
         a, b = (np.concatenate(side) for side in zip(*both, strict=True))
         size = float(np.dot(a, a))
         if len(a) < LEAST or len(b) != len(a) or not 0 < size < math.inf or not np.isfinite(b).all():
             continue
         made = bool((b == b[0]).all() and not (a == a[0]).all())
         if step < (EARLY if all(len(pair.b.shape(at[1])) > 1 for _, at in held) else SETTLED):
-            lost += [fqn for fqn, _ in held] if made and b[0] != 0 else []
+            lost[cause] += [fqn for fqn, _ in held] if made and b[0] != 0 else []
             continue
         rest -= len(held)
         slope, left = float(np.dot(a, b)) / size, float(np.dot(b, b)) / size
         less = slope < LEFT and left < SMALL**2
         more = slope > MULTIPLIED and what.startswith("buffer ")  # scales of fp8 may double
         if less or more or made or (abs(slope) < UNLIKE and all(map(_is_replaced, *_tables(pair, held, both)))):
-            lost += [fqn for fqn, _ in held]
+            lost[cause] += [fqn for fqn, _ in held]
     if places and not rest:
         found.checked.setdefault("P24", plural(len(places), "kind") + " of buffers")
-    if lost:
-        text = f"{plural(len(lost), 'buffer')} did not continue from the old values: {some(lost)}"
-        sign = P24.sign(text, {}, lost[:NAMED], severity="warn", hit=len(lost), of=sum(map(len, places.values())))
-        found.signs.append(sign)
+    for cause, names in lost.items():
+        if names:
+            text = f"{plural(len(names), 'buffer')} did not continue from the old values: {some(names)}"
+            of = sum(map(len, places.values()))
+            sign = P24.sign(text, {}, names[:NAMED], severity="warn", hit=len(names), of=of, causes=(cause,))
+            found.signs.append(sign)
     return rest
 
 
@@ -664,8 +675,12 @@ def _spread(names: list[str]) -> list[str]:
 # ---- optimizers other than Adam --------------------------------------------------------------------------------------
 
 
-def _left(role: str, settings: Mapping[str, Any], update: Update) -> float | None:
-    """Return the least share of a state of squares that remains after k updates; ``None`` if no law is known."""
+def _left(role: str, group: Group | None, update: Update, step: int | None) -> float | None:
+    """Return the least share of a state of squares that remains after k updates; ``None`` if no law is known.
+
+    An average of an optimizer that is not known may be divided by its bias.
+    """
+    settings: Mapping[str, Any] = {} if group is None else group.settings
 
     def power(name: str) -> float | None:
         decay = settings.get(name)
@@ -679,6 +694,14 @@ def _left(role: str, settings: Mapping[str, Any], update: Update) -> float | Non
         return power("rho")
     if role in ("exp_inf", BLOCK_MAXIMA):
         return None if update.betas is None else update.betas[1] ** update.k
+    if role in AVERAGED and group is not None and not settings.keys() & set(UNLIKE_IT):
+        betas, before = settings.get("betas"), step if update.before is None else update.before
+        at = 2 if group.optimizer.family == THIRD else AVERAGED[role]
+        beta = betas[at] if isinstance(betas, (list, tuple)) and len(betas) > at else None
+        if not isinstance(beta, (int, float)) or not 0 < beta < 1 or not before:
+            return None
+        biased = group.optimizer.family != UNKNOWN
+        return float(beta) ** update.k * (1 if biased else (1 - beta**before) / (1 - beta ** (before + update.k)))
     if role in FACTORED and update.before is not None:  # an update t keeps 1 - t^-0.8
         rate = settings.get("beta2_decay", settings.get("decay_rate"))
         if isinstance(rate, (int, float)) and -1 <= rate < 0 and update.k <= LONG:
@@ -692,15 +715,18 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
     fell: dict[str, float] = {}
     floors: dict[str, tuple[float, Array]] = {}  # the share that remains at least, and the squares after the updates
     kept: list[float] = []  # what all elements keep at least
-    parts: set[str] = set()  # parameters in which only some rows or columns fell
+    stayed: list[float] = []  # above 1 if squares are nearer to what a state would be that did not begin anew
+    parts: dict[str, bool] = {}  # parameters in which only some rows or columns fell: whether all in one run did
     roles_of: dict[str, str] = {}
-    seen, only = 0, _only(pair.b.facts.groups)
+    seen, sure, only = 0, True, _only(pair.b.facts.groups)
     for fqn, roles in pair.shared():
         update, group = updates.get(fqn), pair.b.facts.group_of(fqn) or only
         if update is None or update.k < 1 or not update.k < LONG:
             continue
-        for role in roles.keys() & SQUARES:
-            left = _left(role, {} if group is None else group.settings, update)
+        for role in roles.keys() & (SQUARES | AVERAGED.keys()):
+            if role in AVERAGED and (_is_adam(group) or _is_narrow(pair, roles[role]) or OFTEN[0] in update.barred):
+                continue  # Adam's are compared element by element
+            left = _left(role, group, update, pair.a.facts.step)
             if left is None or left < KEPT:
                 continue
             both = _both(pair, fqn, roles[role], "P25", found)
@@ -711,11 +737,18 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
             above = a > 0
             least = FELL if role != "max_exp_avg_sq" else FEW / max(len(a), 1)  # a largest value never falls
             below = b < left * a * (1 - SLACK * update.k)
+            if role in AVERAGED:
+                found.forms.setdefault((fqn, role), "")
             if above.any() and (share := float(below[above].mean())) > least:
                 fell[fqn], roles_of[fqn] = share, role
-                parts |= {fqn} if confined(pair.b.shape(roles[role][1]), below, above) is not None else set()
+                if confined(pair.b.shape(roles[role][1]), below, above) is not None:
+                    first, *_, last = np.flatnonzero(below)
+                    parts[fqn] = below[first:last].mean() > DENSE
                 floors[fqn] = left * (1 - SLACK * update.k), b
                 kept.append(float(np.quantile(b[above] / a[above], FELL)) / left)
+                between = math.inf if role in LARGEST else _between(left, update, pair.a.facts.step)
+                stayed.append(float(np.median(b[above] / a[above])) / between)
+                sure &= role not in AVERAGED or (group is not None and group.optimizer.family != UNKNOWN)
     if seen:
         found.checked["P25"] = f"{plural(seen, 'tensor')} of squares"
     else:
@@ -729,50 +762,85 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
         evidence = {"roles": sorted(set(roles_of.values())), "share": max(fell.values())}
         others = {role for fqn, roles in pair.shared() if fqn in fell for role in roles} & set(FIRST)
         parents = _parents(pair, roles_of, floors, found)
+        crossed = {fqn for fqn, (_, role) in parents.items() if role != roles_of[fqn]}
         older = fell_back(pair.a.facts, pair.b.facts, fell, passed(pair.a.facts, pair.b.facts))
         # fresh state would be far smaller where gradients are
-        scaled = min(kept) > SCALED and len(fell) > 1 and not older
+        scaled = min(kept) > SCALED and len(fell) > 1 and not older and median(fell.values()) > MOST
+        another = not older and not scaled and median(stayed) > 1
         if set(roles_of.values()) == {"max_exp_avg_sq"}:
             causes: tuple[str, ...] = ("B11",)
         elif set(roles_of.values()) == {BLOCK_MAXIMA}:  # beside its codes, which may be right
             causes = ("B11", "B4")
         elif 2 * len(parents) > len(fell) and len(parents) > 1:  # a single one may fit another's by chance
-            causes = ("B5", "E13")
-            name, parent = next(iter(parents.items()))
-            text += f"; those of {name!r} can have evolved from those of {parent!r}"
-            found.forms |= dict.fromkeys(roles_of.items(), "moved.name")
-        elif parts == fell.keys():
-            causes = ("G6", "E1")
+            name, (parent, role) = next(iter(parents.items()))
+            text += f"; those of {name!r} can have evolved from {f'its {role}' if crossed else f'those of {parent!r}'}"
+            found.forms |= dict.fromkeys(roles_of.items(), "swapped" if crossed == parents.keys() else "moved.name")
+            causes = ("B11" if crossed == parents.keys() else "B5", "E13")
+        elif parts.keys() == fell.keys():
+            small = len(fell) <= LONE and most < PATCH and all(parts.values())
+            causes = ("G5", "B4") if small else ("G6", "E1")
             text += ", all of them in a part of the rows or columns"
-            found.forms |= dict.fromkeys(roles_of.items(), "part")
+            found.forms |= dict.fromkeys(roles_of.items(), "patch" if small else "part")
+        elif another:
+            causes = ("G6", "B6", "B5")
+            text += ", and the others rose as if it had not begun anew"
+            found.forms |= dict.fromkeys(roles_of.items(), "other")
         else:
             causes = ("G6", "C9") if older else ("B6", "E12", "B4") if scaled else ("B4",) if others else ("B1", "B3")
             found.forms |= dict.fromkeys(roles_of.items(), "ratio" if scaled else "fallen")
-        found.signs.append(
-            P25.sign(text, evidence, list(fell)[:NAMED], hit=len(fell), of=max(seen, len(fell)), causes=causes)
-        )
+        names, of = list(fell)[:NAMED], max(seen, len(fell))
+        severity = None if sure else "warn"
+        found.signs.append(P25.sign(text, evidence, names, severity=severity, hit=len(fell), of=of, causes=causes))
+
+
+def _is_adam(group: Group | None) -> bool:
+    return group is None or "moments" in group.optimizer.laws
+
+
+def _is_narrow(pair: Pair, places: tuple[int, int]) -> bool:
+    return {side.dtype(at) for side, at in zip((pair.a, pair.b), places, strict=True)} != {"float32"}
+
+
+def _between(left: float, update: Update, step: int | None) -> float:
+    """Return the ratio of squares to old ones between that of a state that began anew and that of any other.
+
+    They grow from gradients of the same size. Of those since then, an average holds 1 − decay^k, and a sum k of them.
+    """
+    before = update.before or step
+    if not before:
+        return math.inf
+    new = update.k / before if left == 1 else (1 - left) / (1 - left ** (before / update.k))
+    return math.sqrt(new * (new + left))
 
 
 def _parents(
     pair: Pair, roles_of: Mapping[str, str], floors: Mapping[str, tuple[float, Array]], found: Outcome
-) -> dict[str, str]:
-    """Return the parameters whose squares stay above the floor of another's of that shape, and have its profile."""
-    held = {role: {f: roles[role] for f, roles in pair.shared() if role in roles} for role in set(roles_of.values())}
+) -> dict[str, tuple[str, str]]:
+    """Return the parameters whose squares stay above the floor of others, and have their profile.
+
+    These are another parameter's of that shape, or the other ones of its own matrix: those of rows and of columns.
+    """
+    shared = dict(pair.shared())
     parents = {}
     for fqn, role in roles_of.items():
         left, b = floors[fqn]
-        shapes = {other: pair.a.shape(at) for other, (at, _) in held[role].items()}
-        alike = [other for other, shape in shapes.items() if shape == shapes[fqn] and other != fqn]
+        shape = pair.a.shape(shared[fqn][role][0])
+        alike = [
+            (other, role)
+            for other, roles in shared.items()
+            if other != fqn and role in roles and pair.a.shape(roles[role][0]) == shape
+        ]
+        own = [(fqn, other) for other in shared[fqn].keys() & set(FACTORED) - {role}]
         best = LIKE
-        for other in (fqn, *alike[:LOOKED]):
-            both = _both(pair, other, held[role][other], "P25", found)
-            if both is None:
+        for other, kind in [(fqn, role), *own, *alike[:LOOKED]]:
+            both = _both(pair, other, shared[other][kind], "P25", found)
+            if both is None or len(both[0]) != len(b):
                 continue
             like = _likeness(both[0], b)
-            if other == fqn:
+            if (other, kind) == (fqn, role):
                 best = max(best, like + BETTER)
             elif like > best and not (b < left * both[0]).any():
-                parents[fqn], best = other, like
+                parents[fqn], best = (other, kind), like
     return parents
 
 
@@ -919,8 +987,8 @@ def _low_bits(pair: Pair, found: Outcome) -> None:
         total = sum(float(one.sum()) for one in products)
         error = math.sqrt(sum(float(np.square(one).sum()) for one in products))
         if total > SIGMAS * error and abs(total / squares - 1) <= HALF:
-            text = f"the weights of {plural(len(names), 'parameter')} moved by {total / squares:.0%} of what rounding "
-            text += f"them to {through} takes away, beside their updates"
+            text = f"the weights of {plural(len(names), 'parameter')} changed, beside their updates, by "
+            text += f"{total / squares:.0%} of what rounding the old ones to {through} changes"
             evidence = {"through": through, "slope": total / squares, "sigmas": total / error}
             found.signs.append(RULES["P31"].sign(text, evidence, names[:NAMED], hit=len(names), of=len(both)))
             return
@@ -954,8 +1022,8 @@ def _offsets(pair: Pair, updates: Mapping[str, Update], found: Outcome) -> None:
     a, b = (np.concatenate(side) for side in zip(*lost.values(), strict=True))
     if len(a) < ENOUGH / 4 or not _forgot(a, b, SIGMAS):
         return
-    text = f"{plural(len(lost), 'norm vector')} went back to about where norms begin: {next(iter(lost))!r}; "
-    text += f"{max(float(np.dot(a, b) / np.dot(a, a)), 0.0):.0%} of their way from there is left"
+    text = f"{plural(len(lost), 'norm vector')} went back to near their initial value, {next(iter(lost))!r} for one; "
+    text += f"{max(float(np.dot(a, b) / np.dot(a, a)), 0.0):.0%} of their distance from it is left"
     evidence = {"kind": "offset"}
     sign = RULES["P08"].sign(text, evidence, list(lost), hit=len(lost), of=seen, causes=("A3", "A2"))
     found.signs.append(sign)

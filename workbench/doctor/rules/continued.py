@@ -15,7 +15,7 @@ import numpy as np
 from workbench.analysis.diff import diff
 from workbench.checkpoint import Checkpoint
 from workbench.core.words import plural
-from workbench.doctor.facts.counted import LOADS, counts_anew, in_epochs, lagging, of_epochs, per_step
+from workbench.doctor.facts.counted import LOADS, counts, counts_anew, in_epochs, lagging, of_epochs, per_step
 from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.generators import Generator, drawn, is_fresh, seed
@@ -127,19 +127,9 @@ P34 = Rule(
 )  # fmt: skip
 register(R10, R11, R12, N10, N12, P01, P15, P16, P20, P29, P34, P37, P51)
 #: What schedules of torch change themselves, and learning rates, which other rules compare.
-_ADVANCING = frozenset(
-    {
-        "base_lrs",
-        "max_lrs",
-        "last_epoch",
-        "T_cur",
-        "T_i",
-        "best",
-        "num_bad_epochs",
-        "cooldown_counter",
-        "last_batch_idx",
-    }
-)
+_ADVANCING = frozenset({
+    "base_lrs", "max_lrs", "last_epoch", "T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter", "last_batch_idx",
+})  # fmt: skip
 #: Kind of a counter → words in its path. A position in a cycle is one of a schedule.
 _COUNTING = {
     "groups": re.compile(r"param_groups"),
@@ -149,13 +139,7 @@ _COUNTING = {
     "data": re.compile(r"(?:^|[._])workers?(?:$|[._])"),
 }
 #: Kind of a counter → the causes if it restarted.
-_COUNTED = {
-    "groups": ("B2", "B1"),
-    "optimizer": ("B1", "B2"),
-    "schedule": ("C1",),
-    "average": ("F4",),
-    "data": ("C6",),
-}
+_COUNTED = {"groups": ("B2", "B1"), "optimizer": ("B1", "B2"), "schedule": ("C1",), "average": ("F4",), "data": ("C6",)}
 _OF_DATA = re.compile(r"loader|sampler|epoch(?!$)|batch|scaler|growth|bad_epochs|cooldown|_dim|size|length")
 #: Integers that begin anew in any run, are measured, or name something.
 _RETURNS = re.compile(
@@ -163,7 +147,16 @@ _RETURNS = re.compile(
     r"|current|seed|rank|world|version|time|loss|metric|score|best|norm|grad|length|tokens|memory|bytes|_id$|pid|epoch"
     r"|consecutive|streak|skip|bad|fail|stall|retr"
 )
+#: Part of the trainer's state → the cause if it is no longer stored.
+_CAUSE_OF_PART = {
+    "schedule": "C1", "loss scale": "D8", "data loader": "C6", "average": "F4", "data position": "C6", "masters": "D1",
+}  # fmt: skip
 SOME = 3  #: of such numbers in a message
+_WORDS = {
+    "loader": "the data position",
+    "consumed_samples": "the number of consumed samples",
+    "loss_scale": "the loss scale",
+}
 SCHEDULED = ("lr", "weight_decay")  #: fields that a schedule changes, or that other rules compare
 CYCLED = ("betas", "momentum")
 PRODUCTS = 64  #: of NAdam that are read
@@ -172,10 +165,6 @@ SEARCHED = 16  #: generators whose draws are counted, at up to 0.1 s each
 ORDER = 16, 1 << 20  #: least and most elements of a stored order of the data
 
 # ---- counters ------------------------------------------------------------------------------------------------------
-
-
-def same_counters(pair: Pair) -> list[Sign] | str:
-    return _counters(pair, 0, R10)
 
 
 def counters_advance(pair: Pair) -> list[Sign] | str:
@@ -225,7 +214,8 @@ def _counters(pair: Pair, k: int, rule: Rule) -> list[Sign] | str:
     anew = [name for name in off if name in fresh and moved[name] < 0]
     fell = [name for name in off if name not in fresh and moved[name] < 0]  # as those of an older save
     rest = [name for name in off if name not in {*anew, *fell}]
-    parts = [anew, fell, rest] if rest and behind.issuperset(rest) else [off]
+    stood, slow = ([name for name in rest if (moved[name] == 0) == zero] for zero in (True, False))
+    parts = [anew, fell, stood, slow] if rest and behind.issuperset(rest) else [off]
     return [_of_counters(pair, k, rule, moved, part, fresh, behind) for part in parts if part]
 
 
@@ -258,15 +248,13 @@ def _of_counters(
     still = still if behind and len(off) < len(moved) else []
     severity = "warn" if named or still else "info" if reset_meant(b) or behind else "error"
     first = moved[off[0]]
-    words = f"advanced by {first:,.0f} instead of {k:,}" if k else f"changed by {first:+,.0f}"
+    words = f"advanced by {_span(moved[name] for name in off)} instead of {k:,}" if k else ""
+    words = words or f"changed by {_span((moved[name] for name in off), '+')}"
     if first < 0 or new:
-        was, now = (
-            one.get(off[0], usual) or 0.0
-            for one, usual in ((dict(a.steps.by_name), a.steps.usual), (dict(b.steps.by_name), b.steps.usual))
-        )
-        if now != was + k:  # of some files, the usual counter may be right
-            words = f"went from {was:,.0f} to {now:,.0f}; they should be at {was + k:,.0f}"
-            words += ", so they count only the updates since the load" if new and now == k else ""
+        was, now = ([one.by_name.get(name, one.usual or 0.0) for name in off] for one in (a.steps, b.steps))
+        if now[0] != was[0] + k:  # of some files, the usual counter may be right
+            words = f"went from {_span(was)} to {_span(now)}; they should be at {_span(one + k for one in was)}"
+            words += ", so they count only the updates since the load" if new and set(now) == {k} else ""
     if still and not reset_meant(b):
         words = f"did not advance in {plural(k, 'update')}: were these parameters frozen?"
     elif behind:
@@ -284,6 +272,13 @@ def _of_counters(
     )
 
 
+def _span(values: Iterable[float], sign: str = "") -> str:
+    """Return ``46``, or ``39 … 46`` if the values differ."""
+    ends = sorted(values)
+    low, high = f"{ends[0]:{sign},.0f}", f"{ends[-1]:{sign},.0f}"
+    return low if low == high else f"{low} … {high}"
+
+
 # ---- trainer -------------------------------------------------------------------------------------------------------
 
 
@@ -293,7 +288,7 @@ def same_trainer(pair: Pair) -> list[Sign] | str:
     for fact in ("step", "consumed_samples", "loader", "epoch", "loss_scale"):
         one, two = a.value(fact), b.value(fact)
         if one is not None and two is not None and one != two:
-            words = f"{fact.replace('_', ' ')} was {one:,} and is {two:,} ({b.source(fact)})"
+            words = f"{_WORDS.get(fact, fact)} was {one:,.15g} and is {two:,.15g} ({b.source(fact)})"
             sure = fact == "step" and NAME not in (a.source(fact), b.source(fact))
             severity = "error" if sure else "warn"
             found.append(R11.sign(words, {"kind": fact, "before": one, "echo": two}, severity=severity))
@@ -396,26 +391,21 @@ def _unstored(pair: Pair, rule: Rule) -> list[Sign]:
     one, two = pair.a.ckpt, pair.b.ckpt
     if one.format != two.format or not b.groups:
         return []
-    found = []
-    for part in sorted(a.parts - b.parts):
-        causes = {"schedule": ("C1",), "loss scale": ("D8",), "data loader": ("C6",), "average": ("F4",)}[part]
-        words = f"the {part} is no longer stored"
-        found.append(rule.sign(words, {"kind": "unstored", "part": part}, severity="warn", causes=causes))
-    held: dict[str, tuple[Any, Any, str]] = {
-        "data position": (a.value("consumed_samples"), b.value("consumed_samples"), "C6")
-    }
-    masters = [any("master" in roles for roles in side.params.values()) or None for side in (pair.a, pair.b)]
-    held["masters"] = (masters[0], masters[1], "D1")
-    for part, (old, new, cause) in held.items():
-        if old is not None and new is None and rule is P29:
-            words = f"the {part} {'are' if part == 'masters' else 'is'} no longer stored"
-            found.append(rule.sign(words, {"kind": "unstored", "part": part}, severity="warn", causes=(cause,)))
+    found, lost = [], sorted(a.parts - b.parts)
+    if rule is P29:
+        masters = [any("master" in roles for roles in side.params.values()) for side in (pair.a, pair.b)]
+        position = [side.value("consumed_samples") is not None for side in (a, b)]
+        lost += [name for name, held in (("data position", position), ("masters", masters)) if held == [True, False]]
+    for part in lost:
+        words = f"the {part} {'are' if part == 'masters' else 'is'} no longer stored"
+        evidence = {"kind": "unstored", "part": part}
+        found.append(rule.sign(words, evidence, severity="warn", causes=(_CAUSE_OF_PART[part],)))
     held_states, left_states = pair.a.generators, pair.b.generators
     if not held_states or left_states or len(one.catalog.files) != len(two.catalog.files):
         return found  # other ranks' generators start fresh
     words = f"the states of {plural(len(held_states), 'random generator')} are no longer stored"
-    evidence = {"kind": "unstored", "names": list(held_states)[:NAMED]}
-    return [*found, rule.sign(words, evidence, severity="warn", causes=("C8",))]
+    names = {"kind": "unstored", "names": list(held_states)[:NAMED]}
+    return [*found, rule.sign(words, names, severity="warn", causes=("C8",))]
 
 
 def schedule_kept(pair: Pair) -> list[Sign] | str:
@@ -554,7 +544,9 @@ def changed_arguments(a: TrainingState, b: TrainingState) -> dict[str, tuple[Any
     """Return the arguments that both state and that differ, except those of the host, save or step."""
     names = [name for name in a.args if name in b.args and not _PASSING.search(name)]
     pairs = {name: (a.args[name].value, b.args[name].value) for name in names}
-    return {name: pair for name, pair in pairs.items() if _plain(pair[0]) != _plain(pair[1])}
+    return {
+        name: two for name, two in pairs.items() if _plain(two[0]) != _plain(two[1]) and not counts(name, *two, a, b)
+    }
 
 
 def arguments(pair: Pair) -> list[Sign] | str:
@@ -694,13 +686,13 @@ def lr_on_old_plan(pair: Pair) -> list[Sign] | str:
         skipped = scaled(b) and updates != last - first  # otherwise the optimizer made all of them
         if not (skipped and 0.5 * (last - first) <= moved <= last - first):
             return [_jump(a, b, moved, last - first, declared)]
-    if a.lr is None or b.lr is None:
-        return "an optimizer stores no lr"
     if plan_of(a.schedule, a.args, a.statements) is None and all("batch" in name for name in declared):
         declared = []  # they set no learning rate, and without its formula a schedule may give any
     steps = int(moved) if rarely and moved is not None else last - first
     if (off := _off_its_form(a, b, steps, declared)) is not None:
         return off
+    if a.lr is None or b.lr is None:
+        return "an optimizer stores no lr"
     plan = plan_of(a.schedule, a.args, a.statements)
     due = plan.lr_at(last) if plan is not None else a.lr
     if plan is not None and plan.allows(b.lr, last):
@@ -741,6 +733,9 @@ def _off_its_form(a: TrainingState, b: TrainingState, steps: int, declared: list
     words = f"lr {lr:.4g} {plural(steps, 'step')} later, but the formula of the stored schedule gives {wanted:.4g}"
     words += f"; changed settings: {', '.join(declared[:4])}" if declared else ""
     evidence = {"lr": lr, "planned": wanted, "ratio": lr / wanted if wanted else None, "declared": declared}
+    # a schedule moves all groups by one factor
+    ratios = [lr / wanted for lr, wanted in zip(stored, due, strict=True) if lr is not None and wanted]
+    evidence |= {"uneven": True} if ratios and not declared and not _near(min(ratios), max(ratios)) else {}
     return [P15.sign(words, evidence, severity="warn", hit=len(off), of=len(due))]
 
 
@@ -803,9 +798,8 @@ def _jump(a: TrainingState, b: TrainingState, moved: float, k: int, declared: li
     if counts[0] == counts[1]:
         words = f"the schedule did not move in {plural(k, 'step')}: it stayed at {counts[0]:,}"
     else:
-        words = (
-            f"the schedule moved by {moved:,.4g} updates in {plural(k, 'step')}: from {counts[0]:,} to {counts[1]:,}"
-        )
+        words = f"the schedule went from {counts[0]:,} to {counts[1]:,} in {plural(k, 'step')}"
+        words += f", which are {moved:,.4g} updates" if abs((counts[1] or 0) - (counts[0] or 0) - moved) > 0.01 else ""
     evidence = {"kind": "jump", "before": counts[0], "after": counts[1], "k": k, "declared": declared}
     sure = not declared and NAME not in (a.source("step"), b.source("step"))
     return P15.sign(words, evidence, severity="error" if sure else "warn")
@@ -865,14 +859,16 @@ def data_advances(pair: Pair) -> list[Sign] | str:
         each = old // first
         due = each * (last - first)
         if abs(new - old - due) > each or (new - old) % each or new == old:  # one update may be counted elsewhere
-            words = f"{fact.replace('_', ' ')} went from {old:,} to {new:,}; "
-            words += f"{plural(last - first, 'update')} should have advanced it by {due:,}"
+            words = f"{_WORDS[fact]} went from {old:,} to {new:,}; "
+            words += f"{plural(last - first, 'update')} should have advanced it to {old + due:,}"
             evidence = {"kind": kind, "before": old + due, kind if kind == "loader" else "consumed": new}
             evidence |= {"stands": new == old, "fewer": old < new < old + due}
             found.append(P20.sign(words, evidence, causes=("C6",) if new < old else ()))
     known = any(side.value(fact) is not None for side in (a, b) for fact in ("loader", "consumed_samples"))
     batches = [_batch(side) for side in (pair.stored, pair.b)]
     for path, (then, now) in within.items():
+        if found and path == b.source("loader"):
+            continue
         each, rest = divmod(then[1], first)
         rate = each if batches[0] == batches[1] else (batches[1] or 0) if each == batches[0] else 0
         due = then[1] + (rate or each) * (last - first)
@@ -1000,7 +996,7 @@ def _plain(value: Any) -> Any:
 ECHO: dict[str, Callable[[Pair], list[Sign] | str]] = {
     "R01": same_tensors,
     "R18": rows_kept,
-    "R10": same_counters,
+    "R10": lambda pair: _counters(pair, 0, R10),
     "R11": same_trainer,
     "R12": arguments,
     "N1": renamed,

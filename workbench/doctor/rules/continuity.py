@@ -35,7 +35,7 @@ from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.groups import OF_AVERAGES
 from workbench.doctor.laws.bounds import floor_terms
 from workbench.doctor.ledger.roles import FIRST, MAXIMA, MOMENTS, SECOND, STATE, quantity
-from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, register
+from workbench.doctor.ledger.sign import RULES, Inapplicable, Outcome, Rule, Sign, register, some
 from workbench.doctor.origins.became import arrangements
 from workbench.doctor.origins.samples import sampled, spread
 from workbench.doctor.passes.pair import PairState, Update
@@ -78,6 +78,7 @@ CHANCE = 4.5  #: over the root of the columns: correlation that the best of many
 BESIDE = 256  #: tensors beside the weights
 DECAYS = frozenset({"momentum", "dampening", "nesterov", "betas", "alpha", "rho"})  #: fields of param groups
 STANDS = 0.7  #: b·a/a·a from which an average continues
+KEEPS = 0.9  #: share that so few updates leave of second moments at least
 NOISE = 1e-5  #: of the median size of averages of gradients: below it, as of biases before a norm, are rounding errors
 
 P32 = Rule(
@@ -112,7 +113,7 @@ class Kept:
 
     Attributes:
         own: correlation. slope: b·a/a·a. size: ‖b‖/‖a‖.
-        low, least: 5 % and 1 % quantiles of b/a where a > 0; NaN if either has negative elements.
+        low, least, most: 5 %, 1 % and 75 % quantiles of b/a where a > 0; NaN if either has negative elements.
         constant: the value of all elements of b, if those of a differ.
         offset: by how much the mean changed, over the size of a.
         level: the root mean square of a.
@@ -123,6 +124,7 @@ class Kept:
     size: float
     low: float
     least: float
+    most: float
     constant: float | None = None
     offset: float = 0.0
     level: float = 0.0
@@ -368,15 +370,15 @@ def _from_weights(pair: Pair, fqn: str, at: int, a: Array, b: Array) -> bool:
 def _kept(a: Array, b: Array) -> Kept:
     constant = float(b[0]) if (b == b[0]).all() and not (a == a[0]).all() else None
     aa = float(np.dot(a, a))
-    low, least = math.nan, math.nan
+    low = least = most = math.nan
     some = a > 0
     if (a >= 0).all() and (b >= 0).all() and np.count_nonzero(some) >= ENOUGH:
-        low, least = (float(one) for one in np.quantile(b[some] / a[some], (0.05, 0.01)))
+        low, least, most = (float(one) for one in np.quantile(b[some] / a[some], (0.05, 0.01, 0.75)))
     same = np.array_equal(a, b)
     own = 1.0 if same else _correlation(_eased(a), _eased(b))
     offset = abs(float(b.mean() - a.mean())) * math.sqrt(len(a) / aa)
     size, level = math.sqrt(float(np.dot(b, b)) / aa), math.sqrt(aa / len(a))
-    return Kept(own, float(np.dot(a, b)) / aa, size, low, least, constant, offset, level)
+    return Kept(own, float(np.dot(a, b)) / aa, size, low, least, most, constant, offset, level)
 
 
 def _turned(
@@ -426,6 +428,9 @@ def _broken(kept: Mapping[str, Kept], once: set[str]) -> dict[str, str]:
     new = {fqn for fqn, one in rest.items() if _is_new(one, squares, fqn in once)}
     if len(rest) >= SOME and len(new) >= MOST * len(rest):
         return forms | dict.fromkeys(new, "zero")
+    other = {fqn for fqn in once - new if squares and rest[fqn].low < FELL}
+    if len(rest) >= SOME and len(other | new) >= MOST * len(rest):
+        return forms | dict.fromkeys(other | new, "other")
     usual = median(one.low if squares else one.slope for one in rest.values())
     if len(rest) >= SOME and usual >= (FELL if squares else STANDS):  # most parameters continue
         noise = NOISE * median(one.level for one in rest.values())
@@ -438,8 +443,8 @@ def _broken(kept: Mapping[str, Kept], once: set[str]) -> dict[str, str]:
 
 
 def _is_new(one: Kept, squares: bool, once: bool) -> bool:
-    if squares:
-        return once and one.low < FELL
+    if squares:  # those of others rose in as many elements as they fell
+        return once and one.most < FELL
     return one.slope < NEW and one.size < SMALL if once else max(abs(one.slope), one.size) < TINY
 
 
@@ -451,7 +456,7 @@ def _is_other(one: Kept) -> bool:
 def _is_less(one: Kept, squares: bool, usual: float) -> bool:
     """Return whether far less is left of it than of the same state of the other parameters."""
     if squares:
-        return one.low < usual / APART
+        return one.low < usual / APART and one.most < usual
     return one.slope < usual / APART and one.slope < NEW and one.size < SMALL
 
 
@@ -465,7 +470,7 @@ def _signs(forms: Mapping[Key, str]) -> Iterator[Sign]:
     hit: dict[str, list[Key]] = defaultdict(list)
     buffers = [fqn for (fqn, role), form in forms.items() if form and role == "buffer"]
     if buffers:
-        words = f"buffers of {plural(len(buffers), 'module')} do not continue their old values: {buffers[0]!r}"
+        words = f"{plural(len(buffers), 'buffer', 'do')} not continue their old values: {some(buffers)}"
         of = sum(role == "buffer" for _, role in forms)
         yield RULES["P24"].sign(words, {}, buffers[:NAMED], severity="warn", hit=len(buffers), of=of, causes=("A5",))
     for key, form in forms.items():
@@ -536,8 +541,15 @@ def _rearranged(
         for fqn, roles in pair.shared()
         if "exp_avg_sq" in roles and fqn in states and (states[fqn].floor.broken or states[fqn].transition.broken)
     }
+    if crossed := _crossed(pair, updates, states, held):
+        least = min(states[fqn].ratio for fqn in crossed - held.keys())
+        words = f"second moments of {plural(len(crossed & held.keys()), 'parameter')} fell, and those of others of the "
+        words += f"same shapes grew in every element, to {least:.3g} times as much or more"
+        evidence = {"kind": "name", "role": "exp_avg", "roles": ["exp_avg_sq"]}
+        yield P32.sign(words, evidence, sorted(crossed)[:NAMED], hit=len(crossed), of=len(states), causes=("B5", "E13"))
+        return
     placed = {f for f, both in held.items() if f in updates and _is_arranged(pair, both, updates[f], found)}
-    kinds = dict.fromkeys(turned | placed, "rows")
+    kinds = dict.fromkeys(sorted(turned | placed), "rows")
     kinds |= _searched(pair, {f: both for f, both in held.items() if f not in kinds}, found)
     if 2 * len(kinds) < len(held) and (common := _in_common(pair, held, updates, found)) is not None:
         kind, words = common
@@ -550,6 +562,27 @@ def _rearranged(
             words = f"second moments of {plural(len(some), 'parameter')} are most like old ones of other places"
             evidence = {"kind": kind, "role": "exp_avg", "roles": ["exp_avg_sq"]}
             yield P32.sign(f"{words}: {some[0]!r}", evidence, some, hit=len(some), of=len(states))
+
+
+def _crossed(
+    pair: Pair, updates: Mapping[str, Update], states: Mapping[str, PairState], held: Mapping[str, tuple[int, int]]
+) -> set[str]:
+    """Return the parameters that fell, and others of their shape that grew in every element, in few updates.
+
+    So few leave second moments nearly as they were. State that was lost falls, and no other state grows with it.
+    """
+    found = set()
+    shapes: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for fqn, roles in pair.shared():
+        few = fqn in states and (one := updates[fqn]).k > 1 and one.betas is not None and one.fading**one.k >= KEEPS
+        if few and "exp_avg_sq" in roles and states[fqn].floor.of >= ENOUGH:
+            shapes[pair.b.shape(roles["exp_avg_sq"][1])].append(fqn)
+    for names in shapes.values():
+        fell = [fqn for fqn in names if fqn in held]
+        grew = [fqn for fqn in names if fqn not in held and GREW < states[fqn].ratio < math.inf]
+        if min(len(fell), len(grew)) > 1:
+            found |= {*fell, *grew}
+    return found if 2 * len(found & held.keys()) > len(held) else set()
 
 
 def _is_arranged(pair: Pair, both: tuple[int, int], update: Update, found: Continuity) -> bool:

@@ -19,7 +19,6 @@ from statistics import median
 
 import numpy as np
 
-from workbench.core.scan import Progress
 from workbench.core.words import plural
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.ledger.sign import Inapplicable, Outcome, Rule, Sign, register
@@ -55,16 +54,13 @@ P18 = Rule(
 register(P17, P18)
 
 
-def check_rows(
-    pair: Pair, suspects: Sequence[str], turned: Sequence[str] = (), *, progress: Progress | None = None
-) -> Outcome:
+def check_rows(pair: Pair, suspects: Sequence[str], turned: Sequence[str] = ()) -> Outcome:
     """Find where suspicious weights and moments came from.
 
     Args:
         pair: ``evidence.pair("before", "after")``, few updates apart.
         suspects: fqns that other rules flagged (P03 P04 P05 P06 P08 P12).
         turned: fqns of weights that have nothing in common with the old ones, which their updates may have done.
-        progress: called with the fraction of the suspects done.
     """
     found = Outcome()
     atoms = Atoms(pair)
@@ -83,13 +79,11 @@ def check_rows(
         found.not_checked["P17"] = f"{len(weights) - SUSPECTS:,} of {len(weights):,} suspicious weights"
         weights = [weights[k] for k in np.linspace(0, len(weights) - 1, SUSPECTS).astype(int).tolist()]
     seen = []
-    for number, atom in enumerate(weights):
+    for atom in weights:
         try:
             seen.append(see(atoms, atom))
         except WorkbenchError as error:
             found.not_checked["P17"] = f"{atom.fqn!r}: {error}"
-        if progress is not None:
-            progress((number + 1) / len(weights))
     updates = between(pair)
     seen += _vectors(atoms, wanted, of_weights, role, updates, found.not_checked)
     odd = [one for one in seen if one.cosine < ALONE and not (one.move is not None and one.sure)]
@@ -248,10 +242,7 @@ def _line(
             f"{one.atom.fqn!r} were at {there:,} of {name!r}"
         )
         causes = ("E13", "E7")
-    evidence: dict[str, object] = {
-        "in": "before → after",
-        "windows": [[o.atom.fqn, a, n, t] for o, a, n, t in shifts],
-    }
+    evidence: dict[str, object] = {"in": "before → after", "windows": [[o.atom.fqn, a, n, t] for o, a, n, t in shifts]}
     return whole, _sign(P17, [one.atom for one in seen], text, causes, None, evidence)
 
 

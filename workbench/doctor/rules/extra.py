@@ -136,13 +136,15 @@ def _loss_scale(state: State, earlier: State | None) -> Said:
     at, told = (0.0, False) if earlier is None or not k else _at_load(earlier, state, k)
     initial = at in DEFAULTS and at <= before / DOUBLED**AT_ONCE
     if not signs and (initial or (told and not skipped and 0 < at <= before / DOUBLED**2)):
-        words = f"the loss scale went from {before:,g} to {scale:,g} in {plural(k or 0, 'update')}"
+        words = f"the loss scale went from {before:,.15g} to {scale:,.15g} in {plural(k or 0, 'update')}"
         words += f"{'' if skipped else ', none of them skipped'}; "
-        words += f"its count of good updates fits a start at {at:,g}: was it reset?"
+        words += f"its count of good updates fits a start at {at:,.15g}: was it reset?"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     anew = scale in DEFAULTS and halved >= AT_ONCE and not skipped
     if not signs and k is not None and (halved > SKIPPED + k / OFTEN or anew):
-        words = f"the loss scale fell from {before:,g} to {scale:,g} in {plural(k, 'update')}: was it reset, or were "
+        words = (
+            f"the loss scale fell from {before:,.15g} to {scale:,.15g} in {plural(k, 'update')}: was it reset, or were "
+        )
         words += f"{halved:.0f} more updates skipped? Each skipped update halves it"
         signs.append(RULES["N14"].sign(words, {"scale": scale, "before": before}, hit=1, of=1))
     if not signs and k and earlier is not None and scale == before:
@@ -315,7 +317,8 @@ def _adapters(state: State, found: Mapping[str, OneState], step: float, earlier:
             return f"{read:,} of {plural(len(rows), 'adapter')}, up to the first that is not 0", []
     if read < len(rows):
         return "the adapters are too large or cannot be read"
-    moved = [fqn for fqn, sums in found.items() if adapter_of(fqn) == "lora_B" and _nonzero(sums, "exp_avg_sq")]
+    moved = [fqn for fqn, sums in found.items() if adapter_of(fqn) == "lora_B" and "exp_avg_sq" in sums.numbers]
+    moved = [fqn for fqn in moved if found[fqn].numbers["exp_avg_sq"].zeros < found[fqn].numbers["exp_avg_sq"].count]
     words = f"lora_B of all {plural(len(rows), 'adapter')} is 0 at step {step:,.0f}"
     words += f", although gradients reached {len(moved):,} of them" if moved else ""
     grave = "error" if moved else "warn"
@@ -366,7 +369,7 @@ def _average(found: Mapping[str, OneState], step: float) -> Said:
     if not any(differ for differ, _ in held.values()):
         of = sum(count for _, count in held.values())
         words = (
-            f"all {plural(of, 'weight')} of {plural(len(held), 'parameter')} equal their average bit for bit "
+            f"all {plural(of, 'element')} of {plural(len(held), 'weight')} equal their average bit for bit "
             f"at step {step:,.0f}"
         )
         signs.append(RULES["N21"].sign(words, {"step": step}, list(held)[:LIST], hit=len(held), of=len(held)))
@@ -377,16 +380,20 @@ def _clip(state: State, found: Mapping[str, OneState], earlier: State | None) ->
     facts = state.facts
     clips = [one.facts.value("clip") for one in (state, earlier) if one is not None]
     clip = max((float(one) for one in clips if one), default=0.0)
-    held = [sums.numbers["exp_avg_sq"] for sums in found.values() if "exp_avg_sq" in sums.numbers]
+    held = {fqn: sums.numbers["exp_avg_sq"].total for fqn, sums in found.items() if "exp_avg_sq" in sums.numbers}
     if not clip or not all(clips) or not held:
         return "no gradient clip is stored, or no second moments are stored"
     kinds = {state.dtype(roles["exp_avg_sq"]) for roles in state.params.values() if "exp_avg_sq" in roles}
     if kinds & {"bfloat16", "float16"}:
         return "16-bit second moments are rounded up where they should decay, so they have no such bound"
+    if earlier is not None and earlier.facts.betas != facts.betas:
+        return "β2 changed, so the second moments have no such bound"
     if facts.decoupled is not True or facts.betas is None:
         return "weight decay is added to the gradient after the clip (Adam with L2), or the betas are unknown"
-    total = sum(numbers.total for numbers in held)
     step = max(facts.steps.counts, default=0) or facts.step or 0  # of the parameter with most updates
+    # gradients of parameters with fewer updates may have been clipped without one another
+    total = sum(one for fqn, one in held.items() if facts.steps.by_name.get(fqn, step) == step)
+    total = max(total, *held.values())
     bound = clip * clip * (1 - facts.betas[1] ** step) if step else clip * clip
     signs = []
     if math.isfinite(total) and total > bound * (1 + SLACK):
@@ -417,10 +424,6 @@ def _groups(state: State) -> Said:
         evidence = {"vectors": decayed, "matrices": bare}
         signs.append(RULES["N27"].sign(words, evidence, hit=bare + decayed, of=len(matrices) + len(vectors)))
     return f"weight decay of {plural(len(matrices) + len(vectors), 'parameter')}", signs
-
-
-def _nonzero(sums: OneState, role: str) -> bool:
-    return role in sums.numbers and sums.numbers[role].zeros < sums.numbers[role].count
 
 
 def _fqns(state: State, rows: Sequence[int]) -> list[str]:

@@ -26,7 +26,7 @@ from workbench.analysis.diff_objects import ObjectChange, object_changes
 from workbench.analysis.echo_file import INSIDE
 from workbench.core.source import Source
 from workbench.core.words import plural
-from workbench.doctor.facts.counted import in_epochs
+from workbench.doctor.facts.counted import counts, in_epochs
 from workbench.doctor.facts.evidence import Pair
 from workbench.doctor.facts.flat import SWITCHES
 from workbench.doctor.ledger.sign import Rule, Sign, register
@@ -127,6 +127,8 @@ def settings_stay(pair: Pair, signs: Iterable[Sign]) -> list[Sign] | str:
     found["arguments"] = {**found.get("arguments", {}), **averaged}
     for topic in SETTINGS:
         off = {source: one for source, one in found.get(topic, {}).items() if not _COUNTS.search(source.lower())}
+        ends = pair.a.facts, pair.b.facts
+        off = {source: one for source, one in off.items() if not counts(source.lower(), one.before, one.after, *ends)}
         if off:
             sign = _sign(P52, topic, off)
             epochs = in_epochs(pair.a.counts, pair.b.counts).values()
@@ -252,9 +254,12 @@ def _sign(rule: Rule, topic: str, off: dict[str, ObjectChange]) -> Sign:
     if topic == "average" and all(isinstance(change.after, float) for change in off.values()):
         causes = ("H1", *causes)  # such as its decay; what an average counts are integers
     words_of = {source: _text(change, LATER[rule.id]) for source, change in off.items()}
-    listed = ", ".join(f"{source} {text}" for source, text in list(words_of.items())[:SHOWN])
     more = f" and {len(off) - SHOWN:,} more" if len(off) > SHOWN else ""
-    words = f"{plural(len(off), 'stored value')} changed: {listed}{more}"
+    listed = ", ".join(f"{source} {text}" for source, text in list(words_of.items())[:SHOWN]) + more
+    words = f"{plural(len(off), 'stored value')} changed: {listed}"
+    for side in ("before", LATER[rule.id]):
+        if all(text.startswith(one := f"is in {side} only") for text in words_of.values()):
+            words = f"{plural(len(off), 'stored value', 'are')} in {side} only: {listed.replace(f' {one}', '')}"
     evidence: dict[str, Any] = {"kind": topic, "changed": dict(list(words_of.items())[:100])}
     both = ((source, change.before, change.after) for source, change in off.items())
     evidence["fell"] = [path for path, old, new in both if isinstance(old, int) and isinstance(new, int) and new < old]
@@ -267,7 +272,9 @@ def _text(change: ObjectChange, later: str) -> str:
     for words, side in (("only in a", "before"), ("only in b", later)):
         if change.kind in CAME_OR_WENT and change.text.startswith(words):
             return f"is in {side} only{change.text.removeprefix(words)}"
-    return change.text
+    text = re.sub(r"\d+\.\d{7,}(?:e[-+]?\d+)?", lambda number: f"{float(number[0]):.6g}", change.text)
+    old, arrow, new = text.partition(" → ")
+    return change.text if arrow and old == new else text
 
 
 def _by_version(change: ObjectChange) -> bool:

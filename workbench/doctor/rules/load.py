@@ -39,32 +39,15 @@ CLEARS = {
     "weights": (
         WEIGHTS,
         (
-            "A1",
-            "A2",
-            "A3",
-            "D3",
-            "D7",
-            "E1",
-            "E2",
-            "E3",
-            "E4",
-            "E5",
-            "E6",
-            "E8",
-            "E9",
-            "E10",
-            "E11",
-            "E12",
-            "F4",
-            "F5",
-            "F7",
+            "A1", "A2", "A3", "D3", "D7", "E1", "E2", "E3", "E4", "E5", "E6", "E8", "E9", "E10", "E11", "E12", "F4",
+            "F5", "F7",
         ),
     ),
     "masters": (MASTERS, ("D1", "D2")),
     "moments": (MOMENTS, ("B1", "B3", "B4", "B5", "B6", "D4", "E13")),
     "averages": (AVERAGES, ()),
     "buffers": (BUFFERS, ("A5", "D9")),
-}
+}  # fmt: skip
 OF_ALL = ("E7", "G1", "G2", "G3", "G5", "G6", "G7")  #: excluded if weights, masters and moments are equal
 
 
@@ -91,11 +74,6 @@ class TensorStatus:
     status: str
     row: TensorDiff
     looks: tuple[AtomLook, ...] = ()
-
-    @property
-    def kind(self) -> str:
-        """``equal``, or the form of the change in its first part."""
-        return self.looks[0].kind if self.looks else self.status
 
 
 @dataclass
@@ -312,5 +290,9 @@ def _checked(found: EchoValues, rows: Mapping[tuple[str, str], TensorDiff], coun
     causes = OF_ALL if counted else tuple(cause for cause in OF_ALL if cause != "G6")
     if "weights" in whole and held <= set(whole) and not lost and all(row.status == "equal" for row in rows.values()):
         found.cleared.append(
-            Cleared("echo", "every weight, master, moment and buffer of one name and shape is equal", causes)
+            Cleared(
+                "echo",
+                "every weight, master, moment and buffer with the same name and shape on both sides is equal",
+                causes,
+            )
         )

@@ -69,7 +69,6 @@ FORMS = {
     "fill": ("R09", "are constant: {text}"),
     "ratio": ("R09", "are the old values times one factor: {text}"),
     "power": ("R09", "are a power of the old values: {text}"),
-    "near": ("R09", "have different values"),
     "swapped": ("R02", "are swapped: {text}"),
     "weights": ("R03", "are copies of the weights, such as that of {text}"),
     "other": ("R09", "have different values"),
@@ -112,14 +111,15 @@ def load_signs(atoms: Atoms, looks: Sequence[AtomLook]) -> Iterator[Sign]:
     for one in looks:
         if one.kind not in ("moved", "columns", "flat", "unread"):
             what = quantity(one.atom.role)
-            groups.setdefault((one.kind, what in MOMENTS, what in BUFFERS), []).append(one)
+            kind = "other" if one.kind == "near" else one.kind
+            groups.setdefault((kind, what in MOMENTS, what in BUFFERS), []).append(one)
     for (kind, *_), some in groups.items():
         yield _rounded(atoms, some) if kind == "rounded" else _plain(atoms, kind, some)
 
 
 def _plain(atoms: Atoms, kind: str, some: Sequence[AtomLook]) -> Sign:
     rule, words = FORMS[kind]
-    text = some[0].text
+    text = some[0].text.partition(", product in ")[0]
     name = repr(some[0].atom.fqn)
     if kind == "zeros":
         text = text.replace(" became zero", f" of {name}", 1) or name

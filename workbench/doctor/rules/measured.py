@@ -15,13 +15,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from workbench.doctor.facts.counted import fell_back, lagging
 from workbench.doctor.facts.evidence import Pair, State
 from workbench.doctor.laws.bounds import Hits
 from workbench.doctor.ledger.roles import MASTERS, MOMENTS, STATE, WEIGHTS, quantity
 from workbench.doctor.ledger.rows import GROUPS, Row, Status
 from workbench.doctor.ledger.sign import Sign
-from workbench.doctor.origins.became import Became, moments_became, weights_became
+from workbench.doctor.origins.became import Became, beyond, moments_became, weights_became
 from workbench.doctor.origins.tags import TOGETHER, tag_of
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.doctor.rules.pair import replayed
@@ -39,6 +41,7 @@ FLIPS = 8  #: most elements that count as flipped bits
 PATCH = 0.2  #: share of one parameter below which a change is a damaged part
 BARELY = 1.5  #: times the reach below which the excess is rounding of loaded values
 LIKE = 0.9  #: cosine below which weights are others, however little each element is beyond reach
+IN_PARTS = ("near", "part", "flip", "zeros", "other")  #: forms that a change of some rows or columns may have
 MANY = 400  #: most parameters whose form is examined; further ones are only counted as beyond their law
 
 
@@ -233,30 +236,38 @@ def train_rows(
         if sign.rule in ("P08", "P12") and sign.severity != "info" and "old" not in sign.evidence
         for name in sign.tensors
     }
-    gone = {name: sign.evidence.get("kind") for sign in signs if sign.rule == "P08" for name in sign.tensors}
-    looked = 0
+    back = [sign for sign in signs if sign.rule == "P08" and "kind" in sign.evidence]
+    gone = {name: sign.evidence["kind"] for sign in back for name in sign.tensors}
     held = dict(pair.shared())
     # single elements are flipped bits if one or two parameters have them, but not if many do
     few_weights = _few(sums.reach for sums in states.values())
     few_moments = _few(max((sums.floor, sums.transition), key=lambda one: one.worst) for sums in states.values())
+    odd: dict[str, Became | None] = {}
+    for fqn, sums in states.items():
+        places = held.get(fqn, {})
+        weight = "master" if "master" in places else "param"
+        far = bool(sums.reach.broken) or fqn in turned or fqn in unlike or f"param:{fqn}" in moved
+        if weight not in places or not far:
+            continue
+        # a step as far as wrong moments make it is still the update of the old weights
+        if sums.nan or not replayed(updates[fqn], sums, pair.b.dtype(places[weight][1])):
+            odd[fqn] = _weights(pair, fqn, weight, places, updates[fqn], sums) if len(odd) < MANY else None
+    looked = len(odd)
+    units = _units(odd)
     for fqn, sums in states.items():
         update, places = updates[fqn], held.get(fqn, {})
         weight = "master" if "master" in places else "param"
         if weight in places:
             still = update.k == 0 and 0 < sums.count == sums.unchanged  # no update: the law is equality
             seen = sums.reach.of or sums.replay.count or still
-            # a step as far as wrong moments make it is still the update of the old weights
-            follows = replayed(update, sums, pair.b.dtype(places[weight][1]))
-            odd = bool(sums.reach.broken) or fqn in turned or fqn in unlike or f"param:{fqn}" in moved
-            odd = odd and (not follows or bool(sums.nan))
-            if odd:
-                looked += 1
-                became = _weights(pair, fqn, weight, places, update, sums) if looked <= MANY else None
-                form, exact, detail = _weight_form(fqn, sums, became, moved, unlike)
+            if fqn in odd:
+                form, exact, detail = _weight_form(fqn, sums, odd[fqn], moved, unlike)
                 # a few rows of a vocabulary are tokens, those of another weight a damaged place
                 tokens = kinds([fqn]) <= {"embed", "head"} and not detail.get("tail")
                 rows = form == "part" and (tokens or detail["rows"] >= PATCH * detail["of"])
-                if gone.get(fqn) in ("average", "zeros"):
+                if units and form in IN_PARTS and _in_units(pair, fqn, (weight,), places, update, units):
+                    form = "units"
+                elif gone.get(fqn) in ("average", "zeros"):
                     form = str(gone[fqn])
                 elif gone.get(fqn) and form in ("near", "flip", "other"):
                     form, detail = ("zero", detail) if fqn.endswith("bias") else ("fill", detail | {"value": 1.0})
@@ -273,17 +284,56 @@ def train_rows(
                 found.put(weight, Status.SKIPPED, fqn, why=why)
         if places.keys() >= ADAM:
             measured, numbers = _moment_rows(pair, fqn, places, update, sums, moved, looked <= MANY)
+            broken = bool(sums.floor.broken or sums.transition.broken)
+            if broken and units and _in_units(pair, fqn, ("exp_avg", "exp_avg_sq"), places, update, units):
+                measured = [(quantity, Status.BEYOND, "units", "", False) for quantity in ("exp_avg", "exp_avg_sq")]
+            elif broken and (one := odd.get(fqn)) is not None and one.detail.get("at"):
+                own = {int(one.detail["of"]): set(one.detail["at"])}  # these are no small numbers that a cast lost
+                if _in_units(pair, fqn, ("exp_avg", "exp_avg_sq"), places, update, own):
+                    measured = [(q, s, f if x or f != "rounded" else "part", why, x) for q, s, f, why, x in measured]
             for quantity, status, form, why, exact in measured:
                 if status is Status.SKIPPED and (fqn, quantity) in kept:
                     status, form, exact = _continued(kept[fqn, quantity])
                     why = ""
-                if status is Status.BEYOND:
+                if status is Status.BEYOND and form != "units":
                     form = _small(form, few_moments, sums.floor.broken, sums.floor.of, math.inf, "other")
                 elements = max(sums.floor.of, sums.transition.of)
                 found.put(quantity, status, fqn, elements, form=form, why=why, exact=exact, detail=numbers)
-            looked += bool(sums.floor.broken or sums.transition.broken)
+            looked += broken
     yield from gathered_rows(found.rows())
     yield from _untouched(pair, states, kept)
+
+
+def _units(odd: Mapping[str, Became | None]) -> dict[int, set[int]]:
+    """Return size of an axis → places along it where complete rows of a weight were replaced, here and there.
+
+    A shard, or a damaged page, is a run of rows. Rows of a vocabulary are tokens.
+    """
+    found: dict[int, set[int]] = {}
+    for fqn, one in odd.items():
+        if one is not None and one.detail.get("apart") and not kinds([fqn]) <= {"embed", "head"}:
+            found.setdefault(int(one.detail["of"]), set()).update(one.detail["at"])
+    return {of: places for of, places in found.items() if 2 * len(places) < of}
+
+
+def _in_units(
+    pair: Pair,
+    fqn: str,
+    roles: tuple[str, ...],
+    places: Mapping[str, tuple[int, int]],
+    update: Update,
+    units: Mapping[int, set[int]],
+) -> bool:
+    """Return whether all that is beyond its law, in a weight or its moments, is in those rows or columns."""
+    sides = [(pair.a.tensor(places[role][0]), pair.b.tensor(places[role][1])) for role in roles]
+    try:
+        broken = beyond(sides, update)
+    except WorkbenchError:
+        return False
+    if broken is None or not broken.any():
+        return False
+    axes = [np.flatnonzero(broken.any(tuple({*range(broken.ndim)} - {axis}))) for axis in range(broken.ndim)]
+    return any(units.get(size, set()).issuperset(at.tolist()) for size, at in zip(broken.shape, axes, strict=True))
 
 
 def _few(hits: Iterable[Hits]) -> bool:
@@ -314,7 +364,7 @@ def _origins(signs: Iterable[Sign]) -> tuple[dict[str, str], set[str]]:
     for sign in signs:
         if sign.rule == "P18":
             unlike |= set(sign.tensors)
-        if sign.rule == "P32" and sign.evidence["kind"] in ("rows", "shift", "part"):
+        if sign.rule == "P32" and sign.evidence["kind"] in ("name", "rows", "shift", "part"):
             moved |= {f"exp_avg:{name}": str(sign.evidence["kind"]) for name in sign.tensors}
         if sign.rule != "P17":
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -74,7 +75,9 @@ def same_tensors(pair: Pair) -> list[Sign] | str:
     for words, keys in (("are gone", gone), ("are new", new), ("have another shape", shaped)):
         if keys:
             roles = _roles(keys)
-            message = f"{len(keys):,} of {plural(len(a), 'tensor')} {agreeing(len(keys), words)}: {roles}"
+            many = plural(len(keys), "tensor")
+            what = many if words == "are new" else f"{len(keys):,} of {plural(len(a), 'tensor')}"
+            message = f"{what} {agreeing(len(keys), words)}: {roles}"
             names = list(dict.fromkeys(fqn for fqn, _ in keys))[:NAMED]
             causes = causes_of(role for _, role in keys) if words != "are new" else ()
             if words == "are gone" and len(keys) < len(a) / 2 and {role for _, role in keys} <= {"param", "master"}:
@@ -113,7 +116,7 @@ def rows_kept(pair: Pair) -> list[Sign] | str:
         roles = {role for _, role in keys}
         fqns = list(dict.fromkeys(fqn for fqn, _ in keys))
         what = "weights" if roles <= {"param"} else _roles(keys)
-        message = f"the old rows of {len(keys):,} of {plural(looked, 'resized tensor')} are {plural(abs(by), 'row')} "
+        message = f"the old rows of {len(keys):,} of {plural(looked, 'resized matrix')} are {plural(abs(by), 'row')} "
         message += f"{'further down' if by > 0 else 'further up'}: {what} of {some_of(fqns)}"
         found.append(R18.sign(message, {"by": by, "roles": sorted(roles)}, fqns, hit=len(keys), of=looked))
     return found
@@ -239,7 +242,7 @@ def same_size(pair: Pair) -> list[Sign] | str:
     told = both or "kind" in evidence
     names = list(dict.fromkeys(name for name, role in off if name in known and role in changed))[:NAMED] if told else []
     severity, causes = "info" if late or wider else "warn", ("H1",) if wider else causes_of(changed)
-    return [N3.sign(f"the stored bytes of roles changed: {words}", evidence, names, severity=severity, causes=causes)]
+    return [N3.sign(f"the stored size changed, in bytes: {words}", evidence, names, severity=severity, causes=causes)]
 
 
 def wider_types(pair: Pair) -> list[Sign] | str:
@@ -303,10 +306,7 @@ def _without(names: list[str], others: list[str]) -> list[str]:
 
 
 def _roles(keys: list[tuple[str, str]]) -> str:
-    counts: dict[str, int] = {}
-    for _, role in keys:
-        role = _NUMBER.sub("", role)  # a list, as of L-BFGS
-        counts[role] = counts.get(role, 0) + 1
+    counts = Counter(_NUMBER.sub("", role) for _, role in keys)  # a list, as of L-BFGS
     return ", ".join(f"{count} {role}" for role, count in counts.items())
 
 

@@ -226,8 +226,8 @@ def _masters(found: Mapping[str, OneState], step: float, earlier: State | None) 
         count, of = sum(one[2] for one in odd), sum(sums.compared for sums in found.values())
         ulps = max(found[fqn].ulps for fqn, *_ in odd)
         text = (
-            f"{count:,} of {of:,} weights differ from their rounded master, by up to {plural(ulps, 'unit')} in the "
-            f"last place: {_names(odd)}"
+            f"{count:,} of {of:,} elements of weights differ from their rounded master, by up to "
+            f"{plural(ulps, 'unit')} in the last place: {_names(odd)}"
         )
         severity = "error" if ulps > 1 else "warn"
         yield _sign("S08", odd, text, severity, elements=count, looked_at=of, ulps=ulps)
@@ -244,7 +244,9 @@ def _masters(found: Mapping[str, OneState], step: float, earlier: State | None) 
         if low and step > 0:
             of = sum(found[fqn].low[role][1] for fqn, role, _ in low)
             share = sum(one[2] for one in low) / of
-            text = f"{share:.1%} of the numbers in {_names(low)} fit into 16 bits (0.002% would by chance)"
+            what = " and ".join(sorted({role for _, role, _ in low}))
+            what = "the masters" if what == "master" else what
+            text = f"{share:.1%} of the numbers in {what} of {_names(low)} fit into 16 bits; by chance, 0.002% would"
             yield _sign(rule, low, text, share=share)
 
 

@@ -32,6 +32,7 @@ RULERS = 16  #: silent elements from which a ruler is read
 TURNED = 0.9  #: cosine between the old and the new weight within 50 updates (catalogue, 3.2)
 TURNED_FAR = 0.2  #: the same if the optimizer's laws are unknown
 TURNED_ONCE, WIDE = 0.8, 64  #: the same after one update, of weights with that many elements
+NUDGED = 0.98  #: the same after one update, of weights that moved far beyond the others
 FEW = 5  #: least ratio of the updates before to those in between from which steady growth is small
 LATE = 20  #: updates before, from which one update does not turn weights that far
 SCALED = 1.25  #: factor of a weight's size that no few updates change it by
@@ -153,7 +154,7 @@ def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState], right: 
             "transition",
             "exp_avg and exp_avg_sq cannot have evolved from the old ones in {0:,} of {1:,} elements: {2}",
         ),
-        "P05": ("reach", "{0:,} of {1:,} weights moved farther than the optimizer can move them: {2}"),
+        "P05": ("reach", "{0:,} of {1:,} elements of weights moved farther than the optimizer can move them: {2}"),
     }
     for rule, (law, text) in texts.items():
         hits = {fqn: getattr(sums, law) for fqn, sums in found.items() if getattr(sums, law).broken}
@@ -161,7 +162,7 @@ def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState], right: 
             hits = {fqn: one for fqn, one in hits.items() if fqn not in right}
             if hits.keys() <= followers(found):  # no optimizer holds them
                 text = (
-                    "{0:,} of {1:,} weights moved farther than an optimizer with the stored settings moves weights, "
+                    "{0:,} of {1:,} elements of weights moved farther than an optimizer with the stored settings does, "
                     "all of them in networks that follow others: {2}"
                 )
         if not hits:
@@ -178,7 +179,7 @@ def _laws(updates: Mapping[str, Update], found: Mapping[str, PairState], right: 
         sure = rule != "P05" or any(updates[fqn].certain for fqn in hits)
         message = text.format(count, of, _names(list(hits)))
         if not sure:
-            message += "; only the learning rates at both ends are stored"
+            message += "; the learning rate in between is not stored"
         looked = sum(getattr(sums, law).of > 0 for sums in found.values())
         yield RULES[rule].sign(
             message, evidence, list(hits)[:LIST], severity=None if sure else "warn", hit=len(hits), of=looked
@@ -211,7 +212,13 @@ def _counts(
     }
     still, of = sum(sums.unchanged for sums in half.values()), sum(sums.count for sums in half.values())
     if of and still > of / 2:
-        yield _sign("P10", list(half), f"{still / of:.0%} of the weights did not change", len(found), share=still / of)
+        yield _sign(
+            "P10",
+            list(half),
+            f"{still / of:.0%} of the elements of weights did not change",
+            len(found),
+            share=still / of,
+        )
     # if everything is equal bit for bit, nothing was trained; weights without optimizer state are not evidence
     trained = {fqn: sums for fqn, sums in going.items() if math.isfinite(sums.ratio)}
     due_to_change = pair.due(trained or going)
@@ -310,7 +317,7 @@ def _values(state: State, fqn: str) -> Array:
 
 
 def _should_move(update: Update, sums: PairState, rates: Collection[object]) -> bool:
-    """Return whether no element moved, although updates move them by more than rounding.
+    """Return whether no element moved, not all being zero, although updates move them by more than rounding.
 
     How far a single update moves them follows from its moments. Several updates whose gradients changed the second
     moments are assumed to move them by :data:`LITTLE` of the learning rate or more.
@@ -318,7 +325,7 @@ def _should_move(update: Update, sums: PairState, rates: Collection[object]) -> 
     Args:
         rates: bounds of the learning rates of parameters that did move.
     """
-    if sums.unchanged < sums.count or sums.count < LEAST or update.lr is None:
+    if sums.unchanged < sums.count or sums.count < LEAST or update.lr is None or sums.aa <= 0:
         return False
     if update.k > 1 and sums.floor.of and sums.ratio != 1:
         return update.lr in rates and update.lr[1] * LITTLE * math.sqrt(sums.count) > MOVES * math.sqrt(sums.aa)
@@ -358,21 +365,44 @@ def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike:
             f: c for f, c in turned.items() if f in known or (updates[f].k == 1 and (updates[f].before or step) >= LATE)
         }
     young = {fqn for fqn in turned if fqn not in known and YOUNG * updates[fqn].k > (updates[fqn].before or math.inf)}
-    turned = {fqn: c for fqn, c in turned.items() if fqn not in young}
+    young = {fqn for fqn in young if not _is_redrawn(found[fqn])}
+    turned = {fqn: c for fqn, c in turned.items() if fqn not in young} | _alone(updates, soon, known)
     if turned:
         lowest = min(turned.values())
-        text = f"the direction of {_names(list(turned))} changed: cosine similarity to before down to {lowest:.3f}"
+        text = (
+            f"the direction of {_names(list(turned))} changed: cosine similarity to the old values down to {lowest:.3f}"
+        )
         yield _sign("P08", list(turned), text, len(soon), cosine=lowest)
     # a parameter within its reach is lawful, however much more it changed than others
     moved = {fqn: sums.moved for fqn, sums in soon.items() if sums.moved > 0 and fqn in alike}
     lawful = {fqn for fqn in moved if found[fqn].reach.of and not found[fqn].reach.broken}
     usual = median(moved.values()) if len(moved) >= 5 else math.inf
-    room = {fqn: APART * max(1.0, math.sqrt(updates[fqn].k / STEADY)) for fqn in moved}
-    apart = {fqn: size / usual for fqn, size in moved.items() if size > room[fqn] * usual and fqn not in lawful}
+    far = {fqn: size for fqn, size in moved.items() if size > _room(updates[fqn]) * usual}
+    apart = {fqn: size / usual for fqn, size in far.items() if fqn not in lawful}
     if apart:
         most = max(apart.values())
         text = f"{_names(list(apart))} changed up to {most:.1f} times as much as the median parameter"
         yield _sign("P06", list(apart), text, len(moved), most=most)
+
+
+def _is_redrawn(sums: PairState) -> bool:
+    """Return whether a weight has nothing of the old one but its size: what began at zero grows while it turns."""
+    alike = sums.aa > 0 and 1 / SCALED < math.sqrt(sums.bb / sums.aa) < SCALED
+    return alike and sums.count >= WIDE and (sums.cosine or 1.0) < TURNED_FAR
+
+
+def _alone(updates: Mapping[str, Update], soon: Mapping[str, PairState], known: Collection[str]) -> dict[str, float]:
+    """Return the cosines of weights that turned, and moved far beyond the others, whatever their optimizer is."""
+    moved = [sums.moved for sums in soon.values() if sums.moved > 0]
+    usual = median(moved) if len(moved) >= ENOUGH else math.inf
+    wide = {f: one for f, one in soon.items() if one.count >= WIDE and not (f in known or updates[f].set_after)}
+    far = {f: c for f, one in wide.items() if one.moved > _room(updates[f]) * usual and (c := one.cosine) is not None}
+    return {f: c for f, c in far.items() if c < (NUDGED if updates[f].k == 1 else TURNED)}
+
+
+def _room(update: Update) -> float:
+    """Return how many times as far as the median weight others move."""
+    return APART * max(1.0, math.sqrt(update.k / STEADY))
 
 
 def _is_scaled(update: Update, sums: PairState) -> bool:

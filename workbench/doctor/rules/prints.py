@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -287,10 +288,7 @@ def _filled(dtype: DType, shape: tuple[int, ...], value: int) -> str | None:
     if torch_dtype is None or dtype.packed:
         return None
     one = torch.tensor([float(value)]).to(torch_dtype).view(torch.uint8).numpy().tobytes()
-    numel = 1
-    for n in shape:
-        numel *= n
-    left, digests = nbytes_of(dtype, numel), []
+    left, digests = nbytes_of(dtype, prod(shape)), []
     full = xxhash.xxh3_128_digest(one * (BLOCK // len(one))) if left >= BLOCK else b""
     while left > 0:
         digests.append(full if left >= BLOCK else xxhash.xxh3_128_digest(one * (left // len(one))))

@@ -26,83 +26,38 @@ from workbench.doctor.ledger.sign import Rule, Sign, register
 SHOWN = 2  #: changes of a field in a message
 STEEP = 1.5  #: factor by which any schedule may change an lr
 #: Fields that no schedule and no optimizer changes by itself.
-STABLE = frozenset(
-    [
-        "betas",
-        "initial_lr",
-        "eps",
-        "maximize",
-        "nesterov",
-        "amsgrad",
-        "dampening",
-        "momentum",
-        "decoupled_weight_decay",
-        "correct_bias",
-        "bias_correction",
-        "alpha",
-        "rho",
-        "centered",
-        "rectify",
-    ]
-)
+STABLE = frozenset({
+    "betas", "initial_lr", "eps", "maximize", "nesterov", "amsgrad", "dampening", "momentum", "decoupled_weight_decay",
+    "correct_bias", "bias_correction", "alpha", "rho", "centered", "rectify",
+})  # fmt: skip
 SHORT = 0.1  #: share of the steps so far within which an lr does not fall to a third
 FALL = 1 / 3
 SUDDEN = 0.02  #: share of the steps so far within which no smooth decay falls to a third …
 LEFT = 0.15  #: … unless it is below this share of the initial lr, at its end
 #: Options of kernels, and fields that a schedule changes or that name the parameters.
-IGNORED = SWITCHES | frozenset(
-    {
-        "params",
-        "param_names",
-        "step",
-        "default_config",
-        "max_lr",
-        "min_lr",
-        "lr_mult",
-        "wd_mult",
-        "is_expert_parallel",
-        "is_decoupled_lr",
-        "name",
-    }
-)
+IGNORED = SWITCHES | frozenset({
+    "params", "param_names", "step", "default_config", "max_lr", "min_lr", "lr_mult", "wd_mult", "is_expert_parallel",
+    "is_decoupled_lr", "name",
+})  # fmt: skip
 
 R14 = Rule(
-    "R14",
-    "a setting of the optimizer changed in the load",
-    ("C1", "C2", "H1"),
-    "echo",
-    "loading changes no field of a param group",
-    "exact",
-    "torch 2.13 Optimizer.state_dict; torchtitan PR 275",
-    "warn",
-    "settings that the new launch overrides on purpose",
-    "restore the param groups with the optimizer",
-)
+    "R14", "a setting of the optimizer changed in the load", ("C1", "C2", "H1"), "echo",
+    "loading changes no field of a param group", "exact", "torch 2.13 Optimizer.state_dict; torchtitan PR 275", "warn",
+    "settings that the new launch overrides on purpose", "restore the param groups with the optimizer"
+)  # fmt: skip
 R15 = Rule(
-    "R15",
-    "tied tensors are stored separately",
-    ("F2",),
-    "echo",
-    "names that share one storage keep sharing it",
-    "exact",
-    "torch.save keeps shared storage",
-    "error",
-    "a format that stores every name separately",
-    "tie the weights before creating the optimizer",
-)
+    "R15", "tied tensors are stored separately", ("F2",), "echo", "names that share one storage keep sharing it",
+    "exact", "torch.save keeps shared storage", "error", "a format that stores every name separately",
+    "tie the weights before creating the optimizer"
+)  # fmt: skip
 P19 = Rule(
-    "P19",
-    "the learning rate changed more than a schedule changes it",
-    ("C2", "C1", "H1"),
-    "pair",
+    "P19", "the learning rate changed more than a schedule changes it", ("C2", "C1", "H1"), "pair",
     "within few updates a schedule changes the lr by a small factor, or in proportion to the step (warm-up)",
     f"beyond the ratio of the steps, and ×{STEEP:g} unless it is the initial lr; below a third within {SHORT:.0%} more "
     f"steps ({SUDDEN:.0%} if a schedule without a formula is stored); one rate for groups that had several",
-    "warm-up and decay formulas of torch, Megatron, DeepSpeed",
-    "warn",
-    "cyclic schedules; a learning rate set by hand",
-    "restore the schedule, or record the change in the arguments",
-)
+    "warm-up and decay formulas of torch, Megatron, DeepSpeed", "warn", "cyclic schedules; a learning rate set by hand",
+    "restore the schedule, or record the change in the arguments"
+)  # fmt: skip
 register(R14, R15, P19)
 
 

@@ -31,18 +31,13 @@ ROLES = ("param", "master", "exp_avg", "exp_avg_sq")
 
 register(
     Rule(
-        "N24",
-        "a file of the earlier checkpoint",
-        ("G6",),
-        "pair",
+        "N24", "a file of the earlier checkpoint", ("G6",), "pair",
         "an update changes every second moment that is not 0",
         f"more than {SAME:.0%} of a file's elements are unchanged, less than {OTHER:.0%} of another's",
-        "catalogue N24; exact if second moments are among them",
-        "error",
-        "files of frozen weights (warn: no second moments in them)",
-        "restore that rank's file of this step",
+        "catalogue N24; exact if second moments are among them", "error",
+        "files of frozen weights (warn: no second moments in them)", "restore that rank's file of this step"
     ),
-)
+)  # fmt: skip
 
 
 @dataclass
@@ -154,8 +149,8 @@ def _judge(pair: Pair, totals: dict[int, list[int]], moving: dict[int, list[int]
             RULES["N24"].sign(words, evidence, names, severity=grave, hit=totals[file][0], of=totals[file][1])
         )
     if share and not stale and len(fresh) == len(share):
-        words = f"{plural(len(share), 'file')}: none repeats the earlier checkpoint "
-        words += f"(at most {max(share.values()):.1%} of a file is equal)"
+        words = f"{plural(len(share), 'file')}: none repeats the earlier checkpoint"
+        words += f" (at most {most:.1%} of a file is equal)" if (most := max(share.values())) >= 0.001 else ""
         found.cleared.append(Cleared("shards of the earlier step", words))
 
 

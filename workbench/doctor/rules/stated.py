@@ -6,6 +6,7 @@ A check returns its signs, or a sentence with the reason why it could not run. T
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from workbench.core.words import plural
 from workbench.doctor.facts.counted import accumulated, stated, whole_ratio
@@ -17,7 +18,7 @@ from workbench.doctor.ledger.sign import Inapplicable, Rule, Sign, register
 
 #: What a counter behind the trainer may mean.
 OFTEN = ": either micro-batches are counted, or the counters were reset"
-NAMED = 20  #: tensors named in a sign
+NAMED = 10_000  #: tensors that a sign lists
 ROUNDED = 1e-6  #: relative, between two floats that one program wrote
 
 S06 = Rule(
@@ -131,7 +132,8 @@ def fresh_state(state: State) -> list[Sign] | str:
         return []
     of = sum(facts.steps.counts.values())
     names = [name for name, value in facts.steps.by_name.items() if value <= 1]
-    words = f"{new:,} of {of:,} optimizer counters are at 0 or 1, but the trainer is at step {step:,}"
+    words = f"{new:,} of {of:,} optimizer counters {'is' if new == 1 else 'are'} at 0 or 1, "
+    words += f"but the trainer is at step {step:,}"
     found = {"kind": "fresh", "step": step, "counters": _counts(facts)}
     severity = _grave(facts) if new == of else "warn"
     return [S06.sign(words, found, names[:NAMED], hit=new, of=of, severity=severity)]
@@ -195,8 +197,8 @@ def _against(facts: TrainingState) -> list[Sign]:
 
 
 def _stated(facts: TrainingState) -> list[Sign]:
-    stored = facts.disagreeing("step", 1)
-    if not stored:
+    stored = facts.statements.get("step", ())
+    if not stored or max(one.value for one in stored) - min(one.value for one in stored) <= 1:
         return []
     values = {one.source: one.value for one in stored}
     ranks = len({source.split("/")[-1].split(".")[-1] for source in values}) == 1
@@ -232,14 +234,9 @@ def lr_on_plan(state: State) -> list[Sign] | str:
     return [S16.sign(words, {"lr": facts.lr, "planned": due, "ratio": ratio, "step": facts.step, "plan": plan.source})]
 
 
-def schedule_at_step(state: State) -> list[Sign] | str:
+def schedule_position(rule: str, state: State) -> list[Sign] | str:
     found = _position(state.facts)
-    return found if isinstance(found, str) else [sign for sign in found if sign.rule == "S17"]
-
-
-def schedule_multiple(state: State) -> list[Sign] | str:
-    found = _position(state.facts)
-    return found if isinstance(found, str) else [sign for sign in found if sign.rule == "N9"]
+    return found if isinstance(found, str) else [sign for sign in found if sign.rule == rule]
 
 
 def _in_cycle(schedule: Schedule) -> list[Sign]:
@@ -333,7 +330,7 @@ def data_follows(state: State) -> list[Sign] | str:
     facts, step = state.facts, state.facts.step
     consumed, batch, loader = (facts.value(fact) for fact in ("consumed_samples", "global_batch", "loader"))
     if step is None or (consumed is None and loader is None):
-        return "neither consumed samples nor a data loader's position are stored"
+        return "neither consumed samples nor a data loader's position is stored"
     found = []
     if step > 0 and loader == 0:
         words = f"the data loader ({facts.source('loader')}) is at 0, but the trainer is at step {step:,}"
@@ -384,9 +381,9 @@ CHECKS: dict[str, Callable[[State], list[Sign] | str]] = {
     "S06": fresh_state,
     "S07": steps_agree,
     "S16": lr_on_plan,
-    "S17": schedule_at_step,
+    "S17": partial(schedule_position, "S17"),
     "S18": data_follows,
     "N6": lr_is_schedules,
-    "N9": schedule_multiple,
+    "N9": partial(schedule_position, "N9"),
     "N11": generators_differ,
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, NamedTuple
@@ -168,8 +168,7 @@ def _without_projected(pair: Pair, updates: Mapping[str, Update]) -> dict[str, U
     if not any(_keeps_length(pair, places) for _, places in held[:: max(len(held) // TABLES, 1)]):
         return dict(updates)
     names = {fqn for fqn, places in held[:MOST] if _keeps_length(pair, places)}
-    barred = tuple((law, "rows keep their length, which an update alone changes") for law in STEPS)
-    return {f: replace(one, barred=(*barred, *one.barred)) if f in names else one for f, one in updates.items()}
+    return _set_after(updates, names, "rows keep their length, which an update alone changes")
 
 
 def _without_rounded(pair: Pair, updates: Mapping[str, Update]) -> dict[str, Update]:
@@ -188,8 +187,41 @@ def _without_rounded(pair: Pair, updates: Mapping[str, Update]) -> dict[str, Upd
     large = [fqn for fqn, (_, two) in held.items() if math.prod(pair.b.shape(two)) >= ROWS]
     if not large or not all(_is_bfloat16(pair, held[fqn]) for fqn in large[:: max(len(large) // TABLES, 1)]):
         return dict(updates)
-    barred = tuple((law, "the weights are rounded to bfloat16 after each update") for law in STEPS)
-    return {f: replace(one, barred=(*barred, *one.barred)) if f in held else one for f, one in updates.items()}
+    return _set_after(updates, held, "the weights are rounded to bfloat16 after each update")
+
+
+def _without_zeroed(pair: Pair, updates: Mapping[str, Update]) -> dict[str, Update]:
+    """Bar the laws of steps for weights with many exact zeros, before as well as later, although updates move these.
+
+    The trainer sets them after each update: by a mask, or because they are below a threshold.
+    """
+    names = set()
+    for fqn, roles in pair.shared():
+        weight = "master" if "master" in roles else "param"
+        if fqn in updates and roles.keys() >= {weight, "exp_avg"}:
+            held = [[state.params[fqn][role] for role in (weight, "exp_avg")] for state in (pair.a, pair.b)]
+            if all(_sets_zeros(state, *at) for state, at in zip((pair.a, pair.b), held, strict=True)):
+                names.add(fqn)
+    return _set_after(updates, names, "weights are set to zero after each update")
+
+
+def _set_after(updates: Mapping[str, Update], names: Collection[str], why: str) -> dict[str, Update]:
+    """Bar the laws of steps for weights that the trainer changes after each update."""
+    barred = tuple((law, why) for law in STEPS)
+    return {
+        fqn: replace(one, barred=(*barred, *one.barred), set_after=True) if fqn in names else one
+        for fqn, one in updates.items()
+    }
+
+
+def _sets_zeros(state: State, weight: int, moment: int) -> bool:
+    """Return whether many elements of a weight are exactly zero whose moments are not: the last update moved these."""
+    rows = spread(state.shape(weight), SAMPLED)
+    try:
+        w, m = (sampled(state.tensor(at), rows, SAMPLED) for at in (weight, moment))
+    except WorkbenchError:
+        return False
+    return len(w) == len(m) and int(np.count_nonzero((w == 0) & (m != 0))) >= ROWS
 
 
 def _is_bfloat16(pair: Pair, places: tuple[int, int]) -> bool:
@@ -305,7 +337,8 @@ def _sweep(
 ) -> _Sweep:
     """Sum over a pair, by the laws that these updates leave."""
     updates = _without_maxima(pair, _as_replayed(pair, updates))
-    updates = _without_idle(pair, _without_rounded(pair, _without_projected(pair, updates)))
+    updates = _without_projected(pair, _without_zeroed(pair, updates))
+    updates = _without_idle(pair, _without_rounded(pair, updates))
     slots, apart = [], Counter[str]()
     for fqn, roles in pair.shared():
         if fqn not in updates:
