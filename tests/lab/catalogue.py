@@ -69,6 +69,9 @@ from tests.lab.opened22_healthy import HEALTHY22
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
+from tests.lab.sealed23_deliberate import DELIBERATE23
+from tests.lab.sealed23_faults import FAULTS23
+from tests.lab.sealed23_healthy import HEALTHY23
 from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
@@ -106,7 +109,7 @@ _OPENED = (
     *(*FAULTS22, *HEALTHY22, *DELIBERATE22),
 )
 #: Faults whose results are printed only as counts.
-SEALED: tuple[Fault, ...] = ()
+SEALED: tuple[Fault, ...] = (*FAULTS23, *HEALTHY23, *DELIBERATE23)
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},
