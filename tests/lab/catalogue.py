@@ -66,12 +66,12 @@ from tests.lab.opened21_healthy import HEALTHY21
 from tests.lab.opened22_deliberate import DELIBERATE22
 from tests.lab.opened22_faults import FAULTS22
 from tests.lab.opened22_healthy import HEALTHY22
+from tests.lab.opened23_deliberate import DELIBERATE23
+from tests.lab.opened23_faults import FAULTS23
+from tests.lab.opened23_healthy import HEALTHY23
 from tests.lab.opened_faults import OPENED_FAULTS
 from tests.lab.opened_live import OPENED_LIVE
 from tests.lab.reports import REPORTS
-from tests.lab.sealed23_deliberate import DELIBERATE23
-from tests.lab.sealed23_faults import FAULTS23
-from tests.lab.sealed23_healthy import HEALTHY23
 from tests.lab.trainer_faults import TRAINER_FAULTS
 from tests.lab.trials import TRIALS
 from tests.lab.wider import WIDER_FAULTS
@@ -107,9 +107,10 @@ _OPENED = (
     *(*FAULTS20, *HEALTHY20, *DELIBERATE20),
     *(*FAULTS21, *HEALTHY21, *DELIBERATE21),
     *(*FAULTS22, *HEALTHY22, *DELIBERATE22),
+    *(*FAULTS23, *HEALTHY23, *DELIBERATE23),
 )
 #: Faults whose results are printed only as counts.
-SEALED: tuple[Fault, ...] = (*FAULTS23, *HEALTHY23, *DELIBERATE23)
+SEALED: tuple[Fault, ...] = ()
 HALVES: dict[str, dict[str, Fault]] = {
     "dev": ALL | {fault.id: fault for fault in (*TRIALS, *REPORTS, *LIVE_HEALTHY, *HUGGING, *_OPENED)},
     "sealed": {fault.id: fault for fault in SEALED},

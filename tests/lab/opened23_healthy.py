@@ -14,8 +14,7 @@ from tests.lab.fault import Fault
 from tests.lab.hugging import made, trained
 from tests.lab.live import Loop, variant
 from tests.lab.opened20_nets import Tensor, by, flat_rate, memory, noise
-from tests.lab.optimizers import ADOPT, Optimizer, QHAdam, ScheduleFreeAdamW
-from tests.lab.sealed23_nets import (
+from tests.lab.opened23_nets import (
     Adan,
     Ads,
     Amp,
@@ -46,6 +45,7 @@ from tests.lab.sealed23_nets import (
     steps_down,
     two_parts,
 )
+from tests.lab.optimizers import ADOPT, Optimizer, QHAdam, ScheduleFreeAdamW
 
 __all__ = ["HEALTHY23"]
 

@@ -33,7 +33,7 @@ from tests.lab.opened20_nets import (
     told,
     weights,
 )
-from tests.lab.sealed23_nets import (
+from tests.lab.opened23_nets import (
     Amp,
     Clip,
     Dit,

@@ -42,9 +42,7 @@ from tests.lab.opened20_nets import (
     unread,
     weights,
 )
-from tests.lab.optimizers import AdaBelief, Lamb, Lion, Prodigy
-from tests.lab.save_deepspeed import merged
-from tests.lab.sealed23_nets import (
+from tests.lab.opened23_nets import (
     Ads,
     Amp,
     Clip,
@@ -75,6 +73,8 @@ from tests.lab.sealed23_nets import (
     polynomial,
     two_parts,
 )
+from tests.lab.optimizers import AdaBelief, Lamb, Lion, Prodigy
+from tests.lab.save_deepspeed import merged
 from tests.lab.state import State
 
 __all__ = ["FAULTS23"]
