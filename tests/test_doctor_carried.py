@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import workbench as wb
-from tests.lab.optimizers import AdaBelief
+from tests.lab.optimizers import AdaBelief, QHAdam
 from workbench.doctor.laws.exact import Line
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.doctor.rules import carried, pair
@@ -667,3 +667,10 @@ def test_squares_of_an_optimizer_without_adams_laws_are_held_to_their_decay(
     found = resumed(tmp_path, spoil, 20, lambda params: AdaBelief(params, lr=1e-3))
     assert "P25" in found.checked
     assert next((one.cause for one in found.causes), "") in causes, found.verdict
+
+
+@pytest.mark.parametrize("k", [1, 20])
+def test_squares_that_an_optimizer_corrects_in_each_update_keep_less(tmp_path: Path, k: int) -> None:
+    found = resumed(tmp_path, None, k, lambda params: QHAdam(params, lr=1e-3))
+    assert "P25" in found.checked
+    assert not found.causes, found

@@ -34,7 +34,6 @@ from workbench.doctor.facts.counted import fell_back
 from workbench.doctor.facts.evidence import Pair, State, is_numbered
 from workbench.doctor.facts.flat import leaves
 from workbench.doctor.facts.groups import OF_AVERAGES
-from workbench.doctor.facts.optimizer import UNKNOWN
 from workbench.doctor.facts.state import Group
 from workbench.doctor.laws.bounds import ROUNDINGS, UNITS
 from workbench.doctor.ledger.roles import BLOCK_MAXIMA, BUFFERS, FIRST, MASTERS, MOMENTS, STATE, quantity
@@ -100,6 +99,8 @@ SQUARES = frozenset({"sum", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_in
 LARGEST = ("max_exp_avg_sq", "exp_inf", BLOCK_MAXIMA)  #: of them, those that are no sums
 #: Averages of squares of optimizers that lack Adam's other laws, and which of the betas is their decay.
 AVERAGED = {"exp_avg_sq": 1, "exp_avg_var": 1}
+#: Optimizers that keep β·v, as their code shows. Others may correct the average in each update, which keeps less.
+PLAIN = {"AdaBelief", "AdaBound", "Adan", "AdEMAMix", "D-Adaptation", "LAMB", "NAdam", "Prodigy", "schedule-free"}
 THIRD = "Adan"  #: decays its squares by the last of three betas
 UNLIKE_IT = ("beta2_decay", "decay_rate", "shampoo_beta")  #: fields of optimizers whose squares decay otherwise
 SLACK = 1e-5  #: rounding tolerance per update
@@ -700,8 +701,8 @@ def _left(role: str, group: Group | None, update: Update, step: int | None) -> f
         beta = betas[at] if isinstance(betas, (list, tuple)) and len(betas) > at else None
         if not isinstance(beta, (int, float)) or not 0 < beta < 1 or not before:
             return None
-        biased = group.optimizer.family != UNKNOWN
-        return float(beta) ** update.k * (1 if biased else (1 - beta**before) / (1 - beta ** (before + update.k)))
+        plain = group.optimizer.family in PLAIN
+        return float(beta) ** update.k * (1 if plain else (1 - beta**before) / (1 - beta ** (before + update.k)))
     if role in FACTORED and update.before is not None:  # an update t keeps 1 - t^-0.8
         rate = settings.get("beta2_decay", settings.get("decay_rate"))
         if isinstance(rate, (int, float)) and -1 <= rate < 0 and update.k <= LONG:
@@ -748,7 +749,7 @@ def _squares(pair: Pair, updates: Mapping[str, Update], found: Continuity) -> No
                 kept.append(float(np.quantile(b[above] / a[above], FELL)) / left)
                 between = math.inf if role in LARGEST else _between(left, update, pair.a.facts.step)
                 stayed.append(float(np.median(b[above] / a[above])) / between)
-                sure &= role not in AVERAGED or (group is not None and group.optimizer.family != UNKNOWN)
+                sure &= role not in AVERAGED or (group is not None and group.optimizer.family in PLAIN)
     if seen:
         found.checked["P25"] = f"{plural(seen, 'tensor')} of squares"
     else:
