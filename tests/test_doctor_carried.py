@@ -674,3 +674,36 @@ def test_squares_that_an_optimizer_corrects_in_each_update_keep_less(tmp_path: P
     found = resumed(tmp_path, None, k, lambda params: QHAdam(params, lr=1e-3))
     assert "P25" in found.checked
     assert not found.causes, found
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_param_groups_that_have_one_anothers_learning_rates(tmp_path: Path, later: bool) -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
+    optimizer = torch.optim.AdamW([{"params": one.parameters(), "lr": 1e-3 * 2**n} for n, one in enumerate(net)])
+
+    def save(name: str, step: int) -> Path:
+        torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, tmp_path / name)
+        return tmp_path / name
+
+    def train() -> None:
+        optimizer.zero_grad()
+        net(torch.randn(16, 8)).square().mean().backward()
+        optimizer.step()
+
+    for _ in range(9):
+        train()
+    before = save("before.pt", 9)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group, lr in zip(optimizer.param_groups, rates[::-1], strict=True):
+        group["lr"] = lr
+    if later:
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.9
+        train()
+        found = wb.doctor(before, save("after.pt", 10))
+    else:
+        found = wb.doctor(before, echo=save("echo.pt", 9))
+    assert found.causes[0].cause == "B7"
+    assert found.causes[0].title == "The param groups have one another's learning rates."
+    assert found.causes[0].severity == "warn"

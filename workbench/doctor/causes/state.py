@@ -46,6 +46,9 @@ FEW_STEPS = 0.1  #: share of the weights that moved too far
 SUNK = "The second moments were lost, or became far too small."
 SECOND_LOST = "The second moments were lost; other state was kept."  #: for optimizers that use other names
 STATES_LOST = "The state of parameters was not restored; the param groups, which count the updates, were."
+RATES_EXCHANGED = "The param groups have one another's learning rates."
+OWN_RATES = "build the groups by name, and restore each group's own lr and initial_lr"
+OF_RATES = "the first loss is right; after that, the loss follows the learning rates"
 PART_LOST = "A part of the second moments was lost."
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  #: statistics of normalised inputs
 OTHER_ELEMENTS = "The optimizer's state belongs to other elements than those that it is stored for."
@@ -537,10 +540,14 @@ def mixed_moments(case: Case) -> Iterator[Match]:
 def other_groups(case: Case) -> Iterator[Match]:
     stated = [one for one in case.fired("R12", info=True) if one.evidence.get("kind") == "groups"]
     whole = any(one.evidence.get("kind") == "decay" for one in case.fired("R12", info=True))  # another setting (H1)
-    if exchanged := [one for one in case.fired("R14") if one.evidence.get("kind") == "groups"]:
+    if exchanged := [one for one in case.fired("R14", "P19") if one.evidence.get("kind") == "groups"]:
         names = named_in(exchanged)
         found = (*exchanged, *(one for one in case.fired("R12") if set(one.tensors) & names))
-        yield Match("load", 1.0, names, question="was the weight decay exchanged on purpose?", signs=found)
+        rates = any(one.evidence["field"] != "weight_decay" for one in exchanged)
+        question = f"{'were the learning rates' if rates else 'was the weight decay'} exchanged on purpose?"
+        leg = "load" if any(one.rule == "R14" for one in exchanged) else case.resumed
+        title, remedy, losses = (RATES_EXCHANGED, OWN_RATES, OF_RATES) if rates else ("", "", "")
+        yield Match(leg, 1.0, names, False, question, signs=found, title=title, remedy=remedy, losses=losses)
     played = [one for one in case.fired("P12") if "old" in one.evidence and not whole]
     signs = [*stated, *played, *case.fired("N27")]
     if signs and not any("weight_decay" in name for name in case.declared):

@@ -101,8 +101,9 @@ def settings_kept(pair: Pair) -> list[Sign] | str:
         if len(changes) > 1:
             words = f"{field} changed {of}: {', '.join(changes[:SHOWN])}{more}"
         kind = "lr" if field in ("lr", "initial_lr") else "setting"
-        if field == "weight_decay" and len(changes) > 1 and _exchanged(off):
+        if field in ("weight_decay", "lr", "initial_lr") and len(changes) > 1 and _exchanged(off):
             kind = "groups"  # each value belongs to other parameters now
+            words += "; the groups have one another's values"
         evidence: dict[str, Any] = {"kind": kind, "field": field, "before": _plain(old), "after": _plain(new)}
         if kind == "lr" and _number(old) and _number(new):
             evidence["ratio"] = new / old if old else math.inf
@@ -137,6 +138,9 @@ def rates_moved(pair: Pair) -> list[Sign] | str:
         return "no learning rates are stored on both sides"
     if (level := _levelled(rates)) is not None:
         return [level]
+    if _exchanged(rates):
+        words = f"the {len(rates):,} param groups have one another's learning rates"
+        return [P19.sign(words, {"kind": "groups", "field": "lr"}, hit=len(rates), of=len(rates), causes=("B7",))]
     stored = a.schedule is not None and b.schedule is not None
     if stored and not (_formless(a) and _formless(b)):
         return "a schedule is stored and defines the lr"
