@@ -379,6 +379,7 @@ def stale_half(held: State, lab: Lab) -> State:
 
 def drifted(held: State, lab: Lab) -> State:
     """Rank 1's norms, whose gradients were never reduced."""
+    held = held.clone()
     for n, name in enumerate(filter(is_norm, held.params)):
         blur = 1 + 0.02 * noise(90 + n, *held.params[name].shape)
         held.params[name] = (held.params[name].float() * blur).to(held.params[name].dtype)
