@@ -32,6 +32,7 @@ ECHO = "an echo, saved right after the load and before any update"
 OF_ELEMENTS = "P03 P04 P05 P06 P08 P11 P12 P13 P17 P25 P32 P36 P18 R02 R04 R05 R09 R13 N5 N17"
 OF_PLACES = "P17 P32 R02 R04 R05 R13 N17 N20"
 RECOVERS = "the first losses are wrong; they recover over hundreds of updates"
+ONE_FACTOR = 0.01  #: relative distance of factors that were estimated after an update
 #: Tag of where rows moved → how well each cause fits it.
 TAGS = {
     "layer": {"E9": 1.0},
@@ -181,6 +182,7 @@ def scaled(case: Case) -> Iterator[Match]:
             if names and (quantities is not MOMENTS or (both and all(map(_of_ranks, factors)))):
                 words = f"they are {', '.join(f'{one:.3g}' for one in factors[:3])} times the old values"
                 strength = 0.98 if quantities is MOMENTS else 0.95
+                one_factor = math.isclose(factors[0], factors[-1], rel_tol=ONE_FACTOR)
                 most = len(names) >= NEARLY_ALL * len(every)  # in small ones, a factor cannot be proved
                 reasons = case.against(("A2 G6 F4", words))
                 of_ranks = quantities is MOMENTS or all(map(_of_ranks, factors))
@@ -189,7 +191,7 @@ def scaled(case: Case) -> Iterator[Match]:
                     strength,
                     frozenset(every) if most else names,
                     False,
-                    SCALED if len(factors) == 1 and (not of_ranks or all(map(adapter_of, names))) else "",
+                    SCALED if one_factor and (not of_ranks or all(map(adapter_of, names))) else "",
                     reasons,
                     title="" if of_ranks else "Weights were multiplied by a factor.",
                     remedy="" if of_ranks else "if this was not intended, load them as they are stored",

@@ -126,7 +126,9 @@ def judge_pair(
     rates = [state.facts.lr for state in (pair.a, pair.b)]
     yield from _counts(pair, updates, found, types, all(lr is not None and lr > 0 for lr in rates))
     moved = {f: sums for f, sums in found.items() if f not in right}
-    yield from _sizes(updates, moved, adams(updates, slots) - right, pair.a.facts.step or 0)
+    # Rprop's elements have step sizes of their own, which may grow in each update; numbered state has no weight's name
+    free = set(found) if any("step_size" in roles for roles in pair.b.params.values()) else set()
+    yield from _sizes(updates, moved, adams(updates, slots) - right, free, pair.a.facts.step or 0)
     yield from _rulers(updates, found, slots)
     yield from _replays(updates, {f: sums for f, sums in found.items() if f not in pair.newly_trained}, types)
 
@@ -348,7 +350,9 @@ def _repeated(updates: Mapping[str, Update], trained: Mapping[str, PairState]) -
         yield _sign("P36", same, text, len(moved), None if sure else "warn", kind="repeated")
 
 
-def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike: set[str], step: int) -> Iterator[Sign]:
+def _sizes(
+    updates: Mapping[str, Update], found: Mapping[str, PairState], alike: set[str], free: set[str], step: int
+) -> Iterator[Sign]:
     soon = {fqn: sums for fqn, sums in found.items() if 0 < updates[fqn].k <= SOON and sums.count >= 8}
     # the updates of other optimizers are unknown
     known = {fqn for fqn in soon if not updates[fqn].bars("reach") and updates[fqn].most is not None}
@@ -366,7 +370,7 @@ def _sizes(updates: Mapping[str, Update], found: Mapping[str, PairState], alike:
         }
     young = {fqn for fqn in turned if fqn not in known and YOUNG * updates[fqn].k > (updates[fqn].before or math.inf)}
     young = {fqn for fqn in young if not _is_redrawn(found[fqn])}
-    turned = {fqn: c for fqn, c in turned.items() if fqn not in young} | _alone(updates, soon, known)
+    turned = {fqn: c for fqn, c in turned.items() if fqn not in young} | _alone(updates, soon, known | free)
     if turned:
         lowest = min(turned.values())
         text = (
