@@ -1798,14 +1798,17 @@ class Adapted:
         return path
 
 
-def test_adapters_that_are_merged_and_begin_anew(tmp_path):
+@pytest.mark.parametrize("since", [4, 0])
+def test_adapters_that_are_merged_and_begin_anew(tmp_path, since):
+    """If it is saved right after the merge, B is still 0, although the state is not that of a new adapter."""
     run = Adapted(16)
     torch.nn.init.zeros_(run.high.weight)
     one = run.train(30).save(tmp_path / "a.pt", 30)
-    run.merge()
+    run.train(4 - since).merge()
     for state in run.optimizer.state.values():
-        state["exp_avg"].zero_(), state["exp_avg_sq"].zero_()
-    found = wb.doctor(one, run.train(4).save(tmp_path / "b.pt", 34))
+        keep = torch.rand_like(state["exp_avg"]) > 0.9
+        state["exp_avg"].mul_(keep), state["exp_avg_sq"].mul_(keep)
+    found = wb.doctor(one, run.train(since).save(tmp_path / "b.pt", 34))
     assert found.exit_code == 1 and found.causes[0].title == "Adapters were merged into the weights, and began anew."
 
 
