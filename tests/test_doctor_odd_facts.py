@@ -5049,6 +5049,22 @@ def test_units_here_and_there_that_began_anew_are_asked_about(tmp_path, updates)
     assert "begin units anew" in found.causes[0].question
 
 
+@pytest.mark.parametrize("moments", [True, False])
+def test_columns_here_and_there_that_began_anew_twice_are_asked_about(tmp_path, moments):
+    """Units of the last layer, of other units each time: more than half of its columns. State shows that they began."""
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    weight = run.model[2].weight
+    for first in (1, 0):
+        units = torch.arange(first, weight.shape[1], 3)
+        weight.data[:, units] = torch.randn_like(weight.data[:, units]) / 2
+        for name in ("exp_avg", "exp_avg_sq") if moments else ():
+            run.optimizer.state[weight][name][:, units] = 0
+        run.train(4)
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=28))
+    assert (found.causes[0].cause == "G5" and "begin units anew" in found.causes[0].question) == moments
+
+
 @pytest.mark.parametrize("updates", [1, 8])
 @pytest.mark.parametrize("masked", [True, False])
 def test_weights_that_the_trainer_sets_to_zero_after_each_update(tmp_path, updates, masked):
