@@ -5169,3 +5169,29 @@ def test_second_moments_that_changed_places_with_larger_ones_are_not_lost(tmp_pa
                 large[key].zero_()
     found = wb.doctor(one, train(20, tmp_path / "b.pt", 80))
     assert (found.causes[0].cause == "B5") == crossed
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_numbers_of_another_layout_are_those_of_the_same_parameters(tmp_path, lost):
+    run = Run()
+    run.model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16))
+    run.fresh()
+    one = run.train(9).save(tmp_path / "a.pt", step=9)
+    if lost:
+        run.optimizer.state[run.model[2].weight]["exp_avg"].zero_()
+    found = wb.doctor(one, echo=folder(run, tmp_path / "checkpoint-9", 9))
+    assert [cause.cause for cause in found.causes] == (["B3"] if lost else []), found.verdict
+    assert "8 of 8 moments" in found.verdict or lost
+
+
+@pytest.mark.parametrize(("before", "kept"), [(4, False), (60, True)])
+def test_moments_of_few_updates_do_not_show_that_they_were_kept(tmp_path, before, kept):
+    """Fresh moments of 20 updates are larger than those that 4 updates left, as these would be by now."""
+    run = Run()
+    run.optimizer.param_groups[0]["betas"] = (0.9, 0.999)
+    one = run.train(before).save(tmp_path / "a.pt", step=before)
+    for state in run.optimizer.state.values():
+        state["step"].zero_()
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=before + 20))
+    assert found.causes[0].severity == ("error" if kept else "warn"), found.causes
+    assert (found.causes[0].cause == "B2") == kept
