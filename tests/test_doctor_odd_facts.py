@@ -1798,14 +1798,17 @@ class Adapted:
         return path
 
 
-def test_adapters_that_are_merged_and_begin_anew(tmp_path):
+@pytest.mark.parametrize("since", [4, 0])
+def test_adapters_that_are_merged_and_begin_anew(tmp_path, since):
+    """If it is saved right after the merge, B is still 0, although the state is not that of a new adapter."""
     run = Adapted(16)
     torch.nn.init.zeros_(run.high.weight)
     one = run.train(30).save(tmp_path / "a.pt", 30)
-    run.merge()
+    run.train(4 - since).merge()
     for state in run.optimizer.state.values():
-        state["exp_avg"].zero_(), state["exp_avg_sq"].zero_()
-    found = wb.doctor(one, run.train(4).save(tmp_path / "b.pt", 34))
+        keep = torch.rand_like(state["exp_avg"]) > 0.9
+        state["exp_avg"].mul_(keep), state["exp_avg_sq"].mul_(keep)
+    found = wb.doctor(one, run.train(since).save(tmp_path / "b.pt", 34))
     assert found.exit_code == 1 and found.causes[0].title == "Adapters were merged into the weights, and began anew."
 
 
@@ -5046,6 +5049,22 @@ def test_units_here_and_there_that_began_anew_are_asked_about(tmp_path, updates)
     assert "begin units anew" in found.causes[0].question
 
 
+@pytest.mark.parametrize("moments", [True, False])
+def test_columns_here_and_there_that_began_anew_twice_are_asked_about(tmp_path, moments):
+    """Units of the last layer, of other units each time: more than half of its columns. State shows that they began."""
+    run = Run().train(20)
+    one = run.save(tmp_path / "a.pt", step=20)
+    weight = run.model[2].weight
+    for first in (1, 0):
+        units = torch.arange(first, weight.shape[1], 3)
+        weight.data[:, units] = torch.randn_like(weight.data[:, units]) / 2
+        for name in ("exp_avg", "exp_avg_sq") if moments else ():
+            run.optimizer.state[weight][name][:, units] = 0
+        run.train(4)
+    found = wb.doctor(one, run.save(tmp_path / "b.pt", step=28))
+    assert (found.causes[0].cause == "G5" and "begin units anew" in found.causes[0].question) == moments
+
+
 @pytest.mark.parametrize("updates", [1, 8])
 @pytest.mark.parametrize("masked", [True, False])
 def test_weights_that_the_trainer_sets_to_zero_after_each_update(tmp_path, updates, masked):
@@ -5150,3 +5169,29 @@ def test_second_moments_that_changed_places_with_larger_ones_are_not_lost(tmp_pa
                 large[key].zero_()
     found = wb.doctor(one, train(20, tmp_path / "b.pt", 80))
     assert (found.causes[0].cause == "B5") == crossed
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_numbers_of_another_layout_are_those_of_the_same_parameters(tmp_path, lost):
+    run = Run()
+    run.model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16))
+    run.fresh()
+    one = run.train(9).save(tmp_path / "a.pt", step=9)
+    if lost:
+        run.optimizer.state[run.model[2].weight]["exp_avg"].zero_()
+    found = wb.doctor(one, echo=folder(run, tmp_path / "checkpoint-9", 9))
+    assert [cause.cause for cause in found.causes] == (["B3"] if lost else []), found.verdict
+    assert "8 of 8 moments" in found.verdict or lost
+
+
+@pytest.mark.parametrize(("before", "kept"), [(4, False), (60, True)])
+def test_moments_of_few_updates_do_not_show_that_they_were_kept(tmp_path, before, kept):
+    """Fresh moments of 20 updates are larger than those that 4 updates left, as these would be by now."""
+    run = Run()
+    run.optimizer.param_groups[0]["betas"] = (0.9, 0.999)
+    one = run.train(before).save(tmp_path / "a.pt", step=before)
+    for state in run.optimizer.state.values():
+        state["step"].zero_()
+    found = wb.doctor(one, run.train(20).save(tmp_path / "b.pt", step=before + 20))
+    assert found.causes[0].severity == ("error" if kept else "warn"), found.causes
+    assert (found.causes[0].cause == "B2") == kept

@@ -467,6 +467,7 @@ def _begun_anew(case: Case) -> Match | None:
         "train",
         1.0,
         frozenset(lost | train.hit((*WEIGHTS, *MASTERS)) | named_in(bases)),
+        signs=tuple(case.fired("N22")),  # zero if the later checkpoint was saved right then
         title="Adapters were merged into the weights, and began anew.",
         question="does the trainer do so now and then, as ReLoRA does?",
         remedy="if this was not intended, load base, adapters and their optimizer state from one save",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Set
 from statistics import median
 
@@ -34,7 +35,7 @@ from workbench.names.weights import kinds
 ECHO = "an echo, saved right after the load and before any update"
 NEXT = "a checkpoint one update after the resume, because that update can be replayed exactly"
 WHOLE = "load all of the optimizer's state, and its param groups, from one checkpoint"
-FORGOTTEN = 0.2  #: β2^k below which fresh moments and old ones look alike
+FORGOTTEN = 0.25  #: share that the old one has in a second moment, below which fresh moments look like kept ones
 WILD = 5.0  #: times the reach of the updates; reached if steps are divided by far too small second moments
 KIN = 0.2  #: cosine similarity to the old weights from which new ones did not begin at random
 SOON = 3  #: updates after which a fresh state may have the profile of the old one
@@ -285,7 +286,7 @@ def fresh_optimizer(case: Case) -> Iterator[Match]:
     if signs := [one for one in case.fired("P34") if one.evidence["kind"] == "optimizer"]:
         yield Match("train", 0.9, signs=tuple(signs), question="was the optimizer started fresh on purpose?")
     train = case.change("train")
-    other = frozenset(train.hit(MOMENTS, "other", "near", "part", "fallen"))
+    other = frozenset(train.hit(MOMENTS, "other", "near", "part", "fallen", "zeros", "patch", "spots"))
     related = 2 * len(train.hit(train.weights, "near", "slight", "part")) >= len(train.hit(train.weights))
     if (
         other
@@ -330,10 +331,17 @@ def _since_then(case: Case) -> list[Sign]:
 
 
 def _forgotten(case: Case, change: LedgerLeg) -> bool:
-    """Return whether so many updates came in between that the moments no longer show where they began."""
+    """Return whether so many updates came in between that the moments no longer show where they began.
+
+    ``v`` of few updates is small, and has a small share in what it becomes: β2^k·(1−β2^n) beside 1−β2^k.
+    """
     before, facts = case.evidence.before.facts, case.later.facts
     betas, count = facts.betas or before.betas, passed(before, facts)
-    return change.leg == "train" and betas is not None and count is not None and betas[1] ** count < FORGOTTEN
+    if change.leg != "train" or betas is None or not count or not 0 < betas[1] < 1:
+        return False
+    fade = betas[1] ** count
+    old = fade * (1 - betas[1] ** (before.steps.usual or math.inf))
+    return old < FORGOTTEN * (old + 1 - fade)
 
 
 def _measured(case: Case, change: LedgerLeg) -> set[str]:

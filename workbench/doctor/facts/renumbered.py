@@ -60,10 +60,18 @@ S = TypeVar("S", bound=Numbering)
 
 
 def alike(a: S, b: S) -> tuple[S, S]:
-    """Return both, with numbered state under the name, or the number, that the other one has for its parameter."""
-    if a.ckpt.format != b.ckpt.format or not (a.numbered or b.numbered) or not (a.names.paths and b.names.paths):
+    """Return both, with numbered state under the name, or the number, that the other one has for its parameter.
+
+    In another format, the numbers are the same ones if weights, param groups and shapes are.
+    """
+    if not (a.numbered or b.numbered) or not (a.names.paths and b.names.paths):
         return a, b  # one of them has no numbers
+    other = a.ckpt.format != b.ckpt.format
+    if other and (a.names.weights.keys() != b.names.weights.keys() or len(a.facts.groups) != len(b.facts.groups)):
+        return a, b
     found = _matched(a, b)
+    if other and [a.names.shapes.get(one) for one in found] != [b.names.shapes.get(two) for two in found.values()]:
+        return a, b
     mine = {one: two for one, two in found.items() if is_numbered(one) and not is_numbered(two) and _fits(a, one, two)}
     theirs = {two: one for one, two in found.items() if is_numbered(two) and one != two and _fits(b, two, one)}
     if not set(b.names.owner.values()) <= set(found.values()):  # the numbers that are left would be those of others

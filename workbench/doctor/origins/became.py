@@ -288,6 +288,29 @@ def confined(shape: tuple[int, ...], broken: Array, seen: Array) -> Array | None
     return None
 
 
+def columns_apart(weight: Array, moments: Array, seen: Array) -> tuple[int, ...]:
+    """Return the columns, here and there, that hold all broken elements, if by chance others would have some too.
+
+    Args:
+        weight, moments: where a tensor, and its moments, are beyond their laws.
+        seen: elements that carry information.
+    """
+    sides = [np.moveaxis(one, 1, 0).reshape(one.shape[1], -1) for one in (weight, moments, seen)]
+    live = sides[2].any(1)
+    odd = (sides[0] | sides[1]).any(1)[live]
+    rest, number = int(np.count_nonzero(~odd)), int(odd.sum())
+    few = np.flatnonzero(odd == (number <= rest))  # of the columns that are broken, and those that are not
+    if not rest or not number or 2 * (1 + np.count_nonzero(np.diff(few) > 1)) <= len(few):
+        return ()
+    folds = -math.log(math.comb(rest + number, number))
+    for one in sides[:2]:
+        share = np.count_nonzero(one[live][odd]) / (number * one.shape[1])
+        if not share:
+            return ()
+        folds -= rest * one.shape[1] * math.log1p(-min(share, 0.99))
+    return tuple(np.flatnonzero(live)[odd].tolist()) if folds > CHANCE else ()
+
+
 def _in_spots(v_a: Array, v_b: Array, update: Update, kind: str) -> bool:
     """Return whether the floor holds for the elements in general, and single ones are below it.
 

@@ -23,7 +23,7 @@ from workbench.doctor.laws.bounds import Hits
 from workbench.doctor.ledger.roles import MASTERS, MOMENTS, STATE, WEIGHTS, quantity
 from workbench.doctor.ledger.rows import GROUPS, Row, Status
 from workbench.doctor.ledger.sign import Sign
-from workbench.doctor.origins.became import Became, beyond, moments_became, weights_became
+from workbench.doctor.origins.became import Became, beyond, columns_apart, moments_became, weights_became
 from workbench.doctor.origins.tags import TOGETHER, tag_of
 from workbench.doctor.passes.pair import PairState, Update
 from workbench.doctor.rules.pair import replayed
@@ -254,6 +254,9 @@ def train_rows(
             odd[fqn] = _weights(pair, fqn, weight, places, updates[fqn], sums) if len(odd) < MANY else None
     looked = len(odd)
     units = _units(odd)
+    for fqn, one in odd.items():
+        if one is not None and one.form in IN_PARTS and (at := _columns(pair, held[fqn], updates[fqn], states[fqn])):
+            units.setdefault(pair.b.shape(held[fqn]["exp_avg"][1])[1], set()).update(at)
     for fqn, sums in states.items():
         update, places = updates[fqn], held.get(fqn, {})
         weight = "master" if "master" in places else "param"
@@ -314,6 +317,22 @@ def _units(odd: Mapping[str, Became | None]) -> dict[int, set[int]]:
         if one is not None and one.detail.get("apart") and not kinds([fqn]) <= {"embed", "head"}:
             found.setdefault(int(one.detail["of"]), set()).update(one.detail["at"])
     return {of: places for of, places in found.items() if 2 * len(places) < of}
+
+
+def _columns(pair: Pair, places: Mapping[str, tuple[int, int]], update: Update, sums: PairState) -> tuple[int, ...]:
+    """Return the columns, here and there, in which a matrix and both its moments did not continue."""
+    if not (sums.reach.broken and sums.floor.broken + sums.transition.broken and places.keys() >= ADAM):
+        return ()
+    weight = "master" if "master" in places else "param"
+    sides = [(pair.a.tensor(places[r][0]), pair.b.tensor(places[r][1])) for r in (weight, "exp_avg", "exp_avg_sq")]
+    try:
+        broken = [beyond(sides[:1], update), beyond(sides[1:], update)]
+        if broken[0] is None or broken[1] is None or broken[0].ndim < 2:
+            return ()
+        seen = (sides[2][0].numpy() != 0) | (sides[2][1].numpy() != 0)
+    except WorkbenchError:
+        return ()
+    return columns_apart(broken[0], broken[1], np.asarray(seen))
 
 
 def _in_units(
