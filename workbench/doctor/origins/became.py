@@ -297,7 +297,7 @@ def columns_apart(weight: Array, moments: Array, seen: Array) -> tuple[int, ...]
     """
     sides = [np.moveaxis(one, 1, 0).reshape(one.shape[1], -1) for one in (weight, moments, seen)]
     live = sides[2].any(1)
-    odd = (sides[0] | sides[1]).any(1)[live]
+    odd = np.any(sides[0] | sides[1], axis=1, keepdims=True)[live, 0]
     rest, number = int(np.count_nonzero(~odd)), int(odd.sum())
     few = np.flatnonzero(odd == (number <= rest))  # of the columns that are broken, and those that are not
     if not rest or not number or 2 * (1 + np.count_nonzero(np.diff(few) > 1)) <= len(few):
