@@ -284,7 +284,7 @@ class Phi(Script):
 
 
 class SparseMlp(nn.Module):
-    """Mixtral: a gate and four experts of w1, w2 and w3, two of which a token visits."""
+    """Mixtral: a gate and four experts (w1, w2, w3); each token is routed to two of them."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

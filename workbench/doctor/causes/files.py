@@ -92,9 +92,8 @@ def moment_flipped(case: Case) -> Iterator[Match]:
         for moment, _, names in _flips(case, change):
             if moment:
                 worst = max(float(change.detail(SECOND, name).get("worst") or 2) for name in names)
-                title = (
-                    "" if worst >= 2 else "A second moment is smaller than the updates can make it."
-                )  # no exponent bit
+                # a flipped exponent bit changes a number by a factor of 2 or more
+                title = "" if worst >= 2 else "A second moment is smaller than the updates can make it."
                 yield Match(change.leg, 1.0, names, change.exact, title=title)
     if signs := case.odd("S03"):
         nan = case.fired("S01", "P09")

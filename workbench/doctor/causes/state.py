@@ -528,7 +528,7 @@ def mixed_moments(case: Case) -> Iterator[Match]:
             scaled = values <= change.hit(MOMENTS, "ratio", "power")
             ruled = change.exact or case.fired("P03", "P04")
             if not scaled and not (case.adam and ruled):
-                continue  # there are no two moments of which one is known to continue
+                continue  # no law shows that one of the moments continued and the other did not
             strength = 0.97 if scaled else 0.85 if whole else 0.7
             power = "raised to a power" if values & change.hit(MOMENTS, "power") else "multiplied by a factor"
             title = f"The moments were {power}." if scaled else ""

@@ -291,7 +291,7 @@ def train_rows(
             if broken and units and _in_units(pair, fqn, ("exp_avg", "exp_avg_sq"), places, update, units):
                 measured = [(quantity, Status.BEYOND, "units", "", False) for quantity in ("exp_avg", "exp_avg_sq")]
             elif broken and (one := odd.get(fqn)) is not None and one.detail.get("at"):
-                own = {int(one.detail["of"]): set(one.detail["at"])}  # these are no small numbers that a cast lost
+                own = {int(one.detail["of"]): set(one.detail["at"])}  # not small numbers that a cast to 16 bits lost
                 if _in_units(pair, fqn, ("exp_avg", "exp_avg_sq"), places, update, own):
                     measured = [(q, s, f if x or f != "rounded" else "part", why, x) for q, s, f, why, x in measured]
             for quantity, status, form, why, exact in measured:
